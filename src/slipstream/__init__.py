@@ -1,0 +1,46 @@
+"""Slipstream trains sequence models on time series as fast as the hardware allows."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from slipstream.config import Config as Config
+    from slipstream.errors import Interrupted as Interrupted
+    from slipstream.errors import UserError as UserError
+    from slipstream.evaluation import evaluate as evaluate
+    from slipstream.prediction import predict as predict
+    from slipstream.reporting import report as report
+    from slipstream.training import Result as Result
+    from slipstream.training import train as train
+
+__version__ = "0.1.0"
+__all__ = [
+    "Config",
+    "Interrupted",
+    "Result",
+    "UserError",
+    "evaluate",
+    "predict",
+    "report",
+    "train",
+]
+
+_HOME = {
+    "Config": "config",
+    "Interrupted": "errors",
+    "Result": "training",
+    "UserError": "errors",
+    "evaluate": "evaluation",
+    "predict": "prediction",
+    "report": "reporting",
+    "train": "training",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: torch takes seconds, and not every use needs it."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'slipstream' has no attribute {name!r}")
+    return getattr(import_module(f"slipstream.{_HOME[name]}"), name)

@@ -1,0 +1,104 @@
+"""What a model must beat to be worth its time. Each is a function of scaled windows.
+
+Shapes: T context rows, B sequences, F inputs, H predicted rows, C targets, D features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+MAX_FEATURES = 2048
+PENALTIES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+"""Ridge penalties to choose from, per training window."""
+
+
+def repeat(past: Tensor, steps: int) -> Tensor:
+    """The last known target, for every predicted row: [T, B, C] to [B, H, C]."""
+    return past[-1][:, None].expand(-1, steps, -1)
+
+
+def seasonal(past: Tensor, steps: int, period: int) -> Tensor:
+    """The targets one season ago, over and over."""
+    rows = torch.arange(steps, device=past.device) % period
+    return past[-period:][rows].transpose(0, 1)
+
+
+@dataclass(frozen=True)
+class Ridge:
+    """Least squares from the window's rows, with a penalty chosen on the validation set.
+
+    Where every target is an input (`relative`), rows and targets count from the window's last row.
+    """
+
+    weights: Tensor
+    """[D + 1, H * C], the constant last"""
+    penalty: float
+    pooled: int
+    """Rows averaged into one, so that features stay few"""
+    relative: bool
+
+    def predict(self, inputs: Tensor, steps: int) -> Tensor:
+        features = _features(inputs, self.pooled, self.relative)
+        out = (features @ self.weights).float().unflatten(1, (steps, -1))
+        if not self.relative:
+            return out
+        return out + inputs[-1][:, None, -out.shape[2] :]
+
+
+def fit_ridge(
+    train: Iterable[tuple[Tensor, Tensor]],
+    val: Iterable[tuple[Tensor, Tensor]],
+    *,
+    context: int,
+    inputs: int,
+    relative: bool,
+) -> Ridge:
+    """Solve in closed form from batches of inputs [T, B, F] and targets [B, H, C]."""
+    pooled = -(-context * inputs // MAX_FEATURES)
+    xx, xy, _, count = _moments(train, pooled, relative)
+    val_xx, val_xy, val_yy, _ = _moments(val, pooled, relative)
+    penalized = torch.ones(len(xx), dtype=xx.dtype, device=xx.device)
+    penalized[-1] = 1e-9  # the constant is free; what is left keeps the system regular
+    best: tuple[float, Tensor, float] | None = None
+    for penalty in PENALTIES:
+        weights = torch.linalg.solve(xx + torch.diag(penalty * count * penalized), xy)
+        explained = 2 * (weights * val_xy).sum() - (weights * (val_xx @ weights)).sum()
+        error = float(val_yy - explained)
+        if best is None or error < best[0]:
+            best = error, weights, penalty
+    assert best is not None
+    return Ridge(best[1], best[2], pooled, relative)
+
+
+def _moments(
+    batches: Iterable[tuple[Tensor, Tensor]], pooled: int, relative: bool
+) -> tuple[Tensor, Tensor, Tensor, int]:
+    """Sums of x x', x y' and y'y over every window."""
+    sums: tuple[Tensor, Tensor, Tensor] | None = None
+    count = 0
+    for inputs, targets in batches:
+        x = _features(inputs, pooled, relative)
+        if relative:
+            targets = targets - inputs[-1][:, None, -targets.shape[2] :]
+        y = targets.flatten(1).double()
+        terms = x.T @ x, x.T @ y, y.square().sum()
+        sums = terms if sums is None else (sums[0] + terms[0], sums[1] + terms[1], sums[2] + terms[2])
+        count += len(x)
+    assert sums is not None
+    return *sums, count
+
+
+def _features(inputs: Tensor, pooled: int, relative: bool) -> Tensor:
+    """[T, B, F] to [B, D + 1] in float64: the rows, averaged by `pooled` from the end, and a one."""
+    if relative:
+        inputs = inputs - inputs[-1]
+    if pooled > 1:
+        kept = inputs[inputs.shape[0] % pooled :]
+        means = kept.unflatten(0, (-1, pooled)).mean(dim=1)
+        inputs = torch.cat([means, inputs[-1:]])
+    rows = inputs.transpose(0, 1).flatten(1).double()
+    return torch.cat([rows, rows.new_ones(len(rows), 1)], dim=1)

@@ -1,0 +1,330 @@
+"""The command line: the only place that parses arguments and prints.
+
+Results go to stdout, everything else to stderr. Torch is imported by the commands, not here.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from slipstream.errors import Interrupted, UserError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+app = typer.Typer(
+    name="slipstream",
+    help="Train sequence models on time series as fast as the hardware allows.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a setting; repeatable."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress and no summary.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")]
+DATA_HELP = "A file or folder with the columns that the model was trained on."
+REFRESH_S = 0.1
+
+
+def main() -> None:
+    app()
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    if version:
+        from slipstream import __version__
+
+        print(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def train(
+    config: Annotated[
+        Path | None, typer.Argument(help="A TOML file; without one, the embedded demo trains.")
+    ] = None,
+    set_: Set = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train a model, score it beside the baselines, write a report."""
+    with _answering(as_json):
+        from slipstream import config as configs
+
+        settings = configs.load(config or configs.demo(), set_ or ())
+        with _Screen(quiet) as screen:
+            screen.say("loading torch and the data ...")
+            from slipstream.reporting import report
+            from slipstream.training import train as run_training
+
+            result = run_training(settings, watch=screen.show)
+            screen.say("drawing the report ...")
+            path = report(result.run)
+        _print_result(result.summary | {"report": str(path)}, as_json, quiet, _show_training)
+
+
+@app.command()
+def evaluate(
+    run: RunFolder,
+    data: Annotated[Path | None, typer.Option("--data", help=DATA_HELP)] = None,
+    on: Annotated[str, typer.Option(help="Which of the run's own sets: train, val, test.")] = "test",
+    set_: Set = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Score a trained model, on its own test set or on new data."""
+    with _answering(as_json):
+        from slipstream.evaluation import evaluate as run_evaluation
+
+        found = run_evaluation(run, data, on=on, overrides=tuple(set_ or ()))
+        _print_result(found, as_json, quiet, _show_evaluation)
+
+
+@app.command()
+def predict(
+    run: RunFolder,
+    data: Annotated[Path, typer.Argument(metavar="DATA", help=DATA_HELP)],
+    out: Annotated[
+        Path, typer.Option(help="Where to write: .csv, .parquet or .arrow.")
+    ] = Path("predictions.csv"),
+    every: Annotated[
+        bool, typer.Option("--every", help="Forecast from every row, not only from the end.")
+    ] = False,
+    set_: Set = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Forecast what follows each series, or estimate at every row (horizon 0)."""
+    with _answering(as_json):
+        from slipstream.prediction import predict as run_prediction
+        from slipstream.prediction import write
+
+        table = run_prediction(run, data, every=every, overrides=tuple(set_ or ()))
+        write(table, out)
+        found = {"run": str(run), "out": str(out), "rows": table.num_rows}
+        found["columns"] = table.column_names
+        _print_result(found, as_json, quiet, _show_prediction)
+
+
+@app.command()
+def report(
+    run: RunFolder, set_: Set = None, as_json: Json = False, quiet: Quiet = False
+) -> None:
+    """Draw a run's report.html again."""
+    with _answering(as_json):
+        if set_:
+            raise UserError("a report has no settings; --set has nothing to change here")
+        from slipstream.reporting import report as draw
+
+        path = draw(run)
+        _print_result({"run": str(run), "report": str(path)}, as_json, quiet, _show_report)
+
+
+@contextmanager
+def _answering(as_json: bool) -> Iterator[None]:
+    """Turn exceptions into a message on stderr, an object on stdout if asked, and an exit code."""
+    try:
+        yield
+    except (UserError, Interrupted) as error:
+        code = 128 + error.signal_number if isinstance(error, Interrupted) else 2
+        _fail(str(error), as_json)
+        raise typer.Exit(code) from None
+    except KeyboardInterrupt:
+        _fail("interrupted", as_json)
+        raise typer.Exit(130) from None
+    except Exception as error:
+        traceback.print_exc()
+        _fail(f"a fault of Slipstream's own: {type(error).__name__}: {error}", as_json)
+        raise typer.Exit(1) from None
+
+
+def _fail(message: str, as_json: bool) -> None:
+    print(f"slipstream: {message}", file=sys.stderr)
+    if as_json:
+        print(json.dumps({"error": message}))
+
+
+def _print_result(found: dict[str, Any], as_json: bool, quiet: bool, show: Any) -> None:
+    if as_json:
+        from slipstream.runs import to_json
+
+        print(to_json(found, indent=None))
+    elif not quiet:
+        show(found, Console(highlight=False, soft_wrap=True))
+
+
+class _Screen:
+    """What stderr shows while training: a bar on a terminal, else a line per validation."""
+
+    def __init__(self, quiet: bool) -> None:
+        self.console = Console(stderr=True, highlight=False, quiet=quiet)
+        self.bar: Progress | None = None
+        self.drawn_at = 0.0
+        self.val_loss = "–"
+
+    def __enter__(self) -> _Screen:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar:
+            self.bar.stop()
+
+    def say(self, text: str) -> None:
+        self.console.print(f"[dim]{text}[/dim]" if self.console.is_terminal else text, markup=True)
+
+    def show(self, event: dict[str, Any]) -> None:
+        """Take in one event of the run."""
+        match event["event"]:
+            case "start":
+                self._start(event)
+            case "log" if self.bar:
+                now = time.monotonic()
+                if now - self.drawn_at >= REFRESH_S:  # drawing costs a millisecond
+                    self.drawn_at = now
+                    self._advance(event["step"], f"{event['loss']:.4g}", event["steps_per_s"])
+            case "epoch":
+                self.val_loss = f"{event['val_loss']:.4g}"
+                if not self.bar:
+                    self.say(
+                        f"epoch {event['epoch']}: training {event['train_loss']:.4g}, validation "
+                        f"{self.val_loss}{' (best)' if event['best'] else ''}, {event['seconds']:.1f} s"
+                    )
+            case "fallback":
+                self.say(f"{event['what']}: {event['why']}")
+            case "trained":
+                if self.bar:
+                    self.bar.stop()
+                    self.bar = None
+                self.say(f"{event['stopped']}: {event['step']:,} steps, best after epoch "
+                         f"{event['best_epoch']:g}")
+            case "scoring":
+                self.say(f"scoring {event['what']} ...")
+
+    def _start(self, event: dict[str, Any]) -> None:
+        counts, plan = event["windows"], event["plan"]
+        self.say(
+            f"{event['series']:,} series; windows: {counts['train']:,} training, "
+            f"{counts['val']:,} validation, {counts['test']:,} test; "
+            f"{event['parameters']:,} parameters"
+        )
+        captured = "step captured" if plan["capture"] else "step eager"
+        self.say(
+            f"plan: {plan['device']} ({plan['hardware'].get('gpu', plan['hardware']['cpu'])}), "
+            f"{plan['precision']}, {captured}, data on the device, {plan['threads']} threads"
+        )
+        for note in event["notes"][:5]:
+            self.say(f"note: {note}")
+        if len(event["notes"]) > 5:
+            self.say(f"note: and {len(event['notes']) - 5} more, in the report")
+        if self.console.is_terminal and not self.console.quiet:
+            self._open_bar(event)
+
+    def _open_bar(self, event: dict[str, Any]) -> None:
+        from rich import progress
+
+        self.bar = progress.Progress(
+            progress.TextColumn("epoch {task.fields[epoch]}"),
+            progress.BarColumn(),
+            progress.TextColumn("{task.fields[speed]} steps/s"),
+            progress.TextColumn("loss {task.fields[loss]} · val {task.fields[val]}"),
+            progress.TimeElapsedColumn(),
+            progress.TextColumn("left"),
+            progress.TimeRemainingColumn(),
+            console=self.console,
+            auto_refresh=False,
+            transient=True,
+        )
+        self.steps_per_epoch, self.epochs = event["steps_per_epoch"], event["epochs"]
+        self.bar.add_task(
+            "", total=self.steps_per_epoch * self.epochs, epoch="1", loss="–", val="–", speed="–"
+        )
+        self.bar.start()
+
+    def _advance(self, step: int, loss: str, speed: float) -> None:
+        assert self.bar is not None
+        epoch = f"{min(step // self.steps_per_epoch + 1, self.epochs)}/{self.epochs}"
+        self.bar.update(
+            self.bar.task_ids[0],
+            completed=step,
+            epoch=epoch,
+            loss=loss,
+            val=self.val_loss,
+            speed=f"{speed:,.0f}" if speed >= 10 else f"{speed:.1f}",
+        )
+        self.bar.refresh()
+
+
+def _show_training(found: dict[str, Any], console: Console) -> None:
+    from slipstream.reporting import number, seconds, verdict
+
+    table = Table(title=f"{found['name']}: test set, {found['windows']['test']:,} windows",
+                  title_justify="left")
+    table.add_column("")
+    for heading in ("MAE", "RMSE", "max error", "R²", "scaled MSE", "scaled MAE"):
+        table.add_column(heading, justify="right")
+    rows = {"model": (found["metrics"]["test"], found["scaled"]["test"])}
+    for name, beside in found["baselines"].items():
+        if beside:
+            rows[name] = beside["metrics"]["test"], beside["scaled"]["test"]
+    for name, (test, scaled) in rows.items():
+        values = [test["mae"], test["rmse"], test["max_error"], test["r2"]]
+        values += [scaled["mse"], scaled["mae"]]
+        style = "bold" if name == "model" else None
+        table.add_row(name, *(number(value) for value in values), style=style)
+    console.print(table)
+    console.print(verdict(found))
+    console.print(
+        f"{seconds(found['seconds'])} in all, {found['windows_per_s']:,.0f} training windows a "
+        f"second; {found['stopped']}"
+    )
+    console.print(f"run: {found['run']}\nreport: {found['report']}", markup=False)
+
+
+def _show_evaluation(found: dict[str, Any], console: Console) -> None:
+    from slipstream.reporting import number
+
+    table = Table(title=f"{found['on']}: {found['windows']:,} windows", title_justify="left")
+    table.add_column("target")
+    for heading in ("MAE", "RMSE", "max error", "R²", "bias"):
+        table.add_column(heading, justify="right")
+    rows = dict(found["detail"]["per_target"])
+    if len(rows) > 1:
+        rows["all"] = found["metrics"]
+    for name, test in rows.items():
+        values = [test["mae"], test["rmse"], test["max_error"], test["r2"], test["bias"]]
+        table.add_row(name, *(number(value) for value in values))
+    console.print(table)
+    for note in found["notes"]:
+        console.print(f"note: {note}", markup=False)
+
+
+def _show_prediction(found: dict[str, Any], console: Console) -> None:
+    console.print(f"{found['rows']:,} rows written to {found['out']}", markup=False)
+
+
+def _show_report(found: dict[str, Any], console: Console) -> None:
+    console.print(f"report: {found['report']}", markup=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,489 @@
+"""What a user can ask for: one frozen model per section, read from TOML and `section.key=value`.
+
+Unknown keys are refused with the nearest known one. No torch here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+
+from slipstream.errors import UserError
+
+Names = Annotated[tuple[str, ...], Field(strict=False)]
+Scalar = str | int | float | bool
+Scalars = Annotated[tuple[Scalar, ...], Field(strict=False)]
+Sizes = Annotated[tuple[PositiveInt, ...], Field(strict=False, min_length=1)]
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+SIMULATED = "simulated:"
+"""Paths that start so name an embedded data set instead of a file."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True
+    )
+
+
+class Split(Section):
+    """Which rows are for training, validation and test. Give one of the four forms."""
+
+    train: Fraction | Scalars | None = None
+    """Share of each series, from its start (0.7); or, beside `by`, the values that train (default: the rest)."""
+    val: Fraction | Scalars | None = None
+    """Share of each series after the training rows; or, beside `by`, the values that validate."""
+    test: Fraction | Scalars | None = None
+    """Share of each series after the validation rows; or, beside `by`, the values that test."""
+    rows: Annotated[tuple[PositiveInt, ...], Field(strict=False)] | None = None
+    """Training, validation and test rows of each series, in that order; what follows is unused."""
+    by: str | None = None
+    """A column whose value says which set a row belongs to; `"series"` takes the series' name."""
+    folders: bool = False
+    """The folders train/, val/ and test/ below `data.path` hold the sets."""
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        shares = (self.train, self.val, self.test)
+        if sum((self.rows is not None, self.by is not None, self.folders)) > 1:
+            raise ValueError("give one of train/val/test shares, rows, by, or folders, not several")
+        if self.by is not None:
+            if isinstance(self.val, float) or isinstance(self.test, float):
+                raise ValueError(f'beside by = "{self.by}", val and test are lists of its values')
+            if not self.val or not self.test:
+                raise ValueError(f'beside by = "{self.by}", name the values of both val and test')
+        elif self.rows is not None or self.folders:
+            if any(share is not None for share in shares):
+                raise ValueError("train, val and test go with shares or with by, nothing else")
+            if self.rows is not None and len(self.rows) != 3:
+                raise ValueError("rows takes three counts: training, validation, test")
+        else:
+            fractions = [share for share in shares if isinstance(share, float)]
+            if len(fractions) != 3:
+                raise ValueError("give all of train, val and test as shares of each series")
+            if sum(fractions) > 1 + 1e-9:
+                raise ValueError(f"the shares add up to {sum(fractions):g}, which is more than 1")
+        return self
+
+
+class Data(Section):
+    """Where the series are and how they become windows."""
+
+    path: str | Names | None = None
+    """A file, a folder or a list of files: CSV, Parquet or Arrow. A file is one series unless `id` names a column. `"simulated:cell"` is the embedded battery data."""
+    time: str | None = None
+    """The column that orders the rows and shows gaps: timestamps, dates or plain numbers."""
+    time_format: str | None = None
+    """How text in the time column reads, as for strptime (`"%d.%m.%Y %H:%M"`); ISO 8601 needs none."""
+    id: str | Names | None = None
+    """The column or columns that tell the series of a long table apart."""
+    where: dict[str, Scalar | Scalars] = {}
+    """Keep only the rows whose column has this value, or one of these values."""
+    inputs: Names | None = None
+    """What the model reads. Default: every numeric column (without the targets where `horizon` is 0)."""
+    targets: Names | None = None
+    """What the model predicts. Default when forecasting: every input. Must be named where `horizon` is 0."""
+    static: Names = ()
+    """Numeric columns that are constant within a series; they join at the model's head."""
+    ignore: Names = ()
+    """Columns that are never inputs, for use with the default `inputs`."""
+    context: PositiveInt = 96
+    """Rows that the model sees."""
+    horizon: Annotated[int, Field(ge=0)] = 24
+    """Rows to forecast; 0 estimates the targets at the window's last row."""
+    stride: PositiveInt = 1
+    """Rows from one window to the next, in every set."""
+    channels: Literal["together", "independent"] = "together"
+    """`"independent"`: every target column is its own series through one model; inputs that are not targets are seen by all of them."""
+    scale: Literal["standard", "minmax", "none"] = "standard"
+    """How columns are scaled. Fitted on training rows only."""
+    missing: Literal["error", "forward", "drop"] = "error"
+    """Missing values: refuse them, repeat the last known value, or drop the row (no window crosses it)."""
+    unsorted: Literal["error", "sort"] = "error"
+    """Rows whose time runs backwards: refuse them, or sort each series by time."""
+    gap_tolerance: PositiveFloat = 0.5
+    """A time step that differs from the series' usual one by more than this share of it is a gap, and no window crosses it. `inf`: rows always follow each other."""
+    short: Literal["error", "drop"] = "error"
+    """Series with fewer rows than one window: refuse or drop."""
+    period: PositiveInt | None = None
+    """Rows of one season, for the seasonal baseline. Default: a day, week or year, by the time column's step."""
+    split: Split = Split(train=0.7, val=0.1, test=0.2)
+    """Shares of each series in time order, `{ rows = [a, b, c] }`, `{ by = "column", val = [...], test = [...] }` or `{ folders = true }`. A window belongs to the set that holds its target rows; its context may reach back over the border."""
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return () if self.id is None else (self.id,) if isinstance(self.id, str) else self.id
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return (
+            () if self.path is None else (self.path,) if isinstance(self.path, str) else self.path
+        )
+
+    @model_validator(mode="after")
+    def _roles(self) -> Self:
+        for key in ("inputs", "targets"):
+            names = getattr(self, key)
+            if names is not None and not names:
+                raise ValueError(f"data.{key} is empty; name at least one column or leave it out")
+            if names is not None and len(set(names)) < len(names):
+                raise ValueError(f"data.{key} names a column twice")
+        if self.horizon == 0 and self.targets is None:
+            raise ValueError("data.horizon is 0, so data.targets must name what to estimate")
+        both = sorted(set(self.inputs or ()) & set(self.targets or ()))
+        if self.horizon == 0 and both:
+            raise ValueError(
+                f'data.inputs has the target "{both[0]}": with data.horizon = 0 the model would '
+                "read its own answer; take it out of data.inputs"
+            )
+        if self.horizon == 0 and self.channels == "independent":
+            raise ValueError('data.channels = "independent" forecasts; it needs data.horizon > 0')
+        if self.channels == "independent" and self.inputs and self.targets:
+            lost = sorted(set(self.targets) - set(self.inputs))
+            if lost:
+                raise ValueError(
+                    f'data.channels = "independent" reads every target; add "{lost[0]}" to data.inputs'
+                )
+        return self
+
+
+class Model(Section):
+    """The network."""
+
+    kind: Literal["lstm", "gru", "transformer", "mlp", "linear"] = "lstm"
+    """Which network."""
+    hidden: PositiveInt | Sizes = 128
+    """Width of each layer, or a list with one width per layer."""
+    layers: PositiveInt = 2
+    """Number of layers; with a list in `hidden` it follows from that."""
+    bidirectional: bool = False
+    """LSTM and GRU: read the window in both directions."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Share of activations dropped between layers while training."""
+    patch: PositiveInt = 1
+    """Rows that make one token for lstm, gru and transformer: 16 means 16 times fewer time steps."""
+    pool: Literal["last", "mean", "attention", "flatten"] = "last"
+    """How a sequence becomes one vector (lstm, gru, transformer)."""
+    normalize: Literal["none", "last", "window"] = "none"
+    """Per window: subtract its last row, or its mean and divide by its deviation; undone on the output."""
+    heads: PositiveInt = 4
+    """Transformer: attention heads."""
+    positions: Literal["learned", "sinusoidal"] = "learned"
+    """Transformer: how tokens know their place."""
+    expansion: PositiveInt = 2
+    """Transformer: width of the feed-forward part, as a multiple of `hidden`."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """One width per layer."""
+        return (self.hidden,) * self.layers if isinstance(self.hidden, int) else self.hidden
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if "layers" in self.model_fields_set and len(self.sizes) != self.layers:
+            raise ValueError(
+                f"model.layers is {self.layers} but model.hidden lists {len(self.sizes)} widths"
+            )
+        if self.kind == "transformer":
+            if len(set(self.sizes)) > 1:
+                raise ValueError("a transformer has one width; give model.hidden as one number")
+            if self.sizes[0] % self.heads:
+                raise ValueError(
+                    f"model.hidden = {self.sizes[0]} does not divide by model.heads = {self.heads}"
+                )
+        if self.bidirectional and self.kind not in ("lstm", "gru"):
+            raise ValueError(f'model.bidirectional is for lstm and gru, not "{self.kind}"')
+        return self
+
+
+class Train(Section):
+    """How the weights are fitted."""
+
+    loss: Literal["mse", "mae", "huber", "quantile"] = "mse"
+    """What is minimised, on scaled values."""
+    quantiles: Annotated[tuple[Fraction, ...], Field(strict=False, min_length=1)] = (0.1, 0.5, 0.9)
+    """Levels for the quantile loss; the middle one is the point prediction."""
+    huber_delta: PositiveFloat = 1.0
+    """Where the Huber loss turns from square to straight, in scaled units."""
+    optimizer: Literal["adam", "adamw", "sgd", "rmsprop"] = "adamw"
+    """Which optimizer."""
+    lr: PositiveFloat = 1e-3
+    """Learning rate, before the schedule."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Momentum of sgd."""
+    weight_decay: NonNegative = 1e-4
+    """Weight decay (decoupled in adamw)."""
+    schedule: Literal["constant", "step", "plateau", "cosine", "restarts"] = "cosine"
+    """How the learning rate falls over the run."""
+    warmup_epochs: NonNegative = 0.0
+    """Epochs over which the learning rate rises from zero."""
+    lr_min: NonNegative = 0.0
+    """Where cosine and restarts end, and the floor of plateau."""
+    step_epochs: PositiveInt = 5
+    """step: epochs between two cuts."""
+    step_factor: Fraction = 0.5
+    """step: what one cut leaves."""
+    plateau_patience: PositiveInt = 5
+    """plateau: validations without improvement before a cut."""
+    plateau_factor: Fraction = 0.5
+    """plateau: what one cut leaves."""
+    restart_epochs: PositiveInt = 10
+    """restarts: length of the first cycle."""
+    restart_growth: PositiveInt = 2
+    """restarts: how much longer each cycle is than the one before."""
+    batch: PositiveInt = 256
+    """Windows in one forward pass."""
+    accumulate: PositiveInt = 1
+    """Forward passes in one step: the effective batch is `batch` times this."""
+    epochs: PositiveInt = 50
+    """Passes over the training windows, at most."""
+    clip: PositiveFloat | Literal["off"] = 1.0
+    """Largest norm of the gradient."""
+    patience: PositiveInt | Literal["off"] = 10
+    """Stop after this many validations without improvement."""
+    min_delta: NonNegative = 0.0
+    """An improvement is a validation loss lower than the best by more than this."""
+    validate_every: PositiveInt = 1
+    """Epochs from one validation to the next."""
+    minutes: PositiveFloat | None = None
+    """Stop training after this time."""
+    repeats: Literal[1] = 1
+    """Seeds to train; one for now."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if list(self.quantiles) != sorted(set(self.quantiles)):
+            raise ValueError("train.quantiles must rise, each level once")
+        if self.lr_min > self.lr:
+            raise ValueError(f"train.lr_min = {self.lr_min:g} is above train.lr = {self.lr:g}")
+        return self
+
+
+class Engine(Section):
+    """How it runs. Results do not depend on it, beyond rounding."""
+
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda|cuda:\d+)$")] = "auto"
+    """`"auto"`, `"cpu"`, `"cuda"` or `"cuda:1"`."""
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
+    """Operands of matrix products; weights, optimizer state and loss stay fp32."""
+    home: Literal["auto", "device"] = "auto"
+    """Where the series live: on the device that trains."""
+    capture: bool | Literal["auto"] = "auto"
+    """CUDA: record the whole training step once and replay it."""
+    threads: PositiveInt | Literal["auto"] = "auto"
+    """CPU threads for one operation."""
+    log_every: PositiveInt = 50
+    """Steps between two readings of the loss, the only times the host waits within an epoch."""
+
+
+class Config(Section):
+    """Everything one run is asked to do."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "run"
+    """Start of the run folder's name; by default the config file's."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Fixes the weights' start, the batch order and dropout."""
+    out: str = "runs"
+    """Folder that the run's folder is made in."""
+    data: Data = Data()
+    model: Model = Model()
+    train: Train = Train()
+    engine: Engine = Engine()
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        sequence = self.model.kind in ("lstm", "gru", "transformer")
+        if sequence and self.data.context % self.model.patch:
+            below = self.data.context // self.model.patch * self.model.patch
+            raise ValueError(
+                f"data.context = {self.data.context} is not a multiple of model.patch = "
+                f"{self.model.patch}; use {below or self.model.patch} or {below + self.model.patch}"
+            )
+        return self
+
+
+class Signature(Section):
+    """What a trained model eats and gives, in the order its weights expect."""
+
+    inputs: Names
+    targets: Names
+    static: Names
+    shared: int
+    """The last `shared` inputs are the first `shared` targets."""
+    context: int
+    horizon: int
+    channels: Literal["together", "independent"]
+    quantiles: Annotated[tuple[float, ...], Field(strict=False)]
+    """Empty for a point prediction."""
+    step: float | None
+    """Usual time from row to row: seconds for timestamps, else in the time column's own unit."""
+
+    @property
+    def steps_out(self) -> int:
+        """Predicted rows per window."""
+        return max(self.horizon, 1)
+
+    @property
+    def fold(self) -> int:
+        """Sequences that one window becomes: one, or one per target channel."""
+        return len(self.targets) if self.channels == "independent" else 1
+
+    @property
+    def model_inputs(self) -> int:
+        """Columns of one sequence."""
+        return len(self.inputs) - self.fold + 1
+
+    @property
+    def model_targets(self) -> int:
+        return len(self.targets) // self.fold
+
+    @property
+    def model_shared(self) -> int:
+        """How many of the sequence's last columns are its first targets."""
+        return self.shared // self.fold
+
+    @property
+    def lead(self) -> int:
+        """Rows from a window's first row to its first target row."""
+        return self.context if self.horizon else self.context - 1
+
+
+def load(
+    source: Config | str | Path | Mapping[str, Any], overrides: Iterable[str] = ()
+) -> Config:
+    """Read a config from a TOML file, a mapping or a Config, then apply `section.key=value`s.
+
+    A relative `data.path` in a file is looked for beside the file, then in the working folder.
+    """
+    if isinstance(source, Config):
+        settings, origin = source.model_dump(exclude_unset=True), "config"
+    elif isinstance(source, Mapping):
+        settings, origin = _deep_copy(source), "config"
+    else:
+        settings, origin = _read(Path(source)), str(source)
+    for override in overrides:
+        _apply(settings, override)
+    try:
+        return Config.model_validate(settings)
+    except ValidationError as error:
+        raise UserError(f"{origin}: " + "\n  ".join(_explain(error))) from None
+
+
+def demo() -> Config:
+    """The embedded training job: an LSTM that estimates a simulated cell's state of charge."""
+    text = resources.files("slipstream").joinpath("demo.toml").read_text(encoding="utf-8")
+    return Config.model_validate(tomllib.loads(text))
+
+
+def to_toml(config: Config) -> str:
+    return tomli_w.dumps(config.model_dump(exclude_none=True))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        settings = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: there is no such config file") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: is not UTF-8 text; a config is a TOML file") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path}: is not valid TOML: {error}") from None
+    settings.setdefault("name", _as_name(path.stem))
+    data = settings.get("data")
+    if isinstance(data, dict):
+        if isinstance(data.get("path"), str):
+            data["path"] = _beside(data["path"], path)
+        elif isinstance(data.get("path"), list):
+            data["path"] = [_beside(p, path) if isinstance(p, str) else p for p in data["path"]]
+    return settings
+
+
+def _as_name(stem: str) -> str:
+    kept = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in stem)
+    return kept.lstrip("._-") or "run"
+
+
+def _beside(data_path: str, config_path: Path) -> str:
+    if data_path.startswith(SIMULATED):
+        return data_path
+    beside = config_path.resolve().parent / data_path
+    return str(beside if beside.exists() or not Path(data_path).exists() else Path(data_path))
+
+
+def _deep_copy(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: _deep_copy(v) if isinstance(v, Mapping) else v for k, v in settings.items()}
+
+
+def _apply(settings: dict[str, Any], override: str) -> None:
+    dotted, equals, text = override.partition("=")
+    keys = dotted.strip().split(".")
+    if not equals or not all(keys):
+        raise UserError(f'--set takes section.key=value, as in train.lr=0.001, not "{override}"')
+    for key in keys[:-1]:
+        settings = settings.setdefault(key, {})
+        if not isinstance(settings, dict):
+            raise UserError(f'--set {override}: "{key}" is a value, not a section')
+    settings[keys[-1]] = _value(text.strip())
+
+
+def _value(text: str) -> Any:
+    """A TOML value where it is one (numbers, lists, quoted text), else the text itself."""
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+    return value if isinstance(value, (bool, int, float, str, list, dict)) else text
+
+
+def _explain(error: ValidationError) -> Iterator[str]:
+    """One line per wrong setting, the alternatives of a union joined."""
+    lines: dict[str, list[str]] = {}
+    for item in error.errors():
+        path, section = _locate(item["loc"])
+        setting = ".".join(path)
+        if item["type"] == "extra_forbidden":
+            lines[setting] = [f"{setting} is not a setting{_nearest(path[-1], section)}"]
+        elif item["type"] == "value_error":
+            lines.setdefault(setting, []).append(str(item["ctx"]["error"]))
+        else:
+            wanted = item["msg"].replace("Input should be ", "").replace("a valid ", "a ")
+            said = lines.setdefault(setting, [f"{setting} is {item['input']!r}; it should be"])
+            said.append(wanted if len(said) == 1 else f"or {wanted}")
+    for said in lines.values():
+        yield " ".join(said)
+
+
+def _locate(loc: tuple[int | str, ...]) -> tuple[list[str], type[Section]]:
+    """The setting's dotted path, without the branch names that unions add, and its section."""
+    section: type[Section] = Config
+    path: list[str] = []
+    for part in map(str, loc):
+        path.append(part)
+        field = section.model_fields.get(part)
+        inner = field.annotation if field else None
+        if not (isinstance(inner, type) and issubclass(inner, Section)):
+            break
+        section = inner
+    return path, section
+
+
+def _nearest(key: str, section: type[Section]) -> str:
+    close = difflib.get_close_matches(key, section.model_fields, n=1)
+    if close:
+        return f'; did you mean "{close[0]}"?'
+    for name, field in Config.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, Section) and key in inner.model_fields:
+            return f'; did you mean "{name}.{key}"?'
+    return f"; known here: {', '.join(section.model_fields)}"

@@ -1,0 +1,108 @@
+"""The embedded data set: a simulated lithium cell under random drive cycles.
+
+Thirty-six cells of one type, each driven from (nearly) full to (nearly) empty at its own ambient
+temperature. The model behind it is the usual second-order equivalent circuit:
+
+    voltage = OCV(soc) + R0 * I + V1 + V2         I < 0 while discharging
+    dV1/dt = -V1 / tau1 + R1 * I / tau1           charge transfer, 20 s
+    dV2/dt = -V2 / tau2 + R2 * I / tau2           diffusion, 250 s
+    dsoc/dt = I / capacity
+    heat * dT/dt = I^2 * R0 + V1^2 / R1 + V2^2 / R2 - cooling * (T - ambient)
+
+Resistances grow in the cold (Arrhenius) and near empty, so that the voltage means different
+things at different temperatures and loads: what a straight line cannot follow and a network
+can. Cells differ by a few percent in capacity and resistance; sensors have noise and the
+current sensor an offset. One seed gives one data set, on any machine.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Array = npt.NDArray[np.float64]
+
+SETS = ("train",) * 24 + ("val",) * 4 + ("test",) * 8
+CAPACITY_AH = 3.0
+R0_OHM, R1_OHM, R2_OHM = 0.030, 0.020, 0.025
+TAU1_S, TAU2_S = 20.0, 250.0
+ACTIVATION_K = 2200.0
+HEAT_J_PER_K, COOLING_W_PER_K = 42.0, 0.06
+RECORD_EVERY_S = 5
+LONGEST_S = 3 * 3600
+EMPTY_SOC, EMPTY_V = 0.05, 2.8
+# mean current and fluctuation of each way to drive, in ampere: rest, city, country, motorway
+MEAN_A = np.array([0.0, -1.6, -2.6, -4.5])
+SPREAD_A = np.array([0.02, 2.2, 1.6, 1.2])
+CHANGE_PROBABILITY = 1 / 150  # of the way to drive, each second
+FLUCTUATION_S = 6.0
+
+
+def open_circuit_voltage(soc: Array) -> Array:
+    """A nickel-rich cathode's shape: steep when empty, flat in the middle, rising when full."""
+    bend = 0.09 * np.tanh((soc - 0.62) / 0.12) - 0.42 * np.exp(-soc / 0.045)
+    return np.asarray(3.52 + 0.32 * soc + bend + 0.19 * soc**4)
+
+
+def simulate(seed: int = 0) -> pa.Table:
+    """One long table: cell, set, time_s, voltage_V, current_A, temperature_degC, soc_percent."""
+    draw = np.random.default_rng(seed)
+    cells = len(SETS)
+    capacity_as = 3600 * CAPACITY_AH * (1 + 0.02 * draw.standard_normal(cells))
+    spread = 1 + 0.05 * draw.standard_normal(cells)
+    ambient = draw.permutation(np.linspace(-10, 40, cells))
+    offset_a = 0.02 * draw.standard_normal(cells)
+
+    soc = draw.uniform(0.85, 1.0, cells)
+    v1, v2 = np.zeros(cells), np.zeros(cells)
+    temperature, way = ambient.copy(), np.zeros(cells, dtype=int)
+    fluctuation = np.zeros(cells)
+    running = np.ones(cells, dtype=bool)
+    rows: list[list[tuple[float, ...]]] = [[] for _ in range(cells)]
+
+    for second in range(LONGEST_S):
+        change = draw.random(cells) < CHANGE_PROBABILITY
+        way = np.where(change, draw.integers(len(MEAN_A), size=cells), way)
+        kick = draw.standard_normal(cells) * np.sqrt(2 / FLUCTUATION_S)
+        fluctuation += -fluctuation / FLUCTUATION_S + kick
+        current = np.clip(MEAN_A[way] + SPREAD_A[way] * fluctuation, -12.0, 5.0)
+
+        cold = np.exp(ACTIVATION_K * (1 / (temperature + 273.15) - 1 / 298.15)) * spread
+        r0 = R0_OHM * cold * (1 + 0.8 * np.exp(-soc / 0.08))
+        r1, r2 = R1_OHM * cold, R2_OHM * cold
+        v1 += (r1 * current - v1) * (1 - np.exp(-1 / TAU1_S))
+        v2 += (r2 * current - v2) * (1 - np.exp(-1 / TAU2_S))
+        voltage = open_circuit_voltage(soc) + r0 * current + v1 + v2
+        soc = np.minimum(soc + current / capacity_as, 1.0)
+        heat = current**2 * r0 + v1**2 / r1 + v2**2 / r2
+        temperature += (heat - COOLING_W_PER_K * (temperature - ambient)) / HEAT_J_PER_K
+
+        running &= (soc > EMPTY_SOC) & (voltage > EMPTY_V)
+        if not running.any():
+            break
+        if second % RECORD_EVERY_S == 0:
+            measured = (
+                voltage + 0.002 * draw.standard_normal(cells),
+                current + offset_a + 0.02 * draw.standard_normal(cells),
+                temperature + 0.1 * draw.standard_normal(cells),
+                100 * soc,
+            )
+            for i in np.flatnonzero(running):
+                rows[i].append((second, *(float(column[i]) for column in measured)))
+    return _table(rows)
+
+
+def _table(rows: list[list[tuple[float, ...]]]) -> pa.Table:
+    lengths = [len(recorded) for recorded in rows]
+    names = [f"cell-{i:02d}" for i in range(1, len(rows) + 1)]
+    time_s, *measured = np.array([row for recorded in rows for row in recorded]).T
+    columns = ("voltage_V", "current_A", "temperature_degC", "soc_percent")
+    return pa.table(
+        {
+            "cell": np.repeat(names, lengths),
+            "set": np.repeat(SETS, lengths),
+            "time_s": time_s.astype(np.int64),
+            **dict(zip(columns, measured, strict=True)),
+        }
+    )

@@ -1,0 +1,222 @@
+"""From a config to windows: the whole way of the data in one function."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from slipstream.config import SIMULATED, Config, Data, Signature, Split
+from slipstream.data import cell, prepare, scaling, splits, tables, windows
+from slipstream.data.prepare import Roles, Store, Times
+from slipstream.data.scaling import Scaler
+from slipstream.data.splits import SETS
+from slipstream.data.tables import Source
+from slipstream.data.windows import Series
+from slipstream.errors import UserError
+
+DAY_S = 86400.0
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Scaled series on the host, the windows of each set, and what is needed to explain them."""
+
+    signature: Signature
+    scaler: Scaler
+    series: Series
+    starts: dict[str, Tensor]
+    """First rows of the windows, by set."""
+    names: tuple[str, ...]
+    time: Times | None
+    period: int | None
+    """Rows of one season, where known."""
+    notes: tuple[str, ...]
+
+
+def load(config: Config, table: Any = None) -> Dataset:
+    """Read, check, split, scale and index what `config.data` names, or the given table."""
+    data = config.data
+    sources = read_sources(data, table)
+    roles, notes = prepare.roles(sources[0], data)
+    store = prepare.build(sources, data, roles, min_rows=data.context + data.horizon)
+    del sources
+    signature = _signature(config, roles, store.step)
+    sets = splits.assign(store, data)
+    starts = {
+        name: torch.from_numpy(
+            windows.find_starts(
+                store.breaks,
+                sets,
+                which=index,
+                lead=signature.lead,
+                steps_out=signature.steps_out,
+                stride=data.stride,
+            )
+        )
+        for index, name in enumerate(SETS)
+    }
+    for name, found in starts.items():
+        if not len(found):
+            raise UserError(_no_window(name, store, sets == SETS.index(name), data))
+    training = sets == SETS.index("train")
+    scaler = _fit(store, roles, training, data)
+    return Dataset(
+        signature=signature,
+        scaler=scaler,
+        series=scaled_series(store, scaler, signature),
+        starts=starts,
+        names=store.series,
+        time=store.time,
+        period=data.period or season(store),
+        notes=(*notes, *store.notes),
+    )
+
+
+def load_given(
+    config: Config, signature: Signature, scaler: Scaler, given: Any, *, targets: bool
+) -> Dataset:
+    """New data for a trained model: a path or a table, all of it one set named "all".
+
+    With `targets`, windows are those whose target rows are known. Without, targets may be absent,
+    and windows are those whose context is known, up to each series' last row.
+    """
+    data = config.data.model_copy(update={"where": {}, "split": Split(train=0.7, val=0.1, test=0.2)})
+    if isinstance(given, (str, Path)):
+        data, given = data.model_copy(update={"path": str(given)}), None
+    roles = Roles(signature.inputs, signature.targets, signature.static)
+    known = signature.horizon if targets else 0
+    store = prepare.build(
+        read_sources(data, given),
+        data,
+        roles,
+        min_rows=signature.context + known,
+        need_targets=targets,
+    )
+    starts = windows.find_starts(
+        store.breaks,
+        np.zeros(store.num_rows, dtype=np.int8),
+        which=0,
+        lead=signature.context if known else signature.context - 1,
+        steps_out=max(known, 1),
+        stride=data.stride if targets else 1,
+    )
+    if not len(starts):
+        raise UserError(_no_window("full", store, np.ones(store.num_rows, dtype=bool), data))
+    return Dataset(
+        signature=signature,
+        scaler=scaler,
+        series=scaled_series(store, scaler, signature),
+        starts={"all": torch.from_numpy(starts)},
+        names=store.series,
+        time=store.time,
+        period=None,
+        notes=store.notes,
+    )
+
+
+def read_sources(data: Data, table: Any) -> list[Source]:
+    """The tables that the config names, or the one given in its place."""
+    if table is not None:
+        return [tables.from_memory(table)]
+    if not data.paths:
+        raise UserError("data.path is not set; name a file or a folder, or pass a table")
+    if data.paths[0].startswith(SIMULATED):
+        return [_simulated(data.paths[0])]
+    wanted: set[str] | None = None
+    if data.inputs is not None:
+        used = (*data.inputs, *(data.targets or ()), *data.static, *data.ids, *data.where)
+        wanted = {name for name in (*used, data.time, data.split.by) if name is not None}
+    if data.split.folders:
+        _check_folders(data)
+    return list(tables.read_all(data.paths, wanted))
+
+
+def _simulated(path: str) -> Source:
+    name = path.removeprefix(SIMULATED)
+    if name != "cell":
+        raise UserError(f'data.path is "{path}", but the embedded data set is "{SIMULATED}cell"')
+    return Source(path, cell.simulate())
+
+
+def _check_folders(data: Data) -> None:
+    if len(data.paths) != 1 or not Path(data.paths[0]).is_dir():
+        raise UserError("data.split.folders needs data.path to be one folder")
+    for name in SETS:
+        if not (Path(data.paths[0]) / name).is_dir():
+            raise UserError(f"data.split.folders: {data.paths[0]} has no folder {name}/")
+
+
+def _signature(config: Config, roles: Roles, step: float | None) -> Signature:
+    """Columns in stored order: what is only an input, what is both, what is only a target."""
+    data = config.data
+    both = [name for name in roles.targets if name in roles.inputs]
+    return Signature(
+        inputs=(*(name for name in roles.inputs if name not in both), *both),
+        targets=(*both, *(name for name in roles.targets if name not in both)),
+        static=roles.static,
+        shared=len(both),
+        context=data.context,
+        horizon=data.horizon,
+        channels=data.channels,
+        quantiles=config.train.quantiles if config.train.loss == "quantile" else (),
+        step=step,
+    )
+
+
+def _fit(
+    store: Store, roles: Roles, training: npt.NDArray[np.bool_], data: Data
+) -> Scaler:
+    scaler = scaling.fit(store.columns, training, kind=data.scale)
+    if not roles.static:
+        return scaler
+    trained = np.logical_or.reduceat(training, store.offsets[:-1])
+    columns = {name: store.static[:, i] for i, name in enumerate(roles.static)}
+    return scaler.joined(scaling.fit(columns, trained, kind=data.scale))
+
+
+def scaled_series(store: Store, scaler: Scaler, signature: Signature) -> Series:
+    """Scale column by column into one float32 tensor, letting go of each column as it is done."""
+    columns = dict.fromkeys((*signature.inputs, *signature.targets))
+    values = torch.empty(store.num_rows, len(columns))
+    for i, name in enumerate(columns):
+        if name in store.columns:
+            values[:, i] = torch.from_numpy(scaler.apply(name, store.columns.pop(name)))
+        else:  # a target that predict was not given
+            values[:, i] = torch.nan
+    static = None
+    if signature.static:
+        scaled = [scaler.apply(name, store.static[:, i]) for i, name in enumerate(signature.static)]
+        static = torch.from_numpy(np.stack(scaled, axis=1))
+    return windows.build(values, static, torch.from_numpy(store.offsets), signature)
+
+
+def season(store: Store) -> int | None:
+    """Rows per day for steps below a day, per week for days, per year for weeks to quarters."""
+    if store.step is None or store.time is None or store.time.dtype != np.int64:
+        return None
+    days = store.step / DAY_S
+    for length, low, high in ((7, 0.99, 1.01), (52, 6.9, 7.1), (12, 27, 32), (4, 88, 93)):
+        if low <= days <= high:
+            return length
+    rows = round(1 / days) if days < 1 else 0
+    return rows if rows > 1 and abs(rows * days - 1) < 1e-6 else None
+
+
+def _no_window(name: str, store: Store, rows: npt.NDArray[np.bool_], data: Data) -> str:
+    gaps = int(store.breaks.sum()) - len(store.series)
+    message = (
+        f"data.split leaves no {name} window: its {int(rows.sum()):,} rows hold no "
+        f"{max(data.horizon, 1)} target rows in one piece with {data.context} context rows"
+    )
+    if gaps:
+        message += (
+            f"; {gaps:,} gaps in time break the series up (raise data.gap_tolerance, or set it "
+            "to inf to take rows as they follow)"
+        )
+    return message + "; give it more rows, or shorten data.context or data.horizon"

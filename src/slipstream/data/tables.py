@@ -1,0 +1,416 @@
+"""Files and in-memory tables to columns of numbers, times and labels.
+
+A CSV is read as text and each column is typed from all of its values, so a type never changes
+half-way down. Errors name the file, the line and the column.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet
+
+from slipstream.errors import UserError
+
+READERS = {".csv": "csv", ".tsv": "csv", ".txt": "csv", ".parquet": "parquet", ".pq": "parquet"}
+READERS |= {".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow"}
+UNNAMED = "column_"
+NULLS = ["", "NA", "N/A", "n/a", "NaN", "nan", "NAN", "-nan", "null", "NULL", "None", "none", "#N/A"]
+NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$|^[+-]?([iI]nf|[iI]nfinity|INF)$"
+MAGIC = {
+    b"\x1f\x8b": "gzip data; decompress it first (gunzip)",
+    b"PK\x03\x04": "a ZIP or Excel file; export it as CSV or Parquet",
+    b"PAR1": "Parquet data; rename it to .parquet",
+    b"ARROW1": "Arrow data; rename it to .arrow",
+    b"\xff\xfe": "UTF-16 text; save it as UTF-8",
+    b"\xfe\xff": "UTF-16 text; save it as UTF-8",
+    b"\x89HDF": "an HDF5 or MAT file; export it as CSV or Parquet",
+    b"MATLAB": "a MAT file; export it as CSV or Parquet",
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """One table and where it came from."""
+
+    name: str
+    """As shown to the user and used as the series' name: the file's name below what was asked for."""
+    table: pa.Table
+    path: Path | None = None
+    delimiter: str | None = None
+    """Set for CSV files, whose cells are all text."""
+
+    def line(self, row: int) -> str:
+        """Where a row of the table stands in the file."""
+        if self.path is None or self.delimiter is None:
+            return f"row {row + 1}"
+        records = (at for at, cells in _records(self.path, self.delimiter) if cells)
+        for seen, at in enumerate(records):
+            if seen == row + 1:  # the first record is the header
+                return f"line {at}"
+        return f"row {row + 1}"
+
+    def where(self, row: int, column: str) -> str:
+        return f'{self.name}, {self.line(row)}, column "{column}"'
+
+
+def from_memory(table: Any) -> Source:
+    """A pandas, polars, duckdb, pyarrow or other table that speaks Arrow; or a dict of columns."""
+    if not (isinstance(table, (pa.Table, dict)) or hasattr(table, "__arrow_c_stream__")):
+        raise UserError(
+            f"data is a {type(table).__name__}, which does not speak Arrow; pass a pandas, polars, "
+            "duckdb or pyarrow table"
+        )
+    try:
+        arrow = pa.table(table)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise UserError(f"data: cannot be read as an Arrow table: {error}") from None
+    return _checked(Source("data", arrow))
+
+
+def read_all(paths: Iterable[str], wanted: set[str] | None = None) -> Iterator[Source]:
+    """Every file of the paths; a folder stands for the files below it, in order of name."""
+    for text in paths:
+        path = Path(text)
+        if path.is_dir():
+            for file in files_in(path):
+                yield read(file, name=file.relative_to(path).as_posix(), wanted=wanted)
+        else:
+            yield read(path, name=path.name, wanted=wanted)
+
+
+def files_in(folder: Path) -> list[Path]:
+    try:
+        files = sorted(
+            file
+            for file in folder.rglob("*")
+            if file.is_file()
+            and file.suffix.lower() in READERS
+            and not any(part.startswith(".") for part in file.relative_to(folder).parts)
+        )
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be listed ({error.strerror})") from None
+    if not files:
+        raise UserError(f"{folder}: holds no {', '.join(READERS)} file")
+    return files
+
+
+def read(path: Path, *, name: str, wanted: set[str] | None = None) -> Source:
+    """One file. `wanted` leaves out the columns that nobody asked for."""
+    reader = READERS.get(path.suffix.lower())
+    if reader is None:
+        raise UserError(f"{path}: what {path.suffix or 'this'} is, is not known here; {_KNOWN}")
+    try:
+        with path.open("rb") as file:
+            head = file.read(65536)
+    except FileNotFoundError:
+        raise UserError(f"{path}: there is no such file (data.path)") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    if not head.strip():
+        raise UserError(f"{path}: the file is empty")
+    match reader:
+        case "csv":
+            source = _read_csv(path, name, head)
+        case "parquet":
+            source = Source(name, _read_binary(path, "Parquet", wanted), path)
+        case _:
+            source = Source(name, _read_binary(path, "Arrow", wanted), path)
+    return _checked(source)
+
+
+_KNOWN = f"the files read are {', '.join(READERS)}"
+
+
+def _checked(source: Source) -> Source:
+    names = source.table.column_names
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UserError(f'{source.name}: column "{twice[0]}" stands there twice; rename one')
+    if not source.table.num_rows:
+        raise UserError(f"{source.name}: has no rows below the header")
+    return source
+
+
+def _read_binary(path: Path, kind: str, wanted: set[str] | None) -> pa.Table:
+    try:
+        if kind == "Parquet":
+            file = pa.parquet.ParquetFile(path)
+            names = file.schema_arrow.names
+            return file.read(columns=[n for n in names if wanted is None or n in wanted])
+        with pa.memory_map(str(path)) as memory:
+            try:
+                return pa.ipc.open_file(memory).read_all()
+            except pa.ArrowInvalid:
+                memory.seek(0)
+                return pa.ipc.open_stream(memory).read_all()
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read as {kind}: {_first_line(error)}") from None
+
+
+def _read_csv(path: Path, name: str, head: bytes) -> Source:
+    for magic, what in MAGIC.items():
+        if head.startswith(magic):
+            raise UserError(f"{path}: is not text but {what}")
+    delimiter = _delimiter(head)
+    quoted = b'"' in head
+    seen: list[Any] = []
+
+    def ragged(row: Any) -> str:
+        seen.append(row)
+        return "error"
+
+    header = _header(path, delimiter)
+    try:
+        table = pa.csv.read_csv(
+            path,
+            read_options=pa.csv.ReadOptions(column_names=header, skip_rows_after_names=1),
+            parse_options=pa.csv.ParseOptions(
+                delimiter=delimiter, newlines_in_values=quoted, invalid_row_handler=ragged
+            ),
+            convert_options=pa.csv.ConvertOptions(
+                column_types=dict.fromkeys(header, pa.string()), strings_can_be_null=False
+            ),
+        )
+    except (pa.ArrowException, OSError) as error:
+        if seen:
+            raise UserError(_ragged(path, name, delimiter, len(header))) from None
+        _refuse_bad_text(path)
+        raise UserError(f"{path}: cannot be read as CSV: {_first_line(error)}") from None
+    return Source(name, table, path, delimiter)
+
+
+def _header(path: Path, delimiter: str) -> list[str]:
+    """The first line's names; a column without one is called by its place."""
+    try:
+        cells = next((cells for _, cells in _records(path, delimiter) if cells), [])
+    except UnicodeDecodeError:
+        _refuse_bad_text(path)
+        raise
+    names = [cell.strip() or f"{UNNAMED}{i}" for i, cell in enumerate(cells, start=1)]
+    filled = [cell for cell in names if not cell.startswith(UNNAMED)]
+    if filled and all(_is_number(cell) for cell in filled):
+        raise UserError(
+            f'{path}: line 1 should name the columns, but reads "{delimiter.join(cells)[:60]}"'
+        )
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UserError(f'{path}: line 1 names the column "{twice[0]}" twice; rename one')
+    return names
+
+
+def _records(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """Each record with the line that it starts on; slow, so for the header and for errors only."""
+    csv.field_size_limit(2**31 - 1)
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, delimiter=delimiter)
+        at = 1
+        for cells in reader:
+            yield at, cells
+            at = reader.line_num + 1
+
+
+def _ragged(path: Path, name: str, delimiter: str, wanted: int) -> str:
+    for at, cells in _records(path, delimiter):
+        if cells and len(cells) != wanted:
+            return (
+                f"{name}, line {at}: has {len(cells)} cells where the header has {wanted}; "
+                f'it reads "{delimiter.join(cells)[:60]}"'
+            )
+    return f"{path}: a row has more or fewer cells than the header"
+
+
+def _refuse_bad_text(path: Path) -> None:
+    with path.open("rb") as lines:
+        for at, line in enumerate(lines, start=1):
+            try:
+                line.decode("utf-8")
+            except UnicodeDecodeError:
+                raise UserError(
+                    f"{path}, line {at}: is not UTF-8 text; save the file as UTF-8"
+                ) from None
+
+
+def _delimiter(head: bytes) -> str:
+    """Whichever of comma, semicolon and tab stands most often in the first line, unquoted."""
+    first = head.lstrip(b"\xef\xbb\xbf\r\n ").split(b"\n", 1)[0]
+    outside = b"".join(first.split(b'"')[::2])
+    return max(",;\t", key=lambda mark: outside.count(mark.encode()))
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n", 1)[0]
+
+
+# Columns ------------------------------------------------------------------------------------
+
+
+def column(source: Source, name: str, setting: str) -> pa.ChunkedArray:
+    names = source.table.column_names
+    if name not in names:
+        close = difflib.get_close_matches(name, names, n=1)
+        hint = f'did you mean "{close[0]}"?' if close else f"it has {', '.join(names[:20])}"
+        raise UserError(f'{source.name}: has no column "{name}" ({setting}); {hint}')
+    values = source.table.column(name)
+    return values.cast(values.type.value_type) if pa.types.is_dictionary(values.type) else values
+
+
+def numbers(source: Source, name: str, setting: str) -> npt.NDArray[np.float64]:
+    """A column as float64, NaN where a value is missing. Refuses text and infinities."""
+    values = column(source, name, setting)
+    if _is_text(values.type):
+        values = _parse_numbers(source, name, values)
+    elif not _is_numeric(values.type):
+        raise UserError(
+            f'{source.name}: column "{name}" ({setting}) holds {values.type}, not numbers'
+        )
+    result = np.asarray(values.cast(pa.float64()).to_numpy(), dtype=np.float64)
+    infinite = np.flatnonzero(np.isinf(result))
+    if len(infinite):
+        raise UserError(
+            f"{source.where(int(infinite[0]), name)}: is infinite ({len(infinite)} such values); "
+            "replace it or leave it empty and set data.missing"
+        )
+    return result
+
+
+def looks_numeric(source: Source, name: str) -> bool:
+    """True for numbers, and for text of which half or more reads as numbers."""
+    values = column(source, name, "data.inputs")
+    if not _is_text(values.type):
+        return _is_numeric(values.type)
+    text = _clean(values, source.delimiter)
+    known = len(text) - text.null_count
+    return known == 0 or 2 * pc.sum(pc.match_substring_regex(text, NUMBER)).as_py() >= known
+
+
+def labels(source: Source, name: str, setting: str) -> tuple[npt.NDArray[np.int64], list[str]]:
+    """A column as codes and the text that each stands for, numbered as they first appear."""
+    values = column(source, name, setting)
+    if values.null_count:
+        row = pc.index(pc.is_null(values), True).as_py()
+        raise UserError(f"{source.where(row, name)}: is empty ({setting})")
+    encoded = values.cast(pa.string()).combine_chunks().dictionary_encode()
+    codes = np.asarray(encoded.indices.to_numpy(), dtype=np.int64)
+    return codes, encoded.dictionary.to_pylist()
+
+
+def times(
+    source: Source, name: str, time_format: str | None
+) -> npt.NDArray[np.int64] | npt.NDArray[np.float64]:
+    """A time column: microseconds (int64) for dates and timestamps, float64 for plain numbers."""
+    values = column(source, name, "data.time")
+    kind = values.type
+    if _is_text(kind):
+        if time_format is None and looks_numeric(source, name):
+            return _known_times(source, name, numbers(source, name, "data.time"))
+        values = _parse_times(source, name, values, time_format)
+    elif _is_numeric(kind):
+        return _known_times(source, name, numbers(source, name, "data.time"))
+    elif not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
+        raise UserError(f'{source.name}: column "{name}" (data.time) holds {kind}, not times')
+    if values.null_count:
+        row = pc.index(pc.is_null(values), True).as_py()
+        raise UserError(f"{source.where(row, name)}: the time is missing")
+    plain = values.cast(pa.timestamp("us", getattr(values.type, "tz", None)), safe=False)
+    return np.asarray(plain.cast(pa.int64()).to_numpy(), dtype=np.int64)
+
+
+def _known_times(
+    source: Source, name: str, values: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    unknown = np.flatnonzero(np.isnan(values))
+    if len(unknown):
+        raise UserError(f"{source.where(int(unknown[0]), name)}: the time is missing")
+    return values
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    )
+
+
+def _is_numeric(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_decimal(kind)
+        or pa.types.is_null(kind)
+    )
+
+
+def _clean(values: pa.ChunkedArray, delimiter: str | None) -> pa.ChunkedArray:
+    """Trimmed text, null where missing, with a point where a decimal comma stood."""
+    text = pc.utf8_trim_whitespace(values.cast(pa.string()))
+    text = pc.if_else(pc.is_in(text, value_set=pa.array(NULLS)), pa.scalar(None, pa.string()), text)
+    if delimiter not in (None, ","):
+        commas = pc.any(pc.match_substring(text, ",")).as_py()
+        if commas and not pc.any(pc.match_substring(text, ".")).as_py():
+            text = pc.replace_substring(text, ",", ".")
+    return text
+
+
+def _parse_numbers(source: Source, name: str, values: pa.ChunkedArray) -> pa.ChunkedArray:
+    text = _clean(values, source.delimiter)
+    try:
+        return text.cast(pa.float64())
+    except pa.ArrowInvalid:
+        pass
+    bad = pc.index(pc.match_substring_regex(text, NUMBER), False).as_py()
+    if bad >= 0:
+        raise UserError(
+            f'{source.where(bad, name)}: "{values[bad].as_py()[:40]}" is not a number; correct it, '
+            "or leave the column out of data.inputs"
+        )
+    return pc.replace_substring_regex(text, r"^\+", "").cast(pa.float64())
+
+
+def _parse_times(
+    source: Source, name: str, values: pa.ChunkedArray, time_format: str | None
+) -> pa.ChunkedArray:
+    text = pc.utf8_trim_whitespace(values.cast(pa.string()))
+    if time_format is not None:
+        parsed = pc.strptime(text, format=time_format, unit="us", error_is_null=True)
+        bad = pc.index(pc.is_null(parsed), True).as_py()
+        if bad < 0:
+            return parsed
+        expected = f'does not read as data.time_format = "{time_format}"'
+    else:
+        for kind in (pa.timestamp("us"), pa.timestamp("us", "UTC")):
+            try:
+                return text.cast(kind)
+            except pa.ArrowInvalid:
+                continue
+        bad = next(row for row in range(len(text)) if not _is_time(text[row]))
+        expected = 'is not an ISO 8601 time; give data.time_format, as in "%d.%m.%Y %H:%M"'
+    raise UserError(f'{source.where(bad, name)}: "{str(text[bad])[:40]}" {expected}')
+
+
+def _is_time(cell: pa.Scalar) -> bool:
+    for kind in (pa.timestamp("us"), pa.timestamp("us", "UTC")):
+        try:
+            cell.cast(kind)
+        except pa.ArrowInvalid:
+            continue
+        return True
+    return False

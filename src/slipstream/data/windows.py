@@ -1,0 +1,151 @@
+"""A window is a start row. Batches are gathered from the series on the device that holds them.
+
+Shapes: T context rows, H predicted rows, B windows, F inputs, C targets, K static columns.
+With independent channels a window becomes C sequences of one target each, side by side.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from slipstream.config import Signature
+
+
+class Batch(NamedTuple):
+    """Some windows, scaled; time comes first in what the model reads."""
+
+    inputs: Tensor
+    """[T, B, F]; independent: [T, B * C, F - C + 1], the sequence's own channel last"""
+    static: Tensor | None
+    """[B, K]; independent: [B * C, K]"""
+    targets: Tensor
+    """[B, H, C]; independent: [B * C, H, 1]"""
+
+
+@dataclass(frozen=True)
+class Series:
+    """All series on one device, scaled, end to end."""
+
+    values: Tensor
+    """[rows, columns]: inputs first, targets last, those that are both between"""
+    static: Tensor | None
+    """[series, K]"""
+    offsets: Tensor
+    """[series + 1]"""
+    num_inputs: int
+    num_targets: int
+    fold: int
+    """Sequences that one window becomes: 1, or C with independent channels"""
+    context_rows: Tensor
+    """[T, 1]: 0, 1, 2 ..."""
+    target_rows: Tensor
+    """[H]: places of the target rows, counted from the window's start"""
+
+    @property
+    def inputs(self) -> Tensor:
+        return self.values[:, : self.num_inputs]
+
+    @property
+    def targets(self) -> Tensor:
+        return self.values[:, self.values.shape[1] - self.num_targets :]
+
+    def to(self, device: torch.device) -> Series:
+        return replace(
+            self,
+            values=self.values.to(device),
+            static=None if self.static is None else self.static.to(device),
+            offsets=self.offsets.to(device),
+            context_rows=self.context_rows.to(device),
+            target_rows=self.target_rows.to(device),
+        )
+
+    def series_of(self, starts: Tensor) -> Tensor:
+        """Which series each window belongs to."""
+        return torch.bucketize(starts, self.offsets, right=True) - 1
+
+
+def build(values: Tensor, static: Tensor | None, offsets: Tensor, signature: Signature) -> Series:
+    return Series(
+        values=values,
+        static=static,
+        offsets=offsets,
+        num_inputs=len(signature.inputs),
+        num_targets=len(signature.targets),
+        fold=signature.fold,
+        context_rows=torch.arange(signature.context)[:, None],
+        target_rows=signature.lead + torch.arange(signature.steps_out),
+    )
+
+
+def gather(series: Series, starts: Tensor) -> Batch:
+    """The windows that begin at `starts`."""
+    return Batch(*gather_inputs(series, starts), gather_targets(series, starts))
+
+
+def gather_inputs(series: Series, starts: Tensor) -> tuple[Tensor, Tensor | None]:
+    """What the model reads of the windows."""
+    inputs = series.inputs[starts + series.context_rows]
+    static = None if series.static is None else series.static[series.series_of(starts)]
+    if series.fold > 1:
+        inputs = _one_sequence_per_channel(inputs, others=series.num_inputs - series.fold)
+        static = None if static is None else static.repeat_interleave(series.fold, dim=0)
+    return inputs, static
+
+
+def gather_targets(series: Series, starts: Tensor) -> Tensor:
+    """What the windows ask for."""
+    targets = series.targets[starts[:, None] + series.target_rows]
+    return targets if series.fold == 1 else targets.transpose(1, 2).flatten(0, 1)[..., None]
+
+
+def gather_past(series: Series, starts: Tensor) -> Tensor:
+    """The targets' own context rows, [T, B, C]: what a baseline may repeat."""
+    past = series.targets[starts + series.context_rows]
+    return _one_sequence_per_channel(past, others=0) if series.fold > 1 else past
+
+
+def unfold_targets(sequences: Tensor, fold: int) -> Tensor:
+    """[B * C, H, 1, ...] back to [B, H, C, ...]."""
+    if fold == 1:
+        return sequences
+    return sequences.squeeze(2).unflatten(0, (-1, fold)).transpose(1, 2)
+
+
+def _one_sequence_per_channel(rows: Tensor, *, others: int) -> Tensor:
+    """[T, B, others + C] to [T, B * C, others + 1]."""
+    own = rows[..., others:, None]
+    if others:
+        own = torch.cat([rows[..., None, :others].expand(-1, -1, own.shape[2], -1), own], dim=-1)
+    return own.flatten(1, 2)
+
+
+def find_starts(
+    breaks: npt.NDArray[np.bool_],
+    sets: npt.NDArray[np.int8],
+    *,
+    which: int,
+    lead: int,
+    steps_out: int,
+    stride: int,
+) -> npt.NDArray[np.int64]:
+    """First rows of the windows whose target rows all lie in set `which`.
+
+    No window holds a break after its first row, so none crosses a series' end or a gap.
+    """
+    segment_starts = np.flatnonzero(breaks)
+    changes = np.flatnonzero(breaks | (np.diff(sets, prepend=sets[:1]) != 0))
+    ends = np.append(changes[1:], len(sets))
+    found = []
+    for begin, end in zip(changes, ends, strict=True):
+        if sets[begin] != which:
+            continue
+        segment = segment_starts[np.searchsorted(segment_starts, begin, side="right") - 1]
+        first = max(begin, segment + lead) - lead
+        found.append(np.arange(first, end - steps_out - lead + 1, stride, dtype=np.int64))
+    return np.concatenate(found) if found else np.empty(0, dtype=np.int64)

@@ -1,0 +1,87 @@
+"""Weights on disk: safetensors and JSON, written aside and renamed. No pickle is ever read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from slipstream import runs
+from slipstream.config import Config, Signature
+from slipstream.data.scaling import Scaler
+from slipstream.errors import UserError
+from slipstream.models import Forecaster, build
+from slipstream.runs import Run
+
+
+def save(
+    run: Run,
+    *,
+    step: int,
+    weights: Mapping[str, Tensor],
+    progress: dict[str, Any],
+    optimizer: torch.optim.Optimizer | None = None,
+) -> None:
+    """Write checkpoints/step-N, unless it is there: weights, optimizer state, where training stood."""
+    folder = run.checkpoints / f"step-{step}"
+    if folder.exists():
+        return
+    run.checkpoints.mkdir(exist_ok=True)
+    with runs.replacing(folder) as temporary:
+        temporary.mkdir()
+        save_file(_on_host(weights), temporary / "weights.safetensors")
+        if optimizer is not None:
+            state = {
+                f"{index}.{name}": value
+                for index, values in optimizer.state_dict()["state"].items()
+                for name, value in values.items()
+                if isinstance(value, Tensor)
+            }
+            save_file(_on_host(state), temporary / "optimizer.safetensors")
+        runs.write_json(temporary / "progress.json", progress | {"step": step})
+
+
+def keep_only(run: Run, steps: set[int]) -> None:
+    """Remove the checkpoints of all other steps."""
+    kept = {f"step-{step}" for step in steps}
+    for folder in run.checkpoints.glob("step-*"):
+        if folder.name not in kept:
+            runs.remove(folder)
+
+
+def save_model(
+    run: Run, *, weights: Mapping[str, Tensor], signature: Signature, scaler: Scaler
+) -> None:
+    """Write model/: all that evaluate and predict need beside the config."""
+    with runs.replacing(run.model) as temporary:
+        temporary.mkdir()
+        save_file(_on_host(weights), temporary / "weights.safetensors")
+        runs.write_json(temporary / "signature.json", signature.model_dump())
+        runs.write_json(temporary / "scaler.json", scaler.to_dict())
+
+
+def load_model(
+    run: Run, config: Config, device: torch.device
+) -> tuple[Forecaster, Signature, Scaler]:
+    """The trained model of a run."""
+    signature = Signature.model_validate(runs.read_json(run.model / "signature.json"))
+    scaler = Scaler.from_dict(runs.read_json(run.model / "scaler.json"))
+    path = run.model / "weights.safetensors"
+    try:
+        weights = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path}: cannot be read as weights ({error})") from None
+    model = build(config.model, signature)
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise UserError(f"{path}: does not fit the run's config: {error}") from None
+    return model.to(device), signature, scaler
+
+
+def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.detach().cpu().contiguous() for name, value in tensors.items()}

@@ -1,0 +1,119 @@
+"""Optimizers, schedules and the loss scale, all of which a captured step can hold.
+
+Learning rate and loss scale are device tensors: a Python float would be frozen into the graph.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from slipstream.config import Train
+
+FIRST_SCALE = 2.0**16
+GROWTH, BACKOFF, GROW_AFTER = 2.0, 0.5, 2000
+
+
+def build(train: Train, params: list[nn.Parameter], lr: Tensor) -> torch.optim.Optimizer:
+    """The optimizer that `train` names; `lr` is read anew at every step."""
+    on_cuda = lr.device.type == "cuda"
+    match train.optimizer:
+        case "adam":
+            return torch.optim.Adam(
+                params, lr=lr, weight_decay=train.weight_decay, fused=True, capturable=on_cuda
+            )
+        case "adamw":
+            return torch.optim.AdamW(
+                params, lr=lr, weight_decay=train.weight_decay, fused=True, capturable=on_cuda
+            )
+        case "sgd":
+            return torch.optim.SGD(
+                params,
+                lr=lr,
+                momentum=train.momentum,
+                weight_decay=train.weight_decay,
+                fused=True,
+            )
+        case "rmsprop":
+            return torch.optim.RMSprop(
+                params, lr=lr, weight_decay=train.weight_decay, capturable=on_cuda
+            )
+
+
+def rates(train: Train, epoch: int, steps: int) -> list[float]:
+    """The learning rate of each step of an epoch, before the plateau's cuts."""
+    return [_rate(train, epoch, (step + 0.0) / steps, 1 / steps) for step in range(steps)]
+
+
+def _rate(train: Train, epoch: int, within: float, one_step: float) -> float:
+    now = epoch + within
+    if now < train.warmup_epochs:
+        return train.lr * min((now + one_step) / train.warmup_epochs, 1.0)
+    match train.schedule:
+        case "cosine":
+            length = max(train.epochs - train.warmup_epochs, one_step)
+            return _cosine(train, (now - train.warmup_epochs) / length)
+        case "restarts":
+            start, length = train.warmup_epochs, float(train.restart_epochs)
+            while now >= start + length:
+                start, length = start + length, length * train.restart_growth
+            return _cosine(train, (now - start) / length)
+        case "step":
+            return train.lr * float(train.step_factor ** (epoch // train.step_epochs))
+        case _:
+            return train.lr
+
+
+def _cosine(train: Train, progress: float) -> float:
+    return train.lr_min + (train.lr - train.lr_min) * (1 + math.cos(math.pi * progress)) / 2
+
+
+@dataclass(frozen=True)
+class LossScale:
+    """fp16's loss scale: grows while gradients stay finite, halves and skips a step when not."""
+
+    scale: Tensor
+    since_growth: Tensor
+    overflow: Tensor
+    """1 where the current step's gradients are not finite"""
+
+    def unscale(self, grads: list[Tensor]) -> None:
+        self.overflow.zero_()
+        inverse = self.scale.double().reciprocal().float()
+        torch._amp_foreach_non_finite_check_and_unscale_(grads, self.overflow, inverse)
+
+    def update(self) -> None:
+        torch._amp_update_scale_(
+            self.scale, self.since_growth, self.overflow, GROWTH, BACKOFF, GROW_AFTER
+        )
+
+
+def loss_scale(device: torch.device) -> LossScale:
+    return LossScale(
+        scale=torch.full((), FIRST_SCALE, device=device),
+        since_growth=torch.zeros((), dtype=torch.int32, device=device),
+        overflow=torch.zeros((), device=device),
+    )
+
+
+def step_unless_overflow(optimizer: torch.optim.Optimizer, scale: LossScale) -> None:
+    """Update the weights, or leave everything as it was if the gradients overflowed; no sync."""
+    if getattr(optimizer, "_step_supports_amp_scaling", False):
+        optimizer.grad_scale, optimizer.found_inf = None, scale.overflow  # type: ignore[attr-defined]
+        optimizer.step()
+    else:
+        tensors = [p.data for group in optimizer.param_groups for p in group["params"]]
+        tensors += [
+            value
+            for state in optimizer.state.values()
+            for value in state.values()
+            if isinstance(value, Tensor)
+        ]
+        before = [tensor.clone() for tensor in tensors]
+        optimizer.step()
+        for tensor, old in zip(tensors, before, strict=True):
+            tensor.copy_(torch.where(scale.overflow > 0, old, tensor))
+    scale.update()

@@ -1,0 +1,9 @@
+"""Networks: plain single-model modules, time-major inside.
+
+Every model maps inputs [T, B, F] and static [B, K] to predictions [B, H, C, Q]:
+T context rows, B windows, F inputs, K static columns, H predicted rows, C targets, Q quantiles.
+"""
+
+from slipstream.models.build import Forecaster, build
+
+__all__ = ["Forecaster", "build"]

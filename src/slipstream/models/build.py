@@ -1,0 +1,68 @@
+"""One network from config and signature."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from slipstream.config import Model, Signature
+from slipstream.models.feedforward import FeedForward
+from slipstream.models.recurrent import Recurrent
+from slipstream.models.transformer import Transformer
+
+KINDS = {
+    "lstm": Recurrent,
+    "gru": Recurrent,
+    "transformer": Transformer,
+    "mlp": FeedForward,
+    "linear": FeedForward,
+}
+SMALLEST_VARIANCE = 1e-5
+
+
+def build(model: Model, signature: Signature) -> Forecaster:
+    return Forecaster(model, signature)
+
+
+class Forecaster(nn.Module):
+    """A network, with each window normalized before it and restored after it."""
+
+    def __init__(self, model: Model, signature: Signature) -> None:
+        super().__init__()
+        self.normalize = model.normalize
+        self.steps = signature.steps_out
+        self.targets = signature.model_targets
+        self.shared = signature.model_shared
+        self.quantiles = max(len(signature.quantiles), 1)
+        self.core = KINDS[model.kind](
+            model,
+            context=signature.context,
+            inputs=signature.model_inputs,
+            static=len(signature.static),
+            outputs=self.steps * self.targets * self.quantiles,
+        )
+
+    def forward(self, inputs: Tensor, static: Tensor | None) -> Tensor:
+        centre = spread = None
+        if self.normalize == "last":
+            centre = inputs[-1]
+            inputs = inputs - centre
+        elif self.normalize == "window":
+            variance, centre = torch.var_mean(inputs, dim=0, correction=0)
+            spread = torch.sqrt(variance + SMALLEST_VARIANCE)
+            inputs = (inputs - centre) / spread
+        out: Tensor = self.core(inputs, static).float()
+        out = out.view(-1, self.steps, self.targets, self.quantiles)
+        if centre is None or not self.shared:
+            return out
+        return self._restore(out, centre, spread)
+
+    def _restore(self, out: Tensor, centre: Tensor, spread: Tensor | None) -> Tensor:
+        """Undo the normalization of the targets that are inputs too."""
+        restored = out[:, :, : self.shared]
+        if spread is not None:
+            restored = restored * spread[:, None, -self.shared :, None]
+        restored = restored + centre[:, None, -self.shared :, None]
+        if self.shared == self.targets:
+            return restored
+        return torch.cat([restored, out[:, :, self.shared :]], dim=2)

@@ -1,0 +1,72 @@
+"""Use a trained model on new data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.feather
+import pyarrow.parquet
+import torch
+
+from slipstream import config as configs
+from slipstream import hardware, runs
+from slipstream.data import dataset as datasets
+from slipstream.data.dataset import Dataset
+from slipstream.engine import checkpoint, plan, score
+from slipstream.errors import UserError
+
+
+def predict(
+    run: str | Path, data: Any, *, every: bool = False, overrides: tuple[str, ...] = ()
+) -> pa.Table:
+    """Predictions of a run's model for a path or a table, in physical units.
+
+    A forecasting model gives the rows that follow each series' end; with `every`, it forecasts
+    from every row that has a full context behind it. An estimating model (horizon 0) always
+    estimates at every such row.
+    """
+    found = runs.find(run)
+    config = configs.load(found.folder / "config.toml", overrides)
+    chosen = plan.make(config.engine, data_bytes=0)
+    model, signature, scaler = checkpoint.load_model(found, config, chosen.device)
+    dataset = datasets.load_given(config, signature, scaler, data, targets=False)
+    starts = dataset.starts["all"] if every or not signature.horizon else _at_the_ends(dataset)
+    with hardware.flags(threads=chosen.threads, tf32=chosen.precision == "tf32"):
+        series = dataset.series.to(chosen.device)
+        model.eval()
+        chunks = score.chunks(score.of_model(model, series, chosen), series, starts, truth=False)
+        return pa.concat_tables([score.as_table(chunk, dataset) for chunk in chunks])
+
+
+def _at_the_ends(dataset: Dataset) -> torch.Tensor:
+    """The windows whose context ends with its series."""
+    ends = dataset.series.offsets[1:] - dataset.signature.context
+    found = torch.isin(ends, dataset.starts["all"])
+    if not found.all():
+        name = dataset.names[int((~found).nonzero()[0])]
+        raise UserError(
+            f'series "{name}" has a gap within its last {dataset.signature.context} rows, so there '
+            "is no full context to forecast from"
+        )
+    return ends
+
+
+def write(table: pa.Table, path: Path) -> None:
+    """Write predictions as CSV, Parquet or Arrow, by the file's ending."""
+    kind = path.suffix.lower()
+    if kind not in (".csv", ".parquet", ".arrow"):
+        raise UserError(f"{path}: predictions are written as .csv, .parquet or .arrow")
+    try:
+        with runs.replacing(path) as temporary:
+            if kind == ".csv":
+                names = table.column("series").cast(pa.string())
+                pa.csv.write_csv(table.set_column(0, "series", names), temporary)
+            elif kind == ".parquet":
+                pa.parquet.write_table(table, temporary)
+            else:
+                pa.feather.write_feather(table, str(temporary), compression="uncompressed")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror or error})") from None

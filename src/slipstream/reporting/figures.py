@@ -1,0 +1,324 @@
+"""The report's pictures, as SVG with real text."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+Array = npt.NDArray[Any]
+
+INK, MUTED, MODEL = "#1f2937", "#6b7280", "#2563eb"
+COLOURS = {"model": MODEL, "ridge": "#f59e0b", "seasonal": "#10b981", "repeat": "#9ca3af"}
+PHASES = ("#2563eb", "#93c5fd", "#10b981", "#f59e0b", "#a78bfa", "#9ca3af", "#e5e7eb")
+STYLE = {
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "svg.fonttype": "none",
+    "axes.edgecolor": "#9ca3af",
+    "axes.labelcolor": INK,
+    "axes.titlesize": 10.5,
+    "axes.titlecolor": INK,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#eef0f3",
+    "text.color": INK,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "lines.linewidth": 1.4,
+}
+MOST_ROWS = 2_000_000
+MOST_POINTS = 1500
+MOST_TARGETS, MOST_EXAMPLES, MOST_BARS = 8, 6, 24
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """The test set's predictions, or an even sample of them where there are very many."""
+
+    table: pa.Table
+    sampled: bool
+
+    def __getitem__(self, name: str) -> Array:
+        return np.asarray(self.table.column(name).to_numpy())
+
+    @property
+    def columns(self) -> list[str]:
+        return list(self.table.column_names)
+
+    def bands(self, target: str) -> tuple[str, str] | None:
+        """The names of the outermost quantiles' columns, where there are any."""
+        names = [name for name in self.columns if re.fullmatch(re.escape(target) + r"_q[\d.]+", name)]
+        return (names[0], names[-1]) if len(names) > 1 else None
+
+
+def read_predictions(path: Path) -> Predictions:
+    with pa.parquet.ParquetFile(path) as file:
+        every = -(-file.metadata.num_rows // MOST_ROWS)
+        table = file.read_row_groups(list(range(0, file.num_row_groups, every)))
+    series = table.column_names.index("series")
+    return Predictions(
+        table.set_column(series, "series", table.column("series").cast(pa.string())), every > 1
+    )
+
+
+def all_figures(
+    summary: dict[str, Any], events: Sequence[dict[str, Any]], predictions: Predictions
+) -> dict[str, Any]:
+    """Every picture of the report by the name its place has on the page."""
+    detail = summary["detail"]["test"]
+    targets = list(detail["per_target"])[:MOST_TARGETS]
+    with mpl.rc_context(STYLE):
+        return {
+            "losses": _svg(_losses, 6.2, 3.3, events, summary["best_epoch"]),
+            "time": _svg(_time, 6.2, 1.5, summary["seconds_by_phase"], summary["seconds"]),
+            "rates": _svg(_rates, 6.2, 1.5, events),
+            "examples": _examples(predictions, targets),
+            "scatter": _grid(_scatter, [(predictions, name) for name in targets], 2.7, 2.6),
+            "histogram": _grid(_histogram, [(predictions, name) for name in targets], 2.7, 2.3),
+            "by_step": _svg(_by_step, 6.2, 3.0, summary) if len(detail["per_step"]) > 1 else None,
+            "by_series": _svg(_by_series, 6.2, 3.0, detail["per_series"])
+            if len(detail["per_series"]) > 1
+            else None,
+        }
+
+
+def _svg(draw: Callable[..., None], width: float, height: float, *given: Any) -> str:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    draw(figure.add_subplot(), *given)
+    return _markup(figure)
+
+
+def _grid(draw: Callable[..., None], each: list[tuple[Any, ...]], width: float, height: float) -> str:
+    """One small picture per item, up to four in a row."""
+    across = min(len(each), 4)
+    down = -(-len(each) // across)
+    figure = Figure(figsize=(width * max(across, 2), height * down), layout="constrained")
+    for place, given in enumerate(each, start=1):
+        draw(figure.add_subplot(down, across, place), *given)
+    return _markup(figure)
+
+
+_pictures = itertools.count()
+
+
+def _markup(figure: Figure) -> str:
+    """The figure as an <svg> element whose ids clash with no other's on the page."""
+    out = io.StringIO()
+    figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
+    svg = out.getvalue()
+    svg = re.sub(r'(id="|url\(#|href="#)', rf"\g<1>f{next(_pictures)}-", svg[svg.index("<svg") :])
+    return re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r' height="[\d.]+pt"', "", svg), count=1)
+
+
+def _losses(axes: Axes, events: Sequence[dict[str, Any]], best_epoch: float) -> None:
+    logs = [e for e in events if e["event"] == "log" and e["loss"] is not None]
+    epochs = [e for e in events if e["event"] == "epoch" and e["val_loss"] is not None]
+    axes.plot([e["epoch"] for e in logs], [e["loss"] for e in logs], color="#bfdbfe", lw=1)
+    axes.plot([e["epoch"] for e in epochs], [e["train_loss"] for e in epochs], color=MODEL, label="training")
+    axes.plot([e["epoch"] for e in epochs], [e["val_loss"] for e in epochs], color="#f59e0b", label="validation")
+    axes.axvline(best_epoch, color=MUTED, lw=0.8, ls=":")
+    axes.annotate(
+        "best",
+        (best_epoch, 1),
+        xycoords=("data", "axes fraction"),
+        xytext=(3, -9),
+        textcoords="offset points",
+        color=MUTED,
+        fontsize=9,
+    )
+    shown = [e["loss"] for e in logs] + [e["val_loss"] for e in epochs]
+    if shown and min(shown) > 0 and max(shown) > 8 * min(shown):
+        axes.set_yscale("log")
+    axes.set_xlim(left=0)
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("loss (scaled)")
+    axes.legend(loc="upper right")
+
+
+def _rates(axes: Axes, events: Sequence[dict[str, Any]]) -> None:
+    logs = [e for e in events if e["event"] == "log"]
+    axes.plot([e["epoch"] for e in logs], [e["lr"] for e in logs], color="#a78bfa")
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("learning rate")
+    axes.yaxis.set_major_locator(MaxNLocator(3))
+
+
+def _time(axes: Axes, phases: dict[str, float], total: float) -> None:
+    shares = phases | {"other": max(total - sum(phases.values()), 0.0)}
+    left = 0.0
+    for (name, spent), colour in zip(shares.items(), itertools.cycle(PHASES)):
+        axes.barh(0, spent, left=left, color=colour, label=f"{name} {spent:.1f} s", height=0.5)
+        left += spent
+    axes.set_xlim(0, max(left, 1e-9))
+    axes.set_ylim(-0.4, 0.4)
+    axes.set_yticks([])
+    axes.grid(False)
+    axes.spines["left"].set_visible(False)
+    axes.set_xlabel("seconds")
+    axes.legend(ncols=4, loc="lower left", bbox_to_anchor=(0, 1), handlelength=1, columnspacing=1.2)
+
+
+def _by_step(axes: Axes, summary: dict[str, Any]) -> None:
+    mine = [step["mae"] for step in summary["detail"]["test"]["per_step"]]
+    steps = np.arange(1, len(mine) + 1)
+    for name, found in summary["baselines"].items():
+        if found:
+            axes.plot(steps, found["mae_by_step"], color=COLOURS[name], label=name, lw=1.1)
+    axes.plot(steps, mine, color=MODEL, label="model", lw=2)
+    axes.set_xlim(1, len(mine))
+    axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+    axes.set_xlabel("rows ahead")
+    axes.set_ylabel("mean absolute error")
+    axes.legend(loc="lower right", ncols=2)
+
+
+def _by_series(axes: Axes, per_series: dict[str, dict[str, float]]) -> None:
+    worst = sorted(per_series, key=lambda name: per_series[name]["mae"], reverse=True)
+    shown = worst[:MOST_BARS]
+    places = np.arange(len(shown))
+    axes.bar(places, [per_series[n]["rmse"] for n in shown], color="#bfdbfe", width=0.7, label="RMSE")
+    axes.bar(places, [per_series[n]["mae"] for n in shown], color=MODEL, width=0.7, label="MAE")
+    axes.set_xticks(places, [_short(n) for n in shown], rotation=40, ha="right", fontsize=8.5)
+    axes.grid(axis="x", visible=False)
+    axes.set_ylabel("error")
+    if len(worst) > len(shown):
+        axes.set_title(f"the {len(shown)} worst of {len(worst):,} series", fontsize=9.5, color=MUTED)
+    axes.legend(loc="upper right", ncols=2)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 18 else f"{name[:8]}…{name[-8:]}"
+
+
+def _scatter(axes: Axes, predictions: Predictions, target: str) -> None:
+    truth, predicted = predictions[target], predictions[f"{target}_predicted"]
+    low, high = float(min(truth.min(), predicted.min())), float(max(truth.max(), predicted.max()))
+    axes.hexbin(truth, predicted, gridsize=38, bins="log", cmap="Blues", mincnt=1, linewidths=0.1)
+    axes.plot([low, high], [low, high], color=INK, lw=0.8, ls="--")
+    axes.set_title(target)
+    axes.set_xlabel("true")
+    axes.set_ylabel("predicted")
+    axes.xaxis.set_major_locator(MaxNLocator(4))
+    axes.yaxis.set_major_locator(MaxNLocator(4))
+
+
+def _histogram(axes: Axes, predictions: Predictions, target: str) -> None:
+    error = predictions[f"{target}_predicted"] - predictions[target]
+    reach = float(np.quantile(np.abs(error), 0.995)) or 1.0
+    axes.hist(np.clip(error, -reach, reach), bins=41, range=(-reach, reach), color=MODEL)
+    axes.axvline(0, color=INK, lw=0.8, ls="--")
+    axes.set_title(target)
+    axes.set_xlabel("predicted - true")
+    axes.set_yticks([])
+    axes.grid(False)
+    axes.spines["left"].set_visible(False)
+    axes.xaxis.set_major_locator(MaxNLocator(4))
+
+
+def _examples(predictions: Predictions, targets: list[str]) -> list[str]:
+    """Predicted against true: whole series when estimating, single forecasts otherwise."""
+    if "step" not in predictions.columns:
+        names, first = np.unique(predictions["series"], return_index=True)
+        shown = names[np.argsort(first)][:MOST_EXAMPLES]
+        return [
+            _svg(_estimated, 6.2, 2.1, predictions, target, name)
+            for target in targets
+            for name in shown[: max(MOST_EXAMPLES // len(targets), 1)]
+        ]
+    windows = list(_windows(predictions))
+    each = max(MOST_EXAMPLES // len(targets), 1)
+    picked = [windows[i] for i in np.linspace(0, len(windows) - 1, min(each, len(windows)), dtype=int)]
+    return [
+        _svg(_forecast, 6.2, 2.1, predictions, target, rows) for target in targets for rows in picked
+    ]
+
+
+def _windows(predictions: Predictions) -> Iterator[slice]:
+    """The rows of each window, which stand together."""
+    firsts = np.flatnonzero(predictions["step"] == 1)
+    for begin, end in itertools.pairwise([*firsts, len(predictions.table)]):
+        yield slice(int(begin), int(end))
+
+
+def _estimated(axes: Axes, predictions: Predictions, target: str, series: str) -> None:
+    of_series = predictions["series"] == series
+    across, label = _across(predictions, of_series)
+    truth, predicted = predictions[target][of_series], predictions[f"{target}_predicted"][of_series]
+    _band(axes, predictions, target, of_series, across)
+    axes.plot(*_thinned(across, truth), color=INK, lw=1.2, label="true")
+    axes.plot(*_thinned(across, predicted), color=MODEL, lw=1.0, label="predicted")
+    axes.set_title(f"{target} · {_short(series)} · mean error {np.abs(predicted - truth).mean():.3g}")
+    axes.set_xlabel(label)
+    axes.legend(loc="best", ncols=2)
+
+
+def _forecast(axes: Axes, predictions: Predictions, target: str, rows: slice) -> None:
+    series, first = str(predictions["series"][rows][0]), int(predictions["row"][rows][0])
+    length = rows.stop - rows.start
+    of_series = predictions["series"] == series
+    steps, row = predictions["step"], predictions["row"]
+    # what came before, as far as other windows' first rows tell it
+    before = of_series & (steps == 1) & (row < first) & (row >= first - 2 * length)
+    order = np.argsort(row[before])
+    past, label = _across(predictions, before)
+    across, _ = _across(predictions, rows)
+    _band(axes, predictions, target, rows, across)
+    axes.plot(past[order], predictions[target][before][order], color="#9ca3af", lw=1.1)
+    axes.plot(across, predictions[target][rows], color=INK, lw=1.2, label="true")
+    axes.plot(across, predictions[f"{target}_predicted"][rows], color=MODEL, lw=1.5, label="predicted")
+    axes.set_title(f"{target} · {_short(series)}")
+    axes.set_xlabel(label)
+    axes.tick_params(axis="x", labelsize=8.5)
+    axes.xaxis.set_major_locator(mpl.dates.AutoDateLocator(maxticks=6) if label == "" else MaxNLocator(6))
+    if label == "":
+        axes.xaxis.set_major_formatter(mpl.dates.ConciseDateFormatter(axes.xaxis.get_major_locator()))
+    axes.legend(loc="best", ncols=2)
+
+
+def _across(predictions: Predictions, rows: Any) -> tuple[Array, str]:
+    """Values for the time axis, and its label; dates speak for themselves."""
+    if "time" not in predictions.columns:
+        return predictions["row"][rows], "row"
+    time = predictions["time"][rows]
+    return time, "" if np.issubdtype(time.dtype, np.datetime64) else "time"
+
+
+def _band(axes: Axes, predictions: Predictions, target: str, rows: Any, across: Array) -> None:
+    band = predictions.bands(target)
+    if band:
+        low, high = predictions[band[0]][rows], predictions[band[1]][rows]
+        axes.fill_between(across, low, high, color="#bfdbfe", lw=0, label="outer quantiles")
+
+
+def _thinned(x: Array, y: Array) -> tuple[Array, Array]:
+    """At most MOST_POINTS points, keeping each stretch's lowest and highest."""
+    if len(y) <= MOST_POINTS:
+        return x, y
+    edges = np.linspace(0, len(y), MOST_POINTS // 2 + 1, dtype=int)
+    kept = []
+    for begin, end in itertools.pairwise(edges):
+        low, high = begin + int(np.argmin(y[begin:end])), begin + int(np.argmax(y[begin:end]))
+        kept += sorted({low, high})
+    return x[kept], y[kept]

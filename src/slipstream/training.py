@@ -1,0 +1,207 @@
+"""From a config to a trained model and its figures."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+import torch
+
+from slipstream import config as configs
+from slipstream import hardware, runs
+from slipstream.config import Config
+from slipstream.data import dataset as datasets
+from slipstream.data.dataset import Dataset
+from slipstream.data.splits import SETS
+from slipstream.data.windows import Series
+from slipstream.engine import checkpoint, loop, plan, score
+from slipstream.engine.plan import Plan
+from slipstream.engine.score import Chunk
+from slipstream.models import build
+from slipstream.runs import Event, Run
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a training run gave. `summary` is what `slipstream train --json` prints."""
+
+    run: Path
+    metrics: dict[str, dict[str, float]]
+    """By set: mae, rmse, mse, r2, max_error, bias, in physical units."""
+    baselines: dict[str, Any]
+    """repeat, seasonal, ridge: the same figures, or None where one means nothing."""
+    summary: dict[str, Any]
+
+
+def train(
+    config: Config | str | Path | Mapping[str, Any],
+    data: Any = None,
+    *,
+    overrides: tuple[str, ...] = (),
+    watch: Callable[[Event], None] | None = None,
+) -> Result:
+    """Train the model that `config` describes on its data, or on the given table.
+
+    `watch` is shown every event of the run as it is logged.
+    """
+    began = time.perf_counter()
+    seconds: dict[str, float] = {}
+    settings = configs.load(config, overrides)
+    with _timed(seconds, "data"):
+        dataset = datasets.load(settings, data)
+    chosen = plan.make(settings.engine, data_bytes=dataset.series.values.nbytes)
+    run = runs.create(settings.name, out=settings.out, watch=watch)
+    runs.write_text(run.folder / "config.toml", configs.to_toml(settings))
+    runs.write_json(run.folder / "plan.json", chosen.to_dict())
+    with hardware.flags(threads=chosen.threads, tf32=chosen.precision == "tf32"), _seeded(settings):
+        model = build(settings.model, dataset.signature)
+        parameters = sum(p.numel() for p in model.parameters())
+        run.append(
+            "start",
+            run=str(run.folder),
+            windows=_counts(dataset),
+            series=len(dataset.names),
+            parameters=parameters,
+            epochs=settings.train.epochs,
+            steps_per_epoch=-(
+                -len(dataset.starts["train"])
+                // (settings.train.batch * settings.train.accumulate)
+            ),
+            plan=chosen.to_dict(),
+            notes=dataset.notes,
+        )
+        with _timed(seconds, "set-up"):
+            series = dataset.series.to(chosen.device)
+            model.to(chosen.device)
+        fit = loop.fit(settings, model, series, dataset, chosen, run)
+        seconds |= {"training": fit.train_s, "validation": fit.validate_s}
+        chosen = _as_it_ran(run, chosen, fit.failures)
+        checkpoint.save_model(
+            run, weights=fit.weights, signature=dataset.signature, scaler=dataset.scaler
+        )
+        with _timed(seconds, "scoring"):
+            run.append("scoring", what="the model")
+            model.load_state_dict(fit.weights)
+            model.eval()
+            scores = _score_model(run, model, series, dataset, chosen)
+        with _timed(seconds, "baselines"):
+            run.append("scoring", what="the baselines")
+            beside = _score_baselines(series, dataset)
+    judged_by = "mae" if settings.train.loss in ("mae", "quantile") else "mse"
+    figures = {
+        "run": str(run.folder),
+        "name": settings.name,
+        "metrics": {name: found["overall"] for name, found in scores.items()},
+        "scaled": {name: found["scaled"] for name, found in scores.items()},
+        "windows": _counts(dataset),
+        "baselines": beside,
+        "judged_by": judged_by,
+        "beaten_by": _beaten_by(scores["test"]["scaled"], beside, judged_by),
+        "steps": fit.progress.step,
+        "epochs": fit.progress.epoch,
+        "best_epoch": fit.progress.best_epoch,
+        "stopped": fit.stopped,
+        "parameters": parameters,
+        "windows_per_s": fit.progress.epoch * len(dataset.starts["train"]) / fit.train_s,
+        "plan": chosen.to_dict(),
+        "notes": list(dataset.notes),
+    }
+    figures["seconds"] = time.perf_counter() - began
+    figures["seconds_by_phase"] = seconds
+    runs.write_json(run.folder / "metrics.json", figures | {"detail": scores})
+    run.append("end", seconds=figures["seconds"])
+    return Result(run.folder, figures["metrics"], beside, figures)
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
+    began = time.perf_counter()
+    yield
+    seconds[phase] = time.perf_counter() - began
+
+
+@contextmanager
+def _seeded(config: Config) -> Iterator[None]:
+    """Weights and dropout drawn from the config's seed; the caller's generators stay as they were."""
+    with torch.random.fork_rng():
+        torch.manual_seed(config.seed)
+        yield
+
+
+def _counts(dataset: Dataset) -> dict[str, int]:
+    return {name: len(starts) for name, starts in dataset.starts.items()}
+
+
+def _as_it_ran(run: Run, chosen: Plan, failures: dict[str, str]) -> Plan:
+    """The plan, corrected where a fallback was taken."""
+    if not failures:
+        return chosen
+    for name, why in failures.items():
+        run.append("fallback", what=f"{name} not captured", why=why)
+    told = "; ".join(f"{name} ran eagerly: {why}" for name, why in failures.items())
+    ran = replace(chosen, capture=False, reasons=chosen.reasons | {"capture": told})
+    runs.write_json(run.folder / "plan.json", ran.to_dict())
+    return ran
+
+
+def _score_model(
+    run: Run, model: torch.nn.Module, series: Series, dataset: Dataset, chosen: Plan
+) -> dict[str, Any]:
+    predict = score.of_model(model, series, chosen)
+    scores = {}
+    for name in SETS:
+        chunks = score.chunks(predict, series, dataset.starts[name])
+        if name == "test":
+            chunks = _written(chunks, dataset, run.folder / "predictions.parquet")
+        scores[name] = score.tally(chunks, series, dataset, dataset.signature.quantiles)
+    return scores
+
+
+def _written(chunks: Iterator[Chunk], dataset: Dataset, path: Path) -> Iterator[Chunk]:
+    """Pass the chunks on, and write each as it goes by."""
+    writer: pa.parquet.ParquetWriter | None = None
+    with runs.replacing(path) as temporary:
+        try:
+            for chunk in chunks:
+                table = score.as_table(chunk, dataset)
+                writer = writer or pa.parquet.ParquetWriter(temporary, table.schema)
+                writer.write_table(table)
+                yield chunk
+        finally:
+            if writer:
+                writer.close()
+
+
+def _score_baselines(series: Series, dataset: Dataset) -> dict[str, Any]:
+    predictors, about = score.of_baselines(series, dataset)
+    found: dict[str, Any] = {}
+    for name, predict in predictors.items():
+        if predict is None:
+            found[name] = None
+            continue
+        by_set = {
+            which: score.tally(score.chunks(predict, series, starts), series, dataset, ())
+            for which, starts in dataset.starts.items()
+        }
+        found[name] = {
+            "what": about[name],
+            "metrics": {which: scored["overall"] for which, scored in by_set.items()},
+            "scaled": {which: scored["scaled"] for which, scored in by_set.items()},
+            "mae_by_step": [figures["mae"] for figures in by_set["test"]["per_step"]],
+        }
+    return found
+
+
+def _beaten_by(model: dict[str, float], beside: dict[str, Any], kind: str) -> list[str]:
+    """Baselines with a lower scaled test error than the model."""
+    return [
+        name
+        for name, found in beside.items()
+        if found is not None and found["scaled"]["test"][kind] < model[kind]
+    ]
