@@ -43,7 +43,7 @@ class Ridge:
 
     def predict(self, inputs: Tensor, steps: int) -> Tensor:
         features = _features(inputs, self.pooled, self.relative)
-        out = (features @ self.weights).float().unflatten(1, (steps, -1))
+        out: Tensor = (features @ self.weights).float().unflatten(1, (steps, -1))
         if not self.relative:
             return out
         return out + inputs[-1][:, None, -out.shape[2] :]
@@ -86,14 +86,16 @@ def _moments(
             targets = targets - inputs[-1][:, None, -targets.shape[2] :]
         y = targets.flatten(1).double()
         terms = x.T @ x, x.T @ y, y.square().sum()
-        sums = terms if sums is None else (sums[0] + terms[0], sums[1] + terms[1], sums[2] + terms[2])
+        sums = (
+            terms if sums is None else (sums[0] + terms[0], sums[1] + terms[1], sums[2] + terms[2])
+        )
         count += len(x)
     assert sums is not None
     return *sums, count
 
 
 def _features(inputs: Tensor, pooled: int, relative: bool) -> Tensor:
-    """[T, B, F] to [B, D + 1] in float64: the rows, averaged by `pooled` from the end, and a one."""
+    """[T, B, F] to [B, D + 1] in float64: rows, averaged by `pooled` from the end, and a one."""
     if relative:
         inputs = inputs - inputs[-1]
     if pooled > 1:

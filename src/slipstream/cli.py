@@ -87,7 +87,9 @@ def train(
 def evaluate(
     run: RunFolder,
     data: Annotated[Path | None, typer.Option("--data", help=DATA_HELP)] = None,
-    on: Annotated[str, typer.Option(help="Which of the run's own sets: train, val, test.")] = "test",
+    on: Annotated[
+        str, typer.Option(help="Which of the run's own sets: train, val, test.")
+    ] = "test",
     set_: Set = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -104,9 +106,9 @@ def evaluate(
 def predict(
     run: RunFolder,
     data: Annotated[Path, typer.Argument(metavar="DATA", help=DATA_HELP)],
-    out: Annotated[
-        Path, typer.Option(help="Where to write: .csv, .parquet or .arrow.")
-    ] = Path("predictions.csv"),
+    out: Annotated[Path, typer.Option(help="Where to write: .csv, .parquet or .arrow.")] = Path(
+        "predictions.csv"
+    ),
     every: Annotated[
         bool, typer.Option("--every", help="Forecast from every row, not only from the end.")
     ] = False,
@@ -127,9 +129,7 @@ def predict(
 
 
 @app.command()
-def report(
-    run: RunFolder, set_: Set = None, as_json: Json = False, quiet: Quiet = False
-) -> None:
+def report(run: RunFolder, set_: Set = None, as_json: Json = False, quiet: Quiet = False) -> None:
     """Draw a run's report.html again."""
     with _answering(as_json):
         if set_:
@@ -177,7 +177,7 @@ class _Screen:
     """What stderr shows while training: a bar on a terminal, else a line per validation."""
 
     def __init__(self, quiet: bool) -> None:
-        self.console = Console(stderr=True, highlight=False, quiet=quiet)
+        self.console = Console(stderr=True, highlight=False, quiet=quiet, soft_wrap=True)
         self.bar: Progress | None = None
         self.drawn_at = 0.0
         self.val_loss = "–"
@@ -205,9 +205,10 @@ class _Screen:
             case "epoch":
                 self.val_loss = f"{event['val_loss']:.4g}"
                 if not self.bar:
+                    best = " (best)" if event["best"] else ""
                     self.say(
                         f"epoch {event['epoch']}: training {event['train_loss']:.4g}, validation "
-                        f"{self.val_loss}{' (best)' if event['best'] else ''}, {event['seconds']:.1f} s"
+                        f"{self.val_loss}{best}, {event['seconds']:.1f} s"
                     )
             case "fallback":
                 self.say(f"{event['what']}: {event['why']}")
@@ -215,8 +216,10 @@ class _Screen:
                 if self.bar:
                     self.bar.stop()
                     self.bar = None
-                self.say(f"{event['stopped']}: {event['step']:,} steps, best after epoch "
-                         f"{event['best_epoch']:g}")
+                self.say(
+                    f"{event['stopped']}: {event['step']:,} steps, best after epoch "
+                    f"{event['best_epoch']:g}"
+                )
             case "scoring":
                 self.say(f"scoring {event['what']} ...")
 
@@ -277,8 +280,10 @@ class _Screen:
 def _show_training(found: dict[str, Any], console: Console) -> None:
     from slipstream.reporting import number, seconds, verdict
 
-    table = Table(title=f"{found['name']}: test set, {found['windows']['test']:,} windows",
-                  title_justify="left")
+    table = Table(
+        title=f"{found['name']}: test set, {found['windows']['test']:,} windows",
+        title_justify="left",
+    )
     table.add_column("")
     for heading in ("MAE", "RMSE", "max error", "R²", "scaled MSE", "scaled MAE"):
         table.add_column(heading, justify="right")

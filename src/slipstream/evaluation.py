@@ -61,10 +61,12 @@ def _own_data(config: Config, scaler: Scaler) -> Dataset:
     for name, shift in scaler.shift.items():
         now = dataset.scaler.shift.get(name, math.nan), dataset.scaler.size.get(name, math.nan)
         was = shift, scaler.size[name]
-        if not all(math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-9) for a, b in zip(now, was, strict=True)):
+        if not all(
+            math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-9) for a, b in zip(now, was, strict=True)
+        ):
             raise UserError(
-                f'the data of this run have changed since training: column "{name}" now has centre '
-                f"{now[0]:g} and size {now[1]:g}, then {was[0]:g} and {was[1]:g}; to score the model "
-                "on them as new data, pass them with --data"
+                f'the data of this run have changed since training: column "{name}" now has '
+                f"centre {now[0]:g} and size {now[1]:g}, then {was[0]:g} and {was[1]:g}; to score "
+                "the model on them as new data, pass them with --data"
             )
     return dataset

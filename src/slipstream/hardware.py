@@ -6,6 +6,7 @@ import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -52,7 +53,7 @@ def choose_device(setting: str) -> torch.device:
         if index >= torch.cuda.device_count():
             raise UserError(
                 f'engine.device is "{setting}" but this machine has {torch.cuda.device_count()} '
-                'GPU(s), counted from 0'
+                "GPU(s), counted from 0"
             )
         return torch.device("cuda", index)
     return device
@@ -68,27 +69,26 @@ def available_cores() -> int:
 @contextmanager
 def flags(*, threads: int, tf32: bool) -> Iterator[None]:
     """Torch's global settings for one run, put back afterwards."""
-    before_threads = torch.get_num_threads()
-    before_onednn = torch.backends.mkldnn.enabled
-    fp32 = "tf32" if tf32 else "ieee"
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before_fp32 = matmul.fp32_precision, cudnn.rnn.fp32_precision
+    # typed as Any: torch sets these through module attributes that its annotations leave out
+    matmul: Any = torch.backends.cuda.matmul
+    rnn: Any = torch.backends.cudnn.rnn
+    onednn: Any = torch.backends.mkldnn
+    before = torch.get_num_threads(), matmul.fp32_precision, rnn.fp32_precision, onednn.enabled
     try:
         torch.set_num_threads(threads)
-        matmul.fp32_precision, cudnn.rnn.fp32_precision = fp32, fp32
+        matmul.fp32_precision = rnn.fp32_precision = "tf32" if tf32 else "ieee"
         if platform.machine() in ("aarch64", "arm64"):
             # oneDNN has no fast LSTM on Arm: 1.4 to 1.9x slower there than ATen's (dev/LOG.md)
-            torch.backends.mkldnn.enabled = False
+            onednn.enabled = False
         yield
     finally:
-        torch.set_num_threads(before_threads)
-        matmul.fp32_precision, cudnn.rnn.fp32_precision = before_fp32
-        torch.backends.mkldnn.enabled = before_onednn
+        torch.set_num_threads(before[0])
+        matmul.fp32_precision, rnn.fp32_precision, onednn.enabled = before[1:]
 
 
 def _cpu_name() -> str:
     try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+        with Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
             for line in lines:
                 if line.startswith("model name"):
                     return line.partition(":")[2].strip()

@@ -70,8 +70,7 @@ def train(
             parameters=parameters,
             epochs=settings.train.epochs,
             steps_per_epoch=-(
-                -len(dataset.starts["train"])
-                // (settings.train.batch * settings.train.accumulate)
+                -len(dataset.starts["train"]) // (settings.train.batch * settings.train.accumulate)
             ),
             plan=chosen.to_dict(),
             notes=dataset.notes,
@@ -94,7 +93,7 @@ def train(
             run.append("scoring", what="the baselines")
             beside = _score_baselines(series, dataset)
     judged_by = "mae" if settings.train.loss in ("mae", "quantile") else "mse"
-    figures = {
+    figures: dict[str, Any] = {
         "run": str(run.folder),
         "name": settings.name,
         "metrics": {name: found["overall"] for name, found in scores.items()},
@@ -128,7 +127,7 @@ def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
 
 @contextmanager
 def _seeded(config: Config) -> Iterator[None]:
-    """Weights and dropout drawn from the config's seed; the caller's generators stay as they were."""
+    """Weights and dropout drawn from the config's seed; the caller's generators stay put."""
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)
         yield

@@ -43,7 +43,7 @@ def load(config: Config, table: Any = None) -> Dataset:
     """Read, check, split, scale and index what `config.data` names, or the given table."""
     data = config.data
     sources = read_sources(data, table)
-    roles, notes = prepare.roles(sources[0], data)
+    roles, notes = prepare.find_roles(sources[0], data)
     store = prepare.build(sources, data, roles, min_rows=data.context + data.horizon)
     del sources
     signature = _signature(config, roles, store.step)
@@ -86,7 +86,9 @@ def load_given(
     With `targets`, windows are those whose target rows are known. Without, targets may be absent,
     and windows are those whose context is known, up to each series' last row.
     """
-    data = config.data.model_copy(update={"where": {}, "split": Split(train=0.7, val=0.1, test=0.2)})
+    data = config.data.model_copy(
+        update={"where": {}, "split": Split(train=0.7, val=0.1, test=0.2)}
+    )
     if isinstance(given, (str, Path)):
         data, given = data.model_copy(update={"path": str(given)}), None
     roles = Roles(signature.inputs, signature.targets, signature.static)
@@ -132,9 +134,13 @@ def read_sources(data: Data, table: Any) -> list[Source]:
     if data.inputs is not None:
         used = (*data.inputs, *(data.targets or ()), *data.static, *data.ids, *data.where)
         wanted = {name for name in (*used, data.time, data.split.by) if name is not None}
+        wanted -= {tables.FILE, "series"}
     if data.split.folders:
         _check_folders(data)
-    return list(tables.read_all(data.paths, wanted))
+    sources = list(tables.read_all(data.paths, wanted))
+    if data.ids and len(sources) > 1 and not data.split.folders:
+        return [tables.join(sources)]
+    return sources
 
 
 def _simulated(path: str) -> Source:
@@ -169,9 +175,7 @@ def _signature(config: Config, roles: Roles, step: float | None) -> Signature:
     )
 
 
-def _fit(
-    store: Store, roles: Roles, training: npt.NDArray[np.bool_], data: Data
-) -> Scaler:
+def _fit(store: Store, roles: Roles, training: npt.NDArray[np.bool_], data: Data) -> Scaler:
     scaler = scaling.fit(store.columns, training, kind=data.scale)
     if not roles.static:
         return scaler

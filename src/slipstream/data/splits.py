@@ -40,7 +40,9 @@ def _counts(data: Data, num_rows: int) -> tuple[int, int, int]:
     if split.rows is not None:
         return split.rows[0], split.rows[1], split.rows[2]
     train, val, test = split.train, split.val, split.test
-    assert isinstance(train, float) and isinstance(val, float) and isinstance(test, float)
+    assert isinstance(train, float)
+    assert isinstance(val, float)
+    assert isinstance(test, float)
     # borders are rounded, not lengths, so that shares which add up to 1 use every row
     first, second, third = (round(num_rows * s) for s in (train, train + val, train + val + test))
     return first, second - first, third - second

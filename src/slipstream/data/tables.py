@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,22 @@ from slipstream.errors import UserError
 READERS = {".csv": "csv", ".tsv": "csv", ".txt": "csv", ".parquet": "parquet", ".pq": "parquet"}
 READERS |= {".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow"}
 UNNAMED = "column_"
-NULLS = ["", "NA", "N/A", "n/a", "NaN", "nan", "NAN", "-nan", "null", "NULL", "None", "none", "#N/A"]
+FILE = "file"
+NULLS = [
+    "",
+    "NA",
+    "N/A",
+    "n/a",
+    "NaN",
+    "nan",
+    "NAN",
+    "-nan",
+    "null",
+    "NULL",
+    "None",
+    "none",
+    "#N/A",
+]
 NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$|^[+-]?([iI]nf|[iI]nfinity|INF)$"
 MAGIC = {
     b"\x1f\x8b": "gzip data; decompress it first (gunzip)",
@@ -44,24 +59,29 @@ class Source:
     """One table and where it came from."""
 
     name: str
-    """As shown to the user and used as the series' name: the file's name below what was asked for."""
+    """As shown to the user, and the series' name: the file's name below what was asked for."""
     table: pa.Table
     path: Path | None = None
     delimiter: str | None = None
     """Set for CSV files, whose cells are all text."""
+    parts: tuple[Source, ...] = ()
+    """The files that make up one long table."""
 
-    def line(self, row: int) -> str:
-        """Where a row of the table stands in the file."""
-        if self.path is None or self.delimiter is None:
-            return f"row {row + 1}"
-        records = (at for at, cells in _records(self.path, self.delimiter) if cells)
-        for seen, at in enumerate(records):
-            if seen == row + 1:  # the first record is the header
-                return f"line {at}"
-        return f"row {row + 1}"
+    def place(self, row: int) -> str:
+        """Where a row of the table stands: its file and line."""
+        for part in self.parts:
+            if row < part.table.num_rows:
+                return part.place(row)
+            row -= part.table.num_rows
+        if self.path is not None and self.delimiter is not None:
+            records = (at for at, cells in _records(self.path, self.delimiter) if cells)
+            for seen, at in enumerate(records):
+                if seen == row + 1:  # the first record is the header
+                    return f"{self.name}, line {at}"
+        return f"{self.name}, row {row + 1}"
 
     def where(self, row: int, column: str) -> str:
-        return f'{self.name}, {self.line(row)}, column "{column}"'
+        return f'{self.place(row)}, column "{column}"'
 
 
 def from_memory(table: Any) -> Source:
@@ -87,6 +107,30 @@ def read_all(paths: Iterable[str], wanted: set[str] | None = None) -> Iterator[S
                 yield read(file, name=file.relative_to(path).as_posix(), wanted=wanted)
         else:
             yield read(path, name=path.name, wanted=wanted)
+
+
+def join(sources: Sequence[Source]) -> Source:
+    """One long table from several files, with the column FILE that says where a row came from."""
+    names = [source.name for source in sources]
+    wanted = set(sources[0].table.column_names)
+    for source in sources:
+        differ = wanted.symmetric_difference(source.table.column_names)
+        if differ:
+            raise UserError(
+                f"{source.name} and {names[0]} make one long table (data.id), but only one of them "
+                f'has the column "{sorted(differ)[0]}"'
+            )
+    try:
+        table = pa.concat_tables([s.table for s in sources], promote_options="permissive")
+    except pa.ArrowException as error:
+        raise UserError(f"the files do not make one long table: {_first_line(error)}") from None
+    if FILE not in wanted:
+        files = np.repeat(
+            np.arange(len(names), dtype=np.int32), [s.table.num_rows for s in sources]
+        )
+        table = table.append_column(FILE, pa.DictionaryArray.from_arrays(files, names))
+    delimiter = next((s.delimiter for s in sources if s.delimiter not in (None, ",")), None)
+    return Source(f"{names[0]} and {len(names) - 1} more", table, None, delimiter, tuple(sources))
 
 
 def files_in(folder: Path) -> list[Path]:
@@ -146,8 +190,9 @@ def _read_binary(path: Path, kind: str, wanted: set[str] | None) -> pa.Table:
     try:
         if kind == "Parquet":
             file = pa.parquet.ParquetFile(path)
-            names = file.schema_arrow.names
-            return file.read(columns=[n for n in names if wanted is None or n in wanted])
+            # where a wanted column is missing, all are read, so that the error can name the nearest
+            prune = wanted is not None and wanted <= set(file.schema_arrow.names)
+            return file.read(columns=sorted(wanted) if wanted and prune else None)
         with pa.memory_map(str(path)) as memory:
             try:
                 return pa.ipc.open_file(memory).read_all()
@@ -299,7 +344,7 @@ def looks_numeric(source: Source, name: str) -> bool:
         return _is_numeric(values.type)
     text = _clean(values, source.delimiter)
     known = len(text) - text.null_count
-    return known == 0 or 2 * pc.sum(pc.match_substring_regex(text, NUMBER)).as_py() >= known
+    return bool(known == 0 or 2 * pc.sum(pc.match_substring_regex(text, NUMBER)).as_py() >= known)
 
 
 def labels(source: Source, name: str, setting: str) -> tuple[npt.NDArray[np.int64], list[str]]:

@@ -114,7 +114,8 @@ def unfold_targets(sequences: Tensor, fold: int) -> Tensor:
     """[B * C, H, 1, ...] back to [B, H, C, ...]."""
     if fold == 1:
         return sequences
-    return sequences.squeeze(2).unflatten(0, (-1, fold)).transpose(1, 2)
+    windows: Tensor = sequences.squeeze(2).unflatten(0, (-1, fold))
+    return windows.transpose(1, 2)
 
 
 def _one_sequence_per_channel(rows: Tensor, *, others: int) -> Tensor:

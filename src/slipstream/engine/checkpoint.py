@@ -26,7 +26,7 @@ def save(
     progress: dict[str, Any],
     optimizer: torch.optim.Optimizer | None = None,
 ) -> None:
-    """Write checkpoints/step-N, unless it is there: weights, optimizer state, where training stood."""
+    """Write checkpoints/step-N, unless it is there: weights, optimizer, where training stood."""
     folder = run.checkpoints / f"step-{step}"
     if folder.exists():
         return

@@ -81,7 +81,7 @@ def stoppable() -> Iterator[Stop]:
         stop.signal_number = number
         signal.signal(number, before[number])
 
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    numbers = (int(signal.SIGINT), int(signal.SIGTERM))
     before = {number: signal.getsignal(number) for number in numbers}
     for number in numbers:
         signal.signal(number, request)

@@ -102,7 +102,8 @@ def loss_scale(device: torch.device) -> LossScale:
 def step_unless_overflow(optimizer: torch.optim.Optimizer, scale: LossScale) -> None:
     """Update the weights, or leave everything as it was if the gradients overflowed; no sync."""
     if getattr(optimizer, "_step_supports_amp_scaling", False):
-        optimizer.grad_scale, optimizer.found_inf = None, scale.overflow  # type: ignore[attr-defined]
+        # how torch's own GradScaler tells a fused optimizer; there is no public way
+        vars(optimizer).update(grad_scale=None, found_inf=scale.overflow)
         optimizer.step()
     else:
         tensors = [p.data for group in optimizer.param_groups for p in group["params"]]

@@ -61,7 +61,9 @@ def make(engine: Engine, *, data_bytes: int) -> Plan:
             "precision": why_precision,
             "home": f"{data_bytes / 1e6:.1f} MB of series beside {room / 1e9:.0f} GB of memory",
             "capture": why_capture,
-            "threads": "every core this process may use" if engine.threads == "auto" else "asked for",
+            "threads": "every core this process may use"
+            if engine.threads == "auto"
+            else "asked for",
         },
         hardware=found,
     )

@@ -20,7 +20,7 @@ from slipstream.engine.plan import Plan
 from slipstream.objectives import point
 
 RIDGE_WORK = 2e11
-"""Multiplications that the ridge baseline may take; it sees fewer windows where all would be more."""
+"""Multiplications that fitting the ridge may take; where all windows need more, it sees fewer."""
 
 
 class Chunk(NamedTuple):
@@ -86,8 +86,8 @@ def of_baselines(
     about: dict[str, str] = {}
     if signature.horizon == 0:
         mean = torch.zeros(signature.model_targets, device=series.values.device)
-        for i, name in enumerate(signature.targets):
-            mean[i] = _training_mean(dataset, name, i)
+        rows = dataset.starts["train"] + signature.lead
+        mean.copy_(dataset.series.targets[rows].double().mean(dim=0))
         found["repeat"] = lambda starts: mean.expand(len(starts), 1, -1)[..., None]
         about["repeat"] = "the training mean (no past target is known when estimating)"
         found["seasonal"] = None
@@ -112,12 +112,6 @@ def of_baselines(
     found["ridge"] = ridge
     about["ridge"] = f"closed-form least squares on the window's rows ({seen})"
     return found, about
-
-
-def _training_mean(dataset: Dataset, name: str, index: int) -> float:
-    """Mean of a target over the training windows' target rows, scaled."""
-    rows = dataset.starts["train"] + dataset.signature.lead
-    return float(dataset.series.targets[rows, index].double().mean())
 
 
 def _ridge(series: Series, dataset: Dataset) -> tuple[Predictor, str]:
@@ -172,7 +166,9 @@ def as_table(chunk: Chunk, dataset: Dataset) -> pa.Table:
 
         if chunk.truth is not None:
             columns[name] = physical(chunk.truth[..., i])
-        columns[f"{name}_predicted"] = physical(point(chunk.prediction, signature.quantiles)[..., i])
+        columns[f"{name}_predicted"] = physical(
+            point(chunk.prediction, signature.quantiles)[..., i]
+        )
         for q, level in enumerate(signature.quantiles):
             columns[f"{name}_q{100 * level:g}"] = physical(chunk.prediction[..., i, q])
     return pa.table(columns)
@@ -188,4 +184,3 @@ def _times(dataset: Dataset, rows: Any, owner: Any) -> pa.Array:
         times = dataset.time[known] + (rows - known) * step
         return pa.array(times).cast(pa.timestamp("us"))
     return pa.array(dataset.time[known] + (rows - known) * (dataset.signature.step or 0.0))
-

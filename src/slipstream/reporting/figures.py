@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet
+from matplotlib import dates as mdates
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -24,7 +25,7 @@ Array = npt.NDArray[Any]
 INK, MUTED, MODEL = "#1f2937", "#6b7280", "#2563eb"
 COLOURS = {"model": MODEL, "ridge": "#f59e0b", "seasonal": "#10b981", "repeat": "#9ca3af"}
 PHASES = ("#2563eb", "#93c5fd", "#10b981", "#f59e0b", "#a78bfa", "#9ca3af", "#e5e7eb")
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.size": 10,
     "svg.fonttype": "none",
@@ -66,7 +67,9 @@ class Predictions:
 
     def bands(self, target: str) -> tuple[str, str] | None:
         """The names of the outermost quantiles' columns, where there are any."""
-        names = [name for name in self.columns if re.fullmatch(re.escape(target) + r"_q[\d.]+", name)]
+        names = [
+            name for name in self.columns if re.fullmatch(re.escape(target) + r"_q[\d.]+", name)
+        ]
         return (names[0], names[-1]) if len(names) > 1 else None
 
 
@@ -107,7 +110,9 @@ def _svg(draw: Callable[..., None], width: float, height: float, *given: Any) ->
     return _markup(figure)
 
 
-def _grid(draw: Callable[..., None], each: list[tuple[Any, ...]], width: float, height: float) -> str:
+def _grid(
+    draw: Callable[..., None], each: list[tuple[Any, ...]], width: float, height: float
+) -> str:
     """One small picture per item, up to four in a row."""
     across = min(len(each), 4)
     down = -(-len(each) // across)
@@ -126,15 +131,27 @@ def _markup(figure: Figure) -> str:
     figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
     svg = out.getvalue()
     svg = re.sub(r'(id="|url\(#|href="#)', rf"\g<1>f{next(_pictures)}-", svg[svg.index("<svg") :])
-    return re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r' height="[\d.]+pt"', "", svg), count=1)
+    return re.sub(
+        r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r' height="[\d.]+pt"', "", svg), count=1
+    )
 
 
 def _losses(axes: Axes, events: Sequence[dict[str, Any]], best_epoch: float) -> None:
     logs = [e for e in events if e["event"] == "log" and e["loss"] is not None]
     epochs = [e for e in events if e["event"] == "epoch" and e["val_loss"] is not None]
     axes.plot([e["epoch"] for e in logs], [e["loss"] for e in logs], color="#bfdbfe", lw=1)
-    axes.plot([e["epoch"] for e in epochs], [e["train_loss"] for e in epochs], color=MODEL, label="training")
-    axes.plot([e["epoch"] for e in epochs], [e["val_loss"] for e in epochs], color="#f59e0b", label="validation")
+    axes.plot(
+        [e["epoch"] for e in epochs],
+        [e["train_loss"] for e in epochs],
+        color=MODEL,
+        label="training",
+    )
+    axes.plot(
+        [e["epoch"] for e in epochs],
+        [e["val_loss"] for e in epochs],
+        color="#f59e0b",
+        label="validation",
+    )
     axes.axvline(best_epoch, color=MUTED, lw=0.8, ls=":")
     axes.annotate(
         "best",
@@ -198,13 +215,17 @@ def _by_series(axes: Axes, per_series: dict[str, dict[str, float]]) -> None:
     worst = sorted(per_series, key=lambda name: per_series[name]["mae"], reverse=True)
     shown = worst[:MOST_BARS]
     places = np.arange(len(shown))
-    axes.bar(places, [per_series[n]["rmse"] for n in shown], color="#bfdbfe", width=0.7, label="RMSE")
+    axes.bar(
+        places, [per_series[n]["rmse"] for n in shown], color="#bfdbfe", width=0.7, label="RMSE"
+    )
     axes.bar(places, [per_series[n]["mae"] for n in shown], color=MODEL, width=0.7, label="MAE")
     axes.set_xticks(places, [_short(n) for n in shown], rotation=40, ha="right", fontsize=8.5)
     axes.grid(axis="x", visible=False)
     axes.set_ylabel("error")
     if len(worst) > len(shown):
-        axes.set_title(f"the {len(shown)} worst of {len(worst):,} series", fontsize=9.5, color=MUTED)
+        axes.set_title(
+            f"the {len(shown)} worst of {len(worst):,} series", fontsize=9.5, color=MUTED
+        )
     axes.legend(loc="upper right", ncols=2)
 
 
@@ -249,9 +270,13 @@ def _examples(predictions: Predictions, targets: list[str]) -> list[str]:
         ]
     windows = list(_windows(predictions))
     each = max(MOST_EXAMPLES // len(targets), 1)
-    picked = [windows[i] for i in np.linspace(0, len(windows) - 1, min(each, len(windows)), dtype=int)]
+    picked = [
+        windows[i] for i in np.linspace(0, len(windows) - 1, min(each, len(windows)), dtype=int)
+    ]
     return [
-        _svg(_forecast, 6.2, 2.1, predictions, target, rows) for target in targets for rows in picked
+        _svg(_forecast, 6.2, 2.1, predictions, target, rows)
+        for target in targets
+        for rows in picked
     ]
 
 
@@ -269,7 +294,9 @@ def _estimated(axes: Axes, predictions: Predictions, target: str, series: str) -
     _band(axes, predictions, target, of_series, across)
     axes.plot(*_thinned(across, truth), color=INK, lw=1.2, label="true")
     axes.plot(*_thinned(across, predicted), color=MODEL, lw=1.0, label="predicted")
-    axes.set_title(f"{target} · {_short(series)} · mean error {np.abs(predicted - truth).mean():.3g}")
+    axes.set_title(
+        f"{target} · {_short(series)} · mean error {np.abs(predicted - truth).mean():.3g}"
+    )
     axes.set_xlabel(label)
     axes.legend(loc="best", ncols=2)
 
@@ -287,13 +314,17 @@ def _forecast(axes: Axes, predictions: Predictions, target: str, rows: slice) ->
     _band(axes, predictions, target, rows, across)
     axes.plot(past[order], predictions[target][before][order], color="#9ca3af", lw=1.1)
     axes.plot(across, predictions[target][rows], color=INK, lw=1.2, label="true")
-    axes.plot(across, predictions[f"{target}_predicted"][rows], color=MODEL, lw=1.5, label="predicted")
+    axes.plot(
+        across, predictions[f"{target}_predicted"][rows], color=MODEL, lw=1.5, label="predicted"
+    )
     axes.set_title(f"{target} · {_short(series)}")
     axes.set_xlabel(label)
     axes.tick_params(axis="x", labelsize=8.5)
-    axes.xaxis.set_major_locator(mpl.dates.AutoDateLocator(maxticks=6) if label == "" else MaxNLocator(6))
+    axes.xaxis.set_major_locator(
+        mdates.AutoDateLocator(maxticks=6) if label == "" else MaxNLocator(6)
+    )
     if label == "":
-        axes.xaxis.set_major_formatter(mpl.dates.ConciseDateFormatter(axes.xaxis.get_major_locator()))
+        axes.xaxis.set_major_formatter(mdates.ConciseDateFormatter(axes.xaxis.get_major_locator()))
     axes.legend(loc="best", ncols=2)
 
 

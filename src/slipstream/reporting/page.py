@@ -63,7 +63,10 @@ def verdict(summary: dict[str, Any]) -> str:
     closest = min(beside, key=lambda name: beside[name][kind] or math.inf)
     told = f"{kind.upper()} {number(model[kind])} against {number(beside[closest][kind])}"
     if not summary["beaten_by"]:
-        return f"The model beats every baseline on the test set; the closest is {closest}: {told}, scaled."
+        return (
+            f"The model beats every baseline on the test set; the closest is {closest}: {told}, "
+            "scaled."
+        )
     return (
         f"The model loses to {' and '.join(summary['beaten_by'])} on the test set: {told}, scaled. "
         f"As it stands, {closest} is the better choice."

@@ -1,21 +1,10 @@
-"""What a user can ask for: one frozen model per section, read from TOML and `section.key=value`.
-
-Unknown keys are refused with the nearest known one. No torch here.
-"""
+"""Every setting: one frozen model per section. The text under a field is its documentation."""
 
 from __future__ import annotations
 
-import difflib
-import tomllib
-from collections.abc import Iterable, Iterator, Mapping
-from importlib import resources
-from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
-
-from slipstream.errors import UserError
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 Scalar = str | int | float | bool
@@ -39,7 +28,8 @@ class Split(Section):
     """Which rows are for training, validation and test. Give one of the four forms."""
 
     train: Fraction | Scalars | None = None
-    """Share of each series, from its start (0.7); or, beside `by`, the values that train (default: the rest)."""
+    """Share of each series, from its start (0.7); or, beside `by`, the values that train (default:
+    the rest)."""
     val: Fraction | Scalars | None = None
     """Share of each series after the training rows; or, beside `by`, the values that validate."""
     test: Fraction | Scalars | None = None
@@ -79,19 +69,24 @@ class Data(Section):
     """Where the series are and how they become windows."""
 
     path: str | Names | None = None
-    """A file, a folder or a list of files: CSV, Parquet or Arrow. A file is one series unless `id` names a column. `"simulated:cell"` is the embedded battery data."""
+    """A file, a folder or a list of files: CSV, Parquet or Arrow. A file is one series unless `id`
+    names a column. `"simulated:cell"` is the embedded battery data."""
     time: str | None = None
     """The column that orders the rows and shows gaps: timestamps, dates or plain numbers."""
     time_format: str | None = None
-    """How text in the time column reads, as for strptime (`"%d.%m.%Y %H:%M"`); ISO 8601 needs none."""
+    """How text in the time column reads, as for strptime (`"%d.%m.%Y %H:%M"`); ISO 8601 needs none.
+    How text in the time column reads, as for strptime (`"%d.%m.%Y %H:%M"`); ISO 8601 needs none."""
     id: str | Names | None = None
-    """The column or columns that tell the series of a long table apart."""
+    """The column or columns that tell the series of a long table apart. Several files then make
+    one table; `"file"` stands for a row's file."""
     where: dict[str, Scalar | Scalars] = {}
     """Keep only the rows whose column has this value, or one of these values."""
     inputs: Names | None = None
-    """What the model reads. Default: every numeric column (without the targets where `horizon` is 0)."""
+    """What the model reads. Default: every numeric column (without the targets where `horizon` is
+    0)."""
     targets: Names | None = None
-    """What the model predicts. Default when forecasting: every input. Must be named where `horizon` is 0."""
+    """What the model predicts. Default when forecasting: every input. Must be named where `horizon`
+    is 0."""
     static: Names = ()
     """Numeric columns that are constant within a series; they join at the model's head."""
     ignore: Names = ()
@@ -103,21 +98,27 @@ class Data(Section):
     stride: PositiveInt = 1
     """Rows from one window to the next, in every set."""
     channels: Literal["together", "independent"] = "together"
-    """`"independent"`: every target column is its own series through one model; inputs that are not targets are seen by all of them."""
+    """`"independent"`: every target column is its own series through one model; inputs that are not
+    targets are seen by all of them."""
     scale: Literal["standard", "minmax", "none"] = "standard"
     """How columns are scaled. Fitted on training rows only."""
     missing: Literal["error", "forward", "drop"] = "error"
-    """Missing values: refuse them, repeat the last known value, or drop the row (no window crosses it)."""
+    """Missing values: refuse them, repeat the last known value, or drop the row (no window crosses
+    it)."""
     unsorted: Literal["error", "sort"] = "error"
     """Rows whose time runs backwards: refuse them, or sort each series by time."""
     gap_tolerance: PositiveFloat = 0.5
-    """A time step that differs from the series' usual one by more than this share of it is a gap, and no window crosses it. `inf`: rows always follow each other."""
+    """A time step that differs from the series' usual one by more than this share of it is a gap,
+    and no window crosses it. `inf`: rows always follow each other."""
     short: Literal["error", "drop"] = "error"
     """Series with fewer rows than one window: refuse or drop."""
     period: PositiveInt | None = None
-    """Rows of one season, for the seasonal baseline. Default: a day, week or year, by the time column's step."""
+    """Rows of one season, for the seasonal baseline. Default: a day, week or year, by the time
+    column's step."""
     split: Split = Split(train=0.7, val=0.1, test=0.2)
-    """Shares of each series in time order, `{ rows = [a, b, c] }`, `{ by = "column", val = [...], test = [...] }` or `{ folders = true }`. A window belongs to the set that holds its target rows; its context may reach back over the border."""
+    """Shares of each series in time order, `{ rows = [a, b, c] }`, `{ by = "column", val = [...],
+    test = [...] }` or `{ folders = true }`. A window belongs to the set that holds its target
+    rows; its context may reach back over the border."""
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -151,7 +152,8 @@ class Data(Section):
             lost = sorted(set(self.targets) - set(self.inputs))
             if lost:
                 raise ValueError(
-                    f'data.channels = "independent" reads every target; add "{lost[0]}" to data.inputs'
+                    f'data.channels = "independent" reads every target; add "{lost[0]}" to '
+                    "data.inputs"
                 )
         return self
 
@@ -170,11 +172,13 @@ class Model(Section):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Share of activations dropped between layers while training."""
     patch: PositiveInt = 1
-    """Rows that make one token for lstm, gru and transformer: 16 means 16 times fewer time steps."""
+    """Rows that make one token for lstm, gru and transformer: 16 means 16 times fewer time steps.
+    Rows that make one token for lstm, gru and transformer: 16 means 16 times fewer time steps."""
     pool: Literal["last", "mean", "attention", "flatten"] = "last"
     """How a sequence becomes one vector (lstm, gru, transformer)."""
     normalize: Literal["none", "last", "window"] = "none"
-    """Per window: subtract its last row, or its mean and divide by its deviation; undone on the output."""
+    """Per window: subtract its last row, or its mean and divide by its deviation; undone on the
+    output."""
     heads: PositiveInt = 4
     """Transformer: attention heads."""
     positions: Literal["learned", "sinusoidal"] = "learned"
@@ -309,181 +313,3 @@ class Config(Section):
                 f"{self.model.patch}; use {below or self.model.patch} or {below + self.model.patch}"
             )
         return self
-
-
-class Signature(Section):
-    """What a trained model eats and gives, in the order its weights expect."""
-
-    inputs: Names
-    targets: Names
-    static: Names
-    shared: int
-    """The last `shared` inputs are the first `shared` targets."""
-    context: int
-    horizon: int
-    channels: Literal["together", "independent"]
-    quantiles: Annotated[tuple[float, ...], Field(strict=False)]
-    """Empty for a point prediction."""
-    step: float | None
-    """Usual time from row to row: seconds for timestamps, else in the time column's own unit."""
-
-    @property
-    def steps_out(self) -> int:
-        """Predicted rows per window."""
-        return max(self.horizon, 1)
-
-    @property
-    def fold(self) -> int:
-        """Sequences that one window becomes: one, or one per target channel."""
-        return len(self.targets) if self.channels == "independent" else 1
-
-    @property
-    def model_inputs(self) -> int:
-        """Columns of one sequence."""
-        return len(self.inputs) - self.fold + 1
-
-    @property
-    def model_targets(self) -> int:
-        return len(self.targets) // self.fold
-
-    @property
-    def model_shared(self) -> int:
-        """How many of the sequence's last columns are its first targets."""
-        return self.shared // self.fold
-
-    @property
-    def lead(self) -> int:
-        """Rows from a window's first row to its first target row."""
-        return self.context if self.horizon else self.context - 1
-
-
-def load(
-    source: Config | str | Path | Mapping[str, Any], overrides: Iterable[str] = ()
-) -> Config:
-    """Read a config from a TOML file, a mapping or a Config, then apply `section.key=value`s.
-
-    A relative `data.path` in a file is looked for beside the file, then in the working folder.
-    """
-    if isinstance(source, Config):
-        settings, origin = source.model_dump(exclude_unset=True), "config"
-    elif isinstance(source, Mapping):
-        settings, origin = _deep_copy(source), "config"
-    else:
-        settings, origin = _read(Path(source)), str(source)
-    for override in overrides:
-        _apply(settings, override)
-    try:
-        return Config.model_validate(settings)
-    except ValidationError as error:
-        raise UserError(f"{origin}: " + "\n  ".join(_explain(error))) from None
-
-
-def demo() -> Config:
-    """The embedded training job: an LSTM that estimates a simulated cell's state of charge."""
-    text = resources.files("slipstream").joinpath("demo.toml").read_text(encoding="utf-8")
-    return Config.model_validate(tomllib.loads(text))
-
-
-def to_toml(config: Config) -> str:
-    return tomli_w.dumps(config.model_dump(exclude_none=True))
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        settings = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        raise UserError(f"{path}: there is no such config file") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: is not UTF-8 text; a config is a TOML file") from None
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path}: is not valid TOML: {error}") from None
-    settings.setdefault("name", _as_name(path.stem))
-    data = settings.get("data")
-    if isinstance(data, dict):
-        if isinstance(data.get("path"), str):
-            data["path"] = _beside(data["path"], path)
-        elif isinstance(data.get("path"), list):
-            data["path"] = [_beside(p, path) if isinstance(p, str) else p for p in data["path"]]
-    return settings
-
-
-def _as_name(stem: str) -> str:
-    kept = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in stem)
-    return kept.lstrip("._-") or "run"
-
-
-def _beside(data_path: str, config_path: Path) -> str:
-    if data_path.startswith(SIMULATED):
-        return data_path
-    beside = config_path.resolve().parent / data_path
-    return str(beside if beside.exists() or not Path(data_path).exists() else Path(data_path))
-
-
-def _deep_copy(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: _deep_copy(v) if isinstance(v, Mapping) else v for k, v in settings.items()}
-
-
-def _apply(settings: dict[str, Any], override: str) -> None:
-    dotted, equals, text = override.partition("=")
-    keys = dotted.strip().split(".")
-    if not equals or not all(keys):
-        raise UserError(f'--set takes section.key=value, as in train.lr=0.001, not "{override}"')
-    for key in keys[:-1]:
-        settings = settings.setdefault(key, {})
-        if not isinstance(settings, dict):
-            raise UserError(f'--set {override}: "{key}" is a value, not a section')
-    settings[keys[-1]] = _value(text.strip())
-
-
-def _value(text: str) -> Any:
-    """A TOML value where it is one (numbers, lists, quoted text), else the text itself."""
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
-    return value if isinstance(value, (bool, int, float, str, list, dict)) else text
-
-
-def _explain(error: ValidationError) -> Iterator[str]:
-    """One line per wrong setting, the alternatives of a union joined."""
-    lines: dict[str, list[str]] = {}
-    for item in error.errors():
-        path, section = _locate(item["loc"])
-        setting = ".".join(path)
-        if item["type"] == "extra_forbidden":
-            lines[setting] = [f"{setting} is not a setting{_nearest(path[-1], section)}"]
-        elif item["type"] == "value_error":
-            lines.setdefault(setting, []).append(str(item["ctx"]["error"]))
-        else:
-            wanted = item["msg"].replace("Input should be ", "").replace("a valid ", "a ")
-            said = lines.setdefault(setting, [f"{setting} is {item['input']!r}; it should be"])
-            said.append(wanted if len(said) == 1 else f"or {wanted}")
-    for said in lines.values():
-        yield " ".join(said)
-
-
-def _locate(loc: tuple[int | str, ...]) -> tuple[list[str], type[Section]]:
-    """The setting's dotted path, without the branch names that unions add, and its section."""
-    section: type[Section] = Config
-    path: list[str] = []
-    for part in map(str, loc):
-        path.append(part)
-        field = section.model_fields.get(part)
-        inner = field.annotation if field else None
-        if not (isinstance(inner, type) and issubclass(inner, Section)):
-            break
-        section = inner
-    return path, section
-
-
-def _nearest(key: str, section: type[Section]) -> str:
-    close = difflib.get_close_matches(key, section.model_fields, n=1)
-    if close:
-        return f'; did you mean "{close[0]}"?'
-    for name, field in Config.model_fields.items():
-        inner = field.annotation
-        if isinstance(inner, type) and issubclass(inner, Section) and key in inner.model_fields:
-            return f'; did you mean "{name}.{key}"?'
-    return f"; known here: {', '.join(section.model_fields)}"

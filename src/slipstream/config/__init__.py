@@ -1,0 +1,29 @@
+"""What a user can ask for. No torch here."""
+
+from slipstream.config.reading import demo, load, to_toml
+from slipstream.config.sections import (
+    SIMULATED,
+    Config,
+    Data,
+    Engine,
+    Model,
+    Scalar,
+    Split,
+    Train,
+)
+from slipstream.config.signature import Signature
+
+__all__ = [
+    "SIMULATED",
+    "Config",
+    "Data",
+    "Engine",
+    "Model",
+    "Scalar",
+    "Signature",
+    "Split",
+    "Train",
+    "demo",
+    "load",
+    "to_toml",
+]

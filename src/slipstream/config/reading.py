@@ -1,0 +1,153 @@
+"""Reads a config from TOML, mappings and `section.key=value`, and explains what is wrong in it."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import ValidationError
+
+from slipstream.config.sections import SIMULATED, Config, Section
+from slipstream.errors import UserError
+
+
+def load(source: Config | str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Config:
+    """Read a config from a TOML file, a mapping or a Config, then apply `section.key=value`s.
+
+    A relative `data.path` in a file is looked for beside the file, then in the working folder.
+    """
+    if isinstance(source, Config):
+        settings, origin = source.model_dump(exclude_unset=True), "config"
+    elif isinstance(source, Mapping):
+        settings, origin = _deep_copy(source), "config"
+    else:
+        settings, origin = _read(Path(source)), str(source)
+    for override in overrides:
+        _apply(settings, override)
+    try:
+        return Config.model_validate(settings)
+    except ValidationError as error:
+        raise UserError(f"{origin}: " + "\n  ".join(_explain(error))) from None
+
+
+def demo() -> Config:
+    """The embedded training job: an LSTM that estimates a simulated cell's state of charge."""
+    text = resources.files("slipstream").joinpath("demo.toml").read_text(encoding="utf-8")
+    return Config.model_validate(tomllib.loads(text))
+
+
+def to_toml(config: Config) -> str:
+    text = tomli_w.dumps(config.model_dump(exclude_none=True))
+    return re.sub(r"\[\n((?: {4}.*,\n)+)\]", _on_one_line, text)
+
+
+def _on_one_line(array: re.Match[str]) -> str:
+    joined = f"[{', '.join(line.strip(' ,') for line in array[1].splitlines())}]"
+    return joined if len(joined) <= 80 else array[0]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        settings = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: there is no such config file") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: is not UTF-8 text; a config is a TOML file") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path}: is not valid TOML: {error}") from None
+    settings.setdefault("name", _as_name(path.stem))
+    data = settings.get("data")
+    if isinstance(data, dict):
+        if isinstance(data.get("path"), str):
+            data["path"] = _beside(data["path"], path)
+        elif isinstance(data.get("path"), list):
+            data["path"] = [_beside(p, path) if isinstance(p, str) else p for p in data["path"]]
+    return settings
+
+
+def _as_name(stem: str) -> str:
+    kept = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in stem)
+    return kept.lstrip("._-") or "run"
+
+
+def _beside(data_path: str, config_path: Path) -> str:
+    if data_path.startswith(SIMULATED):
+        return data_path
+    beside = config_path.resolve().parent / data_path
+    return str(beside if beside.exists() or not Path(data_path).exists() else Path(data_path))
+
+
+def _deep_copy(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: _deep_copy(v) if isinstance(v, Mapping) else v for k, v in settings.items()}
+
+
+def _apply(settings: dict[str, Any], override: str) -> None:
+    dotted, equals, text = override.partition("=")
+    keys = dotted.strip().split(".")
+    if not equals or not all(keys):
+        raise UserError(f'--set takes section.key=value, as in train.lr=0.001, not "{override}"')
+    for key in keys[:-1]:
+        settings = settings.setdefault(key, {})
+        if not isinstance(settings, dict):
+            raise UserError(f'--set {override}: "{key}" is a value, not a section')
+    settings[keys[-1]] = _value(text.strip())
+
+
+def _value(text: str) -> Any:
+    """A TOML value where it is one (numbers, lists, quoted text), else the text itself."""
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+    return value if isinstance(value, (bool, int, float, str, list, dict)) else text
+
+
+def _explain(error: ValidationError) -> Iterator[str]:
+    """One line per wrong setting, the alternatives of a union joined."""
+    lines: dict[str, list[str]] = {}
+    for item in error.errors():
+        path, section = _locate(item["loc"])
+        setting = ".".join(path)
+        if item["type"] == "extra_forbidden":
+            lines[setting] = [f"{setting} is not a setting{_nearest(path[-1], section)}"]
+        elif item["type"] == "value_error":
+            lines.setdefault(setting, []).append(str(item["ctx"]["error"]))
+        else:
+            wanted = item["msg"].replace("Input should be ", "").replace("a valid ", "a ")
+            said = lines.setdefault(setting, [f"{setting} is {item['input']!r}; it should be"])
+            said.append(wanted if len(said) == 1 else f"or {wanted}")
+    for said in lines.values():
+        yield " ".join(said)
+
+
+def _locate(loc: tuple[int | str, ...]) -> tuple[list[str], type[Section]]:
+    """The setting's dotted path, without the branch names that unions add, and its section."""
+    section: type[Section] = Config
+    path: list[str] = []
+    for part in map(str, loc):
+        path.append(part)
+        field = section.model_fields.get(part)
+        inner = field.annotation if field else None
+        if not (isinstance(inner, type) and issubclass(inner, Section)):
+            break
+        section = inner
+    return path, section
+
+
+def _nearest(key: str, section: type[Section]) -> str:
+    close = difflib.get_close_matches(key, section.model_fields, n=1)
+    if close:
+        return f'; did you mean "{close[0]}"?'
+    for name, field in Config.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, Section) and key in inner.model_fields:
+            return f'; did you mean "{name}.{key}"?'
+    return f"; known here: {', '.join(section.model_fields)}"

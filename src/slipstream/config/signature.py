@@ -1,0 +1,55 @@
+"""What a trained model eats and gives."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from slipstream.config.sections import Names, Section
+
+
+class Signature(Section):
+    """Columns in the order that the weights expect, and the window's shape."""
+
+    inputs: Names
+    targets: Names
+    static: Names
+    shared: int
+    """The last `shared` inputs are the first `shared` targets."""
+    context: int
+    horizon: int
+    channels: Literal["together", "independent"]
+    quantiles: Annotated[tuple[float, ...], Field(strict=False)]
+    """Empty for a point prediction."""
+    step: float | None
+    """Usual time from row to row: seconds for timestamps, else in the time column's own unit."""
+
+    @property
+    def steps_out(self) -> int:
+        """Predicted rows per window."""
+        return max(self.horizon, 1)
+
+    @property
+    def fold(self) -> int:
+        """Sequences that one window becomes: one, or one per target channel."""
+        return len(self.targets) if self.channels == "independent" else 1
+
+    @property
+    def model_inputs(self) -> int:
+        """Columns of one sequence."""
+        return len(self.inputs) - self.fold + 1
+
+    @property
+    def model_targets(self) -> int:
+        return len(self.targets) // self.fold
+
+    @property
+    def model_shared(self) -> int:
+        """How many of the sequence's last columns are its first targets."""
+        return self.shared // self.fold
+
+    @property
+    def lead(self) -> int:
+        """Rows from a window's first row to its first target row."""
+        return self.context if self.horizon else self.context - 1

@@ -1,0 +1,76 @@
+"""What several tests share: small tables, small configs, real data, tolerances."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from slipstream import config as configs
+from slipstream.config import Config
+from slipstream.data import dataset as datasets
+from slipstream.data.dataset import Dataset
+
+REAL = Path(os.environ.get("SLIPSTREAM_DATA", Path(__file__).parents[2] / "shared" / "data"))
+KINDS = ("lstm", "gru", "transformer", "mlp", "linear")
+
+
+def real_file(name: str) -> Path:
+    """A real series; the test that needs one is skipped where it is absent."""
+    path = REAL / name
+    if not path.exists():
+        pytest.skip(f"{name} is not here; point SLIPSTREAM_DATA to the folder that holds it")
+    return path
+
+
+def close(got: Any, wanted: Any, *, rel: float = 1e-5) -> None:
+    """The one place for tolerances: relative norm, 1e-5 for fp32."""
+    got = torch.as_tensor(got, dtype=torch.float64)
+    wanted = torch.as_tensor(wanted, dtype=torch.float64)
+    assert got.shape == wanted.shape
+    assert torch.isfinite(got).all()
+    size = torch.linalg.vector_norm(wanted).clamp(min=1e-12)
+    error = float(torch.linalg.vector_norm(got - wanted) / size)
+    assert error <= rel, f"relative error {error:.3g} is more than {rel:g}"
+
+
+def waves(rows: int = 400, *, columns: int = 3, seed: int = 0) -> pa.Table:
+    """A small table: a time column and `columns` noisy sines named a, b, c ..."""
+    draw = np.random.default_rng(seed)
+    time = np.arange(rows)
+    table = {"time": time}
+    for i in range(columns):
+        wave = np.sin(2 * np.pi * time / (12 + 5 * i)) + 0.1 * draw.standard_normal(rows)
+        table["abcdefgh"[i]] = 10 * (i + 1) + (i + 1) * wave
+    return pa.table(table)
+
+
+SMALL: dict[str, Any] = {
+    "data": {"time": "time", "context": 16, "horizon": 4},
+    "model": {"kind": "lstm", "hidden": 8, "layers": 1, "heads": 2},
+    "train": {"batch": 32, "epochs": 2},
+    "engine": {"device": "cpu", "threads": 1},
+}
+
+
+def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(first)
+    for key, value in second.items():
+        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+        result[key] = merged(result[key], value) if both else value
+    return result
+
+
+def small_config(out: Path | str = "runs", **sections: Any) -> Config:
+    """A config that trains in a second; sections override single settings."""
+    return configs.load(merged({**SMALL, "out": str(out)}, sections))
+
+
+def small_dataset(config: Config | None = None, table: Any = None) -> Dataset:
+    return datasets.load(config or small_config(), waves() if table is None else table)

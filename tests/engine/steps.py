@@ -1,0 +1,50 @@
+"""Runs a few training steps of a small model, eagerly or captured, and returns their losses."""
+
+from __future__ import annotations
+
+import torch
+
+from slipstream.config import Config
+from slipstream.data.dataset import Dataset
+from slipstream.engine import optim, plan, step
+from slipstream.models import build
+
+
+def run_steps(
+    config: Config, dataset: Dataset, *, steps: int, capture: bool = False
+) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses of `steps` steps over as many epochs as it takes, and the weights they end with."""
+    engine = config.engine.model_copy(update={"capture": capture})
+    chosen = plan.make(engine, data_bytes=0)
+    with torch.random.fork_rng():
+        torch.manual_seed(config.seed)
+        model = build(config.model, dataset.signature).to(chosen.device)
+        series = dataset.series.to(chosen.device)
+        lr = torch.tensor(config.train.lr, device=chosen.device)
+        optimizer = optim.build(config.train, list(model.parameters()), lr)
+        scale = optim.loss_scale(chosen.device) if chosen.precision == "fp16" else None
+        starts = dataset.starts["train"]
+        tape = step.tape(
+            len(starts),
+            passes=config.train.accumulate,
+            batch=config.train.batch,
+            device=chosen.device,
+        )
+        advance = step.training(
+            model, optimizer, lr, series, tape, train=config.train, plan=chosen, scale=scale
+        )
+        if capture:
+            advance = step.Captured(advance, chosen.device)
+        losses: list[float] = []
+        epoch = 0
+        while len(losses) < steps:
+            rates = optim.rates(config.train, epoch, len(tape.losses))
+            tape.load(step.shuffled(starts, seed=config.seed, epoch=epoch), rates)
+            wanted = min(len(tape.losses), steps - len(losses))
+            for _ in range(wanted):
+                advance()
+            losses += tape.losses[:wanted].tolist()
+            epoch += 1
+        if isinstance(advance, step.Captured):
+            assert advance.failure is None, advance.failure
+        return losses, {name: value.cpu() for name, value in model.state_dict().items()}

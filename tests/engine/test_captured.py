@@ -1,0 +1,90 @@
+"""On a GPU: the captured step is the eager step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from slipstream import hardware
+from tests.conftest import KINDS, close, small_config, small_dataset, waves
+from tests.engine.steps import run_steps
+
+pytestmark = pytest.mark.gpu
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device", allow_module_level=True)
+
+STEPS = 200
+
+
+def both(precision: str, **sections):
+    config = small_config(
+        engine={"device": "cuda", "precision": precision},
+        train={"epochs": 40} | sections.pop("train", {}),
+        **sections,
+    )
+    dataset = small_dataset(config, waves(900))
+    with hardware.flags(threads=1, tf32=precision == "tf32"):
+        eager = run_steps(config, dataset, steps=STEPS)
+        captured = run_steps(config, dataset, steps=STEPS, capture=True)
+    return eager, captured
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_hundred_captured_steps_equal_eager_ones_to_the_bit_in_fp32(kind, dropout):
+    eager, captured = both(
+        "fp32", model={"kind": kind, "hidden": 16, "layers": 2, "dropout": dropout}
+    )
+    assert eager[0] == captured[0]
+    for name, weights in eager[1].items():
+        assert torch.equal(weights, captured[1][name]), name
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16", "fp16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_captured_steps_equal_eager_ones_in_every_precision(kind, precision):
+    eager, captured = both(precision, model={"kind": kind, "hidden": 16, "layers": 2})
+    close(captured[0], eager[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd", "rmsprop"])
+def test_every_optimizer_is_captured(optimizer, precision):
+    eager, captured = both(precision, train={"optimizer": optimizer, "lr": 1e-3})
+    close(captured[0], eager[0])
+    assert captured[0][-1] < captured[0][0]
+
+
+@pytest.mark.parametrize("loss", ["mse", "mae", "huber", "quantile"])
+def test_every_loss_is_captured(loss):
+    eager, captured = both("fp32", train={"loss": loss})
+    assert eager[0] == captured[0]
+
+
+def test_accumulation_bidirection_patches_and_channels_are_captured():
+    eager, captured = both(
+        "fp32",
+        data={"channels": "independent"},
+        model={"bidirectional": True, "patch": 4, "pool": "attention", "normalize": "window"},
+        train={"accumulate": 3},
+    )
+    assert eager[0] == captured[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_half_precision_stays_close_to_fp32(kind):
+    (exact, _), _ = both("fp32", model={"kind": kind, "dropout": 0.0})
+    for precision in ("tf32", "bf16", "fp16"):
+        (rough, _), _ = both(precision, model={"kind": kind, "dropout": 0.0})
+        close(rough, exact, rel=0.05)
+
+
+def test_the_gpu_trains_as_the_cpu_does():
+    sections = {"model": {"dropout": 0.0, "hidden": 16}, "train": {"epochs": 40}}
+    on_cpu = small_config(**sections)
+    on_gpu = small_config(engine={"device": "cuda", "precision": "fp32"}, **sections)
+    table = waves(900)
+    with hardware.flags(threads=1, tf32=False):
+        slow, _ = run_steps(on_cpu, small_dataset(on_cpu, table), steps=50)
+        fast, _ = run_steps(on_gpu, small_dataset(on_gpu, table), steps=50, capture=True)
+    close(fast, slow, rel=1e-3)
