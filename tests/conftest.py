@@ -17,6 +17,7 @@ from slipstream.config import Config
 from slipstream.data import dataset as datasets
 from slipstream.data.dataset import Dataset
 
+torch.set_num_threads(1)  # tests run side by side
 REAL = Path(os.environ.get("SLIPSTREAM_DATA", Path(__file__).parents[2] / "shared" / "data"))
 KINDS = ("lstm", "gru", "transformer", "mlp", "linear")
 

@@ -48,7 +48,8 @@ def to_toml(config: Config) -> str:
 
 
 def _on_one_line(array: re.Match[str]) -> str:
-    joined = f"[{', '.join(line.strip(' ,') for line in array[1].splitlines())}]"
+    items = [line.strip(" ,") for line in array[1].strip("\n").split("\n")]
+    joined = f"[{', '.join(items)}]"
     return joined if len(joined) <= 80 else array[0]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
@@ -191,9 +191,17 @@ class Model(Section):
         """One width per layer."""
         return (self.hidden,) * self.layers if isinstance(self.hidden, int) else self.hidden
 
+    @model_validator(mode="before")
+    @classmethod
+    def _count_layers(cls, settings: Any) -> Any:
+        widths = settings.get("hidden") if isinstance(settings, dict) else None
+        if isinstance(widths, (list, tuple)) and "layers" not in settings:
+            return settings | {"layers": len(widths)}
+        return settings
+
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if "layers" in self.model_fields_set and len(self.sizes) != self.layers:
+        if len(self.sizes) != self.layers:
             raise ValueError(
                 f"model.layers is {self.layers} but model.hidden lists {len(self.sizes)} widths"
             )

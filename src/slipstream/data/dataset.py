@@ -138,7 +138,7 @@ def read_sources(data: Data, table: Any) -> list[Source]:
     if data.split.folders:
         _check_folders(data)
     sources = list(tables.read_all(data.paths, wanted))
-    if data.ids and len(sources) > 1 and not data.split.folders:
+    if (len(sources) > 1 or tables.FILE in data.ids) and data.ids and not data.split.folders:
         return [tables.join(sources)]
     return sources
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import difflib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from slipstream.errors import UserError
 
 READERS = {".csv": "csv", ".tsv": "csv", ".txt": "csv", ".parquet": "parquet", ".pq": "parquet"}
 READERS |= {".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow"}
+BLOCK_BYTES = 16 << 20
 UNNAMED = "column_"
 FILE = "file"
 NULLS = [
@@ -74,7 +76,7 @@ class Source:
                 return part.place(row)
             row -= part.table.num_rows
         if self.path is not None and self.delimiter is not None:
-            records = (at for at, cells in _records(self.path, self.delimiter) if cells)
+            records = (at for at, _, cells in _records(self.path, self.delimiter) if cells)
             for seen, at in enumerate(records):
                 if seen == row + 1:  # the first record is the header
                     return f"{self.name}, line {at}"
@@ -130,7 +132,8 @@ def join(sources: Sequence[Source]) -> Source:
         )
         table = table.append_column(FILE, pa.DictionaryArray.from_arrays(files, names))
     delimiter = next((s.delimiter for s in sources if s.delimiter not in (None, ",")), None)
-    return Source(f"{names[0]} and {len(names) - 1} more", table, None, delimiter, tuple(sources))
+    name = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+    return Source(name, table, None, delimiter, tuple(sources))
 
 
 def files_in(folder: Path) -> list[Path]:
@@ -177,10 +180,9 @@ _KNOWN = f"the files read are {', '.join(READERS)}"
 
 
 def _checked(source: Source) -> Source:
-    names = source.table.column_names
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise UserError(f'{source.name}: column "{twice[0]}" stands there twice; rename one')
+    for name, count in Counter(source.table.column_names).items():
+        if count > 1:
+            raise UserError(f'{source.name}: {count} columns are named "{name}"; rename them')
     if not source.table.num_rows:
         raise UserError(f"{source.name}: has no rows below the header")
     return source
@@ -208,71 +210,64 @@ def _read_csv(path: Path, name: str, head: bytes) -> Source:
         if head.startswith(magic):
             raise UserError(f"{path}: is not text but {what}")
     delimiter = _delimiter(head)
-    quoted = b'"' in head
-    seen: list[Any] = []
-
-    def ragged(row: Any) -> str:
-        seen.append(row)
-        return "error"
-
-    header = _header(path, delimiter)
+    names, lines = _header(path, delimiter)
     try:
         table = pa.csv.read_csv(
             path,
-            read_options=pa.csv.ReadOptions(column_names=header, skip_rows_after_names=1),
-            parse_options=pa.csv.ParseOptions(
-                delimiter=delimiter, newlines_in_values=quoted, invalid_row_handler=ragged
+            read_options=pa.csv.ReadOptions(
+                column_names=names, skip_rows=lines, block_size=BLOCK_BYTES
             ),
+            parse_options=pa.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
             convert_options=pa.csv.ConvertOptions(
-                column_types=dict.fromkeys(header, pa.string()), strings_can_be_null=False
+                column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False
             ),
         )
     except (pa.ArrowException, OSError) as error:
-        if seen:
-            raise UserError(_ragged(path, name, delimiter, len(header))) from None
         _refuse_bad_text(path)
+        _refuse_ragged(path, name, delimiter, len(names))
         raise UserError(f"{path}: cannot be read as CSV: {_first_line(error)}") from None
     return Source(name, table, path, delimiter)
 
 
-def _header(path: Path, delimiter: str) -> list[str]:
-    """The first line's names; a column without one is called by its place."""
+def _header(path: Path, delimiter: str) -> tuple[list[str], int]:
+    """The columns' names and the lines that they take up; a nameless one is called by its place."""
     try:
-        cells = next((cells for _, cells in _records(path, delimiter) if cells), [])
+        records = _records(path, delimiter)
+        lines, cells = next(((last, cells) for _, last, cells in records if cells), (0, []))
     except UnicodeDecodeError:
         _refuse_bad_text(path)
         raise
+    if not cells:
+        raise UserError(f"{path}: the file is empty")
     names = [cell.strip() or f"{UNNAMED}{i}" for i, cell in enumerate(cells, start=1)]
-    filled = [cell for cell in names if not cell.startswith(UNNAMED)]
-    if filled and all(_is_number(cell) for cell in filled):
+    filled = [name for name in names if not name.startswith(UNNAMED)]
+    if filled and all(_is_number(name) for name in filled):
         raise UserError(
-            f'{path}: line 1 should name the columns, but reads "{delimiter.join(cells)[:60]}"'
+            f'{path}: line {lines} should name the columns, but reads "{delimiter.join(cells)[:60]}"'
         )
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise UserError(f'{path}: line 1 names the column "{twice[0]}" twice; rename one')
-    return names
+    return names, lines
 
 
-def _records(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """Each record with the line that it starts on; slow, so for the header and for errors only."""
-    csv.field_size_limit(2**31 - 1)
+def _records(path: Path, delimiter: str) -> Iterator[tuple[int, int, list[str]]]:
+    """Each record with its first and last line; slow, so for the header and for errors only."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, delimiter=delimiter)
-        at = 1
-        for cells in reader:
-            yield at, cells
-            at = reader.line_num + 1
+        first = 1
+        try:
+            for cells in reader:
+                yield first, reader.line_num, cells
+                first = reader.line_num + 1
+        except csv.Error as error:
+            raise UserError(f"{path}, line {first}: cannot be read as CSV: {error}") from None
 
 
-def _ragged(path: Path, name: str, delimiter: str, wanted: int) -> str:
-    for at, cells in _records(path, delimiter):
+def _refuse_ragged(path: Path, name: str, delimiter: str, wanted: int) -> None:
+    for first, _, cells in _records(path, delimiter):
         if cells and len(cells) != wanted:
-            return (
-                f"{name}, line {at}: has {len(cells)} cells where the header has {wanted}; "
+            raise UserError(
+                f"{name}, line {first}: has {len(cells)} cells where the header has {wanted}; "
                 f'it reads "{delimiter.join(cells)[:60]}"'
             )
-    return f"{path}: a row has more or fewer cells than the header"
 
 
 def _refuse_bad_text(path: Path) -> None:

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from slipstream import UserError
+from slipstream.data import dataset as datasets
+from tests.conftest import real_file, small_config, small_dataset, waves
+
+STEPS = [("h", 1, 24), ("m", 15, 96), ("D", 1, 7), ("D", 7, 52), ("s", 1, 86400), ("h", 7, None)]
+
+
+@pytest.mark.parametrize(("unit", "count", "period"), STEPS)
+def test_the_season_follows_from_the_step(unit, count, period):
+    time = np.datetime64("2020-01-01", unit) + np.arange(100) * np.timedelta64(count, unit)
+    table = waves(100).set_column(0, "time", pa.array(time.astype("datetime64[us]")))
+    assert small_dataset(table=table).period == period
+
+
+def test_the_season_can_be_set_and_plain_numbers_have_none():
+    assert small_dataset(small_config(data={"period": 12})).period == 12
+    assert small_dataset().period is None
+
+
+def test_monthly_rows_have_a_yearly_season_and_no_gaps():
+    months = np.arange("2000-01", "2012-01", dtype="datetime64[M]").astype("datetime64[D]")
+    table = waves(144).set_column(0, "time", pa.array(months))
+    dataset = small_dataset(table=table)
+    assert dataset.period == 12
+    assert sum(map(len, dataset.starts.values())) > 90
+
+
+def test_a_split_without_a_window_says_why():
+    with pytest.raises(UserError, match=r"leaves no val window: its 4 rows .* give it more rows"):
+        small_dataset(small_config(data={"split": {"rows": [60, 4, 60]}, "horizon": 5}))
+    table = waves(200).to_pydict()
+    table["time"] = [7 * (t // 5) + t % 5 for t in table["time"]]
+    with pytest.raises(UserError, match=r"39 gaps in time break the series up .*gap_tolerance"):
+        small_dataset(table=table)
+
+
+def test_several_files_with_an_id_make_one_long_table(tmp_path):
+    text = waves(200).to_pandas()
+    text["id"] = "x"
+    text[:100].to_csv(tmp_path / "1.csv", index=False)
+    text[100:].to_csv(tmp_path / "2.csv", index=False)
+    settings = {"path": str(tmp_path), "inputs": ["a"], "targets": ["a"]}
+    one = datasets.load(small_config(data=settings | {"id": "id"}))
+    two = datasets.load(small_config(data=settings))
+    three = datasets.load(small_config(data=settings | {"id": ["file", "id"]}))
+    assert one.names == ("x",)
+    assert two.names == ("1.csv", "2.csv")
+    assert three.names == ("1.csv/x", "2.csv/x")
+
+
+def test_an_unknown_embedded_set_is_named():
+    with pytest.raises(UserError, match=r'the embedded data set is "simulated:cell"'):
+        datasets.load(small_config(data={"path": "simulated:sell"}))
+
+
+def test_etth1_has_the_windows_of_the_literature():
+    config = small_config(
+        data={
+            "path": str(real_file("ETTh1.csv")),
+            "time": "date",
+            "context": 336,
+            "horizon": 96,
+            "split": {"rows": [8640, 2880, 2880]},
+        }
+    )
+    dataset = datasets.load(config)
+    assert {name: len(starts) for name, starts in dataset.starts.items()} == {
+        "train": 8209,
+        "val": 2785,
+        "test": 2785,
+    }
+    assert dataset.period == 24
+
+
+def test_lg_cells_fall_into_series_without_windows_over_gaps():
+    config = small_config(
+        data={
+            "path": str(real_file("lg_hg2_1hz.parquet")),
+            "time": "time_s",
+            "id": ["test_id", "profile"],
+            "where": {"ambient_degC": -10},
+            "inputs": ["voltage_V", "current_A", "temperature_degC"],
+            "targets": ["soc"],
+            "context": 300,
+            "horizon": 0,
+            "split": {"by": "profile", "val": ["Mixed3"], "test": ["Mixed4"]},
+            "short": "drop",
+        }
+    )
+    dataset = datasets.load(config)
+    time, names = dataset.time, dataset.names
+    assert "602/Mixed4" in names
+    assert any("usual time step" in note for note in dataset.notes)
+    for starts in dataset.starts.values():
+        rows = starts.numpy()
+        spans = time[rows + 299] - time[rows]
+        cap = np.array(["Cap_1C" in name for name in names])
+        slow = cap[np.searchsorted(dataset.series.offsets.numpy(), rows, side="right") - 1]
+        assert (spans[~slow] == 299).all()
+
+
+def test_pm25_needs_a_word_on_missing_values():
+    settings = {"path": str(real_file("beijing_pm25.csv")), "time": "No", "targets": ["pm2.5"]}
+    with pytest.raises(UserError, match=r'line 2, column "pm2.5": is missing .* pm2.5 2,067'):
+        datasets.load(small_config(data=settings))
+    dataset = datasets.load(small_config(data=settings | {"missing": "forward"}))
+    assert dataset.notes[0] == "not used as inputs: cbwd"
+    assert "pm2.5 2,067" in dataset.notes[1]
+    dropped = datasets.load(small_config(data=settings | {"missing": "drop"}))
+    assert len(dropped.starts["train"]) < len(dataset.starts["train"])

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream import UserError
+from slipstream.config import Data
+from slipstream.data import prepare, splits, tables
+from slipstream.data.splits import SETS, UNUSED
+
+
+def assigned(table, **settings):
+    data = Data.model_validate({"horizon": 1, **settings})
+    source = tables.from_memory(table)
+    roles, _ = prepare.find_roles(source, data)
+    store = prepare.build([source], data, roles, min_rows=1)
+    return splits.assign(store, data).tolist()
+
+
+@given(
+    lengths=st.lists(st.integers(1, 60), min_size=1, max_size=5),
+    train=st.integers(1, 8),
+    val=st.integers(1, 8),
+)
+def test_shares_of_each_series_in_time_order(lengths, train, val):
+    shares = {"train": train / 20, "val": val / 20, "test": 1 - (train + val) / 20}
+    ids = np.repeat(np.arange(len(lengths)), lengths)
+    found = np.array(assigned({"id": ids, "a": ids}, id="id", split=shares))
+    for i, length in enumerate(lengths):
+        mine = found[ids == i]
+        assert (np.diff(mine) >= 0).all()
+        assert UNUSED not in mine
+        assert (mine == 0).sum() == round(length * shares["train"])
+
+
+def test_rows_leave_the_rest_unused():
+    found = assigned({"a": range(10)}, split={"rows": [4, 2, 1]})
+    assert found == [0, 0, 0, 0, 1, 1, 2, UNUSED, UNUSED, UNUSED]
+
+
+def test_by_column_takes_the_rest_for_training():
+    table = {"p": ["x", "y", "z", "w"], "a": range(4)}
+    split = {"by": "p", "val": ["y"], "test": ["z"]}
+    assert assigned(table, split=split) == [0, 1, 2, 0]
+    assert assigned(table, split=split | {"train": ["x"]}) == [0, 1, 2, UNUSED]
+
+
+def test_by_column_matches_numbers_and_series_names():
+    table = {"n": [1.0, 2.0, 3.0], "a": range(3)}
+    assert assigned(table, id="n", split={"by": "n", "val": [2], "test": [3]}) == [0, 1, 2]
+    assert assigned(
+        {"id": ["x", "y", "z"], "a": range(3)},
+        id="id",
+        split={"by": "series", "val": ["y"], "test": ["z"]},
+    ) == [0, 1, 2]
+
+
+def test_wrong_values_are_named():
+    table = {"p": ["x", "y", "z"], "a": range(3)}
+    with pytest.raises(UserError, match=r'data.split.test names "q", which "p" never is; it has x'):
+        assigned(table, split={"by": "p", "val": ["y"], "test": ["q"]})
+    with pytest.raises(UserError, match=r'"y" is in both val and test'):
+        assigned(table, split={"by": "p", "val": ["y"], "test": ["y"]})
+
+
+def test_folders_name_the_sets(tmp_path):
+    for i, name in enumerate(SETS):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "one.csv").write_text("a\n" + f"{i}\n" * (i + 1))
+    data = Data(horizon=1, path=str(tmp_path), split={"folders": True})
+    sources = list(tables.read_all(data.paths))
+    roles, _ = prepare.find_roles(sources[0], data)
+    store = prepare.build(sources, data, roles, min_rows=1)
+    assert store.series == ("test/one.csv", "train/one.csv", "val/one.csv")
+    assert splits.assign(store, data).tolist() == [2, 2, 2, 0, 1, 1]

@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+import datetime
+
+import duckdb
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet
+import pytest
+
+from slipstream import UserError
+from slipstream.data import tables
+
+
+def csv(tmp_path, content, name="t.csv"):
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def read(tmp_path, content, name="t.csv"):
+    return tables.read(csv(tmp_path, content, name), name=name)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "time,a,b\n1,1.5,-2\n2,2.5,3e2\n",
+        "time;a;b\n1;1.5;-2\n2;2.5;3e2\n",
+        "time;a;b\n1;1,5;-2\n2;2,5;3e2\n",
+        "time\ta\tb\n1\t1.5\t-2\n2\t2.5\t3e2\n",
+        "time\ta\tb\r\n1\t1,5\t-2\r\n2\t2,5\t3e2\r\n",
+        "\ufefftime,a,b\n1,1.5,-2\n2,2.5,3e2\n",
+        '"time","a","b"\n"1","1.5","-2"\n"2","2.5","3e2"\n',
+        "time, a, b\n1, 1.5, -2\n2, 2.5, 3e2\n",
+        "time,a,b\n\n1,1.5,-2\n\n2,2.5,3e2\n\n",
+        "\n\ntime,a,b\n1,1.5,-2\n2,2.5,3e2",
+        "time,a,b\n1,+1.5,-2\n2,2.5,+3e2\n",
+    ],
+    ids=[
+        "comma",
+        "semicolon",
+        "decimal comma",
+        "tab",
+        "tab, decimal comma, crlf",
+        "bom",
+        "quoted",
+        "spaces",
+        "blank lines",
+        "blank lines first, no newline last",
+        "plus signs",
+    ],
+)
+def test_every_dialect_gives_the_same_numbers(tmp_path, content):
+    source = read(tmp_path, content)
+    assert source.table.column_names == ["time", "a", "b"]
+    assert tables.numbers(source, "a", "x").tolist() == [1.5, 2.5]
+    assert tables.numbers(source, "b", "x").tolist() == [-2, 300]
+    assert tables.times(source, "time", None).tolist() == [1, 2]
+
+
+def test_types_come_from_the_whole_file(tmp_path):
+    rows = "".join(f"{i}\n" for i in range(200_000))
+    source = read(tmp_path, "a\n" + rows + "1027.5\n")
+    assert tables.numbers(source, "a", "x")[-1] == 1027.5
+
+
+def test_missing_values_are_nan_by_any_common_name(tmp_path):
+    source = read(tmp_path, "a,b\n1,x\nNA,x\n,x\nNaN,x\nnull,x\n#N/A,x\n 7 ,x\n")
+    assert np.isnan(tables.numbers(source, "a", "x")).tolist() == [False, *[True] * 5, False]
+
+
+def test_a_quoted_field_may_hold_delimiters_and_newlines(tmp_path):
+    source = read(tmp_path, 'a,note\n1,"x, y"\n2,"two\nlines"\nbad,z\n')
+    with pytest.raises(UserError, match=r't.csv, line 5, column "a": "bad" is not a number'):
+        tables.numbers(source, "a", "data.inputs")
+
+
+def test_text_columns_are_not_numeric_but_a_slip_of_the_pen_is_an_error(tmp_path):
+    source = read(tmp_path, "name,slip\nx,1\ny,2\nz,3l\n")
+    assert not tables.looks_numeric(source, "name")
+    assert tables.looks_numeric(source, "slip")
+    with pytest.raises(UserError, match=r'line 4, column "slip": "3l" is not a number'):
+        tables.numbers(source, "slip", "data.inputs")
+
+
+@pytest.mark.parametrize(
+    ("text", "format_", "first"),
+    [
+        ("2016-07-01 00:00:00", None, "2016-07-01T00:00:00"),
+        ("2016-07-01T00:00:00.5", None, "2016-07-01T00:00:00.5"),
+        ("2016-07-01", None, "2016-07-01"),
+        ("2016-07-01 12:30", None, "2016-07-01T12:30"),
+        ("2016-07-01T00:00:00Z", None, "2016-07-01"),
+        ("2016-07-01T02:00:00+02:00", None, "2016-07-01"),
+        ("01.07.2016 06:00", "%d.%m.%Y %H:%M", "2016-07-01T06:00"),
+        ("20160701", "%Y%m%d", "2016-07-01"),
+    ],
+)
+def test_times(tmp_path, text, format_, first):
+    source = read(tmp_path, f"t,a\n{text},1\n{text},2\n")
+    found = tables.times(source, "t", format_)
+    assert found.dtype == np.int64
+    assert found[0] == np.datetime64(first, "us").astype(np.int64)
+
+
+def test_a_time_that_is_none_is_named(tmp_path):
+    source = read(tmp_path, "t,a\n2016-07-01,1\n1.7.2016,2\n")
+    with pytest.raises(UserError, match=r'line 3, column "t": "1.7.2016" is not an ISO 8601 time'):
+        tables.times(source, "t", None)
+    with pytest.raises(UserError, match=r'"2016-07-01" does not read as data.time_format'):
+        tables.times(source, "t", "%d.%m.%Y")
+    with pytest.raises(UserError, match=r"line 3.*the time is missing"):
+        tables.times(read(tmp_path, "t,a\n1,1\n,2\n"), "t", None)
+
+
+NUMBERS = {"t": [1, 2, 3], "a": [1.5, None, 3.5], "s": ["x", "y", "x"]}
+
+
+def arrow_table() -> pa.Table:
+    return pa.table(NUMBERS)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: pa.table(NUMBERS),
+        lambda: pd.DataFrame(NUMBERS),
+        lambda: pl.DataFrame(NUMBERS),
+        lambda: duckdb.sql("select * from arrow", connection=_connection()),
+        lambda: NUMBERS,
+    ],
+    ids=["pyarrow", "pandas", "polars", "duckdb", "dict"],
+)
+def test_tables_in_memory(made):
+    source = tables.from_memory(made())
+    assert tables.times(source, "t", None).tolist() == [1, 2, 3]
+    np.testing.assert_array_equal(tables.numbers(source, "a", "x"), [1.5, np.nan, 3.5])
+    assert tables.labels(source, "s", "x")[0].tolist() == [0, 1, 0]
+
+
+def _connection():
+    connection = duckdb.connect()
+    connection.register("arrow", arrow_table())
+    return connection
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".feather", ".arrow"])
+def test_binary_files(tmp_path, suffix):
+    path = tmp_path / f"t{suffix}"
+    if suffix == ".parquet":
+        pa.parquet.write_table(arrow_table(), path)
+    elif suffix == ".feather":
+        pa.feather.write_feather(arrow_table(), str(path))
+    else:
+        with pa.ipc.new_stream(str(path), arrow_table().schema) as writer:
+            writer.write_table(arrow_table())
+    source = tables.read(path, name=path.name)
+    np.testing.assert_array_equal(tables.numbers(source, "a", "x"), [1.5, np.nan, 3.5])
+
+
+def test_only_wanted_parquet_columns_are_read(tmp_path):
+    path = tmp_path / "t.parquet"
+    pa.parquet.write_table(arrow_table(), path)
+    assert tables.read(path, name="t", wanted={"a"}).table.column_names == ["a"]
+    source = tables.read(path, name="t", wanted={"b"})
+    with pytest.raises(UserError, match=r'no column "b" \(data.inputs\); it has t, a, s'):
+        tables.numbers(source, "b", "data.inputs")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array([1, 2], pa.uint8()),
+        pa.array([True, False]),
+        pa.array([1.5, 2.5], pa.float16()),
+        pa.array([1, 2], pa.decimal128(5, 2)),
+        pa.array(["1", "2"]).dictionary_encode(),
+        pa.array(["1", "2"], pa.large_string()),
+        pa.array(["1", "2"], pa.string_view()),
+    ],
+    ids=lambda values: str(values.type),
+)
+def test_every_numeric_type_becomes_float64(values):
+    found = tables.numbers(tables.from_memory(pa.table({"a": values})), "a", "x")
+    assert found.dtype == np.float64
+    assert np.isfinite(found).all()
+
+
+def test_a_type_that_is_no_number_is_named():
+    source = tables.from_memory({"a": [[1], [2]], "d": [datetime.date(2020, 1, 1)] * 2})
+    with pytest.raises(UserError, match=r'column "a" .* holds list<.*>, not numbers'):
+        tables.numbers(source, "a", "data.inputs")
+    assert not tables.looks_numeric(source, "d")
+    assert tables.times(source, "d", None).dtype == np.int64
+
+
+def test_a_folder_is_its_files_by_name(tmp_path):
+    for name in ("b.csv", "a.csv", "sub/c.csv", ".hidden.csv", "notes.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("a\n1\n")
+    assert [s.name for s in tables.read_all([str(tmp_path)])] == ["a.csv", "b.csv", "sub/c.csv"]
+
+
+def test_files_joined_to_one_table_still_name_file_and_line(tmp_path):
+    sources = [read(tmp_path, "a\n1\n2\n", "x.csv"), read(tmp_path, "a\n3\nbad\n5\n6\n", "y.csv")]
+    joined = tables.join(sources)
+    assert tables.labels(joined, tables.FILE, "data.id")[1] == ["x.csv", "y.csv"]
+    with pytest.raises(UserError, match=r'^y.csv, line 3, column "a": "bad"'):
+        tables.numbers(joined, "a", "data.inputs")
+    with pytest.raises(UserError, match=r'only one of them has the column "a"'):
+        tables.join([sources[0], read(tmp_path, "b\n1\n", "z.csv")])

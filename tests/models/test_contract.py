@@ -1,0 +1,150 @@
+"""What every model promises."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load, save
+
+from slipstream.data import windows
+from slipstream.engine import optim
+from slipstream.models import build
+from slipstream.objectives import window_losses
+from tests.conftest import KINDS, close, small_config, small_dataset, waves
+
+VARIANTS = {
+    "plain": {},
+    "two layers": {"model": {"hidden": [8, 6], "layers": 2, "dropout": 0.3}},
+    "mean": {"model": {"pool": "mean"}},
+    "attention": {"model": {"pool": "attention"}},
+    "flatten": {"model": {"pool": "flatten"}},
+    "patches": {"model": {"patch": 4}},
+    "last": {"model": {"normalize": "last"}},
+    "window": {"model": {"normalize": "window"}},
+    "bidirectional": {"model": {"bidirectional": True}},
+    "sinusoidal": {"model": {"positions": "sinusoidal"}},
+    "quantiles": {"train": {"loss": "quantile"}},
+    "independent": {"data": {"channels": "independent"}, "model": {"normalize": "last"}},
+    "estimate": {"data": {"horizon": 0, "targets": ["c"]}},
+    "partly shared": {"data": {"inputs": ["a", "b"], "targets": ["b", "c"]}},
+    "static": {"data": {"static": ["k"], "id": "id"}},
+}
+
+
+def variant(kind, name):
+    sections = {key: dict(value) for key, value in VARIANTS[name].items()}
+    sections["model"] = {**sections.get("model", {}), "kind": kind}
+    if kind == "transformer" and isinstance(sections["model"].get("hidden"), list):
+        sections["model"] |= {"hidden": 8, "layers": 2}
+    if sections["model"].get("bidirectional") and kind not in ("lstm", "gru"):
+        pytest.skip("only recurrent models read both ways")
+    config = small_config(**sections)
+    table = waves(200).to_pydict()
+    table["id"], table["k"] = [0] * 100 + [1] * 100, [0.5] * 100 + [1.5] * 100
+    if "static" not in sections.get("data", {}):
+        del table["id"], table["k"]
+    return config, small_dataset(config, table)
+
+
+@pytest.fixture(params=KINDS)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(params=VARIANTS)
+def made(kind, request):
+    config, dataset = variant(kind, request.param)
+    torch.manual_seed(0)
+    return config, dataset, build(config.model, dataset.signature)
+
+
+def test_shape_gradient_and_finite_loss(made):
+    config, dataset, model = made
+    batch = windows.gather(dataset.series, dataset.starts["train"][:5])
+    out = model(batch.inputs, batch.static)
+    assert out.shape == (*batch.targets.shape, max(len(dataset.signature.quantiles), 1))
+    assert out.dtype == torch.float32
+    window_losses(out, batch.targets, config.train).mean().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert torch.isfinite(parameter.grad).all(), name
+        if not name.endswith("in_proj_bias") and "norm" not in name:
+            assert parameter.grad.abs().sum() > 0, f"no gradient reaches {name}"
+
+
+def test_windows_do_not_see_each_other(made):
+    _, dataset, model = made
+    model.eval()
+    starts = dataset.starts["train"][:6]
+    together = model(*windows.gather_inputs(dataset.series, starts))
+    alone = [model(*windows.gather_inputs(dataset.series, one[None])) for one in starts]
+    close(together.detach(), torch.cat(alone).detach())
+
+
+def test_weights_survive_their_file(made):
+    config, dataset, model = made
+    model.eval()
+    other = build(config.model, dataset.signature).eval()
+    other.load_state_dict(load(save(model.state_dict())))
+    given = windows.gather_inputs(dataset.series, dataset.starts["test"][:4])
+    assert torch.equal(model(*given), other(*given))
+
+
+def test_dropout_only_while_training(kind):
+    config, dataset = variant(kind, "two layers")
+    model = build(config.model, dataset.signature)
+    given = windows.gather_inputs(dataset.series, dataset.starts["train"][:4])
+    differs = not torch.equal(model.train()(*given), model(*given))
+    assert differs == (kind != "linear")
+    assert torch.equal(model.eval()(*given), model(*given))
+
+
+def test_it_learns_eight_windows_by_heart(kind):
+    config, dataset = variant(kind, "flatten" if kind == "transformer" else "plain")
+    config = small_config(
+        model=config.model.model_dump() | {"dropout": 0.0, "hidden": 32, "layers": 1},
+        train={"lr": 0.02},
+    )
+    torch.manual_seed(0)
+    model = build(config.model, dataset.signature)
+    batch = windows.gather(dataset.series, dataset.starts["train"][::20][:8])
+    optimizer = optim.build(config.train, list(model.parameters()), torch.tensor(0.02))
+    for _ in range(250):
+        optimizer.zero_grad()
+        loss = window_losses(model(batch.inputs, batch.static), batch.targets, config.train).mean()
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 0.02
+
+
+@pytest.mark.parametrize("normalize", ["last", "window"])
+def test_normalized_models_follow_a_shift(kind, normalize):
+    """Raise a window by a constant and the forecast rises with it."""
+    config = small_config(model={"kind": kind, "normalize": normalize})
+    dataset = small_dataset(config)
+    model = build(config.model, dataset.signature).eval()
+    inputs, _ = windows.gather_inputs(dataset.series, dataset.starts["train"][:3])
+    close((model(inputs + 5, None) - model(inputs, None)).detach(), 5 * torch.ones(3, 4, 3, 1), rel=1e-4)
+
+
+def test_a_bidirectional_last_pool_takes_both_final_states():
+    config = small_config(model={"bidirectional": True})
+    dataset = small_dataset(config)
+    model = build(config.model, dataset.signature).eval()
+    inputs, _ = windows.gather_inputs(dataset.series, dataset.starts["train"][:3])
+    layer = model.core.layers[0]
+    _, (states, _) = layer(inputs)
+    wanted = model.core.head.linear(torch.cat([states[0], states[1]], dim=-1))
+    close(model.core(inputs, None).detach(), wanted.detach())
+
+
+def test_patches_hold_rows_in_order():
+    from slipstream.models.parts import to_patches
+
+    rows = torch.arange(24.0).view(6, 2, 2)
+    tokens = to_patches(rows, 3)
+    assert tokens.shape == (2, 2, 6)
+    for token in range(2):
+        for window in range(2):
+            wanted = rows[3 * token : 3 * token + 3, window].flatten()
+            assert torch.equal(tokens[token, window], wanted)

@@ -1,0 +1,44 @@
+"""The public names; a change here is a change for users."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+import slipstream
+
+
+def test_public_names():
+    assert sorted(slipstream.__all__) == [
+        "Config",
+        "Interrupted",
+        "Result",
+        "UserError",
+        "evaluate",
+        "predict",
+        "report",
+        "train",
+    ]
+
+
+@pytest.mark.parametrize("name", slipstream.__all__)
+def test_every_public_name_stays_what_it_is(name):
+    first = getattr(slipstream, name)
+    assert callable(first)
+    assert getattr(slipstream, name) is first
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        _ = slipstream.trian
+
+
+def test_signatures_of_the_four_verbs():
+    def of(function):
+        return list(inspect.signature(function).parameters)
+
+    assert of(slipstream.train) == ["config", "data", "overrides", "watch"]
+    assert of(slipstream.evaluate) == ["run", "data", "on", "overrides"]
+    assert of(slipstream.predict) == ["run", "data", "every", "overrides"]
+    assert of(slipstream.report) == ["run"]
