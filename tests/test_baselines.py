@@ -43,7 +43,7 @@ def test_ridge_solves_the_normal_equations(relative):
     close(found, (rows @ weights).reshape(300, 3, 2) + level, rel=1e-5)
 
 
-def test_the_penalty_is_the_best_on_the_validation_set():
+def test_the_penalty_is_the_best_on_the_validation_set(monkeypatch):
     def batch(count, noise):
         x = torch.randn(1, count, 40, generator=generator)
         return x, (x[0, :, :1] + noise * torch.randn(count, 1, generator=generator))[:, None]
@@ -51,8 +51,8 @@ def test_the_penalty_is_the_best_on_the_validation_set():
     few, many = batch(45, 3.0), batch(3000, 0.0)
     chosen = baselines.fit_ridge([few], [many], context=1, inputs=40, relative=False)
 
-    def error(penalty, monkey=pytest.MonkeyPatch()):
-        with monkey.context() as patch:
+    def error(penalty):
+        with monkeypatch.context() as patch:
             patch.setattr(baselines, "PENALTIES", (penalty,))
             one = baselines.fit_ridge([few], [many], context=1, inputs=40, relative=False)
         return float((one.predict(many[0], 1) - many[1]).square().mean())

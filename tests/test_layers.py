@@ -51,9 +51,11 @@ def test_imports_point_down_only():
         part = path.relative_to(SOURCE).parts[0].removesuffix(".py")
         if part in ("__init__", "__main__"):
             continue
-        for other in imports_of(path) - {part}:
-            if RANK[other] >= RANK[part]:
-                wrong.append(f"{path.relative_to(SOURCE)} imports {other}")
+        wrong += [
+            f"{path.relative_to(SOURCE)} imports {other}"
+            for other in imports_of(path) - {part}
+            if RANK[other] >= RANK[part]
+        ]
     assert not wrong
 
 

@@ -34,7 +34,10 @@ def agree(found, wanted):
 
 
 @given(
-    windows=st.integers(1, 12), steps=st.integers(1, 3), targets=st.integers(1, 3), seed=st.integers(0, 999)
+    windows=st.integers(1, 12),
+    steps=st.integers(1, 3),
+    targets=st.integers(1, 3),
+    seed=st.integers(0, 999),
 )
 def test_sums_over_chunks_agree_with_numpy_over_everything(windows, steps, targets, seed):
     draw = np.random.default_rng(seed)
@@ -85,7 +88,9 @@ def test_sums_over_chunks_agree_with_numpy_over_everything(windows, steps, targe
 
 
 def test_coverage_counts_what_lies_between_the_outer_quantiles():
-    tally = metrics.start(size=[1.0], deviation=[1.0], steps=1, series=1, device=torch.device("cpu"))
+    tally = metrics.start(
+        size=[1.0], deviation=[1.0], steps=1, series=1, device=torch.device("cpu")
+    )
     truth = torch.tensor([0.0, 1.0, 2.0, 3.0])[:, None, None]
     band = torch.zeros(4, 1, 1), torch.full((4, 1, 1), 2.0)
     tally.add(truth, truth, torch.zeros(4, dtype=torch.int64), band)

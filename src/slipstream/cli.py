@@ -6,12 +6,14 @@ Results go to stdout, everything else to stderr. Torch is imported by the comman
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -143,6 +145,7 @@ def report(run: RunFolder, set_: Set = None, as_json: Json = False, quiet: Quiet
 @contextmanager
 def _answering(as_json: bool) -> Iterator[None]:
     """Turn exceptions into a message on stderr, an object on stdout if asked, and an exit code."""
+    signal.signal(signal.SIGTERM, _terminated)
     try:
         yield
     except (UserError, Interrupted) as error:
@@ -158,6 +161,10 @@ def _answering(as_json: bool) -> Iterator[None]:
         raise typer.Exit(1) from None
 
 
+def _terminated(number: int, _: FrameType | None) -> None:
+    raise Interrupted("terminated", signal_number=number)
+
+
 def _fail(message: str, as_json: bool) -> None:
     print(f"slipstream: {message}", file=sys.stderr)
     if as_json:
@@ -170,7 +177,8 @@ def _print_result(found: dict[str, Any], as_json: bool, quiet: bool, show: Any) 
 
         print(to_json(found, indent=None))
     elif not quiet:
-        show(found, Console(highlight=False, soft_wrap=True))
+        width = None if sys.stdout.isatty() else 120  # a file or a pipe has room
+        show(found, Console(highlight=False, soft_wrap=True, width=width))
 
 
 class _Screen:
@@ -180,7 +188,7 @@ class _Screen:
         self.console = Console(stderr=True, highlight=False, quiet=quiet, soft_wrap=True)
         self.bar: Progress | None = None
         self.drawn_at = 0.0
-        self.val_loss = "–"
+        self.loss = self.val_loss = "–"
 
     def __enter__(self) -> _Screen:
         return self
@@ -190,7 +198,7 @@ class _Screen:
             self.bar.stop()
 
     def say(self, text: str) -> None:
-        self.console.print(f"[dim]{text}[/dim]" if self.console.is_terminal else text, markup=True)
+        self.console.print(text, style="dim", markup=False)
 
     def show(self, event: dict[str, Any]) -> None:
         """Take in one event of the run."""
@@ -198,10 +206,10 @@ class _Screen:
             case "start":
                 self._start(event)
             case "log" if self.bar:
-                now = time.monotonic()
-                if now - self.drawn_at >= REFRESH_S:  # drawing costs a millisecond
-                    self.drawn_at = now
-                    self._advance(event["step"], f"{event['loss']:.4g}", event["steps_per_s"])
+                self.loss = f"{event['loss']:.4g}"
+                self._draw(event["step"])
+            case "step" if self.bar:
+                self._draw(event["step"])
             case "epoch":
                 self.val_loss = f"{event['val_loss']:.4g}"
                 if not self.bar:
@@ -249,30 +257,32 @@ class _Screen:
             progress.TextColumn("epoch {task.fields[epoch]}"),
             progress.BarColumn(),
             progress.TextColumn("{task.fields[speed]} steps/s"),
-            progress.TextColumn("loss {task.fields[loss]} · val {task.fields[val]}"),
-            progress.TimeElapsedColumn(),
-            progress.TextColumn("left"),
+            progress.TextColumn("loss {task.fields[loss]}, validation {task.fields[val]}"),
             progress.TimeRemainingColumn(),
+            progress.TextColumn("left"),
             console=self.console,
             auto_refresh=False,
             transient=True,
         )
         self.steps_per_epoch, self.epochs = event["steps_per_epoch"], event["epochs"]
-        self.bar.add_task(
-            "", total=self.steps_per_epoch * self.epochs, epoch="1", loss="–", val="–", speed="–"
-        )
+        total = self.steps_per_epoch * self.epochs
+        self.bar.add_task("", total=total, epoch="1", loss="–", val="–", speed="–")
         self.bar.start()
 
-    def _advance(self, step: int, loss: str, speed: float) -> None:
-        assert self.bar is not None
-        epoch = f"{min(step // self.steps_per_epoch + 1, self.epochs)}/{self.epochs}"
+    def _draw(self, step: int) -> None:
+        """Move the bar, at most ten times a second: drawing costs a millisecond."""
+        now = time.monotonic()
+        if self.bar is None or now - self.drawn_at < REFRESH_S:
+            return
+        self.drawn_at = now
+        task = self.bar.tasks[0]
         self.bar.update(
-            self.bar.task_ids[0],
+            task.id,
             completed=step,
-            epoch=epoch,
-            loss=loss,
+            epoch=f"{min(step // self.steps_per_epoch + 1, self.epochs)}/{self.epochs}",
+            loss=self.loss,
             val=self.val_loss,
-            speed=f"{speed:,.0f}" if speed >= 10 else f"{speed:.1f}",
+            speed=f"{task.speed:,.3g}" if task.speed else "–",
         )
         self.bar.refresh()
 
@@ -292,10 +302,9 @@ def _show_training(found: dict[str, Any], console: Console) -> None:
         if beside:
             rows[name] = beside["metrics"]["test"], beside["scaled"]["test"]
     for name, (test, scaled) in rows.items():
-        values = [test["mae"], test["rmse"], test["max_error"], test["r2"]]
-        values += [scaled["mse"], scaled["mae"]]
-        style = "bold" if name == "model" else None
-        table.add_row(name, *(number(value) for value in values), style=style)
+        cells = [number(test[key]) for key in ("mae", "rmse", "max_error")]
+        cells += [number(test["r2"], 4), number(scaled["mse"]), number(scaled["mae"])]
+        table.add_row(name, *cells, style="bold" if name == "model" else None)
     console.print(table)
     console.print(verdict(found))
     console.print(
@@ -310,14 +319,14 @@ def _show_evaluation(found: dict[str, Any], console: Console) -> None:
 
     table = Table(title=f"{found['on']}: {found['windows']:,} windows", title_justify="left")
     table.add_column("target")
-    for heading in ("MAE", "RMSE", "max error", "R²", "bias"):
+    for heading in ("MAE", "RMSE", "max error", "bias", "R²"):
         table.add_column(heading, justify="right")
     rows = dict(found["detail"]["per_target"])
     if len(rows) > 1:
         rows["all"] = found["metrics"]
     for name, test in rows.items():
-        values = [test["mae"], test["rmse"], test["max_error"], test["r2"], test["bias"]]
-        table.add_row(name, *(number(value) for value in values))
+        cells = [number(test[key]) for key in ("mae", "rmse", "max_error", "bias")]
+        table.add_row(name, *cells, number(test["r2"], 4))
     console.print(table)
     for note in found["notes"]:
         console.print(f"note: {note}", markup=False)

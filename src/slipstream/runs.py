@@ -44,6 +44,10 @@ class Run:
         line |= values
         with (self.folder / "events.jsonl").open("a", encoding="utf-8") as log:
             log.write(to_json(line, indent=None) + "\n")
+        self.show(line)
+
+    def show(self, line: Event) -> None:
+        """Let the watcher see something that is not worth logging."""
         if self.watch:
             self.watch(line)
 

@@ -20,9 +20,9 @@ from slipstream.data import dataset as datasets
 from slipstream.data.dataset import Dataset
 from slipstream.data.splits import SETS
 from slipstream.data.windows import Series
-from slipstream.engine import checkpoint, loop, plan, score
+from slipstream.engine import checkpoint, loop, plan, score, step
 from slipstream.engine.plan import Plan
-from slipstream.engine.score import Chunk
+from slipstream.engine.score import Baseline, Chunk
 from slipstream.models import build
 from slipstream.runs import Event, Run
 
@@ -59,7 +59,8 @@ def train(
     run = runs.create(settings.name, out=settings.out, watch=watch)
     runs.write_text(run.folder / "config.toml", configs.to_toml(settings))
     runs.write_json(run.folder / "plan.json", chosen.to_dict())
-    with hardware.flags(threads=chosen.threads, tf32=chosen.precision == "tf32"), _seeded(settings):
+    flags = hardware.flags(threads=chosen.threads, tf32=chosen.precision == "tf32")
+    with flags, _seeded(settings.seed, chosen.device):
         model = build(settings.model, dataset.signature)
         parameters = sum(p.numel() for p in model.parameters())
         run.append(
@@ -69,8 +70,10 @@ def train(
             series=len(dataset.names),
             parameters=parameters,
             epochs=settings.train.epochs,
-            steps_per_epoch=-(
-                -len(dataset.starts["train"]) // (settings.train.batch * settings.train.accumulate)
+            steps_per_epoch=step.steps_per_epoch(
+                len(dataset.starts["train"]),
+                passes=settings.train.accumulate,
+                batch=settings.train.batch,
             ),
             plan=chosen.to_dict(),
             notes=dataset.notes,
@@ -79,6 +82,7 @@ def train(
             series = dataset.series.to(chosen.device)
             model.to(chosen.device)
         fit = loop.fit(settings, model, series, dataset, chosen, run)
+        seconds["set-up"] += fit.setup_s
         seconds |= {"training": fit.train_s, "validation": fit.validate_s}
         chosen = _as_it_ran(run, chosen, fit.failures)
         checkpoint.save_model(
@@ -91,13 +95,14 @@ def train(
             scores = _score_model(run, model, series, dataset, chosen)
         with _timed(seconds, "baselines"):
             run.append("scoring", what="the baselines")
-            beside = _score_baselines(series, dataset)
+            found = score.find_baselines(series, dataset)
+            beside = _score_baselines(found, series, dataset)
     judged_by = "mae" if settings.train.loss in ("mae", "quantile") else "mse"
     figures: dict[str, Any] = {
         "run": str(run.folder),
         "name": settings.name,
-        "metrics": {name: found["overall"] for name, found in scores.items()},
-        "scaled": {name: found["scaled"] for name, found in scores.items()},
+        "metrics": {which: scored["overall"] for which, scored in scores.items()},
+        "scaled": {which: scored["scaled"] for which, scored in scores.items()},
         "windows": _counts(dataset),
         "baselines": beside,
         "judged_by": judged_by,
@@ -109,7 +114,10 @@ def train(
         "parameters": parameters,
         "windows_per_s": fit.progress.epoch * len(dataset.starts["train"]) / fit.train_s,
         "plan": chosen.to_dict(),
-        "notes": list(dataset.notes),
+        "notes": [
+            *dataset.notes,
+            *(f"no {name} baseline: {one.what}" for name, one in found.items() if not one.predict),
+        ],
     }
     figures["seconds"] = time.perf_counter() - began
     figures["seconds_by_phase"] = seconds
@@ -126,10 +134,10 @@ def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
 
 
 @contextmanager
-def _seeded(config: Config) -> Iterator[None]:
-    """Weights and dropout drawn from the config's seed; the caller's generators stay put."""
-    with torch.random.fork_rng():
-        torch.manual_seed(config.seed)
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Weights and dropout drawn from the seed; the caller's generators stay put."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
         yield
 
 
@@ -177,24 +185,25 @@ def _written(chunks: Iterator[Chunk], dataset: Dataset, path: Path) -> Iterator[
                 writer.close()
 
 
-def _score_baselines(series: Series, dataset: Dataset) -> dict[str, Any]:
-    predictors, about = score.of_baselines(series, dataset)
-    found: dict[str, Any] = {}
-    for name, predict in predictors.items():
-        if predict is None:
-            found[name] = None
+def _score_baselines(
+    found: dict[str, Baseline], series: Series, dataset: Dataset
+) -> dict[str, Any]:
+    figures: dict[str, Any] = {}
+    for name, baseline in found.items():
+        if baseline.predict is None:
+            figures[name] = None
             continue
         by_set = {
-            which: score.tally(score.chunks(predict, series, starts), series, dataset, ())
+            which: score.tally(score.chunks(baseline.predict, series, starts), series, dataset, ())
             for which, starts in dataset.starts.items()
         }
-        found[name] = {
-            "what": about[name],
+        figures[name] = {
+            "what": baseline.what,
             "metrics": {which: scored["overall"] for which, scored in by_set.items()},
             "scaled": {which: scored["scaled"] for which, scored in by_set.items()},
-            "mae_by_step": [figures["mae"] for figures in by_set["test"]["per_step"]],
+            "mae_by_step": [row["mae"] for row in by_set["test"]["per_step"]],
         }
-    return found
+    return figures
 
 
 def _beaten_by(model: dict[str, float], beside: dict[str, Any], kind: str) -> list[str]:

@@ -131,7 +131,9 @@ def naive_missing(values, how):
 value = st.one_of(st.none(), st.integers(-5, 5))
 
 
-@given(st.lists(st.tuples(value, value), min_size=1, max_size=30), st.sampled_from(["forward", "drop"]))
+@given(
+    st.lists(st.tuples(value, value), min_size=1, max_size=30), st.sampled_from(["forward", "drop"])
+)
 def test_missing_values_agree_with_a_naive_loop(rows, how):
     a, b = zip(*rows, strict=True)
     wanted = naive_missing(rows, how)

@@ -12,12 +12,14 @@ from slipstream.data import scaling
 from slipstream.data.scaling import Scaler
 from tests.conftest import small_config, small_dataset, waves
 
-numbers = st.lists(
-    st.floats(-1e6, 1e6).map(lambda v: round(v, 3)), min_size=2, max_size=40
-).filter(lambda values: max(values) - min(values) > 1e-3)
+numbers = st.lists(st.floats(-1e6, 1e6).map(lambda v: round(v, 3)), min_size=2, max_size=40).filter(
+    lambda values: max(values) - min(values) > 1e-3
+)
 
 
-@given(numbers, st.lists(st.floats(-1e6, 1e6), max_size=10), st.sampled_from(["standard", "minmax"]))
+@given(
+    numbers, st.lists(st.floats(-1e6, 1e6), max_size=10), st.sampled_from(["standard", "minmax"])
+)
 def test_a_scaler_sees_training_rows_only(train, later, kind):
     rows = np.arange(len(train) + len(later)) < len(train)
     fitted = scaling.fit({"a": np.array(train + later)}, rows, kind=kind)

@@ -14,7 +14,7 @@ from tests.conftest import small_config, small_dataset, waves
 def naive_starts(breaks, sets, which, context, horizon, stride):
     """Try every start row, one after the other; stride counts within each stretch."""
     lead, steps = (context, horizon) if horizon else (context - 1, 1)
-    found, last = [], None
+    found, last, count = [], None, 0
     for start in range(len(breaks) - lead - steps + 1):
         targets = range(start + lead, start + lead + steps)
         whole = not any(breaks[start + 1 : start + lead + steps])
@@ -105,7 +105,9 @@ def test_gather_agrees_with_slicing(context, horizon, channels, inputs, targets,
     for start in some.tolist():
         first = start + (context if horizon else context - 1)
         static = (table["k"][start].as_py() - dataset.scaler.shift["k"]) / dataset.scaler.size["k"]
-        groups = [[name] for name in signature.targets] if signature.fold > 1 else [signature.targets]
+        groups = (
+            [[name] for name in signature.targets] if signature.fold > 1 else [signature.targets]
+        )
         others = [name for name in signature.inputs if name not in signature.targets]
         for group in groups:
             names = [*others, *group] if channels == "independent" else signature.inputs

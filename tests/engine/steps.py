@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from slipstream import hardware
 from slipstream.config import Config
 from slipstream.data.dataset import Dataset
 from slipstream.engine import optim, plan, step
@@ -16,7 +17,8 @@ def run_steps(
     """Losses of `steps` steps over as many epochs as it takes, and the weights they end with."""
     engine = config.engine.model_copy(update={"capture": capture})
     chosen = plan.make(engine, data_bytes=0)
-    with torch.random.fork_rng():
+    flags = hardware.flags(threads=chosen.threads, tf32=chosen.precision == "tf32")
+    with flags, torch.random.fork_rng():
         torch.manual_seed(config.seed)
         model = build(config.model, dataset.signature).to(chosen.device)
         series = dataset.series.to(chosen.device)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slipstream import hardware
 from tests.conftest import KINDS, close, small_config, small_dataset, waves
 from tests.engine.steps import run_steps
 
@@ -23,10 +22,8 @@ def both(precision: str, **sections):
         **sections,
     )
     dataset = small_dataset(config, waves(900))
-    with hardware.flags(threads=1, tf32=precision == "tf32"):
-        eager = run_steps(config, dataset, steps=STEPS)
-        captured = run_steps(config, dataset, steps=STEPS, capture=True)
-    return eager, captured
+    eager = run_steps(config, dataset, steps=STEPS)
+    return eager, run_steps(config, dataset, steps=STEPS, capture=True)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
@@ -50,9 +47,9 @@ def test_captured_steps_equal_eager_ones_in_every_precision(kind, precision):
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd", "rmsprop"])
 def test_every_optimizer_is_captured(optimizer, precision):
-    eager, captured = both(precision, train={"optimizer": optimizer, "lr": 1e-3})
+    eager, captured = both(precision, train={"optimizer": optimizer, "lr": 1e-2})
     close(captured[0], eager[0])
-    assert captured[0][-1] < captured[0][0]
+    assert sum(captured[0][-20:]) < sum(captured[0][:20])
 
 
 @pytest.mark.parametrize("loss", ["mse", "mae", "huber", "quantile"])
@@ -84,7 +81,6 @@ def test_the_gpu_trains_as_the_cpu_does():
     on_cpu = small_config(**sections)
     on_gpu = small_config(engine={"device": "cuda", "precision": "fp32"}, **sections)
     table = waves(900)
-    with hardware.flags(threads=1, tf32=False):
-        slow, _ = run_steps(on_cpu, small_dataset(on_cpu, table), steps=50)
-        fast, _ = run_steps(on_gpu, small_dataset(on_gpu, table), steps=50, capture=True)
+    slow, _ = run_steps(on_cpu, small_dataset(on_cpu, table), steps=50)
+    fast, _ = run_steps(on_gpu, small_dataset(on_gpu, table), steps=50, capture=True)
     close(fast, slow, rel=1e-3)

@@ -124,7 +124,11 @@ def test_normalized_models_follow_a_shift(kind, normalize):
     dataset = small_dataset(config)
     model = build(config.model, dataset.signature).eval()
     inputs, _ = windows.gather_inputs(dataset.series, dataset.starts["train"][:3])
-    close((model(inputs + 5, None) - model(inputs, None)).detach(), 5 * torch.ones(3, 4, 3, 1), rel=1e-4)
+    close(
+        (model(inputs + 5, None) - model(inputs, None)).detach(),
+        5 * torch.ones(3, 4, 3, 1),
+        rel=1e-4,
+    )
 
 
 def test_a_bidirectional_last_pool_takes_both_final_states():

@@ -74,8 +74,7 @@ class Data(Section):
     time: str | None = None
     """The column that orders the rows and shows gaps: timestamps, dates or plain numbers."""
     time_format: str | None = None
-    """How text in the time column reads, as for strptime (`"%d.%m.%Y %H:%M"`); ISO 8601 needs none.
-    How text in the time column reads, as for strptime (`"%d.%m.%Y %H:%M"`); ISO 8601 needs none."""
+    """How text in the time column reads, as for strptime (`"%d.%m.%Y %H:%M"`); ISO needs none."""
     id: str | Names | None = None
     """The column or columns that tell the series of a long table apart. Several files then make
     one table; `"file"` stands for a row's file."""
@@ -172,8 +171,7 @@ class Model(Section):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Share of activations dropped between layers while training."""
     patch: PositiveInt = 1
-    """Rows that make one token for lstm, gru and transformer: 16 means 16 times fewer time steps.
-    Rows that make one token for lstm, gru and transformer: 16 means 16 times fewer time steps."""
+    """Rows that make one token of lstm, gru, transformer: 16 means 16 times fewer time steps."""
     pool: Literal["last", "mean", "attention", "flatten"] = "last"
     """How a sequence becomes one vector (lstm, gru, transformer)."""
     normalize: Literal["none", "last", "window"] = "none"

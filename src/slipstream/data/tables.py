@@ -243,7 +243,8 @@ def _header(path: Path, delimiter: str) -> tuple[list[str], int]:
     filled = [name for name in names if not name.startswith(UNNAMED)]
     if filled and all(_is_number(name) for name in filled):
         raise UserError(
-            f'{path}: line {lines} should name the columns, but reads "{delimiter.join(cells)[:60]}"'
+            f"{path}: line {lines} should name the columns, but reads "
+            f'"{delimiter.join(cells)[:60]}"'
         )
     return names, lines
 

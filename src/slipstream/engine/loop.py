@@ -19,6 +19,7 @@ from slipstream.data.dataset import Dataset
 from slipstream.data.windows import Series
 from slipstream.engine import checkpoint, optim, step
 from slipstream.engine.plan import Plan
+from slipstream.engine.step import Program, Tape
 from slipstream.errors import Interrupted, UserError
 from slipstream.runs import Run
 
@@ -54,6 +55,7 @@ class Fit:
     """Why it ended"""
     failures: dict[str, str] = field(default_factory=dict)
     """Programs that could not be captured, and why"""
+    setup_s: float = 0.0
     train_s: float = 0.0
     validate_s: float = 0.0
 
@@ -92,11 +94,29 @@ def stoppable() -> Iterator[Stop]:
             signal.signal(number, before[number])
 
 
-def fit(
-    config: Config, model: nn.Module, series: Series, dataset: Dataset, plan: Plan, run: Run
-) -> Fit:
-    """Train until the epochs, the patience or the time run out; the best weights come back."""
-    train, device, starts = config.train, plan.device, dataset.starts
+@dataclass(frozen=True)
+class _Job:
+    """The programs of one run, and the tensors that they share with the loop."""
+
+    advance: Program
+    check: Program
+    tape: Tape
+    val_tape: Tape
+    optimizer: torch.optim.Optimizer
+
+    def failures(self) -> dict[str, str]:
+        programs = {"training step": self.advance, "validation step": self.check}
+        return {
+            name: program.failure
+            for name, program in programs.items()
+            if isinstance(program, step.Captured) and program.failure
+        }
+
+
+def _set_up(
+    config: Config, model: nn.Module, series: Series, starts: dict[str, Tensor], plan: Plan
+) -> _Job:
+    train, device = config.train, plan.device
     lr = torch.tensor(train.lr, device=device)
     optimizer = optim.build(train, [p for p in model.parameters() if p.requires_grad], lr)
     scale = optim.loss_scale(device) if plan.precision == "fp16" else None
@@ -110,79 +130,16 @@ def fit(
     check = step.validation(model, series, val_tape, train=train, plan=plan)
     if plan.capture:
         advance, check = step.Captured(advance, device), step.Captured(check, device)
+    return _Job(advance, check, tape, val_tape, optimizer)
 
-    at = Progress()
-    result = Fit(at)
-    deadline = time.perf_counter() + 60 * train.minutes if train.minutes else math.inf
-    saved_at = time.perf_counter()
-    num_steps = len(tape.losses)
+
+def fit(
+    config: Config, model: nn.Module, series: Series, dataset: Dataset, plan: Plan, run: Run
+) -> Fit:
+    """Train until the epochs, the patience or the time run out; the best weights come back."""
     with stoppable() as stop:
-        for epoch in range(train.epochs):
-            epoch_began = logged_at = time.perf_counter()
-            rates = [at.plateau * rate for rate in optim.rates(train, epoch, num_steps)]
-            tape.load(step.shuffled(starts["train"], seed=config.seed, epoch=epoch), rates)
-            logged = 0
-            for done in range(1, num_steps + 1):
-                advance()  # one program, no host sync
-                at.step += 1
-                if done % config.engine.log_every and done < num_steps and not stop.requested:
-                    continue
-                losses = tape.losses[logged:done].tolist()  # the only host sync within an epoch
-                now = time.perf_counter()
-                run.append(
-                    "log",
-                    step=at.step,
-                    epoch=epoch + done / num_steps,
-                    loss=sum(losses) / len(losses),
-                    lr=rates[done - 1],
-                    steps_per_s=len(losses) / (now - logged_at),
-                )
-                logged, logged_at = done, now
-                result.stopped = _reason_to_stop(stop, losses[-1], now > deadline)
-                if result.stopped:
-                    break
-            at.epoch = epoch + done / num_steps
-            result.train_s += time.perf_counter() - epoch_began
-            if stop.requested or result.stopped == DIVERGED:
-                break
-            last = result.stopped or epoch + 1 == train.epochs
-            if (epoch + 1) % train.validate_every and not last:
-                continue
-
-            validate_began = time.perf_counter()
-            val_tape.cursor.zero_()
-            for _ in range(len(val_tape.losses)):
-                check()
-            val_loss = float(val_tape.losses.double().sum()) / len(starts["val"])
-            improved = val_loss < at.best_loss - train.min_delta
-            if improved:
-                result.weights = _copied(model)
-            _judge(at, val_loss, improved, train)
-            result.validate_s += time.perf_counter() - validate_began
-            run.append(
-                "epoch",
-                epoch=epoch + 1,
-                step=at.step,
-                train_loss=float(tape.losses[:done].double().mean()),
-                val_loss=val_loss,
-                lr=rates[done - 1],
-                best=improved,
-                seconds=time.perf_counter() - epoch_began,
-            )
-            if train.patience != "off" and at.since_best >= train.patience:
-                result.stopped = f"no improvement in {train.patience} validations"
-            if result.stopped:
-                break
-            if time.perf_counter() - saved_at > CHECKPOINT_EVERY_S:
-                _save(run, model, optimizer, result)
-                saved_at = time.perf_counter()
-    result.stopped = result.stopped or "all epochs done"
-    result.failures = {
-        name: program.failure
-        for name, program in (("training step", advance), ("validation step", check))
-        if isinstance(program, step.Captured) and program.failure
-    }
-    _save(run, model, optimizer, result)
+        result = _fit(config, model, series, dataset, plan, run, stop)
+    at = result.progress
     run.append("trained", stopped=result.stopped, **asdict(at))
     if stop.requested:
         raise Interrupted(
@@ -192,9 +149,92 @@ def fit(
         )
     if not result.weights:
         raise UserError(
-            f"the loss was not finite at step {at.step}, before any validation; lower train.lr, "
-            'set train.clip, or set engine.precision = "fp32"'
+            f"no validation loss was finite up to step {at.step}; lower train.lr, set train.clip, "
+            'or set engine.precision = "fp32"'
         )
+    return result
+
+
+def _fit(
+    config: Config,
+    model: nn.Module,
+    series: Series,
+    dataset: Dataset,
+    plan: Plan,
+    run: Run,
+    stop: Stop,
+) -> Fit:
+    train, starts = config.train, dataset.starts
+    began = saved_at = time.perf_counter()
+    job = _set_up(config, model, series, starts, plan)
+    tape, val_tape = job.tape, job.val_tape
+    at = Progress()
+    result = Fit(at, setup_s=time.perf_counter() - began)
+    deadline = began + 60 * train.minutes if train.minutes else math.inf
+    num_steps = len(tape.losses)
+    for epoch in range(train.epochs):
+        epoch_began = logged_at = time.perf_counter()
+        rates = [at.plateau * rate for rate in optim.rates(train, epoch, num_steps)]
+        tape.load(step.shuffled(starts["train"], seed=config.seed, epoch=epoch), rates)
+        logged = 0
+        for done in range(1, num_steps + 1):
+            job.advance()  # one program, no host sync
+            at.step += 1
+            run.show({"event": "step", "step": at.step})
+            if done % config.engine.log_every and done < num_steps and not stop.requested:
+                continue
+            losses = tape.losses[logged:done].tolist()  # the only host sync within an epoch
+            now = time.perf_counter()
+            run.append(
+                "log",
+                step=at.step,
+                epoch=epoch + done / num_steps,
+                loss=sum(losses) / len(losses),
+                lr=rates[done - 1],
+                steps_per_s=len(losses) / (now - logged_at),
+            )
+            logged, logged_at = done, now
+            result.stopped = _reason_to_stop(stop, losses[-1], now > deadline)
+            if result.stopped:
+                break
+        at.epoch = epoch + done / num_steps
+        result.train_s += time.perf_counter() - epoch_began
+        if stop.requested or result.stopped == DIVERGED:
+            break
+        last = result.stopped or epoch + 1 == train.epochs
+        if (epoch + 1) % train.validate_every and not last:
+            continue
+
+        validation_began = time.perf_counter()
+        val_tape.cursor.zero_()
+        for _ in range(len(val_tape.losses)):
+            job.check()
+        val_loss = float(val_tape.losses.double().sum()) / len(starts["val"])
+        improved = val_loss < at.best_loss - train.min_delta
+        if improved:
+            result.weights = _copied(model)
+        _judge(at, val_loss, improved, train)
+        result.validate_s += time.perf_counter() - validation_began
+        run.append(
+            "epoch",
+            epoch=epoch + 1,
+            step=at.step,
+            train_loss=float(tape.losses[:done].double().mean()),
+            val_loss=val_loss,
+            lr=rates[done - 1],
+            best=improved,
+            seconds=time.perf_counter() - epoch_began,
+        )
+        if train.patience != "off" and at.since_best >= train.patience:
+            result.stopped = f"no improvement in {train.patience} validations"
+        if result.stopped:
+            break
+        if time.perf_counter() - saved_at > CHECKPOINT_EVERY_S:
+            _save(run, model, job.optimizer, result)
+            saved_at = time.perf_counter()
+    result.stopped = result.stopped or "all epochs done"
+    result.failures = job.failures()
+    _save(run, model, job.optimizer, result)
     return result
 
 

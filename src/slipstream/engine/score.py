@@ -76,45 +76,55 @@ def tally(
     return metrics.read(sums, targets=signature.targets, series=dataset.names)
 
 
-def of_baselines(
-    series: Series, dataset: Dataset
-) -> tuple[dict[str, Predictor | None], dict[str, str]]:
-    """Repeat, seasonal and ridge, and what each is here; None where one means nothing."""
+class Baseline(NamedTuple):
+    what: str
+    """In a few words; where there is none here, why"""
+    predict: Predictor | None
+
+
+def find_baselines(series: Series, dataset: Dataset) -> dict[str, Baseline]:
+    """Repeat, seasonal and ridge, as far as each means something for this data."""
+    return {
+        "repeat": _repeat(series, dataset),
+        "seasonal": _seasonal(series, dataset),
+        "ridge": _ridge(series, dataset),
+    }
+
+
+def _repeat(series: Series, dataset: Dataset) -> Baseline:
     signature = dataset.signature
-    steps, period = signature.steps_out, dataset.period
-    found: dict[str, Predictor | None] = {}
-    about: dict[str, str] = {}
-    if signature.horizon == 0:
-        mean = torch.zeros(signature.model_targets, device=series.values.device)
-        rows = dataset.starts["train"] + signature.lead
-        mean.copy_(dataset.series.targets[rows].double().mean(dim=0))
-        found["repeat"] = lambda starts: mean.expand(len(starts), 1, -1)[..., None]
-        about["repeat"] = "the training mean (no past target is known when estimating)"
-        found["seasonal"] = None
-        about["seasonal"] = "none: estimation has no season"
-    else:
-        found["repeat"] = lambda starts: baselines.repeat(
-            windows.gather_past(series, starts), steps
-        )[..., None]
-        about["repeat"] = "the last known value"
-        if period is None:
-            found["seasonal"] = None
-            about["seasonal"] = "none: no period is known; set data.period"
-        elif period > signature.context:
-            found["seasonal"] = None
-            about["seasonal"] = f"none: its {period} rows are more than data.context"
-        else:
-            found["seasonal"] = lambda starts: baselines.seasonal(
-                windows.gather_past(series, starts), steps, period
-            )[..., None]
-            about["seasonal"] = f"the values {period} rows ago"
-    ridge, seen = _ridge(series, dataset)
-    found["ridge"] = ridge
-    about["ridge"] = f"closed-form least squares on the window's rows ({seen})"
-    return found, about
+    if signature.horizon:
+        return Baseline(
+            "the last known value",
+            lambda starts: baselines.repeat(
+                windows.gather_past(series, starts), signature.steps_out
+            )[..., None],
+        )
+    rows = dataset.starts["train"] + signature.lead
+    mean = dataset.series.targets[rows].double().mean(dim=0).float().to(series.values.device)
+    return Baseline(
+        "the training mean (no past target is known when estimating)",
+        lambda starts: mean.expand(len(starts), 1, -1)[..., None],
+    )
 
 
-def _ridge(series: Series, dataset: Dataset) -> tuple[Predictor, str]:
+def _seasonal(series: Series, dataset: Dataset) -> Baseline:
+    signature, period = dataset.signature, dataset.period
+    if not signature.horizon:
+        return Baseline("estimation has no season", None)
+    if period is None:
+        return Baseline("no period is known; set data.period", None)
+    if period > signature.context:
+        return Baseline(f"its {period} rows are more than data.context", None)
+    return Baseline(
+        f"the values {period} rows ago",
+        lambda starts: baselines.seasonal(
+            windows.gather_past(series, starts), signature.steps_out, period
+        )[..., None],
+    )
+
+
+def _ridge(series: Series, dataset: Dataset) -> Baseline:
     signature = dataset.signature
     features = min(signature.context * signature.model_inputs, baselines.MAX_FEATURES)
     most = max(int(RIDGE_WORK / (features**2 * signature.fold)), step.CHUNK)
@@ -137,8 +147,8 @@ def _ridge(series: Series, dataset: Dataset) -> tuple[Predictor, str]:
         inputs, _ = windows.gather_inputs(series, starts)
         return fitted.predict(inputs, signature.steps_out)[..., None]
 
-    seen = "every window" if every == 1 else f"one training window in {every}"
-    return predict, f"{seen}, penalty {fitted.penalty:g}"
+    seen = "every training window" if every == 1 else f"one training window in {every}"
+    return Baseline(f"least squares on the window's rows, from {seen}", predict)
 
 
 def as_table(chunk: Chunk, dataset: Dataset) -> pa.Table:

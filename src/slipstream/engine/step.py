@@ -53,8 +53,13 @@ class Tape:
         self.cursor.zero_()
 
 
+def steps_per_epoch(num_windows: int, *, passes: int, batch: int) -> int:
+    """The last step may be a part of one."""
+    return -(-num_windows // (passes * batch))
+
+
 def tape(num_windows: int, *, passes: int, batch: int, device: torch.device) -> Tape:
-    steps = -(-num_windows // (passes * batch))
+    steps = steps_per_epoch(num_windows, passes=passes, batch=batch)
     return Tape(
         order=torch.full((steps, passes, batch), -1, dtype=torch.int64, device=device),
         rates=torch.zeros(steps, device=device),

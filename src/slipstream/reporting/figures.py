@@ -29,6 +29,7 @@ STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.size": 10,
     "svg.fonttype": "none",
+    "text.parse_math": False,  # a column may well be called $x
     "axes.edgecolor": "#9ca3af",
     "axes.labelcolor": INK,
     "axes.titlesize": 10.5,
@@ -89,17 +90,19 @@ def all_figures(
     """Every picture of the report by the name its place has on the page."""
     detail = summary["detail"]["test"]
     targets = list(detail["per_target"])[:MOST_TARGETS]
+    steps, series = len(detail["per_step"]) > 1, len(detail["per_series"]) > 1
+    both = steps and series
     with mpl.rc_context(STYLE):
         return {
             "losses": _svg(_losses, 6.2, 3.3, events, summary["best_epoch"]),
             "time": _svg(_time, 6.2, 1.5, summary["seconds_by_phase"], summary["seconds"]),
             "rates": _svg(_rates, 6.2, 1.5, events),
             "examples": _examples(predictions, targets),
-            "scatter": _grid(_scatter, [(predictions, name) for name in targets], 2.7, 2.6),
-            "histogram": _grid(_histogram, [(predictions, name) for name in targets], 2.7, 2.3),
-            "by_step": _svg(_by_step, 6.2, 3.0, summary) if len(detail["per_step"]) > 1 else None,
-            "by_series": _svg(_by_series, 6.2, 3.0, detail["per_series"])
-            if len(detail["per_series"]) > 1
+            "scatter": _grid(_scatter, [(predictions, name) for name in targets], 3.0),
+            "histogram": _grid(_histogram, [(predictions, name) for name in targets], 2.6),
+            "by_step": _svg(_by_step, 6.2 if both else 12.4, 3.2, summary) if steps else None,
+            "by_series": _svg(_by_series, 6.2 if both else 12.4, 3.2, detail["per_series"])
+            if series
             else None,
         }
 
@@ -110,13 +113,12 @@ def _svg(draw: Callable[..., None], width: float, height: float, *given: Any) ->
     return _markup(figure)
 
 
-def _grid(
-    draw: Callable[..., None], each: list[tuple[Any, ...]], width: float, height: float
-) -> str:
+def _grid(draw: Callable[..., None], each: list[tuple[Any, ...]], height: float) -> str:
     """One small picture per item, up to four in a row."""
     across = min(len(each), 4)
     down = -(-len(each) // across)
-    figure = Figure(figsize=(width * max(across, 2), height * down), layout="constrained")
+    full = 12.4 if across > 2 else 6.2
+    figure = Figure(figsize=(full, height * down), layout="constrained")
     for place, given in enumerate(each, start=1):
         draw(figure.add_subplot(down, across, place), *given)
     return _markup(figure)
@@ -165,10 +167,12 @@ def _losses(axes: Axes, events: Sequence[dict[str, Any]], best_epoch: float) -> 
     shown = [e["loss"] for e in logs] + [e["val_loss"] for e in epochs]
     if shown and min(shown) > 0 and max(shown) > 8 * min(shown):
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.yaxis.set_minor_formatter("")
     axes.set_xlim(left=0)
     axes.set_xlabel("epoch")
     axes.set_ylabel("loss (scaled)")
-    axes.legend(loc="upper right")
+    axes.legend(loc="best")
 
 
 def _rates(axes: Axes, events: Sequence[dict[str, Any]]) -> None:
@@ -219,7 +223,9 @@ def _by_series(axes: Axes, per_series: dict[str, dict[str, float]]) -> None:
         places, [per_series[n]["rmse"] for n in shown], color="#bfdbfe", width=0.7, label="RMSE"
     )
     axes.bar(places, [per_series[n]["mae"] for n in shown], color=MODEL, width=0.7, label="MAE")
-    axes.set_xticks(places, [_short(n) for n in shown], rotation=40, ha="right", fontsize=8.5)
+    turned: dict[str, Any] = {"rotation": 40, "ha": "right"} if len(shown) > 8 else {}
+    axes.set_xticks(places, [_short(n) for n in shown], fontsize=8.5, **turned)
+    axes.set_xlim(-0.7, max(len(shown), 6) - 0.3)
     axes.grid(axis="x", visible=False)
     axes.set_ylabel("error")
     if len(worst) > len(shown):
@@ -269,10 +275,9 @@ def _examples(predictions: Predictions, targets: list[str]) -> list[str]:
             for name in shown[: max(MOST_EXAMPLES // len(targets), 1)]
         ]
     windows = list(_windows(predictions))
-    each = max(MOST_EXAMPLES // len(targets), 1)
-    picked = [
-        windows[i] for i in np.linspace(0, len(windows) - 1, min(each, len(windows)), dtype=int)
-    ]
+    each = min(max(MOST_EXAMPLES // len(targets), 1), len(windows))
+    # spread evenly, each in the middle of its share, so that there is a past to show
+    picked = [windows[len(windows) * (2 * i + 1) // (2 * each)] for i in range(each)]
     return [
         _svg(_forecast, 6.2, 2.1, predictions, target, rows)
         for target in targets
@@ -307,7 +312,7 @@ def _forecast(axes: Axes, predictions: Predictions, target: str, rows: slice) ->
     of_series = predictions["series"] == series
     steps, row = predictions["step"], predictions["row"]
     # what came before, as far as other windows' first rows tell it
-    before = of_series & (steps == 1) & (row < first) & (row >= first - 2 * length)
+    before = of_series & (steps == 1) & (row < first) & (row >= first - length)
     order = np.argsort(row[before])
     past, label = _across(predictions, before)
     across, _ = _across(predictions, rows)

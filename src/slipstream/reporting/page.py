@@ -73,14 +73,14 @@ def verdict(summary: dict[str, Any]) -> str:
     )
 
 
-def number(value: float | None) -> str:
-    """Four figures, no more."""
+def number(value: float | None, decimals: int = 8) -> str:
+    """Four figures and at most so many decimals."""
     if value is None or not math.isfinite(value):
         return "–"
     if value == 0:
         return "0"
     digits = max(0, 3 - math.floor(math.log10(abs(value))))
-    return f"{value:,.{min(digits, 8)}f}"
+    return f"{value:,.{min(digits, decimals)}f}"
 
 
 def seconds(value: float) -> str:

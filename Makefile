@@ -1,0 +1,51 @@
+# make demo    train the embedded job and write its report
+# make test    lint, types, tests: what CI runs
+# Both make .venv on first use and reinstall only when pyproject.toml or constraints.txt change.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test lint types tests test-slow test-gpu format docs clean
+
+demo: $(VENV)/core
+	$(BIN)/slipstream train
+
+test: lint types tests
+
+lint: $(VENV)/dev
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+
+types: $(VENV)/dev
+	$(BIN)/mypy
+
+tests: $(VENV)/dev
+	$(BIN)/python -m pytest -n auto
+
+test-slow: $(VENV)/dev
+	$(BIN)/python -m pytest -m slow
+
+test-gpu: $(VENV)/dev
+	$(BIN)/python -m pytest -m gpu
+
+format: $(VENV)/dev
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+docs: $(VENV)/dev
+	$(BIN)/python dev/settings.py
+
+clean:
+	rm -rf $(VENV) runs
+
+$(VENV)/core: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("Slipstream needs Python 3.11 or newer; set PYTHON=...") if sys.version_info < (3, 11) else None'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/dev: $(VENV)/core
+	$(PIP) --editable '.[dev]'
+	@touch $@

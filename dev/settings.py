@@ -1,0 +1,100 @@
+"""Writes docs/settings.md from the config's own fields, so that the two cannot differ.
+
+python dev/settings.py [--check]
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from slipstream.config import Config
+
+PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
+INTRO = """# Settings
+
+A config is a TOML file; every setting can also be given as `--set section.key=value`, which wins
+over the file. Unknown keys are refused, with the nearest known one. This page is made from the
+code by `make docs`.
+"""
+OWN_NAMES = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false"}
+
+
+def kind(annotation: Any) -> str:
+    """A type as a person would say it."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return kind(get_args(annotation)[0])
+    if origin is Literal:
+        return ", ".join(f"`{_toml(value)}`" for value in get_args(annotation))
+    if origin is types.UnionType or str(origin) == "typing.Union":
+        parts = [part for part in get_args(annotation) if part is not type(None)]
+        if {str, int, float, bool} <= set(parts):
+            return " or ".join(["value", *(kind(p) for p in parts if get_origin(p))])
+        named = [kind(part) for part in parts]
+        return " or ".join(dict.fromkeys(named))
+    if origin is tuple:
+        inner = kind(get_args(annotation)[0])
+        return f"list of {inner}" if inner == "text" else f"list of {inner}s"
+    if origin is dict:
+        return "table"
+    return OWN_NAMES.get(annotation.__name__, annotation.__name__.lower())
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, dict):
+        return "{}"
+    if hasattr(value, "model_dump"):
+        inner = value.model_dump(exclude_defaults=True)
+        return "{ " + ", ".join(f"{k} = {_toml(v)}" for k, v in inner.items()) + " }"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def default(field: FieldInfo) -> str:
+    if field.default is None or field.default is PydanticUndefined:
+        return ""
+    return f"`{_toml(field.default)}`"
+
+
+def rows(section: Any, prefix: str) -> Iterator[str]:
+    yield "| setting | default | takes | what it does |"
+    yield "|---|---|---|---|"
+    for name, field in section.model_fields.items():
+        if prefix == "" and hasattr(field.annotation, "model_fields"):
+            continue
+        told = re.sub(r"\s+", " ", field.description or "").replace("|", "\\|")
+        yield f"| `{prefix}{name}` | {default(field)} | {kind(field.annotation)} | {told} |"
+
+
+def page() -> str:
+    parts = [INTRO, *rows(Config, "")]
+    for name, field in Config.model_fields.items():
+        section = field.annotation
+        if not hasattr(section, "model_fields"):
+            continue
+        parts += ["", f"## [{name}]", "", str(section.__doc__), "", *rows(section, f"{name}.")]
+        for inner, deeper in section.model_fields.items():
+            if hasattr(deeper.annotation, "model_fields"):
+                parts += ["", f"### {name}.{inner}", "", str(deeper.annotation.__doc__), ""]
+                parts += rows(deeper.annotation, f"{name}.{inner}.")
+    return "\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    if "--check" in sys.argv:
+        sys.exit(0 if PAGE.read_text(encoding="utf-8") == page() else "run `make docs`")
+    PAGE.write_text(page(), encoding="utf-8")
+    print(f"wrote {PAGE}")

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import math
+import os
+import signal
+
+import pytest
+import torch
+
+from slipstream import Interrupted, UserError, runs
+from slipstream.engine import loop, plan
+from slipstream.models import build
+from tests.conftest import small_config, small_dataset, waves
+
+
+def fit(tmp_path, watch=None, table=None, **sections):
+    config = small_config(tmp_path, **sections)
+    dataset = small_dataset(config, table)
+    torch.manual_seed(config.seed)
+    model = build(config.model, dataset.signature)
+    run = runs.create("t", out=str(tmp_path), watch=watch)
+    result = loop.fit(
+        config, model, dataset.series, dataset, plan.make(config.engine, data_bytes=0), run
+    )
+    return result, list(runs.events(run)), run, model
+
+
+def of_kind(events, kind):
+    return [event for event in events if event["event"] == kind]
+
+
+def test_losses_are_read_once_per_interval_and_at_the_epochs_end(tmp_path):
+    _, events, _, _ = fit(tmp_path, engine={"log_every": 3}, train={"batch": 32, "epochs": 2})
+    steps = [event["step"] for event in of_kind(events, "log")]
+    assert steps == [3, 6, 9, 12, 15, 18]  # 9 steps an epoch
+    assert all(event["loss"] > 0 for event in of_kind(events, "log"))
+
+
+def test_the_best_weights_come_back(tmp_path):
+    result, events, _, model = fit(
+        tmp_path, train={"epochs": 12, "min_delta": 0.2, "patience": "off"}
+    )
+    epochs = of_kind(events, "epoch")
+    best = [event for event in epochs if event["best"]][-1]
+    assert result.progress.best_epoch == best["epoch"] < 12
+    assert result.progress.best_loss == pytest.approx(best["val_loss"])
+    last = model.state_dict()
+    assert any(not torch.equal(last[name], value) for name, value in result.weights.items())
+
+
+def test_patience_and_min_delta_end_it_early(tmp_path):
+    result, events, _, _ = fit(tmp_path, train={"epochs": 50, "patience": 3, "min_delta": 10.0})
+    assert result.stopped == "no improvement in 3 validations"
+    assert len(of_kind(events, "epoch")) == 4
+    assert result.progress.best_epoch == 1
+
+
+def test_validation_happens_every_so_many_epochs_and_at_the_end(tmp_path):
+    result, events, _, _ = fit(tmp_path, train={"epochs": 5, "validate_every": 2})
+    assert [event["epoch"] for event in of_kind(events, "epoch")] == [2, 4, 5]
+    assert result.stopped == "all epochs done"
+
+
+def test_the_plateau_schedule_cuts_the_rate(tmp_path):
+    settings = {"schedule": "plateau", "plateau_patience": 2, "plateau_factor": 0.1}
+    _, events, _, _ = fit(
+        tmp_path, train=settings | {"epochs": 7, "min_delta": 10.0, "patience": "off"}
+    )
+    rates = [event["lr"] for event in of_kind(events, "epoch")]
+    assert rates == pytest.approx([1e-3] * 3 + [1e-4] * 2 + [1e-5] * 2)
+
+
+def test_a_time_limit_ends_it_with_a_validation(tmp_path):
+    result, events, _, _ = fit(tmp_path, train={"epochs": 500, "minutes": 1e-6})
+    assert result.stopped == "train.minutes have passed"
+    assert len(of_kind(events, "epoch")) == 1
+    assert result.weights
+
+
+def test_a_loss_that_is_not_finite_says_what_to_do(tmp_path):
+    table = waves().to_pydict()
+    table["a"] = [v * 1e30 for v in table["a"]]
+    with pytest.raises(UserError, match=r"no validation loss was finite .* lower train.lr"):
+        fit(tmp_path, table=table, data={"scale": "none"}, train={"clip": "off"})
+
+
+def test_an_interrupt_finishes_the_step_and_saves(tmp_path):
+    def press(event):
+        if event["event"] == "epoch" and event["epoch"] == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted) as caught:
+        fit(tmp_path, watch=press, train={"epochs": 100})
+    assert caught.value.signal_number == signal.SIGINT
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    saved = sorted(folder.name for folder in tmp_path.glob("*/checkpoints/*"))
+    assert saved == ["step-18", "step-19"]  # the best, and one step after it
+
+
+def test_the_newest_and_the_best_checkpoint_stay(tmp_path):
+    result, events, run, _ = fit(tmp_path, train={"epochs": 4, "min_delta": 10.0})
+    kept = {folder.name for folder in run.checkpoints.iterdir()}
+    assert kept == {f"step-{result.progress.best_step}", f"step-{result.progress.step}"}
+    last = run.checkpoints / f"step-{result.progress.step}"
+    assert {file.name for file in last.iterdir()} == {
+        "weights.safetensors",
+        "optimizer.safetensors",
+        "progress.json",
+    }
+    assert runs.read_json(last / "progress.json")["best_epoch"] == 1
+    assert of_kind(events, "checkpoint")
+
+
+def test_the_validation_loss_covers_every_window_once(tmp_path):
+    from slipstream.data import windows
+    from slipstream.objectives import window_losses
+
+    config = small_config(tmp_path)
+    dataset = small_dataset(config, waves(6000))
+    assert len(dataset.starts["val"]) > 500
+    result, events, _, model = fit(tmp_path, table=waves(6000), train={"epochs": 1})
+    model.load_state_dict(result.weights)
+    batch = windows.gather(dataset.series, dataset.starts["val"])
+    with torch.no_grad():
+        wanted = window_losses(model.eval()(batch.inputs, None), batch.targets, config.train).mean()
+    assert of_kind(events, "epoch")[0]["val_loss"] == pytest.approx(float(wanted), rel=1e-5)
+    assert math.isfinite(result.progress.best_loss)

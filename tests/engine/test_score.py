@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from slipstream.engine import plan, score
+from slipstream.models import build
+from tests.conftest import small_config, small_dataset, waves
+
+
+def made(**sections):
+    config = small_config(**sections)
+    table = waves(3000)
+    time = np.datetime64("2024-01-01T00", "us") + np.arange(3000) * np.timedelta64(1, "h")
+    dataset = small_dataset(config, table.set_column(0, "time", pa.array(time)))
+    model = build(config.model, dataset.signature).eval()
+    predict = score.of_model(model, dataset.series, plan.make(config.engine, data_bytes=0))
+    return config, dataset, predict
+
+
+@pytest.mark.parametrize("channels", ["together", "independent"])
+def test_every_window_is_scored_once_and_the_table_agrees_with_the_metrics(channels):
+    _, dataset, predict = made(data={"channels": channels})
+    starts = dataset.starts["train"]
+    chunks = list(score.chunks(predict, dataset.series, starts))
+    assert torch.equal(torch.cat([chunk.starts for chunk in chunks]), starts)
+    found = score.tally(iter(chunks), dataset.series, dataset, ())
+    table = pa.concat_tables([score.as_table(chunk, dataset) for chunk in chunks])
+    assert table.num_rows == 4 * len(starts)
+    for name in dataset.signature.targets:
+        error = table[f"{name}_predicted"].to_numpy() - table[name].to_numpy()
+        per_target = found["per_target"][name]
+        assert per_target["mae"] == pytest.approx(np.abs(error).mean(), rel=1e-4)
+        assert per_target["max_error"] == pytest.approx(np.abs(error).max(), rel=1e-4)
+
+
+def test_the_table_names_rows_times_and_true_values():
+    _, dataset, predict = made()
+    starts = dataset.starts["test"][:3]
+    chunk = next(score.chunks(predict, dataset.series, starts))
+    table = score.as_table(chunk, dataset)
+    assert table.column_names[:4] == ["series", "row", "time", "step"]
+    rows = table["row"].to_numpy()
+    assert rows.tolist() == [int(s) + 16 + h for s in starts for h in range(4)]
+    assert table["step"].to_pylist() == [1, 2, 3, 4] * 3
+    assert table["time"][0].as_py().hour == int(starts[0] + 16) % 24
+    truth = waves(3000)["b"].to_numpy()[rows]
+    np.testing.assert_allclose(table["b"].to_numpy(), truth, rtol=1e-5)
+
+
+def test_times_go_on_past_the_end_of_a_series():
+    _, dataset, predict = made()
+    last = torch.tensor([3000 - 16])
+    chunk = next(score.chunks(predict, dataset.series, last, truth=False))
+    table = score.as_table(chunk, dataset)
+    assert "a" not in table.column_names
+    hours = np.diff(table["time"].to_numpy()).astype("timedelta64[h]").astype(int)
+    assert hours.tolist() == [1, 1, 1]
+    assert table["row"].to_pylist() == [3000, 3001, 3002, 3003]
+
+
+def test_quantiles_get_columns_and_coverage():
+    config, dataset, predict = made(train={"loss": "quantile", "quantiles": [0.05, 0.5, 0.95]})
+    chunks = list(score.chunks(predict, dataset.series, dataset.starts["val"]))
+    found = score.tally(iter(chunks), dataset.series, dataset, config.train.quantiles)
+    assert all(0 <= share <= 1 for share in found["coverage"])
+    table = score.as_table(chunks[0], dataset)
+    assert {"a_q5", "a_q50", "a_q95", "a_predicted"} <= set(table.column_names)
+    assert table["a_predicted"].equals(table["a_q50"])
+
+
+def test_baselines_are_absent_where_they_mean_nothing():
+    _, dataset, _ = made(data={"horizon": 0, "targets": ["a"]})
+    found = score.find_baselines(dataset.series, dataset)
+    assert found["seasonal"].predict is None
+    assert "training mean" in found["repeat"].what
+    train = score.tally(
+        score.chunks(found["repeat"].predict, dataset.series, dataset.starts["train"]),
+        dataset.series,
+        dataset,
+        (),
+    )
+    assert abs(train["overall"]["bias"]) < 1e-6
+    assert train["overall"]["r2"] == pytest.approx(0, abs=1e-9)
+    _, dataset, _ = made()
+    found = score.find_baselines(dataset.series, dataset)
+    assert found["seasonal"] == ("its 24 rows are more than data.context", None)
+
+
+def test_the_seasonal_baseline_repeats_the_day_before():
+    _, dataset, _ = made(data={"context": 24, "horizon": 30, "targets": ["a"]})
+    found = score.find_baselines(dataset.series, dataset)["seasonal"]
+    chunk = next(score.chunks(found.predict, dataset.series, dataset.starts["test"][:5]))
+    table = score.as_table(chunk, dataset)
+    values = waves(3000)["a"].to_numpy()
+    rows, steps = table["row"].to_numpy(), table["step"].to_numpy()
+    ago = rows - steps + 1 - 24 + (steps - 1) % 24
+    np.testing.assert_allclose(table["a_predicted"].to_numpy(), values[ago], rtol=1e-5)
+
+
+def test_the_ridge_sees_fewer_windows_where_all_would_take_too_long(monkeypatch):
+    _, dataset, _ = made()
+    monkeypatch.setattr(score, "RIDGE_WORK", 1.0)
+    found = score.find_baselines(dataset.series, dataset)
+    assert "one training window in 3" in found["ridge"].what

@@ -1,0 +1,175 @@
+"""Bad input: a clear error that names file, line or column, setting and fix; exit code 2; nothing
+written."""
+
+from __future__ import annotations
+
+import gzip
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from typer.testing import CliRunner
+
+from slipstream.cli import app
+
+ROWS = [[i, (i * 7) % 11, (i * 5) % 13] for i in range(60)]
+SETTINGS = {
+    "data.time": "time",
+    "data.context": 8,
+    "data.horizon": 2,
+    "model.kind": "linear",
+    "train.epochs": 1,
+    "engine.device": "cpu",
+}
+
+
+def text(rows=None, header="time,a,b", end="\n"):
+    rows = ROWS if rows is None else rows
+    return header + end + "".join(",".join(map(str, row)) + end for row in rows)
+
+
+def changed(row, column, value):
+    rows = [list(r) for r in ROWS]
+    rows[row][column] = value
+    return text(rows)
+
+
+def refused(tmp_path, content=None, name="table.csv", **settings):
+    """Run `slipstream train`, expect a refusal and return what it said."""
+    if content is not None:
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    asked = {"out": tmp_path / "runs", "data.path": tmp_path / name} | SETTINGS
+    asked |= {key.replace("__", "."): value for key, value in settings.items()}
+    (tmp_path / "job.toml").write_text("")
+    before = sorted(tmp_path.rglob("*"))
+    arguments = ["train", str(tmp_path / "job.toml")]
+    for key, value in asked.items():
+        arguments += ["--set", f"{key}={value}"]
+    found = CliRunner().invoke(app, arguments)
+    assert found.exit_code == 2, found.output
+    assert found.stdout == ""
+    assert "Traceback" not in found.stderr
+    assert sorted(tmp_path.rglob("*")) == before
+    return found.stderr
+
+
+def test_the_table_itself_is_fine(tmp_path):
+    (tmp_path / "table.csv").write_text(text())
+    arguments = ["train", "--quiet"]
+    for key, value in (SETTINGS | {"out": tmp_path, "data.path": tmp_path / "table.csv"}).items():
+        arguments += ["--set", f"{key}={value}"]
+    (tmp_path / "job.toml").write_text("")
+    found = CliRunner().invoke(app, [*arguments, str(tmp_path / "job.toml")])
+    assert found.exit_code == 0, found.output
+
+
+CONTENTS = {
+    "text in a numeric column": (
+        changed(10, 1, "oops"),
+        'line 12, column "a": "oops" is not a number',
+    ),
+    "short row": (
+        text().replace("\n7,5,9\n", "\n7,5\n"),
+        "line 9: has 2 cells where the header has 3",
+    ),
+    "long row": (text().replace("\n7,5,9\n", "\n7,5,9,1\n"), "line 9: has 4 cells"),
+    "empty": ("", "the file is empty"),
+    "blank": ("\n \n\n", "the file is empty"),
+    "header only": ("time,a,b\n", "has no rows below the header"),
+    "no header": (text(header="0,1,2"), "line 1 should name the columns"),
+    "not utf-8": (text().replace("time", "t").encode() + b"99,\xe9,1\n", "line 62: is not UTF-8"),
+    "not utf-8 in the header": (b"t\xefme,a,b\n1,2,3\n", "line 1: is not UTF-8"),
+    "utf-16": (text().encode("utf-16"), "UTF-16 text; save it as UTF-8"),
+    "gzip named csv": (gzip.compress(text().encode()), "gzip data; decompress it first"),
+    "parquet named csv": (b"PAR1 and so on", "rename it to .parquet"),
+    "excel named csv": (b"PK\x03\x04 and so on", "a ZIP or Excel file"),
+    "duplicate column": (text(header="time,a,a"), '2 columns are named "a"'),
+    "duplicate time": (changed(10, 0, 9), 'line 12, column "time": the same time as'),
+    "unsorted time": (changed(10, 0, 3), 'data.unsorted = "sort"'),
+    "missing time": (changed(10, 0, ""), 'line 12, column "time": the time is missing'),
+    "missing value": (changed(10, 1, ""), 'line 12, column "a": is missing'),
+    "all missing": (
+        text([[r[0], "", r[2]] for r in ROWS]),
+        'column "a" (data.targets) has no values',
+    ),
+    "constant": (text([[r[0], 5, r[2]] for r in ROWS]), 'column "a" is 5 in every training row'),
+    "infinite": (changed(10, 1, "inf"), 'line 12, column "a": is infinite'),
+    "too short": (text(ROWS[:9]), "has 9 rows; shorten them"),
+    "no window in a split": (text(ROWS[:14]), "leaves no val window"),
+    "gaps everywhere": (
+        text([[r[0] + 10 * (r[0] // 5), *r[1:]] for r in ROWS]),
+        "11 gaps in time break the series up",
+    ),
+    "only text": ("time,a,b\n1,x,y\n2,x,y\n", "has no numeric column to read"),
+    "no such time format": (changed(10, 0, "2020-01-01"), '"2020-01-01" is not a number'),
+    "a quote that never ends": (text() + '60,"7,8\n61,1,1\n', "line 62"),
+}
+
+
+@pytest.mark.parametrize("name", CONTENTS)
+def test_a_bad_table_is_named(tmp_path, name):
+    content, said = CONTENTS[name]
+    told = refused(tmp_path, content)
+    assert said in told
+    assert "table.csv" in told or "column" in told or "data." in told
+
+
+ASKED = {
+    "missing file": ({"data__path": "nowhere.csv"}, "nowhere.csv: there is no such file"),
+    "unknown ending": ({"data__path": "x.xlsx"}, "what .xlsx is, is not known here"),
+    "missing column": (
+        {"data__targets": '["aa"]'},
+        'no column "aa" (data.targets); did you mean "a"',
+    ),
+    "missing time": ({"data__time": "tine"}, 'no column "tine" (data.time); did you mean "time"'),
+    "missing id": ({"data__id": "station"}, 'no column "station" (data.id)'),
+    "missing static": ({"data__static": '["z"]'}, 'no column "z" (data.static)'),
+    "missing where": ({"data__where__z": 3}, 'no column "z" (data.where)'),
+    "missing split column": (
+        {"data__split": '{by="z", val=["x"], test=["y"]}'},
+        'no column "z" (data.split.by)',
+    ),
+    "misspelt key": ({"train__epocs": 3}, 'did you mean "epochs"'),
+    "misspelt section": ({"modle__kind": "gru"}, 'did you mean "model"'),
+    "wrong type": ({"train__epochs": "many"}, "train.epochs is 'many'"),
+    "out of range": ({"model__dropout": 1.5}, "model.dropout is 1.5"),
+    "cuda": ({"engine__device": "cuda:77"}, 'engine.device is "cuda:77"'),
+    "fp16 on a cpu": ({"engine__precision": "fp16"}, 'engine.precision is "fp16"'),
+    "unwritable": ({"out": "/dev/null/runs"}, "out = '/dev/null/runs'"),
+    "folders": ({"data__split": "{folders=true}"}, "needs data.path to be one folder"),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_bad_request_is_named(tmp_path, name):
+    settings, said = ASKED[name]
+    assert said in refused(tmp_path, text(), **settings)
+
+
+def test_a_folder_without_tables(tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert "holds no .csv" in refused(tmp_path, data__path=tmp_path / "empty")
+
+
+def test_a_broken_parquet_file(tmp_path):
+    path = tmp_path / "t.parquet"
+    pa.parquet.write_table(pa.table({"time": [1], "a": [2.0]}), path)
+    whole = path.read_bytes()
+    assert "cannot be read as Parquet" in refused(tmp_path, whole[:-40], name="t.parquet")
+    assert "cannot be read as Arrow" in refused(tmp_path, b"nonsense" * 9, name="t.arrow")
+
+
+def test_files_that_differ_in_their_columns(tmp_path):
+    (tmp_path / "cells").mkdir()
+    (tmp_path / "cells" / "a.csv").write_text(text())
+    (tmp_path / "cells" / "b.csv").write_text(text(header="time,a,c"))
+    told = refused(tmp_path, data__path=tmp_path / "cells")
+    assert 'b.csv: has no column "b"' in told
+
+
+def test_no_data_at_all(tmp_path):
+    (tmp_path / "job.toml").write_text("")
+    found = CliRunner().invoke(app, ["train", str(tmp_path / "job.toml")])
+    assert found.exit_code == 2
+    assert "data.path is not set" in found.stderr

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pyarrow.parquet
+import pytest
+from typer.testing import CliRunner
+
+from slipstream import __version__
+from slipstream.cli import app
+from tests.conftest import waves
+
+SMALL = [
+    "train.epochs=2",
+    "train.batch=64",
+    "model.kind=mlp",
+    "model.hidden=8",
+    "data.context=8",
+    "data.horizon=2",
+    "data.time=time",
+    "engine.device=cpu",
+    "engine.threads=1",
+]
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def sets(*more):
+    return [word for setting in (*SMALL, *more) for word in ("--set", setting)]
+
+
+@pytest.fixture
+def job(tmp_path):
+    """A config and its table in a folder of their own."""
+    waves().to_pandas().to_csv(tmp_path / "table.csv", index=False)
+    config = tmp_path / "job.toml"
+    config.write_text(f'out = "{tmp_path}/runs"\n[data]\npath = "table.csv"\n')
+    return config
+
+
+def test_json_is_one_object_and_nothing_else(job):
+    found = invoke("train", job, "--json", *sets())
+    assert found.exit_code == 0, found.output
+    summary = json.loads(found.stdout)
+    assert found.stdout.count("\n") == 1
+    assert summary["metrics"]["test"]["mae"] > 0
+    assert summary["report"].endswith("report.html")
+    assert "validation" in found.stderr
+
+
+def test_a_person_gets_a_table_a_verdict_and_the_reports_path(job):
+    found = invoke("train", job, *sets())
+    assert found.exit_code == 0, found.output
+    for part in ("model", "ridge", "repeat", "MAE", "test set", "report.html", "windows a second"):
+        assert part in found.stdout
+    assert "\x1b" not in found.output
+
+
+def test_quiet_is_quiet(job):
+    found = invoke("train", job, "--quiet", *sets())
+    assert found.exit_code == 0
+    assert found.output == ""
+
+
+def test_the_other_verbs_follow_a_run(job, tmp_path):
+    run = json.loads(invoke("train", job, "--json", *sets()).stdout)["run"]
+    found = invoke("evaluate", run, "--json")
+    assert json.loads(found.stdout)["windows"] == 79
+    assert "MAE" in invoke("evaluate", run, "--on", "val").stdout
+    assert "data: 391 windows" in invoke("evaluate", run, "--data", tmp_path / "table.csv").stdout
+    for name in ("ahead.csv", "ahead.parquet", "ahead.arrow"):
+        out = tmp_path / name
+        found = invoke("predict", run, tmp_path / "table.csv", "--out", out)
+        assert found.exit_code == 0, found.output
+        assert "2 rows written" in found.stdout
+        assert out.exists()
+    header = "series,row,time,step,a_predicted,b_predicted,c_predicted"
+    assert (tmp_path / "ahead.csv").read_text().splitlines()[0].replace('"', "") == header
+    assert pyarrow.parquet.read_table(tmp_path / "ahead.parquet").num_rows == 2
+    found = invoke("predict", run, tmp_path / "table.csv", "--out", tmp_path / "x.xlsx")
+    assert found.exit_code == 2
+    assert "as .csv, .parquet or .arrow" in found.stderr
+    assert "report.html" in json.loads(invoke("report", run, "--json").stdout)["report"]
+
+
+def test_a_wrong_setting_exits_with_2_and_writes_nothing(job, tmp_path):
+    before = sorted(tmp_path.rglob("*"))
+    found = invoke("train", job, "--json", *sets("train.lr=-1"))
+    assert found.exit_code == 2
+    assert "train.lr is -1" in found.stderr
+    assert "train.lr is -1" in json.loads(found.stdout)["error"]
+    assert "Traceback" not in found.output
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_fault_of_ours_exits_with_1(job, monkeypatch):
+    def broken(*_, **__):
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.setattr("slipstream.training.train", broken)
+    found = invoke("train", job, "--json", *sets())
+    assert found.exit_code == 1
+    assert "Traceback" in found.stderr
+    assert "ZeroDivisionError: oops" in json.loads(found.stdout)["error"]
+
+
+def test_version_and_help():
+    assert invoke("--version").stdout.strip() == __version__
+    found = invoke("train", "--help")
+    assert found.exit_code == 0
+    for option in ("--set", "--json", "--quiet"):
+        assert option in found.stdout
+    assert invoke().exit_code == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_saves_and_exits_with_its_code(job, number, tmp_path):
+    command = [sys.executable, "-m", "slipstream", "train", str(job)]
+    command += sets("train.epochs=100000", "train.patience=off", "engine.log_every=5")
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not any(
+        '"event": "epoch"' in path.read_text() for path in tmp_path.glob("runs/*/events.jsonl")
+    ):
+        time.sleep(0.1)
+    process.send_signal(number)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, told
+    assert "stopped at step" in told
+    assert "Traceback" not in told
+    assert list(tmp_path.glob("runs/*/checkpoints/step-*/weights.safetensors"))
+
+
+def test_a_terminal_gets_a_bar_that_goes_away(job):
+    pty = pytest.importorskip("pty")
+    command = [sys.executable, "-m", "slipstream", "train", str(job), *sets("train.epochs=60")]
+    controller, terminal = pty.openpty()
+    environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "120"}
+    environment.pop("NO_COLOR", None)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=terminal, env=environment, text=True
+    )
+    os.close(terminal)
+    seen = b""
+    while True:
+        try:
+            part = os.read(controller, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not part:
+            break
+        seen += part
+    assert process.wait(timeout=60) == 0
+    assert "steps/s" in seen.decode()
+    assert "loss" in seen.decode()
+    assert seen.rstrip().endswith(b"...\x1b[0m") or b"drawing the report" in seen
+    process.stdout.close()
+    os.close(controller)
