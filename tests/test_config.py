@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import runpy
 import tomllib
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -9,6 +11,8 @@ from hypothesis import strategies as st
 from slipstream import UserError
 from slipstream import config as configs
 from slipstream.config import Config
+
+ROOT = Path(__file__).parents[1]
 
 
 def message(settings, *overrides) -> str:
@@ -178,3 +182,13 @@ def test_every_setting_is_documented():
         assert section.__doc__
         for name, field in section.model_fields.items():
             assert field.description or hasattr(field.annotation, "model_fields"), name
+
+
+def test_the_settings_page_is_up_to_date():
+    page = runpy.run_path(str(ROOT / "dev" / "settings.py"))
+    assert page["PAGE"].read_text(encoding="utf-8") == page["page"](), "run `make docs`"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda p: p.stem)
+def test_every_example_is_valid(path):
+    assert configs.load(path).name == path.stem

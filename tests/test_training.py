@@ -14,6 +14,8 @@ import slipstream
 from slipstream import config as configs
 from slipstream import runs
 from slipstream.config import Config
+from slipstream.data import dataset as datasets
+from slipstream.engine import score
 from tests.conftest import KINDS, real_file, small_config, waves
 
 
@@ -248,7 +250,15 @@ def test_pm25_trains_with_missing_values_filled_forward(tmp_path):
     assert any("pm2.5 2,067" in note for note in result.summary["notes"])
 
 
-def test_the_demo_config_is_the_packaged_one():
-    demo = configs.demo()
-    assert demo.data.path == "simulated:cell"
-    assert demo.data.horizon == 0
+def test_a_few_epochs_of_the_demo_clearly_beat_every_baseline(tmp_path):
+    settings = ("train.epochs=3", f"out={tmp_path}", "engine.device=cpu", "engine.threads=1")
+    demo = configs.load(configs.demo(), settings)
+    result = slipstream.train(demo)
+    assert result.summary["beaten_by"] == []
+    blind = configs.load(demo, ["data.inputs=['voltage_V', 'temperature_degC']"])
+    dataset = datasets.load(blind)
+    without_current = score.find_baselines(dataset.series, dataset)["ridge"].predict
+    chunks = score.chunks(without_current, dataset.series, dataset.starts["test"])
+    linear = score.tally(chunks, dataset.series, dataset, ())["overall"]["mae"]
+    assert result.metrics["test"]["mae"] < 0.6 * linear
+    assert result.metrics["test"]["mae"] < 0.6 * result.baselines["ridge"]["metrics"]["test"]["mae"]

@@ -28,7 +28,7 @@ def evaluate(
         raise UserError(f'there is no set "{on}"; choose one of {", ".join(SETS)}')
     found = runs.find(run)
     config = configs.load(found.folder / "config.toml", overrides)
-    chosen = plan.make(config.engine, data_bytes=0)
+    chosen = plan.make(config.engine, data_bytes=0, training=False)
     model, signature, scaler = checkpoint.load_model(found, config, chosen.device)
     if data is None:
         dataset = _own_data(config, scaler)

@@ -23,7 +23,7 @@ def describe(device: torch.device) -> dict[str, Any]:
         "memory_bytes": psutil.virtual_memory().total,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "platform": platform.platform(),
+        "system": f"{platform.system()} {platform.machine()}",
     }
     if device.type == "cuda":
         card = torch.cuda.get_device_properties(device)

@@ -30,7 +30,7 @@ def predict(
     """
     found = runs.find(run)
     config = configs.load(found.folder / "config.toml", overrides)
-    chosen = plan.make(config.engine, data_bytes=0)
+    chosen = plan.make(config.engine, data_bytes=0, training=False)
     model, signature, scaler = checkpoint.load_model(found, config, chosen.device)
     dataset = datasets.load_given(config, signature, scaler, data, targets=False)
     starts = dataset.starts["all"] if every or not signature.horizon else _at_the_ends(dataset)

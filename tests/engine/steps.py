@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 
 from slipstream import hardware
@@ -12,7 +15,12 @@ from slipstream.models import build
 
 
 def run_steps(
-    config: Config, dataset: Dataset, *, steps: int, capture: bool = False
+    config: Config,
+    dataset: Dataset,
+    *,
+    steps: int,
+    capture: bool = False,
+    around: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Losses of `steps` steps over as many epochs as it takes, and the weights they end with."""
     engine = config.engine.model_copy(update={"capture": capture})
@@ -43,8 +51,9 @@ def run_steps(
             rates = optim.rates(config.train, epoch, len(tape.losses))
             tape.load(step.shuffled(starts, seed=config.seed, epoch=epoch), rates)
             wanted = min(len(tape.losses), steps - len(losses))
-            for _ in range(wanted):
-                advance()
+            with around():
+                for _ in range(wanted):
+                    advance()
             losses += tape.losses[:wanted].tolist()
             epoch += 1
         if isinstance(advance, step.Captured):

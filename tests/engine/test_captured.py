@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
+from contextlib import contextmanager
+
+import pyarrow as pa
 import pytest
 import torch
 
+import slipstream
 from tests.conftest import KINDS, close, small_config, small_dataset, waves
 from tests.engine.steps import run_steps
 
@@ -84,3 +89,53 @@ def test_the_gpu_trains_as_the_cpu_does():
     slow, _ = run_steps(on_cpu, small_dataset(on_cpu, table), steps=50)
     fast, _ = run_steps(on_gpu, small_dataset(on_gpu, table), steps=50, capture=True)
     close(fast, slow, rel=1e-3)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd", "rmsprop"])
+@pytest.mark.parametrize("loss", ["mse", "quantile"])
+def test_no_step_waits_for_the_device(optimizer, precision, loss):
+    config = small_config(
+        engine={"device": "cuda", "precision": precision},
+        data={"static": ["k"]},
+        train={"optimizer": optimizer, "loss": loss, "accumulate": 2},
+    )
+    table = waves(900).append_column("k", pa.array([1.0] * 900))
+    config = config.model_copy(update={"data": config.data.model_copy(update={"scale": "none"})})
+    dataset = small_dataset(config, table)
+    run_steps(config, dataset, steps=2)  # what happens once may wait
+    run_steps(config, dataset, steps=3, around=no_waiting)
+
+
+@contextmanager
+def no_waiting():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the mode is a prototype
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_whole_run_is_the_same_captured_or_eager(kind, tmp_path):
+    sections = {"model": {"kind": kind, "layers": 2}, "train": {"epochs": 6}}
+    captured, eager = (
+        slipstream.train(
+            small_config(
+                tmp_path,
+                engine={"device": "cuda", "precision": "fp32", "capture": capture},
+                **sections,
+            ),
+            waves(3000),
+        )
+        for capture in (True, False)
+    )
+    assert captured.summary["plan"]["capture"] is True
+    assert captured.metrics == eager.metrics
+    assert captured.baselines == eager.baselines
+    slipstream.report(captured.run)
+    on_cpu = slipstream.evaluate(captured.run, waves(3000), overrides=("engine.device=cpu",))
+    on_gpu = slipstream.evaluate(captured.run, waves(3000))
+    assert on_cpu["metrics"]["mae"] == pytest.approx(on_gpu["metrics"]["mae"], rel=1e-4)

@@ -47,7 +47,7 @@ class Store:
     """The usual step: seconds for timestamps, else in the column's own unit."""
     breaks: Flags
     """True where a row does not follow from the one before it."""
-    groups: Ints
+    groups: npt.NDArray[np.int32]
     """Per row, which of `group_names` the split sees."""
     group_names: tuple[str, ...]
     notes: tuple[str, ...]
@@ -69,7 +69,7 @@ class _Piece:
     static: Floats
     time: Times | None
     breaks: Flags
-    groups: Ints
+    groups: npt.NDArray[np.int32]
 
     def take(self, rows: Ints) -> _Piece:
         """Only these rows, in this order; the breaks are the caller's to mend."""
@@ -138,9 +138,10 @@ def build(
 def _joined(
     pieces: list[_Piece], step: float | None, group_names: tuple[str, ...], notes: list[str]
 ) -> Store:
-    columns = {}
-    for name in tuple(pieces[0].columns):  # one by one, so that only one exists twice at a time
-        columns[name] = np.concatenate([piece.columns.pop(name) for piece in pieces])
+    columns = dict(pieces[0].columns)
+    if len(pieces) > 1:
+        for name in columns:  # one by one, so that only one exists twice at a time
+            columns[name] = np.concatenate([piece.columns.pop(name) for piece in pieces])
     times = [piece.time for piece in pieces if piece.time is not None]
     if len({time.dtype for time in times}) > 1:
         raise UserError("data.time holds plain numbers in some files and dates in others")
@@ -247,7 +248,7 @@ def _identify(source: Source, data: Data) -> tuple[Ints, list[str]]:
 
 def _groups(
     source: Source, data: Data, series: Ints, names: list[str], group_names: dict[str, int]
-) -> Ints:
+) -> npt.NDArray[np.int32]:
     """Each row's group for the split: a column's value, the series' name, or the top folder."""
     by = data.split.by
     codes, values = np.zeros_like(series), [""]
@@ -258,7 +259,7 @@ def _groups(
     elif by is not None:
         codes, values = tables.labels(source, by, "data.split.by")
     known = [group_names.setdefault(as_text(value), len(group_names)) for value in values]
-    return np.array(known, dtype=np.int64)[codes]
+    return np.array(known, dtype=np.int32)[codes]
 
 
 def _constant(source: Source, static: dict[str, Floats], rows: Ints, series: str) -> Floats:

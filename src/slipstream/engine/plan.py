@@ -42,11 +42,13 @@ class Plan:
         }
 
 
-def make(engine: Engine, *, data_bytes: int) -> Plan:
+def make(engine: Engine, *, data_bytes: int, training: bool = True) -> Plan:
     device = hardware.choose_device(engine.device)
     found = hardware.describe(device)
     precision, why_precision = _precision(engine, device)
-    capture, why_capture = _capture(engine, device)
+    capture, why_capture = False, "only training steps are captured"
+    if training:
+        capture, why_capture = _capture(engine, device)
     threads = hardware.available_cores() if engine.threads == "auto" else engine.threads
     where = found.get("gpu", found["cpu"])
     room = found.get("gpu_memory_bytes", found["memory_bytes"])
