@@ -26,7 +26,7 @@ from slipstream import hardware
 from slipstream.config import Config
 from slipstream.data import dataset as datasets
 from slipstream.data.dataset import Dataset
-from slipstream.engine import optim, plan, step
+from slipstream.engine import loop, plan, step
 from slipstream.models import build
 
 CASES = {
@@ -62,32 +62,25 @@ def table(columns: int) -> pa.Table:
 
 def ours(config: Config, dataset: Dataset, *, capture: bool) -> Callable[[int], float]:
     """A function that runs N steps and returns milliseconds per step."""
-    chosen = plan.make(config.engine, data_bytes=0)
+    engine = config.engine.model_copy(update={"capture": capture})
+    chosen = plan.make(engine, data_bytes=0)
     torch.manual_seed(0)
     model = build(config.model, dataset.signature).to(chosen.device)
     series = dataset.series.to(chosen.device)
-    lr = torch.tensor(config.train.lr, device=chosen.device)
-    optimizer = optim.build(config.train, list(model.parameters()), lr)
-    scale = optim.loss_scale(chosen.device) if chosen.precision == "fp16" else None
-    starts = dataset.starts["train"]
-    tape = step.tape(len(starts), passes=1, batch=BATCH, device=chosen.device)
-    advance: step.Program = step.training(
-        model, optimizer, lr, series, tape, train=config.train, plan=chosen, scale=scale
-    )
-    if capture:
-        advance = step.Captured(advance, chosen.device)
-    tape.load(step.shuffled(starts, seed=0, epoch=0), [config.train.lr] * len(tape.losses))
+    job = loop.set_up(config, model, series, dataset.starts, chosen)
+    order = step.shuffled(dataset.starts["train"], seed=0, epoch=0)
+    job.tape.load(order, [config.train.lr] * len(job.tape.losses))
 
     def run(steps: int) -> float:
         with hardware.flags(threads=8, tf32=chosen.precision == "tf32"):
-            tape.cursor.zero_()
+            job.tape.cursor.zero_()
             torch.cuda.synchronize()
             began = time.perf_counter()
             for _ in range(steps):
-                advance()
+                job.advance()
             torch.cuda.synchronize()
             spent = time.perf_counter() - began
-        assert not (isinstance(advance, step.Captured) and advance.failure)
+        assert not job.failures()
         return 1e3 * spent / steps
 
     return run

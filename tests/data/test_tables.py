@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from slipstream import UserError
-from slipstream.data import tables
+from slipstream.data import tables, typed
 
 
 def csv(tmp_path, content, name="t.csv"):
@@ -57,34 +57,34 @@ def read(tmp_path, content, name="t.csv"):
 def test_every_dialect_gives_the_same_numbers(tmp_path, content):
     source = read(tmp_path, content)
     assert source.table.column_names == ["time", "a", "b"]
-    assert tables.numbers(source, "a", "x").tolist() == [1.5, 2.5]
-    assert tables.numbers(source, "b", "x").tolist() == [-2, 300]
-    assert tables.times(source, "time", None).tolist() == [1, 2]
+    assert typed.numbers(source, "a", "x").tolist() == [1.5, 2.5]
+    assert typed.numbers(source, "b", "x").tolist() == [-2, 300]
+    assert typed.times(source, "time", None).tolist() == [1, 2]
 
 
 def test_types_come_from_the_whole_file(tmp_path):
     rows = "".join(f"{i}\n" for i in range(200_000))
     source = read(tmp_path, "a\n" + rows + "1027.5\n")
-    assert tables.numbers(source, "a", "x")[-1] == 1027.5
+    assert typed.numbers(source, "a", "x")[-1] == 1027.5
 
 
 def test_missing_values_are_nan_by_any_common_name(tmp_path):
     source = read(tmp_path, "a,b\n1,x\nNA,x\n,x\nNaN,x\nnull,x\n#N/A,x\n 7 ,x\n")
-    assert np.isnan(tables.numbers(source, "a", "x")).tolist() == [False, *[True] * 5, False]
+    assert np.isnan(typed.numbers(source, "a", "x")).tolist() == [False, *[True] * 5, False]
 
 
 def test_a_quoted_field_may_hold_delimiters_and_newlines(tmp_path):
     source = read(tmp_path, 'a,note\n1,"x, y"\n2,"two\nlines"\nbad,z\n')
     with pytest.raises(UserError, match=r't.csv, line 5, column "a": "bad" is not a number'):
-        tables.numbers(source, "a", "data.inputs")
+        typed.numbers(source, "a", "data.inputs")
 
 
 def test_text_columns_are_not_numeric_but_a_slip_of_the_pen_is_an_error(tmp_path):
     source = read(tmp_path, "name,slip\nx,1\ny,2\nz,3l\n")
-    assert not tables.looks_numeric(source, "name")
-    assert tables.looks_numeric(source, "slip")
+    assert not typed.looks_numeric(source, "name")
+    assert typed.looks_numeric(source, "slip")
     with pytest.raises(UserError, match=r'line 4, column "slip": "3l" is not a number'):
-        tables.numbers(source, "slip", "data.inputs")
+        typed.numbers(source, "slip", "data.inputs")
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_text_columns_are_not_numeric_but_a_slip_of_the_pen_is_an_error(tmp_path
 )
 def test_times(tmp_path, text, format_, first):
     source = read(tmp_path, f"t,a\n{text},1\n{text},2\n")
-    found = tables.times(source, "t", format_)
+    found = typed.times(source, "t", format_)
     assert found.dtype == np.int64
     assert found[0] == np.datetime64(first, "us").astype(np.int64)
 
@@ -110,11 +110,11 @@ def test_times(tmp_path, text, format_, first):
 def test_a_time_that_is_none_is_named(tmp_path):
     source = read(tmp_path, "t,a\n2016-07-01,1\n1.7.2016,2\n")
     with pytest.raises(UserError, match=r'line 3, column "t": "1.7.2016" is not an ISO 8601 time'):
-        tables.times(source, "t", None)
+        typed.times(source, "t", None)
     with pytest.raises(UserError, match=r'"2016-07-01" does not read as data.time_format'):
-        tables.times(source, "t", "%d.%m.%Y")
+        typed.times(source, "t", "%d.%m.%Y")
     with pytest.raises(UserError, match=r"line 3.*the time is missing"):
-        tables.times(read(tmp_path, "t,a\n1,1\n,2\n"), "t", None)
+        typed.times(read(tmp_path, "t,a\n1,1\n,2\n"), "t", None)
 
 
 NUMBERS = {"t": [1, 2, 3], "a": [1.5, None, 3.5], "s": ["x", "y", "x"]}
@@ -137,9 +137,9 @@ def arrow_table() -> pa.Table:
 )
 def test_tables_in_memory(made):
     source = tables.from_memory(made())
-    assert tables.times(source, "t", None).tolist() == [1, 2, 3]
-    np.testing.assert_array_equal(tables.numbers(source, "a", "x"), [1.5, np.nan, 3.5])
-    assert tables.labels(source, "s", "x")[0].tolist() == [0, 1, 0]
+    assert typed.times(source, "t", None).tolist() == [1, 2, 3]
+    np.testing.assert_array_equal(typed.numbers(source, "a", "x"), [1.5, np.nan, 3.5])
+    assert typed.labels(source, "s", "x")[0].tolist() == [0, 1, 0]
 
 
 def _connection():
@@ -159,7 +159,7 @@ def test_binary_files(tmp_path, suffix):
         with pa.ipc.new_stream(str(path), arrow_table().schema) as writer:
             writer.write_table(arrow_table())
     source = tables.read(path, name=path.name)
-    np.testing.assert_array_equal(tables.numbers(source, "a", "x"), [1.5, np.nan, 3.5])
+    np.testing.assert_array_equal(typed.numbers(source, "a", "x"), [1.5, np.nan, 3.5])
 
 
 def test_only_wanted_parquet_columns_are_read(tmp_path):
@@ -168,7 +168,7 @@ def test_only_wanted_parquet_columns_are_read(tmp_path):
     assert tables.read(path, name="t", wanted={"a"}).table.column_names == ["a"]
     source = tables.read(path, name="t", wanted={"b"})
     with pytest.raises(UserError, match=r'no column "b" \(data.inputs\); it has t, a, s'):
-        tables.numbers(source, "b", "data.inputs")
+        typed.numbers(source, "b", "data.inputs")
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_only_wanted_parquet_columns_are_read(tmp_path):
     ids=lambda values: str(values.type),
 )
 def test_every_numeric_type_becomes_float64(values):
-    found = tables.numbers(tables.from_memory(pa.table({"a": values})), "a", "x")
+    found = typed.numbers(tables.from_memory(pa.table({"a": values})), "a", "x")
     assert found.dtype == np.float64
     assert np.isfinite(found).all()
 
@@ -193,9 +193,9 @@ def test_every_numeric_type_becomes_float64(values):
 def test_a_type_that_is_no_number_is_named():
     source = tables.from_memory({"a": [[1], [2]], "d": [datetime.date(2020, 1, 1)] * 2})
     with pytest.raises(UserError, match=r'column "a" .* holds list<.*>, not numbers'):
-        tables.numbers(source, "a", "data.inputs")
-    assert not tables.looks_numeric(source, "d")
-    assert tables.times(source, "d", None).dtype == np.int64
+        typed.numbers(source, "a", "data.inputs")
+    assert not typed.looks_numeric(source, "d")
+    assert typed.times(source, "d", None).dtype == np.int64
 
 
 def test_a_folder_is_its_files_by_name(tmp_path):
@@ -208,8 +208,23 @@ def test_a_folder_is_its_files_by_name(tmp_path):
 def test_files_joined_to_one_table_still_name_file_and_line(tmp_path):
     sources = [read(tmp_path, "a\n1\n2\n", "x.csv"), read(tmp_path, "a\n3\nbad\n5\n6\n", "y.csv")]
     joined = tables.join(sources)
-    assert tables.labels(joined, tables.FILE, "data.id")[1] == ["x.csv", "y.csv"]
+    assert typed.labels(joined, tables.FILE, "data.id")[1] == ["x.csv", "y.csv"]
     with pytest.raises(UserError, match=r'^y.csv, line 3, column "a": "bad"'):
-        tables.numbers(joined, "a", "data.inputs")
+        typed.numbers(joined, "a", "data.inputs")
     with pytest.raises(UserError, match=r'only one of them has the column "a"'):
         tables.join([sources[0], read(tmp_path, "b\n1\n", "z.csv")])
+
+
+def test_values_beyond_float32_are_named(tmp_path):
+    source = read(tmp_path, "a\n1\n1e39\n")
+    with pytest.raises(UserError, match=r'line 3, column "a": is 1e\+39'):
+        typed.numbers(source, "a", "data.inputs")
+
+
+def test_bytes_that_are_no_text_are_refused():
+    broken = pa.Array.from_buffers(
+        pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff")]
+    )
+    source = tables.from_memory(pa.table({"a": broken}))
+    with pytest.raises(UserError, match=r'column "a" \(data.inputs\): .*UTF8'):
+        typed.numbers(source, "a", "data.inputs")

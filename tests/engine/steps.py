@@ -10,7 +10,7 @@ import torch
 from slipstream import hardware
 from slipstream.config import Config
 from slipstream.data.dataset import Dataset
-from slipstream.engine import optim, plan, step
+from slipstream.engine import loop, optim, plan, step
 from slipstream.models import build
 
 
@@ -30,21 +30,9 @@ def run_steps(
         torch.manual_seed(config.seed)
         model = build(config.model, dataset.signature).to(chosen.device)
         series = dataset.series.to(chosen.device)
-        lr = torch.tensor(config.train.lr, device=chosen.device)
-        optimizer = optim.build(config.train, list(model.parameters()), lr)
-        scale = optim.loss_scale(chosen.device) if chosen.precision == "fp16" else None
         starts = dataset.starts["train"]
-        tape = step.tape(
-            len(starts),
-            passes=config.train.accumulate,
-            batch=config.train.batch,
-            device=chosen.device,
-        )
-        advance = step.training(
-            model, optimizer, lr, series, tape, train=config.train, plan=chosen, scale=scale
-        )
-        if capture:
-            advance = step.Captured(advance, chosen.device)
+        job = loop.set_up(config, model, series, dataset.starts, chosen)
+        tape = job.tape
         losses: list[float] = []
         epoch = 0
         while len(losses) < steps:
@@ -53,9 +41,8 @@ def run_steps(
             wanted = min(len(tape.losses), steps - len(losses))
             with around():
                 for _ in range(wanted):
-                    advance()
+                    job.advance()
             losses += tape.losses[:wanted].tolist()
             epoch += 1
-        if isinstance(advance, step.Captured):
-            assert advance.failure is None, advance.failure
+        assert not job.failures()
         return losses, {name: value.cpu() for name, value in model.state_dict().items()}

@@ -190,7 +190,7 @@ def scaled_series(store: Store, scaler: Scaler, signature: Signature) -> Series:
     values = torch.empty(store.num_rows, len(columns))
     for i, name in enumerate(columns):
         if name in store.columns:
-            values[:, i] = torch.from_numpy(scaler.apply(name, store.columns.pop(name)))
+            values[:, i] = _checked(name, scaler.apply(name, store.columns.pop(name)))
         else:  # a target that predict was not given
             values[:, i] = torch.nan
     static = None
@@ -198,6 +198,15 @@ def scaled_series(store: Store, scaler: Scaler, signature: Signature) -> Series:
         scaled = [scaler.apply(name, store.static[:, i]) for i, name in enumerate(signature.static)]
         static = torch.from_numpy(np.stack(scaled, axis=1))
     return windows.build(values, static, torch.from_numpy(store.offsets), signature)
+
+
+def _checked(name: str, scaled: npt.NDArray[np.float32]) -> Tensor:
+    if not np.isfinite(scaled).all():
+        raise UserError(
+            f'column "{name}" has a value so far from the training rows that it cannot be scaled; '
+            "correct it, or leave it empty and set data.missing"
+        )
+    return torch.from_numpy(scaled)
 
 
 def season(store: Store) -> int | None:

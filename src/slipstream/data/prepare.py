@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.config import Data
-from slipstream.data import tables
+from slipstream.data import tables, typed
 from slipstream.data.tables import Source
 from slipstream.errors import UserError
 
@@ -96,7 +96,7 @@ def find_roles(source: Source, data: Data) -> tuple[Roles, list[str]]:
     inputs = tuple(
         name
         for name in free
-        if tables.looks_numeric(source, name)
+        if typed.looks_numeric(source, name)
         and not name.startswith(tables.UNNAMED)
         and (data.channels == "together" or name in (data.targets or free))
     )
@@ -170,11 +170,11 @@ def _series(
         wanted |= dict.fromkeys(roles.targets, "data.targets")
     columns = {}
     for name, setting in wanted.items():
-        columns[name] = tables.numbers(source, name, setting)
+        columns[name] = typed.numbers(source, name, setting)
         if np.isnan(columns[name]).all():
             raise UserError(f'{source.name}: column "{name}" ({setting}) has no values')
-    static = {name: tables.numbers(source, name, "data.static") for name in roles.static}
-    time = None if data.time is None else tables.times(source, data.time, data.time_format)
+    static = {name: typed.numbers(source, name, "data.static") for name in roles.static}
+    time = None if data.time is None else typed.times(source, data.time, data.time_format)
     series, names = _identify(source, data)
     groups = _groups(source, data, series, names, group_names)
     kept = _matching(source, data)
@@ -211,7 +211,7 @@ def _matching(source: Source, data: Data) -> Ints:
     """The rows that `data.where` keeps."""
     keep = np.ones(source.table.num_rows, dtype=bool)
     for name, value in data.where.items():
-        codes, found = tables.labels(source, name, "data.where")
+        codes, found = typed.labels(source, name, "data.where")
         accepted = {as_text(v) for v in (value if isinstance(value, tuple) else (value,))}
         keep &= np.isin(codes, [i for i, text in enumerate(found) if as_text(text) in accepted])
     if not keep.any():
@@ -234,9 +234,9 @@ def _identify(source: Source, data: Data) -> tuple[Ints, list[str]]:
     """Each row's series, as codes in order of appearance, and the series' names."""
     if not data.ids:
         return np.zeros(source.table.num_rows, dtype=np.int64), [source.name]
-    codes, names = tables.labels(source, data.ids[0], "data.id")
+    codes, names = typed.labels(source, data.ids[0], "data.id")
     for column in data.ids[1:]:
-        more, values = tables.labels(source, column, "data.id")
+        more, values = typed.labels(source, column, "data.id")
         pairs, first, codes = np.unique(
             codes * len(values) + more, return_index=True, return_inverse=True
         )
@@ -257,7 +257,7 @@ def _groups(
     elif by == "series" and by not in source.table.column_names:
         codes, values = series, names
     elif by is not None:
-        codes, values = tables.labels(source, by, "data.split.by")
+        codes, values = typed.labels(source, by, "data.split.by")
     known = [group_names.setdefault(as_text(value), len(group_names)) for value in values]
     return np.array(known, dtype=np.int32)[codes]
 

@@ -24,7 +24,8 @@ class Scaler:
     """Each column's standard deviation over the training rows, whatever the kind"""
 
     def apply(self, name: str, values: Array) -> npt.NDArray[np.float32]:
-        return ((values - self.shift[name]) / self.size[name]).astype(np.float32)
+        with np.errstate(over="ignore"):
+            return ((values - self.shift[name]) / self.size[name]).astype(np.float32)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -1,13 +1,11 @@
-"""Files and in-memory tables to columns of numbers, times and labels.
+"""Files and in-memory tables, read as they are; `typed` gives their columns a type.
 
-A CSV is read as text and each column is typed from all of its values, so a type never changes
-half-way down. Errors name the file, the line and the column.
+Errors name the file and the line.
 """
 
 from __future__ import annotations
 
 import csv
-import difflib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,9 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 
@@ -28,22 +24,6 @@ READERS |= {".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow"}
 BLOCK_BYTES = 16 << 20
 UNNAMED = "column_"
 FILE = "file"
-NULLS = [
-    "",
-    "NA",
-    "N/A",
-    "n/a",
-    "NaN",
-    "nan",
-    "NAN",
-    "-nan",
-    "null",
-    "NULL",
-    "None",
-    "none",
-    "#N/A",
-]
-NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$|^[+-]?([iI]nf|[iI]nfinity|INF)$"
 MAGIC = {
     b"\x1f\x8b": "gzip data; decompress it first (gunzip)",
     b"PK\x03\x04": "a ZIP or Excel file; export it as CSV or Parquet",
@@ -299,159 +279,3 @@ def _is_number(cell: str) -> bool:
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n", 1)[0]
-
-
-# Columns ------------------------------------------------------------------------------------
-
-
-def column(source: Source, name: str, setting: str) -> pa.ChunkedArray:
-    names = source.table.column_names
-    if name not in names:
-        close = difflib.get_close_matches(name, names, n=1)
-        hint = f'did you mean "{close[0]}"?' if close else f"it has {', '.join(names[:20])}"
-        raise UserError(f'{source.name}: has no column "{name}" ({setting}); {hint}')
-    values = source.table.column(name)
-    return values.cast(values.type.value_type) if pa.types.is_dictionary(values.type) else values
-
-
-def numbers(source: Source, name: str, setting: str) -> npt.NDArray[np.float64]:
-    """A column as float64, NaN where a value is missing. Refuses text and infinities."""
-    values = column(source, name, setting)
-    if _is_text(values.type):
-        values = _parse_numbers(source, name, values)
-    elif not _is_numeric(values.type):
-        raise UserError(
-            f'{source.name}: column "{name}" ({setting}) holds {values.type}, not numbers'
-        )
-    result = np.asarray(values.cast(pa.float64()).to_numpy(), dtype=np.float64)
-    infinite = np.flatnonzero(np.isinf(result))
-    if len(infinite):
-        raise UserError(
-            f"{source.where(int(infinite[0]), name)}: is infinite ({len(infinite)} such values); "
-            "replace it or leave it empty and set data.missing"
-        )
-    return result
-
-
-def looks_numeric(source: Source, name: str) -> bool:
-    """True for numbers, and for text of which half or more reads as numbers."""
-    values = column(source, name, "data.inputs")
-    if not _is_text(values.type):
-        return _is_numeric(values.type)
-    text = _clean(values, source.delimiter)
-    known = len(text) - text.null_count
-    return bool(known == 0 or 2 * pc.sum(pc.match_substring_regex(text, NUMBER)).as_py() >= known)
-
-
-def labels(source: Source, name: str, setting: str) -> tuple[npt.NDArray[np.int64], list[str]]:
-    """A column as codes and the text that each stands for, numbered as they first appear."""
-    values = column(source, name, setting)
-    if values.null_count:
-        row = pc.index(pc.is_null(values), True).as_py()
-        raise UserError(f"{source.where(row, name)}: is empty ({setting})")
-    encoded = values.cast(pa.string()).combine_chunks().dictionary_encode()
-    codes = np.asarray(encoded.indices.to_numpy(), dtype=np.int64)
-    return codes, encoded.dictionary.to_pylist()
-
-
-def times(
-    source: Source, name: str, time_format: str | None
-) -> npt.NDArray[np.int64] | npt.NDArray[np.float64]:
-    """A time column: microseconds (int64) for dates and timestamps, float64 for plain numbers."""
-    values = column(source, name, "data.time")
-    kind = values.type
-    if _is_text(kind):
-        if time_format is None and looks_numeric(source, name):
-            return _known_times(source, name, numbers(source, name, "data.time"))
-        values = _parse_times(source, name, values, time_format)
-    elif _is_numeric(kind):
-        return _known_times(source, name, numbers(source, name, "data.time"))
-    elif not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
-        raise UserError(f'{source.name}: column "{name}" (data.time) holds {kind}, not times')
-    if values.null_count:
-        row = pc.index(pc.is_null(values), True).as_py()
-        raise UserError(f"{source.where(row, name)}: the time is missing")
-    plain = values.cast(pa.timestamp("us", getattr(values.type, "tz", None)), safe=False)
-    return np.asarray(plain.cast(pa.int64()).to_numpy(), dtype=np.int64)
-
-
-def _known_times(
-    source: Source, name: str, values: npt.NDArray[np.float64]
-) -> npt.NDArray[np.float64]:
-    unknown = np.flatnonzero(np.isnan(values))
-    if len(unknown):
-        raise UserError(f"{source.where(int(unknown[0]), name)}: the time is missing")
-    return values
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    )
-
-
-def _is_numeric(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_integer(kind)
-        or pa.types.is_floating(kind)
-        or pa.types.is_boolean(kind)
-        or pa.types.is_decimal(kind)
-        or pa.types.is_null(kind)
-    )
-
-
-def _clean(values: pa.ChunkedArray, delimiter: str | None) -> pa.ChunkedArray:
-    """Trimmed text, null where missing, with a point where a decimal comma stood."""
-    text = pc.utf8_trim_whitespace(values.cast(pa.string()))
-    text = pc.if_else(pc.is_in(text, value_set=pa.array(NULLS)), pa.scalar(None, pa.string()), text)
-    if delimiter not in (None, ","):
-        commas = pc.any(pc.match_substring(text, ",")).as_py()
-        if commas and not pc.any(pc.match_substring(text, ".")).as_py():
-            text = pc.replace_substring(text, ",", ".")
-    return text
-
-
-def _parse_numbers(source: Source, name: str, values: pa.ChunkedArray) -> pa.ChunkedArray:
-    text = _clean(values, source.delimiter)
-    try:
-        return text.cast(pa.float64())
-    except pa.ArrowInvalid:
-        pass
-    bad = pc.index(pc.match_substring_regex(text, NUMBER), False).as_py()
-    if bad >= 0:
-        raise UserError(
-            f'{source.where(bad, name)}: "{values[bad].as_py()[:40]}" is not a number; correct it, '
-            "or leave the column out of data.inputs"
-        )
-    return pc.replace_substring_regex(text, r"^\+", "").cast(pa.float64())
-
-
-def _parse_times(
-    source: Source, name: str, values: pa.ChunkedArray, time_format: str | None
-) -> pa.ChunkedArray:
-    text = pc.utf8_trim_whitespace(values.cast(pa.string()))
-    if time_format is not None:
-        parsed = pc.strptime(text, format=time_format, unit="us", error_is_null=True)
-        bad = pc.index(pc.is_null(parsed), True).as_py()
-        if bad < 0:
-            return parsed
-        expected = f'does not read as data.time_format = "{time_format}"'
-    else:
-        for kind in (pa.timestamp("us"), pa.timestamp("us", "UTC")):
-            try:
-                return text.cast(kind)
-            except pa.ArrowInvalid:
-                continue
-        bad = next(row for row in range(len(text)) if not _is_time(text[row]))
-        expected = 'is not an ISO 8601 time; give data.time_format, as in "%d.%m.%Y %H:%M"'
-    raise UserError(f'{source.where(bad, name)}: "{str(text[bad])[:40]}" {expected}')
-
-
-def _is_time(cell: pa.Scalar) -> bool:
-    for kind in (pa.timestamp("us"), pa.timestamp("us", "UTC")):
-        try:
-            cell.cast(kind)
-        except pa.ArrowInvalid:
-            continue
-        return True
-    return False

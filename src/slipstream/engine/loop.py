@@ -95,7 +95,7 @@ def stoppable() -> Iterator[Stop]:
 
 
 @dataclass(frozen=True)
-class _Job:
+class Job:
     """The programs of one run, and the tensors that they share with the loop."""
 
     advance: Program
@@ -113,9 +113,9 @@ class _Job:
         }
 
 
-def _set_up(
+def set_up(
     config: Config, model: nn.Module, series: Series, starts: dict[str, Tensor], plan: Plan
-) -> _Job:
+) -> Job:
     train, device = config.train, plan.device
     lr = torch.tensor(train.lr, device=device)
     optimizer = optim.build(train, [p for p in model.parameters() if p.requires_grad], lr)
@@ -130,7 +130,7 @@ def _set_up(
     check = step.validation(model, series, val_tape, train=train, plan=plan)
     if plan.capture:
         advance, check = step.Captured(advance, device), step.Captured(check, device)
-    return _Job(advance, check, tape, val_tape, optimizer)
+    return Job(advance, check, tape, val_tape, optimizer)
 
 
 def fit(
@@ -166,7 +166,7 @@ def _fit(
 ) -> Fit:
     train, starts = config.train, dataset.starts
     began = saved_at = time.perf_counter()
-    job = _set_up(config, model, series, starts, plan)
+    job = set_up(config, model, series, starts, plan)
     tape, val_tape = job.tape, job.val_tape
     at = Progress()
     result = Fit(at, setup_s=time.perf_counter() - began)
