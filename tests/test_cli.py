@@ -135,7 +135,9 @@ def test_an_interrupt_saves_and_exits_with_its_code(job, number, tmp_path):
     assert process.returncode == 128 + number, told
     assert "stopped at step" in told
     assert "Traceback" not in told
-    assert list(tmp_path.glob("runs/*/checkpoints/step-*/weights.safetensors"))
+    run = next(tmp_path.glob("runs/*"))
+    assert list(run.glob("checkpoints/step-*/weights.safetensors"))
+    assert invoke("evaluate", run).exit_code == 0
 
 
 def test_a_terminal_gets_a_bar_that_goes_away(job):

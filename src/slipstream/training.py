@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,8 +22,10 @@ from slipstream.data.dataset import Dataset
 from slipstream.data.splits import SETS
 from slipstream.data.windows import Series
 from slipstream.engine import checkpoint, loop, plan, score, step
+from slipstream.engine.loop import Fit
 from slipstream.engine.plan import Plan
 from slipstream.engine.score import Baseline, Chunk
+from slipstream.errors import Interrupted
 from slipstream.models import build
 from slipstream.runs import Event, Run
 
@@ -85,9 +88,12 @@ def train(
         seconds["set-up"] += fit.setup_s
         seconds |= {"training": fit.train_s, "validation": fit.validate_s}
         chosen = _as_it_ran(run, chosen, fit.failures)
-        checkpoint.save_model(
-            run, weights=fit.weights, signature=dataset.signature, scaler=dataset.scaler
-        )
+        if fit.weights:
+            checkpoint.save_model(
+                run, weights=fit.weights, signature=dataset.signature, scaler=dataset.scaler
+            )
+        if fit.signal_number:
+            raise _interrupted(run, fit)
         with _timed(seconds, "scoring"):
             run.append("scoring", what="the model")
             model.load_state_dict(fit.weights)
@@ -139,6 +145,16 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
+
+
+def _interrupted(run: Run, fit: Fit) -> Interrupted:
+    at = fit.progress
+    kept = f"the best weights, of epoch {at.best_epoch:g}, are in {run.model}"
+    return Interrupted(
+        f"stopped at step {at.step}, in epoch {math.ceil(at.epoch)}; "
+        + (kept if fit.weights else f"there was no validation yet; see {run.folder}"),
+        signal_number=fit.signal_number,
+    )
 
 
 def _counts(dataset: Dataset) -> dict[str, int]:

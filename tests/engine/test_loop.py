@@ -7,7 +7,7 @@ import signal
 import pytest
 import torch
 
-from slipstream import Interrupted, UserError, runs
+from slipstream import UserError, runs
 from slipstream.engine import loop, plan
 from slipstream.models import build
 from tests.conftest import small_config, small_dataset, waves
@@ -89,9 +89,9 @@ def test_an_interrupt_finishes_the_step_and_saves(tmp_path):
         if event["event"] == "epoch" and event["epoch"] == 2:
             os.kill(os.getpid(), signal.SIGINT)
 
-    with pytest.raises(Interrupted) as caught:
-        fit(tmp_path, watch=press, train={"epochs": 100})
-    assert caught.value.signal_number == signal.SIGINT
+    result, _, _, _ = fit(tmp_path, watch=press, train={"epochs": 100})
+    assert result.signal_number == signal.SIGINT
+    assert result.stopped == "interrupted"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     saved = sorted(folder.name for folder in tmp_path.glob("*/checkpoints/*"))
     assert saved == ["step-18", "step-19"]  # the best, and one step after it

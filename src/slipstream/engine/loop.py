@@ -20,7 +20,7 @@ from slipstream.data.windows import Series
 from slipstream.engine import checkpoint, optim, step
 from slipstream.engine.plan import Plan
 from slipstream.engine.step import Program, Tape
-from slipstream.errors import Interrupted, UserError
+from slipstream.errors import UserError
 from slipstream.runs import Run
 
 CHECKPOINT_EVERY_S = 60.0
@@ -53,6 +53,8 @@ class Fit:
     """Of the best validation"""
     stopped: str = ""
     """Why it ended"""
+    signal_number: int = 0
+    """Of the signal that ended it, if one did"""
     failures: dict[str, str] = field(default_factory=dict)
     """Programs that could not be captured, and why"""
     setup_s: float = 0.0
@@ -139,18 +141,12 @@ def fit(
     """Train until the epochs, the patience or the time run out; the best weights come back."""
     with stoppable() as stop:
         result = _fit(config, model, series, dataset, plan, run, stop)
-    at = result.progress
-    run.append("trained", stopped=result.stopped, **asdict(at))
-    if stop.requested:
-        raise Interrupted(
-            f"stopped at step {at.step}, in epoch {math.ceil(at.epoch)}; what was reached is in "
-            f"{run.checkpoints}",
-            signal_number=stop.signal_number,
-        )
-    if not result.weights:
+    result.signal_number = stop.signal_number
+    run.append("trained", stopped=result.stopped, **asdict(result.progress))
+    if not (result.weights or stop.requested):
         raise UserError(
-            f"no validation loss was finite up to step {at.step}; lower train.lr, set train.clip, "
-            'or set engine.precision = "fp32"'
+            f"no validation loss was finite up to step {result.progress.step}; lower train.lr, "
+            'set train.clip, or set engine.precision = "fp32"'
         )
     return result
 
