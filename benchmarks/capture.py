@@ -26,8 +26,10 @@ from slipstream import hardware
 from slipstream.config import Config
 from slipstream.data import dataset as datasets
 from slipstream.data.dataset import Dataset
-from slipstream.engine import loop, plan, step
+from slipstream.engine import loop, plan
+from slipstream.engine.loop import Task
 from slipstream.models import build
+from slipstream.runs import Run
 
 CASES = {
     "B": {"hidden": 64, "layers": 2, "context": 24, "columns": 10},
@@ -63,16 +65,17 @@ def table(columns: int) -> pa.Table:
 def ours(config: Config, dataset: Dataset, *, capture: bool) -> Callable[[int], float]:
     """A function that runs N steps and returns milliseconds per step."""
     engine = config.engine.model_copy(update={"capture": capture})
-    chosen = plan.make(engine, data_bytes=0)
+    chosen = plan.make(config.model_copy(update={"engine": engine}), data_bytes=0)
     torch.manual_seed(0)
     model = build(config.model, dataset.signature).to(chosen.device)
     series = dataset.series.to(chosen.device)
-    job = loop.set_up(config, model, series, dataset.starts, chosen)
-    order = step.shuffled(dataset.starts["train"], seed=0, epoch=0)
-    job.tape.load(order, [config.train.lr] * len(job.tape.losses))
+    task = Task(config, model, series, dataset.starts, Run(Path("nowhere")))
+    job = loop.set_up(task, chosen)
+    job.home.begin(0)
+    job.tape.begin([config.train.lr] * job.home.num_steps)
 
     def run(steps: int) -> float:
-        with hardware.flags(threads=8, tf32=chosen.precision == "tf32"):
+        with chosen.flags():
             job.tape.cursor.zero_()
             torch.cuda.synchronize()
             began = time.perf_counter()

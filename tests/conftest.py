@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -18,6 +19,8 @@ from slipstream.data import dataset as datasets
 from slipstream.data.dataset import Dataset
 
 torch.set_num_threads(1)  # tests run side by side
+hypothesis.settings.register_profile("untimed", deadline=None)  # no timing is asserted
+hypothesis.settings.load_profile("untimed")
 REAL = Path(os.environ.get("SLIPSTREAM_DATA", Path(__file__).parents[2] / "shared" / "data"))
 KINDS = ("lstm", "gru", "transformer", "mlp", "linear")
 
@@ -56,7 +59,7 @@ SMALL: dict[str, Any] = {
     "data": {"time": "time", "context": 16, "horizon": 4},
     "model": {"kind": "lstm", "hidden": 8, "layers": 1, "heads": 2},
     "train": {"batch": 32, "epochs": 2},
-    "engine": {"device": "cpu", "threads": 1},
+    "engine": {"device": "cpu", "threads": 1, "plan": "off"},
 }
 
 

@@ -20,6 +20,7 @@ SETTINGS = {
     "model.kind": "linear",
     "train.epochs": 1,
     "engine.device": "cpu",
+    "engine.plan": "off",
 }
 
 

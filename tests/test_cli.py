@@ -25,6 +25,7 @@ SMALL = [
     "data.time=time",
     "engine.device=cpu",
     "engine.threads=1",
+    "engine.plan=off",
 ]
 
 

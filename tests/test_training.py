@@ -251,7 +251,13 @@ def test_pm25_trains_with_missing_values_filled_forward(tmp_path):
 
 
 def test_a_few_epochs_of_the_demo_clearly_beat_every_baseline(tmp_path):
-    settings = ("train.epochs=3", f"out={tmp_path}", "engine.device=cpu", "engine.threads=1")
+    settings = (
+        "train.epochs=3",
+        f"out={tmp_path}",
+        "engine.device=cpu",
+        "engine.threads=1",
+        "engine.plan=off",
+    )
     demo = configs.load(configs.demo(), settings)
     result = slipstream.train(demo)
     assert result.summary["beaten_by"] == []

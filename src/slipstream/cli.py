@@ -220,6 +220,13 @@ class _Screen:
                     )
             case "fallback":
                 self.say(f"{event['what']}: {event['why']}")
+            case "recovery":
+                self.say(f"{event['what']}: going on with {event['remedy']}")
+            case "plan" if not 0.7 < event["ratio"] < 1.4:
+                self.say(
+                    f"the plan promised {event['promised_ms']:.3g} ms a step, the first epoch "
+                    f"took {event['seen_ms']:.3g}"
+                )
             case "trained":
                 if self.bar:
                     self.bar.stop()
@@ -238,11 +245,8 @@ class _Screen:
             f"{counts['val']:,} validation, {counts['test']:,} test; "
             f"{event['parameters']:,} parameters"
         )
-        captured = "step captured" if plan["capture"] else "step eager"
-        self.say(
-            f"plan: {plan['device']} ({plan['hardware'].get('gpu', plan['hardware']['cpu'])}), "
-            f"{plan['precision']}, {captured}, data on the device, {plan['threads']} threads"
-        )
+        for line in plan_lines(plan, event["steps_per_epoch"] * event["epochs"]):
+            self.say(line)
         for note in event["notes"][:5]:
             self.say(f"note: {note}")
         if len(event["notes"]) > 5:
@@ -285,6 +289,28 @@ class _Screen:
             speed=f"{task.speed:,.3g}" if task.speed else "–",
         )
         self.bar.refresh()
+
+
+def plan_lines(plan: dict[str, Any], num_steps: int) -> Iterator[str]:
+    """What will run and why, in a few lines."""
+    where = plan["hardware"].get("gpu", plan["hardware"]["cpu"])
+    reasons = plan["reasons"]
+    if plan["device"] == "cpu":
+        how = f"{plan['precision']}, {plan['threads']} threads ({reasons['threads']})"
+    else:
+        how = f"{plan['precision']} ({reasons['precision']}), "
+        how += "step captured" if plan["capture"] else "step eager"
+        if plan["cudnn"] == "standard":
+            how += f", cuDNN's standard algorithm ({reasons['cudnn']})"
+    yield f"plan: {plan['device']} ({where}); data: {plan['home']} ({reasons['home']}); {how}"
+    if plan["ms_per_step"] is not None:
+        from slipstream.reporting import seconds
+
+        whole = seconds(plan["ms_per_step"] * num_steps / 1e3)
+        yield (
+            f"plan: {plan['ms_per_step']:.3g} ms a step, at most {whole} for {num_steps:,} steps; "
+            f"{reasons['plan']}"
+        )
 
 
 def _show_training(found: dict[str, Any], console: Console) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream import config as configs
-from slipstream import hardware, runs
+from slipstream import runs
 from slipstream.config import Config
 from slipstream.data import dataset as datasets
 from slipstream.data.dataset import Dataset
@@ -28,7 +28,7 @@ def evaluate(
         raise UserError(f'there is no set "{on}"; choose one of {", ".join(SETS)}')
     found = runs.find(run)
     config = configs.load(found.folder / "config.toml", overrides)
-    chosen = plan.make(config.engine, data_bytes=0, training=False)
+    chosen = plan.make(config, data_bytes=0, training=False)
     model, signature, scaler = checkpoint.load_model(found, config, chosen.device)
     if data is None:
         dataset = _own_data(config, scaler)
@@ -36,10 +36,10 @@ def evaluate(
     else:
         dataset = datasets.load_given(config, signature, scaler, data, targets=True)
         starts = dataset.starts["all"]
-    with hardware.flags(threads=chosen.threads, tf32=chosen.precision == "tf32"):
+    with chosen.flags():
         series = dataset.series.to(chosen.device)
         model.eval()
-        predict = score.of_model(model, series, chosen)
+        predict = score.of_model(model, chosen)
         scores = score.tally(
             score.chunks(predict, series, starts), series, dataset, signature.quantiles
         )

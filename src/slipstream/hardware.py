@@ -66,24 +66,41 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
+def has_tf32(device: torch.device) -> bool:
+    """Ampere and later."""
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def has_fast_bf16() -> bool:
+    """Whether this CPU multiplies bf16 natively: AMX, AVX-512-BF16 or Arm's BF16."""
+    try:
+        with Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
+            words = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    except OSError:
+        return False
+    return bool({"amx_bf16", "avx512_bf16", "bf16"} & set(words.split()))
+
+
 @contextmanager
-def flags(*, threads: int, tf32: bool) -> Iterator[None]:
+def flags(
+    *, threads: int, tf32: bool, onednn: bool = True, cudnn_benchmark: bool = False
+) -> Iterator[None]:
     """Torch's global settings for one run, put back afterwards."""
     # typed as Any: torch sets these through module attributes that its annotations leave out
     matmul: Any = torch.backends.cuda.matmul
     rnn: Any = torch.backends.cudnn.rnn
-    onednn: Any = torch.backends.mkldnn
-    before = torch.get_num_threads(), matmul.fp32_precision, rnn.fp32_precision, onednn.enabled
+    mkldnn: Any = torch.backends.mkldnn
+    cudnn: Any = torch.backends.cudnn
+    before = matmul.fp32_precision, rnn.fp32_precision, mkldnn.enabled, cudnn.benchmark
+    before_threads = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
         matmul.fp32_precision = rnn.fp32_precision = "tf32" if tf32 else "ieee"
-        if platform.machine() in ("aarch64", "arm64"):
-            # oneDNN has no fast LSTM on Arm: 1.4 to 1.9x slower there than ATen's (dev/LOG.md)
-            onednn.enabled = False
+        mkldnn.enabled, cudnn.benchmark = onednn, cudnn_benchmark
         yield
     finally:
-        torch.set_num_threads(before[0])
-        matmul.fp32_precision, rnn.fp32_precision, onednn.enabled = before[1:]
+        torch.set_num_threads(before_threads)
+        matmul.fp32_precision, rnn.fp32_precision, mkldnn.enabled, cudnn.benchmark = before
 
 
 def _cpu_name() -> str:

@@ -12,7 +12,7 @@ import pyarrow.parquet
 import torch
 
 from slipstream import config as configs
-from slipstream import hardware, runs
+from slipstream import runs
 from slipstream.data import dataset as datasets
 from slipstream.data.dataset import Dataset
 from slipstream.engine import checkpoint, plan, score
@@ -30,14 +30,14 @@ def predict(
     """
     found = runs.find(run)
     config = configs.load(found.folder / "config.toml", overrides)
-    chosen = plan.make(config.engine, data_bytes=0, training=False)
+    chosen = plan.make(config, data_bytes=0, training=False)
     model, signature, scaler = checkpoint.load_model(found, config, chosen.device)
     dataset = datasets.load_given(config, signature, scaler, data, targets=False)
     starts = dataset.starts["all"] if every or not signature.horizon else _at_the_ends(dataset)
-    with hardware.flags(threads=chosen.threads, tf32=chosen.precision == "tf32"):
+    with chosen.flags():
         series = dataset.series.to(chosen.device)
         model.eval()
-        chunks = score.chunks(score.of_model(model, series, chosen), series, starts, truth=False)
+        chunks = score.chunks(score.of_model(model, chosen), series, starts, truth=False)
         return pa.concat_tables([score.as_table(chunk, dataset) for chunk in chunks])
 
 

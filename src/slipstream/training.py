@@ -15,14 +15,14 @@ import pyarrow.parquet
 import torch
 
 from slipstream import config as configs
-from slipstream import hardware, runs
+from slipstream import runs
 from slipstream.config import Config
 from slipstream.data import dataset as datasets
 from slipstream.data.dataset import Dataset
 from slipstream.data.splits import SETS
 from slipstream.data.windows import Series
-from slipstream.engine import checkpoint, loop, plan, score, step
-from slipstream.engine.loop import Fit
+from slipstream.engine import checkpoint, loop, measure, plan, score
+from slipstream.engine.loop import Fit, Task
 from slipstream.engine.plan import Plan
 from slipstream.engine.score import Baseline, Chunk
 from slipstream.errors import Interrupted
@@ -58,36 +58,27 @@ def train(
     settings = configs.load(config, overrides)
     with _timed(seconds, "data"):
         dataset = datasets.load(settings, data)
-    chosen = plan.make(settings.engine, data_bytes=dataset.series.values.nbytes)
+    chosen = plan.make(settings, data_bytes=dataset.series.values.nbytes)
     run = runs.create(settings.name, out=settings.out, watch=watch)
+    with _seeded(settings.seed, chosen.device):
+        model = build(settings.model, dataset.signature)
+        with _timed(seconds, "set-up"):
+            on_device = chosen.home == "device"
+            series = dataset.series.to(chosen.device) if on_device else dataset.series
+            model.to(chosen.device)
+        task = Task(settings, model, series, dataset.starts, run)
+        with _timed(seconds, "plan"):
+            task, chosen = _settle(task, chosen)
+    settings = task.config
     runs.write_text(run.folder / "config.toml", configs.to_toml(settings))
     runs.write_json(run.folder / "plan.json", chosen.to_dict())
-    flags = hardware.flags(threads=chosen.threads, tf32=chosen.precision == "tf32")
-    with flags, _seeded(settings.seed, chosen.device):
-        model = build(settings.model, dataset.signature)
+    with chosen.flags(), _seeded(settings.seed, chosen.device):
         parameters = sum(p.numel() for p in model.parameters())
-        run.append(
-            "start",
-            run=str(run.folder),
-            windows=_counts(dataset),
-            series=len(dataset.names),
-            parameters=parameters,
-            epochs=settings.train.epochs,
-            steps_per_epoch=step.steps_per_epoch(
-                len(dataset.starts["train"]),
-                passes=settings.train.accumulate,
-                batch=settings.train.batch,
-            ),
-            plan=chosen.to_dict(),
-            notes=dataset.notes,
-        )
-        with _timed(seconds, "set-up"):
-            series = dataset.series.to(chosen.device)
-            model.to(chosen.device)
-        fit = loop.fit(settings, model, series, dataset, chosen, run)
+        _announce(task, chosen, dataset, parameters)
+        fit = loop.fit(task, chosen)
         seconds["set-up"] += fit.setup_s
         seconds |= {"training": fit.train_s, "validation": fit.validate_s}
-        chosen = _as_it_ran(run, chosen, fit.failures)
+        chosen = _as_it_ran(run, fit)
         if fit.weights:
             checkpoint.save_model(
                 run, weights=fit.weights, signature=dataset.signature, scaler=dataset.scaler
@@ -132,6 +123,34 @@ def train(
     return Result(run.folder, figures["metrics"], beside, figures)
 
 
+def _settle(task: Task, chosen: Plan) -> tuple[Task, Plan]:
+    """What was left to measuring: the batch, then the rest of the plan."""
+    if task.config.train.batch == "auto":
+        batch, evidence = measure.find_batch(task, chosen)
+        train = task.config.train.model_copy(update={"batch": batch})
+        task = replace(task, config=task.config.model_copy(update={"train": train}))
+        told = f"{batch} windows: the most that fit and made training faster"
+        chosen = replace(chosen, reasons=chosen.reasons | {"batch": told}, evidence=evidence)
+    decided = measure.decide(task, chosen)
+    return task, replace(decided, evidence=[*chosen.evidence, *decided.evidence])
+
+
+def _announce(task: Task, chosen: Plan, dataset: Dataset, parameters: int) -> None:
+    train = task.config.train
+    assert train.batch != "auto"
+    task.run.append(
+        "start",
+        run=str(task.run.folder),
+        windows=_counts(dataset),
+        series=len(dataset.names),
+        parameters=parameters,
+        epochs=train.epochs,
+        steps_per_epoch=-(-len(dataset.starts["train"]) // (train.batch * train.accumulate)),
+        plan=chosen.to_dict(),
+        notes=dataset.notes,
+    )
+
+
 @contextmanager
 def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
     began = time.perf_counter()
@@ -161,14 +180,14 @@ def _counts(dataset: Dataset) -> dict[str, int]:
     return {name: len(starts) for name, starts in dataset.starts.items()}
 
 
-def _as_it_ran(run: Run, chosen: Plan, failures: dict[str, str]) -> Plan:
+def _as_it_ran(run: Run, fit: Fit) -> Plan:
     """The plan, corrected where a fallback was taken."""
-    if not failures:
-        return chosen
-    for name, why in failures.items():
-        run.append("fallback", what=f"{name} not captured", why=why)
-    told = "; ".join(f"{name} ran eagerly: {why}" for name, why in failures.items())
-    ran = replace(chosen, capture=False, reasons=chosen.reasons | {"capture": told})
+    ran = fit.plan
+    if fit.failures:
+        for name, why in fit.failures.items():
+            run.append("fallback", what=f"{name} not captured", why=why)
+        told = "; ".join(f"{name} ran eagerly: {why}" for name, why in fit.failures.items())
+        ran = replace(ran, capture=False, reasons=ran.reasons | {"capture": told})
     runs.write_json(run.folder / "plan.json", ran.to_dict())
     return ran
 
@@ -176,7 +195,7 @@ def _as_it_ran(run: Run, chosen: Plan, failures: dict[str, str]) -> Plan:
 def _score_model(
     run: Run, model: torch.nn.Module, series: Series, dataset: Dataset, chosen: Plan
 ) -> dict[str, Any]:
-    predict = score.of_model(model, series, chosen)
+    predict = score.of_model(model, chosen)
     scores = {}
     for name in SETS:
         chunks = score.chunks(predict, series, dataset.starts[name])

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import torch
 
-from slipstream import hardware
 from slipstream.config import Config
 from slipstream.data.dataset import Dataset
-from slipstream.engine import loop, optim, plan, step
+from slipstream.engine import loop, optim, plan
+from slipstream.engine.loop import Task
 from slipstream.models import build
+from slipstream.runs import Run
+
+
+def make_task(config: Config, dataset: Dataset, chosen: plan.Plan, run: Run | None = None) -> Task:
+    torch.manual_seed(config.seed)
+    model = build(config.model, dataset.signature).to(chosen.device)
+    on_device = chosen.home == "device"
+    series = dataset.series.to(chosen.device) if on_device else dataset.series
+    return Task(config, model, series, dataset.starts, run or Run(Path("nowhere")))
 
 
 def run_steps(
@@ -20,29 +30,28 @@ def run_steps(
     *,
     steps: int,
     capture: bool = False,
+    batch: int | None = None,
     around: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Losses of `steps` steps over as many epochs as it takes, and the weights they end with."""
     engine = config.engine.model_copy(update={"capture": capture})
-    chosen = plan.make(engine, data_bytes=0)
-    flags = hardware.flags(threads=chosen.threads, tf32=chosen.precision == "tf32")
-    with flags, torch.random.fork_rng():
+    chosen = plan.make(config.model_copy(update={"engine": engine}), data_bytes=0)
+    with chosen.flags(), torch.random.fork_rng():
+        task = make_task(config, dataset, chosen)
         torch.manual_seed(config.seed)
-        model = build(config.model, dataset.signature).to(chosen.device)
-        series = dataset.series.to(chosen.device)
-        starts = dataset.starts["train"]
-        job = loop.set_up(config, model, series, dataset.starts, chosen)
-        tape = job.tape
+        job = loop.set_up(task, chosen, batch=batch)
         losses: list[float] = []
         epoch = 0
         while len(losses) < steps:
-            rates = optim.rates(config.train, epoch, len(tape.losses))
-            tape.load(step.shuffled(starts, seed=config.seed, epoch=epoch), rates)
-            wanted = min(len(tape.losses), steps - len(losses))
+            job.home.begin(epoch)
+            job.tape.begin(optim.rates(config.train, epoch, job.home.num_steps))
+            wanted = min(job.home.num_steps, steps - len(losses))
             with around():
                 for _ in range(wanted):
                     job.advance()
-            losses += tape.losses[:wanted].tolist()
+                job.flush()
+            losses += job.tape.losses[:wanted].tolist()
             epoch += 1
         assert not job.failures()
-        return losses, {name: value.cpu() for name, value in model.state_dict().items()}
+        job.close()
+        return losses, {name: value.cpu() for name, value in task.model.state_dict().items()}

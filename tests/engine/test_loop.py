@@ -9,20 +9,21 @@ import torch
 
 from slipstream import UserError, runs
 from slipstream.engine import loop, plan
-from slipstream.models import build
 from tests.conftest import small_config, small_dataset, waves
+from tests.engine.steps import make_task
 
 
-def fit(tmp_path, watch=None, table=None, **sections):
+def fit(tmp_path, watch=None, table=None, change=None, **sections):
     config = small_config(tmp_path, **sections)
     dataset = small_dataset(config, table)
-    torch.manual_seed(config.seed)
-    model = build(config.model, dataset.signature)
+    chosen = plan.make(config, data_bytes=0)
     run = runs.create("t", out=str(tmp_path), watch=watch)
-    result = loop.fit(
-        config, model, dataset.series, dataset, plan.make(config.engine, data_bytes=0), run
-    )
-    return result, list(runs.events(run)), run, model
+    with chosen.flags():
+        task = make_task(config, dataset, chosen, run)
+        if change:
+            change(task.model)
+        result = loop.fit(task, chosen)
+    return result, list(runs.events(run)), run, task.model
 
 
 def of_kind(events, kind):

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from slipstream import UserError, hardware
-from slipstream.config import Engine
+from slipstream.config import Config, Engine
 from slipstream.engine import plan
 
 
 def test_a_cpu_plan_explains_itself():
-    chosen = plan.make(Engine(device="cpu"), data_bytes=12_000_000)
+    chosen = plan.make(Config(engine=Engine(device="cpu")), data_bytes=12_000_000)
     assert (chosen.precision, chosen.capture, chosen.home) == ("fp32", False, "device")
     assert chosen.threads == hardware.available_cores()
     assert chosen.reasons["home"].startswith("12.0 MB of series")
@@ -20,21 +20,21 @@ def test_a_cpu_plan_explains_itself():
 @pytest.mark.parametrize("precision", ["tf32", "fp16"])
 def test_a_cpu_has_no_half_precision_of_that_kind(precision):
     with pytest.raises(UserError, match=f'"{precision}", which a CPU does not have'):
-        plan.make(Engine(device="cpu", precision=precision), data_bytes=0)
+        plan.make(Config(engine=Engine(device="cpu", precision=precision)), data_bytes=0)
 
 
 def test_a_cpu_cannot_capture():
     with pytest.raises(UserError, match=r"engine.capture is true, but steps are captured on CUDA"):
-        plan.make(Engine(device="cpu", capture=True), data_bytes=0)
+        plan.make(Config(engine=Engine(device="cpu", capture=True)), data_bytes=0)
 
 
 def test_cuda_is_refused_by_name_where_there_is_none():
     if torch.cuda.is_available():
         with pytest.raises(UserError, match=r"has \d+ GPU"):
-            plan.make(Engine(device="cuda:99"), data_bytes=0)
+            plan.make(Config(engine=Engine(device="cuda:99")), data_bytes=0)
     else:
         with pytest.raises(UserError, match=r'engine.device is "cuda" but torch .*; use "cpu"'):
-            plan.make(Engine(device="cuda"), data_bytes=0)
+            plan.make(Config(engine=Engine(device="cuda")), data_bytes=0)
 
 
 def test_flags_are_put_back():

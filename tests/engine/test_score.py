@@ -16,7 +16,7 @@ def made(**sections):
     time = np.datetime64("2024-01-01T00", "us") + np.arange(3000) * np.timedelta64(1, "h")
     dataset = small_dataset(config, table.set_column(0, "time", pa.array(time)))
     model = build(config.model, dataset.signature).eval()
-    predict = score.of_model(model, dataset.series, plan.make(config.engine, data_bytes=0))
+    predict = score.of_model(model, plan.make(config, data_bytes=0))
     return config, dataset, predict
 
 

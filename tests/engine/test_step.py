@@ -4,25 +4,25 @@ import pytest
 import torch
 from torch import nn
 
-from slipstream.engine import optim, step
+from slipstream.engine import optim
+from slipstream.engine.homes import shuffled
 from slipstream.models import build
 from slipstream.objectives import window_losses
 from tests.conftest import KINDS, close, small_config, small_dataset
 from tests.engine.steps import run_steps
-
-DEVICE = torch.device("cpu")
 
 
 def plain_loop(config, dataset, *, steps):
     """The same training as anyone would write it: slices, a torch optimizer, no padding."""
     torch.manual_seed(config.seed)
     model = build(config.model, dataset.signature).train()
+    torch.manual_seed(config.seed)
     train, signature = config.train, dataset.signature
     optimizer = torch.optim.AdamW(model.parameters(), lr=train.lr, weight_decay=train.weight_decay)
     series, losses, epoch = dataset.series, [], 0
     effective = train.batch * train.accumulate
     while len(losses) < steps:
-        order = step.shuffled(dataset.starts["train"], seed=config.seed, epoch=epoch)
+        order = shuffled(dataset.starts["train"], seed=config.seed, epoch=epoch)
         rates = optim.rates(train, epoch, -(-len(order) // effective))
         for at, starts in enumerate(order.split(effective)):
             if len(losses) == steps:
@@ -56,22 +56,6 @@ def test_the_step_is_what_a_plain_loop_does(kind, accumulate):
     for name, value in reference.items():
         if not name.endswith("in_proj_bias"):  # the keys' bias has no gradient but rounding
             close(weights[name], value, rel=2e-3)
-
-
-def test_every_window_is_seen_once_an_epoch_in_an_order_fixed_by_seed_and_epoch():
-    starts = torch.arange(100) * 3
-    first = step.shuffled(starts, seed=1, epoch=2)
-    assert torch.equal(first.sort().values, starts)
-    assert torch.equal(first, step.shuffled(starts, seed=1, epoch=2))
-    others = [step.shuffled(starts, seed=s, epoch=e) for s, e in ((1, 3), (2, 2), (0, 2))]
-    assert not any(torch.equal(first, other) for other in others)
-
-
-def test_the_tape_pads_the_last_batch():
-    tape = step.tape(10, passes=2, batch=4, device=DEVICE)
-    tape.load(torch.arange(10), [0.1, 0.2])
-    assert tape.order.shape == (2, 2, 4)
-    assert tape.order[1].tolist() == [[8, 9, -1, -1], [-1, -1, -1, -1]]
 
 
 def test_padding_counts_nothing():

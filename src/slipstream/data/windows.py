@@ -85,23 +85,42 @@ def build(values: Tensor, static: Tensor | None, offsets: Tensor, signature: Sig
 
 def gather(series: Series, starts: Tensor) -> Batch:
     """The windows that begin at `starts`."""
-    return Batch(*gather_inputs(series, starts), gather_targets(series, starts))
+    inputs, targets, static = raw(series, starts)
+    return folded(inputs, targets, static, series)
 
 
 def gather_inputs(series: Series, starts: Tensor) -> tuple[Tensor, Tensor | None]:
     """What the model reads of the windows."""
+    inputs, static = _raw_inputs(series, starts)
+    return _folded_inputs(inputs, static, series)
+
+
+def raw(series: Series, starts: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Inputs [T, B, F], targets [B, H, C] and static [B, K], channels still together."""
+    inputs, static = _raw_inputs(series, starts)
+    return inputs, series.targets[starts[:, None] + series.target_rows], static
+
+
+def _raw_inputs(series: Series, starts: Tensor) -> tuple[Tensor, Tensor | None]:
     inputs = series.inputs[starts + series.context_rows]
-    static = None if series.static is None else series.static[series.series_of(starts)]
+    return inputs, None if series.static is None else series.static[series.series_of(starts)]
+
+
+def folded(inputs: Tensor, targets: Tensor, static: Tensor | None, series: Series) -> Batch:
+    """What `raw` gives as a batch; with independent channels, one sequence for each."""
+    inputs, static = _folded_inputs(inputs, static, series)
+    if series.fold > 1:
+        targets = targets.transpose(1, 2).flatten(0, 1)[..., None]
+    return Batch(inputs, static, targets)
+
+
+def _folded_inputs(
+    inputs: Tensor, static: Tensor | None, series: Series
+) -> tuple[Tensor, Tensor | None]:
     if series.fold > 1:
         inputs = _one_sequence_per_channel(inputs, others=series.num_inputs - series.fold)
         static = None if static is None else static.repeat_interleave(series.fold, dim=0)
     return inputs, static
-
-
-def gather_targets(series: Series, starts: Tensor) -> Tensor:
-    """What the windows ask for."""
-    targets = series.targets[starts[:, None] + series.target_rows]
-    return targets if series.fold == 1 else targets.transpose(1, 2).flatten(0, 1)[..., None]
 
 
 def gather_past(series: Series, starts: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -18,36 +19,70 @@ from slipstream.models import Forecaster, build
 from slipstream.runs import Run
 
 
-def save(
-    run: Run,
-    *,
-    step: int,
-    weights: Mapping[str, Tensor],
-    progress: dict[str, Any],
-    optimizer: torch.optim.Optimizer | None = None,
+class Writer:
+    """Writes checkpoints, in the background if asked to; the copies it writes are its own."""
+
+    def __init__(self, run: Run, *, background: bool) -> None:
+        self.run = run
+        self._thread = ThreadPoolExecutor(max_workers=1) if background else None
+        self._pending: list[Future[None]] = []
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._thread:
+            self._thread.shutdown()
+        for write in self._pending:
+            write.result()
+
+    def save(
+        self,
+        *,
+        step: int,
+        weights: Mapping[str, Tensor],
+        progress: dict[str, Any],
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
+        """Write checkpoints/step-N, unless it is there: weights, optimizer, progress."""
+        files = {"weights.safetensors": _on_host(weights)}
+        if optimizer is not None:
+            files["optimizer.safetensors"] = _on_host(
+                {
+                    f"{index}.{name}": value
+                    for index, values in optimizer.state_dict()["state"].items()
+                    for name, value in values.items()
+                    if isinstance(value, Tensor)
+                }
+            )
+        self._do(lambda: _write(self.run, step, files, progress | {"step": step}))
+
+    def keep_only(self, steps: set[int]) -> None:
+        """Remove the checkpoints of all other steps."""
+        self._do(lambda: _remove_others(self.run, {f"step-{step}" for step in steps}))
+
+    def _do(self, work: Callable[[], None]) -> None:
+        if self._thread:
+            self._pending.append(self._thread.submit(work))
+        else:
+            work()
+
+
+def _write(
+    run: Run, step: int, files: dict[str, dict[str, Tensor]], progress: dict[str, Any]
 ) -> None:
-    """Write checkpoints/step-N, unless it is there: weights, optimizer, where training stood."""
     folder = run.checkpoints / f"step-{step}"
     if folder.exists():
         return
     run.checkpoints.mkdir(exist_ok=True)
     with runs.replacing(folder) as temporary:
         temporary.mkdir()
-        save_file(_on_host(weights), temporary / "weights.safetensors")
-        if optimizer is not None:
-            state = {
-                f"{index}.{name}": value
-                for index, values in optimizer.state_dict()["state"].items()
-                for name, value in values.items()
-                if isinstance(value, Tensor)
-            }
-            save_file(_on_host(state), temporary / "optimizer.safetensors")
-        runs.write_json(temporary / "progress.json", progress | {"step": step})
+        for name, tensors in files.items():
+            save_file(tensors, temporary / name)
+        runs.write_json(temporary / "progress.json", progress)
 
 
-def keep_only(run: Run, steps: set[int]) -> None:
-    """Remove the checkpoints of all other steps."""
-    kept = {f"step-{step}" for step in steps}
+def _remove_others(run: Run, kept: set[str]) -> None:
     for folder in run.checkpoints.glob("step-*"):
         if folder.name not in kept:
             runs.remove(folder)
@@ -84,4 +119,7 @@ def load_model(
 
 
 def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    """Copies that share no memory with the live tensors."""
+    return {
+        name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()
+    }

@@ -8,19 +8,21 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from types import FrameType
 
 import torch
 from torch import Tensor, nn
 
 from slipstream.config import Config, Train
-from slipstream.data.dataset import Dataset
 from slipstream.data.windows import Series
-from slipstream.engine import checkpoint, optim, step
+from slipstream.engine import checkpoint, homes, optim, recover, step
+from slipstream.engine.homes import Draw, Home, Program
+from slipstream.engine.optim import LossScale
 from slipstream.engine.plan import Plan
-from slipstream.engine.step import Program, Tape
+from slipstream.engine.step import Captured, Tape
 from slipstream.errors import UserError
+from slipstream.models import use
 from slipstream.runs import Run
 
 CHECKPOINT_EVERY_S = 60.0
@@ -39,9 +41,11 @@ class Progress:
     best_step: int = 0
     since_best: int = 0
     """Validations without improvement"""
-    plateau: float = 1.0
-    """What the plateau schedule has left of the learning rate"""
     since_cut: int = 0
+    """The same, since the plateau schedule's last cut"""
+    rate: float = 1.0
+    """What plateaus and recoveries have left of the learning rate"""
+    rollbacks: int = 0
 
 
 @dataclass
@@ -49,6 +53,8 @@ class Fit:
     """What training gave."""
 
     progress: Progress
+    plan: Plan
+    """As it ended; recoveries may have changed it"""
     weights: dict[str, Tensor] = field(default_factory=dict)
     """Of the best validation"""
     stopped: str = ""
@@ -97,52 +103,120 @@ def stoppable() -> Iterator[Stop]:
 
 
 @dataclass(frozen=True)
+class Task:
+    """What is trained, on what, and where it is told."""
+
+    config: Config
+    model: nn.Module
+    series: Series
+    """Where the plan's home wants them"""
+    starts: dict[str, Tensor]
+    run: Run
+
+
+@dataclass(frozen=True)
 class Job:
-    """The programs of one run, and the tensors that they share with the loop."""
+    """The programs of one run, and what they share with the loop."""
 
     advance: Program
     check: Program
+    programs: dict[str, Program]
+    """The same two, before their homes feed them"""
+    home: Home
+    val_home: Home
     tape: Tape
     val_tape: Tape
     optimizer: torch.optim.Optimizer
+    lr: Tensor
+    scale: LossScale | None
+    plan: Plan
+    batch: int
+    """Windows of one forward pass"""
 
     def failures(self) -> dict[str, str]:
-        programs = {"training step": self.advance, "validation step": self.check}
-        return {
-            name: program.failure
-            for name, program in programs.items()
-            if isinstance(program, step.Captured) and program.failure
-        }
+        captured = {n: p for n, p in self.programs.items() if isinstance(p, Captured)}
+        return {name: p.failure for name, p in captured.items() if p.failure}
+
+    def flush(self) -> None:
+        for program in self.programs.values():
+            if isinstance(program, Captured):
+                program.flush()
+
+    def close(self) -> None:
+        self.home.close()
+        self.val_home.close()
 
 
-def set_up(
-    config: Config, model: nn.Module, series: Series, starts: dict[str, Tensor], plan: Plan
-) -> Job:
+def set_up(task: Task, plan: Plan, *, batch: int | None = None, like: Job | None = None) -> Job:
+    """Everything that training needs. `like` hands on an earlier job's optimizer and tape."""
+    config, model, series, starts = task.config, task.model, task.series, task.starts
     train, device = config.train, plan.device
-    lr = torch.tensor(train.lr, device=device)
-    optimizer = optim.build(train, [p for p in model.parameters() if p.requires_grad], lr)
-    scale = optim.loss_scale(device) if plan.precision == "fp16" else None
-    tape = step.tape(
-        len(starts["train"]), passes=train.accumulate, batch=train.batch, device=device
+    assert train.batch != "auto"
+    batch = batch or train.batch
+    use(model, algorithm=plan.cudnn, recompute=plan.recompute, compiled=plan.compile)
+    if like is None:
+        lr = torch.tensor(train.lr, device=device)
+        params = [p for p in model.parameters() if p.requires_grad]
+        optimizer = optim.build(train, params, lr, fused=plan.fused)
+    else:
+        lr, optimizer = like.lr, like.optimizer
+    scale = None
+    if plan.precision == "fp16":
+        scale = (like and like.scale) or optim.loss_scale(device)
+
+    def home_of(draw: Draw) -> Home:
+        return homes.make(
+            series,
+            draw,
+            home=plan.home,
+            device=device,
+            engine=config.engine,
+            workers=plan.workers,
+            prefetch=plan.prefetch,
+        )
+
+    home = home_of(Draw(starts["train"], train.batch * train.accumulate, batch, config.seed))
+    chunk = min(step.CHUNK if batch == train.batch else batch, len(starts["val"]))
+    val_home = home_of(Draw(starts["val"], chunk, chunk, None))
+    tape = like.tape if like else step.tape(home.num_steps, device)
+    val_tape = step.tape(val_home.num_steps, device)
+    fold = series.fold
+    advance = step.training(
+        model, optimizer, lr, home, tape, train=train, plan=plan, fold=fold, scale=scale
     )
-    val_batch = min(step.CHUNK, len(starts["val"]))
-    val_tape = step.tape(len(starts["val"]), passes=1, batch=val_batch, device=device)
-    val_tape.load(starts["val"])
-    advance = step.training(model, optimizer, lr, series, tape, train=train, plan=plan, scale=scale)
-    check = step.validation(model, series, val_tape, train=train, plan=plan)
+    check = step.validation(model, val_home, val_tape, train=train, plan=plan, fold=fold)
     if plan.capture:
-        advance, check = step.Captured(advance, device), step.Captured(check, device)
-    return Job(advance, check, tape, val_tape, optimizer)
+        advance = Captured(advance, device, steps=plan.steps_per_graph)
+        check = Captured(check, device)
+    return Job(
+        advance=home.feed(advance),
+        check=val_home.feed(check),
+        programs={"training step": advance, "validation step": check},
+        home=home,
+        val_home=val_home,
+        tape=tape,
+        val_tape=val_tape,
+        optimizer=optimizer,
+        lr=lr,
+        scale=scale,
+        plan=plan,
+        batch=batch,
+    )
 
 
-def fit(
-    config: Config, model: nn.Module, series: Series, dataset: Dataset, plan: Plan, run: Run
-) -> Fit:
+def fit(task: Task, plan: Plan) -> Fit:
     """Train until the epochs, the patience or the time run out; the best weights come back."""
     with stoppable() as stop:
-        result = _fit(config, model, series, dataset, plan, run, stop)
+        began = time.perf_counter()
+        job = set_up(task, plan)
+        result = Fit(Progress(), plan, setup_s=time.perf_counter() - began)
+        background = task.config.engine.async_checkpoints
+        with checkpoint.Writer(task.run, background=background) as writer:
+            job = _fit(task, job, stop, result, writer)
+        job.close()
+    result.plan, result.failures = job.plan, job.failures()
     result.signal_number = stop.signal_number
-    run.append("trained", stopped=result.stopped, **asdict(result.progress))
+    task.run.append("trained", stopped=result.stopped, **asdict(result.progress))
     if not (result.weights or stop.requested):
         raise UserError(
             f"no validation loss was finite up to step {result.progress.step}; lower train.lr, "
@@ -151,35 +225,29 @@ def fit(
     return result
 
 
-def _fit(
-    config: Config,
-    model: nn.Module,
-    series: Series,
-    dataset: Dataset,
-    plan: Plan,
-    run: Run,
-    stop: Stop,
-) -> Fit:
-    train, starts = config.train, dataset.starts
+def _fit(task: Task, job: Job, stop: Stop, result: Fit, writer: checkpoint.Writer) -> Job:
+    train, engine, run = task.config.train, task.config.engine, task.run
+    at = result.progress
     began = saved_at = time.perf_counter()
-    job = set_up(config, model, series, starts, plan)
-    tape, val_tape = job.tape, job.val_tape
-    at = Progress()
-    result = Fit(at, setup_s=time.perf_counter() - began)
     deadline = began + 60 * train.minutes if train.minutes else math.inf
-    num_steps = len(tape.losses)
-    for epoch in range(train.epochs):
+    num_steps, epoch = job.home.num_steps, 0
+    while epoch < train.epochs and not result.stopped:
         epoch_began = logged_at = time.perf_counter()
-        rates = [at.plateau * rate for rate in optim.rates(train, epoch, num_steps)]
-        tape.load(step.shuffled(starts["train"], seed=config.seed, epoch=epoch), rates)
-        logged = 0
+        good, first_step = recover.snapshot(task.model, job.optimizer, job.scale), at.step
+        rates = [at.rate * rate for rate in optim.rates(train, epoch, num_steps)]
+        job.home.begin(epoch)
+        job.tape.begin(rates)
+        diverged, logged = False, 0
         for done in range(1, num_steps + 1):
-            job.advance()  # one program, no host sync
+            job = _step(task, job, epoch, done - 1)  # one program, no host sync
             at.step += 1
             run.show({"event": "step", "step": at.step})
-            if done % config.engine.log_every and done < num_steps and not stop.requested:
+            if engine.sync:
+                float(job.tape.losses[done - 1])
+            if done % engine.log_every and done < num_steps and not stop.requested:
                 continue
-            losses = tape.losses[logged:done].tolist()  # the only host sync within an epoch
+            job.flush()
+            losses = job.tape.losses[logged:done].tolist()  # the only host sync within an epoch
             now = time.perf_counter()
             run.append(
                 "log",
@@ -190,56 +258,133 @@ def _fit(
                 steps_per_s=len(losses) / (now - logged_at),
             )
             logged, logged_at = done, now
-            result.stopped = _reason_to_stop(stop, losses[-1], now > deadline)
-            if result.stopped:
+            diverged = not all(map(math.isfinite, losses))
+            result.stopped = _reason_to_stop(stop, now > deadline)
+            if diverged or result.stopped:
                 break
-        at.epoch = epoch + done / num_steps
         result.train_s += time.perf_counter() - epoch_began
-        if stop.requested or result.stopped == DIVERGED:
+        if stop.requested:
+            at.epoch = epoch + done / num_steps
             break
-        last = result.stopped or epoch + 1 == train.epochs
-        if (epoch + 1) % train.validate_every and not last:
+        if diverged:
+            at.step = first_step
+            good.restore()
+            job = _after_divergence(task, job, at, result)
+            continue
+        at.epoch = epoch + done / num_steps
+        epoch += 1
+        if epoch == 1:
+            _compare_with_plan(job.plan, (logged_at - epoch_began) / done, run)
+        if epoch % train.validate_every and not (result.stopped or epoch == train.epochs):
             continue
 
         validation_began = time.perf_counter()
-        val_tape.cursor.zero_()
-        for _ in range(len(val_tape.losses)):
-            job.check()
-        val_loss = float(val_tape.losses.double().sum()) / len(starts["val"])
+        job, val_loss = _validate(task, job)
         improved = val_loss < at.best_loss - train.min_delta
         if improved:
-            result.weights = _copied(model)
+            result.weights = _copied(task.model)
         _judge(at, val_loss, improved, train)
         result.validate_s += time.perf_counter() - validation_began
         run.append(
             "epoch",
-            epoch=epoch + 1,
+            epoch=epoch,
             step=at.step,
-            train_loss=float(tape.losses[:done].double().mean()),
+            train_loss=float(job.tape.losses[:done].double().mean()),
             val_loss=val_loss,
             lr=rates[done - 1],
             best=improved,
             seconds=time.perf_counter() - epoch_began,
         )
-        if train.patience != "off" and at.since_best >= train.patience:
+        if train.patience != "off" and at.since_best >= train.patience and not result.stopped:
             result.stopped = f"no improvement in {train.patience} validations"
-        if result.stopped:
-            break
-        if time.perf_counter() - saved_at > CHECKPOINT_EVERY_S:
-            _save(run, model, job.optimizer, result)
+        if time.perf_counter() - saved_at > CHECKPOINT_EVERY_S and not result.stopped:
+            _save(writer, task.model, job.optimizer, result)
             saved_at = time.perf_counter()
     result.stopped = result.stopped or "all epochs done"
-    result.failures = job.failures()
-    _save(run, model, job.optimizer, result)
-    return result
+    _save(writer, task.model, job.optimizer, result)
+    return job
 
 
-def _reason_to_stop(stop: Stop, loss: float, out_of_time: bool) -> str:
+def _step(task: Task, job: Job, epoch: int, done: int) -> Job:
+    """One step; where memory runs out, the same step again in halves, by a new job."""
+    while True:
+        generators = recover.get_generators()
+        try:
+            job.advance()
+            return job
+        except RuntimeError as error:
+            if not recover.is_out_of_memory(error):
+                raise
+            why = str(error).split("\n", 1)[0]
+        # past the except block, whose traceback would pin the failed step's tensors
+        job = _halved(task, job, why)
+        recover.set_generators(generators)
+        job.home.begin(epoch, at=done)
+        job.tape.begin(at=done)
+
+
+def _validate(task: Task, job: Job) -> tuple[Job, float]:
+    while True:
+        try:
+            job.val_home.begin(0)
+            job.val_tape.begin()
+            for _ in range(job.val_home.num_steps):
+                job.check()
+            return job, float(job.val_tape.losses.double().sum()) / len(task.starts["val"])
+        except RuntimeError as error:
+            if not recover.is_out_of_memory(error):
+                raise
+            why = str(error).split("\n", 1)[0]
+        job = _halved(task, job, why)
+
+
+def _halved(task: Task, job: Job, why: str) -> Job:
+    """The job with half the windows per pass and the effective batch kept."""
+    if job.batch == 1:
+        raise UserError(
+            f"out of memory with a single window per pass ({why}); what is left to try: "
+            f"{recover.remedies(task.config)}"
+        )
+    batch = -(-job.batch // 2)
+    job.close()
+    task.model.zero_grad(set_to_none=True)
+    recover.free_memory()
+    task.run.append("recovery", what="out of memory", remedy=f"{batch} windows per pass", why=why)
+    return set_up(task, job.plan, batch=batch, like=job)
+
+
+def _after_divergence(task: Task, job: Job, at: Progress, result: Fit) -> Job:
+    """After a rollback: leave fp16 if that is where it was, else halve the learning rate."""
+    if at.rollbacks == recover.MOST_ROLLBACKS:
+        result.stopped = DIVERGED
+        return job
+    at.rollbacks += 1
+    if job.plan.precision == "fp16":
+        remedy = "fp32 instead of fp16"
+        reasons = job.plan.reasons | {"precision": "fp16 gave a loss that was not finite"}
+        job.close()
+        plan = replace(job.plan, precision="fp32", reasons=reasons)
+        job = set_up(task, plan, batch=job.batch, like=job)
+    else:
+        at.rate /= 2
+        remedy = f"learning rate times {at.rate:g}"
+    task.run.append("recovery", what=DIVERGED, remedy=remedy, step=at.step)
+    return job
+
+
+def _reason_to_stop(stop: Stop, out_of_time: bool) -> str:
     if stop.requested:
         return "interrupted"
-    if not math.isfinite(loss):
-        return DIVERGED
     return "train.minutes have passed" if out_of_time else ""
+
+
+def _compare_with_plan(plan: Plan, seen_s: float, run: Run) -> None:
+    """Say how the speed seen compares with the speed promised."""
+    if plan.ms_per_step is not None:
+        seen = 1e3 * seen_s
+        run.append(
+            "plan", promised_ms=plan.ms_per_step, seen_ms=seen, ratio=seen / plan.ms_per_step
+        )
 
 
 def _judge(at: Progress, val_loss: float, improved: bool, train: Train) -> None:
@@ -251,7 +396,7 @@ def _judge(at: Progress, val_loss: float, improved: bool, train: Train) -> None:
     at.since_best += 1
     at.since_cut += 1
     if train.schedule == "plateau" and at.since_cut >= train.plateau_patience:
-        at.plateau = max(at.plateau * train.plateau_factor, train.lr_min / train.lr)
+        at.rate = max(at.rate * train.plateau_factor, train.lr_min / train.lr)
         at.since_cut = 0
 
 
@@ -259,15 +404,13 @@ def _copied(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
-def _save(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, result: Fit) -> None:
+def _save(
+    writer: checkpoint.Writer, model: nn.Module, optimizer: torch.optim.Optimizer, result: Fit
+) -> None:
     """Write the newest state, and the best weights if they are older; drop the rest."""
     at = result.progress
-    state, kept = asdict(at), {at.step}
-    checkpoint.save(
-        run, step=at.step, weights=model.state_dict(), optimizer=optimizer, progress=state
-    )
+    writer.save(step=at.step, weights=model.state_dict(), optimizer=optimizer, progress=asdict(at))
     if result.weights and at.best_step != at.step:
-        kept.add(at.best_step)
-        checkpoint.save(run, step=at.best_step, weights=result.weights, progress=state)
-    checkpoint.keep_only(run, kept)
-    run.append("checkpoint", step=at.step, best_step=at.best_step)
+        writer.save(step=at.best_step, weights=result.weights, progress=asdict(at))
+    writer.keep_only({at.step, at.best_step})
+    writer.run.append("checkpoint", step=at.step, best_step=at.best_step)

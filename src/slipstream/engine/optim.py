@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,29 +18,27 @@ FIRST_SCALE = 2.0**16
 GROWTH, BACKOFF, GROW_AFTER = 2.0, 0.5, 2000
 
 
-def build(train: Train, params: list[nn.Parameter], lr: Tensor) -> torch.optim.Optimizer:
+def build(
+    train: Train, params: list[nn.Parameter], lr: Tensor, *, fused: bool = True
+) -> torch.optim.Optimizer:
     """The optimizer that `train` names; `lr` is read anew at every step."""
     on_cuda = lr.device.type == "cuda"
+    decay = train.weight_decay
+    # without a fused kernel and off CUDA, only the plain loop over tensors takes a tensor for lr
+    how: dict[str, Any] = {"fused": True} if fused else {"foreach": on_cuda}
     match train.optimizer:
         case "adam":
-            return torch.optim.Adam(
-                params, lr=lr, weight_decay=train.weight_decay, fused=True, capturable=on_cuda
-            )
+            return torch.optim.Adam(params, lr=lr, weight_decay=decay, capturable=on_cuda, **how)
         case "adamw":
-            return torch.optim.AdamW(
-                params, lr=lr, weight_decay=train.weight_decay, fused=True, capturable=on_cuda
-            )
+            return torch.optim.AdamW(params, lr=lr, weight_decay=decay, capturable=on_cuda, **how)
         case "sgd":
+            # without a capturable variant, the fused kernel is the one that never waits
             return torch.optim.SGD(
-                params,
-                lr=lr,
-                momentum=train.momentum,
-                weight_decay=train.weight_decay,
-                fused=True,
+                params, lr=lr, momentum=train.momentum, weight_decay=decay, fused=True
             )
         case "rmsprop":
             return torch.optim.RMSprop(
-                params, lr=lr, weight_decay=train.weight_decay, capturable=on_cuda
+                params, lr=lr, weight_decay=decay, capturable=on_cuda, foreach=on_cuda
             )
 
 

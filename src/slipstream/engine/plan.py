@@ -1,17 +1,25 @@
-"""How a run will go on this machine: chosen before it starts, printed, and kept with it."""
+"""How a run will go on this machine: chosen before it starts, printed, and kept with it.
+
+Here are the rules of thumb; `engine.measure` starts from them and times what they leave open.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
+import psutil
 import torch
 
 from slipstream import hardware
-from slipstream.config import Engine
+from slipstream.config import Config
 from slipstream.errors import UserError
 
-AMPERE = (8, 0)
+RECURRENT = ("lstm", "gru")
+GB = 1e9
+HALF_PAYS = 20_000
+"""Hidden units times batch from which fp16 recurrent layers have been faster than tf32 ones."""
 
 
 @dataclass(frozen=True)
@@ -20,78 +28,149 @@ class Plan:
     precision: str
     home: str
     capture: bool
+    steps_per_graph: int
+    cudnn: Literal["persistent", "standard"]
+    cudnn_benchmark: bool
+    compile: bool
+    fused: bool
+    set_to_none: bool
+    recompute: bool
     threads: int
+    onednn: bool
+    """CPU: recurrent layers through oneDNN"""
+    workers: int
+    prefetch: int
     reasons: dict[str, str]
-    """Why each choice was made."""
+    """Why each choice was made"""
     hardware: dict[str, Any]
+    ms_per_step: float | None = None
+    """What measuring promised"""
+    evidence: list[dict[str, Any]] = field(default_factory=list)
+    """Every candidate: what it was, its time, or why it has none"""
 
     @property
     def autocast(self) -> torch.dtype | None:
         """The type that matrix operands are cast to, if any."""
         return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.precision)
 
+    def flags(self) -> AbstractContextManager[None]:
+        """Torch's global settings as the plan wants them."""
+        return hardware.flags(
+            threads=self.threads,
+            tf32=self.precision == "tf32",
+            onednn=self.onednn,
+            cudnn_benchmark=self.cudnn_benchmark,
+        )
+
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "device": str(self.device),
-            "precision": self.precision,
-            "home": self.home,
-            "capture": self.capture,
-            "threads": self.threads,
-            "reasons": self.reasons,
-            "hardware": self.hardware,
-        }
+        return asdict(self) | {"device": str(self.device)}
 
 
-def make(engine: Engine, *, data_bytes: int, training: bool = True) -> Plan:
+def make(config: Config, *, data_bytes: int, training: bool = True) -> Plan:
+    """The plan by rules of thumb, within what the config asks for."""
+    engine, model = config.engine, config.model
     device = hardware.choose_device(engine.device)
     found = hardware.describe(device)
-    precision, why_precision = _precision(engine, device)
-    capture, why_capture = False, "only training steps are captured"
+    reasons = {"device": str(found.get("gpu", found["cpu"]))}
+    precision, reasons["precision"] = _precision(config, device)
+    capture, reasons["capture"] = False, "only training steps are captured"
     if training:
-        capture, why_capture = _capture(engine, device)
+        capture, reasons["capture"] = _capture(config, device)
+    home, reasons["home"] = _home(config, device, data_bytes)
+    recurrent = model.kind in RECURRENT
+    if engine.compile is True and recurrent:
+        reasons["compile"] = "off: torch.compile leaves recurrent layers as they are"
+    else:
+        reasons["compile"] = "asked for" if engine.compile != "auto" else "off: takes long to start"
+    onednn = found["system"].split()[-1] not in ("aarch64", "arm64")
+    reasons["onednn"] = "fast here" if onednn else "slower than ATen's recurrent layers on Arm"
     threads = hardware.available_cores() if engine.threads == "auto" else engine.threads
-    where = found.get("gpu", found["cpu"])
-    room = found.get("gpu_memory_bytes", found["memory_bytes"])
+    reasons["threads"] = "every core" if engine.threads == "auto" else "asked for"
+    reasons["cudnn"] = "as PyTorch chooses" if engine.cudnn == "auto" else "asked for"
+    workers, prefetch = _workers(config)
     return Plan(
         device=device,
         precision=precision,
-        home="device",
+        home=home,
         capture=capture,
+        steps_per_graph=engine.steps_per_graph,
+        cudnn="persistent" if engine.cudnn == "auto" else engine.cudnn,
+        cudnn_benchmark=engine.cudnn_benchmark,
+        compile=engine.compile is True and not recurrent,
+        fused=engine.fused,
+        set_to_none=engine.set_to_none,
+        recompute=engine.recompute,
         threads=threads,
-        reasons={
-            "device": f"{where}" + (" (asked for)" if engine.device != "auto" else ""),
-            "precision": why_precision,
-            "home": f"{data_bytes / 1e6:.1f} MB of series beside {room / 1e9:.0f} GB of memory",
-            "capture": why_capture,
-            "threads": "every core this process may use"
-            if engine.threads == "auto"
-            else "asked for",
-        },
+        onednn=onednn,
+        workers=workers,
+        prefetch=prefetch,
+        reasons=reasons,
         hardware=found,
     )
 
 
-def _precision(engine: Engine, device: torch.device) -> tuple[str, str]:
-    asked = engine.precision
+def _precision(config: Config, device: torch.device) -> tuple[str, str]:
+    asked = config.engine.precision
     if device.type == "cpu":
         if asked in ("tf32", "fp16"):
             raise UserError(
                 f'engine.precision is "{asked}", which a CPU does not have; use "fp32" or "bf16"'
             )
         return ("fp32", "the CPU's own") if asked == "auto" else (asked, "asked for")
-    has_tf32 = torch.cuda.get_device_capability(device) >= AMPERE
+    has_tf32 = hardware.has_tf32(device)
     if asked == "tf32" and not has_tf32:
         raise UserError('engine.precision is "tf32", which this GPU lacks; use "fp32" or "fp16"')
+    if asked != "auto":
+        return asked, "asked for"
+    if config.engine.preset == "classic":
+        return "fp16", "the usual advice"
+    work = max(config.model.sizes) * _batch(config)
+    if config.model.kind in RECURRENT and work >= HALF_PAYS:
+        return "fp16", "fast for recurrent layers of this size"
+    return ("tf32", "this GPU has it") if has_tf32 else ("fp16", "this GPU has no tf32")
+
+
+def _batch(config: Config) -> int:
+    return 256 if config.train.batch == "auto" else config.train.batch
+
+
+def _capture(config: Config, device: torch.device) -> tuple[bool, str]:
+    asked = config.engine.capture
+    if device.type == "cpu":
+        if asked is True:
+            raise UserError("engine.capture is true, but steps are captured on CUDA only")
+        return False, "a CPU runs the step as it is"
     if asked == "auto":
-        return ("tf32", "this GPU has it") if has_tf32 else ("fp32", "this GPU has no tf32")
+        return True, "the whole step replays as one CUDA graph"
     return asked, "asked for"
 
 
-def _capture(engine: Engine, device: torch.device) -> tuple[bool, str]:
+def _home(config: Config, device: torch.device, data_bytes: int) -> tuple[str, str]:
+    asked = config.engine.home
     if device.type == "cpu":
-        if engine.capture is True:
-            raise UserError("engine.capture is true, but steps are captured on CUDA only")
-        return False, "a CPU runs the step as it is"
-    if engine.capture == "auto":
-        return True, "the whole step replays as one CUDA graph"
-    return engine.capture, "asked for"
+        room = psutil.virtual_memory().available
+    else:
+        room = torch.cuda.mem_get_info(device)[0]
+    size = f"{data_bytes / 1e6:,.1f} MB of series, {room / GB:,.0f} GB free"
+    if asked == "host" and device.type == "cpu":
+        return "device", f"{size}; on a CPU, host and device are one"
+    if asked != "auto":
+        return asked, f"asked for; {size}"
+    if device.type == "cuda" and data_bytes > room / 2:
+        return "host", f"{size}: too much for the device"
+    return "device", size
+
+
+def _workers(config: Config) -> tuple[int, int]:
+    """Readers and batches ahead, by the kind of model and the memory there is."""
+    memory = psutil.virtual_memory().total / GB
+    size = 0 if memory < 8 else 1 if memory < 16 else 2
+    if config.model.kind in ("mlp", "linear"):
+        workers, prefetch = (2, 4, 8)[size], 4
+    else:
+        workers, prefetch = (0, 2, 4)[size], 2
+    engine = config.engine
+    return (
+        min(workers, hardware.available_cores()) if engine.workers == "auto" else engine.workers,
+        prefetch if engine.prefetch == "auto" else engine.prefetch,
+    )

@@ -17,6 +17,7 @@ from slipstream.data.prepare import MICROSECONDS
 from slipstream.data.windows import Series
 from slipstream.engine import step
 from slipstream.engine.plan import Plan
+from slipstream.metrics import Tally
 from slipstream.objectives import point
 
 RIDGE_WORK = 2e11
@@ -34,13 +35,17 @@ class Chunk(NamedTuple):
     """[B, H, C]; None where the future is not known"""
 
 
-Predictor = Callable[[Tensor], Tensor]
+Predictor = Callable[[Series, Tensor], Tensor]
 """First rows of windows to their predictions, one row per sequence: [B * fold, H, C / fold, Q]."""
 
 
-def of_model(model: nn.Module, series: Series, plan: Plan) -> Predictor:
-    def predict(starts: Tensor) -> Tensor:
-        return step.forward(model, *windows.gather_inputs(series, starts), plan=plan)
+def of_model(model: nn.Module, plan: Plan) -> Predictor:
+    def predict(series: Series, starts: Tensor) -> Tensor:
+        inputs, static = windows.gather_inputs(series, starts)
+        inputs = inputs.to(plan.device)
+        return step.forward(
+            model, inputs, None if static is None else static.to(plan.device), plan=plan
+        )
 
     return predict
 
@@ -52,8 +57,9 @@ def chunks(
     """Predictions for every window, a chunk at a time."""
     for some in starts.split(step.CHUNK):
         here = some.to(series.values.device)
+        prediction = windows.unfold_targets(predict(series, here), series.fold)
         known = series.targets[here[:, None] + series.target_rows] if truth else None
-        yield Chunk(here, windows.unfold_targets(predict(here), series.fold), known)
+        yield Chunk(here, prediction, None if known is None else known.to(prediction.device))
 
 
 def tally(
@@ -61,18 +67,20 @@ def tally(
 ) -> dict[str, Any]:
     """Metrics over the chunks."""
     signature = dataset.signature
-    sums = metrics.start(
-        size=[dataset.scaler.size[name] for name in signature.targets],
-        deviation=[dataset.scaler.deviation[name] for name in signature.targets],
-        steps=signature.steps_out,
-        series=len(dataset.names),
-        device=series.values.device,
-    )
+    sums: Tally | None = None
     for chunk in predicted:
         assert chunk.truth is not None
+        sums = sums or metrics.start(
+            size=[dataset.scaler.size[name] for name in signature.targets],
+            deviation=[dataset.scaler.deviation[name] for name in signature.targets],
+            steps=signature.steps_out,
+            series=len(dataset.names),
+            device=chunk.truth.device,
+        )
         band = (chunk.prediction[..., 0], chunk.prediction[..., -1]) if quantiles else None
-        value = point(chunk.prediction, quantiles)
-        sums.add(value, chunk.truth, series.series_of(chunk.starts), band)
+        owner = series.series_of(chunk.starts).to(chunk.truth.device)
+        sums.add(point(chunk.prediction, quantiles), chunk.truth, owner, band)
+    assert sums is not None
     return metrics.read(sums, targets=signature.targets, series=dataset.names)
 
 
@@ -85,30 +93,30 @@ class Baseline(NamedTuple):
 def find_baselines(series: Series, dataset: Dataset) -> dict[str, Baseline]:
     """Repeat, seasonal and ridge, as far as each means something for this data."""
     return {
-        "repeat": _repeat(series, dataset),
-        "seasonal": _seasonal(series, dataset),
+        "repeat": _repeat(dataset),
+        "seasonal": _seasonal(dataset),
         "ridge": _ridge(series, dataset),
     }
 
 
-def _repeat(series: Series, dataset: Dataset) -> Baseline:
+def _repeat(dataset: Dataset) -> Baseline:
     signature = dataset.signature
     if signature.horizon:
         return Baseline(
             "the last known value",
-            lambda starts: baselines.repeat(
+            lambda series, starts: baselines.repeat(
                 windows.gather_past(series, starts), signature.steps_out
             )[..., None],
         )
     rows = dataset.starts["train"] + signature.lead
-    mean = dataset.series.targets[rows].double().mean(dim=0).float().to(series.values.device)
+    mean = dataset.series.targets[rows].double().mean(dim=0).float()
     return Baseline(
         "the training mean (no past target is known when estimating)",
-        lambda starts: mean.expand(len(starts), 1, -1)[..., None],
+        lambda _, starts: mean.to(starts.device).expand(len(starts), 1, -1)[..., None],
     )
 
 
-def _seasonal(series: Series, dataset: Dataset) -> Baseline:
+def _seasonal(dataset: Dataset) -> Baseline:
     signature, period = dataset.signature, dataset.period
     if not signature.horizon:
         return Baseline("estimation has no season", None)
@@ -118,7 +126,7 @@ def _seasonal(series: Series, dataset: Dataset) -> Baseline:
         return Baseline(f"its {period} rows are more than data.context", None)
     return Baseline(
         f"the values {period} rows ago",
-        lambda starts: baselines.seasonal(
+        lambda series, starts: baselines.seasonal(
             windows.gather_past(series, starts), signature.steps_out, period
         )[..., None],
     )
@@ -143,7 +151,7 @@ def _ridge(series: Series, dataset: Dataset) -> Baseline:
         relative=signature.model_shared == signature.model_targets,
     )
 
-    def predict(starts: Tensor) -> Tensor:
+    def predict(series: Series, starts: Tensor) -> Tensor:
         inputs, _ = windows.gather_inputs(series, starts)
         return fitted.predict(inputs, signature.steps_out)[..., None]
 

@@ -1,29 +1,24 @@
 """The training step as one program without a host sync, run eagerly or captured and replayed.
 
-Everything that changes from step to step lives in tensors that keep their place: the tape says
-which windows and which learning rate each step takes, and collects its loss. Both variants are
-called the same way and give the same numbers.
-
-Shapes: S steps of an epoch, A forward passes per step, B windows per pass.
+Everything that changes from step to step lives in tensors that keep their place: the home knows
+the step's windows, the tape its learning rate, and takes its loss. Both variants are called the
+same way and give the same numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from slipstream.config import Train
-from slipstream.data import windows
-from slipstream.data.windows import Series
 from slipstream.engine import optim
+from slipstream.engine.homes import Home, Program, Share
 from slipstream.engine.optim import LossScale
 from slipstream.engine.plan import Plan
 from slipstream.objectives import window_losses
 
-Program = Callable[[], None]
 CHUNK = 1024
 """Windows in one forward pass without gradients."""
 EAGER_FIRST = 3
@@ -32,57 +27,39 @@ EAGER_FIRST = 3
 
 @dataclass(frozen=True)
 class Tape:
-    """What an epoch's steps read and write."""
+    """What an epoch's steps read and write, beside their windows."""
 
-    order: Tensor
-    """[S, A, B]: first rows of the windows; -1 where the last batch is padded"""
     rates: Tensor
-    """[S]: learning rates"""
+    """[steps]: learning rates"""
     losses: Tensor
-    """[S]"""
+    """[steps]"""
     cursor: Tensor
     """[1]: the next step"""
 
-    def load(self, order: Tensor, rates: list[float] | None = None) -> None:
-        """Begin an epoch."""
-        padded = torch.full(self.order.shape, -1, dtype=torch.int64)
-        padded.view(-1)[: len(order)] = order
-        self.order.copy_(padded)
+    def begin(self, rates: list[float] | None = None, *, at: int = 0) -> None:
         if rates is not None:
             self.rates.copy_(torch.tensor(rates))
-        self.cursor.zero_()
+        self.cursor.fill_(at)
 
 
-def steps_per_epoch(num_windows: int, *, passes: int, batch: int) -> int:
-    """The last step may be a part of one."""
-    return -(-num_windows // (passes * batch))
-
-
-def tape(num_windows: int, *, passes: int, batch: int, device: torch.device) -> Tape:
-    steps = steps_per_epoch(num_windows, passes=passes, batch=batch)
+def tape(num_steps: int, device: torch.device) -> Tape:
     return Tape(
-        order=torch.full((steps, passes, batch), -1, dtype=torch.int64, device=device),
-        rates=torch.zeros(steps, device=device),
-        losses=torch.zeros(steps, device=device),
+        rates=torch.zeros(num_steps, device=device),
+        losses=torch.zeros(num_steps, device=device),
         cursor=torch.zeros(1, dtype=torch.int64, device=device),
     )
-
-
-def shuffled(starts: Tensor, *, seed: int, epoch: int) -> Tensor:
-    """Every training window once, in an order fixed by seed and epoch."""
-    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
-    return starts[torch.randperm(len(starts), generator=generator)]
 
 
 def training(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     lr: Tensor,
-    series: Series,
+    home: Home,
     tape: Tape,
     *,
     train: Train,
     plan: Plan,
+    fold: int,
     scale: LossScale | None,
 ) -> Program:
     """One step: gather, forward, loss, backward, clip, update."""
@@ -90,15 +67,14 @@ def training(
 
     def advance() -> None:
         model.train()
-        passes = tape.order.index_select(0, tape.cursor)[0]
-        lr.copy_(tape.rates.index_select(0, tape.cursor)[0])
-        optimizer.zero_grad(set_to_none=True)
-        count = (passes >= 0).sum()
-        total = torch.zeros((), device=lr.device)
-        for rows in passes.unbind():
-            loss = _loss(model, series, rows, train=train, plan=plan) / count
+        torch.index_select(tape.rates, 0, tape.cursor, out=lr.view(1))
+        optimizer.zero_grad(set_to_none=plan.set_to_none)
+        total: Tensor | None = None
+        for share in home.take(tape.cursor):
+            loss = _loss(model, share, train=train, plan=plan, fold=fold)
             (loss if scale is None else loss * scale.scale).backward()
-            total = total + loss.detach()
+            total = loss.detach() if total is None else total + loss.detach()
+        assert total is not None
         if scale is not None:
             scale.unscale([p.grad for p in params if p.grad is not None])
         if train.clip != "off":
@@ -114,29 +90,28 @@ def training(
 
 
 def validation(
-    model: nn.Module, series: Series, tape: Tape, *, train: Train, plan: Plan
+    model: nn.Module, home: Home, tape: Tape, *, train: Train, plan: Plan, fold: int
 ) -> Program:
     """One batch of the validation set; its summed loss goes onto the tape."""
 
     @torch.no_grad()
     def advance() -> None:
         model.eval()
-        rows = tape.order.index_select(0, tape.cursor)[0, 0]
-        loss = _loss(model, series, rows, train=train, plan=plan)
+        (share,) = home.take(tape.cursor)
+        loss = _loss(model, share, train=train, plan=plan, fold=fold)
         tape.losses.index_copy_(0, tape.cursor, loss[None])
         tape.cursor.add_(1)
 
     return advance
 
 
-def _loss(model: nn.Module, series: Series, rows: Tensor, *, train: Train, plan: Plan) -> Tensor:
-    """The windows' summed loss; padding counts nothing."""
-    batch = windows.gather(series, rows.clamp(min=0))
-    prediction = forward(model, batch.inputs, batch.static, plan=plan)
-    losses = window_losses(prediction, batch.targets, train)
-    if series.fold > 1:
-        losses = losses.unflatten(0, (-1, series.fold)).mean(dim=1)
-    return torch.where(rows >= 0, losses, 0.0).sum()
+def _loss(model: nn.Module, share: Share, *, train: Train, plan: Plan, fold: int) -> Tensor:
+    """The windows' weighted loss; padding weighs nothing."""
+    inputs, static, targets = share.batch
+    losses = window_losses(forward(model, inputs, static, plan=plan), targets, train)
+    if fold > 1:
+        losses = losses.unflatten(0, (-1, fold)).mean(dim=1)
+    return (losses * share.weights).sum()
 
 
 def forward(model: nn.Module, inputs: Tensor, static: Tensor | None, *, plan: Plan) -> Tensor:
@@ -151,36 +126,67 @@ class Captured:
     """The same program as a CUDA graph.
 
     The first calls run eagerly and count as real steps. Where the capture fails, which changes
-    nothing that the program computes, it stays eager and `failure` says why.
+    nothing that the program computes, it stays eager and `failure` says why. With several steps in
+    one graph, calls are collected until there are enough; `flush` runs those that wait.
     """
 
-    def __init__(self, program: Program, device: torch.device) -> None:
+    def __init__(self, program: Program, device: torch.device, *, steps: int = 1) -> None:
         self.failure: str | None = None
         self._program = program
         self._device = device
         self._side = torch.cuda.Stream(device)
         self._eager_left = EAGER_FIRST
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._steps = steps
+        self._waiting = 0
+        self._one: torch.cuda.CUDAGraph | None = None
+        self._many: torch.cuda.CUDAGraph | None = None
 
     def __call__(self) -> None:
-        if self._graph is None and self._eager_left == 0 and self.failure is None:
-            self._record()
-        if self._graph is not None:
-            self._graph.replay()
-            return
-        self._eager_left = max(self._eager_left - 1, 0)
+        if self._eager_left or self.failure:
+            self._eager_left = max(self._eager_left - 1, 0)
+            self._run_eagerly()
+        elif self._steps == 1:
+            self._replay_one()
+        else:
+            self._waiting += 1
+            if self._waiting == self._steps:
+                self._many = self._many or self._record(self._steps)
+                if self._many is not None:
+                    self._many.replay()
+                    self._waiting = 0
+                self.flush()
+
+    def flush(self) -> None:
+        """Run the calls that wait for company."""
+        while self._waiting:
+            self._waiting -= 1
+            self._replay_one()
+
+    def _replay_one(self) -> None:
+        self._one = self._one or self._record(1)
+        if self._one is None:
+            self._run_eagerly()
+        else:
+            self._one.replay()
+
+    def _run_eagerly(self) -> None:
         current = torch.cuda.current_stream(self._device)
         self._side.wait_stream(current)
         with torch.cuda.stream(self._side):
             self._program()
         current.wait_stream(self._side)
 
-    def _record(self) -> None:
+    def _record(self, steps: int) -> torch.cuda.CUDAGraph | None:
+        if self.failure:
+            return None
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph):
-                self._program()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                for _ in range(steps):
+                    self._program()
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             self.failure = str(error).strip().split("\n", 1)[0]
-        else:
-            self._graph = graph
+            return None
+        return graph

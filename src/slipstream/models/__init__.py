@@ -4,6 +4,6 @@ Every model maps inputs [T, B, F] and static [B, K] to predictions [B, H, C, Q]:
 T context rows, B windows, F inputs, K static columns, H predicted rows, C targets, Q quantiles.
 """
 
-from slipstream.models.build import Forecaster, build
+from slipstream.models.build import Forecaster, build, use
 
-__all__ = ["Forecaster", "build"]
+__all__ = ["Forecaster", "build", "use"]

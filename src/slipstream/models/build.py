@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -22,6 +24,14 @@ SMALLEST_VARIANCE = 1e-5
 
 def build(model: Model, signature: Signature) -> Forecaster:
     return Forecaster(model, signature)
+
+
+def use(model: nn.Module, *, algorithm: str, recompute: bool, compiled: bool) -> None:
+    """Have a model run as the plan says; its weights and their names stay what they are."""
+    core: Any = model.core
+    core.algorithm, core.recompute = algorithm, recompute
+    if compiled and core._compiled_call_impl is None:
+        core.compile()
 
 
 class Forecaster(nn.Module):

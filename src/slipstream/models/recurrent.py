@@ -1,14 +1,27 @@
-"""LSTM and GRU."""
+"""LSTM and GRU.
+
+On CUDA the layers' weights are concatenated (and cast, in half precision) once per pass and handed
+to cuDNN as the one buffer that it wants. Layers of one size without dropout between them go in
+one call, which cuDNN runs as a wavefront. Left to itself, PyTorch would cast and copy every matrix
+on every call, in fp16 even where bf16 was asked for.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from slipstream.config import Model
 from slipstream.models.parts import Head, Pool, to_patches
 
 CELLS = {"lstm": nn.LSTM, "gru": nn.GRU}
+Algorithm = Literal["persistent", "standard"]
 
 
 class Recurrent(nn.Module):
@@ -20,6 +33,10 @@ class Recurrent(nn.Module):
         super().__init__()
         self.patch = model.patch
         self.dropout = model.dropout
+        self.algorithm: Algorithm = "persistent"
+        """cuDNN's: as PyTorch chooses, or the standard one; the plan sets it."""
+        self.recompute = False
+        self.one_size = len(set(model.sizes)) == 1
         ways = 2 if model.bidirectional else 1
         width = inputs * model.patch
         self.layers = nn.ModuleList()
@@ -33,10 +50,75 @@ class Recurrent(nn.Module):
 
     def forward(self, inputs: Tensor, static: Tensor | None) -> Tensor:
         sequence = to_patches(inputs, self.patch)
-        for depth, layer in enumerate(self.layers):
-            if depth and self.dropout:
-                # our own between layers: cuDNN's keeps a state that cannot be saved
-                sequence = F.dropout(sequence, self.dropout, self.training)
-            sequence, _ = layer(sequence)
+        dropout = self.dropout if self.training and len(self.layers) > 1 else 0.0
+        if sequence.is_cuda:
+            sequence = self._on_cuda(sequence, dropout)
+        else:
+            for depth, layer in enumerate(self.layers):
+                if depth and dropout:
+                    sequence = F.dropout(sequence, dropout)
+                sequence = self._kept_or_not(partial(_call_module, layer), sequence)
         out: Tensor = self.head(self.pool(sequence), static)
         return out
+
+    def _on_cuda(self, sequence: Tensor, dropout: float) -> Tensor:
+        if torch.is_autocast_enabled("cuda"):
+            sequence = sequence.to(torch.get_autocast_dtype("cuda"))
+        merge = self.one_size and not dropout
+        calls = [list(self.layers)] if merge else [[layer] for layer in self.layers]
+        with torch.autocast("cuda", enabled=False):
+            for depth, layers in enumerate(calls):
+                if depth and dropout:
+                    # our own between layers: cuDNN's keeps a state that cannot be saved
+                    sequence = F.dropout(sequence, dropout)
+                call = partial(_call_cudnn, layers, self.algorithm)
+                sequence = self._kept_or_not(call, sequence)
+        return sequence
+
+    def _kept_or_not(self, layer: Callable[[Tensor], Tensor], sequence: Tensor) -> Tensor:
+        """Run a layer; keep its activations for the way back, or compute them again there."""
+        if not (self.recompute and self.training):
+            return layer(sequence)
+        out: Tensor = checkpoint(layer, sequence, use_reentrant=False, preserve_rng_state=False)
+        return out
+
+
+def _call_module(layer: nn.Module, sequence: Tensor) -> Tensor:
+    out: Tensor = layer(sequence)[0]
+    return out
+
+
+def _call_cudnn(layers: Sequence[Any], algorithm: Algorithm, sequence: Tensor) -> Tensor:
+    """Run layers of one size, [T, B, D] to [T, B, H * ways], in the sequence's precision."""
+    first = layers[0]
+    both_ways, depth = first.bidirectional, len(layers)
+    run: Any = torch._VF.lstm if isinstance(first, nn.LSTM) else torch._VF.gru
+    time, batch, width = sequence.shape
+    zeros = sequence.new_zeros(depth * (2 if both_ways else 1), batch, first.hidden_size)
+    state = (zeros, zeros) if isinstance(first, nn.LSTM) else zeros
+    weights = _one_buffer(layers, sequence.dtype)
+    rest = (True, depth, 0.0, first.training, both_ways)
+    if algorithm == "persistent":
+        out: Tensor = run(sequence, state, weights, *rest, False)[0]
+        return out
+    # a packed sequence of equal lengths is the only way to cuDNN's standard algorithm
+    lengths = torch.full((time,), batch, dtype=torch.int64)
+    packed: Tensor = run(sequence.reshape(-1, width), lengths, state, weights, *rest)[0]
+    return packed.view(time, batch, -1)
+
+
+def _one_buffer(layers: Sequence[Any], dtype: torch.dtype) -> list[Tensor]:
+    """Every weight as a part of one tensor, laid out as cuDNN wants it: matrices, then biases."""
+    directions = [weights for layer in layers for weights in layer.all_weights]
+    matrices = [matrix for weights in directions for matrix in weights[:2]]
+    ordered = matrices + [bias for weights in directions for bias in weights[2:]]
+    buffer = torch.cat([weight.reshape(-1) for weight in ordered]).to(dtype)
+    parts = buffer.split([weight.numel() for weight in ordered])
+    shaped = [part.view(weight.shape) for part, weight in zip(parts, ordered, strict=True)]
+    middle = len(matrices)
+    return [
+        shaped[start + offset]
+        for pair in range(len(directions))
+        for start in (2 * pair, middle + 2 * pair)
+        for offset in range(2)
+    ]

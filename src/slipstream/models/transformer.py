@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from slipstream.config import Model
 from slipstream.models.parts import Head, Pool, to_patches
@@ -20,6 +21,7 @@ class Transformer(nn.Module):
         width, tokens = model.sizes[0], context // model.patch
         self.patch = model.patch
         self.dropout = model.dropout
+        self.recompute = False
         self.embed = nn.Linear(inputs * model.patch, width)
         if model.positions == "learned":
             self.positions = nn.Parameter(torch.randn(tokens, 1, width) * 0.02)
@@ -44,7 +46,11 @@ class Transformer(nn.Module):
         tokens = self.embed(to_patches(inputs, self.patch)) + self.positions
         tokens = F.dropout(tokens, self.dropout, self.training)
         for layer in self.layers:
-            tokens = layer(tokens)
+            if self.recompute and self.training:
+                keep = self.dropout > 0
+                tokens = checkpoint(layer, tokens, use_reentrant=False, preserve_rng_state=keep)
+            else:
+                tokens = layer(tokens)
         out: Tensor = self.head(self.pool(self.norm(tokens)), static)
         return out
 

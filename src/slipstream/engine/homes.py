@@ -1,0 +1,324 @@
+"""Where the series live, and how a step's windows reach it.
+
+A home hands each step its batches (`take`, inside the program) and does what has to happen around
+the program (`feed`: bring the next windows while this step runs). Every home but `stream` gives the
+same batches in the same order.
+
+Shapes: S steps of an epoch, A forward passes per step, B windows per pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from slipstream.config import Engine
+from slipstream.data import windows
+from slipstream.data.windows import Batch, Series
+
+Program = Callable[[], None]
+
+
+class Share(NamedTuple):
+    """One forward pass's windows, and what each counts for: 0 where the batch is padded."""
+
+    batch: Batch
+    weights: Tensor
+    """[B]"""
+
+
+class Home(Protocol):
+    """One set of windows on its way to the device."""
+
+    num_steps: int
+
+    def begin(self, epoch: int, *, at: int = 0) -> None:
+        """Lay out an epoch; step `at` is the next one."""
+
+    def take(self, cursor: Tensor) -> Iterator[Share]:
+        """The current step's batches; called inside the program."""
+
+    def feed(self, program: Program) -> Program:
+        """The program with what brings its windows."""
+
+    def close(self) -> None:
+        """Let go of workers and memory."""
+
+
+class Draw(NamedTuple):
+    """Which windows an epoch takes, in which order, and how they are batched."""
+
+    starts: Tensor
+    effective: int
+    """Windows of one step"""
+    batch: int
+    """Windows of one forward pass"""
+    seed: int | None
+    """None keeps the order and counts every window as one; else losses are means over a step."""
+
+    @property
+    def num_steps(self) -> int:
+        return -(-len(self.starts) // self.effective)
+
+    @property
+    def passes(self) -> int:
+        return -(-self.effective // self.batch)
+
+    def order(self, epoch: int) -> tuple[Tensor, Tensor]:
+        """First rows [S, A, B], 0 where padded, and weights [S, A, B].
+
+        Which windows a step takes depends on the effective batch alone, not on how it is passed.
+        """
+        starts = self.starts
+        if self.seed is not None:
+            starts = shuffled(starts, seed=self.seed, epoch=epoch)
+        weights = torch.ones(len(starts))
+        rows, weights = self._by_step(starts), self._by_step(weights)
+        if self.seed is not None:
+            weights = weights / weights.sum(dim=(1, 2), keepdim=True)
+        return rows, weights
+
+    def _by_step(self, values: Tensor) -> Tensor:
+        """[windows] to [S, A, B], zeros where there is nothing."""
+        flat = torch.zeros(self.num_steps * self.effective, dtype=values.dtype)
+        flat[: len(values)] = values
+        laid = torch.zeros(self.num_steps, self.passes * self.batch, dtype=values.dtype)
+        laid[:, : self.effective] = flat.view(self.num_steps, self.effective)
+        return laid.view(self.num_steps, self.passes, self.batch)
+
+
+def shuffled(starts: Tensor, *, seed: int, epoch: int) -> Tensor:
+    """Every window once, in an order fixed by seed and epoch."""
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+    return starts[torch.randperm(len(starts), generator=generator)]
+
+
+class OnDevice:
+    """Series on the device; windows are gathered there, inside the program."""
+
+    def __init__(self, series: Series, draw: Draw) -> None:
+        device = series.values.device
+        self.series, self.draw, self.num_steps = series, draw, draw.num_steps
+        shape = (draw.num_steps, draw.passes, draw.batch)
+        self.rows = torch.zeros(shape, dtype=torch.int64, device=device)
+        self.weights = torch.zeros(shape, device=device)
+
+    def begin(self, epoch: int, *, at: int = 0) -> None:
+        rows, weights = self.draw.order(epoch)
+        self.rows.copy_(rows)
+        self.weights.copy_(weights)
+
+    def take(self, cursor: Tensor) -> Iterator[Share]:
+        rows = self.rows.index_select(0, cursor)[0]
+        weights = self.weights.index_select(0, cursor)[0]
+        for i in range(self.draw.passes):
+            yield Share(windows.gather(self.series, rows[i]), weights[i])
+
+    def feed(self, program: Program) -> Program:
+        return program
+
+    def close(self) -> None:
+        pass
+
+
+class _Fed:
+    """Windows that come from the host, into buffers whose place a captured step knows."""
+
+    def __init__(self, series: Series, draw: Draw, device: torch.device, engine: Engine) -> None:
+        self.series, self.draw, self.num_steps = series, draw, draw.num_steps
+        self.device, self.engine = device, engine
+        one = windows.gather(series, draw.starts[:1].repeat(draw.batch))
+        empty = Share(one, torch.zeros(draw.batch))
+        self.slot = [_like(empty, device) for _ in range(draw.passes)]
+
+    def take(self, cursor: Tensor) -> Iterator[Share]:
+        yield from self.slot
+
+    def close(self) -> None:
+        pass
+
+
+def _like(share: Share, device: torch.device, *, pinned: bool = False) -> Share:
+    """Buffers of the same shapes."""
+
+    def empty(tensor: Tensor) -> Tensor:
+        return torch.empty(
+            tensor.shape, dtype=tensor.dtype, device=device, pin_memory=pinned
+        ).zero_()
+
+    batch = Batch(*(None if t is None else empty(t) for t in share.batch))  # type: ignore[arg-type]
+    return Share(batch, empty(share.weights))
+
+
+def _tensors(share: Share) -> list[Tensor]:
+    return [tensor for tensor in (*share.batch, share.weights) if tensor is not None]
+
+
+def _copy(source: Share, to: Share, *, non_blocking: bool = False) -> None:
+    for old, new in zip(_tensors(to), _tensors(source), strict=True):
+        old.copy_(new, non_blocking=non_blocking)
+
+
+class OnHost(_Fed):
+    """Series in host memory; while a step runs, the next one's windows are gathered and copied."""
+
+    def __init__(self, series: Series, draw: Draw, device: torch.device, engine: Engine) -> None:
+        super().__init__(series, draw, device, engine)
+        pinned = engine.pinned
+        host = torch.device("cpu")
+        self.outgoing = [[_like(s, host, pinned=pinned) for s in self.slot] for _ in range(2)]
+        self.incoming = [[_like(s, device) for s in self.slot] for _ in range(2)]
+        self.side = torch.cuda.Stream(device)
+        self.arrived = [torch.cuda.Event() for _ in range(2)]
+        self.taken = [torch.cuda.Event() for _ in range(2)]
+
+    def begin(self, epoch: int, *, at: int = 0) -> None:
+        self.rows, self.weights = self.draw.order(epoch)
+        self.sent = self.received = at
+        self._send()
+
+    def _send(self) -> None:
+        """Gather the next step's windows and start their way to the device."""
+        if self.sent == self.num_steps:
+            return
+        turn = self.sent % 2
+        self.arrived[turn].synchronize()  # the buffer's last copy, two steps ago
+        for i, share in enumerate(self.outgoing[turn]):
+            batch = windows.gather(self.series, self.rows[self.sent, i])
+            _copy(Share(batch, self.weights[self.sent, i]), share)
+        with torch.cuda.stream(self.side):
+            self.side.wait_event(self.taken[turn])
+            for out, into in zip(self.outgoing[turn], self.incoming[turn], strict=True):
+                _copy(out, into, non_blocking=self.engine.non_blocking)
+            self.arrived[turn].record(self.side)
+        self.sent += 1
+
+    def _receive(self) -> None:
+        turn = self.received % 2
+        stream = torch.cuda.current_stream(self.device)
+        stream.wait_event(self.arrived[turn])
+        for into, slot in zip(self.incoming[turn], self.slot, strict=True):
+            _copy(into, slot)
+        self.taken[turn].record(stream)
+        self.received += 1
+
+    def feed(self, program: Program) -> Program:
+        def advance() -> None:
+            self._receive()
+            program()
+            self._send()  # overlaps with the step, which the device has only begun
+
+        return advance
+
+
+class _SingleWindows(Dataset[Any]):
+    """A map-style data set as most scripts have it: one window per item."""
+
+    def __init__(self, series: Series) -> None:
+        self.series = series
+
+    def __getitem__(self, start: int) -> Any:
+        at = torch.tensor([start])
+        inputs, targets, static = windows.raw(self.series, at)
+        kept = [inputs[:, 0], targets[0]] + ([] if static is None else [static[0]])
+        return tuple(kept)
+
+
+class _Order:
+    """A batch sampler whose batches are set anew for each epoch."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+class ThroughLoader(_Fed):
+    """Single windows through a DataLoader: what the presets baseline and classic do."""
+
+    def __init__(
+        self,
+        series: Series,
+        draw: Draw,
+        device: torch.device,
+        engine: Engine,
+        *,
+        workers: int,
+        prefetch: int,
+    ) -> None:
+        super().__init__(series, draw, device, engine)
+        self.order = _Order()
+        self.loader: DataLoader[Any] = DataLoader(
+            _SingleWindows(series),
+            batch_sampler=self.order,
+            num_workers=workers,
+            prefetch_factor=prefetch if workers else None,
+            persistent_workers=engine.persistent_workers and workers > 0,
+            pin_memory=engine.pinned and device.type == "cuda",
+        )
+        self.batches: Iterator[Any] = iter(())
+
+    def begin(self, epoch: int, *, at: int = 0) -> None:
+        rows, self.weights = self.draw.order(epoch)
+        filled = self.weights > 0
+        self.order.batches = [
+            rows[step, i][filled[step, i]].tolist()
+            for step in range(at, self.num_steps)
+            for i in range(self.draw.passes)
+            if filled[step, i].any()
+        ]
+        self.step = at
+        self.batches = iter(self.loader)
+
+    def feed(self, program: Program) -> Program:
+        def advance() -> None:
+            for i, slot in enumerate(self.slot):
+                slot.weights.copy_(self.weights[self.step, i])
+                if self.weights[self.step, i].any():
+                    self._fill(slot, next(self.batches))
+            self.step += 1
+            program()
+
+        return advance
+
+    def _fill(self, slot: Share, brought: Any) -> None:
+        moved = [t.to(self.device, non_blocking=self.engine.non_blocking) for t in brought]
+        static = moved[2] if len(moved) > 2 else None
+        batch = windows.folded(moved[0].transpose(0, 1), moved[1], static, self.series)
+        count = batch.targets.shape[0]
+        slot.batch.inputs[:, :count].copy_(batch.inputs)
+        slot.batch.targets[:count].copy_(batch.targets)
+        if slot.batch.static is not None and batch.static is not None:
+            slot.batch.static[:count].copy_(batch.static)
+
+    def close(self) -> None:
+        self.batches = iter(())
+        del self.loader
+
+
+def make(
+    series: Series,
+    draw: Draw,
+    *,
+    home: str,
+    device: torch.device,
+    engine: Engine,
+    workers: int,
+    prefetch: int,
+) -> Home:
+    """The home that a plan names, for one set of windows."""
+    match home:
+        case "device":
+            return OnDevice(series, draw)
+        case "host":
+            return OnHost(series, draw, device, engine)
+        case _:
+            return ThroughLoader(series, draw, device, engine, workers=workers, prefetch=prefetch)

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import multiprocessing
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream.engine import homes
+from slipstream.engine.homes import Draw, shuffled
+from tests.conftest import KINDS, small_config, small_dataset, waves
+from tests.engine.steps import run_steps
+
+
+def test_every_window_comes_once_an_epoch_in_an_order_fixed_by_seed_and_epoch():
+    starts = torch.arange(100) * 3
+    first = shuffled(starts, seed=1, epoch=2)
+    assert torch.equal(first.sort().values, starts)
+    assert torch.equal(first, shuffled(starts, seed=1, epoch=2))
+    others = [shuffled(starts, seed=s, epoch=e) for s, e in ((1, 3), (2, 2), (0, 2))]
+    assert not any(torch.equal(first, other) for other in others)
+
+
+@given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 20), st.integers(0, 3))
+def test_a_step_takes_the_same_windows_however_they_are_passed(count, effective, batch, epoch):
+    starts = torch.arange(1, count + 1)
+    draw = Draw(starts, effective, min(batch, effective), 7)
+    rows, weights = draw.order(epoch)
+    assert rows.shape == weights.shape == (draw.num_steps, draw.passes, draw.batch)
+    torch.testing.assert_close(weights.sum(dim=(1, 2)), torch.ones(draw.num_steps))
+    wanted = shuffled(starts, seed=7, epoch=epoch).split(effective)
+    for step, taken in enumerate(wanted):
+        real = weights[step] > 0
+        assert torch.equal(rows[step][real], taken)
+        assert not rows[step][~real].any()
+
+
+def test_validation_counts_every_window_as_one_and_keeps_their_order():
+    draw = Draw(torch.arange(10), 4, 4, None)
+    rows, weights = draw.order(0)
+    assert rows.view(-1)[:10].tolist() == list(range(10))
+    assert weights.sum() == 10
+
+
+SHAPES = {
+    "plain": {},
+    "independent": {"data": {"channels": "independent"}},
+    "static": {"data": {"static": ["k"], "scale": "none"}},
+    "accumulate": {"train": {"accumulate": 3, "batch": 17}},
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_loader_gives_the_batches_of_the_device_to_the_bit(shape, workers):
+    table = waves().to_pydict() | {"k": [0.5] * 400}
+    config = small_config(model={"kind": "gru"}, **SHAPES[shape])
+    through = small_config(
+        model={"kind": "gru"},
+        engine={"home": "loader", "workers": workers},
+        **SHAPES[shape],
+    )
+    if shape != "static":
+        del table["k"]
+    dataset = small_dataset(config, table)
+    wanted, found = (run_steps(c, dataset, steps=25) for c in (config, through))
+    assert wanted[0] == found[0]
+    assert all(torch.equal(wanted[1][name], found[1][name]) for name in wanted[1])
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_smaller_passes_give_the_same_steps(kind):
+    config = small_config(model={"kind": kind, "dropout": 0.0}, train={"batch": 31})
+    dataset = small_dataset(config)
+    whole, _ = run_steps(config, dataset, steps=15)
+    for batch in (16, 5, 1):
+        parts, _ = run_steps(config, dataset, steps=15, batch=batch)
+        torch.testing.assert_close(torch.tensor(parts), torch.tensor(whole), rtol=1e-4, atol=1e-6)
+
+
+def test_a_home_can_begin_in_the_middle_of_an_epoch():
+    config = small_config()
+    dataset = small_dataset(config)
+    draw = Draw(dataset.starts["train"], 32, 32, 0)
+    loader = homes.make(
+        dataset.series,
+        draw,
+        home="loader",
+        device=torch.device("cpu"),
+        engine=config.engine,
+        workers=0,
+        prefetch=2,
+    )
+    loader.begin(3, at=5)
+    loader.feed(lambda: None)()
+    (share,) = loader.take(torch.tensor([5]))
+    rows, weights = draw.order(3)
+    taken = dataset.series.inputs[rows[5, 0] + dataset.series.context_rows]
+    assert torch.equal(share.batch.inputs, taken)
+    assert torch.equal(share.weights, weights[5, 0])

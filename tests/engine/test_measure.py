@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from slipstream import UserError, runs
+from slipstream.engine import measure, plan
+from tests.conftest import small_config, small_dataset, waves
+from tests.engine.steps import make_task
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "slipstream" / "plans.json"
+
+
+def made(tmp_path, table=None, **sections):
+    engine = {"plan": "measure", "threads": "auto"} | sections.pop("engine", {})
+    train = {"epochs": 100_000} | sections.pop("train", {})
+    config = small_config(tmp_path, engine=engine, train=train, **sections)
+    dataset = small_dataset(config, table)
+    chosen = plan.make(config, data_bytes=0)
+    return make_task(config, dataset, chosen, runs.create("t", out=str(tmp_path))), chosen
+
+
+def test_every_candidate_is_in_the_evidence_and_the_fastest_is_taken(tmp_path):
+    task, rules = made(tmp_path)
+    before = {name: value.clone() for name, value in task.model.state_dict().items()}
+    generator = torch.get_rng_state()
+    decided = measure.decide(task, rules)
+    names = [item["candidate"] for item in decided.evidence]
+    assert names[0] == "rules of thumb"
+    assert any(name.startswith("threads = ") for name in names) or rules.threads == 1
+    assert any(name.startswith("onednn = ") for name in names)
+    timed = [item["ms"] for item in decided.evidence if "ms" in item and "refused" not in item]
+    assert decided.ms_per_step <= min(timed) / measure.WORTH
+    assert decided.reasons["plan"].startswith("measured in")
+    # measuring leaves no trace in what will be trained
+    assert all(torch.equal(task.model.state_dict()[name], value) for name, value in before.items())
+    assert torch.equal(torch.get_rng_state(), generator)
+
+
+def test_what_was_measured_is_remembered_by_shape(tmp_path, cache):
+    task, rules = made(tmp_path, engine={"plan": "cached"})
+    first = measure.decide(task, rules)
+    assert len(json.loads(cache.read_text())) == 1
+    again = measure.decide(task, rules)
+    assert again.reasons["plan"].startswith("measured before")
+    assert again.ms_per_step == first.ms_per_step
+    assert again.evidence == first.evidence
+    other, rules = made(tmp_path, engine={"plan": "cached"}, model={"hidden": 9})
+    assert measure.decide(other, rules).reasons["plan"].startswith("measured in")
+    assert len(json.loads(cache.read_text())) == 2
+
+
+def test_a_broken_cache_is_as_good_as_none(tmp_path, cache):
+    cache.parent.mkdir(parents=True)
+    cache.write_text("{ not json")
+    task, rules = made(tmp_path, engine={"plan": "cached"})
+    assert measure.decide(task, rules).reasons["plan"].startswith("measured in")
+
+
+def test_off_means_rules_of_thumb(tmp_path, cache):
+    task, rules = made(tmp_path, engine={"plan": "off"})
+    assert measure.decide(task, rules) == rules
+    assert not cache.exists()
+
+
+def test_a_short_run_is_not_held_up_by_its_plan(tmp_path):
+    task, rules = made(tmp_path, train={"epochs": 1})
+    decided = measure.decide(task, rules)
+    assert all("skipped" in item for item in decided.evidence[1:])
+
+
+def test_a_candidate_that_fails_is_shown_as_failed(tmp_path, monkeypatch):
+    monkeypatch.setattr(measure, "_open_questions", lambda *_: [("precision", ["nonsense"])])
+    monkeypatch.setattr(plan.Plan, "autocast", property(lambda self: _only_fp32(self)))
+    task, rules = made(tmp_path)
+    decided = measure.decide(task, rules)
+    assert decided.precision == "fp32"
+    assert decided.evidence[1]["failed"] == "no such precision"
+
+
+def _only_fp32(chosen):
+    if chosen.precision != "fp32":
+        raise RuntimeError("no such precision")
+
+
+def test_a_candidate_with_other_losses_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(measure, "_open_questions", lambda *_: [("threads", [7])])
+    task, rules = made(tmp_path, engine={"threads": 1})
+    task.model.register_forward_hook(
+        lambda _, __, out: out * 3 if torch.get_num_threads() == 7 else out
+    )
+    decided = measure.decide(task, rules)
+    assert decided.threads == 1
+    assert "instead of" in decided.evidence[1]["refused"]
+
+
+def test_a_batch_is_found_by_speed_and_by_what_fits(tmp_path):
+    task, rules = made(tmp_path, table=waves(2000), model={"kind": "linear"})
+    batch, evidence = measure.find_batch(task, rules)
+    assert 32 <= batch <= len(task.starts["train"])
+    assert evidence[0]["candidate"] == "batch = 32"
+
+    def check(_, given):
+        if given[0].shape[1] > 100:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    task.model.register_forward_pre_hook(check)
+    batch, evidence = measure.find_batch(task, rules)
+    assert batch <= 100
+    assert any("failed" in item for item in evidence) or batch < 64
+
+
+def test_not_even_one_window(tmp_path):
+    task, rules = made(tmp_path, model={"kind": "linear"})
+
+    def check(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    task.model.register_forward_pre_hook(check)
+    with pytest.raises(UserError, match="not even one window fits"):
+        measure.find_batch(task, rules)
