@@ -72,17 +72,20 @@ def _measured(task: Task, plan: Plan) -> Plan:
     num_steps = -(-len(task.starts["train"]) // _effective(task.config))
     expected_s = ms / 1e3 * num_steps * task.config.train.epochs
     deadline = time.perf_counter() + min(LONGEST_S, SHARE_OF_RUN * expected_s)
+    cost = 0.0
     reasons: dict[str, str] = {}
     for setting, values in _open_questions(task.config, plan):
         for value in values:
             if value == getattr(plan, setting):
                 continue
             name = f"{setting} = {value}"
-            if time.perf_counter() > deadline:
+            began = time.perf_counter()
+            if began + max(cost, TRIAL_S) > deadline:
                 evidence.append({"candidate": name, "skipped": "no time left to measure"})
                 continue
             trial = replace(plan, **{setting: value})
             found = _tried(task, trial, name, evidence)
+            cost = time.perf_counter() - began
             if found is None:
                 continue
             if not math.isclose(found[1], reference, rel_tol=SAME_LOSS):
