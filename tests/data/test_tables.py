@@ -56,7 +56,7 @@ def read(tmp_path, content, name="t.csv"):
 )
 def test_every_dialect_gives_the_same_numbers(tmp_path, content):
     source = read(tmp_path, content)
-    assert source.table.column_names == ["time", "a", "b"]
+    assert source.names == ("time", "a", "b")
     assert typed.numbers(source, "a", "x").tolist() == [1.5, 2.5]
     assert typed.numbers(source, "b", "x").tolist() == [-2, 300]
     assert typed.times(source, "time", None).tolist() == [1, 2]
@@ -162,13 +162,18 @@ def test_binary_files(tmp_path, suffix):
     np.testing.assert_array_equal(typed.numbers(source, "a", "x"), [1.5, np.nan, 3.5])
 
 
-def test_only_wanted_parquet_columns_are_read(tmp_path):
+def test_parquet_is_read_by_column_and_row_group(tmp_path):
     path = tmp_path / "t.parquet"
-    pa.parquet.write_table(arrow_table(), path)
-    assert tables.read(path, name="t", wanted={"a"}).table.column_names == ["a"]
-    source = tables.read(path, name="t", wanted={"b"})
-    with pytest.raises(UserError, match=r'no column "b" \(data.inputs\); it has t, a, s'):
-        typed.numbers(source, "b", "data.inputs")
+    table = pa.table({"a": range(100), "b": range(100, 200)})
+    pa.parquet.write_table(table, path, row_group_size=30)
+    source = tables.read(path, name="t")
+    assert source.groups == (0, 30, 60, 90)
+    for begin, end in ((0, 100), (10, 20), (29, 31), (60, 60 + 40), (99, 100)):
+        stretch = source.stretch(begin, end)
+        assert stretch.column("b").to_pylist() == list(range(100 + begin, 100 + end))
+        assert stretch.place(0) == f"t, row {begin + 1}"
+    with pytest.raises(UserError, match=r'no column "c" \(data.inputs\); it has a, b'):
+        typed.numbers(source, "c", "data.inputs")
 
 
 @pytest.mark.parametrize(

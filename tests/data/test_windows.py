@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -113,11 +114,11 @@ def test_gather_agrees_with_slicing(context, horizon, channels, inputs, targets,
             names = [*others, *group] if channels == "independent" else signature.inputs
             for f, name in enumerate(names):
                 wanted = column(name)[start : start + context]
-                assert torch.equal(batch.inputs[:, sequence, f], wanted)
+                torch.testing.assert_close(batch.inputs[:, sequence, f], wanted)
             for c, name in enumerate(group):
                 wanted = column(name)[first : first + max(horizon, 1)]
-                assert torch.equal(batch.targets[sequence, :, c], wanted)
-            assert float(batch.static[sequence, 0]) == np.float32(static)
+                torch.testing.assert_close(batch.targets[sequence, :, c], wanted)
+            assert float(batch.static[sequence, 0]) == pytest.approx(static, rel=1e-6)
             sequence += 1
     assert batch.inputs.shape[1] == sequence
     whole = windows.unfold_targets(batch.targets, series.fold)

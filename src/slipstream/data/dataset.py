@@ -44,6 +44,7 @@ def load(config: Config, table: Any = None) -> Dataset:
     data = config.data
     sources = read_sources(data, table)
     roles, notes = prepare.find_roles(sources[0], data)
+    roles = _in_stored_order(roles)
     store = prepare.build(sources, data, roles, min_rows=data.context + data.horizon)
     del sources
     signature = _signature(config, roles, store.step)
@@ -130,14 +131,9 @@ def read_sources(data: Data, table: Any) -> list[Source]:
         raise UserError("data.path is not set; name a file or a folder, or pass a table")
     if data.paths[0].startswith(SIMULATED):
         return [_simulated(data.paths[0])]
-    wanted: set[str] | None = None
-    if data.inputs is not None:
-        used = (*data.inputs, *(data.targets or ()), *data.static, *data.ids, *data.where)
-        wanted = {name for name in (*used, data.time, data.split.by) if name is not None}
-        wanted -= {tables.FILE, "series"}
     if data.split.folders:
         _check_folders(data)
-    sources = list(tables.read_all(data.paths, wanted))
+    sources = list(tables.read_all(data.paths))
     if (len(sources) > 1 or tables.FILE in data.ids) and data.ids and not data.split.folders:
         return [tables.join(sources)]
     return sources
@@ -147,7 +143,7 @@ def _simulated(path: str) -> Source:
     name = path.removeprefix(SIMULATED)
     if name != "cell":
         raise UserError(f'data.path is "{path}", but the embedded data set is "{SIMULATED}cell"')
-    return Source(path, cell.simulate())
+    return tables.of_table(path, cell.simulate())
 
 
 def _check_folders(data: Data) -> None:
@@ -158,15 +154,23 @@ def _check_folders(data: Data) -> None:
             raise UserError(f"data.split.folders: {data.paths[0]} has no folder {name}/")
 
 
-def _signature(config: Config, roles: Roles, step: float | None) -> Signature:
-    """Columns in stored order: what is only an input, what is both, what is only a target."""
-    data = config.data
+def _in_stored_order(roles: Roles) -> Roles:
+    """What is only an input first, then what is both, then what is only a target."""
     both = [name for name in roles.targets if name in roles.inputs]
-    return Signature(
+    return Roles(
         inputs=(*(name for name in roles.inputs if name not in both), *both),
         targets=(*both, *(name for name in roles.targets if name not in both)),
         static=roles.static,
-        shared=len(both),
+    )
+
+
+def _signature(config: Config, roles: Roles, step: float | None) -> Signature:
+    data = config.data
+    return Signature(
+        inputs=roles.inputs,
+        targets=roles.targets,
+        static=roles.static,
+        shared=len(set(roles.inputs) & set(roles.targets)),
         context=data.context,
         horizon=data.horizon,
         channels=data.channels,
@@ -176,36 +180,45 @@ def _signature(config: Config, roles: Roles, step: float | None) -> Signature:
 
 
 def _fit(store: Store, roles: Roles, training: npt.NDArray[np.bool_], data: Data) -> Scaler:
-    scaler = scaling.fit(store.columns, training, kind=data.scale)
+    scaler = scaling.fit(store.values, store.columns, store.anchors, training, kind=data.scale)
     if not roles.static:
         return scaler
     trained = np.logical_or.reduceat(training, store.offsets[:-1])
-    columns = {name: store.static[:, i] for i, name in enumerate(roles.static)}
-    return scaler.joined(scaling.fit(columns, trained, kind=data.scale))
+    return scaler.joined(fit_static(store.static, roles.static, trained, data))
+
+
+def fit_static(
+    static: npt.NDArray[np.float64],
+    names: tuple[str, ...],
+    trained: npt.NDArray[np.bool_],
+    data: Data,
+) -> Scaler:
+    anchors = dict.fromkeys(names, 0.0)
+    return scaling.fit(static.astype(np.float32), names, anchors, trained, kind=data.scale)
 
 
 def scaled_series(store: Store, scaler: Scaler, signature: Signature) -> Series:
-    """Scale column by column into one float32 tensor, letting go of each column as it is done."""
-    columns = dict.fromkeys((*signature.inputs, *signature.targets))
-    values = torch.empty(store.num_rows, len(columns))
-    for i, name in enumerate(columns):
-        if name in store.columns:
-            values[:, i] = _checked(name, scaler.apply(name, store.columns.pop(name)))
-        else:  # a target that predict was not given
-            values[:, i] = torch.nan
-    static = None
-    if signature.static:
-        scaled = [scaler.apply(name, store.static[:, i]) for i, name in enumerate(signature.static)]
-        static = torch.from_numpy(np.stack(scaled, axis=1))
-    return windows.build(values, static, torch.from_numpy(store.offsets), signature)
+    """The store's values, scaled in place, in the signature's order of columns."""
+    columns = tuple(dict.fromkeys((*signature.inputs, *signature.targets)))
+    values = store.values
+    for i, name in enumerate(store.columns):
+        scaler.apply(name, values[:, i], store.anchors[name])
+    if store.columns != columns:  # targets that predict was not given are left unknown
+        found = {name: i for i, name in enumerate(store.columns)}
+        ordered = np.full((len(values), len(columns)), np.nan, dtype=np.float32)
+        for i, name in enumerate(columns):
+            if name in found:
+                ordered[:, i] = values[:, found[name]]
+        values = ordered
+    static = scaled_static(store.static, scaler, signature) if signature.static else None
+    offsets = torch.from_numpy(store.offsets)
+    return windows.build(torch.from_numpy(values), static, offsets, signature)
 
 
-def _checked(name: str, scaled: npt.NDArray[np.float32]) -> Tensor:
-    if not np.isfinite(scaled).all():
-        raise UserError(
-            f'column "{name}" has a value so far from the training rows that it cannot be scaled; '
-            "correct it, or leave it empty and set data.missing"
-        )
+def scaled_static(static: npt.NDArray[np.float64], scaler: Scaler, signature: Signature) -> Tensor:
+    scaled = static.astype(np.float32)
+    for i, name in enumerate(signature.static):
+        scaler.apply(name, scaled[:, i], 0.0)
     return torch.from_numpy(scaled)
 
 

@@ -16,6 +16,7 @@ from slipstream.data.tables import Source
 from slipstream.errors import UserError
 
 Floats = npt.NDArray[np.float64]
+Values = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 Times = npt.NDArray[Any]
@@ -34,9 +35,12 @@ class Roles:
 
 @dataclass(frozen=True)
 class Store:
-    """Every series end to end, in physical units."""
+    """Every series end to end. Columns count from their anchors, so that float32 holds them."""
 
-    columns: dict[str, Floats]
+    values: Values
+    """[rows, columns]"""
+    columns: tuple[str, ...]
+    anchors: dict[str, float]
     static: Floats
     """[series, static columns]"""
     series: tuple[str, ...]
@@ -48,7 +52,7 @@ class Store:
     breaks: Flags
     """True where a row does not follow from the one before it."""
     groups: npt.NDArray[np.int32]
-    """Per row, which of `group_names` the split sees."""
+    """Per row, which of `group_names` the split sees"""
     group_names: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -63,9 +67,10 @@ class _Piece:
 
     name: str
     source: Source
-    rows: Ints
-    """Its rows in the source, in order."""
-    columns: dict[str, Floats]
+    rows: Ints | range
+    """Its rows in the source, in order; a range where they stand together"""
+    values: Values
+    """[rows, columns]"""
     static: Floats
     time: Times | None
     breaks: Flags
@@ -75,8 +80,8 @@ class _Piece:
         """Only these rows, in this order; the breaks are the caller's to mend."""
         return replace(
             self,
-            rows=self.rows[rows],
-            columns={name: values[rows] for name, values in self.columns.items()},
+            rows=np.asarray(self.rows)[rows],
+            values=self.values[rows],
             time=None if self.time is None else self.time[rows],
             breaks=self.breaks[rows],
             groups=self.groups[rows],
@@ -92,7 +97,7 @@ def find_roles(source: Source, data: Data) -> tuple[Roles, list[str]]:
         spoken_for |= set(data.targets or ())
     if source.parts:
         spoken_for.add(tables.FILE)
-    free = [name for name in source.table.column_names if name not in spoken_for]
+    free = [name for name in source.names if name not in spoken_for]
     inputs = tuple(
         name
         for name in free
@@ -111,14 +116,19 @@ def build(
     sources: Sequence[Source], data: Data, roles: Roles, *, min_rows: int, need_targets: bool = True
 ) -> Store:
     """Assemble every source's series. One with fewer than `min_rows` rows is refused or dropped."""
+    wanted = dict.fromkeys(roles.inputs, "data.inputs")
+    if need_targets:
+        wanted |= dict.fromkeys(roles.targets, "data.targets")
     group_names: dict[str, int] = {}
+    anchors: dict[str, float] = {}
     notes: list[str] = []
     pieces: list[_Piece] = []
     steps: dict[float, str] = {}
     for source in sources:
-        for raw in _series(source, data, roles, group_names, need_targets):
+        values = read_values(source, wanted, anchors)
+        for raw in _series(source, data, roles, group_names, values):
             ordered, step = _ordered(raw, data)
-            piece = _complete(ordered, data, notes)
+            piece = _complete(ordered, tuple(wanted), data, notes)
             if len(piece.breaks) < min_rows:
                 notes.append(_dropped_as_short(piece, data, min_rows))
                 continue
@@ -132,84 +142,109 @@ def build(
     if len(steps) > 1:
         listed = ", ".join(f'{size:g} ("{name}")' for size, name in list(steps.items())[:4])
         notes.append(f"series differ in their usual time step: {listed}")
-    return _joined(pieces, next(iter(steps), None), tuple(group_names), notes)
-
-
-def _joined(
-    pieces: list[_Piece], step: float | None, group_names: tuple[str, ...], notes: list[str]
-) -> Store:
-    columns = dict(pieces[0].columns)
-    if len(pieces) > 1:
-        for name in columns:  # one by one, so that only one exists twice at a time
-            columns[name] = np.concatenate([piece.columns.pop(name) for piece in pieces])
     times = [piece.time for piece in pieces if piece.time is not None]
     if len({time.dtype for time in times}) > 1:
         raise UserError("data.time holds plain numbers in some files and dates in others")
     names = [piece.name for piece in pieces]
     twice = {name for name, count in Counter(names).items() if count > 1}
     return Store(
-        columns=columns,
+        values=_end_to_end([piece.values for piece in pieces]),
+        columns=tuple(wanted),
+        anchors=anchors,
         static=np.stack([piece.static for piece in pieces]),
         series=tuple(f"{name} #{i}" if name in twice else name for i, name in enumerate(names, 1)),
         offsets=np.cumsum([0, *(len(piece.breaks) for piece in pieces)], dtype=np.int64),
-        time=np.concatenate(times) if times else None,
-        step=step,
+        time=_end_to_end(times) if times else None,
+        step=next(iter(steps), None),
         breaks=np.concatenate([piece.breaks for piece in pieces]),
-        groups=np.concatenate([piece.groups for piece in pieces]),
-        group_names=group_names,
+        groups=_end_to_end([piece.groups for piece in pieces]),
+        group_names=tuple(group_names),
         notes=tuple(notes),
     )
 
 
+def read_values(source: Source, wanted: dict[str, str], anchors: dict[str, float]) -> Values:
+    """Columns side by side, float32, each counted from its first known value ever.
+
+    One column at a time, so that no more than one of them is in memory twice.
+    """
+    values = np.empty((source.num_rows, len(wanted)), dtype=np.float32)
+    for i, (name, setting) in enumerate(wanted.items()):
+        column = typed.numbers(source, name, setting)
+        if name not in anchors:
+            known = np.flatnonzero(~np.isnan(column[:1000]))
+            known = known if len(known) else np.flatnonzero(~np.isnan(column))
+            if not len(known):
+                raise UserError(f'{source.name}: column "{name}" ({setting}) has no values')
+            anchors[name] = float(column[known[0]])
+        np.subtract(column, anchors[name], out=values[:, i], casting="same_kind")
+        del column
+        tables.release_memory()
+    return values
+
+
+def _end_to_end(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """The parts as one array; without a copy where they already are one."""
+    if len(parts) == 1:
+        return parts[0]
+    whole = parts[0].base
+    if whole is not None and sum(map(len, parts)) == len(whole):
+        at = [part.__array_interface__["data"][0] for part in parts]
+        ends = np.cumsum([part.nbytes for part in parts[:-1]])
+        if all(part.base is whole for part in parts) and at == [at[0], *(at[0] + ends)]:
+            return whole
+    return np.concatenate(parts)
+
+
 def _series(
-    source: Source, data: Data, roles: Roles, group_names: dict[str, int], need_targets: bool
+    source: Source, data: Data, roles: Roles, group_names: dict[str, int], values: Values
 ) -> Iterator[_Piece]:
     """The series of one source, rows in file order."""
-    wanted = dict.fromkeys(roles.inputs, "data.inputs")
-    if need_targets:
-        wanted |= dict.fromkeys(roles.targets, "data.targets")
-    columns = {}
-    for name, setting in wanted.items():
-        columns[name] = typed.numbers(source, name, setting)
-        if np.isnan(columns[name]).all():
-            raise UserError(f'{source.name}: column "{name}" ({setting}) has no values')
     static = {name: typed.numbers(source, name, "data.static") for name in roles.static}
     time = None if data.time is None else typed.times(source, data.time, data.time_format)
+    tables.release_memory()
     series, names = _identify(source, data)
     groups = _groups(source, data, series, names, group_names)
-    kept = _matching(source, data)
-    if len(names) == 1 and len(kept) == source.table.num_rows:
-        yield _Piece(
-            name=names[0],
-            source=source,
-            rows=kept,
-            columns=columns,
-            static=_constant(source, static, kept, names[0]),
-            time=time,
-            breaks=kept == 0,
-            groups=groups,
-        )
-        return
-    order = kept[np.argsort(series[kept], kind="stable")]
-    bounds = np.searchsorted(series[order], np.arange(len(names) + 1))
+    order, bounds = _rows_by_series(_matching(source, data), series, names)
     for name, begin, end in zip(names, bounds[:-1], bounds[1:], strict=True):
-        rows = order[begin:end]
-        if len(rows):
-            yield _Piece(
-                name=name,
-                source=source,
-                rows=rows,
-                columns={key: values[rows] for key, values in columns.items()},
-                static=_constant(source, static, rows, name),
-                time=None if time is None else time[rows],
-                breaks=np.arange(len(rows)) == 0,
-                groups=groups[rows],
-            )
+        if begin == end:
+            continue
+        # a slice where the rows stand together: a view, not a copy
+        rows: Any = slice(begin, end) if isinstance(order, range) else order[begin:end]
+        named = range(begin, end) if isinstance(order, range) else order[begin:end]
+        yield _Piece(
+            name=name,
+            source=source,
+            rows=named,
+            values=values[rows],
+            static=_constant(source, static, named, name),
+            time=None if time is None else time[rows],
+            breaks=np.arange(end - begin) == 0,
+            groups=groups[rows],
+        )
 
 
-def _matching(source: Source, data: Data) -> Ints:
+def _rows_by_series(
+    kept: Ints | range, series: Ints, names: list[str]
+) -> tuple[Ints | range, list[int]]:
+    """The kept rows, series after series, and where each series begins and the last one ends."""
+    if len(names) == 1:
+        return kept, [0, len(kept)]
+    codes = series if isinstance(kept, range) else series[kept]
+    if (np.diff(codes) >= 0).all():
+        order = kept
+    else:
+        by_code = np.argsort(codes, kind="stable")
+        order = np.asarray(kept)[by_code]
+        codes = codes[by_code]
+    return order, np.searchsorted(codes, np.arange(len(names) + 1)).tolist()
+
+
+def _matching(source: Source, data: Data) -> Ints | range:
     """The rows that `data.where` keeps."""
-    keep = np.ones(source.table.num_rows, dtype=bool)
+    if not data.where:
+        return range(source.num_rows)
+    keep = np.ones(source.num_rows, dtype=bool)
     for name, value in data.where.items():
         codes, found = typed.labels(source, name, "data.where")
         accepted = {as_text(v) for v in (value if isinstance(value, tuple) else (value,))}
@@ -233,7 +268,7 @@ def as_text(value: Any) -> str:
 def _identify(source: Source, data: Data) -> tuple[Ints, list[str]]:
     """Each row's series, as codes in order of appearance, and the series' names."""
     if not data.ids:
-        return np.zeros(source.table.num_rows, dtype=np.int64), [source.name]
+        return _all_the_same(source.num_rows), [source.name]
     codes, names = typed.labels(source, data.ids[0], "data.id")
     for column in data.ids[1:]:
         more, values = typed.labels(source, column, "data.id")
@@ -246,24 +281,34 @@ def _identify(source: Source, data: Data) -> tuple[Ints, list[str]]:
     return codes, names
 
 
+def _all_the_same(rows: int) -> Ints:
+    """A zero for every row, in the memory of one."""
+    return np.broadcast_to(np.zeros(1, dtype=np.int64), rows)
+
+
 def _groups(
     source: Source, data: Data, series: Ints, names: list[str], group_names: dict[str, int]
 ) -> npt.NDArray[np.int32]:
     """Each row's group for the split: a column's value, the series' name, or the top folder."""
     by = data.split.by
-    codes, values = np.zeros_like(series), [""]
+    codes, values = _all_the_same(len(series)), [""]
     if data.split.folders:
         values = [source.name.split("/")[0]]
-    elif by == "series" and by not in source.table.column_names:
+    elif by == "series" and by not in source.names:
         codes, values = series, names
     elif by is not None:
         codes, values = typed.labels(source, by, "data.split.by")
     known = [group_names.setdefault(as_text(value), len(group_names)) for value in values]
+    if len(known) == 1:
+        return np.broadcast_to(np.array(known, dtype=np.int32), len(codes))
     return np.array(known, dtype=np.int32)[codes]
 
 
-def _constant(source: Source, static: dict[str, Floats], rows: Ints, series: str) -> Floats:
+def _constant(source: Source, static: dict[str, Floats], rows: Ints | range, series: str) -> Floats:
     """The series' static values, which must not change within it."""
+    if not static:
+        return np.empty(0)
+    rows = np.asarray(rows)
     for name, values in static.items():
         wrong = np.flatnonzero(~(values[rows] == values[rows[0]]))
         if len(wrong):
@@ -289,11 +334,15 @@ def _ordered(piece: _Piece, data: Data) -> tuple[_Piece, float | None]:
         return piece, None
     if steps.min() <= 0:
         _refuse_order(piece, data, steps)
-    usual = np.partition(steps, len(steps) // 2)[len(steps) // 2]
-    gaps = np.abs(steps - usual) > data.gap_tolerance * float(usual)
-    breaks = piece.breaks | np.concatenate([[False], gaps])
-    seconds = float(usual) / MICROSECONDS if time.dtype == np.int64 else float(usual)
-    return replace(piece, breaks=breaks), seconds
+    usual = float(np.partition(steps, len(steps) // 2)[len(steps) // 2])
+    reach = data.gap_tolerance * usual
+    breaks = piece.breaks.copy()
+    breaks[1:] |= (steps < usual - reach) | (steps > usual + reach)
+    return replace(piece, breaks=breaks), usual / MICROSECONDS if _is_date(time) else usual
+
+
+def _is_date(time: Times) -> bool:
+    return time.dtype == np.int64
 
 
 def _refuse_order(piece: _Piece, data: Data, steps: Times) -> None:
@@ -311,10 +360,13 @@ def _refuse_order(piece: _Piece, data: Data, steps: Times) -> None:
     )
 
 
-def _complete(piece: _Piece, data: Data, notes: list[str]) -> _Piece:
+def _complete(piece: _Piece, columns: tuple[str, ...], data: Data, notes: list[str]) -> _Piece:
     """The series without missing values: refused, filled from the past, or dropped."""
-    holes = {name: np.isnan(values) for name, values in piece.columns.items()}
-    holes = {name: hole for name, hole in holes.items() if hole.any()}
+    holes = {}
+    for i, name in enumerate(columns):
+        hole = np.isnan(piece.values[:, i])
+        if hole.any():
+            holes[name] = hole
     if not holes:
         return piece
     counts = ", ".join(f"{name} {int(hole.sum()):,}" for name, hole in holes.items())
@@ -328,18 +380,19 @@ def _complete(piece: _Piece, data: Data, notes: list[str]) -> _Piece:
     if data.missing == "forward":
         notes.append(f'"{piece.name}": repeated the last known value: {counts}')
         for name, hole in holes.items():
+            column = piece.values[:, columns.index(name)]
             known = np.maximum.accumulate(np.where(hole, -1, np.arange(len(hole))))
-            piece.columns[name] = np.where(known >= 0, piece.columns[name][known], np.nan)
+            column[:] = np.where(known >= 0, column[known], np.nan)
     else:
         notes.append(f'"{piece.name}": left out rows with missing values: {counts}')
-    hole = np.logical_or.reduce([np.isnan(values) for values in piece.columns.values()])
-    kept = np.flatnonzero(~hole)
+    gone: Flags = np.asarray(np.isnan(piece.values).any(axis=1))
+    kept = np.flatnonzero(~gone)
     if not len(kept):
         raise UserError(
             f'{piece.source.name}: series "{piece.name}" has no row in which every column is known'
         )
     # a kept row starts anew if it did so before, or if a row since the last kept one did or went
-    restarts = np.cumsum(piece.breaks | hole)[kept]
+    restarts = np.cumsum(piece.breaks | gone)[kept]
     return replace(piece.take(kept), breaks=np.diff(restarts, prepend=restarts[0] - 1) > 0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
@@ -10,7 +11,7 @@ import numpy.typing as npt
 
 from slipstream.errors import UserError
 
-Array = npt.NDArray[np.float64]
+Values = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -23,9 +24,16 @@ class Scaler:
     deviation: dict[str, float]
     """Each column's standard deviation over the training rows, whatever the kind"""
 
-    def apply(self, name: str, values: Array) -> npt.NDArray[np.float32]:
+    def apply(self, name: str, values: Values, anchor: float) -> None:
+        """Scale, in place, values that count from `anchor`."""
         with np.errstate(over="ignore"):
-            return ((values - self.shift[name]) / self.size[name]).astype(np.float32)
+            values += np.float32(anchor - self.shift[name])
+            values /= np.float32(self.size[name])
+        if not np.isfinite(values).all():
+            raise UserError(
+                f'column "{name}" has a value so far from the training rows that it cannot be '
+                "scaled; correct it, or leave it empty and set data.missing"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -44,25 +52,63 @@ class Scaler:
         )
 
 
-def fit(columns: dict[str, Array], rows: npt.NDArray[np.bool_] | slice, *, kind: str) -> Scaler:
+def fit(
+    values: Values,
+    columns: tuple[str, ...],
+    anchors: dict[str, float],
+    rows: npt.NDArray[np.bool_],
+    *,
+    kind: str,
+) -> Scaler:
     """Learn each column's shift and size from `rows`. A column that never changes is refused."""
-    shift: dict[str, float] = {}
-    size: dict[str, float] = {}
-    deviation: dict[str, float] = {}
-    for name, values in columns.items():
-        known = values[rows]
-        low, high = float(known.min()), float(known.max())
-        deviation[name] = float(known.std())
-        if kind == "none":
-            shift[name], size[name] = 0.0, 1.0
-        elif not high > low:
-            raise UserError(
-                f'column "{name}" is {low:g} in every training row; it tells the model nothing and '
-                "cannot be scaled: leave it out of data.inputs (or add it to data.ignore), or set "
-                'data.scale = "none"'
-            )
-        elif kind == "standard":
-            shift[name], size[name] = float(known.mean()), deviation[name]
-        else:
-            shift[name], size[name] = low, high - low
-    return Scaler(kind, shift, size, deviation)
+    sums = Sums({}, {}, {}, {}, {})
+    for i, name in enumerate(columns):
+        sums.add(name, values[rows, i], anchors[name])
+    return sums.scaler(kind)
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What scaling needs to know of the training rows, taken in stretch by stretch."""
+
+    count: dict[str, int]
+    mean: dict[str, float]
+    squares: dict[str, float]
+    """Sum of squared distances from the mean"""
+    low: dict[str, float]
+    high: dict[str, float]
+
+    def add(self, name: str, values: Values, anchor: float) -> None:
+        if not len(values):
+            return
+        count, mean = len(values), float(values.mean(dtype=np.float64)) + anchor
+        squares = float(values.var(dtype=np.float64)) * count
+        low, high = float(values.min()) + anchor, float(values.max()) + anchor
+        if name in self.count:
+            apart, whole = mean - self.mean[name], self.count[name] + count
+            squares += self.squares[name] + apart**2 * self.count[name] * count / whole
+            mean = self.mean[name] + apart * count / whole
+            low, high = min(low, self.low[name]), max(high, self.high[name])
+            count = whole
+        self.count[name], self.mean[name], self.squares[name] = count, mean, squares
+        self.low[name], self.high[name] = low, high
+
+    def scaler(self, kind: str) -> Scaler:
+        shift: dict[str, float] = {}
+        size: dict[str, float] = {}
+        deviation: dict[str, float] = {}
+        for name, low in self.low.items():
+            deviation[name] = math.sqrt(self.squares[name] / self.count[name])
+            if kind == "none":
+                shift[name], size[name] = 0.0, 1.0
+            elif not self.high[name] > low:
+                raise UserError(
+                    f'column "{name}" is {low:g} in every training row; it tells the model nothing '
+                    "and cannot be scaled: leave it out of data.inputs (or add it to data.ignore), "
+                    'or set data.scale = "none"'
+                )
+            elif kind == "standard":
+                shift[name], size[name] = self.mean[name], deviation[name]
+            else:
+                shift[name], size[name] = low, self.high[name] - low
+        return Scaler(kind, shift, size, deviation)

@@ -6,11 +6,13 @@ Errors name the file and the line.
 from __future__ import annotations
 
 import csv
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -36,25 +38,47 @@ MAGIC = {
 }
 
 
+class Columns(Protocol):
+    """Something that gives stretches of its columns."""
+
+    def kind(self, name: str) -> pa.DataType: ...
+
+    def read(self, name: str, begin: int, end: int) -> pa.ChunkedArray: ...
+
+
 @dataclass(frozen=True)
 class Source:
-    """One table and where it came from."""
+    """One table, or a stretch of one, and where it came from. Columns are read when asked for."""
 
     name: str
     """As shown to the user, and the series' name: the file's name below what was asked for."""
-    table: pa.Table
+    names: tuple[str, ...]
+    num_rows: int
+    columns: Columns
+    first: int = 0
+    """Where the stretch begins"""
     path: Path | None = None
     delimiter: str | None = None
     """Set for CSV files, whose cells are all text."""
+    groups: tuple[int, ...] = ()
+    """First rows of the stretches that a file is best read in"""
     parts: tuple[Source, ...] = ()
     """The files that make up one long table."""
 
+    def column(self, name: str) -> pa.ChunkedArray:
+        return self.columns.read(name, self.first, self.first + self.num_rows)
+
+    def stretch(self, begin: int, end: int) -> Source:
+        """The rows from `begin` to before `end`."""
+        return replace(self, first=self.first + begin, num_rows=end - begin)
+
     def place(self, row: int) -> str:
         """Where a row of the table stands: its file and line."""
+        row += self.first
         for part in self.parts:
-            if row < part.table.num_rows:
+            if row < part.num_rows:
                 return part.place(row)
-            row -= part.table.num_rows
+            row -= part.num_rows
         if self.path is not None and self.delimiter is not None:
             records = (at for at, _, cells in _records(self.path, self.delimiter) if cells)
             for seen, at in enumerate(records):
@@ -64,6 +88,92 @@ class Source:
 
     def where(self, row: int, column: str) -> str:
         return f'{self.place(row)}, column "{column}"'
+
+
+@dataclass(frozen=True)
+class _InMemory:
+    table: pa.Table
+
+    def kind(self, name: str) -> pa.DataType:
+        return self.table.schema.field(name).type
+
+    def read(self, name: str, begin: int, end: int) -> pa.ChunkedArray:
+        return self.table.column(name).slice(begin, end - begin)
+
+
+@dataclass(frozen=True)
+class _InParquet:
+    """Reads the row groups that a stretch touches, and no other."""
+
+    path: Path
+    groups: tuple[int, ...]
+
+    def kind(self, name: str) -> pa.DataType:
+        return _open_parquet(self.path).schema_arrow.field(name).type
+
+    def read(self, name: str, begin: int, end: int) -> pa.ChunkedArray:
+        first = bisect_right(self.groups, begin) - 1
+        past = bisect_left(self.groups, end)
+        try:
+            table = _open_parquet(self.path).read_row_groups(list(range(first, past)), [name])
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise _unreadable(self.path, "Parquet", error) from None
+        return table.column(name).slice(begin - self.groups[first], end - begin)
+
+
+@dataclass(frozen=True)
+class _InArrow:
+    """Memory-mapped: what is not looked at is not read."""
+
+    path: Path
+
+    def kind(self, name: str) -> pa.DataType:
+        return _open_arrow(self.path).schema.field(name).type
+
+    def read(self, name: str, begin: int, end: int) -> pa.ChunkedArray:
+        return _open_arrow(self.path).column(name).slice(begin, end - begin)
+
+
+@dataclass(frozen=True)
+class _Joined:
+    parts: tuple[Source, ...]
+
+    def kind(self, name: str) -> pa.DataType:
+        return pa.string() if name == FILE else self.parts[0].columns.kind(name)
+
+    def read(self, name: str, begin: int, end: int) -> pa.ChunkedArray:
+        tables, first = [], 0
+        for part in self.parts:
+            low, high = max(begin - first, 0), min(end - first, part.num_rows)
+            if low < high:
+                stretch = part.stretch(low, high)
+                column = stretch.column(name) if name != FILE else _repeated(part.name, stretch)
+                tables.append(pa.table({name: column}))
+            first += part.num_rows
+        try:
+            return pa.concat_tables(tables, promote_options="permissive").column(name)
+        except pa.ArrowException as error:
+            raise UserError(f"the files do not make one long table: {_first_line(error)}") from None
+
+
+def _repeated(text: str, source: Source) -> pa.Array:
+    codes = np.zeros(source.num_rows, dtype=np.int32)
+    return pa.DictionaryArray.from_arrays(codes, [text]).cast(pa.string())
+
+
+@lru_cache(maxsize=16)
+def _open_parquet(path: Path) -> Any:
+    return pa.parquet.ParquetFile(path, pre_buffer=False)
+
+
+@lru_cache(maxsize=16)
+def _open_arrow(path: Path) -> Any:
+    with pa.memory_map(str(path)) as memory:
+        try:
+            return pa.ipc.open_file(memory).read_all()
+        except pa.ArrowInvalid:
+            memory.seek(0)
+            return pa.ipc.open_stream(memory).read_all()
 
 
 def from_memory(table: Any) -> Source:
@@ -77,43 +187,60 @@ def from_memory(table: Any) -> Source:
         arrow = pa.table(table)
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise UserError(f"data: cannot be read as an Arrow table: {error}") from None
-    return _checked(Source("data", arrow))
+    return of_table("data", arrow)
 
 
-def read_all(paths: Iterable[str], wanted: set[str] | None = None) -> Iterator[Source]:
+def release_memory() -> None:
+    """Have Arrow give back to the system what it holds on to for later."""
+    pa.default_memory_pool().release_unused()
+
+
+def of_table(
+    name: str, table: pa.Table, path: Path | None = None, delimiter: str | None = None
+) -> Source:
+    source = Source(
+        name,
+        tuple(table.column_names),
+        table.num_rows,
+        _InMemory(table),
+        path=path,
+        delimiter=delimiter,
+    )
+    return _checked(source)
+
+
+def read_all(paths: Iterable[str]) -> Iterator[Source]:
     """Every file of the paths; a folder stands for the files below it, in order of name."""
     for text in paths:
         path = Path(text)
         if path.is_dir():
             for file in files_in(path):
-                yield read(file, name=file.relative_to(path).as_posix(), wanted=wanted)
+                yield read(file, name=file.relative_to(path).as_posix())
         else:
-            yield read(path, name=path.name, wanted=wanted)
+            yield read(path, name=path.name)
 
 
 def join(sources: Sequence[Source]) -> Source:
     """One long table from several files, with the column FILE that says where a row came from."""
     names = [source.name for source in sources]
-    wanted = set(sources[0].table.column_names)
+    wanted = set(sources[0].names)
     for source in sources:
-        differ = wanted.symmetric_difference(source.table.column_names)
+        differ = wanted.symmetric_difference(source.names)
         if differ:
             raise UserError(
                 f"{source.name} and {names[0]} make one long table (data.id), but only one of them "
                 f'has the column "{sorted(differ)[0]}"'
             )
-    try:
-        table = pa.concat_tables([s.table for s in sources], promote_options="permissive")
-    except pa.ArrowException as error:
-        raise UserError(f"the files do not make one long table: {_first_line(error)}") from None
-    if FILE not in wanted:
-        files = np.repeat(
-            np.arange(len(names), dtype=np.int32), [s.table.num_rows for s in sources]
-        )
-        table = table.append_column(FILE, pa.DictionaryArray.from_arrays(files, names))
-    delimiter = next((s.delimiter for s in sources if s.delimiter not in (None, ",")), None)
-    name = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
-    return Source(name, table, None, delimiter, tuple(sources))
+    rows = np.cumsum([0, *(source.num_rows for source in sources)]).tolist()
+    return Source(
+        names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more",
+        (*sources[0].names, *(() if FILE in wanted else (FILE,))),
+        rows[-1],
+        _Joined(tuple(sources)),
+        delimiter=next((s.delimiter for s in sources if s.delimiter not in (None, ",")), None),
+        groups=tuple(r + g for r, s in zip(rows[:-1], sources, strict=True) for g in s.groups),
+        parts=tuple(sources),
+    )
 
 
 def files_in(folder: Path) -> list[Path]:
@@ -132,8 +259,8 @@ def files_in(folder: Path) -> list[Path]:
     return files
 
 
-def read(path: Path, *, name: str, wanted: set[str] | None = None) -> Source:
-    """One file. `wanted` leaves out the columns that nobody asked for."""
+def read(path: Path, *, name: str) -> Source:
+    """One file."""
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         raise UserError(f"{path}: what {path.suffix or 'this'} is, is not known here; {_KNOWN}")
@@ -148,41 +275,52 @@ def read(path: Path, *, name: str, wanted: set[str] | None = None) -> Source:
         raise UserError(f"{path}: the file is empty")
     match reader:
         case "csv":
-            source = _read_csv(path, name, head)
+            return _read_csv(path, name, head)
         case "parquet":
-            source = Source(name, _read_binary(path, "Parquet", wanted), path)
+            return _read_parquet(path, name)
         case _:
-            source = Source(name, _read_binary(path, "Arrow", wanted), path)
-    return _checked(source)
+            return _read_arrow(path, name)
 
 
 _KNOWN = f"the files read are {', '.join(READERS)}"
 
 
 def _checked(source: Source) -> Source:
-    for name, count in Counter(source.table.column_names).items():
+    for name, count in Counter(source.names).items():
         if count > 1:
             raise UserError(f'{source.name}: {count} columns are named "{name}"; rename them')
-    if not source.table.num_rows:
+    if not source.num_rows:
         raise UserError(f"{source.name}: has no rows below the header")
     return source
 
 
-def _read_binary(path: Path, kind: str, wanted: set[str] | None) -> pa.Table:
+def _unreadable(path: Path, kind: str, error: Exception) -> UserError:
+    return UserError(f"{path}: cannot be read as {kind}: {_first_line(error)}")
+
+
+def _read_parquet(path: Path, name: str) -> Source:
     try:
-        if kind == "Parquet":
-            file = pa.parquet.ParquetFile(path)
-            # where a wanted column is missing, all are read, so that the error can name the nearest
-            prune = wanted is not None and wanted <= set(file.schema_arrow.names)
-            return file.read(columns=sorted(wanted) if wanted and prune else None)
-        with pa.memory_map(str(path)) as memory:
-            try:
-                return pa.ipc.open_file(memory).read_all()
-            except pa.ArrowInvalid:
-                memory.seek(0)
-                return pa.ipc.open_stream(memory).read_all()
+        _open_parquet.cache_clear()  # a file of the same name may be another one by now
+        file = _open_parquet(path)
+        counts = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+        names = tuple(file.schema_arrow.names)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read as {kind}: {_first_line(error)}") from None
+        raise _unreadable(path, "Parquet", error) from None
+    groups = tuple(np.cumsum([0, *counts[:-1]]).tolist())
+    columns = _InParquet(path, groups)
+    return _checked(Source(name, names, sum(counts), columns, path=path, groups=groups))
+
+
+def _read_arrow(path: Path, name: str) -> Source:
+    try:
+        _open_arrow.cache_clear()
+        table = _open_arrow(path)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise _unreadable(path, "Arrow", error) from None
+    counts = [batch.num_rows for batch in table.to_batches()]
+    groups = tuple(np.cumsum([0, *counts[:-1]]).tolist())
+    names = tuple(table.column_names)
+    return _checked(Source(name, names, table.num_rows, _InArrow(path), path=path, groups=groups))
 
 
 def _read_csv(path: Path, name: str, head: bytes) -> Source:
@@ -206,7 +344,7 @@ def _read_csv(path: Path, name: str, head: bytes) -> Source:
         _refuse_bad_text(path)
         _refuse_ragged(path, name, delimiter, len(names))
         raise UserError(f"{path}: cannot be read as CSV: {_first_line(error)}") from None
-    return Source(name, table, path, delimiter)
+    return of_table(name, table, path, delimiter)
 
 
 def _header(path: Path, delimiter: str) -> tuple[list[str], int]:

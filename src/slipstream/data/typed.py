@@ -37,12 +37,11 @@ LARGEST = 1e30
 
 
 def column(source: Source, name: str, setting: str) -> pa.ChunkedArray:
-    names = source.table.column_names
-    if name not in names:
-        close = difflib.get_close_matches(name, names, n=1)
-        hint = f'did you mean "{close[0]}"?' if close else f"it has {', '.join(names[:20])}"
+    if name not in source.names:
+        close = difflib.get_close_matches(name, source.names, n=1)
+        hint = f'did you mean "{close[0]}"?' if close else f"it has {', '.join(source.names[:20])}"
         raise UserError(f'{source.name}: has no column "{name}" ({setting}); {hint}')
-    values = source.table.column(name)
+    values = source.column(name)
     if pa.types.is_dictionary(values.type):
         values = values.cast(values.type.value_type)
     if _is_text(values.type) and source.delimiter is None:  # a CSV's text was checked when read
@@ -75,6 +74,9 @@ def numbers(source: Source, name: str, setting: str) -> npt.NDArray[np.float64]:
 
 def looks_numeric(source: Source, name: str) -> bool:
     """True for numbers, and for text of which half or more reads as numbers."""
+    kind = source.columns.kind(name)
+    if not (_is_text(kind) or pa.types.is_dictionary(kind)):
+        return _is_numeric(kind)
     values = column(source, name, "data.inputs")
     if not _is_text(values.type):
         return _is_numeric(values.type)
