@@ -27,24 +27,24 @@ def column(store, name):
 def test_a_gap_is_a_step_unlike_the_usual_one():
     time = [0, 10, 20, 29, 60, 70, 71, 81]
     store = build({"t": time, "a": range(8)}, time="t")
-    assert np.flatnonzero(store.breaks).tolist() == [0, 4, 6]
-    assert store.step == 10
+    assert store.layout.breaks.tolist() == [0, 4, 6]
+    assert store.layout.step == 10
 
 
 def test_the_tolerance_is_a_setting():
     time = np.array(["2024-01-04", "2024-01-05", "2024-01-08", "2024-01-09"], "datetime64[D]")
     table = {"t": pa.array(time), "a": range(4)}
-    assert build(table, time="t").breaks.sum() == 2
-    assert build(table, time="t", gap_tolerance=2.5).breaks.sum() == 1
-    assert build(table, time="t", gap_tolerance=float("inf")).breaks.sum() == 1
-    assert build(table, time="t").step == 86400
+    assert build(table, time="t").layout.breaks.tolist() == [0, 2]
+    assert build(table, time="t", gap_tolerance=2.5).layout.breaks.tolist() == [0]
+    assert build(table, time="t", gap_tolerance=float("inf")).layout.breaks.tolist() == [0]
+    assert build(table, time="t").layout.step == 86400
 
 
 def test_sorting_on_request():
     table = {"t": [3, 1, 2], "a": [30.0, 10.0, 20.0]}
     store = build(table, time="t", unsorted="sort")
     assert column(store, "a") == [10, 20, 30]
-    assert store.breaks.tolist() == [True, False, False]
+    assert store.layout.breaks.tolist() == [0]
     with pytest.raises(UserError, match=r'row 2, column "t": earlier than data, row 1'):
         build(table, time="t")
 
@@ -58,17 +58,17 @@ def test_the_same_time_twice_is_refused_even_when_sorting():
 def test_series_of_a_long_table_come_in_order_of_appearance():
     table = {"id": ["b", "a", "b", "a", "b"], "a": [1, 2, 3, 4, 5], "k": [7, 8, 7, 8, 7]}
     store = build(table, id="id", static=["k"])
-    assert store.series == ("b", "a")
-    assert store.offsets.tolist() == [0, 3, 5]
+    assert store.layout.series == ("b", "a")
+    assert store.layout.offsets.tolist() == [0, 3, 5]
     assert column(store, "a") == [1, 3, 5, 2, 4]
     assert store.static.tolist() == [[7], [8]]
-    assert store.breaks.tolist() == [True, False, False, True, False]
+    assert store.layout.breaks.tolist() == [0, 3]
 
 
 def test_two_columns_can_name_a_series():
     table = {"p": ["x", "x", "y", "y", "x"], "q": [1, 2, 1, 1, 1], "a": [1, 2, 3, 4, 5]}
     store = build(table, id=["p", "q"])
-    assert store.series == ("x/1", "x/2", "y/1")
+    assert store.layout.series == ("x/1", "x/2", "y/1")
     assert column(store, "a") == [1, 5, 2, 3, 4]
 
 
@@ -110,7 +110,7 @@ def test_short_series_are_refused_or_dropped():
     with pytest.raises(UserError, match=r'series "x" has 1 rows; .*data.short = "drop"'):
         build(table, id="id", min_rows=2)
     store = build(table, id="id", min_rows=2, short="drop")
-    assert store.series == ("y",)
+    assert store.layout.series == ("y",)
     assert "left out" in store.notes[0]
     with pytest.raises(UserError, match="no series has the 9 rows"):
         build(table, id="id", min_rows=9, short="drop")
@@ -150,7 +150,8 @@ def test_missing_values_agree_with_a_naive_loop(rows, how):
     store = build(table, missing=how)
     assert column(store, "a") == [row[0] for row, _ in wanted]
     assert column(store, "b") == [row[1] for row, _ in wanted]
-    assert store.breaks.tolist() == [restart for _, restart in wanted]
+    restarts = [row for row, (_, restart) in enumerate(wanted) if restart]
+    assert store.layout.breaks.tolist() == restarts
 
 
 def test_missing_values_are_refused_by_default():

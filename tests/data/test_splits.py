@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from slipstream import UserError
 from slipstream.config import Data
 from slipstream.data import prepare, splits, tables
-from slipstream.data.splits import SETS, UNUSED
+from slipstream.data.splits import SETS, UNUSED, Runs
 
 
 def assigned(table, **settings):
@@ -16,7 +16,11 @@ def assigned(table, **settings):
     source = tables.from_memory(table)
     roles, _ = prepare.find_roles(source, data)
     store = prepare.build([source], data, roles, min_rows=1)
-    return splits.assign(store, data).tolist()
+    return by_row(splits.assign(store.layout, data))
+
+
+def by_row(runs):
+    return np.repeat(runs.sets, runs.ends - runs.begins).tolist()
 
 
 @given(
@@ -73,5 +77,18 @@ def test_folders_name_the_sets(tmp_path):
     sources = list(tables.read_all(data.paths))
     roles, _ = prepare.find_roles(sources[0], data)
     store = prepare.build(sources, data, roles, min_rows=1)
-    assert store.series == ("test/one.csv", "train/one.csv", "val/one.csv")
-    assert splits.assign(store, data).tolist() == [2, 2, 2, 0, 1, 1]
+    assert store.layout.series == ("test/one.csv", "train/one.csv", "val/one.csv")
+    assert by_row(splits.assign(store.layout, data)) == [2, 2, 2, 0, 1, 1]
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 3)), min_size=1), st.data())
+def test_a_mask_is_the_rows_of_a_set(runs, data):
+    lengths, sets = zip(*runs, strict=True)
+    ends = np.cumsum(lengths)
+    made = Runs(ends - lengths, np.array(sets, dtype=np.int8), int(ends[-1]))
+    begin = data.draw(st.integers(0, made.num_rows - 1))
+    end = data.draw(st.integers(begin + 1, made.num_rows))
+    for which in range(len(SETS)):
+        wanted = [value == which for value in by_row(made)]
+        assert made.mask(which, begin, end).tolist() == wanted[begin:end]
+        assert made.count(which) == sum(wanted)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.data import windows
-from slipstream.data.splits import SETS
+from slipstream.data.splits import SETS, Runs
 from tests.conftest import small_config, small_dataset, waves
 
 
@@ -38,11 +38,18 @@ def test_starts_agree_with_trying_every_row(rows, context, horizon, stride):
     breaks = np.array([True] + [flag for flag, _ in rows[1:]])
     sets = np.array([which for _, which in rows], dtype=np.int8)
     lead, steps = (context, horizon) if horizon else (context - 1, 1)
+    begins = np.flatnonzero(np.diff(sets, prepend=-1))
+    runs = Runs(begins, sets[begins], len(sets))
     for which in range(len(SETS)):
-        found = windows.find_starts(
-            breaks, sets, which=which, lead=lead, steps_out=steps, stride=stride
+        found = windows.find_ranges(
+            np.flatnonzero(breaks), runs, which=which, lead=lead, steps_out=steps, stride=stride
         )
-        assert found.tolist() == naive_starts(breaks, sets, which, context, horizon, stride)
+        wanted = naive_starts(breaks, sets, which, context, horizon, stride)
+        assert found.starts().tolist() == wanted
+        assert len(found) == len(wanted)
+        for begin in range(0, len(breaks), 7):
+            some = found.within(begin, begin + 7).starts().tolist()
+            assert some == [start for start in wanted if begin <= start < begin + 7]
 
 
 def test_no_window_crosses_a_gap_or_a_series_end():

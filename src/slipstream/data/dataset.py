@@ -13,11 +13,11 @@ from torch import Tensor
 
 from slipstream.config import SIMULATED, Config, Data, Signature, Split
 from slipstream.data import cell, prepare, scaling, splits, tables, windows
-from slipstream.data.prepare import Roles, Store, Times
+from slipstream.data.prepare import Layout, Roles, Store, Times
 from slipstream.data.scaling import Scaler
-from slipstream.data.splits import SETS
+from slipstream.data.splits import SETS, Runs
 from slipstream.data.tables import Source
-from slipstream.data.windows import Series
+from slipstream.data.windows import Ranges, Series
 from slipstream.errors import UserError
 
 DAY_S = 86400.0
@@ -47,36 +47,42 @@ def load(config: Config, table: Any = None) -> Dataset:
     roles = _in_stored_order(roles)
     store = prepare.build(sources, data, roles, min_rows=data.context + data.horizon)
     del sources
-    signature = _signature(config, roles, store.step)
-    sets = splits.assign(store, data)
-    starts = {
-        name: torch.from_numpy(
-            windows.find_starts(
-                store.breaks,
-                sets,
-                which=index,
-                lead=signature.lead,
-                steps_out=signature.steps_out,
-                stride=data.stride,
-            )
-        )
-        for index, name in enumerate(SETS)
-    }
-    for name, found in starts.items():
-        if not len(found):
-            raise UserError(_no_window(name, store, sets == SETS.index(name), data))
-    training = sets == SETS.index("train")
-    scaler = _fit(store, roles, training, data)
+    layout = store.layout
+    signature = _signature(config, roles, layout.step)
+    runs, ranges = find_windows(layout, data, signature)
+    scaler = _fit(store, roles, runs.mask(SETS.index("train"), 0, layout.num_rows), data)
     return Dataset(
         signature=signature,
         scaler=scaler,
         series=scaled_series(store, scaler, signature),
-        starts=starts,
-        names=store.series,
+        starts={name: torch.from_numpy(found.starts()) for name, found in ranges.items()},
+        names=layout.series,
         time=store.time,
-        period=data.period or season(store),
+        period=data.period or season(layout),
         notes=(*notes, *store.notes),
     )
+
+
+def find_windows(
+    layout: Layout, data: Data, signature: Signature
+) -> tuple[Runs, dict[str, Ranges]]:
+    """Which rows belong to which set, and each set's windows; every set must have some."""
+    runs = splits.assign(layout, data)
+    ranges = {
+        name: windows.find_ranges(
+            layout.breaks,
+            runs,
+            which=index,
+            lead=signature.lead,
+            steps_out=signature.steps_out,
+            stride=data.stride,
+        )
+        for index, name in enumerate(SETS)
+    }
+    for index, (name, found) in enumerate(ranges.items()):
+        if not len(found):
+            raise UserError(_no_window(name, layout, runs.count(index), data))
+    return runs, ranges
 
 
 def load_given(
@@ -101,22 +107,24 @@ def load_given(
         min_rows=signature.context + known,
         need_targets=targets,
     )
-    starts = windows.find_starts(
-        store.breaks,
-        np.zeros(store.num_rows, dtype=np.int8),
+    layout = store.layout
+    everything = Runs(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int8), layout.num_rows)
+    ranges = windows.find_ranges(
+        layout.breaks,
+        everything,
         which=0,
         lead=signature.context if known else signature.context - 1,
         steps_out=max(known, 1),
         stride=data.stride if targets else 1,
     )
-    if not len(starts):
-        raise UserError(_no_window("full", store, np.ones(store.num_rows, dtype=bool), data))
+    if not len(ranges):
+        raise UserError(_no_window("full", layout, layout.num_rows, data))
     return Dataset(
         signature=signature,
         scaler=scaler,
         series=scaled_series(store, scaler, signature),
-        starts={"all": torch.from_numpy(starts)},
-        names=store.series,
+        starts={"all": torch.from_numpy(ranges.starts())},
+        names=layout.series,
         time=store.time,
         period=None,
         notes=store.notes,
@@ -183,7 +191,7 @@ def _fit(store: Store, roles: Roles, training: npt.NDArray[np.bool_], data: Data
     scaler = scaling.fit(store.values, store.columns, store.anchors, training, kind=data.scale)
     if not roles.static:
         return scaler
-    trained = np.logical_or.reduceat(training, store.offsets[:-1])
+    trained = np.logical_or.reduceat(training, store.layout.offsets[:-1])
     return scaler.joined(fit_static(store.static, roles.static, trained, data))
 
 
@@ -211,7 +219,7 @@ def scaled_series(store: Store, scaler: Scaler, signature: Signature) -> Series:
                 ordered[:, i] = values[:, found[name]]
         values = ordered
     static = scaled_static(store.static, scaler, signature) if signature.static else None
-    offsets = torch.from_numpy(store.offsets)
+    offsets = torch.from_numpy(store.layout.offsets)
     return windows.build(torch.from_numpy(values), static, offsets, signature)
 
 
@@ -222,11 +230,11 @@ def scaled_static(static: npt.NDArray[np.float64], scaler: Scaler, signature: Si
     return torch.from_numpy(scaled)
 
 
-def season(store: Store) -> int | None:
+def season(layout: Layout) -> int | None:
     """Rows per day for steps below a day, per week for days, per year for weeks to quarters."""
-    if store.step is None or store.time is None or store.time.dtype != np.int64:
+    if layout.step is None or not layout.dated:
         return None
-    days = store.step / DAY_S
+    days = layout.step / DAY_S
     for length, low, high in ((7, 0.99, 1.01), (52, 6.9, 7.1), (12, 27, 32), (4, 88, 93)):
         if low <= days <= high:
             return length
@@ -234,10 +242,10 @@ def season(store: Store) -> int | None:
     return rows if rows > 1 and abs(rows * days - 1) < 1e-6 else None
 
 
-def _no_window(name: str, store: Store, rows: npt.NDArray[np.bool_], data: Data) -> str:
-    gaps = int(store.breaks.sum()) - len(store.series)
+def _no_window(name: str, layout: Layout, rows: int, data: Data) -> str:
+    gaps = len(layout.breaks) - len(layout.series)
     message = (
-        f"data.split leaves no {name} window: its {int(rows.sum()):,} rows hold no "
+        f"data.split leaves no {name} window: its {rows:,} rows hold no "
         f"{max(data.horizon, 1)} target rows in one piece with {data.context} context rows"
     )
     if gaps:

@@ -34,31 +34,42 @@ class Roles:
 
 
 @dataclass(frozen=True)
+class Layout:
+    """How the rows of all series lie, end to end, whatever they hold."""
+
+    series: tuple[str, ...]
+    offsets: Ints
+    """Series s holds the rows offsets[s] to offsets[s + 1]."""
+    breaks: Ints
+    """Rows that do not follow from the one before them; each series' first is one"""
+    group_begins: Ints
+    """Rows from which on the split's group is another"""
+    group_codes: Ints
+    """Which of `group_names`, from each of those rows on"""
+    group_names: tuple[str, ...]
+    step: float | None
+    """The usual step: seconds for timestamps, else in the column's own unit."""
+    dated: bool
+    """Whether times are dates or timestamps"""
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.offsets[-1])
+
+
+@dataclass(frozen=True)
 class Store:
     """Every series end to end. Columns count from their anchors, so that float32 holds them."""
 
+    layout: Layout
     values: Values
     """[rows, columns]"""
     columns: tuple[str, ...]
     anchors: dict[str, float]
     static: Floats
     """[series, static columns]"""
-    series: tuple[str, ...]
-    offsets: Ints
-    """Series s holds the rows offsets[s] to offsets[s + 1]."""
     time: Times | None
-    step: float | None
-    """The usual step: seconds for timestamps, else in the column's own unit."""
-    breaks: Flags
-    """True where a row does not follow from the one before it."""
-    groups: npt.NDArray[np.int32]
-    """Per row, which of `group_names` the split sees"""
-    group_names: tuple[str, ...]
     notes: tuple[str, ...]
-
-    @property
-    def num_rows(self) -> int:
-        return len(self.breaks)
 
 
 @dataclass(frozen=True)
@@ -145,22 +156,32 @@ def build(
     times = [piece.time for piece in pieces if piece.time is not None]
     if len({time.dtype for time in times}) > 1:
         raise UserError("data.time holds plain numbers in some files and dates in others")
-    names = [piece.name for piece in pieces]
-    twice = {name for name, count in Counter(names).items() if count > 1}
+    groups = _end_to_end([piece.groups for piece in pieces])
+    group_begins = np.flatnonzero(np.diff(groups, prepend=groups[:1] - 1))
+    layout = Layout(
+        series=distinct([piece.name for piece in pieces]),
+        offsets=np.cumsum([0, *(len(piece.breaks) for piece in pieces)], dtype=np.int64),
+        breaks=np.flatnonzero(np.concatenate([piece.breaks for piece in pieces])),
+        group_begins=group_begins,
+        group_codes=groups[group_begins].astype(np.int64),
+        group_names=tuple(group_names),
+        step=next(iter(steps), None),
+        dated=bool(times) and is_date(times[0]),
+    )
     return Store(
+        layout=layout,
         values=_end_to_end([piece.values for piece in pieces]),
         columns=tuple(wanted),
         anchors=anchors,
         static=np.stack([piece.static for piece in pieces]),
-        series=tuple(f"{name} #{i}" if name in twice else name for i, name in enumerate(names, 1)),
-        offsets=np.cumsum([0, *(len(piece.breaks) for piece in pieces)], dtype=np.int64),
         time=_end_to_end(times) if times else None,
-        step=next(iter(steps), None),
-        breaks=np.concatenate([piece.breaks for piece in pieces]),
-        groups=_end_to_end([piece.groups for piece in pieces]),
-        group_names=tuple(group_names),
         notes=tuple(notes),
     )
+
+
+def distinct(names: list[str]) -> tuple[str, ...]:
+    twice = {name for name, count in Counter(names).items() if count > 1}
+    return tuple(f"{name} #{i}" if name in twice else name for i, name in enumerate(names, 1))
 
 
 def read_values(source: Source, wanted: dict[str, str], anchors: dict[str, float]) -> Values:
@@ -338,10 +359,10 @@ def _ordered(piece: _Piece, data: Data) -> tuple[_Piece, float | None]:
     reach = data.gap_tolerance * usual
     breaks = piece.breaks.copy()
     breaks[1:] |= (steps < usual - reach) | (steps > usual + reach)
-    return replace(piece, breaks=breaks), usual / MICROSECONDS if _is_date(time) else usual
+    return replace(piece, breaks=breaks), usual / MICROSECONDS if is_date(time) else usual
 
 
-def _is_date(time: Times) -> bool:
+def is_date(time: Times) -> bool:
     return time.dtype == np.int64
 
 

@@ -2,37 +2,67 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
 from slipstream.config import Data, Scalar
-from slipstream.data.prepare import Store, as_text
+from slipstream.data.prepare import Ints, Layout, as_text
 from slipstream.errors import UserError
 
 SETS = ("train", "val", "test")
 UNUSED = len(SETS)
 
 
-def assign(store: Store, data: Data) -> npt.NDArray[np.int8]:
-    """Per row its set: an index into SETS, or UNUSED."""
+@dataclass(frozen=True)
+class Runs:
+    """Which set the rows belong to, as runs of rows of one set."""
+
+    begins: Ints
+    sets: npt.NDArray[np.int8]
+    """An index into SETS, or UNUSED"""
+    num_rows: int
+
+    @property
+    def ends(self) -> Ints:
+        return np.append(self.begins[1:], self.num_rows)
+
+    def mask(self, which: int, begin: int, end: int) -> npt.NDArray[np.bool_]:
+        """For the rows from `begin` to before `end`: is it in this set?"""
+        rows = np.zeros(end - begin, dtype=bool)
+        mine = (self.sets == which) & (self.begins < end) & (self.ends > begin)
+        for first, last in zip(self.begins[mine], self.ends[mine], strict=True):
+            rows[max(first - begin, 0) : last - begin] = True
+        return rows
+
+    def count(self, which: int) -> int:
+        return int((self.ends - self.begins)[self.sets == which].sum())
+
+
+def assign(layout: Layout, data: Data) -> Runs:
+    """Each row's set."""
     split = data.split
-    if split.by is not None:
-        return _by_value(store, data)
-    if split.folders:
-        unknown = [name for name in store.group_names if name not in SETS]
-        if unknown:
-            raise UserError(
-                f'data.split.folders: "{unknown[0]}" is neither train/, val/ nor test/ below '
-                "data.path"
-            )
-        order = np.array([SETS.index(name) for name in store.group_names], dtype=np.int8)
-        return order[store.groups]
-    sets = np.full(store.num_rows, UNUSED, dtype=np.int8)
-    for start, stop in zip(store.offsets[:-1], store.offsets[1:], strict=True):
+    if split.by is not None or split.folders:
+        order = _by_value(layout, data) if split.by is not None else _by_folder(layout)
+        return Runs(layout.group_begins, order[layout.group_codes], layout.num_rows)
+    begins, sets = [], []
+    for start, stop in zip(layout.offsets[:-1], layout.offsets[1:], strict=True):
         borders = start + np.cumsum([0, *_counts(data, int(stop - start))])
-        for index in range(len(SETS)):
-            sets[borders[index] : min(borders[index + 1], stop)] = index
-    return sets
+        for index in range(len(SETS) + 1):
+            if borders[index] < stop and (index == UNUSED or borders[index] < borders[index + 1]):
+                begins.append(int(borders[index]))
+                sets.append(index)
+    return Runs(np.array(begins), np.array(sets, dtype=np.int8), layout.num_rows)
+
+
+def _by_folder(layout: Layout) -> npt.NDArray[np.int8]:
+    unknown = [name for name in layout.group_names if name not in SETS]
+    if unknown:
+        raise UserError(
+            f'data.split.folders: "{unknown[0]}" is neither train/, val/ nor test/ below data.path'
+        )
+    return np.array([SETS.index(name) for name in layout.group_names], dtype=np.int8)
 
 
 def _counts(data: Data, num_rows: int) -> tuple[int, int, int]:
@@ -48,7 +78,7 @@ def _counts(data: Data, num_rows: int) -> tuple[int, int, int]:
     return first, second - first, third - second
 
 
-def _by_value(store: Store, data: Data) -> npt.NDArray[np.int8]:
+def _by_value(layout: Layout, data: Data) -> npt.NDArray[np.int8]:
     split = data.split
     asked: dict[str, int] = {}
     for index, name in enumerate(SETS):
@@ -57,15 +87,14 @@ def _by_value(store: Store, data: Data) -> npt.NDArray[np.int8]:
             text = as_text(value)
             if asked.setdefault(text, index) != index:
                 raise UserError(f'data.split: "{value}" is in both {SETS[asked[text]]} and {name}')
-            if text not in store.group_names:
-                _refuse_unknown(store, data, name, value)
+            if text not in layout.group_names:
+                _refuse_unknown(layout, data, name, value)
     rest = UNUSED if split.train is not None else SETS.index("train")
-    order = np.array([asked.get(name, rest) for name in store.group_names], dtype=np.int8)
-    return order[store.groups]
+    return np.array([asked.get(name, rest) for name in layout.group_names], dtype=np.int8)
 
 
-def _refuse_unknown(store: Store, data: Data, name: str, value: Scalar) -> None:
-    found = ", ".join(store.group_names[:20])
+def _refuse_unknown(layout: Layout, data: Data, name: str, value: Scalar) -> None:
+    found = ", ".join(layout.group_names[:20])
     raise UserError(
         f'data.split.{name} names "{value}", which "{data.split.by}" never is; it has {found}'
     )

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from slipstream.config import Signature
+from slipstream.data.splits import Runs
 
 
 class Batch(NamedTuple):
@@ -145,27 +146,52 @@ def _one_sequence_per_channel(rows: Tensor, *, others: int) -> Tensor:
     return own.flatten(1, 2)
 
 
-def find_starts(
-    breaks: npt.NDArray[np.bool_],
-    sets: npt.NDArray[np.int8],
+@dataclass(frozen=True)
+class Ranges:
+    """First rows of windows, as runs: `first`, `first + stride` and so on, `count` of them."""
+
+    first: npt.NDArray[np.int64]
+    count: npt.NDArray[np.int64]
+    stride: int
+
+    def __len__(self) -> int:
+        return int(self.count.sum())
+
+    def starts(self) -> npt.NDArray[np.int64]:
+        """Every one of them."""
+        before = np.cumsum(self.count) - self.count
+        within = np.arange(len(self)) - np.repeat(before, self.count)
+        return np.repeat(self.first, self.count) + within * self.stride
+
+    def within(self, begin: int, end: int) -> Ranges:
+        """Those that start from `begin` to before `end`."""
+        skipped = np.maximum(-(-(begin - self.first) // self.stride), 0)
+        first = self.first + skipped * self.stride
+        most = np.maximum(-(-(end - first) // self.stride), 0)
+        count = np.clip(np.minimum(self.count - skipped, most), 0, None)
+        kept = count > 0
+        return Ranges(first[kept], count[kept], self.stride)
+
+
+def find_ranges(
+    breaks: npt.NDArray[np.int64],
+    runs: Runs,
     *,
     which: int,
     lead: int,
     steps_out: int,
     stride: int,
-) -> npt.NDArray[np.int64]:
-    """First rows of the windows whose target rows all lie in set `which`.
+) -> Ranges:
+    """The windows whose target rows all lie in set `which`.
 
     No window holds a break after its first row, so none crosses a series' end or a gap.
     """
-    segment_starts = np.flatnonzero(breaks)
-    changes = np.flatnonzero(breaks | (np.diff(sets, prepend=sets[:1]) != 0))
-    ends = np.append(changes[1:], len(sets))
-    found = []
-    for begin, end in zip(changes, ends, strict=True):
-        if sets[begin] != which:
-            continue
-        segment = segment_starts[np.searchsorted(segment_starts, begin, side="right") - 1]
-        first = max(begin, segment + lead) - lead
-        found.append(np.arange(first, end - steps_out - lead + 1, stride, dtype=np.int64))
-    return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
+    borders = np.union1d(breaks, runs.begins)
+    ends = np.append(borders[1:], runs.num_rows)
+    mine = runs.sets[np.searchsorted(runs.begins, borders, side="right") - 1] == which
+    borders, ends = borders[mine], ends[mine]
+    segments = breaks[np.searchsorted(breaks, borders, side="right") - 1]
+    first = np.maximum(borders, segments + lead) - lead
+    count = np.maximum((ends - steps_out - lead - first) // stride + 1, 0)
+    kept = count > 0
+    return Ranges(first[kept], count[kept], stride)
