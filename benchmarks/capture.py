@@ -68,8 +68,8 @@ def ours(config: Config, dataset: Dataset, *, capture: bool) -> Callable[[int], 
     chosen = plan.make(config.model_copy(update={"engine": engine}), data_bytes=0)
     torch.manual_seed(0)
     model = build(config.model, dataset.signature).to(chosen.device)
-    series = dataset.series.to(chosen.device)
-    task = Task(config, model, series, dataset.starts, Run(Path("nowhere")))
+    series = dataset.memory.series.to(chosen.device)
+    task = Task(config, model, dataset, series, Run(Path("nowhere")))
     job = loop.set_up(task, chosen)
     job.home.begin(0)
     job.tape.begin([config.train.lr] * job.home.num_steps)
@@ -91,10 +91,10 @@ def ours(config: Config, dataset: Dataset, *, capture: bool) -> Callable[[int], 
 
 def plain_loop(case: dict[str, int], dataset: Dataset) -> Callable[[int], float]:
     """What people write: windows made beforehand, DataLoader, fp32, the loss read every step."""
-    starts = dataset.starts["train"]
+    series, starts = dataset.memory.series, dataset.memory.starts["train"]
     rows = starts[:, None] + torch.arange(case["context"])
-    x = dataset.series.inputs[rows]
-    y = dataset.series.targets[rows[:, -1]]
+    x = series.inputs[rows]
+    y = series.targets[rows[:, -1]]
     loader = torch.utils.data.DataLoader(
         torch.utils.data.TensorDataset(x, y), batch_size=BATCH, shuffle=True
     )

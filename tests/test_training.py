@@ -263,8 +263,8 @@ def test_a_few_epochs_of_the_demo_clearly_beat_every_baseline(tmp_path):
     assert result.summary["beaten_by"] == []
     blind = configs.load(demo, ["data.inputs=['voltage_V', 'temperature_degC']"])
     dataset = datasets.load(blind)
-    without_current = score.find_baselines(dataset.series, dataset)["ridge"].predict
-    chunks = score.chunks(without_current, dataset.series, dataset.starts["test"])
-    linear = score.tally(chunks, dataset.series, dataset, ())["overall"]["mae"]
+    found = score.find_baselines(dataset, lambda which: dataset.pieces(which, None, rows=1))
+    chunks = score.chunks(found["ridge"].predict, dataset.pieces("test", None, rows=1))
+    linear = score.tally(chunks, dataset, ())["overall"]["mae"]
     assert result.metrics["test"]["mae"] < 0.6 * linear
     assert result.metrics["test"]["mae"] < 0.6 * result.baselines["ridge"]["metrics"]["test"]["mae"]

@@ -31,24 +31,23 @@ def evaluate(
     chosen = plan.make(config, data_bytes=0, training=False)
     model, signature, scaler = checkpoint.load_model(found, config, chosen.device)
     if data is None:
-        dataset = _own_data(config, scaler)
-        starts = dataset.starts[on]
+        dataset, which = _own_data(config, scaler), on
     else:
         dataset = datasets.load_given(config, signature, scaler, data, targets=True)
-        starts = dataset.starts["all"]
+        which = "all"
     with chosen.flags():
-        series = dataset.series.to(chosen.device)
         model.eval()
-        predict = score.of_model(model, chosen)
-        scores = score.tally(
-            score.chunks(predict, series, starts), series, dataset, signature.quantiles
-        )
+        memory = dataset.memory
+        series = None if memory is None else memory.series.to(chosen.device)
+        pieces = dataset.pieces(which, series, rows=config.engine.buffer_rows)
+        chunks = score.chunks(score.of_model(model, chosen), pieces)
+        scores = score.tally(chunks, dataset, signature.quantiles)
     return {
         "run": str(found.folder),
         "on": on if data is None else "data",
         "metrics": scores["overall"],
         "scaled": scores["scaled"],
-        "windows": len(starts),
+        "windows": dataset.count[which],
         "detail": scores,
         "plan": chosen.to_dict(),
         "notes": list(dataset.notes),

@@ -33,20 +33,22 @@ def predict(
     chosen = plan.make(config, data_bytes=0, training=False)
     model, signature, scaler = checkpoint.load_model(found, config, chosen.device)
     dataset = datasets.load_given(config, signature, scaler, data, targets=False)
-    starts = dataset.starts["all"] if every or not signature.horizon else _at_the_ends(dataset)
+    assert dataset.memory is not None
     with chosen.flags():
-        series = dataset.series.to(chosen.device)
         model.eval()
-        chunks = score.chunks(score.of_model(model, chosen), series, starts, truth=False)
+        (piece,) = dataset.pieces("all", dataset.memory.series.to(chosen.device), rows=0)
+        if signature.horizon and not every:
+            piece = piece._replace(starts=_at_the_ends(dataset, piece.starts))
+        chunks = score.chunks(score.of_model(model, chosen), [piece], truth=False)
         return pa.concat_tables([score.as_table(chunk, dataset) for chunk in chunks])
 
 
-def _at_the_ends(dataset: Dataset) -> torch.Tensor:
+def _at_the_ends(dataset: Dataset, starts: torch.Tensor) -> torch.Tensor:
     """The windows whose context ends with its series."""
-    ends = dataset.series.offsets[1:] - dataset.signature.context
-    found = torch.isin(ends, dataset.starts["all"])
+    ends = torch.from_numpy(dataset.layout.offsets[1:]) - dataset.signature.context
+    found = torch.isin(ends, starts)
     if not found.all():
-        name = dataset.names[int((~found).nonzero()[0])]
+        name = dataset.layout.series[int((~found).nonzero()[0])]
         raise UserError(
             f'series "{name}" has a gap within its last {dataset.signature.context} rows, so there '
             "is no full context to forecast from"

@@ -20,7 +20,6 @@ from slipstream.config import Config
 from slipstream.data import dataset as datasets
 from slipstream.data.dataset import Dataset
 from slipstream.data.splits import SETS
-from slipstream.data.windows import Series
 from slipstream.engine import checkpoint, loop, measure, plan, score
 from slipstream.engine.loop import Fit, Task
 from slipstream.engine.plan import Plan
@@ -58,15 +57,17 @@ def train(
     settings = configs.load(config, overrides)
     with _timed(seconds, "data"):
         dataset = datasets.load(settings, data)
-    chosen = plan.make(settings, data_bytes=dataset.series.values.nbytes)
+    streamed = dataset.stream is not None
+    chosen = plan.make(settings, data_bytes=dataset.data_bytes, streamed=streamed)
     run = runs.create(settings.name, out=settings.out, watch=watch)
     with _seeded(settings.seed, chosen.device):
         model = build(settings.model, dataset.signature)
         with _timed(seconds, "set-up"):
-            on_device = chosen.home == "device"
-            series = dataset.series.to(chosen.device) if on_device else dataset.series
+            series = None if dataset.memory is None else dataset.memory.series
+            if series is not None and chosen.home == "device":
+                series = series.to(chosen.device)
             model.to(chosen.device)
-        task = Task(settings, model, series, dataset.starts, run)
+        task = Task(settings, model, dataset, series, run)
         with _timed(seconds, "plan"):
             task, chosen = _settle(task, chosen)
     settings = task.config
@@ -74,7 +75,7 @@ def train(
     runs.write_json(run.folder / "plan.json", chosen.to_dict())
     with chosen.flags(), _seeded(settings.seed, chosen.device):
         parameters = sum(p.numel() for p in model.parameters())
-        _announce(task, chosen, dataset, parameters)
+        _announce(task, chosen, parameters)
         fit = loop.fit(task, chosen)
         seconds["set-up"] += fit.setup_s
         seconds |= {"training": fit.train_s, "validation": fit.validate_s}
@@ -89,18 +90,18 @@ def train(
             run.append("scoring", what="the model")
             model.load_state_dict(fit.weights)
             model.eval()
-            scores = _score_model(run, model, series, dataset, chosen)
+            scores = _score_model(task, chosen)
         with _timed(seconds, "baselines"):
             run.append("scoring", what="the baselines")
-            found = score.find_baselines(series, dataset)
-            beside = _score_baselines(found, series, dataset)
+            found = score.find_baselines(dataset, _pieces(task))
+            beside = _score_baselines(found, task)
     judged_by = "mae" if settings.train.loss in ("mae", "quantile") else "mse"
     figures: dict[str, Any] = {
         "run": str(run.folder),
         "name": settings.name,
         "metrics": {which: scored["overall"] for which, scored in scores.items()},
         "scaled": {which: scored["scaled"] for which, scored in scores.items()},
-        "windows": _counts(dataset),
+        "windows": dataset.count,
         "baselines": beside,
         "judged_by": judged_by,
         "beaten_by": _beaten_by(scores["test"]["scaled"], beside, judged_by),
@@ -109,7 +110,7 @@ def train(
         "best_epoch": fit.progress.best_epoch,
         "stopped": fit.stopped,
         "parameters": parameters,
-        "windows_per_s": fit.progress.epoch * len(dataset.starts["train"]) / fit.train_s,
+        "windows_per_s": fit.progress.epoch * dataset.count["train"] / fit.train_s,
         "plan": chosen.to_dict(),
         "notes": [
             *dataset.notes,
@@ -135,17 +136,17 @@ def _settle(task: Task, chosen: Plan) -> tuple[Task, Plan]:
     return task, replace(decided, evidence=[*chosen.evidence, *decided.evidence])
 
 
-def _announce(task: Task, chosen: Plan, dataset: Dataset, parameters: int) -> None:
-    train = task.config.train
+def _announce(task: Task, chosen: Plan, parameters: int) -> None:
+    train, dataset = task.config.train, task.dataset
     assert train.batch != "auto"
     task.run.append(
         "start",
         run=str(task.run.folder),
-        windows=_counts(dataset),
-        series=len(dataset.names),
+        windows=dataset.count,
+        series=len(dataset.layout.series),
         parameters=parameters,
         epochs=train.epochs,
-        steps_per_epoch=-(-len(dataset.starts["train"]) // (train.batch * train.accumulate)),
+        steps_per_epoch=-(-dataset.count["train"] // (train.batch * train.accumulate)),
         plan=chosen.to_dict(),
         notes=dataset.notes,
     )
@@ -176,10 +177,6 @@ def _interrupted(run: Run, fit: Fit) -> Interrupted:
     )
 
 
-def _counts(dataset: Dataset) -> dict[str, int]:
-    return {name: len(starts) for name, starts in dataset.starts.items()}
-
-
 def _as_it_ran(run: Run, fit: Fit) -> Plan:
     """The plan, corrected where a fallback was taken."""
     ran = fit.plan
@@ -192,16 +189,19 @@ def _as_it_ran(run: Run, fit: Fit) -> Plan:
     return ran
 
 
-def _score_model(
-    run: Run, model: torch.nn.Module, series: Series, dataset: Dataset, chosen: Plan
-) -> dict[str, Any]:
-    predict = score.of_model(model, chosen)
+def _pieces(task: Task, *, with_time: bool = False) -> score.Pieces:
+    rows = task.config.engine.buffer_rows
+    return lambda which: task.dataset.pieces(which, task.series, rows=rows, with_time=with_time)
+
+
+def _score_model(task: Task, chosen: Plan) -> dict[str, Any]:
+    dataset, predict = task.dataset, score.of_model(task.model, chosen)
     scores = {}
     for name in SETS:
-        chunks = score.chunks(predict, series, dataset.starts[name])
+        chunks = score.chunks(predict, _pieces(task, with_time=name == "test")(name))
         if name == "test":
-            chunks = _written(chunks, dataset, run.folder / "predictions.parquet")
-        scores[name] = score.tally(chunks, series, dataset, dataset.signature.quantiles)
+            chunks = _written(chunks, dataset, task.run.folder / "predictions.parquet")
+        scores[name] = score.tally(chunks, dataset, dataset.signature.quantiles)
     return scores
 
 
@@ -220,17 +220,17 @@ def _written(chunks: Iterator[Chunk], dataset: Dataset, path: Path) -> Iterator[
                 writer.close()
 
 
-def _score_baselines(
-    found: dict[str, Baseline], series: Series, dataset: Dataset
-) -> dict[str, Any]:
+def _score_baselines(found: dict[str, Baseline], task: Task) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     for name, baseline in found.items():
         if baseline.predict is None:
             figures[name] = None
             continue
         by_set = {
-            which: score.tally(score.chunks(baseline.predict, series, starts), series, dataset, ())
-            for which, starts in dataset.starts.items()
+            which: score.tally(
+                score.chunks(baseline.predict, _pieces(task)(which)), task.dataset, ()
+            )
+            for which in SETS
         }
         figures[name] = {
             "what": baseline.what,

@@ -28,7 +28,7 @@ def test_monthly_rows_have_a_yearly_season_and_no_gaps():
     table = waves(144).set_column(0, "time", pa.array(months))
     dataset = small_dataset(table=table)
     assert dataset.period == 12
-    assert sum(map(len, dataset.starts.values())) > 90
+    assert sum(map(len, dataset.memory.starts.values())) > 90
 
 
 def test_a_split_without_a_window_says_why():
@@ -49,9 +49,9 @@ def test_several_files_with_an_id_make_one_long_table(tmp_path):
     one = datasets.load(small_config(data=settings | {"id": "id"}))
     two = datasets.load(small_config(data=settings))
     three = datasets.load(small_config(data=settings | {"id": ["file", "id"]}))
-    assert one.names == ("x",)
-    assert two.names == ("1.csv", "2.csv")
-    assert three.names == ("1.csv/x", "2.csv/x")
+    assert one.layout.series == ("x",)
+    assert two.layout.series == ("1.csv", "2.csv")
+    assert three.layout.series == ("1.csv/x", "2.csv/x")
 
 
 def test_an_unknown_embedded_set_is_named():
@@ -70,7 +70,7 @@ def test_etth1_has_the_windows_of_the_literature():
         }
     )
     dataset = datasets.load(config)
-    assert {name: len(starts) for name, starts in dataset.starts.items()} == {
+    assert {name: len(starts) for name, starts in dataset.memory.starts.items()} == {
         "train": 8209,
         "val": 2785,
         "test": 2785,
@@ -94,14 +94,14 @@ def test_lg_cells_fall_into_series_without_windows_over_gaps():
         }
     )
     dataset = datasets.load(config)
-    time, names = dataset.time, dataset.names
+    time, names = dataset.memory.time, dataset.layout.series
     assert "602/Mixed4" in names
     assert any("usual time step" in note for note in dataset.notes)
-    for starts in dataset.starts.values():
+    for starts in dataset.memory.starts.values():
         rows = starts.numpy()
         spans = time[rows + 299] - time[rows]
         cap = np.array(["Cap_1C" in name for name in names])
-        slow = cap[np.searchsorted(dataset.series.offsets.numpy(), rows, side="right") - 1]
+        slow = cap[np.searchsorted(dataset.memory.series.offsets.numpy(), rows, side="right") - 1]
         assert (spans[~slow] == 299).all()
 
 
@@ -113,4 +113,4 @@ def test_pm25_needs_a_word_on_missing_values():
     assert dataset.notes[0] == "not used as inputs: cbwd"
     assert "pm2.5 2,067" in dataset.notes[1]
     dropped = datasets.load(small_config(data=settings | {"missing": "drop"}))
-    assert len(dropped.starts["train"]) < len(dataset.starts["train"])
+    assert len(dropped.memory.starts["train"]) < len(dataset.memory.starts["train"])

@@ -42,8 +42,8 @@ def test_the_future_changes_nothing_of_the_past():
     changed["a"] = [v if i < 210 else 1e6 for i, v in enumerate(changed["a"])]
     first, second = small_dataset(table=table), small_dataset(table=changed)
     assert first.scaler == second.scaler
-    rows = first.starts["train"][-1] + 20
-    assert (first.series.values[:rows] == second.series.values[:rows]).all()
+    rows = first.memory.starts["train"][-1] + 20
+    assert (first.memory.series.values[:rows] == second.memory.series.values[:rows]).all()
 
 
 def test_a_constant_training_column_is_refused():
@@ -56,7 +56,7 @@ def test_a_constant_training_column_is_refused():
 
 def test_minmax_maps_training_rows_onto_zero_to_one():
     dataset = small_dataset(small_config(data={"scale": "minmax"}))
-    values = dataset.series.values[: int(dataset.starts["train"][-1]) + 20]
+    values = dataset.memory.series.values[: int(dataset.memory.starts["train"][-1]) + 20]
     assert float(values.min()) == pytest.approx(0, abs=1e-6)
     assert float(values.max()) == pytest.approx(1, abs=1e-6)
 

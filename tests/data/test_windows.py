@@ -58,7 +58,7 @@ def test_no_window_crosses_a_gap_or_a_series_end():
     table["id"] = [0] * 200 + [1] * 100
     config = small_config(data={"id": "id", "inputs": ["a"], "split": {"rows": [60, 20, 20]}})
     dataset = small_dataset(config, table)
-    for starts in dataset.starts.values():
+    for starts in dataset.memory.starts.values():
         assert len(starts)
         for start in starts.tolist():
             assert start // 100 == (start + 19) // 100 or not 90 <= start % 200 < 100
@@ -67,9 +67,9 @@ def test_no_window_crosses_a_gap_or_a_series_end():
 def test_context_may_reach_back_over_a_border_and_targets_may_not():
     config = small_config(data={"split": {"rows": [100, 50, 50]}})
     dataset = small_dataset(config)
-    assert dataset.starts["train"].tolist() == list(range(81))
-    assert dataset.starts["val"].tolist() == list(range(84, 131))
-    assert dataset.starts["test"].tolist() == list(range(134, 181))
+    assert dataset.memory.starts["train"].tolist() == list(range(81))
+    assert dataset.memory.starts["val"].tolist() == list(range(84, 131))
+    assert dataset.memory.starts["test"].tolist() == list(range(134, 181))
 
 
 @given(
@@ -99,9 +99,9 @@ def test_gather_agrees_with_slicing(context, horizon, channels, inputs, targets,
         }
     )
     dataset = small_dataset(config, table)
-    signature, series = dataset.signature, dataset.series
+    signature, series = dataset.signature, dataset.memory.series
     generator = torch.Generator().manual_seed(seed)
-    starts = dataset.starts["train"]
+    starts = dataset.memory.starts["train"]
     some = starts[torch.randint(len(starts), (5,), generator=generator)]
     batch = windows.gather(series, some)
 
@@ -136,4 +136,4 @@ def test_columns_that_are_input_and_target_are_stored_once():
     dataset = small_dataset(small_config(data={"inputs": ["a", "b"], "targets": ["a", "c"]}))
     assert dataset.signature.inputs == ("b", "a")
     assert dataset.signature.targets == ("a", "c")
-    assert dataset.series.values.shape[1] == 3
+    assert dataset.memory.series.values.shape[1] == 3

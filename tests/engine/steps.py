@@ -19,9 +19,10 @@ from slipstream.runs import Run
 def make_task(config: Config, dataset: Dataset, chosen: plan.Plan, run: Run | None = None) -> Task:
     torch.manual_seed(config.seed)
     model = build(config.model, dataset.signature).to(chosen.device)
-    on_device = chosen.home == "device"
-    series = dataset.series.to(chosen.device) if on_device else dataset.series
-    return Task(config, model, series, dataset.starts, run or Run(Path("nowhere")))
+    series = None if dataset.memory is None else dataset.memory.series
+    if series is not None and chosen.home == "device":
+        series = series.to(chosen.device)
+    return Task(config, model, dataset, series, run or Run(Path("nowhere")))
 
 
 def run_steps(
@@ -35,7 +36,10 @@ def run_steps(
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Losses of `steps` steps over as many epochs as it takes, and the weights they end with."""
     engine = config.engine.model_copy(update={"capture": capture})
-    chosen = plan.make(config.model_copy(update={"engine": engine}), data_bytes=0)
+    streamed = dataset.stream is not None
+    chosen = plan.make(
+        config.model_copy(update={"engine": engine}), data_bytes=0, streamed=streamed
+    )
     with chosen.flags(), torch.random.fork_rng():
         task = make_task(config, dataset, chosen)
         torch.manual_seed(config.seed)

@@ -83,20 +83,14 @@ def test_smaller_passes_give_the_same_steps(kind):
 def test_a_home_can_begin_in_the_middle_of_an_epoch():
     config = small_config()
     dataset = small_dataset(config)
-    draw = Draw(dataset.starts["train"], 32, 32, 0)
-    loader = homes.make(
-        dataset.series,
-        draw,
-        home="loader",
-        device=torch.device("cpu"),
-        engine=config.engine,
-        workers=0,
-        prefetch=2,
+    draw = Draw(dataset.memory.starts["train"], 32, 32, 0)
+    loader = homes.ThroughLoader(
+        dataset.memory.series, draw, torch.device("cpu"), config.engine, workers=0, prefetch=2
     )
     loader.begin(3, at=5)
     loader.feed(lambda: None)()
     (share,) = loader.take(torch.tensor([5]))
     rows, weights = draw.order(3)
-    taken = dataset.series.inputs[rows[5, 0] + dataset.series.context_rows]
+    taken = dataset.memory.series.inputs[rows[5, 0] + dataset.memory.series.context_rows]
     assert torch.equal(share.batch.inputs, taken)
     assert torch.equal(share.weights, weights[5, 0])

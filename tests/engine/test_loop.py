@@ -118,10 +118,10 @@ def test_the_validation_loss_covers_every_window_once(tmp_path):
 
     config = small_config(tmp_path)
     dataset = small_dataset(config, waves(6000))
-    assert len(dataset.starts["val"]) > 500
+    assert len(dataset.memory.starts["val"]) > 500
     result, events, _, model = fit(tmp_path, table=waves(6000), train={"epochs": 1})
     model.load_state_dict(result.weights)
-    batch = windows.gather(dataset.series, dataset.starts["val"])
+    batch = windows.gather(dataset.memory.series, dataset.memory.starts["val"])
     with torch.no_grad():
         wanted = window_losses(model.eval()(batch.inputs, None), batch.targets, config.train).mean()
     assert of_kind(events, "epoch")[0]["val_loss"] == pytest.approx(float(wanted), rel=1e-5)

@@ -103,7 +103,7 @@ def test_a_candidate_with_other_losses_is_refused(tmp_path, monkeypatch):
 def test_a_batch_is_found_by_speed_and_by_what_fits(tmp_path):
     task, rules = made(tmp_path, table=waves(2000), model={"kind": "linear"})
     batch, evidence = measure.find_batch(task, rules)
-    assert 32 <= batch <= len(task.starts["train"])
+    assert 32 <= batch <= len(task.dataset.memory.starts["train"])
     assert evidence[0]["candidate"] == "batch = 32"
 
     def check(_, given):

@@ -20,13 +20,19 @@ def made(**sections):
     return config, dataset, predict
 
 
+def pieces(dataset, starts):
+    """Some windows of a data set, as one piece."""
+    (piece,) = dataset.pieces("test", None, rows=1)
+    return [piece._replace(starts=starts)]
+
+
 @pytest.mark.parametrize("channels", ["together", "independent"])
 def test_every_window_is_scored_once_and_the_table_agrees_with_the_metrics(channels):
     _, dataset, predict = made(data={"channels": channels})
-    starts = dataset.starts["train"]
-    chunks = list(score.chunks(predict, dataset.series, starts))
+    starts = dataset.memory.starts["train"]
+    chunks = list(score.chunks(predict, pieces(dataset, starts)))
     assert torch.equal(torch.cat([chunk.starts for chunk in chunks]), starts)
-    found = score.tally(iter(chunks), dataset.series, dataset, ())
+    found = score.tally(iter(chunks), dataset, ())
     table = pa.concat_tables([score.as_table(chunk, dataset) for chunk in chunks])
     assert table.num_rows == 4 * len(starts)
     for name in dataset.signature.targets:
@@ -38,8 +44,8 @@ def test_every_window_is_scored_once_and_the_table_agrees_with_the_metrics(chann
 
 def test_the_table_names_rows_times_and_true_values():
     _, dataset, predict = made()
-    starts = dataset.starts["test"][:3]
-    chunk = next(score.chunks(predict, dataset.series, starts))
+    starts = dataset.memory.starts["test"][:3]
+    chunk = next(score.chunks(predict, pieces(dataset, starts)))
     table = score.as_table(chunk, dataset)
     assert table.column_names[:4] == ["series", "row", "time", "step"]
     rows = table["row"].to_numpy()
@@ -53,7 +59,7 @@ def test_the_table_names_rows_times_and_true_values():
 def test_times_go_on_past_the_end_of_a_series():
     _, dataset, predict = made()
     last = torch.tensor([3000 - 16])
-    chunk = next(score.chunks(predict, dataset.series, last, truth=False))
+    chunk = next(score.chunks(predict, pieces(dataset, last), truth=False))
     table = score.as_table(chunk, dataset)
     assert "a" not in table.column_names
     hours = np.diff(table["time"].to_numpy()).astype("timedelta64[h]").astype(int)
@@ -63,8 +69,8 @@ def test_times_go_on_past_the_end_of_a_series():
 
 def test_quantiles_get_columns_and_coverage():
     config, dataset, predict = made(train={"loss": "quantile", "quantiles": [0.05, 0.5, 0.95]})
-    chunks = list(score.chunks(predict, dataset.series, dataset.starts["val"]))
-    found = score.tally(iter(chunks), dataset.series, dataset, config.train.quantiles)
+    chunks = list(score.chunks(predict, pieces(dataset, dataset.memory.starts["val"])))
+    found = score.tally(iter(chunks), dataset, config.train.quantiles)
     assert all(0 <= share <= 1 for share in found["coverage"])
     table = score.as_table(chunks[0], dataset)
     assert {"a_q5", "a_q50", "a_q95", "a_predicted"} <= set(table.column_names)
@@ -73,26 +79,27 @@ def test_quantiles_get_columns_and_coverage():
 
 def test_baselines_are_absent_where_they_mean_nothing():
     _, dataset, _ = made(data={"horizon": 0, "targets": ["a"]})
-    found = score.find_baselines(dataset.series, dataset)
+    found = score.find_baselines(dataset, lambda which: dataset.pieces(which, None, rows=1))
     assert found["seasonal"].predict is None
     assert "training mean" in found["repeat"].what
     train = score.tally(
-        score.chunks(found["repeat"].predict, dataset.series, dataset.starts["train"]),
-        dataset.series,
+        score.chunks(found["repeat"].predict, dataset.pieces("train", None, rows=1)),
         dataset,
         (),
     )
     assert abs(train["overall"]["bias"]) < 1e-6
     assert train["overall"]["r2"] == pytest.approx(0, abs=1e-9)
     _, dataset, _ = made()
-    found = score.find_baselines(dataset.series, dataset)
+    found = score.find_baselines(dataset, lambda which: dataset.pieces(which, None, rows=1))
     assert found["seasonal"] == ("its 24 rows are more than data.context", None)
 
 
 def test_the_seasonal_baseline_repeats_the_day_before():
     _, dataset, _ = made(data={"context": 24, "horizon": 30, "targets": ["a"]})
-    found = score.find_baselines(dataset.series, dataset)["seasonal"]
-    chunk = next(score.chunks(found.predict, dataset.series, dataset.starts["test"][:5]))
+    found = score.find_baselines(dataset, lambda which: dataset.pieces(which, None, rows=1))[
+        "seasonal"
+    ]
+    chunk = next(score.chunks(found.predict, pieces(dataset, dataset.memory.starts["test"][:5])))
     table = score.as_table(chunk, dataset)
     values = waves(3000)["a"].to_numpy()
     rows, steps = table["row"].to_numpy(), table["step"].to_numpy()
@@ -103,5 +110,5 @@ def test_the_seasonal_baseline_repeats_the_day_before():
 def test_the_ridge_sees_fewer_windows_where_all_would_take_too_long(monkeypatch):
     _, dataset, _ = made()
     monkeypatch.setattr(score, "RIDGE_WORK", 1.0)
-    found = score.find_baselines(dataset.series, dataset)
+    found = score.find_baselines(dataset, lambda which: dataset.pieces(which, None, rows=1))
     assert "one training window in 3" in found["ridge"].what

@@ -19,10 +19,10 @@ def plain_loop(config, dataset, *, steps):
     torch.manual_seed(config.seed)
     train, signature = config.train, dataset.signature
     optimizer = torch.optim.AdamW(model.parameters(), lr=train.lr, weight_decay=train.weight_decay)
-    series, losses, epoch = dataset.series, [], 0
+    series, losses, epoch = dataset.memory.series, [], 0
     effective = train.batch * train.accumulate
     while len(losses) < steps:
-        order = shuffled(dataset.starts["train"], seed=config.seed, epoch=epoch)
+        order = shuffled(dataset.memory.starts["train"], seed=config.seed, epoch=epoch)
         rates = optim.rates(train, epoch, -(-len(order) // effective))
         for at, starts in enumerate(order.split(effective)):
             if len(losses) == steps:
@@ -49,7 +49,7 @@ def test_the_step_is_what_a_plain_loop_does(kind, accumulate):
         train={"accumulate": accumulate, "batch": 48, "lr": 0.01, "epochs": 6, "clip": 0.5},
     )
     dataset = small_dataset(config)
-    assert len(dataset.starts["train"]) % (48 * accumulate)
+    assert len(dataset.memory.starts["train"]) % (48 * accumulate)
     found, weights = run_steps(config, dataset, steps=20)
     wanted, reference = plain_loop(config, dataset, steps=20)
     close(found, wanted, rel=1e-4)
@@ -64,7 +64,7 @@ def test_padding_counts_nothing():
     exact = small_config(train={"batch": 3, "lr": 0.01}, **sections)
     padded = small_config(train={"batch": 32, "lr": 0.01}, **sections)
     dataset = small_dataset(exact)
-    assert len(dataset.starts["train"]) == 3
+    assert len(dataset.memory.starts["train"]) == 3
     close(run_steps(padded, dataset, steps=10)[0], run_steps(exact, dataset, steps=10)[0])
 
 

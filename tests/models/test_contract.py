@@ -60,7 +60,7 @@ def made(kind, request):
 
 def test_shape_gradient_and_finite_loss(made):
     config, dataset, model = made
-    batch = windows.gather(dataset.series, dataset.starts["train"][:5])
+    batch = windows.gather(dataset.memory.series, dataset.memory.starts["train"][:5])
     out = model(batch.inputs, batch.static)
     assert out.shape == (*batch.targets.shape, max(len(dataset.signature.quantiles), 1))
     assert out.dtype == torch.float32
@@ -75,9 +75,9 @@ def test_shape_gradient_and_finite_loss(made):
 def test_windows_do_not_see_each_other(made):
     _, dataset, model = made
     model.eval()
-    starts = dataset.starts["train"][:6]
-    together = model(*windows.gather_inputs(dataset.series, starts))
-    alone = [model(*windows.gather_inputs(dataset.series, one[None])) for one in starts]
+    starts = dataset.memory.starts["train"][:6]
+    together = model(*windows.gather_inputs(dataset.memory.series, starts))
+    alone = [model(*windows.gather_inputs(dataset.memory.series, one[None])) for one in starts]
     close(together.detach(), torch.cat(alone).detach())
 
 
@@ -86,14 +86,14 @@ def test_weights_survive_their_file(made):
     model.eval()
     other = build(config.model, dataset.signature).eval()
     other.load_state_dict(load(save(model.state_dict())))
-    given = windows.gather_inputs(dataset.series, dataset.starts["test"][:4])
+    given = windows.gather_inputs(dataset.memory.series, dataset.memory.starts["test"][:4])
     assert torch.equal(model(*given), other(*given))
 
 
 def test_dropout_only_while_training(kind):
     config, dataset = variant(kind, "two layers")
     model = build(config.model, dataset.signature)
-    given = windows.gather_inputs(dataset.series, dataset.starts["train"][:4])
+    given = windows.gather_inputs(dataset.memory.series, dataset.memory.starts["train"][:4])
     differs = not torch.equal(model.train()(*given), model(*given))
     assert differs == (kind != "linear")
     assert torch.equal(model.eval()(*given), model(*given))
@@ -107,7 +107,7 @@ def test_it_learns_eight_windows_by_heart(kind):
     )
     torch.manual_seed(0)
     model = build(config.model, dataset.signature)
-    batch = windows.gather(dataset.series, dataset.starts["train"][::20][:8])
+    batch = windows.gather(dataset.memory.series, dataset.memory.starts["train"][::20][:8])
     optimizer = optim.build(config.train, list(model.parameters()), torch.tensor(0.02))
     for _ in range(250):
         optimizer.zero_grad()
@@ -123,7 +123,7 @@ def test_normalized_models_follow_a_shift(kind, normalize):
     config = small_config(model={"kind": kind, "normalize": normalize})
     dataset = small_dataset(config)
     model = build(config.model, dataset.signature).eval()
-    inputs, _ = windows.gather_inputs(dataset.series, dataset.starts["train"][:3])
+    inputs, _ = windows.gather_inputs(dataset.memory.series, dataset.memory.starts["train"][:3])
     close(
         (model(inputs + 5, None) - model(inputs, None)).detach(),
         5 * torch.ones(3, 4, 3, 1),
@@ -135,7 +135,7 @@ def test_a_bidirectional_last_pool_takes_both_final_states():
     config = small_config(model={"bidirectional": True})
     dataset = small_dataset(config)
     model = build(config.model, dataset.signature).eval()
-    inputs, _ = windows.gather_inputs(dataset.series, dataset.starts["train"][:3])
+    inputs, _ = windows.gather_inputs(dataset.memory.series, dataset.memory.starts["train"][:3])
     layer = model.core.layers[0]
     _, (states, _) = layer(inputs)
     wanted = model.core.head.linear(torch.cat([states[0], states[1]], dim=-1))

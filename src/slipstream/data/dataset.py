@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import psutil
 import torch
 from torch import Tensor
 
 from slipstream.config import SIMULATED, Config, Data, Signature, Split
-from slipstream.data import cell, prepare, scaling, splits, tables, windows
+from slipstream.data import cell, prepare, scaling, splits, stream, tables, windows
 from slipstream.data.prepare import Layout, Roles, Store, Times
 from slipstream.data.scaling import Scaler
 from slipstream.data.splits import SETS, Runs
+from slipstream.data.stream import Stream
 from slipstream.data.tables import Source
-from slipstream.data.windows import Ranges, Series
+from slipstream.data.windows import Piece, Ranges, Series
 from slipstream.errors import UserError
 
 DAY_S = 86400.0
@@ -25,18 +28,47 @@ DAY_S = 86400.0
 
 @dataclass(frozen=True)
 class Dataset:
-    """Scaled series on the host, the windows of each set, and what is needed to explain them."""
+    """The windows of each set, and what is needed to explain them."""
 
     signature: Signature
     scaler: Scaler
-    series: Series
-    starts: dict[str, Tensor]
-    """First rows of the windows, by set."""
-    names: tuple[str, ...]
-    time: Times | None
+    layout: Layout
+    count: dict[str, int]
+    """Windows, by set"""
     period: int | None
     """Rows of one season, where known."""
     notes: tuple[str, ...]
+    memory: InMemory | None
+    """The series themselves, unless they are streamed"""
+    stream: Stream | None
+
+    @property
+    def data_bytes(self) -> int:
+        columns = len(set(self.signature.inputs) | set(self.signature.targets))
+        return 4 * columns * self.layout.num_rows
+
+    def pieces(
+        self, which: str, series: Series | None, *, rows: int, with_time: bool = False
+    ) -> Iterator[Piece]:
+        """Every window of a set: at once from `series`, or by stretches of `rows` from disk."""
+        if self.stream is not None:
+            yield from self.stream.pieces(which, rows, with_time=with_time)
+            return
+        assert self.memory is not None
+        owners = torch.arange(len(self.layout.series))
+        yield Piece(
+            series or self.memory.series, self.memory.starts[which], 0, owners, self.memory.time
+        )
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """Scaled series on the host."""
+
+    series: Series
+    starts: dict[str, Tensor]
+    """First rows of the windows, by set."""
+    time: Times | None
 
 
 def load(config: Config, table: Any = None) -> Dataset:
@@ -45,21 +77,78 @@ def load(config: Config, table: Any = None) -> Dataset:
     sources = read_sources(data, table)
     roles, notes = prepare.find_roles(sources[0], data)
     roles = _in_stored_order(roles)
+    if _streams(config, sources, roles):
+        return _streamed(config, sources, roles, notes)
     store = prepare.build(sources, data, roles, min_rows=data.context + data.horizon)
     del sources
     layout = store.layout
     signature = _signature(config, roles, layout.step)
     runs, ranges = find_windows(layout, data, signature)
     scaler = _fit(store, roles, runs.mask(SETS.index("train"), 0, layout.num_rows), data)
+    series = scaled_series(store, scaler, signature)
+    starts = {name: torch.from_numpy(found.starts()) for name, found in ranges.items()}
     return Dataset(
         signature=signature,
         scaler=scaler,
-        series=scaled_series(store, scaler, signature),
-        starts={name: torch.from_numpy(found.starts()) for name, found in ranges.items()},
-        names=layout.series,
-        time=store.time,
+        layout=layout,
+        count={name: len(found) for name, found in ranges.items()},
         period=data.period or season(layout),
         notes=(*notes, *store.notes),
+        memory=InMemory(series, starts, store.time),
+        stream=None,
+    )
+
+
+def _streams(config: Config, sources: list[Source], roles: Roles) -> bool:
+    """Whether the rows stay on disk: if asked to, or where they would fill half of the memory."""
+    home = config.engine.home
+    if home not in ("auto", "stream"):
+        return False
+    on_disk = all(source.groups for source in sources)
+    columns = len(set(roles.inputs) | set(roles.targets))
+    needed = 4 * columns * sum(source.num_rows for source in sources)
+    if home == "stream" and not on_disk:
+        raise UserError('engine.home = "stream" reads Parquet and Arrow files; convert the data')
+    return home == "stream" or (on_disk and needed > psutil.virtual_memory().available / 2)
+
+
+def _streamed(config: Config, sources: list[Source], roles: Roles, notes: list[str]) -> Dataset:
+    data = config.data
+    stream.refuse_what_needs_memory(data)
+    source = sources[0]
+    if len(sources) > 1:
+        source = tables.join(sources)
+        data = data.model_copy(update={"id": data.id or tables.FILE})
+    layout, static = stream.scan_layout(source, data, roles.static)
+    signature = _signature(config, roles, layout.step)
+    runs, ranges = find_windows(layout, data, signature)
+    scaler, anchors = stream.scan_values(source, signature, runs, data.scale)
+    if roles.static:
+        trained = np.array(
+            [
+                runs.mask(SETS.index("train"), int(a), int(b)).any()
+                for a, b in zip(layout.offsets[:-1], layout.offsets[1:], strict=True)
+            ]
+        )
+        scaler = scaler.joined(fit_static(static, roles.static, trained, data))
+    return Dataset(
+        signature=signature,
+        scaler=scaler,
+        layout=layout,
+        count={name: len(found) for name, found in ranges.items()},
+        period=data.period or season(layout),
+        notes=tuple(notes),
+        memory=None,
+        stream=Stream(
+            source=source,
+            data=data,
+            signature=signature,
+            scaler=scaler,
+            anchors=anchors,
+            layout=layout,
+            static=scaled_static(static, scaler, signature) if roles.static else None,
+            ranges=ranges,
+        ),
     )
 
 
@@ -119,15 +208,16 @@ def load_given(
     )
     if not len(ranges):
         raise UserError(_no_window("full", layout, layout.num_rows, data))
+    starts = {"all": torch.from_numpy(ranges.starts())}
     return Dataset(
         signature=signature,
         scaler=scaler,
-        series=scaled_series(store, scaler, signature),
-        starts={"all": torch.from_numpy(ranges.starts())},
-        names=layout.series,
-        time=store.time,
+        layout=layout,
+        count={"all": len(ranges)},
         period=None,
         notes=store.notes,
+        memory=InMemory(scaled_series(store, scaler, signature), starts, store.time),
+        stream=None,
     )
 
 

@@ -224,8 +224,8 @@ def _series(
     static = {name: typed.numbers(source, name, "data.static") for name in roles.static}
     time = None if data.time is None else typed.times(source, data.time, data.time_format)
     tables.release_memory()
-    series, names = _identify(source, data)
-    groups = _groups(source, data, series, names, group_names)
+    series, names = identify(source, data)
+    groups = find_groups(source, data, series, names, group_names)
     order, bounds = _rows_by_series(_matching(source, data), series, names)
     for name, begin, end in zip(names, bounds[:-1], bounds[1:], strict=True):
         if begin == end:
@@ -286,7 +286,7 @@ def as_text(value: Any) -> str:
         return str(value)
 
 
-def _identify(source: Source, data: Data) -> tuple[Ints, list[str]]:
+def identify(source: Source, data: Data) -> tuple[Ints, list[str]]:
     """Each row's series, as codes in order of appearance, and the series' names."""
     if not data.ids:
         return _all_the_same(source.num_rows), [source.name]
@@ -307,7 +307,7 @@ def _all_the_same(rows: int) -> Ints:
     return np.broadcast_to(np.zeros(1, dtype=np.int64), rows)
 
 
-def _groups(
+def find_groups(
     source: Source, data: Data, series: Ints, names: list[str], group_names: dict[str, int]
 ) -> npt.NDArray[np.int32]:
     """Each row's group for the split: a column's value, the series' name, or the top folder."""

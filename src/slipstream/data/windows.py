@@ -7,7 +7,7 @@ With independent channels a window becomes C sequences of one target each, side 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -144,6 +144,20 @@ def _one_sequence_per_channel(rows: Tensor, *, others: int) -> Tensor:
     if others:
         own = torch.cat([rows[..., None, :others].expand(-1, -1, own.shape[2], -1), own], dim=-1)
     return own.flatten(1, 2)
+
+
+class Piece(NamedTuple):
+    """Series, or a stretch of them, and some of their windows."""
+
+    series: Series
+    starts: Tensor
+    """First rows of the windows, within the piece"""
+    first_row: int
+    """The piece's first row among all rows"""
+    owners: Tensor
+    """Which series each of the piece's series is"""
+    time: npt.NDArray[Any] | None
+    """The rows' times"""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ Shapes: S steps of an epoch, A forward passes per step, B windows per pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -125,18 +125,29 @@ class OnDevice:
         pass
 
 
-class _Fed:
+class Fed:
     """Windows that come from the host, into buffers whose place a captured step knows."""
 
-    def __init__(self, series: Series, draw: Draw, device: torch.device, engine: Engine) -> None:
-        self.series, self.draw, self.num_steps = series, draw, draw.num_steps
+    def __init__(
+        self, example: Batch, batch: int, passes: int, device: torch.device, engine: Engine
+    ) -> None:
         self.device, self.engine = device, engine
-        one = windows.gather(series, draw.starts[:1].repeat(draw.batch))
-        empty = Share(one, torch.zeros(draw.batch))
-        self.slot = [_like(empty, device) for _ in range(draw.passes)]
+        empty = Share(example, torch.zeros(batch))
+        self.slot = [_like(empty, device) for _ in range(passes)]
 
     def take(self, cursor: Tensor) -> Iterator[Share]:
         yield from self.slot
+
+    def fill(self, slot: Share, raw: Sequence[Tensor], series: Series) -> None:
+        """Move windows as `windows.raw` gives them into a slot; fewer leave the rest as it was."""
+        moved = [tensor.to(self.device, non_blocking=self.engine.non_blocking) for tensor in raw]
+        static = moved[2] if len(moved) > 2 else None
+        batch = windows.folded(moved[0], moved[1], static, series)
+        count = batch.targets.shape[0]
+        slot.batch.inputs[:, :count].copy_(batch.inputs)
+        slot.batch.targets[:count].copy_(batch.targets)
+        if slot.batch.static is not None and batch.static is not None:
+            slot.batch.static[:count].copy_(batch.static)
 
     def close(self) -> None:
         pass
@@ -163,11 +174,13 @@ def _copy(source: Share, to: Share, *, non_blocking: bool = False) -> None:
         old.copy_(new, non_blocking=non_blocking)
 
 
-class OnHost(_Fed):
+class OnHost(Fed):
     """Series in host memory; while a step runs, the next one's windows are gathered and copied."""
 
     def __init__(self, series: Series, draw: Draw, device: torch.device, engine: Engine) -> None:
-        super().__init__(series, draw, device, engine)
+        example = windows.gather(series, draw.starts[:1].repeat(draw.batch))
+        super().__init__(example, draw.batch, draw.passes, device, engine)
+        self.series, self.draw, self.num_steps = series, draw, draw.num_steps
         pinned = engine.pinned
         host = torch.device("cpu")
         self.outgoing = [[_like(s, host, pinned=pinned) for s in self.slot] for _ in range(2)]
@@ -241,7 +254,7 @@ class _Order:
         return len(self.batches)
 
 
-class ThroughLoader(_Fed):
+class ThroughLoader(Fed):
     """Single windows through a DataLoader: what the presets baseline and classic do."""
 
     def __init__(
@@ -254,7 +267,9 @@ class ThroughLoader(_Fed):
         workers: int,
         prefetch: int,
     ) -> None:
-        super().__init__(series, draw, device, engine)
+        example = windows.gather(series, draw.starts[:1].repeat(draw.batch))
+        super().__init__(example, draw.batch, draw.passes, device, engine)
+        self.series, self.draw, self.num_steps = series, draw, draw.num_steps
         self.order = _Order()
         self.loader: DataLoader[Any] = DataLoader(
             _SingleWindows(series),
@@ -283,42 +298,13 @@ class ThroughLoader(_Fed):
             for i, slot in enumerate(self.slot):
                 slot.weights.copy_(self.weights[self.step, i])
                 if self.weights[self.step, i].any():
-                    self._fill(slot, next(self.batches))
+                    inputs, *rest = next(self.batches)
+                    self.fill(slot, [inputs.transpose(0, 1), *rest], self.series)
             self.step += 1
             program()
 
         return advance
 
-    def _fill(self, slot: Share, brought: Any) -> None:
-        moved = [t.to(self.device, non_blocking=self.engine.non_blocking) for t in brought]
-        static = moved[2] if len(moved) > 2 else None
-        batch = windows.folded(moved[0].transpose(0, 1), moved[1], static, self.series)
-        count = batch.targets.shape[0]
-        slot.batch.inputs[:, :count].copy_(batch.inputs)
-        slot.batch.targets[:count].copy_(batch.targets)
-        if slot.batch.static is not None and batch.static is not None:
-            slot.batch.static[:count].copy_(batch.static)
-
     def close(self) -> None:
         self.batches = iter(())
         del self.loader
-
-
-def make(
-    series: Series,
-    draw: Draw,
-    *,
-    home: str,
-    device: torch.device,
-    engine: Engine,
-    workers: int,
-    prefetch: int,
-) -> Home:
-    """The home that a plan names, for one set of windows."""
-    match home:
-        case "device":
-            return OnDevice(series, draw)
-        case "host":
-            return OnHost(series, draw, device, engine)
-        case _:
-            return ThroughLoader(series, draw, device, engine, workers=workers, prefetch=prefetch)

@@ -15,12 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.config import Config, Train
+from slipstream.data.dataset import Dataset
 from slipstream.data.windows import Series
 from slipstream.engine import checkpoint, homes, optim, recover, step
 from slipstream.engine.homes import Draw, Home, Program
 from slipstream.engine.optim import LossScale
 from slipstream.engine.plan import Plan
 from slipstream.engine.step import Captured, Tape
+from slipstream.engine.streaming import Streamed
 from slipstream.errors import UserError
 from slipstream.models import use
 from slipstream.runs import Run
@@ -108,9 +110,9 @@ class Task:
 
     config: Config
     model: nn.Module
-    series: Series
-    """Where the plan's home wants them"""
-    starts: dict[str, Tensor]
+    dataset: Dataset
+    series: Series | None
+    """Where the plan's home wants them; None where they are streamed"""
     run: Run
 
 
@@ -149,7 +151,7 @@ class Job:
 
 def set_up(task: Task, plan: Plan, *, batch: int | None = None, like: Job | None = None) -> Job:
     """Everything that training needs. `like` hands on an earlier job's optimizer and tape."""
-    config, model, series, starts = task.config, task.model, task.series, task.starts
+    config, model, dataset = task.config, task.model, task.dataset
     train, device = config.train, plan.device
     assert train.batch != "auto"
     batch = batch or train.batch
@@ -164,23 +166,13 @@ def set_up(task: Task, plan: Plan, *, batch: int | None = None, like: Job | None
     if plan.precision == "fp16":
         scale = (like and like.scale) or optim.loss_scale(device)
 
-    def home_of(draw: Draw) -> Home:
-        return homes.make(
-            series,
-            draw,
-            home=plan.home,
-            device=device,
-            engine=config.engine,
-            workers=plan.workers,
-            prefetch=plan.prefetch,
-        )
-
-    home = home_of(Draw(starts["train"], train.batch * train.accumulate, batch, config.seed))
-    chunk = min(step.CHUNK if batch == train.batch else batch, len(starts["val"]))
-    val_home = home_of(Draw(starts["val"], chunk, chunk, None))
+    effective = train.batch * train.accumulate
+    home = _home(task, plan, "train", effective, batch, config.seed)
+    chunk = min(step.CHUNK if batch == train.batch else batch, dataset.count["val"])
+    val_home = _home(task, plan, "val", chunk, chunk, None)
     tape = like.tape if like else step.tape(home.num_steps, device)
     val_tape = step.tape(val_home.num_steps, device)
-    fold = series.fold
+    fold = dataset.signature.fold
     advance = step.training(
         model, optimizer, lr, home, tape, train=train, plan=plan, fold=fold, scale=scale
     )
@@ -202,6 +194,40 @@ def set_up(task: Task, plan: Plan, *, batch: int | None = None, like: Job | None
         plan=plan,
         batch=batch,
     )
+
+
+def _home(task: Task, plan: Plan, which: str, effective: int, batch: int, seed: int | None) -> Home:
+    """The plan's home for one set of windows."""
+    engine, memory, stream = task.config.engine, task.dataset.memory, task.dataset.stream
+    if stream is not None:
+        return Streamed(
+            stream,
+            which,
+            effective,
+            batch,
+            seed,
+            plan.device,
+            engine,
+            workers=plan.workers,
+            prefetch=plan.prefetch,
+        )
+    assert memory is not None
+    assert task.series is not None
+    draw = Draw(memory.starts[which], effective, batch, seed)
+    match plan.home:
+        case "device":
+            return homes.OnDevice(task.series, draw)
+        case "host":
+            return homes.OnHost(task.series, draw, plan.device, engine)
+        case _:
+            return homes.ThroughLoader(
+                task.series,
+                draw,
+                plan.device,
+                engine,
+                workers=plan.workers,
+                prefetch=plan.prefetch,
+            )
 
 
 def fit(task: Task, plan: Plan) -> Fit:
@@ -330,7 +356,7 @@ def _validate(task: Task, job: Job) -> tuple[Job, float]:
             job.val_tape.begin()
             for _ in range(job.val_home.num_steps):
                 job.check()
-            return job, float(job.val_tape.losses.double().sum()) / len(task.starts["val"])
+            return job, float(job.val_tape.losses.double().sum()) / task.dataset.count["val"]
         except RuntimeError as error:
             if not recover.is_out_of_memory(error):
                 raise

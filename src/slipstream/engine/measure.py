@@ -69,7 +69,7 @@ def _measured(task: Task, plan: Plan) -> Plan:
     if first is None:
         return replace(plan, evidence=evidence)
     ms, reference = first
-    num_steps = -(-len(task.starts["train"]) // _effective(task.config))
+    num_steps = -(-task.dataset.count["train"] // _effective(task.config))
     expected_s = ms / 1e3 * num_steps * task.config.train.epochs
     deadline = time.perf_counter() + min(LONGEST_S, SHARE_OF_RUN * expected_s)
     cost = 0.0
@@ -184,7 +184,7 @@ def find_batch(task: Task, plan: Plan) -> tuple[int, list[dict[str, Any]]]:
     Every size is tried with whole steps, the optimizer's state included.
     """
     evidence: list[dict[str, Any]] = []
-    most = min(LARGEST_BATCH, len(task.starts["train"]))
+    most = min(LARGEST_BATCH, task.dataset.count["train"])
 
     def speed(batch: int) -> float:
         train = task.config.train.model_copy(update={"batch": batch})
@@ -230,7 +230,7 @@ def _key(task: Task, plan: Plan) -> str:
             include={"batch", "accumulate", "optimizer", "loss", "quantiles", "clip"}
         ),
         "engine": config.engine.model_dump(exclude={"plan", "log_every"}),
-        "columns": [task.series.num_inputs, task.series.num_targets, task.series.fold],
+        "signature": task.dataset.signature.model_dump(exclude={"step"}),
         "home": plan.home,
         "hardware": plan.hardware,
     }

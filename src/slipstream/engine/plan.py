@@ -66,7 +66,7 @@ class Plan:
         return asdict(self) | {"device": str(self.device)}
 
 
-def make(config: Config, *, data_bytes: int, training: bool = True) -> Plan:
+def make(config: Config, *, data_bytes: int, training: bool = True, streamed: bool = False) -> Plan:
     """The plan by rules of thumb, within what the config asks for."""
     engine, model = config.engine, config.model
     device = hardware.choose_device(engine.device)
@@ -77,6 +77,8 @@ def make(config: Config, *, data_bytes: int, training: bool = True) -> Plan:
     if training:
         capture, reasons["capture"] = _capture(config, device)
     home, reasons["home"] = _home(config, device, data_bytes)
+    if streamed:
+        home, reasons["home"] = "stream", f"{data_bytes / 1e6:,.1f} MB of series stay on disk"
     recurrent = model.kind in RECURRENT
     if engine.compile is True and recurrent:
         reasons["compile"] = "off: torch.compile leaves recurrent layers as they are"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ from slipstream import baselines, metrics
 from slipstream.data import windows
 from slipstream.data.dataset import Dataset
 from slipstream.data.prepare import MICROSECONDS
-from slipstream.data.windows import Series
+from slipstream.data.windows import Piece, Series
 from slipstream.engine import step
 from slipstream.engine.plan import Plan
 from slipstream.metrics import Tally
@@ -27,8 +27,9 @@ RIDGE_WORK = 2e11
 class Chunk(NamedTuple):
     """Some windows' predictions, scaled."""
 
+    piece: Piece
     starts: Tensor
-    """[B]"""
+    """[B], within the piece"""
     prediction: Tensor
     """[B, H, C, Q]"""
     truth: Tensor | None
@@ -51,37 +52,40 @@ def of_model(model: nn.Module, plan: Plan) -> Predictor:
 
 
 @torch.inference_mode()
-def chunks(
-    predict: Predictor, series: Series, starts: Tensor, *, truth: bool = True
-) -> Iterator[Chunk]:
-    """Predictions for every window, a chunk at a time."""
-    for some in starts.split(step.CHUNK):
-        here = some.to(series.values.device)
-        prediction = windows.unfold_targets(predict(series, here), series.fold)
-        known = series.targets[here[:, None] + series.target_rows] if truth else None
-        yield Chunk(here, prediction, None if known is None else known.to(prediction.device))
+def chunks(predict: Predictor, pieces: Iterable[Piece], *, truth: bool = True) -> Iterator[Chunk]:
+    """Predictions for every window of the pieces, a chunk at a time."""
+    for piece in pieces:
+        series = piece.series
+        for some in piece.starts.split(step.CHUNK):
+            here = some.to(series.values.device)
+            prediction = windows.unfold_targets(predict(series, here), series.fold)
+            known = None
+            if truth:
+                known = series.targets[here[:, None] + series.target_rows].to(prediction.device)
+            yield Chunk(piece, here, prediction, known)
 
 
 def tally(
-    predicted: Iterator[Chunk], series: Series, dataset: Dataset, quantiles: tuple[float, ...]
+    predicted: Iterator[Chunk], dataset: Dataset, quantiles: tuple[float, ...]
 ) -> dict[str, Any]:
     """Metrics over the chunks."""
-    signature = dataset.signature
+    signature, names = dataset.signature, dataset.layout.series
     sums: Tally | None = None
     for chunk in predicted:
         assert chunk.truth is not None
+        device = chunk.truth.device
         sums = sums or metrics.start(
             size=[dataset.scaler.size[name] for name in signature.targets],
             deviation=[dataset.scaler.deviation[name] for name in signature.targets],
             steps=signature.steps_out,
-            series=len(dataset.names),
-            device=chunk.truth.device,
+            series=len(names),
+            device=device,
         )
         band = (chunk.prediction[..., 0], chunk.prediction[..., -1]) if quantiles else None
-        owner = series.series_of(chunk.starts).to(chunk.truth.device)
+        owner = chunk.piece.owners.to(device)[chunk.piece.series.series_of(chunk.starts).to(device)]
         sums.add(point(chunk.prediction, quantiles), chunk.truth, owner, band)
     assert sums is not None
-    return metrics.read(sums, targets=signature.targets, series=dataset.names)
+    return metrics.read(sums, targets=signature.targets, series=names)
 
 
 class Baseline(NamedTuple):
@@ -90,16 +94,20 @@ class Baseline(NamedTuple):
     predict: Predictor | None
 
 
-def find_baselines(series: Series, dataset: Dataset) -> dict[str, Baseline]:
+Pieces = Callable[[str], Iterable[Piece]]
+"""A set's name to its windows."""
+
+
+def find_baselines(dataset: Dataset, pieces: Pieces) -> dict[str, Baseline]:
     """Repeat, seasonal and ridge, as far as each means something for this data."""
     return {
-        "repeat": _repeat(dataset),
+        "repeat": _repeat(dataset, pieces),
         "seasonal": _seasonal(dataset),
-        "ridge": _ridge(series, dataset),
+        "ridge": _ridge(dataset, pieces),
     }
 
 
-def _repeat(dataset: Dataset) -> Baseline:
+def _repeat(dataset: Dataset, pieces: Pieces) -> Baseline:
     signature = dataset.signature
     if signature.horizon:
         return Baseline(
@@ -108,8 +116,11 @@ def _repeat(dataset: Dataset) -> Baseline:
                 windows.gather_past(series, starts), signature.steps_out
             )[..., None],
         )
-    rows = dataset.starts["train"] + signature.lead
-    mean = dataset.series.targets[rows].double().mean(dim=0).float()
+    total = torch.zeros(len(signature.targets), dtype=torch.float64)
+    for piece in pieces("train"):
+        rows = piece.starts.to(piece.series.values.device) + signature.lead
+        total += piece.series.targets[rows].double().sum(dim=0).cpu()
+    mean = (total / dataset.count["train"]).float()
     return Baseline(
         "the training mean (no past target is known when estimating)",
         lambda _, starts: mean.to(starts.device).expand(len(starts), 1, -1)[..., None],
@@ -132,16 +143,18 @@ def _seasonal(dataset: Dataset) -> Baseline:
     )
 
 
-def _ridge(series: Series, dataset: Dataset) -> Baseline:
+def _ridge(dataset: Dataset, pieces: Pieces) -> Baseline:
     signature = dataset.signature
     features = min(signature.context * signature.model_inputs, baselines.MAX_FEATURES)
     most = max(int(RIDGE_WORK / (features**2 * signature.fold)), step.CHUNK)
-    every = -(-len(dataset.starts["train"]) // most)
+    every = -(-dataset.count["train"] // most)
 
-    def batches(name: str) -> Iterator[tuple[Tensor, Tensor]]:
-        for some in dataset.starts[name][::every].split(step.CHUNK):
-            batch = windows.gather(series, some.to(series.values.device))
-            yield batch.inputs, batch.targets
+    def batches(which: str) -> Iterator[tuple[Tensor, Tensor]]:
+        for piece in pieces(which):
+            for some in piece.starts[::every].split(step.CHUNK):
+                here = some.to(piece.series.values.device)
+                batch = windows.gather(piece.series, here)
+                yield batch.inputs, batch.targets
 
     fitted = baselines.fit_ridge(
         batches("train"),
@@ -161,19 +174,19 @@ def _ridge(series: Series, dataset: Dataset) -> Baseline:
 
 def as_table(chunk: Chunk, dataset: Dataset) -> pa.Table:
     """One row per window and predicted row, in physical units."""
-    signature, scaler = dataset.signature, dataset.scaler
-    starts = chunk.starts.cpu().numpy()
-    offsets = dataset.series.offsets.numpy()
-    owner = np.searchsorted(offsets, starts, side="right") - 1
-    steps = signature.steps_out
+    signature, scaler, piece = dataset.signature, dataset.scaler, chunk.piece
+    offsets, steps = dataset.layout.offsets, signature.steps_out
+    starts = chunk.starts.cpu().numpy() + piece.first_row
+    owner = np.repeat(np.searchsorted(offsets, starts, side="right") - 1, steps)
     rows = (starts[:, None] + signature.lead + np.arange(steps)).ravel()
-    owner = np.repeat(owner, steps)
     columns: dict[str, Any] = {
-        "series": pa.DictionaryArray.from_arrays(owner.astype(np.int32), list(dataset.names)),
+        "series": pa.DictionaryArray.from_arrays(
+            owner.astype(np.int32), list(dataset.layout.series)
+        ),
         "row": rows - offsets[owner],
     }
-    if dataset.time is not None:
-        columns["time"] = _times(dataset, rows, owner)
+    if piece.time is not None:
+        columns["time"] = _times(piece, dataset, rows, owner)
     if signature.horizon:
         columns["step"] = np.tile(np.arange(1, steps + 1, dtype=np.int32), len(starts))
     for i, name in enumerate(signature.targets):
@@ -184,21 +197,21 @@ def as_table(chunk: Chunk, dataset: Dataset) -> pa.Table:
 
         if chunk.truth is not None:
             columns[name] = physical(chunk.truth[..., i])
-        columns[f"{name}_predicted"] = physical(
-            point(chunk.prediction, signature.quantiles)[..., i]
-        )
+        value = point(chunk.prediction, signature.quantiles)[..., i]
+        columns[f"{name}_predicted"] = physical(value)
         for q, level in enumerate(signature.quantiles):
             columns[f"{name}_q{100 * level:g}"] = physical(chunk.prediction[..., i, q])
     return pa.table(columns)
 
 
-def _times(dataset: Dataset, rows: Any, owner: Any) -> pa.Array:
+def _times(piece: Piece, dataset: Dataset, rows: Any, owner: Any) -> pa.Array:
     """Each row's time; rows past a series' end count on by its usual step."""
-    assert dataset.time is not None
-    last = dataset.series.offsets.numpy()[1:][owner] - 1
+    assert piece.time is not None
+    last = dataset.layout.offsets[1:][owner] - 1
     known = np.minimum(rows, last)
-    if dataset.time.dtype == np.int64:
-        step = round((dataset.signature.step or 0.0) * MICROSECONDS)
-        times = dataset.time[known] + (rows - known) * step
+    times, ahead = piece.time[known - piece.first_row], rows - known
+    step_size = dataset.signature.step or 0.0
+    if dataset.layout.dated:
+        times = times + ahead * round(step_size * MICROSECONDS)
         return pa.array(times).cast(pa.timestamp("us"))
-    return pa.array(dataset.time[known] + (rows - known) * (dataset.signature.step or 0.0))
+    return pa.array(times + ahead * step_size)
