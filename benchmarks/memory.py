@@ -1,0 +1,154 @@
+"""Peak memory of a run: in memory for 5 million rows, and streamed for tables of growing size.
+
+    python benchmarks/memory.py --out benchmarks/records/<date>-<machine>-memory
+
+Each run is a process of its own; its peak is the most that it and its workers held at once, less
+what the imports take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet
+
+COLUMNS, CONTEXT = 8, 400
+RUN = """
+import sys, json, slipstream, slipstream.training, torch._dynamo, psutil
+print("ready", flush=True); sys.stdin.readline()
+config = json.loads(sys.argv[1])
+print(json.dumps(slipstream.train(config).summary["seconds"]), flush=True)
+"""
+
+
+def write_table(path: Path, rows: int) -> None:
+    draw = np.random.default_rng(0)
+    schema = pa.schema([(f"x{i}", pa.float64()) for i in range(COLUMNS)])
+    with pa.parquet.ParquetWriter(path, schema) as writer:
+        for begin in range(0, rows, 100_000):
+            count = min(100_000, rows - begin)
+            made = [draw.standard_normal(count) for _ in range(COLUMNS)]
+            writer.write_table(pa.table(made, schema=schema))
+
+
+def peak_of(config: dict[str, object]) -> tuple[float, float]:
+    """Megabytes at the peak, above what the imports take, and seconds."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", RUN, json.dumps(config)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdin
+    assert process.stdout
+    process.stdout.readline()
+    watched = psutil.Process(process.pid)
+    base, peak, over = watched.memory_info().rss, 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not over.is_set():
+            total = 0
+            for one in (watched, *watched.children(recursive=True)):
+                try:
+                    total += one.memory_info().rss - (base if one != watched else 0)
+                except psutil.NoSuchProcess:
+                    continue
+            peak = max(peak, total - base)
+            time.sleep(0.005)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    process.stdin.write("\n")
+    process.stdin.flush()
+    told = process.stdout.readline()
+    over.set()
+    thread.join()
+    process.wait()
+    return peak / 1e6, float(told)
+
+
+def config_of(path: Path, out: Path, home: str, workers: int) -> dict[str, object]:
+    return {
+        "out": str(out),
+        "data": {
+            "path": str(path),
+            "context": CONTEXT,
+            "horizon": 1,
+            "targets": ["x0"],
+            "stride": 50,
+        },
+        "model": {"kind": "linear"},
+        "train": {"batch": 256, "epochs": 1},
+        "engine": {
+            "home": home,
+            "plan": "off",
+            "device": "cpu",
+            "workers": workers,
+            "buffer_rows": 200_000,
+        },
+    }
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--out", type=Path, required=True)
+    out: Path = arguments.parse_args().out
+    out.mkdir(parents=True, exist_ok=True)
+    rows: list[dict[str, object]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for home, workers, sizes in (
+            ("device", 0, (5,)),
+            ("stream", 0, (2, 5, 10, 20)),
+            ("stream", 2, (5, 20)),
+        ):
+            for millions in sizes:
+                path = Path(folder) / f"{millions}.parquet"
+                if not path.exists():
+                    write_table(path, millions * 1_000_000)
+                peak, seconds = peak_of(config_of(path, Path(folder), home, workers))
+                data = millions * COLUMNS * 8
+                rows.append(
+                    {
+                        "home": home,
+                        "workers": workers,
+                        "million_rows": millions,
+                        "data_mb": data,
+                        "peak_mb": round(peak),
+                        "ratio": round(peak / data, 2),
+                        "seconds": round(seconds, 1),
+                    }
+                )
+                print(rows[-1], flush=True)
+    (out / "results.json").write_text(json.dumps(rows, indent=1))
+    lines = [
+        f"# Peak memory: {COLUMNS} columns of float64 in Parquet, context {CONTEXT}, batch 256",
+        "",
+        "Above what the imports take; workers included. `stream` keeps 200,000 rows per worker.",
+        "",
+        "| home | workers | rows | data | peak | peak / data | seconds |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {r['home']} | {r['workers']} | {r['million_rows']} million | {r['data_mb']} MB | "
+        f"{r['peak_mb']} MB | {r['ratio']} | {r['seconds']} |"
+        for r in rows
+    ]
+    (out / "summary.md").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    multiprocessing.set_start_method("spawn")
+    main()

@@ -1,0 +1,245 @@
+"""A streamed table gives what the same table gives in memory."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import slipstream
+from slipstream import UserError
+from slipstream.data import dataset as datasets
+from slipstream.data import stream as streams
+from slipstream.data import windows
+from slipstream.engine.streaming import Streamed
+from tests.conftest import small_config, waves
+
+SHAPES = {
+    "one series": {},
+    "series": {"id": "id"},
+    "static": {"id": "id", "static": ["k"]},
+    "independent": {"channels": "independent", "inputs": ["a", "b"], "targets": ["a", "b"]},
+    "estimate": {"horizon": 0, "targets": ["c"], "inputs": ["a", "b"]},
+    "by": {"id": "id", "split": {"by": "id", "val": ["s1"], "test": ["s2"]}},
+    "stride": {"stride": 3},
+    "rows": {"id": "id", "split": {"rows": [60, 30, 30]}},
+}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    """Three series with a gap each, in row groups that cut across them."""
+    table = waves(600).to_pydict()
+    table["id"] = [f"s{i // 200}" for i in range(600)]
+    table["k"] = [float(i // 200) for i in range(600)]
+    table["time"] = [t + 5 * (t % 200 > 150) + 1000 * (t // 200) for t in table["time"]]
+    path = tmp_path_factory.mktemp("stream") / "t.parquet"
+    pa.parquet.write_table(pa.table(table), path, row_group_size=70)
+    return path
+
+
+def both(path, shape, scan_rows=100, **engine):
+    data = {"path": str(path), "inputs": ["a", "b", "c"], "targets": ["a", "c"]} | SHAPES[shape]
+    config = small_config(data=data)
+    streamed = small_config(data=data, engine={"home": "stream", "buffer_rows": 150} | engine)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(streams, "SCAN_ROWS", scan_rows)
+        return datasets.load(config), datasets.load(streamed), streamed
+
+
+@pytest.mark.parametrize("scan_rows", [37, 100, 10_000])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_layout_scaler_and_windows_are_those_of_the_table_in_memory(path, shape, scan_rows):
+    whole, streamed, _ = both(path, shape, scan_rows)
+    assert streamed.memory is None
+    assert streamed.count == whole.count
+    assert streamed.signature == whole.signature
+    assert streamed.layout.series == whole.layout.series
+    np.testing.assert_array_equal(streamed.layout.offsets, whole.layout.offsets)
+    np.testing.assert_array_equal(streamed.layout.breaks, whole.layout.breaks)
+    for name in whole.scaler.shift:
+        assert streamed.scaler.shift[name] == pytest.approx(whole.scaler.shift[name], rel=1e-6)
+        assert streamed.scaler.size[name] == pytest.approx(whole.scaler.size[name], rel=1e-6)
+
+
+def by_start(dataset, which, rows):
+    """Every window of a set by its first row, however many pieces it comes in."""
+    found = {}
+    for piece in dataset.pieces(which, None, rows=rows, with_time=True):
+        inputs, targets, static = windows.raw(piece.series, piece.starts)
+        owners = piece.owners[piece.series.series_of(piece.starts)]
+        for i, start in enumerate((piece.starts + piece.first_row).tolist()):
+            assert start not in found
+            given = None if static is None else static[i]
+            time = piece.time[start - piece.first_row]
+            found[start] = inputs[:, i], targets[i], given, int(owners[i]), time
+    return found
+
+
+@pytest.mark.parametrize("rows", [1, 64, 10_000])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_pieces_hold_every_window_once_whatever_their_size(path, shape, rows):
+    whole, streamed, _ = both(path, shape)
+    for which in ("train", "val", "test"):
+        wanted, found = by_start(whole, which, 1), by_start(streamed, which, rows)
+        assert found.keys() == wanted.keys()
+        for start, window in wanted.items():
+            other = found[start]
+            torch.testing.assert_close(other[0], window[0], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(other[1], window[1], atol=1e-5, rtol=1e-5)
+            assert (other[2] is None) == (window[2] is None)
+            assert other[3:] == window[3:]
+
+
+def epoch_of(home, epoch, *, at=0):
+    """Steps of one epoch: inputs and weights of each pass."""
+    home.begin(epoch, at=at)
+    steps = []
+    advance = home.feed(
+        lambda: steps.append([(s.batch.inputs.clone(), s.weights.clone()) for s in home.slot])
+    )
+    for _ in range(at, home.num_steps):
+        advance()
+    return steps
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("effective", "batch"), [(32, 32), (32, 16), (33, 20), (7, 7)])
+def test_every_window_comes_once_an_epoch_shuffled_anew(path, workers, effective, batch):
+    if workers and (effective, batch) != (32, 16):
+        pytest.skip("workers take seconds to start; one shape is enough")
+    _, streamed, config = both(path, "series")
+    home = Streamed(
+        streamed.stream,
+        "train",
+        effective,
+        batch,
+        3,
+        torch.device("cpu"),
+        config.engine,
+        workers=workers,
+        prefetch=2,
+    )
+    assert home.num_steps == -(-streamed.count["train"] // effective)
+    wanted = sorted(
+        float(window[0].double().sum()) for window in by_start(streamed, "train", 1).values()
+    )
+    epochs = [epoch_of(home, epoch) for epoch in (0, 1, 0)]
+    for steps in epochs:
+        sums, counts = [], []
+        for shares in steps:
+            real = [(inputs[:, weights > 0], weights[weights > 0]) for inputs, weights in shares]
+            counts.append(sum(len(weights) for _, weights in real))
+            assert float(sum(weights.sum() for _, weights in real)) == pytest.approx(1)
+            sums += [float(v) for inputs, _ in real for v in inputs.double().sum(dim=(0, 2))]
+        assert counts[:-1] == [effective] * (len(counts) - 1)
+        np.testing.assert_allclose(sorted(sums), wanted, rtol=1e-5, atol=1e-5)
+    firsts = [steps[0][0][0] for steps in epochs]
+    assert torch.equal(firsts[0], firsts[2])
+    assert not torch.equal(firsts[0], firsts[1])
+    if not workers:
+        resumed = epoch_of(home, 1, at=2)
+        assert all(
+            torch.equal(a[0][0], b[0][0]) for a, b in zip(resumed, epochs[1][2:], strict=True)
+        )
+    home.close()
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+def test_a_streamed_run_scores_what_a_run_in_memory_scores(tmp_path, suffix):
+    table = waves(1200)
+    path = tmp_path / f"t{suffix}"
+    if suffix == ".parquet":
+        pa.parquet.write_table(table, path, row_group_size=200)
+    else:
+        pa.feather.write_feather(table, str(path), chunksize=200, compression="uncompressed")
+    sections = {"data": {"path": str(path)}, "train": {"epochs": 4, "lr": 0.02, "batch": 16}}
+    whole = slipstream.train(small_config(tmp_path, **sections))
+    streamed = slipstream.train(
+        small_config(
+            tmp_path, engine={"home": "stream", "buffer_rows": 400, "workers": 0}, **sections
+        )
+    )
+    assert streamed.summary["plan"]["home"] == "stream"
+    assert streamed.summary["windows"] == whole.summary["windows"]
+    assert streamed.baselines["ridge"]["metrics"]["test"] == pytest.approx(
+        whole.baselines["ridge"]["metrics"]["test"], rel=1e-3
+    )
+    assert streamed.metrics["test"]["mae"] == pytest.approx(whole.metrics["test"]["mae"], rel=0.15)
+    tables = [pa.parquet.read_table(r.run / "predictions.parquet") for r in (whole, streamed)]
+    for name in ("series", "row", "time", "step"):
+        assert tables[0][name].to_pylist() == tables[1][name].to_pylist()
+    slipstream.report(streamed.run)
+    again = slipstream.evaluate(streamed.run)
+    assert again["metrics"]["mae"] == pytest.approx(streamed.metrics["test"]["mae"], rel=1e-5)
+
+
+def test_a_folder_of_files_is_streamed_file_by_file(tmp_path):
+    for i in range(3):
+        pa.parquet.write_table(waves(200, seed=i), tmp_path / f"{i}.parquet", row_group_size=64)
+    data = {"path": str(tmp_path), "inputs": ["a"]}
+    whole = datasets.load(small_config(data=data))
+    streamed = datasets.load(small_config(data=data, engine={"home": "stream"}))
+    assert streamed.layout.series == whole.layout.series == ("0.parquet", "1.parquet", "2.parquet")
+    assert streamed.count == whole.count
+
+
+def test_a_stream_is_small_when_it_travels_to_a_worker(path):
+    _, streamed, _ = both(path, "series")
+    assert len(pickle.dumps(streamed.stream)) < 20_000
+
+
+@given(groups=st.lists(st.integers(1, 50), min_size=1, max_size=12), rows=st.integers(1, 80))
+def test_stretches_cover_every_row_once(path, groups, rows):
+    _, streamed, _ = both(path, "one series", 10_000)
+    total = sum(groups)
+    firsts = tuple(np.cumsum([0, *groups[:-1]]).tolist())
+    stream = replace(
+        streamed.stream,
+        source=replace(streamed.stream.source, num_rows=total, groups=firsts),
+        layout=replace(streamed.layout, offsets=np.array([0, total])),
+    )
+    found = stream.stretches(rows)
+    assert found[0][0] == 0
+    assert found[-1][1] == total
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(found))
+    assert all(0 < end - begin <= 2 * rows + max(groups) for begin, end in found)
+
+
+def test_what_cannot_be_streamed_is_said(tmp_path, path):
+    for settings, said in (
+        ({"missing": "forward"}, "data.missing needs all rows in memory"),
+        ({"where": {"id": "s1"}}, "data.where needs all rows in memory"),
+    ):
+        with pytest.raises(UserError, match=said):
+            datasets.load(
+                small_config(data={"path": str(path)} | settings, engine={"home": "stream"})
+            )
+    with pytest.raises(UserError, match="reads Parquet and Arrow files"):
+        datasets.load(small_config(engine={"home": "stream"}), waves())
+    broken = waves(300).to_pydict()
+    broken["a"][250] = None
+    pa.parquet.write_table(pa.table(broken), tmp_path / "t.parquet", row_group_size=50)
+    with pytest.raises(UserError, match=r't.parquet, row 251, column "a": is missing'):
+        datasets.load(
+            small_config(data={"path": str(tmp_path / "t.parquet")}, engine={"home": "stream"})
+        )
+    mixed = waves(300).append_column("id", pa.array(["x", "y"] * 150))
+    pa.parquet.write_table(mixed, tmp_path / "m.parquet", row_group_size=50)
+    with pytest.raises(UserError, match=r'row 3: series "x" goes on here'):
+        datasets.load(
+            small_config(
+                data={"path": str(tmp_path / "m.parquet"), "id": "id"}, engine={"home": "stream"}
+            )
+        )
