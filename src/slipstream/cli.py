@@ -222,7 +222,7 @@ class _Screen:
                 self.say(f"{event['what']}: {event['why']}")
             case "recovery":
                 self.say(f"{event['what']}: going on with {event['remedy']}")
-            case "plan" if not 0.7 < event["ratio"] < 1.4:
+            case "plan" if not 0.7 < event.get("ratio", 1.0) < 1.4:
                 self.say(
                     f"the plan promised {event['promised_ms']:.3g} ms a step, the first epoch "
                     f"took {event['seen_ms']:.3g}"

@@ -6,6 +6,7 @@ import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,32 @@ def available_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class Hint:
+    """What has worked on a card: where to start looking, never where to stop."""
+
+    batch: int
+    workers: int
+    half: str
+    """The half precision that it does natively, or best"""
+
+
+HINTS = {
+    "T4": Hint(256, 2, "fp16"),
+    "2080 Ti": Hint(256, 6, "fp16"),
+    "3090": Hint(512, 8, "bf16"),
+    "4060": Hint(256, 4, "bf16"),
+    "4090": Hint(512, 8, "bf16"),
+    "A100": Hint(1024, 8, "bf16"),
+    "H100": Hint(1024, 8, "bf16"),
+    "H200": Hint(1024, 8, "bf16"),
+}
+
+
+def hint(gpu: str) -> Hint | None:
+    return next((found for name, found in HINTS.items() if name in gpu), None)
 
 
 def has_tf32(device: torch.device) -> bool:

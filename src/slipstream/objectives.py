@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from slipstream.config import Train
 
 
 def window_losses(prediction: Tensor, target: Tensor, train: Train) -> Tensor:
     """The mean loss of each window, [B], from predictions [B, H, C, Q] and targets [B, H, C]."""
-    error = prediction - target[..., None]
+    losses = _losses(prediction, target[..., None], train).flatten(1)
+    return losses[:, 0] if losses.shape[1] == 1 else losses.mean(dim=1)
+
+
+def _losses(prediction: Tensor, target: Tensor, train: Train) -> Tensor:
+    """Every single loss, by torch's own kernels where it has one for all of it."""
+    if train.loss == "quantile":
+        error = prediction - target
+        level = _levels(train.quantiles, like=error)
+        return torch.maximum(-level * error, (1 - level) * error)
     match train.loss:
         case "mse":
-            losses = error.square()
+            return F.mse_loss(prediction, target, reduction="none")
         case "mae":
-            losses = error.abs()
+            return F.l1_loss(prediction, target, reduction="none")
         case "huber":
-            size, delta = error.abs(), train.huber_delta
-            losses = torch.where(size < delta, 0.5 * error.square(), delta * (size - 0.5 * delta))
-        case "quantile":
-            level = _levels(train.quantiles, like=error)
-            losses = torch.maximum(-level * error, (1 - level) * error)
-    return losses.mean(dim=(1, 2, 3))
+            return F.huber_loss(prediction, target, reduction="none", delta=train.huber_delta)
 
 
 def point(prediction: Tensor, quantiles: tuple[float, ...]) -> Tensor:

@@ -80,34 +80,45 @@ def test_no_schedule_leaves_its_bounds(schedule, warmup, epochs, lr_min):
     )
 
 
-def scaled_step(optimizer_name, gradient):
+def stepped(optimizer_name, gradient, *, clip=None, scaled=True):
+    """One update of a weight that has an optimizer state already."""
     train = Train(optimizer=optimizer_name, lr=0.1)
     weight = torch.nn.Parameter(torch.ones(3))
     optimizer = optim.build(train, [weight], torch.tensor(0.1))
     weight.grad = torch.full((3,), 0.5)
-    optimizer.step()  # so that there is a state to protect
-    scale = optim.loss_scale(torch.device("cpu"))
+    optim.update(optimizer, [weight], clip=None, scale=None)
+    scale = optim.loss_scale(torch.device("cpu")) if scaled else None
     before = weight.detach().clone(), {k: v.clone() for k, v in optimizer.state[weight].items()}
-    weight.grad = gradient * float(scale.scale)
-    scale.unscale([weight.grad])
-    unscaled = weight.grad.clone()
-    optim.step_unless_overflow(optimizer, scale)
-    return weight, optimizer.state[weight], before, unscaled, scale
+    weight.grad = gradient * (float(scale.scale) if scale else 1.0)
+    optim.update(optimizer, [weight], clip=clip, scale=scale)
+    return weight.detach(), optimizer.state[weight], before, scale
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd", "rmsprop"])
+OPTIMIZERS = ["adam", "adamw", "sgd", "rmsprop"]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_an_overflow_changes_nothing_but_the_scale(optimizer):
-    weight, state, before, _, scale = scaled_step(optimizer, torch.tensor([1.0, torch.inf, 1.0]))
+    weight, state, before, scale = stepped(optimizer, torch.tensor([1.0, torch.inf, 1.0]), clip=1.0)
     assert torch.equal(weight, before[0])
     for name, value in before[1].items():
         assert torch.equal(state[name], value), name
     assert float(scale.scale) == optim.FIRST_SCALE / 2
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd", "rmsprop"])
-def test_a_finite_step_is_unscaled_and_taken(optimizer):
-    weight, _, before, unscaled, scale = scaled_step(optimizer, torch.tensor([1.0, 2.0, 3.0]))
-    torch.testing.assert_close(unscaled, torch.tensor([1.0, 2.0, 3.0]))
-    assert not torch.equal(weight, before[0])
+@pytest.mark.parametrize("clip", [None, 0.5, 100.0])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_scaled_and_clipped_gradients_step_as_torch_would(optimizer, clip):
+    gradient = torch.tensor([1.0, -2.0, 3.0])
+    scaled, _, before, scale = stepped(optimizer, gradient, clip=clip)
+    plain, _, _, _ = stepped(optimizer, gradient, clip=clip, scaled=False)
+    holder = torch.nn.Parameter(torch.zeros(3))
+    holder.grad = gradient.clone()
+    if clip is not None:
+        torch.nn.utils.clip_grad_norm_([holder], clip)
+    wanted, _, _, _ = stepped(optimizer, holder.grad, scaled=False)
+    torch.testing.assert_close(plain, wanted)
+    torch.testing.assert_close(scaled, wanted)
+    assert not torch.equal(scaled, before[0])
     assert float(scale.scale) == optim.FIRST_SCALE
     assert int(scale.since_growth) == 1

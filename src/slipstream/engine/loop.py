@@ -234,13 +234,15 @@ def fit(task: Task, plan: Plan) -> Fit:
     """Train until the epochs, the patience or the time run out; the best weights come back."""
     with stoppable() as stop:
         began = time.perf_counter()
-        job = set_up(task, plan)
+        jobs = [set_up(task, plan)]  # the last one is the one at work; recoveries add others
         result = Fit(Progress(), plan, setup_s=time.perf_counter() - began)
         background = task.config.engine.async_checkpoints
-        with checkpoint.Writer(task.run, background=background) as writer:
-            job = _fit(task, job, stop, result, writer)
-        job.close()
-    result.plan, result.failures = job.plan, job.failures()
+        try:
+            with checkpoint.Writer(task.run, background=background) as writer:
+                _fit(task, jobs, stop, result, writer)
+        finally:  # workers end with the run, however it ends
+            jobs[-1].close()
+    result.plan, result.failures = jobs[-1].plan, jobs[-1].failures()
     result.signal_number = stop.signal_number
     task.run.append("trained", stopped=result.stopped, **asdict(result.progress))
     if not (result.weights or stop.requested):
@@ -251,9 +253,9 @@ def fit(task: Task, plan: Plan) -> Fit:
     return result
 
 
-def _fit(task: Task, job: Job, stop: Stop, result: Fit, writer: checkpoint.Writer) -> Job:
+def _fit(task: Task, jobs: list[Job], stop: Stop, result: Fit, writer: checkpoint.Writer) -> None:
     train, engine, run = task.config.train, task.config.engine, task.run
-    at = result.progress
+    job, at = jobs[-1], result.progress
     began = saved_at = time.perf_counter()
     deadline = began + 60 * train.minutes if train.minutes else math.inf
     num_steps, epoch = job.home.num_steps, 0
@@ -265,7 +267,7 @@ def _fit(task: Task, job: Job, stop: Stop, result: Fit, writer: checkpoint.Write
         job.tape.begin(rates)
         diverged, logged = False, 0
         for done in range(1, num_steps + 1):
-            job = _step(task, job, epoch, done - 1)  # one program, no host sync
+            job = jobs[-1] = _step(task, job, epoch, done - 1)  # one program, no host sync
             at.step += 1
             run.show({"event": "step", "step": at.step})
             if engine.sync:
@@ -295,7 +297,7 @@ def _fit(task: Task, job: Job, stop: Stop, result: Fit, writer: checkpoint.Write
         if diverged:
             at.step = first_step
             good.restore()
-            job = _after_divergence(task, job, at, result)
+            job = jobs[-1] = _after_divergence(task, job, at, result)
             continue
         at.epoch = epoch + done / num_steps
         epoch += 1
@@ -306,6 +308,7 @@ def _fit(task: Task, job: Job, stop: Stop, result: Fit, writer: checkpoint.Write
 
         validation_began = time.perf_counter()
         job, val_loss = _validate(task, job)
+        jobs[-1] = job
         improved = val_loss < at.best_loss - train.min_delta
         if improved:
             result.weights = _copied(task.model)
@@ -328,7 +331,6 @@ def _fit(task: Task, job: Job, stop: Stop, result: Fit, writer: checkpoint.Write
             saved_at = time.perf_counter()
     result.stopped = result.stopped or "all epochs done"
     _save(writer, task.model, job.optimizer, result)
-    return job
 
 
 def _step(task: Task, job: Job, epoch: int, done: int) -> Job:
@@ -405,12 +407,11 @@ def _reason_to_stop(stop: Stop, out_of_time: bool) -> str:
 
 
 def _compare_with_plan(plan: Plan, seen_s: float, run: Run) -> None:
-    """Say how the speed seen compares with the speed promised."""
+    """Hold the first epoch's speed against the plan's promise."""
     if plan.ms_per_step is not None:
         seen = 1e3 * seen_s
-        run.append(
-            "plan", promised_ms=plan.ms_per_step, seen_ms=seen, ratio=seen / plan.ms_per_step
-        )
+        ratio = seen / plan.ms_per_step
+        run.append("plan", promised_ms=plan.ms_per_step, seen_ms=seen, ratio=ratio)
 
 
 def _judge(at: Progress, val_loss: float, improved: bool, train: Train) -> None:

@@ -102,7 +102,10 @@ def _open_questions(config: Config, plan: Plan) -> Iterator[tuple[str, list[Any]
     engine, recurrent = config.engine, config.model.kind in RECURRENT
     if plan.device.type == "cuda":
         if engine.precision == "auto":
-            half = ["fp16"] if recurrent else ["bf16", "fp16"]
+            known = hardware.hint(plan.hardware["gpu"])
+            half = ["fp16", "bf16"] if known and known.half == "fp16" else ["bf16", "fp16"]
+            if recurrent:  # cuDNN's bf16 recurrence has no persistent kernels
+                half = ["fp16"]
             yield "precision", [*(["tf32"] if hardware.has_tf32(plan.device) else []), *half]
         if engine.cudnn == "auto" and recurrent:
             yield "cudnn", ["standard"]
@@ -141,10 +144,10 @@ def _trial(task: Task, plan: Plan) -> tuple[float, float]:
         job = loop.set_up(trial, plan)
         try:
             warm_up = step.EAGER_FIRST + 1 if plan.capture else 1
-            once = _run(job, task.config, warm_up) / warm_up
+            _run(job, task.config, warm_up)
             once = _run(job, task.config, 1)
-            steps = max(2, min(60, int(TRIAL_S / max(once, 1e-6))))
-            spent = _run(job, task.config, steps)
+            steps = max(1, min(60, int(TRIAL_S / 2 / max(once, 1e-6))))
+            spent = min(_run(job, task.config, steps) for _ in range(2))
             losses = job.tape.losses[: min(warm_up, len(job.tape.losses))]
             if job.failures():
                 raise RuntimeError("; ".join(job.failures().values()))
@@ -192,7 +195,8 @@ def find_batch(task: Task, plan: Plan) -> tuple[int, list[dict[str, Any]]]:
         found = _tried(sized, plan, f"batch = {batch}", evidence)
         return batch / found[0] if found else 0.0
 
-    best, fastest, batch = 0, 0.0, min(SMALLEST_BATCH, most)
+    known = hardware.hint(plan.hardware.get("gpu", ""))
+    best, fastest, batch = 0, 0.0, min(known.batch // 4 if known else SMALLEST_BATCH, most)
     while batch <= most:
         found = speed(batch)
         if not found:  # it does not fit: what lies between may

@@ -16,6 +16,7 @@ from slipstream.config import Train
 
 FIRST_SCALE = 2.0**16
 GROWTH, BACKOFF, GROW_AFTER = 2.0, 0.5, 2000
+CLIP_EPSILON = 1e-6
 
 
 def build(
@@ -76,17 +77,10 @@ class LossScale:
 
     scale: Tensor
     since_growth: Tensor
-    overflow: Tensor
-    """1 where the current step's gradients are not finite"""
 
-    def unscale(self, grads: list[Tensor]) -> None:
-        self.overflow.zero_()
-        inverse = self.scale.double().reciprocal().float()
-        torch._amp_foreach_non_finite_check_and_unscale_(grads, self.overflow, inverse)
-
-    def update(self) -> None:
+    def update(self, overflow: Tensor) -> None:
         torch._amp_update_scale_(
-            self.scale, self.since_growth, self.overflow, GROWTH, BACKOFF, GROW_AFTER
+            self.scale, self.since_growth, overflow, GROWTH, BACKOFF, GROW_AFTER
         )
 
 
@@ -94,26 +88,59 @@ def loss_scale(device: torch.device) -> LossScale:
     return LossScale(
         scale=torch.full((), FIRST_SCALE, device=device),
         since_growth=torch.zeros((), dtype=torch.int32, device=device),
-        overflow=torch.zeros((), device=device),
     )
 
 
-def step_unless_overflow(optimizer: torch.optim.Optimizer, scale: LossScale) -> None:
-    """Update the weights, or leave everything as it was if the gradients overflowed; no sync."""
+def update(
+    optimizer: torch.optim.Optimizer,
+    params: list[nn.Parameter],
+    *,
+    clip: float | None,
+    scale: LossScale | None,
+) -> None:
+    """Unscale, clip and step; where the gradients overflowed, leave everything as it was. No sync.
+
+    Unscaling and clipping are one division, which a fused optimizer does on its way.
+    """
+    if clip is None and scale is None:
+        _forget_division(optimizer)
+        optimizer.step()
+        return
+    grads = [p.grad for p in params if p.grad is not None]
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+    overflow = None if scale is None else (~torch.isfinite(norm)).float()
+    divisor = torch.ones_like(norm) if scale is None else scale.scale
+    if clip is not None:
+        true_norm = norm if scale is None else norm / scale.scale
+        divisor = divisor * torch.clamp((true_norm + CLIP_EPSILON) / clip, min=1.0)
     if getattr(optimizer, "_step_supports_amp_scaling", False):
         # how torch's own GradScaler tells a fused optimizer; there is no public way
-        vars(optimizer).update(grad_scale=None, found_inf=scale.overflow)
+        vars(optimizer).update(grad_scale=divisor, found_inf=overflow)
         optimizer.step()
     else:
-        tensors = [p.data for group in optimizer.param_groups for p in group["params"]]
-        tensors += [
-            value
-            for state in optimizer.state.values()
-            for value in state.values()
-            if isinstance(value, Tensor)
-        ]
-        before = [tensor.clone() for tensor in tensors]
+        torch._foreach_div_(grads, divisor)
+        _step_unless(optimizer, overflow)
+    if scale is not None and overflow is not None:
+        scale.update(overflow)
+
+
+def _forget_division(optimizer: torch.optim.Optimizer) -> None:
+    vars(optimizer).update(grad_scale=None, found_inf=None)
+
+
+def _step_unless(optimizer: torch.optim.Optimizer, overflow: Tensor | None) -> None:
+    """Step, and put everything back where that was wrong."""
+    if overflow is None:
         optimizer.step()
-        for tensor, old in zip(tensors, before, strict=True):
-            tensor.copy_(torch.where(scale.overflow > 0, old, tensor))
-    scale.update()
+        return
+    tensors = [p.data for group in optimizer.param_groups for p in group["params"]]
+    tensors += [
+        value
+        for state in optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, Tensor)
+    ]
+    before = [tensor.clone() for tensor in tensors]
+    optimizer.step()
+    for tensor, old in zip(tensors, before, strict=True):
+        tensor.copy_(torch.where(overflow > 0, old, tensor))

@@ -89,7 +89,7 @@ def make(config: Config, *, data_bytes: int, training: bool = True, streamed: bo
     threads = hardware.available_cores() if engine.threads == "auto" else engine.threads
     reasons["threads"] = "every core" if engine.threads == "auto" else "asked for"
     reasons["cudnn"] = "as PyTorch chooses" if engine.cudnn == "auto" else "asked for"
-    workers, prefetch = _workers(config)
+    workers, prefetch = _workers(config, found.get("gpu", ""))
     return Plan(
         device=device,
         precision=precision,
@@ -163,14 +163,17 @@ def _home(config: Config, device: torch.device, data_bytes: int) -> tuple[str, s
     return "device", size
 
 
-def _workers(config: Config) -> tuple[int, int]:
-    """Readers and batches ahead, by the kind of model and the memory there is."""
+def _workers(config: Config, gpu: str) -> tuple[int, int]:
+    """Readers and batches ahead, by the kind of model, the memory there is and the card."""
+    known = hardware.hint(gpu)
     memory = psutil.virtual_memory().total / GB
     size = 0 if memory < 8 else 1 if memory < 16 else 2
     if config.model.kind in ("mlp", "linear"):
         workers, prefetch = (2, 4, 8)[size], 4
     else:
         workers, prefetch = (0, 2, 4)[size], 2
+    if known is not None and workers:
+        workers = min(workers, known.workers)
     engine = config.engine
     return (
         min(workers, hardware.available_cores()) if engine.workers == "auto" else engine.workers,

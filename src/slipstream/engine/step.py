@@ -64,6 +64,8 @@ def training(
 ) -> Program:
     """One step: gather, forward, loss, backward, clip, update."""
     params = [p for p in model.parameters() if p.requires_grad]
+    clip = None if train.clip == "off" else train.clip
+    unscaled = torch.ones((), device=lr.device)
 
     def advance() -> None:
         model.train()
@@ -72,17 +74,10 @@ def training(
         total: Tensor | None = None
         for share in home.take(tape.cursor):
             loss = _loss(model, share, train=train, plan=plan, fold=fold)
-            (loss if scale is None else loss * scale.scale).backward()
+            loss.backward(unscaled if scale is None else scale.scale)
             total = loss.detach() if total is None else total + loss.detach()
         assert total is not None
-        if scale is not None:
-            scale.unscale([p.grad for p in params if p.grad is not None])
-        if train.clip != "off":
-            nn.utils.clip_grad_norm_(params, train.clip, foreach=True)
-        if scale is None:
-            optimizer.step()
-        else:
-            optim.step_unless_overflow(optimizer, scale)
+        optim.update(optimizer, params, clip=clip, scale=scale)
         tape.losses.index_copy_(0, tape.cursor, total[None])
         tape.cursor.add_(1)
 

@@ -36,6 +36,8 @@ class Recurrent(nn.Module):
         self.algorithm: Algorithm = "persistent"
         """cuDNN's: as PyTorch chooses, or the standard one; the plan sets it."""
         self.recompute = False
+        self.zeros: dict[tuple[Any, ...], Tensor] = {}
+        """Initial states by shape: constants, which nobody writes to"""
         self.one_size = len(set(model.sizes)) == 1
         ways = 2 if model.bidirectional else 1
         width = inputs * model.patch
@@ -58,7 +60,12 @@ class Recurrent(nn.Module):
                 if depth and dropout:
                     sequence = F.dropout(sequence, dropout)
                 sequence = self._kept_or_not(partial(_call_module, layer), sequence)
-        out: Tensor = self.head(self.pool(sequence), static)
+        pooled = self.pool(sequence)
+        if self.pool.kind != "flatten":  # a head this small costs less than its casts
+            with torch.autocast(pooled.device.type, enabled=False):
+                small: Tensor = self.head(pooled.float(), static)
+                return small
+        out: Tensor = self.head(pooled, static)
         return out
 
     def _on_cuda(self, sequence: Tensor, dropout: float) -> Tensor:
@@ -71,9 +78,17 @@ class Recurrent(nn.Module):
                 if depth and dropout:
                     # our own between layers: cuDNN's keeps a state that cannot be saved
                     sequence = F.dropout(sequence, dropout)
-                call = partial(_call_cudnn, layers, self.algorithm)
+                call = partial(_call_cudnn, layers, self.algorithm, self._zeros(layers, sequence))
                 sequence = self._kept_or_not(call, sequence)
         return sequence
+
+    def _zeros(self, layers: Sequence[Any], sequence: Tensor) -> Tensor:
+        ways = 2 if layers[0].bidirectional else 1
+        shape = (len(layers) * ways, sequence.shape[1], layers[0].hidden_size)
+        key = (*shape, sequence.dtype, sequence.device)
+        if key not in self.zeros:
+            self.zeros[key] = torch.zeros(shape, dtype=sequence.dtype, device=sequence.device)
+        return self.zeros[key]
 
     def _kept_or_not(self, layer: Callable[[Tensor], Tensor], sequence: Tensor) -> Tensor:
         """Run a layer; keep its activations for the way back, or compute them again there."""
@@ -88,13 +103,14 @@ def _call_module(layer: nn.Module, sequence: Tensor) -> Tensor:
     return out
 
 
-def _call_cudnn(layers: Sequence[Any], algorithm: Algorithm, sequence: Tensor) -> Tensor:
+def _call_cudnn(
+    layers: Sequence[Any], algorithm: Algorithm, zeros: Tensor, sequence: Tensor
+) -> Tensor:
     """Run layers of one size, [T, B, D] to [T, B, H * ways], in the sequence's precision."""
     first = layers[0]
     both_ways, depth = first.bidirectional, len(layers)
     run: Any = torch._VF.lstm if isinstance(first, nn.LSTM) else torch._VF.gru
     time, batch, width = sequence.shape
-    zeros = sequence.new_zeros(depth * (2 if both_ways else 1), batch, first.hidden_size)
     state = (zeros, zeros) if isinstance(first, nn.LSTM) else zeros
     weights = _one_buffer(layers, sequence.dtype)
     rest = (True, depth, 0.0, first.training, both_ways)

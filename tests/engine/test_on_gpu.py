@@ -1,0 +1,259 @@
+"""On a GPU: homes, recurrent calls, switches, recoveries and the plan."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+import slipstream
+from slipstream import hardware, runs
+from slipstream.config import Model, Signature
+from slipstream.engine import loop, measure, plan
+from slipstream.models import build, use
+from tests.conftest import KINDS, close, small_config, small_dataset, waves
+from tests.engine.steps import make_task, run_steps
+
+pytestmark = pytest.mark.gpu
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device", allow_module_level=True)
+
+DEVICE = torch.device("cuda", 0)
+
+
+def cuda_config(tmp_path="runs", *, engine=None, **sections):
+    wanted = {"device": "cuda", "precision": "fp32"} | (engine or {})
+    return small_config(tmp_path, engine=wanted, **sections)
+
+
+@pytest.mark.parametrize("algorithm", ["persistent", "standard"])
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("hidden", [[24], [24, 24], [24, 24, 24], [24, 16]])
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_cudnn_from_one_buffer_is_the_module_itself(kind, hidden, bidirectional, algorithm):
+    """Values and gradients as on the CPU, and not a word about scattered weights."""
+    model = Model(kind=kind, hidden=tuple(hidden), bidirectional=bidirectional, dropout=0.0)
+    names = ("a", "b", "c")
+    signature = Signature(
+        inputs=names,
+        targets=names,
+        static=(),
+        shared=3,
+        context=20,
+        horizon=4,
+        channels="together",
+        quantiles=(),
+        step=None,
+    )
+    torch.manual_seed(0)
+    on_cpu = build(model, signature)
+    on_gpu = build(model, signature)
+    on_gpu.load_state_dict(on_cpu.state_dict())
+    on_gpu.to(DEVICE)
+    use(on_gpu, algorithm=algorithm, recompute=False, compiled=False)
+    inputs = torch.randn(20, 9, 3)
+    with hardware.flags(threads=1, tf32=False):
+        wanted, found = on_cpu(inputs, None), on_gpu(inputs.to(DEVICE), None)
+        wanted.square().sum().backward()
+        found.square().sum().backward()
+    close(found.detach().cpu(), wanted.detach(), rel=1e-4)
+    for (name, mine), theirs in zip(on_gpu.named_parameters(), on_cpu.parameters(), strict=True):
+        assert mine.grad is not None, name
+        close(mine.grad.cpu(), theirs.grad, rel=2e-3)
+
+
+SHAPES = {
+    "plain": {},
+    "independent": {"data": {"channels": "independent"}},
+    "accumulate": {"train": {"accumulate": 3, "batch": 17}},
+}
+
+
+@pytest.mark.parametrize("capture", [False, True])
+@pytest.mark.parametrize("home", ["host", "loader"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_home_gives_the_same_bits(shape, home, capture):
+    sections = {"model": {"kind": "gru"}, **SHAPES[shape]}
+    dataset = small_dataset(cuda_config(**sections), waves(900))
+    wanted = run_steps(cuda_config(**sections), dataset, steps=60, capture=capture)
+    other = cuda_config(engine={"home": home, "workers": 2}, **sections)
+    found = run_steps(other, dataset, steps=60, capture=capture)
+    assert wanted[0] == found[0]
+    assert all(torch.equal(wanted[1][name], found[1][name]) for name in wanted[1])
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {"steps_per_graph": 4},
+        {"set_to_none": False},
+        {"fused": False},
+        {"recompute": True},
+        {"cudnn_benchmark": True},
+        {"non_blocking": False, "pinned": False, "home": "host"},
+        {"cudnn": "standard"},
+    ],
+    ids=lambda engine: "-".join(engine),
+)
+@pytest.mark.parametrize("kind", ["lstm", "transformer"])
+def test_no_switch_changes_the_numbers(kind, engine):
+    sections = {"model": {"kind": kind, "layers": 2, "dropout": 0.0}}
+    dataset = small_dataset(cuda_config(**sections), waves(900))
+    wanted, _ = run_steps(cuda_config(**sections), dataset, steps=50, capture=True)
+    found, _ = run_steps(cuda_config(engine=engine, **sections), dataset, steps=50, capture=True)
+    close(found, wanted, rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["mlp", "transformer"])
+def test_compiled_models_give_the_same_losses(kind):
+    sections = {"model": {"kind": kind, "dropout": 0.0}}
+    dataset = small_dataset(cuda_config(**sections), waves(900))
+    wanted, _ = run_steps(cuda_config(**sections), dataset, steps=30, capture=True)
+    compiled = cuda_config(engine={"compile": True}, **sections)
+    found, _ = run_steps(compiled, dataset, steps=30, capture=True)
+    close(found, wanted, rel=1e-4)
+
+
+@pytest.mark.parametrize("preset", ["baseline", "classic"])
+def test_presets_train_the_same_model(preset, tmp_path):
+    sections = {"train": {"epochs": 4}, "model": {"dropout": 0.0}}
+    ours = slipstream.train(cuda_config(tmp_path, **sections), waves(900))
+    precision = {"baseline": "fp32", "classic": "auto"}[preset]
+    theirs = slipstream.train(
+        cuda_config(
+            tmp_path, engine={"preset": preset, "precision": precision, "workers": 2}, **sections
+        ),
+        waves(900),
+    )
+    assert theirs.summary["plan"]["home"] == "loader"
+    assert theirs.metrics["test"]["mae"] == pytest.approx(ours.metrics["test"]["mae"], rel=0.02)
+
+
+def test_real_memory_that_runs_out_is_survived_with_the_same_losses(tmp_path):
+    sections = {
+        "data": {"context": 200, "horizon": 1},
+        "model": {"kind": "gru", "hidden": 128, "layers": 2, "dropout": 0.0},
+        "train": {"epochs": 1, "batch": 4096, "clip": 1.0},
+    }
+    table = waves(12_000)
+
+    def losses():
+        config = cuda_config(tmp_path, engine={"log_every": 1}, **sections)
+        seen = []
+        result = slipstream.train(config, table, watch=seen.append)
+        del result
+        gc.collect()
+        torch.cuda.empty_cache()
+        return [e["loss"] for e in seen if e["event"] == "log"], [
+            e for e in seen if e["event"] == "recovery"
+        ]
+
+    calm, none = losses()
+    assert not none
+    total = torch.cuda.get_device_properties(DEVICE).total_memory
+    allowed = torch.cuda.memory_reserved(DEVICE) + 900e6
+    torch.cuda.set_per_process_memory_fraction(allowed / total, DEVICE)
+    try:
+        found, recoveries = losses()
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, DEVICE)
+    assert recoveries
+    assert "out of memory" in recoveries[0]["what"]
+    close(found, calm, rel=1e-3)
+
+
+def test_memory_does_not_grow_over_many_recoveries(tmp_path):
+    config = cuda_config(
+        tmp_path,
+        train={"batch": 64, "epochs": 1},
+        model={"kind": "linear"},
+        engine={"capture": False},
+    )
+    dataset = small_dataset(config)
+    gc.collect()
+    gc.freeze()
+    chosen = plan.make(config, data_bytes=0)
+    task = make_task(config, dataset, chosen, runs.create("t", out=str(tmp_path)))
+    job = loop.set_up(task, chosen)
+    sizes = []
+    for i in range(200):
+        job.home.begin(0)
+        job.tape.begin([1e-3] * job.home.num_steps)
+        for _ in range(5):
+            job.advance()
+        job = loop._halved(task, job, "injected")
+        if job.batch == 1:
+            job = loop.set_up(task, chosen, like=job)
+        if i >= 20:
+            torch.cuda.synchronize()
+            sizes.append(torch.cuda.memory_allocated(DEVICE))
+    gc.unfreeze()
+    assert max(sizes) - min(sizes[:20]) < 4e6
+
+
+def test_a_poisoned_fp16_run_leaves_fp16(tmp_path):
+    config = cuda_config(
+        tmp_path, engine={"precision": "fp16", "log_every": 2}, train={"epochs": 5}
+    )
+    dataset = small_dataset(config, waves(900))
+    chosen = plan.make(config, data_bytes=0)
+    spoilt = []
+
+    def spoil(event):
+        """Poison the weights in the middle of the third epoch, once."""
+        if event["event"] == "log" and event["epoch"] > 2 and not spoilt:
+            spoilt.append(event["step"])
+            with torch.no_grad():
+                task.model.core.head.linear.bias.fill_(torch.nan)
+
+    run = runs.create("t", out=str(tmp_path), watch=spoil)
+    task = make_task(config, dataset, chosen, run)
+    with chosen.flags():
+        result = loop.fit(task, chosen)
+    found = [event for event in runs.events(run) if event["event"] == "recovery"]
+    assert [event["remedy"] for event in found] == ["fp32 instead of fp16"]
+    assert found[0]["step"] < spoilt[0]
+    assert result.plan.precision == "fp32"
+    assert result.stopped == "all epochs done"
+    assert torch.isfinite(task.model.core.head.linear.bias).all()
+
+
+def test_the_plan_measures_and_tells(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path))
+    draw = np.random.default_rng(0)
+    table = pa.table({f"x{i}": draw.standard_normal(40_000) for i in range(4)})
+    config = small_config(
+        tmp_path,
+        data={"time": None, "context": 100, "horizon": 1, "targets": ["x0"]},
+        model={"kind": "lstm", "hidden": 160, "layers": 1},
+        train={"epochs": 400, "batch": 512},
+        engine={"device": "cuda", "plan": "measure"},
+    )
+    dataset = small_dataset(config, table)
+    chosen = plan.make(config, data_bytes=dataset.data_bytes)
+    decided = measure.decide(make_task(config, dataset, chosen), chosen)
+    names = {item["candidate"] for item in decided.evidence if "ms" in item}
+    assert {"rules of thumb", "precision = tf32", "cudnn = standard"} <= names
+    fastest = min(item["ms"] for item in decided.evidence if "ms" in item)
+    assert decided.ms_per_step <= fastest / measure.WORTH
+    exact = config.engine.model_copy(update={"precision": "fp32", "cudnn": "auto"})
+    config = config.model_copy(update={"engine": exact})
+    chosen = plan.make(config, data_bytes=dataset.data_bytes)
+    decided = measure.decide(make_task(config, dataset, chosen), chosen)
+    assert decided.cudnn == "standard"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_batch_is_found(kind, tmp_path):
+    config = small_config(
+        tmp_path,
+        model={"kind": kind},
+        train={"batch": "auto", "epochs": 1},
+        engine={"device": "cuda", "plan": "off"},
+    )
+    result = slipstream.train(config, waves(9000))
+    assert "the most that fit" in result.summary["plan"]["reasons"]["batch"]
+    assert result.summary["steps"] >= 1
