@@ -77,7 +77,9 @@ CASES: dict[str, dict[str, Any]] = {
 STRETCHES, WARM_UP = 7, 20
 
 
-def case_config(case: dict[str, Any], **engine: Any) -> configs.Config:
+def case_config(
+    case: dict[str, Any], train: dict[str, Any] | None = None, **engine: Any
+) -> configs.Config:
     return configs.load(
         {
             "data": {
@@ -87,7 +89,7 @@ def case_config(case: dict[str, Any], **engine: Any) -> configs.Config:
                 "horizon": 0,
             },
             "model": case["model"],
-            "train": {"batch": case.get("batch", 256), "epochs": 200},
+            "train": {"batch": case.get("batch", 256), "epochs": 200} | (train or {}),
             "engine": engine,
         }
     )
@@ -105,10 +107,14 @@ def wait() -> None:
 
 
 def ours(
-    case: dict[str, Any], data: pa.Table, steps: int, **engine: Any
+    case: dict[str, Any],
+    data: pa.Table,
+    steps: int,
+    train: dict[str, Any] | None = None,
+    **engine: Any,
 ) -> tuple[list[float], dict[str, Any]]:
-    """Milliseconds per step of a preset, and its plan."""
-    config = case_config(case, **engine)
+    """Milliseconds per step with these settings, and the plan."""
+    config = case_config(case, train, **engine)
     dataset = datasets.load(config, data)
     assert dataset.memory is not None
     chosen = plan.make(config, data_bytes=dataset.data_bytes)
@@ -129,12 +135,14 @@ def ours(
             count = steps if stretch else min(WARM_UP, steps)
             for _ in range(count):
                 if done % job.home.num_steps == 0:
+                    job.flush()
                     job.home.begin(done // job.home.num_steps)
                     job.tape.begin([1e-3] * job.home.num_steps)
                 job.advance()
                 if config.engine.sync:
                     float(job.tape.losses[done % job.home.num_steps])
                 done += 1
+            job.flush()
             wait()
             if stretch:
                 times.append(1e3 * (time.perf_counter() - began) / count)
@@ -304,7 +312,16 @@ def ways(
                 ),
             )
         if case["model"]["kind"] in ("lstm", "gru"):
-            yield "auto, fp32", lambda: ours(case, data, fast, precision="fp32", plan="measure")
+            exact = {"precision": "fp32"}
+            yield (
+                "captured, fp32, cuDNN as PyTorch chooses",
+                lambda: ours(case, data, fast, **exact, cudnn="persistent", plan="off"),
+            )
+            yield "auto, but fp32", lambda: ours(case, data, fast, **exact, plan="measure")
+            yield (
+                "auto, but from host memory",
+                lambda: ours(case, data, fast, home="host", plan="measure"),
+            )
     else:
         yield "plain loop", lambda: plain_loop(case, data, slow)
         for workers in (0, 2):

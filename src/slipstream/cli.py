@@ -295,14 +295,18 @@ def plan_lines(plan: dict[str, Any], num_steps: int) -> Iterator[str]:
     """What will run and why, in a few lines."""
     where = plan["hardware"].get("gpu", plan["hardware"]["cpu"])
     reasons = plan["reasons"]
+    yield f"plan: {plan['device']} ({where}); data: {plan['home']} ({reasons['home']})"
+    how = [plan["precision"] + _gain(plan, "precision = fp32", "fp32", reasons["precision"])]
     if plan["device"] == "cpu":
-        how = f"{plan['precision']}, {plan['threads']} threads ({reasons['threads']})"
+        how.append(f"{plan['threads']} threads ({reasons['threads']})")
     else:
-        how = f"{plan['precision']} ({reasons['precision']}), "
-        how += "step captured" if plan["capture"] else "step eager"
-        if plan["cudnn"] == "standard":
-            how += f", cuDNN's standard algorithm ({reasons['cudnn']})"
-    yield f"plan: {plan['device']} ({where}); data: {plan['home']} ({reasons['home']}); {how}"
+        if plan["cudnn"]:
+            how.append(_algorithm(plan))
+        captured = "step captured" if plan["capture"] else "step eager"
+        how.append(captured + _gain(plan, "capture = False", "eager", reasons["capture"]))
+    if plan["micro_batch"]:
+        how.append(f"{plan['micro_batch']} windows per pass ({reasons['micro_batch']})")
+    yield f"plan: {'; '.join(how)}"
     if plan["ms_per_step"] is not None:
         from slipstream.reporting import seconds
 
@@ -311,6 +315,26 @@ def plan_lines(plan: dict[str, Any], num_steps: int) -> Iterator[str]:
             f"plan: {plan['ms_per_step']:.3g} ms a step, at most {whole} for {num_steps:,} steps; "
             f"{reasons['plan']}"
         )
+    for item in plan["evidence"]:
+        if "failed" in item or "refused" in item:
+            why = item.get("failed") or item.get("refused")
+            yield f"plan: not {item['candidate']}: {why}"
+
+
+def _gain(plan: dict[str, Any], candidate: str, name: str, otherwise: str) -> str:
+    """How much faster the plan is than what it was compared with, where that was measured."""
+    for item in plan["evidence"]:
+        if item["candidate"] == candidate and "ms" in item:
+            ratio = item["ms"] / plan["ms_per_step"]
+            return f", {ratio:.2g}x over {name}" if ratio > 1 else ""
+    return f" ({otherwise})"
+
+
+def _algorithm(plan: dict[str, Any]) -> str:
+    """cuDNN's algorithm, by the kernels that ran where they are known."""
+    ran = "persistent" if any("Persist" in name for name in plan["kernels"]) else "standard"
+    names = {ran} if plan["kernels"] else set(plan["cudnn"])
+    return f"cuDNN {' and '.join(sorted(names))} ({plan['reasons']['cudnn']})"
 
 
 def _show_training(found: dict[str, Any], console: Console) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -43,7 +44,7 @@ def run_steps(
     with chosen.flags(), torch.random.fork_rng():
         task = make_task(config, dataset, chosen)
         torch.manual_seed(config.seed)
-        job = loop.set_up(task, chosen, batch=batch)
+        job = loop.set_up(task, replace(chosen, micro_batch=batch))
         losses: list[float] = []
         epoch = 0
         while len(losses) < steps:

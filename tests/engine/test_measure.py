@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
 from slipstream import UserError, runs
+from slipstream.config import Config
 from slipstream.engine import measure, plan
 from tests.conftest import small_config, small_dataset, waves
 from tests.engine.steps import make_task
@@ -75,8 +77,13 @@ def test_a_short_run_is_not_held_up_by_its_plan(tmp_path):
     assert all("skipped" in item for item in decided.evidence[1:])
 
 
+def propose(monkeypatch, setting, value):
+    """Have one candidate tried and no other."""
+    monkeypatch.setattr(measure, "_candidates", lambda *_: measure._values(setting, value))
+
+
 def test_a_candidate_that_fails_is_shown_as_failed(tmp_path, monkeypatch):
-    monkeypatch.setattr(measure, "_open_questions", lambda *_: [("precision", ["nonsense"])])
+    propose(monkeypatch, "precision", "nonsense")
     monkeypatch.setattr(plan.Plan, "autocast", property(lambda self: _only_fp32(self)))
     task, rules = made(tmp_path)
     decided = measure.decide(task, rules)
@@ -90,7 +97,7 @@ def _only_fp32(chosen):
 
 
 def test_a_candidate_with_other_losses_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(measure, "_open_questions", lambda *_: [("threads", [7])])
+    propose(monkeypatch, "threads", 7)
     task, rules = made(tmp_path, engine={"threads": 1})
     task.model.register_forward_hook(
         lambda _, __, out: out * 3 if torch.get_num_threads() == 7 else out
@@ -125,3 +132,28 @@ def test_not_even_one_window(tmp_path):
     task.model.register_forward_pre_hook(check)
     with pytest.raises(UserError, match="not even one window fits"):
         measure.find_batch(task, rules)
+
+
+def test_a_batch_that_does_not_fit_is_planned_in_smaller_passes(tmp_path):
+    task, rules = made(tmp_path, train={"batch": 31})
+
+    def check(_, given):
+        if given[0].shape[1] > 9:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    task.model.register_forward_pre_hook(check)
+    decided = measure.decide(task, rules)
+    assert decided.micro_batch == 8
+    assert decided.reasons["micro_batch"] == "16 windows per pass did not fit"
+    assert ["failed" in item for item in decided.evidence[:3]] == [True, True, False]
+
+
+def test_layers_of_their_own_size_may_each_have_their_algorithm():
+    first, second = measure._algorithms([8, 16])
+    chosen = plan.make(Config(model={"hidden": [8, 16]}, engine={"device": "cpu"}), data_bytes=0)
+    assert chosen.cudnn == ("persistent", "persistent")
+    chosen = replace(chosen, cudnn=first.change(chosen))
+    assert chosen.cudnn == ("standard", "persistent")
+    assert second.change(chosen) == ("standard", "standard")
+    (both,) = measure._algorithms([8, 8])
+    assert both.change(chosen) == ("standard", "standard")

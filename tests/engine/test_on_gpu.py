@@ -53,7 +53,7 @@ def test_cudnn_from_one_buffer_is_the_module_itself(kind, hidden, bidirectional,
     on_gpu = build(model, signature)
     on_gpu.load_state_dict(on_cpu.state_dict())
     on_gpu.to(DEVICE)
-    use(on_gpu, algorithm=algorithm, recompute=False, compiled=False)
+    use(on_gpu, algorithms=(algorithm,) * len(hidden), recompute=False, compiled=False)
     inputs = torch.randn(20, 9, 3)
     with hardware.flags(threads=1, tf32=False):
         wanted, found = on_cpu(inputs, None), on_gpu(inputs.to(DEVICE), None)
@@ -107,6 +107,7 @@ def test_no_switch_changes_the_numbers(kind, engine):
     close(found, wanted, rel=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile's own
 @pytest.mark.parametrize("kind", ["mlp", "transformer"])
 def test_compiled_models_give_the_same_losses(kind):
     sections = {"model": {"kind": kind, "dropout": 0.0}}
@@ -153,8 +154,9 @@ def test_real_memory_that_runs_out_is_survived_with_the_same_losses(tmp_path):
 
     calm, none = losses()
     assert not none
+    assert torch.cuda.memory_reserved(DEVICE) < 100e6  # a run gives back what it took
     total = torch.cuda.get_device_properties(DEVICE).total_memory
-    allowed = torch.cuda.memory_reserved(DEVICE) + 900e6
+    allowed = torch.cuda.memory_reserved(DEVICE) + 2e9
     torch.cuda.set_per_process_memory_fraction(allowed / total, DEVICE)
     try:
         found, recoveries = losses()
@@ -236,14 +238,17 @@ def test_the_plan_measures_and_tells(tmp_path, monkeypatch):
     chosen = plan.make(config, data_bytes=dataset.data_bytes)
     decided = measure.decide(make_task(config, dataset, chosen), chosen)
     names = {item["candidate"] for item in decided.evidence if "ms" in item}
-    assert {"rules of thumb", "precision = tf32", "cudnn = standard"} <= names
+    assert {"rules of thumb", "precision = fp32", "precision = tf32"} <= names
+    assert {"cudnn = standard", "fused = False", "capture = False"} <= names
     fastest = min(item["ms"] for item in decided.evidence if "ms" in item)
     assert decided.ms_per_step <= fastest / measure.WORTH
+    assert any("Persist" in name for name in decided.kernels)
     exact = config.engine.model_copy(update={"precision": "fp32", "cudnn": "auto"})
     config = config.model_copy(update={"engine": exact})
     chosen = plan.make(config, data_bytes=dataset.data_bytes)
     decided = measure.decide(make_task(config, dataset, chosen), chosen)
-    assert decided.cudnn == "standard"
+    assert decided.cudnn == ("standard",)
+    assert not any("Persist" in name for name in decided.kernels)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -331,7 +331,7 @@ class Engine(Section):
     """CUDA: let cuDNN time its convolutions; recurrent models have none."""
     compile: bool | Literal["auto"] = "auto"
     """torch.compile for feed-forward and attention models; recurrent layers stay out of it."""
-    fused: bool = True
+    fused: bool | Literal["auto"] = "auto"
     """One kernel for the whole weight update, where the optimizer has one."""
     set_to_none: bool = True
     """Drop gradients between steps instead of filling them with zeros."""

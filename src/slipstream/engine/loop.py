@@ -18,10 +18,11 @@ from slipstream.config import Config, Train
 from slipstream.data.dataset import Dataset
 from slipstream.data.windows import Series
 from slipstream.engine import checkpoint, homes, optim, recover, step
+from slipstream.engine.capture import Captured
 from slipstream.engine.homes import Draw, Home, Program
 from slipstream.engine.optim import LossScale
 from slipstream.engine.plan import Plan
-from slipstream.engine.step import Captured, Tape
+from slipstream.engine.step import Tape
 from slipstream.engine.streaming import Streamed
 from slipstream.errors import UserError
 from slipstream.models import use
@@ -29,6 +30,7 @@ from slipstream.runs import Run
 
 CHECKPOINT_EVERY_S = 60.0
 DIVERGED = "the loss is no longer finite"
+TRAINING = "training step"
 
 
 @dataclass
@@ -122,8 +124,8 @@ class Job:
 
     advance: Program
     check: Program
-    programs: dict[str, Program]
-    """The same two, before their homes feed them"""
+    captured: dict[str, Captured]
+    """Those of the two that are CUDA graphs, before their homes feed them"""
     home: Home
     val_home: Home
     tape: Tape
@@ -136,26 +138,33 @@ class Job:
     """Windows of one forward pass"""
 
     def failures(self) -> dict[str, str]:
-        captured = {n: p for n, p in self.programs.items() if isinstance(p, Captured)}
-        return {name: p.failure for name, p in captured.items() if p.failure}
+        return {name: p.failure for name, p in self.captured.items() if p.failure}
+
+    def kernels(self) -> list[str]:
+        """The decisive ones of the training step, where it was captured."""
+        program = self.captured.get(TRAINING)
+        return program.kernels() if program else []
 
     def flush(self) -> None:
-        for program in self.programs.values():
-            if isinstance(program, Captured):
-                program.flush()
+        for program in self.captured.values():
+            program.flush()
 
     def close(self) -> None:
+        """Let go of workers, graphs and gradients."""
         self.home.close()
         self.val_home.close()
+        for program in self.captured.values():
+            program.close()
+        self.optimizer.zero_grad(set_to_none=True)
 
 
-def set_up(task: Task, plan: Plan, *, batch: int | None = None, like: Job | None = None) -> Job:
+def set_up(task: Task, plan: Plan, *, like: Job | None = None) -> Job:
     """Everything that training needs. `like` hands on an earlier job's optimizer and tape."""
     config, model, dataset = task.config, task.model, task.dataset
     train, device = config.train, plan.device
     assert train.batch != "auto"
-    batch = batch or train.batch
-    use(model, algorithm=plan.cudnn, recompute=plan.recompute, compiled=plan.compile)
+    batch = plan.micro_batch or train.batch
+    use(model, algorithms=plan.cudnn, recompute=plan.recompute, compiled=plan.compile)
     if like is None:
         lr = torch.tensor(train.lr, device=device)
         params = [p for p in model.parameters() if p.requires_grad]
@@ -177,13 +186,14 @@ def set_up(task: Task, plan: Plan, *, batch: int | None = None, like: Job | None
         model, optimizer, lr, home, tape, train=train, plan=plan, fold=fold, scale=scale
     )
     check = step.validation(model, val_home, val_tape, train=train, plan=plan, fold=fold)
+    captured: dict[str, Captured] = {}
     if plan.capture:
-        advance = Captured(advance, device, steps=plan.steps_per_graph)
-        check = Captured(check, device)
+        advance = captured[TRAINING] = Captured(advance, device, steps=plan.steps_per_graph)
+        check = captured["validation step"] = Captured(check, device)
     return Job(
         advance=home.feed(advance),
         check=val_home.feed(check),
-        programs={"training step": advance, "validation step": check},
+        captured=captured,
         home=home,
         val_home=val_home,
         tape=tape,
@@ -241,8 +251,11 @@ def fit(task: Task, plan: Plan) -> Fit:
             with checkpoint.Writer(task.run, background=background) as writer:
                 _fit(task, jobs, stop, result, writer)
         finally:  # workers end with the run, however it ends
+            failures = jobs[-1].failures()
             jobs[-1].close()
-    result.plan, result.failures = jobs[-1].plan, jobs[-1].failures()
+            if plan.capture:
+                recover.free_memory()
+    result.plan, result.failures = jobs[-1].plan, failures
     result.signal_number = stop.signal_number
     task.run.append("trained", stopped=result.stopped, **asdict(result.progress))
     if not (result.weights or stop.requested):
@@ -302,7 +315,7 @@ def _fit(task: Task, jobs: list[Job], stop: Stop, result: Fit, writer: checkpoin
         at.epoch = epoch + done / num_steps
         epoch += 1
         if epoch == 1:
-            _compare_with_plan(job.plan, (logged_at - epoch_began) / done, run)
+            _compare_with_plan(job, (logged_at - epoch_began) / done, run)
         if epoch % train.validate_every and not (result.stopped or epoch == train.epochs):
             continue
 
@@ -375,10 +388,9 @@ def _halved(task: Task, job: Job, why: str) -> Job:
         )
     batch = -(-job.batch // 2)
     job.close()
-    task.model.zero_grad(set_to_none=True)
     recover.free_memory()
     task.run.append("recovery", what="out of memory", remedy=f"{batch} windows per pass", why=why)
-    return set_up(task, job.plan, batch=batch, like=job)
+    return set_up(task, replace(job.plan, micro_batch=batch), like=job)
 
 
 def _after_divergence(task: Task, job: Job, at: Progress, result: Fit) -> Job:
@@ -392,7 +404,7 @@ def _after_divergence(task: Task, job: Job, at: Progress, result: Fit) -> Job:
         reasons = job.plan.reasons | {"precision": "fp16 gave a loss that was not finite"}
         job.close()
         plan = replace(job.plan, precision="fp32", reasons=reasons)
-        job = set_up(task, plan, batch=job.batch, like=job)
+        job = set_up(task, plan, like=job)
     else:
         at.rate /= 2
         remedy = f"learning rate times {at.rate:g}"
@@ -406,12 +418,19 @@ def _reason_to_stop(stop: Stop, out_of_time: bool) -> str:
     return "train.minutes have passed" if out_of_time else ""
 
 
-def _compare_with_plan(plan: Plan, seen_s: float, run: Run) -> None:
-    """Hold the first epoch's speed against the plan's promise."""
+def _compare_with_plan(job: Job, seen_s: float, run: Run) -> None:
+    """Hold the first epoch's speed and kernels against what the plan promised."""
+    plan, kernels = job.plan, job.kernels()
     if plan.ms_per_step is not None:
         seen = 1e3 * seen_s
         ratio = seen / plan.ms_per_step
-        run.append("plan", promised_ms=plan.ms_per_step, seen_ms=seen, ratio=ratio)
+        run.append("plan", promised_ms=plan.ms_per_step, seen_ms=seen, ratio=ratio, kernels=kernels)
+    if plan.kernels and kernels and kernels != plan.kernels:
+        run.append(
+            "fallback",
+            what="other kernels than planned",
+            why=f"{', '.join(kernels)} ran instead of {', '.join(plan.kernels)}",
+        )
 
 
 def _judge(at: Progress, val_loss: float, improved: bool, train: Train) -> None:

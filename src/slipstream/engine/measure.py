@@ -13,16 +13,16 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from slipstream import hardware, runs
 from slipstream.config import Config
-from slipstream.engine import loop, optim, recover, step
+from slipstream.engine import capture, loop, optim, recover
 from slipstream.engine.loop import Job, Task
 from slipstream.engine.plan import RECURRENT, Plan
 from slipstream.errors import UserError
@@ -34,7 +34,11 @@ WORTH = 0.97
 """A candidate replaces what is there if it takes less than this share of its time."""
 SAME_LOSS = 0.01
 """How far a candidate's mean loss may be from the first one's."""
-CHOICES = ("precision", "cudnn", "threads", "onednn", "ms_per_step", "evidence")
+COMPILE_S = 8.0
+CHOICES = (
+    *("precision", "cudnn", "threads", "onednn", "fused", "workers", "compile", "capture"),
+    *("micro_batch", "ms_per_step", "kernels", "evidence"),
+)
 SMALLEST_BATCH, LARGEST_BATCH = 32, 16384
 PAYS = 1.1
 """How much faster a larger batch must be, since it takes fewer steps to learn in."""
@@ -49,93 +53,170 @@ def decide(task: Task, plan: Plan) -> Plan:
     if config.engine.plan == "cached":
         known = _read(path).get(key)
         if known:
+            choices = known["choices"] | {"cudnn": tuple(known["choices"]["cudnn"])}
             why = plan.reasons | {"plan": "measured before, for the same shapes and hardware"}
-            return replace(plan, **known["choices"], reasons=why | known["reasons"])
+            return replace(plan, **choices, reasons=why | known["reasons"])
     began = time.perf_counter()
-    decided = _measured(task, plan)
+    decided, complete = _measured(task, plan)
     spent = time.perf_counter() - began
     reasons = decided.reasons | {"plan": f"measured in {spent:.1f} s"}
     decided = replace(decided, reasons=reasons)
-    if decided.ms_per_step is not None and not any("skipped" in e for e in decided.evidence):
+    if complete:
         changed = {k: v for k, v in reasons.items() if plan.reasons.get(k) != v and k != "plan"}
         choices = {name: getattr(decided, name) for name in CHOICES}
         _write(path, key, {"choices": choices, "reasons": changed})
     return decided
 
 
-def _measured(task: Task, plan: Plan) -> Plan:
-    evidence: list[dict[str, Any]] = []
-    first = _tried(task, plan, "rules of thumb", evidence)
-    if first is None:
-        return replace(plan, evidence=evidence)
-    ms, reference = first
-    num_steps = -(-task.dataset.count["train"] // _effective(task.config))
-    expected_s = ms / 1e3 * num_steps * task.config.train.epochs
-    deadline = time.perf_counter() + min(LONGEST_S, SHARE_OF_RUN * expected_s)
-    cost = 0.0
-    reasons: dict[str, str] = {}
-    for setting, values in _open_questions(task.config, plan):
-        for value in values:
-            if value == getattr(plan, setting):
-                continue
-            name = f"{setting} = {value}"
-            began = time.perf_counter()
-            if began + max(cost, TRIAL_S) > deadline:
-                evidence.append({"candidate": name, "skipped": "no time left to measure"})
-                continue
-            trial = replace(plan, **{setting: value})
-            found = _tried(task, trial, name, evidence)
-            cost = time.perf_counter() - began
-            if found is None:
-                continue
-            if not math.isclose(found[1], reference, rel_tol=SAME_LOSS):
-                evidence[-1]["refused"] = f"loss {found[1]:.4g} instead of {reference:.4g}"
-            elif found[0] < WORTH * ms:
-                before = getattr(plan, setting)
-                reasons[setting] = f"measured, {ms / found[0]:.2g}x as fast as {before}"
-                plan, ms = trial, found[0]
-    return replace(plan, ms_per_step=ms, evidence=evidence, reasons=plan.reasons | reasons)
+class Candidate(NamedTuple):
+    """One setting changed."""
+
+    setting: str
+    value: Any
+    change: Callable[[Plan], Any]
+    """The setting's value, given the plan so far"""
+    takes_s: float = 0.0
+    """What it needs before its first step, beyond what others need"""
+
+    @property
+    def name(self) -> str:
+        return f"{self.setting} = {self.value}"
 
 
-def _open_questions(config: Config, plan: Plan) -> Iterator[tuple[str, list[Any]]]:
-    """Settings that the config leaves open, each with the values worth a try, likely ones first."""
+def _values(setting: str, *values: Any, takes_s: float = 0.0) -> Iterator[Candidate]:
+    for value in values:
+
+        def change(_: Plan, value: Any = value) -> Any:
+            return value
+
+        yield Candidate(setting, value, change, takes_s)
+
+
+def _candidates(config: Config, plan: Plan) -> Iterator[Candidate]:
+    """What the config leaves open and makes sense here: likely winners first, and at the end what
+    is tried to know what the rest is worth."""
     engine, recurrent = config.engine, config.model.kind in RECURRENT
-    if plan.device.type == "cuda":
-        if engine.precision == "auto":
-            known = hardware.hint(plan.hardware["gpu"])
-            half = ["fp16", "bf16"] if known and known.half == "fp16" else ["bf16", "fp16"]
-            if recurrent:  # cuDNN's bf16 recurrence has no persistent kernels
-                half = ["fp16"]
-            yield "precision", [*(["tf32"] if hardware.has_tf32(plan.device) else []), *half]
-        if engine.cudnn == "auto" and recurrent:
-            yield "cudnn", ["standard"]
-        return
-    if engine.threads == "auto":
+    on_gpu = plan.device.type == "cuda"
+    if on_gpu and engine.precision == "auto":
+        known = hardware.hint(plan.hardware["gpu"])
+        half = ["fp16", "bf16"] if known and known.half == "fp16" else ["bf16", "fp16"]
+        if recurrent:  # cuDNN's bf16 recurrence has no persistent kernels
+            half = ["fp16"]
+        if hardware.has_tf32(plan.device):
+            half = ["tf32", *half]
+        yield from _values("precision", "fp32", *half)
+    if not on_gpu and engine.threads == "auto":
         cores = hardware.available_cores()
-        yield "threads", sorted({1, max(cores // 2, 1), cores})
-    if recurrent:
-        yield "onednn", [True, False]
-    if engine.precision == "auto" and hardware.has_fast_bf16():
-        yield "precision", ["bf16"]
+        yield from _values("threads", *sorted({1, max(cores // 2, 1), cores}))
+    if not on_gpu and recurrent:
+        yield from _values("onednn", True, False)
+    if not on_gpu and engine.precision == "auto" and hardware.has_fast_bf16():
+        yield from _values("precision", "bf16")
+    if on_gpu and recurrent and engine.cudnn == "auto":
+        yield from _algorithms(config.model.sizes)
+    if engine.fused == "auto":
+        yield from _values("fused", False)
+    if plan.home in ("stream", "loader") and engine.workers == "auto":
+        yield from _values("workers", 0, 2 * plan.workers)
+    if on_gpu and not recurrent and engine.compile == "auto":
+        yield from _values("compile", True, takes_s=COMPILE_S)
+    if on_gpu and engine.capture == "auto":
+        yield from _values("capture", False)
 
 
-def _tried(
-    task: Task, plan: Plan, name: str, evidence: list[dict[str, Any]]
-) -> tuple[float, float] | None:
-    """Milliseconds per step and mean loss of a candidate; None, and why, if it fails."""
+def _algorithms(sizes: Sequence[int]) -> Iterator[Candidate]:
+    """cuDNN's standard algorithm, for all layers of one size or for each layer by itself."""
+    if len(set(sizes)) == 1:
+        yield Candidate("cudnn", "standard", lambda plan: ("standard",) * len(plan.cudnn))
+        return
+    for layer in range(len(sizes)):
+
+        def change(plan: Plan, layer: int = layer) -> tuple[str, ...]:
+            return (*plan.cudnn[:layer], "standard", *plan.cudnn[layer + 1 :])
+
+        yield Candidate("cudnn", f"standard in layer {layer + 1}", change)
+
+
+class Trial(NamedTuple):
+    ms: float
+    loss: float
+    kernels: list[str]
+
+
+def _measured(task: Task, plan: Plan) -> tuple[Plan, bool]:
+    """The fastest plan that keeps the numbers, and whether there was time for all of it."""
+    evidence: list[dict[str, Any]] = []
+    reasons: dict[str, str] = {}
+    best = _tried(task, plan, "rules of thumb", evidence)
+    while best is None and "out_of_memory" in evidence[-1]:
+        batch = plan.micro_batch or _batch(task.config)
+        if batch == 1:
+            break
+        plan = replace(plan, micro_batch=-(-batch // 2))
+        reasons["micro_batch"] = f"{batch} windows per pass did not fit"
+        best = _tried(task, plan, f"{plan.micro_batch} windows per pass", evidence)
+    if best is None:
+        return replace(plan, evidence=evidence), False
+    num_steps = -(-task.dataset.count["train"] // _effective(task.config))
+    share_s = SHARE_OF_RUN * best.ms / 1e3 * num_steps * task.config.train.epochs
+    deadline = time.perf_counter() + min(LONGEST_S, share_s)
+    reference, cost = best.loss, TRIAL_S
+    for candidate in _candidates(task.config, plan):
+        before, value = getattr(plan, candidate.setting), candidate.change(plan)
+        if value == before:
+            continue
+        began = time.perf_counter()
+        if began + max(cost, TRIAL_S) + candidate.takes_s > deadline:
+            evidence.append({"candidate": candidate.name, "skipped": "no time left to measure"})
+            continue
+        other = replace(plan, **{candidate.setting: value})
+        trial = _tried(task, other, candidate.name, evidence)
+        cost = time.perf_counter() - began
+        if trial is None:
+            continue
+        if candidate.name == "precision = fp32":
+            reference = trial.loss
+            if not _same(best.loss, reference):
+                evidence[0]["refused"] = f"loss {best.loss:.4g} instead of {reference:.4g}"
+                reasons["precision"] = f"{before} gave other losses"
+                plan, best = other, trial
+                continue
+        if not _same(trial.loss, reference):
+            evidence[-1]["refused"] = f"loss {trial.loss:.4g} instead of {reference:.4g}"
+        elif trial.ms < WORTH * best.ms:
+            reasons[candidate.setting] = f"measured, {best.ms / trial.ms:.2g}x as fast as {before}"
+            plan, best = other, trial
+    decided = replace(
+        plan,
+        ms_per_step=best.ms,
+        kernels=best.kernels,
+        evidence=evidence,
+        reasons=plan.reasons | reasons,
+    )
+    return decided, share_s >= LONGEST_S or not any("skipped" in item for item in evidence)
+
+
+def _same(loss: float, reference: float) -> bool:
+    return math.isclose(loss, reference, rel_tol=SAME_LOSS)
+
+
+def _tried(task: Task, plan: Plan, name: str, evidence: list[dict[str, Any]]) -> Trial | None:
+    """A candidate's time, losses and kernels; None, and why, if it fails."""
     try:
-        ms, loss = _trial(task, plan)
+        trial = _trial(task, plan)
     except RuntimeError as error:
-        why = str(error).strip().split("\n", 1)[0]
-        evidence.append({"candidate": name, "failed": why})
+        failed = {"candidate": name, "failed": str(error).strip().split("\n", 1)[0]}
+        if recover.is_out_of_memory(error):
+            failed["out_of_memory"] = "yes"
+        evidence.append(failed)
         return None
     finally:
         recover.free_memory()
-    evidence.append({"candidate": name, "ms": ms})
-    return ms, loss
+    evidence.append({"candidate": name, "ms": trial.ms})
+    return trial
 
 
-def _trial(task: Task, plan: Plan) -> tuple[float, float]:
+def _trial(task: Task, plan: Plan) -> Trial:
     """Train a copy of the model for a moment."""
     trial = replace(task, model=copy.deepcopy(task.model))
     device = [plan.device] if plan.device.type == "cuda" else []
@@ -143,15 +224,16 @@ def _trial(task: Task, plan: Plan) -> tuple[float, float]:
         torch.manual_seed(task.config.seed)
         job = loop.set_up(trial, plan)
         try:
-            warm_up = step.EAGER_FIRST + 1 if plan.capture else 1
+            warm_up = capture.EAGER_FIRST + 1 if plan.device.type == "cuda" else 1
             _run(job, task.config, warm_up)
+            losses = job.tape.losses[:warm_up].clone()  # the same steps for every candidate
             once = _run(job, task.config, 1)
             steps = max(1, min(60, int(TRIAL_S / 2 / max(once, 1e-6))))
             spent = min(_run(job, task.config, steps) for _ in range(2))
-            losses = job.tape.losses[: min(warm_up, len(job.tape.losses))]
             if job.failures():
                 raise RuntimeError("; ".join(job.failures().values()))
-            return 1e3 * spent / steps, float(losses.double().mean())
+            kernels = job.kernels()
+            return Trial(1e3 * spent / steps, float(losses.double().mean()), kernels)
         finally:
             job.close()
 
@@ -176,9 +258,13 @@ def _wait(plan: Plan) -> None:
         torch.cuda.synchronize(plan.device)
 
 
-def _effective(config: Config) -> int:
+def _batch(config: Config) -> int:
     assert config.train.batch != "auto"
-    return config.train.batch * config.train.accumulate
+    return config.train.batch
+
+
+def _effective(config: Config) -> int:
+    return _batch(config) * config.train.accumulate
 
 
 def find_batch(task: Task, plan: Plan) -> tuple[int, list[dict[str, Any]]]:
@@ -193,7 +279,7 @@ def find_batch(task: Task, plan: Plan) -> tuple[int, list[dict[str, Any]]]:
         train = task.config.train.model_copy(update={"batch": batch})
         sized = replace(task, config=task.config.model_copy(update={"train": train}))
         found = _tried(sized, plan, f"batch = {batch}", evidence)
-        return batch / found[0] if found else 0.0
+        return batch / found.ms if found else 0.0
 
     known = hardware.hint(plan.hardware.get("gpu", ""))
     best, fastest, batch = 0, 0.0, min(known.batch // 4 if known else SMALLEST_BATCH, most)

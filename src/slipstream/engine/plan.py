@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import psutil
 import torch
@@ -29,7 +29,8 @@ class Plan:
     home: str
     capture: bool
     steps_per_graph: int
-    cudnn: Literal["persistent", "standard"]
+    cudnn: tuple[str, ...]
+    """Of each recurrent layer: "persistent", which is PyTorch's own choice, or "standard\""""
     cudnn_benchmark: bool
     compile: bool
     fused: bool
@@ -40,11 +41,15 @@ class Plan:
     """CPU: recurrent layers through oneDNN"""
     workers: int
     prefetch: int
+    micro_batch: int | None
+    """Windows of one forward pass, where the whole batch did not fit"""
     reasons: dict[str, str]
     """Why each choice was made"""
     hardware: dict[str, Any]
     ms_per_step: float | None = None
     """What measuring promised"""
+    kernels: list[str] = field(default_factory=list)
+    """Recurrent and attention kernels that ran when it was measured"""
     evidence: list[dict[str, Any]] = field(default_factory=list)
     """Every candidate: what it was, its time, or why it has none"""
 
@@ -88,6 +93,7 @@ def make(config: Config, *, data_bytes: int, training: bool = True, streamed: bo
     reasons["onednn"] = "fast here" if onednn else "slower than ATen's recurrent layers on Arm"
     threads = hardware.available_cores() if engine.threads == "auto" else engine.threads
     reasons["threads"] = "every core" if engine.threads == "auto" else "asked for"
+    algorithm = "persistent" if engine.cudnn == "auto" else engine.cudnn
     reasons["cudnn"] = "as PyTorch chooses" if engine.cudnn == "auto" else "asked for"
     workers, prefetch = _workers(config, found.get("gpu", ""))
     return Plan(
@@ -96,16 +102,17 @@ def make(config: Config, *, data_bytes: int, training: bool = True, streamed: bo
         home=home,
         capture=capture,
         steps_per_graph=engine.steps_per_graph,
-        cudnn="persistent" if engine.cudnn == "auto" else engine.cudnn,
+        cudnn=(algorithm,) * len(model.sizes) if recurrent else (),
         cudnn_benchmark=engine.cudnn_benchmark,
         compile=engine.compile is True and not recurrent,
-        fused=engine.fused,
+        fused=engine.fused is not False,
         set_to_none=engine.set_to_none,
         recompute=engine.recompute,
         threads=threads,
         onednn=onednn,
         workers=workers,
         prefetch=prefetch,
+        micro_batch=None,
         reasons=reasons,
         hardware=found,
     )

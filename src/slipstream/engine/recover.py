@@ -74,6 +74,7 @@ def free_memory() -> None:
     """Give back what the failed step held; call it after its exception is gone."""
     gc.collect()
     if torch.cuda.is_available():
+        torch._C._cuda_clearCublasWorkspaces()  # they would pin the memory around them
         torch.cuda.empty_cache()
 
 

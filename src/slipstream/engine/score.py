@@ -15,7 +15,7 @@ from slipstream.data import windows
 from slipstream.data.dataset import Dataset
 from slipstream.data.prepare import MICROSECONDS
 from slipstream.data.windows import Piece, Series
-from slipstream.engine import step
+from slipstream.engine import recover, step
 from slipstream.engine.plan import Plan
 from slipstream.metrics import Tally
 from slipstream.objectives import point
@@ -42,11 +42,17 @@ Predictor = Callable[[Series, Tensor], Tensor]
 
 def of_model(model: nn.Module, plan: Plan) -> Predictor:
     def predict(series: Series, starts: Tensor) -> Tensor:
-        inputs, static = windows.gather_inputs(series, starts)
-        inputs = inputs.to(plan.device)
-        return step.forward(
-            model, inputs, None if static is None else static.to(plan.device), plan=plan
-        )
+        try:
+            inputs, static = windows.gather_inputs(series, starts)
+            inputs = inputs.to(plan.device)
+            return step.forward(
+                model, inputs, None if static is None else static.to(plan.device), plan=plan
+            )
+        except RuntimeError as error:
+            if len(starts) == 1 or not recover.is_out_of_memory(error):
+                raise
+        recover.free_memory()
+        return torch.cat([predict(series, half) for half in starts.chunk(2)])
 
     return predict
 

@@ -1,8 +1,7 @@
-"""The training step as one program without a host sync, run eagerly or captured and replayed.
+"""The training step as one program without a host sync, to be run as it is or captured.
 
 Everything that changes from step to step lives in tensors that keep their place: the home knows
-the step's windows, the tape its learning rate, and takes its loss. Both variants are called the
-same way and give the same numbers.
+the step's windows, the tape its learning rate, and takes its loss.
 """
 
 from __future__ import annotations
@@ -21,8 +20,6 @@ from slipstream.objectives import window_losses
 
 CHUNK = 1024
 """Windows in one forward pass without gradients."""
-EAGER_FIRST = 3
-"""Steps that run eagerly before a capture: libraries choose and allocate in them."""
 
 
 @dataclass(frozen=True)
@@ -115,73 +112,3 @@ def forward(model: nn.Module, inputs: Tensor, static: Tensor | None, *, plan: Pl
     with torch.autocast(plan.device.type, dtype=plan.autocast, enabled=enabled):
         prediction: Tensor = model(inputs, static)
     return prediction.float()
-
-
-class Captured:
-    """The same program as a CUDA graph.
-
-    The first calls run eagerly and count as real steps. Where the capture fails, which changes
-    nothing that the program computes, it stays eager and `failure` says why. With several steps in
-    one graph, calls are collected until there are enough; `flush` runs those that wait.
-    """
-
-    def __init__(self, program: Program, device: torch.device, *, steps: int = 1) -> None:
-        self.failure: str | None = None
-        self._program = program
-        self._device = device
-        self._side = torch.cuda.Stream(device)
-        self._eager_left = EAGER_FIRST
-        self._steps = steps
-        self._waiting = 0
-        self._one: torch.cuda.CUDAGraph | None = None
-        self._many: torch.cuda.CUDAGraph | None = None
-
-    def __call__(self) -> None:
-        if self._eager_left or self.failure:
-            self._eager_left = max(self._eager_left - 1, 0)
-            self._run_eagerly()
-        elif self._steps == 1:
-            self._replay_one()
-        else:
-            self._waiting += 1
-            if self._waiting == self._steps:
-                self._many = self._many or self._record(self._steps)
-                if self._many is not None:
-                    self._many.replay()
-                    self._waiting = 0
-                self.flush()
-
-    def flush(self) -> None:
-        """Run the calls that wait for company."""
-        while self._waiting:
-            self._waiting -= 1
-            self._replay_one()
-
-    def _replay_one(self) -> None:
-        self._one = self._one or self._record(1)
-        if self._one is None:
-            self._run_eagerly()
-        else:
-            self._one.replay()
-
-    def _run_eagerly(self) -> None:
-        current = torch.cuda.current_stream(self._device)
-        self._side.wait_stream(current)
-        with torch.cuda.stream(self._side):
-            self._program()
-        current.wait_stream(self._side)
-
-    def _record(self, steps: int) -> torch.cuda.CUDAGraph | None:
-        if self.failure:
-            return None
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                for _ in range(steps):
-                    self._program()
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            self.failure = str(error).strip().split("\n", 1)[0]
-            return None
-        return graph

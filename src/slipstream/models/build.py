@@ -26,10 +26,10 @@ def build(model: Model, signature: Signature) -> Forecaster:
     return Forecaster(model, signature)
 
 
-def use(model: nn.Module, *, algorithm: str, recompute: bool, compiled: bool) -> None:
+def use(model: nn.Module, *, algorithms: tuple[str, ...], recompute: bool, compiled: bool) -> None:
     """Have a model run as the plan says; its weights and their names stay what they are."""
     core: Any = model.core
-    core.algorithm, core.recompute = algorithm, recompute
+    core.algorithms, core.recompute = algorithms, recompute
     if compiled and core._compiled_call_impl is None:
         core.compile()
 

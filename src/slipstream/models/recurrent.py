@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,6 @@ from slipstream.config import Model
 from slipstream.models.parts import Head, Pool, to_patches
 
 CELLS = {"lstm": nn.LSTM, "gru": nn.GRU}
-Algorithm = Literal["persistent", "standard"]
 
 
 class Recurrent(nn.Module):
@@ -33,8 +32,8 @@ class Recurrent(nn.Module):
         super().__init__()
         self.patch = model.patch
         self.dropout = model.dropout
-        self.algorithm: Algorithm = "persistent"
-        """cuDNN's: as PyTorch chooses, or the standard one; the plan sets it."""
+        self.algorithms: tuple[str, ...] = ("persistent",) * len(model.sizes)
+        """cuDNN's, by layer: as PyTorch chooses, or the standard one; the plan sets them."""
         self.recompute = False
         self.zeros: dict[tuple[Any, ...], Tensor] = {}
         """Initial states by shape: constants, which nobody writes to"""
@@ -71,14 +70,14 @@ class Recurrent(nn.Module):
     def _on_cuda(self, sequence: Tensor, dropout: float) -> Tensor:
         if torch.is_autocast_enabled("cuda"):
             sequence = sequence.to(torch.get_autocast_dtype("cuda"))
-        merge = self.one_size and not dropout
+        merge = self.one_size and not dropout and len(set(self.algorithms)) == 1
         calls = [list(self.layers)] if merge else [[layer] for layer in self.layers]
         with torch.autocast("cuda", enabled=False):
-            for depth, layers in enumerate(calls):
+            for depth, (layers, algorithm) in enumerate(zip(calls, self.algorithms, strict=False)):
                 if depth and dropout:
                     # our own between layers: cuDNN's keeps a state that cannot be saved
                     sequence = F.dropout(sequence, dropout)
-                call = partial(_call_cudnn, layers, self.algorithm, self._zeros(layers, sequence))
+                call = partial(_call_cudnn, layers, algorithm, self._zeros(layers, sequence))
                 sequence = self._kept_or_not(call, sequence)
         return sequence
 
@@ -103,9 +102,7 @@ def _call_module(layer: nn.Module, sequence: Tensor) -> Tensor:
     return out
 
 
-def _call_cudnn(
-    layers: Sequence[Any], algorithm: Algorithm, zeros: Tensor, sequence: Tensor
-) -> Tensor:
+def _call_cudnn(layers: Sequence[Any], algorithm: str, zeros: Tensor, sequence: Tensor) -> Tensor:
     """Run layers of one size, [T, B, D] to [T, B, H * ways], in the sequence's precision."""
     first = layers[0]
     both_ways, depth = first.bidirectional, len(layers)

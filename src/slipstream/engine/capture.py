@@ -1,0 +1,140 @@
+"""A program recorded once as a CUDA graph and replayed from then on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import torch
+
+from slipstream.engine.homes import Program
+
+EAGER_FIRST = 3
+"""Steps that run eagerly before a capture: libraries choose and allocate in them."""
+DECISIVE = re.compile(r"RNN_|LSTM_|GRU_|fmha|flash", re.IGNORECASE)
+
+
+class Captured:
+    """The same program as a CUDA graph.
+
+    The first calls run eagerly and count as real steps. Where the capture fails, which changes
+    nothing that the program computes, it stays eager and `failure` says why. With several steps in
+    one graph, calls are collected until there are enough; `flush` runs those that wait.
+    """
+
+    def __init__(self, program: Program, device: torch.device, *, steps: int = 1) -> None:
+        self.failure: str | None = None
+        self._program = program
+        self._device = device
+        self._side = torch.cuda.Stream(device)
+        self._eager_left = EAGER_FIRST
+        self._steps = steps
+        self._waiting = 0
+        self._one: torch.cuda.CUDAGraph | None = None
+        self._many: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self) -> None:
+        if self._eager_left or self.failure:
+            self._eager_left = max(self._eager_left - 1, 0)
+            self._run_eagerly()
+        elif self._steps == 1:
+            self._replay_one()
+        else:
+            self._waiting += 1
+            if self._waiting == self._steps:
+                self._many = self._many or self._record(self._steps)
+                if self._many is not None:
+                    self._many.replay()
+                    self._waiting = 0
+                self.flush()
+
+    def flush(self) -> None:
+        """Run the calls that wait for company."""
+        while self._waiting:
+            self._waiting -= 1
+            self._replay_one()
+
+    def kernels(self) -> list[str]:
+        """The kernels that decide its speed, as `decisive` names them."""
+        graph = self._one or self._many
+        return [] if graph is None else decisive(_kernel_names(graph))
+
+    def close(self) -> None:
+        """Give the graphs' memory back."""
+        for graph in (self._one, self._many):
+            if graph is not None:
+                graph.reset()
+        self._one = self._many = None
+
+    def _replay_one(self) -> None:
+        self._one = self._one or self._record(1)
+        if self._one is None:
+            self._run_eagerly()
+        else:
+            self._one.replay()
+
+    def _run_eagerly(self) -> None:
+        current = torch.cuda.current_stream(self._device)
+        self._side.wait_stream(current)
+        with torch.cuda.stream(self._side):
+            self._program()
+        current.wait_stream(self._side)
+
+    def _record(self, steps: int) -> torch.cuda.CUDAGraph | None:
+        if self.failure:
+            return None
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        # cuBLAS keeps its workspaces for good, in the middle of whatever memory is cached, which
+        # then cannot be given back; so they go before the recording and after it
+        torch._C._cuda_clearCublasWorkspaces()
+        try:
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                for _ in range(steps):
+                    self._program()
+            graph.instantiate()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            self.failure = str(error).strip().split("\n", 1)[0]
+            return None
+        finally:
+            torch._C._cuda_clearCublasWorkspaces()
+        return graph
+
+
+def decisive(names: Iterable[str]) -> list[str]:
+    """Recurrent and attention kernels among mangled names, as `name<half>`, each once."""
+    found = set()
+    for name in names:
+        if DECISIVE.search(name):
+            kind = "half" if "__half" in name else "bf16" if "bfloat16" in name else "float"
+            found.add(f"{_identifier(name)}<{kind}>")
+    return sorted(found)
+
+
+def _identifier(mangled: str) -> str:
+    """The decisive identifier within a mangled name, where each follows its own length."""
+    for length in re.finditer(r"\d+", mangled):
+        word = mangled[length.end() :][: int(length[0])]
+        if DECISIVE.search(word):
+            return word
+    return mangled
+
+
+def _kernel_names(graph: torch.cuda.CUDAGraph) -> list[str]:
+    """What each node of a graph runs, as the driver tells; nothing where it cannot be asked."""
+    try:
+        from cuda.bindings import driver  # torch's CUDA builds bring it
+    except ImportError:
+        return []
+    handle = driver.CUgraph(graph.raw_cuda_graph())
+    _, _, count = driver.cuGraphGetNodes(handle)
+    _, nodes, _ = driver.cuGraphGetNodes(handle, count)
+    names = []
+    for node in nodes:
+        if driver.cuGraphNodeGetType(node)[1] == driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL:
+            _, launch = driver.cuGraphKernelNodeGetParams(node)
+            failed, name = driver.cuFuncGetName(launch.func)
+            if not int(failed):
+                names.append(name.decode())
+    return names
