@@ -33,7 +33,6 @@ JOBS = {
 }
 LIGHTNING = {
     "Lightning, 16-mixed, 4 workers": ("16-mixed", 4),
-    "Lightning, tf32, 4 workers": ("32-true", 4),
     "Lightning, tf32, no workers": ("32-true", 0),
 }
 VALIDATION = re.compile(r"^epoch \d+: .*validation ([0-9.e+-]+)")

@@ -406,7 +406,7 @@ def summary(
             )
             lines += [
                 "",
-                f"The plan took {chosen['precision']}, cuDNN {chosen['cudnn']}, "
+                f"The plan took {chosen['precision']}, cuDNN {'/'.join(chosen['cudnn']) or '-'}, "
                 f"{chosen['threads']} threads. Tried: {tried}.",
             ]
         lines.append("")

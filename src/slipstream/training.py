@@ -20,7 +20,7 @@ from slipstream.config import Config
 from slipstream.data import dataset as datasets
 from slipstream.data.dataset import Dataset
 from slipstream.data.splits import SETS
-from slipstream.engine import checkpoint, loop, measure, plan, score
+from slipstream.engine import checkpoint, loop, measure, plan, recover, score
 from slipstream.engine.loop import Fit, Task
 from slipstream.engine.plan import Plan
 from slipstream.engine.score import Baseline, Chunk
@@ -95,6 +95,8 @@ def train(
             run.append("scoring", what="the baselines")
             found = score.find_baselines(dataset, _pieces(task))
             beside = _score_baselines(found, task)
+        if chosen.device.type == "cuda":
+            recover.free_memory()
     judged_by = "mae" if settings.train.loss in ("mae", "quantile") else "mse"
     figures: dict[str, Any] = {
         "run": str(run.folder),

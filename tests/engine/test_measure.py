@@ -74,7 +74,18 @@ def test_off_means_rules_of_thumb(tmp_path, cache):
 def test_a_short_run_is_not_held_up_by_its_plan(tmp_path):
     task, rules = made(tmp_path, train={"epochs": 1})
     decided = measure.decide(task, rules)
+    assert decided.evidence == []
+    assert "too few to measure" in decided.reasons["plan"]
+
+
+def test_what_does_not_fit_into_the_time_is_told(tmp_path, monkeypatch, cache):
+    monkeypatch.setattr(measure, "SHARE_OF_RUN", 1e-9)
+    monkeypatch.setattr(measure, "FIRST_TRIAL_S", 0.0)
+    task, rules = made(tmp_path)
+    decided = measure.decide(task, rules)
+    assert "ms" in decided.evidence[0]
     assert all("skipped" in item for item in decided.evidence[1:])
+    assert not cache.exists()  # a longer run would have looked further
 
 
 def propose(monkeypatch, setting, value):

@@ -231,7 +231,7 @@ def test_the_plan_measures_and_tells(tmp_path, monkeypatch):
         tmp_path,
         data={"time": None, "context": 100, "horizon": 1, "targets": ["x0"]},
         model={"kind": "lstm", "hidden": 160, "layers": 1},
-        train={"epochs": 400, "batch": 512},
+        train={"epochs": 10_000, "batch": 512},
         engine={"device": "cuda", "plan": "measure"},
     )
     dataset = small_dataset(config, table)

@@ -30,6 +30,12 @@ from slipstream.errors import UserError
 LONGEST_S = 10.0
 SHARE_OF_RUN = 0.05
 TRIAL_S = 0.12
+FIRST_TRIAL_S = 0.5
+"""What a trial takes at least, with all that happens around its steps."""
+WARM_UP_S = 0.3
+"""A device that has rested needs so long to come to its full clock."""
+STRETCHES = 3
+"""A trial's time is that of its fastest stretch of steps."""
 WORTH = 0.97
 """A candidate replaces what is there if it takes less than this share of its time."""
 SAME_LOSS = 0.01
@@ -50,6 +56,10 @@ def decide(task: Task, plan: Plan) -> Plan:
     if config.engine.plan == "off":
         return plan
     path, key = _cache_path(), _key(task, plan)
+    expected_s = _guess_s(task, plan)
+    if SHARE_OF_RUN * expected_s < FIRST_TRIAL_S:
+        told = f"rules of thumb: some {expected_s:.2g} s of training are too few to measure"
+        return replace(plan, reasons=plan.reasons | {"plan": told})
     if config.engine.plan == "cached":
         known = _read(path).get(key)
         if known:
@@ -66,6 +76,20 @@ def decide(task: Task, plan: Plan) -> Plan:
         choices = {name: getattr(decided, name) for name in CHOICES}
         _write(path, key, {"choices": choices, "reasons": changed})
     return decided
+
+
+def _guess_s(task: Task, plan: Plan) -> float:
+    """Seconds that training may take, very roughly: products, and the chain of recurrent steps."""
+    config = task.config
+    sequence = config.model.kind not in ("mlp", "linear")
+    tokens = config.data.context // config.model.patch if sequence else 1
+    chain = tokens * len(config.model.sizes) if config.model.kind in RECURRENT else 0
+    windows = task.dataset.count["train"] * config.train.epochs
+    weights = sum(p.numel() for p in task.model.parameters())
+    on_gpu = plan.device.type == "cuda"
+    speed = 1e13 if on_gpu else 2e10 * hardware.available_cores()
+    launches = (1e-4 + 5e-6 * chain) * windows / _effective(config) if on_gpu else 0.0
+    return 6 * weights * tokens * windows * task.dataset.signature.fold / speed + launches
 
 
 class Candidate(NamedTuple):
@@ -147,6 +171,9 @@ def _measured(task: Task, plan: Plan) -> tuple[Plan, bool]:
     """The fastest plan that keeps the numbers, and whether there was time for all of it."""
     evidence: list[dict[str, Any]] = []
     reasons: dict[str, str] = {}
+    began = time.perf_counter()
+    if plan.device.type == "cuda":
+        _wake(plan.device)
     best = _tried(task, plan, "rules of thumb", evidence)
     while best is None and "out_of_memory" in evidence[-1]:
         batch = plan.micro_batch or _batch(task.config)
@@ -159,19 +186,19 @@ def _measured(task: Task, plan: Plan) -> tuple[Plan, bool]:
         return replace(plan, evidence=evidence), False
     num_steps = -(-task.dataset.count["train"] // _effective(task.config))
     share_s = SHARE_OF_RUN * best.ms / 1e3 * num_steps * task.config.train.epochs
-    deadline = time.perf_counter() + min(LONGEST_S, share_s)
+    deadline = began + min(LONGEST_S, share_s)
     reference, cost = best.loss, TRIAL_S
     for candidate in _candidates(task.config, plan):
         before, value = getattr(plan, candidate.setting), candidate.change(plan)
         if value == before:
             continue
-        began = time.perf_counter()
-        if began + max(cost, TRIAL_S) + candidate.takes_s > deadline:
+        now = time.perf_counter()
+        if now + max(cost, TRIAL_S) + candidate.takes_s > deadline:
             evidence.append({"candidate": candidate.name, "skipped": "no time left to measure"})
             continue
         other = replace(plan, **{candidate.setting: value})
         trial = _tried(task, other, candidate.name, evidence)
-        cost = time.perf_counter() - began
+        cost = time.perf_counter() - now
         if trial is None:
             continue
         if candidate.name == "precision = fp32":
@@ -228,8 +255,9 @@ def _trial(task: Task, plan: Plan) -> Trial:
             _run(job, task.config, warm_up)
             losses = job.tape.losses[:warm_up].clone()  # the same steps for every candidate
             once = _run(job, task.config, 1)
-            steps = max(1, min(60, int(TRIAL_S / 2 / max(once, 1e-6))))
-            spent = min(_run(job, task.config, steps) for _ in range(2))
+            most = min(100, job.home.num_steps)
+            steps = max(1, min(most, int(TRIAL_S / STRETCHES / max(once, 1e-6))))
+            spent = min(_run(job, task.config, steps) for _ in range(STRETCHES))
             if job.failures():
                 raise RuntimeError("; ".join(job.failures().values()))
             kernels = job.kernels()
@@ -239,18 +267,27 @@ def _trial(task: Task, plan: Plan) -> Trial:
 
 
 def _run(job: Job, config: Config, steps: int) -> float:
-    """Seconds for so many steps, which go round within the first epoch."""
-    num_steps = job.home.num_steps
+    """Seconds for so many steps of the first epoch, which is laid out before the clock starts."""
+    steps = min(steps, job.home.num_steps)
+    job.home.begin(0)
+    job.tape.begin(optim.rates(config.train, 0, job.home.num_steps))
     _wait(job.plan)
     began = time.perf_counter()
-    for i in range(steps):
-        if i % num_steps == 0:
-            job.home.begin(0)
-            job.tape.begin(optim.rates(config.train, 0, num_steps))
+    for _ in range(steps):
         job.advance()
     job.flush()
     _wait(job.plan)
     return time.perf_counter() - began
+
+
+def _wake(device: torch.device) -> None:
+    """Keep the device busy until its clock is up."""
+    square = torch.zeros(1024, 1024, device=device)
+    until = time.perf_counter() + WARM_UP_S
+    while time.perf_counter() < until:
+        for _ in range(20):
+            square @ square
+        torch.cuda.synchronize(device)
 
 
 def _wait(plan: Plan) -> None:
