@@ -312,12 +312,17 @@ def ways(
                 ),
             )
         if case["model"]["kind"] in ("lstm", "gru"):
-            exact = {"precision": "fp32"}
-            yield (
-                "captured, fp32, cuDNN as PyTorch chooses",
-                lambda: ours(case, data, fast, **exact, cudnn="persistent", plan="off"),
-            )
-            yield "auto, but fp32", lambda: ours(case, data, fast, **exact, plan="measure")
+            for precision in ("fp32", "tf32"):
+                yield (
+                    f"captured, {precision}, cuDNN as PyTorch chooses",
+                    lambda p=precision: ours(
+                        case, data, fast, precision=p, cudnn="persistent", plan="off"
+                    ),
+                )
+                yield (
+                    f"auto, but {precision}",
+                    lambda p=precision: ours(case, data, fast, precision=p, plan="measure"),
+                )
             yield (
                 "auto, but from host memory",
                 lambda: ours(case, data, fast, home="host", plan="measure"),

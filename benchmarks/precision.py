@@ -17,9 +17,11 @@ import tempfile
 from pathlib import Path
 
 import torch
-from job import JOBS
+from job import EXAMPLES, JOBS
 
 import slipstream
+
+JOBS = JOBS | {"ETTh1, Transformer": (EXAMPLES / "etth1-transformer.toml", "ETTh1.csv")}
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 
@@ -29,10 +31,13 @@ def main() -> None:
     arguments.add_argument("--data", type=Path, required=True)
     arguments.add_argument("--out", type=Path, required=True)
     arguments.add_argument("--seeds", type=int, default=3)
+    arguments.add_argument("--jobs", default="", help="jobs whose name holds this")
     given = arguments.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     found: dict[str, dict[str, list[float]]] = {}
     for name, (config, file) in JOBS.items():
+        if given.jobs not in name:
+            continue
         found[name] = {precision: [] for precision in PRECISIONS}
         for seed in range(given.seeds):
             for precision in PRECISIONS:

@@ -229,16 +229,23 @@ class OnHost(Fed):
 
 
 class _SingleWindows(Dataset[Any]):
-    """A map-style data set as most scripts have it: one window per item."""
+    """A map-style data set as most scripts have it: one window per item, by slicing."""
 
     def __init__(self, series: Series) -> None:
         self.series = series
+        self.inputs, self.targets = series.inputs, series.targets
+        self.context = len(series.context_rows)
+        self.lead, self.steps = int(series.target_rows[0]), len(series.target_rows)
 
     def __getitem__(self, start: int) -> Any:
-        at = torch.tensor([start])
-        inputs, targets, static = windows.raw(self.series, at)
-        kept = [inputs[:, 0], targets[0]] + ([] if static is None else [static[0]])
-        return tuple(kept)
+        first = start + self.lead
+        found = (
+            self.inputs[start : start + self.context],
+            self.targets[first : first + self.steps],
+        )
+        if self.series.static is None:
+            return found
+        return *found, self.series.static[self.series.series_of(torch.tensor(start))]
 
 
 class _Order:

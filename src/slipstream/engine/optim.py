@@ -16,7 +16,6 @@ from slipstream.config import Train
 
 FIRST_SCALE = 2.0**16
 GROWTH, BACKOFF, GROW_AFTER = 2.0, 0.5, 2000
-CLIP_EPSILON = 1e-6
 
 
 def build(
@@ -108,11 +107,7 @@ def update(
         return
     grads = [p.grad for p in params if p.grad is not None]
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
-    overflow = None if scale is None else (~torch.isfinite(norm)).float()
-    divisor = torch.ones_like(norm) if scale is None else scale.scale
-    if clip is not None:
-        true_norm = norm if scale is None else norm / scale.scale
-        divisor = divisor * torch.clamp((true_norm + CLIP_EPSILON) / clip, min=1.0)
+    divisor, overflow = _divisor(norm, clip, scale)
     if getattr(optimizer, "_step_supports_amp_scaling", False):
         # how torch's own GradScaler tells a fused optimizer; there is no public way
         vars(optimizer).update(grad_scale=divisor, found_inf=overflow)
@@ -122,6 +117,17 @@ def update(
         _step_unless(optimizer, overflow)
     if scale is not None and overflow is not None:
         scale.update(overflow)
+
+
+def _divisor(
+    norm: Tensor, clip: float | None, scale: LossScale | None
+) -> tuple[Tensor, Tensor | None]:
+    """What the gradients are divided by, and 1 where they overflowed."""
+    if scale is None:
+        assert clip is not None
+        return torch.clamp(norm / clip, min=1.0), None
+    overflow = (norm - norm).isnan().float()  # inf - inf is nan; half the kernels of isfinite
+    return scale.scale if clip is None else torch.maximum(scale.scale, norm / clip), overflow
 
 
 def _forget_division(optimizer: torch.optim.Optimizer) -> None:
