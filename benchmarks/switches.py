@@ -27,7 +27,7 @@ from slipstream import hardware, runs
 from slipstream.engine import checkpoint
 from slipstream.models import build
 
-CASES = ("B", "D", "MLP", "Transformer")
+CASES = ("B", "D", "Transformer")
 ON_GPU = torch.cuda.is_available()
 
 

@@ -192,6 +192,8 @@ class OnHost(Fed):
     def begin(self, epoch: int, *, at: int = 0) -> None:
         self.rows, self.weights = self.draw.order(epoch)
         self.sent = self.received = at
+        # what the buffers went through so far, their making included, comes before what is sent now
+        self.side.wait_stream(torch.cuda.current_stream(self.device))
         self._send()
 
     def _send(self) -> None:
