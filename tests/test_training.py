@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import tomllib
 
 import pandas as pd
@@ -283,3 +285,16 @@ def test_scoring_survives_a_full_memory(tmp_path, monkeypatch):
     found = slipstream.train(small_config(tmp_path), waves(3000))
     close(found.metrics["test"]["mae"], calm.metrics["test"]["mae"], rel=1e-5)
     assert found.summary["windows"] == calm.summary["windows"]
+
+
+def test_training_does_not_load_the_compiler(tmp_path):
+    """It would cost every run two seconds."""
+    program = (
+        "import sys, numpy, pyarrow, slipstream\n"
+        "table = pyarrow.table({'x': numpy.sin(numpy.arange(300.0) / 9)})\n"
+        "config = {'data': {'context': 8}, 'train': {'epochs': 1}, 'engine': {'plan': 'off'}}\n"
+        f"slipstream.train(config | {{'out': {str(tmp_path)!r}}}, table)\n"
+        "print('torch._dynamo' in sys.modules)\n"
+    )
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert told.stdout.strip() == "False", told.stderr

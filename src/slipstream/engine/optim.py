@@ -5,6 +5,7 @@ Learning rate and loss scale are device tensors: a Python float would be frozen 
 
 from __future__ import annotations
 
+import inspect
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ def build(
     train: Train, params: list[nn.Parameter], lr: Tensor, *, fused: bool = True
 ) -> torch.optim.Optimizer:
     """The optimizer that `train` names; `lr` is read anew at every step."""
+    _spare_the_compiler()
     on_cuda = lr.device.type == "cuda"
     decay = train.weight_decay
     # without a fused kernel and off CUDA, only the plain loop over tensors takes a tensor for lr
@@ -40,6 +42,17 @@ def build(
             return torch.optim.RMSprop(
                 params, lr=lr, weight_decay=decay, capturable=on_cuda, foreach=on_cuda
             )
+
+
+def _spare_the_compiler() -> None:
+    """Keep optimizers from importing torch's compiler, which takes two seconds of every run.
+
+    All they want of it is to be left alone, and it leaves alone what it has not been given.
+    """
+    for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
+        method = getattr(getattr(torch.optim.Optimizer, name), "__wrapped__", None)
+        if method is not None and not hasattr(method, "__dynamo_disable"):
+            setattr(method, "__dynamo_disable", method)  # else the name is mangled
 
 
 def rates(train: Train, epoch: int, steps: int) -> list[float]:
@@ -103,7 +116,7 @@ def update(
     """
     if clip is None and scale is None:
         _forget_division(optimizer)
-        optimizer.step()
+        _step(optimizer)
         return
     grads = [p.grad for p in params if p.grad is not None]
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
@@ -111,7 +124,7 @@ def update(
     if getattr(optimizer, "_step_supports_amp_scaling", False):
         # how torch's own GradScaler tells a fused optimizer; there is no public way
         vars(optimizer).update(grad_scale=divisor, found_inf=overflow)
-        optimizer.step()
+        _step(optimizer)
     else:
         torch._foreach_div_(grads, divisor)
         _step_unless(optimizer, overflow)
@@ -130,6 +143,12 @@ def _divisor(
     return scale.scale if clip is None else torch.maximum(scale.scale, norm / clip), overflow
 
 
+def _step(optimizer: torch.optim.Optimizer) -> None:
+    """`optimizer.step()` without its wrappers, which would load the compiler."""
+    with torch.no_grad():
+        inspect.unwrap(type(optimizer).step)(optimizer)
+
+
 def _forget_division(optimizer: torch.optim.Optimizer) -> None:
     vars(optimizer).update(grad_scale=None, found_inf=None)
 
@@ -137,7 +156,7 @@ def _forget_division(optimizer: torch.optim.Optimizer) -> None:
 def _step_unless(optimizer: torch.optim.Optimizer, overflow: Tensor | None) -> None:
     """Step, and put everything back where that was wrong."""
     if overflow is None:
-        optimizer.step()
+        _step(optimizer)
         return
     tensors = [p.data for group in optimizer.param_groups for p in group["params"]]
     tensors += [
@@ -147,6 +166,6 @@ def _step_unless(optimizer: torch.optim.Optimizer, overflow: Tensor | None) -> N
         if isinstance(value, Tensor)
     ]
     before = [tensor.clone() for tensor in tensors]
-    optimizer.step()
+    _step(optimizer)
     for tensor, old in zip(tensors, before, strict=True):
         tensor.copy_(torch.where(overflow > 0, old, tensor))
