@@ -294,7 +294,7 @@ def plain_loop(case: dict[str, Any], data: pa.Table, steps: int) -> list[float]:
 def ways(
     case: dict[str, Any], data: pa.Table, small: bool
 ) -> Iterator[tuple[str, Callable[[], Any]]]:
-    slow, fast = (3, 3) if small else (15, 60)
+    slow, fast = (2, 2) if small else (15, 60)
     if torch.cuda.is_available():
         yield "baseline", lambda: ours(case, data, slow, preset="baseline")
         yield "classic", lambda: ours(case, data, slow, preset="classic")
@@ -346,6 +346,9 @@ def main() -> None:
     arguments.add_argument("--small", action="store_true", help="few steps, for a CPU")
     arguments.add_argument("--only", default="", help="ways whose name holds this")
     given = arguments.parse_args()
+    if given.small:
+        global STRETCHES, WARM_UP
+        STRETCHES, WARM_UP = 5, 3
     given.out.mkdir(parents=True, exist_ok=True)
     os.environ["SLIPSTREAM_CACHE"] = str(given.out / "cache")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)

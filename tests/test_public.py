@@ -38,7 +38,7 @@ def test_signatures_of_the_four_verbs():
     def of(function):
         return list(inspect.signature(function).parameters)
 
-    assert of(slipstream.train) == ["config", "data", "overrides", "watch"]
+    assert of(slipstream.train) == ["config", "data", "overrides", "watch", "resume", "force"]
     assert of(slipstream.evaluate) == ["run", "data", "on", "overrides"]
     assert of(slipstream.predict) == ["run", "data", "every", "overrides"]
     assert of(slipstream.report) == ["run"]

@@ -20,7 +20,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from slipstream.errors import Interrupted, UserError
+from slipstream.errors import Interrupted, Resumable, UserError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -65,6 +65,13 @@ def train(
     config: Annotated[
         Path | None, typer.Argument(help="A TOML file; without one, the embedded demo trains.")
     ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="Go on with a run's folder, or with the last one: last."),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Resume even though settings or data have changed.")
+    ] = False,
     set_: Set = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -72,14 +79,26 @@ def train(
     """Train a model, score it beside the baselines, write a report."""
     with _answering(as_json):
         from slipstream import config as configs
+        from slipstream import runs
 
-        settings = configs.load(config or configs.demo(), set_ or ())
+        settings = None
+        if config or not resume:
+            settings = configs.load(config or configs.demo(), set_ or ())
+        if resume == "last":
+            asked = settings or configs.load({}, [text for text in set_ or () if "out=" in text])
+            resume = str(runs.last(asked.out, settings.name if settings else None))
         with _Screen(quiet) as screen:
             screen.say("loading torch and the data ...")
             from slipstream.reporting import report
             from slipstream.training import train as run_training
 
-            result = run_training(settings, watch=screen.show)
+            result = run_training(
+                settings,
+                overrides=() if settings else tuple(set_ or ()),
+                watch=screen.show,
+                resume=resume,
+                force=force,
+            )
             screen.say("drawing the report ...")
             path = report(result.run)
         _print_result(result.summary | {"report": str(path)}, as_json, quiet, _show_training)
@@ -148,8 +167,10 @@ def _answering(as_json: bool) -> Iterator[None]:
     signal.signal(signal.SIGTERM, _terminated)
     try:
         yield
-    except (UserError, Interrupted) as error:
-        code = 128 + error.signal_number if isinstance(error, Interrupted) else 2
+    except (UserError, Resumable, Interrupted) as error:
+        code = 75 if isinstance(error, Resumable) else 2
+        if isinstance(error, Interrupted):
+            code = 128 + error.signal_number
         _fail(str(error), as_json)
         raise typer.Exit(code) from None
     except KeyboardInterrupt:
@@ -218,6 +239,11 @@ class _Screen:
                         f"epoch {event['epoch']}: training {event['train_loss']:.4g}, validation "
                         f"{self.val_loss}{best}, {event['seconds']:.1f} s"
                     )
+            case "resume":
+                differs = f", but not bit for bit: {event['differs']}" if event["differs"] else ""
+                self.say(f"going on from step {event['step']:,}{differs}")
+            case "trouble":
+                self.say(event["what"])
             case "fallback":
                 self.say(f"{event['what']}: {event['why']}")
             case "recovery":

@@ -2,6 +2,7 @@
 
 Exception
 ├── UserError      a mistake in the config, the data or the call; exit code 2
+├── Resumable      the run could not end as it should, but can go on from there; exit code 75
 └── Interrupted    Ctrl-C or SIGTERM, after what was reached has been saved; exit code 130 or 143
 
 Anything else that escapes is our fault and exits with 1.
@@ -10,6 +11,10 @@ Anything else that escapes is our fault and exits with 1.
 
 class UserError(Exception):
     """Says which setting, file or line is wrong, what was found, what is accepted and the fix."""
+
+
+class Resumable(Exception):
+    """Something outside of the run ended it: a full disk, a folder that cannot be written to."""
 
 
 class Interrupted(Exception):

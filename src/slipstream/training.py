@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 import torch
+from safetensors import SafetensorError
 
 from slipstream import config as configs
 from slipstream import runs
@@ -20,13 +23,22 @@ from slipstream.config import Config
 from slipstream.data import dataset as datasets
 from slipstream.data.dataset import Dataset
 from slipstream.data.splits import SETS
-from slipstream.engine import checkpoint, loop, measure, plan, recover, score
-from slipstream.engine.loop import Fit, Task
+from slipstream.engine import checkpoint, loop, measure, plan, recover, score, state
+from slipstream.engine.checkpoint import Saved
+from slipstream.engine.loop import Task
 from slipstream.engine.plan import Plan
 from slipstream.engine.score import Baseline, Chunk
-from slipstream.errors import Interrupted
+from slipstream.engine.state import Fit
+from slipstream.errors import Interrupted, Resumable, UserError
 from slipstream.models import build
 from slipstream.runs import Event, Run
+
+MAY_CHANGE = {
+    *("name", "out", "data.path", "train.epochs", "train.patience", "train.minutes"),
+    *("engine.device", "engine.log_every", "engine.checkpoint_minutes", "engine.plan"),
+    "engine.async_checkpoints",
+}
+"""Settings that a resumed run may have otherwise than it began with"""
 
 
 @dataclass(frozen=True)
@@ -42,24 +54,124 @@ class Result:
 
 
 def train(
-    config: Config | str | Path | Mapping[str, Any],
+    config: Config | str | Path | Mapping[str, Any] | None = None,
     data: Any = None,
     *,
     overrides: tuple[str, ...] = (),
     watch: Callable[[Event], None] | None = None,
+    resume: str | Path | None = None,
+    force: bool = False,
 ) -> Result:
     """Train the model that `config` describes on its data, or on the given table.
 
-    `watch` is shown every event of the run as it is logged.
+    `watch` is shown every event of the run as it is logged. `resume` names a run to go on with,
+    from its newest checkpoint, to the same end as if it had never stopped; `config` may then be
+    left out. Other settings or other data are refused there unless `force` is given.
     """
     began = time.perf_counter()
-    seconds: dict[str, float] = {}
+    if resume is not None:
+        earlier = runs.find(resume, watch)
+        with runs.locked(earlier), _crashes_kept(earlier):
+            source = config or earlier.folder / "config.toml"
+            return _resumed(earlier, configs.load(source, overrides), data, force, began)
+    if config is None:
+        raise UserError("there is neither a config nor a run to resume")
     settings = configs.load(config, overrides)
+    seconds: dict[str, float] = {}
     with _timed(seconds, "data"):
         dataset = datasets.load(settings, data)
-    streamed = dataset.stream is not None
-    chosen = plan.make(settings, data_bytes=dataset.data_bytes, streamed=streamed)
+    rules = _rules(settings, dataset)
     run = runs.create(settings.name, out=settings.out, watch=watch)
+    with runs.locked(run), _crashes_kept(run):
+        start = Start(dataset.fingerprint(), rules)
+        return _run(run, settings, dataset, start, seconds, began)
+
+
+def _resumed(run: Run, settings: Config, data: Any, force: bool, began: float) -> Result:
+    was = configs.load(run.folder / "config.toml")
+    changed = [name for name in configs.differences(was, settings) if name not in MAY_CHANGE]
+    if changed and not force:
+        raise UserError(
+            f"{run.folder}: cannot go on with other settings than it began with "
+            f"({', '.join(changed)}); start a new run, or pass --force"
+        )
+    saved, wrong = checkpoint.newest(run)
+    for problem in wrong:
+        run.append("fallback", what="an older checkpoint is used", why=problem)
+    at = state.progress_of(saved)
+    if (run.folder / "metrics.json").exists() and at.epochs >= settings.train.epochs:
+        raise UserError(
+            f"{run.folder}: is finished, after {at.epochs} epochs; to train it further, raise "
+            "train.epochs"
+        )
+    seconds: dict[str, float] = {}
+    with _timed(seconds, "data"):
+        dataset = datasets.load(settings, data)
+    fingerprint = dataset.fingerprint()
+    if fingerprint != saved.facts["data"] and not force:
+        raise UserError(
+            f"{run.folder}: the data are not those that it began with; start a new run, or pass "
+            "--force"
+        )
+    runs.cut_log(run, saved.facts["log_bytes"])
+    then = Plan.from_dict(saved.facts["plan"])
+    now = _rules(settings, dataset)
+    run.append("resume", step=at.step, epoch=at.epoch, differs=_what_differs(then, now, changed))
+    same_device = then.device == now.device and settings.engine.device in (
+        "auto",
+        was.engine.device,
+    )
+    chosen = then if same_device and not changed else None
+    return _run(run, settings, dataset, fingerprint, saved, chosen, seconds, began)
+
+
+def _what_differs(then: Plan, now: Plan, changed: list[str]) -> str:
+    """Why the resumed run will not be the unbroken one bit for bit; empty where it will."""
+    told = [f"{name} was changed" for name in changed]
+    if then.device.type != now.device.type:
+        told.append(f"{now.device.type} instead of {then.device.type}")
+    told += [
+        f"{key} {now.hardware.get(key)} instead of {then.hardware.get(key)}"
+        for key in ("gpu", "cpu", "torch")
+        if then.hardware.get(key) != now.hardware.get(key)
+    ]
+    return "; ".join(told)
+
+
+@contextmanager
+def _crashes_kept(run: Run) -> Iterator[None]:
+    """Leave the traceback of a fault of our own with the run, which can be resumed."""
+    try:
+        yield
+    except (UserError, Interrupted, Resumable):
+        raise
+    except Exception:
+        with suppress(OSError):
+            runs.write_text(run.folder / "crash.txt", traceback.format_exc())
+        raise
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a run begins or goes on with."""
+
+    fingerprint: str
+    plan: Plan
+    settled: bool = False
+    """Whether the plan is taken as it is, not as rules of thumb to measure from"""
+    saved: Saved | None = None
+
+
+def _run(
+    run: Run,
+    settings: Config,
+    dataset: Dataset,
+    start: Start,
+    seconds: dict[str, float],
+    began: float,
+) -> Result:
+    """Train, score and write everything."""
+    chosen = start.plan
     with _seeded(settings.seed, chosen.device):
         model = build(settings.model, dataset.signature)
         with _timed(seconds, "set-up"):
@@ -67,23 +179,22 @@ def train(
             if series is not None and chosen.home == "device":
                 series = series.to(chosen.device)
             model.to(chosen.device)
-        task = Task(settings, model, dataset, series, run)
+        task = Task(settings, model, dataset, series, run, start.fingerprint)
         with _timed(seconds, "plan"):
-            task, chosen = _settle(task, chosen)
+            if not start.settled:
+                task, chosen = _settle(task, chosen)
     settings = task.config
     runs.write_text(run.folder / "config.toml", configs.to_toml(settings))
     runs.write_json(run.folder / "plan.json", chosen.to_dict())
     with chosen.flags(), _seeded(settings.seed, chosen.device):
         parameters = sum(p.numel() for p in model.parameters())
         _announce(task, chosen, parameters)
-        fit = loop.fit(task, chosen)
+        fit = loop.fit(task, chosen, start.saved)
         seconds["set-up"] += fit.setup_s
         seconds |= {"training": fit.train_s, "validation": fit.validate_s}
         chosen = _as_it_ran(run, fit)
         if fit.weights:
-            checkpoint.save_model(
-                run, weights=fit.weights, signature=dataset.signature, scaler=dataset.scaler
-            )
+            _keep_model(run, fit, dataset)
         if fit.signal_number:
             raise _interrupted(run, fit)
         with _timed(seconds, "scoring"):
@@ -124,6 +235,21 @@ def train(
     runs.write_json(run.folder / "metrics.json", figures | {"detail": scores})
     run.append("end", seconds=figures["seconds"])
     return Result(run.folder, figures["metrics"], beside, figures)
+
+
+def _keep_model(run: Run, fit: Fit, dataset: Dataset) -> None:
+    """Write model/; where the run's folder takes nothing any more, into a folder elsewhere."""
+    what = fit.weights, dataset.signature, dataset.scaler
+    try:
+        run.folder.mkdir(parents=True, exist_ok=True)  # it may have been removed under our feet
+        checkpoint.save_model(run, *what)
+    except (OSError, SafetensorError) as error:
+        aside = Run(Path(tempfile.mkdtemp(prefix=f"{run.folder.name}-")))
+        checkpoint.save_model(aside, *what)
+        raise Resumable(
+            f"{run.folder}: cannot be written to any more ({error}); the best weights are in "
+            f"{aside.model}; make room and go on with: slipstream train --resume {run.folder}"
+        ) from None
 
 
 def _settle(task: Task, chosen: Plan) -> tuple[Task, Plan]:
@@ -174,7 +300,8 @@ def _interrupted(run: Run, fit: Fit) -> Interrupted:
     kept = f"the best weights, of epoch {at.best_epoch:g}, are in {run.model}"
     return Interrupted(
         f"stopped at step {at.step}, in epoch {math.ceil(at.epoch)}; "
-        + (kept if fit.weights else f"there was no validation yet; see {run.folder}"),
+        + (kept if fit.weights else "there was no validation yet")
+        + f"; go on with: slipstream train --resume {run.folder}",
         signal_number=fit.signal_number,
     )
 

@@ -87,28 +87,35 @@ def test_a_loss_that_is_not_finite_says_what_to_do(tmp_path):
 
 def test_an_interrupt_finishes_the_step_and_saves(tmp_path):
     def press(event):
-        if event["event"] == "epoch" and event["epoch"] == 2:
+        if event["event"] == "step" and event["step"] == 19:
             os.kill(os.getpid(), signal.SIGINT)
 
     result, _, _, _ = fit(tmp_path, watch=press, train={"epochs": 100})
     assert result.signal_number == signal.SIGINT
     assert result.stopped == "interrupted"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    saved = sorted(folder.name for folder in tmp_path.glob("*/checkpoints/*"))
-    assert saved == ["step-18", "step-19"]  # the best, and one step after it
+    assert result.progress.step == 19
+    assert list(tmp_path.glob("*/checkpoints/step-19/manifest.json"))
 
 
 def test_the_newest_and_the_best_checkpoint_stay(tmp_path):
-    result, events, run, _ = fit(tmp_path, train={"epochs": 4, "min_delta": 10.0})
+    result, events, run, _ = fit(
+        tmp_path,
+        train={"epochs": 4, "min_delta": 10.0},
+        engine={"async_checkpoints": False, "checkpoint_minutes": 1e-9},
+    )
     kept = {folder.name for folder in run.checkpoints.iterdir()}
-    assert kept == {f"step-{result.progress.best_step}", f"step-{result.progress.step}"}
+    assert kept == {"step-9", "step-27", "step-36"}  # the best, and the newest two
     last = run.checkpoints / f"step-{result.progress.step}"
     assert {file.name for file in last.iterdir()} == {
         "weights.safetensors",
         "optimizer.safetensors",
-        "progress.json",
+        "best.safetensors",
+        "rest.safetensors",
+        "state.json",
+        "manifest.json",
     }
-    assert runs.read_json(last / "progress.json")["best_epoch"] == 1
+    assert runs.read_json(last / "state.json")["progress"]["best_epoch"] == 1
     assert of_kind(events, "checkpoint")
 
 

@@ -1,6 +1,6 @@
 """What a user can ask for. No torch here."""
 
-from slipstream.config.reading import demo, load, to_toml
+from slipstream.config.reading import demo, differences, load, to_toml
 from slipstream.config.sections import (
     SIMULATED,
     Config,
@@ -24,6 +24,7 @@ __all__ = [
     "Split",
     "Train",
     "demo",
+    "differences",
     "load",
     "to_toml",
 ]

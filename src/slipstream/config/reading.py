@@ -42,6 +42,18 @@ def demo() -> Config:
     return Config.model_validate(tomllib.loads(text))
 
 
+def differences(one: Config, other: Config) -> list[str]:
+    """The settings that differ, by their dotted names."""
+    mine, theirs = one.model_dump(), other.model_dump()
+    found = []
+    for name, value in mine.items():
+        if isinstance(value, dict):
+            found += [f"{name}.{key}" for key in value if value[key] != theirs[name][key]]
+        elif value != theirs[name]:
+            found.append(name)
+    return found
+
+
 def to_toml(config: Config) -> str:
     text = tomli_w.dumps(config.model_dump(exclude_none=True))
     return re.sub(r"\[\n((?: {4}.*,\n)+)\]", _on_one_line, text)

@@ -355,6 +355,9 @@ class Engine(Section):
     """Home stream: rows that each worker holds and draws windows from."""
     async_checkpoints: bool = True
     """Write checkpoints while training goes on."""
+    checkpoint_minutes: PositiveFloat = 1.0
+    """Longest time between two checkpoints; after validations there are more, as long as they take
+    no more than a hundredth of the time."""
     log_every: PositiveInt = 50
     """Steps between two readings of the loss, the only times the host waits within an epoch."""
 

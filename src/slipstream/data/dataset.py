@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +48,18 @@ class Dataset:
     def data_bytes(self) -> int:
         columns = len(set(self.signature.inputs) | set(self.signature.targets))
         return 4 * columns * self.layout.num_rows
+
+    def fingerprint(self) -> str:
+        """A hash of the content: the values themselves, or what was read of all of them."""
+        found = hashlib.sha256(json.dumps([self.scaler.to_dict(), self.count]).encode())
+        found.update(self.layout.offsets.tobytes())
+        if self.memory is not None:
+            tensors = [self.memory.series.values, *self.memory.starts.values()]
+            if self.memory.series.static is not None:
+                tensors.append(self.memory.series.static)
+            for tensor in tensors:
+                found.update(tensor.contiguous().view(-1).numpy().data)
+        return found.hexdigest()
 
     def pieces(
         self, which: str, series: Series | None, *, rows: int, with_time: bool = False

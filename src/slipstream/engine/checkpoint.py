@@ -1,9 +1,16 @@
-"""Weights on disk: safetensors and JSON, written aside and renamed. No pickle is ever read."""
+"""Files that can be trusted: safetensors and JSON beside a manifest of their SHA-256 sums.
+
+A folder is written aside, flushed to disk and renamed. On the way back every file is held against
+the manifest before anything is made of it. No pickle is ever read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import hashlib
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,14 +25,39 @@ from slipstream.errors import UserError
 from slipstream.models import Forecaster, build
 from slipstream.runs import Run
 
+MANIFEST = "manifest.json"
+FACTS = "state.json"
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A state on its way to disk or back: tensors on the host, by file, and plain values."""
+
+    step: int
+    tensors: dict[str, Tensors]
+    facts: dict[str, Any]
+    ready: torch.cuda.Event | None = None
+    """Reached when the tensors have arrived from the device"""
+
+
+def on_host(tensors: Mapping[str, Tensor]) -> Tensors:
+    """Copies that share no memory with the live tensors; from a GPU they are still on their way."""
+    return {name: _copied(tensor.detach()) for name, tensor in tensors.items()}
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    return copy.copy_(tensor, non_blocking=True)
+
 
 class Writer:
-    """Writes checkpoints, in the background if asked to; the copies it writes are its own."""
+    """Writes checkpoints, in the background if asked to. What fails is told, not raised."""
 
     def __init__(self, run: Run, *, background: bool) -> None:
         self.run = run
         self._thread = ThreadPoolExecutor(max_workers=1) if background else None
-        self._pending: list[Future[None]] = []
+        self._pending: Future[None] | None = None
 
     def __enter__(self) -> Writer:
         return self
@@ -33,93 +65,125 @@ class Writer:
     def __exit__(self, *_: object) -> None:
         if self._thread:
             self._thread.shutdown()
-        for write in self._pending:
-            write.result()
 
-    def save(
-        self,
-        *,
-        step: int,
-        weights: Mapping[str, Tensor],
-        progress: dict[str, Any],
-        optimizer: torch.optim.Optimizer | None = None,
-    ) -> None:
-        """Write checkpoints/step-N, unless it is there: weights, optimizer, progress."""
-        files = {"weights.safetensors": _on_host(weights)}
-        if optimizer is not None:
-            files["optimizer.safetensors"] = _on_host(
-                {
-                    f"{index}.{name}": value
-                    for index, values in optimizer.state_dict()["state"].items()
-                    for name, value in values.items()
-                    if isinstance(value, Tensor)
-                }
-            )
-        self._do(lambda: _write(self.run, step, files, progress | {"step": step}))
+    @property
+    def busy(self) -> bool:
+        return self._pending is not None and not self._pending.done()
 
-    def keep_only(self, steps: set[int]) -> None:
-        """Remove the checkpoints of all other steps."""
-        self._do(lambda: _remove_others(self.run, {f"step-{step}" for step in steps}))
-
-    def _do(self, work: Callable[[], None]) -> None:
+    def save(self, saved: Saved, *, keep: set[int]) -> None:
+        """Write checkpoints/step-N, then drop all but it, the newest before it and `keep`."""
         if self._thread:
-            self._pending.append(self._thread.submit(work))
+            self._pending = self._thread.submit(self._save, saved, keep)
         else:
-            work()
+            self._save(saved, keep)
+
+    def _save(self, saved: Saved, keep: set[int]) -> None:
+        if saved.ready is not None:
+            saved.ready.synchronize()
+        folder = self.run.checkpoints / f"step-{saved.step}"
+        try:
+            if not folder.exists():
+                self.run.checkpoints.mkdir(exist_ok=True)
+                write(folder, saved.tensors, {FACTS: saved.facts})
+            steps = sorted(step for step in numbered(self.run) if step <= saved.step)
+            for step in set(numbered(self.run)) - {*steps[-2:], *keep}:
+                runs.remove(self.run.checkpoints / f"step-{step}")
+        except (OSError, SafetensorError) as error:
+            why = getattr(error, "strerror", None) or error
+            self.run.trouble(f"{folder} cannot be written ({why}); training goes on without it")
 
 
-def _write(
-    run: Run, step: int, files: dict[str, dict[str, Tensor]], progress: dict[str, Any]
-) -> None:
-    folder = run.checkpoints / f"step-{step}"
-    if folder.exists():
-        return
-    run.checkpoints.mkdir(exist_ok=True)
+def numbered(run: Run) -> list[int]:
+    """Steps that have a checkpoint, oldest first."""
+    names = [folder.name.removeprefix("step-") for folder in run.checkpoints.glob("step-*")]
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+def write(folder: Path, tensors: Mapping[str, Tensors], facts: Mapping[str, Any]) -> None:
+    """Write a folder of tensors and JSON files with its manifest, whole or not at all."""
     with runs.replacing(folder) as temporary:
         temporary.mkdir()
-        for name, tensors in files.items():
-            save_file(tensors, temporary / name)
-        runs.write_json(temporary / "progress.json", progress)
+        for name, found in tensors.items():
+            save_file(found, temporary / name)
+        for name, value in facts.items():
+            runs.write_json(temporary / name, value)
+        sums = {path.name: _sum(path) for path in sorted(temporary.iterdir())}
+        runs.write_json(temporary / MANIFEST, sums)
 
 
-def _remove_others(run: Run, kept: set[str]) -> None:
-    for folder in run.checkpoints.glob("step-*"):
-        if folder.name not in kept:
-            runs.remove(folder)
+def _sum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def verify(folder: Path) -> None:
+    """Hold every file against the manifest; a UserError names the one that differs."""
+    manifest = folder / MANIFEST
+    if not folder.is_dir():
+        raise UserError(f"{folder}: is missing; was the run finished?")
+    sums = runs.read_json(manifest)
+    if not isinstance(sums, dict) or not sums:
+        raise UserError(f"{manifest}: lists no files")
+    there = {path.name for path in folder.iterdir()} - {MANIFEST}
+    for name in sorted(there - set(sums)):
+        raise UserError(f"{folder / name}: is not in the manifest; someone has put it there")
+    for name, wanted in sums.items():
+        if name not in there:
+            raise UserError(f"{folder / name}: is missing")
+        if _sum(folder / name) != wanted:
+            raise UserError(f"{folder / name}: is damaged (its SHA-256 differs from the manifest)")
+
+
+def read(folder: Path) -> Saved:
+    """A checkpoint, verified."""
+    verify(folder)
+    facts = runs.read_json(folder / FACTS)
+    files = sorted(folder.glob("*.safetensors"))
+    tensors = {path.name: _load(path) for path in files}
+    return Saved(int(folder.name.removeprefix("step-")), tensors, facts)
+
+
+def newest(run: Run) -> tuple[Saved, list[str]]:
+    """The newest checkpoint that verifies, and what is wrong with those after it."""
+    wrong: list[str] = []
+    for step in reversed(numbered(run)):
+        try:
+            return read(run.checkpoints / f"step-{step}"), wrong
+        except UserError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise UserError(f"{run.folder}: no checkpoint can be trusted: {'; '.join(wrong)}")
+    raise UserError(f"{run.folder}: holds no checkpoint to go on from; train it anew")
+
+
+def _load(path: Path) -> Tensors:
+    try:
+        found: Tensors = load_file(path)
+    except (OSError, SafetensorError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read as safetensors ({error})") from None
+    return found
 
 
 def save_model(
-    run: Run, *, weights: Mapping[str, Tensor], signature: Signature, scaler: Scaler
+    run: Run, weights: Mapping[str, Tensor], signature: Signature, scaler: Scaler
 ) -> None:
     """Write model/: all that evaluate and predict need beside the config."""
-    with runs.replacing(run.model) as temporary:
-        temporary.mkdir()
-        save_file(_on_host(weights), temporary / "weights.safetensors")
-        runs.write_json(temporary / "signature.json", signature.model_dump())
-        runs.write_json(temporary / "scaler.json", scaler.to_dict())
+    facts = {"signature.json": signature.model_dump(), "scaler.json": scaler.to_dict()}
+    host = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+    write(run.model, {"weights.safetensors": host}, facts)
 
 
 def load_model(
     run: Run, config: Config, device: torch.device
 ) -> tuple[Forecaster, Signature, Scaler]:
     """The trained model of a run."""
+    verify(run.model)
     signature = Signature.model_validate(runs.read_json(run.model / "signature.json"))
     scaler = Scaler.from_dict(runs.read_json(run.model / "scaler.json"))
     path = run.model / "weights.safetensors"
-    try:
-        weights = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{path}: cannot be read as weights ({error})") from None
     model = build(config.model, signature)
     try:
-        model.load_state_dict(weights)
+        model.load_state_dict(_load(path))
     except RuntimeError as error:
         raise UserError(f"{path}: does not fit the run's config: {error}") from None
     return model.to(device), signature, scaler
-
-
-def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies that share no memory with the live tensors."""
-    return {
-        name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()
-    }

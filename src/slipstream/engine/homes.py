@@ -9,6 +9,7 @@ Shapes: S steps of an epoch, A forward passes per step, B windows per pass.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -250,6 +251,11 @@ class _SingleWindows(Dataset[Any]):
         return *found, self.series.static[self.series.series_of(torch.tensor(start))]
 
 
+def leave_stopping_to_the_parent(_: int) -> None:
+    """Ctrl-C reaches every process of a terminal; the run's own ends its workers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 class _Order:
     """A batch sampler whose batches are set anew for each epoch."""
 
@@ -287,6 +293,8 @@ class ThroughLoader(Fed):
             prefetch_factor=prefetch if workers else None,
             persistent_workers=engine.persistent_workers and workers > 0,
             pin_memory=engine.pinned and device.type == "cuda",
+            worker_init_fn=leave_stopping_to_the_parent,
+            generator=torch.Generator(),  # else every epoch draws from the one that dropout uses
         )
         self.batches: Iterator[Any] = iter(())
 

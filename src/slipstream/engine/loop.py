@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from types import FrameType
 
 import torch
@@ -17,59 +17,24 @@ from torch import Tensor, nn
 from slipstream.config import Config, Train
 from slipstream.data.dataset import Dataset
 from slipstream.data.windows import Series
-from slipstream.engine import checkpoint, homes, optim, recover, step
+from slipstream.engine import homes, optim, recover, state, step
 from slipstream.engine.capture import Captured
+from slipstream.engine.checkpoint import Saved, Writer
 from slipstream.engine.homes import Draw, Home, Program
 from slipstream.engine.optim import LossScale
 from slipstream.engine.plan import Plan
+from slipstream.engine.recover import Snapshot
+from slipstream.engine.state import Fit, Progress
 from slipstream.engine.step import Tape
 from slipstream.engine.streaming import Streamed
 from slipstream.errors import UserError
 from slipstream.models import use
 from slipstream.runs import Run
 
-CHECKPOINT_EVERY_S = 60.0
+SHARE_OF_TIME = 0.01
+"""What checkpoints after validations may take of it; see `Keeper`."""
 DIVERGED = "the loss is no longer finite"
 TRAINING = "training step"
-
-
-@dataclass
-class Progress:
-    """Where training stands."""
-
-    step: int = 0
-    epoch: float = 0.0
-    """Epochs done, the last one perhaps in part"""
-    best_loss: float = math.inf
-    best_epoch: float = 0.0
-    best_step: int = 0
-    since_best: int = 0
-    """Validations without improvement"""
-    since_cut: int = 0
-    """The same, since the plateau schedule's last cut"""
-    rate: float = 1.0
-    """What plateaus and recoveries have left of the learning rate"""
-    rollbacks: int = 0
-
-
-@dataclass
-class Fit:
-    """What training gave."""
-
-    progress: Progress
-    plan: Plan
-    """As it ended; recoveries may have changed it"""
-    weights: dict[str, Tensor] = field(default_factory=dict)
-    """Of the best validation"""
-    stopped: str = ""
-    """Why it ended"""
-    signal_number: int = 0
-    """Of the signal that ended it, if one did"""
-    failures: dict[str, str] = field(default_factory=dict)
-    """Programs that could not be captured, and why"""
-    setup_s: float = 0.0
-    train_s: float = 0.0
-    validate_s: float = 0.0
 
 
 @dataclass
@@ -116,6 +81,8 @@ class Task:
     series: Series | None
     """Where the plan's home wants them; None where they are streamed"""
     run: Run
+    fingerprint: str = ""
+    """Of the data's content"""
 
 
 @dataclass(frozen=True)
@@ -240,16 +207,20 @@ def _home(task: Task, plan: Plan, which: str, effective: int, batch: int, seed: 
             )
 
 
-def fit(task: Task, plan: Plan) -> Fit:
-    """Train until the epochs, the patience or the time run out; the best weights come back."""
+def fit(task: Task, plan: Plan, saved: Saved | None = None) -> Fit:
+    """Train until the epochs, the patience or the time run out; the best weights come back.
+
+    With a saved state it goes on from there, as if it had never stopped.
+    """
     with stoppable() as stop:
         began = time.perf_counter()
         jobs = [set_up(task, plan)]  # the last one is the one at work; recoveries add others
-        result = Fit(Progress(), plan, setup_s=time.perf_counter() - began)
-        background = task.config.engine.async_checkpoints
+        result = Fit(Progress(), plan)
+        good = None if saved is None else state.put(saved, task, jobs[-1], result)
+        result.setup_s += time.perf_counter() - began
         try:
-            with checkpoint.Writer(task.run, background=background) as writer:
-                _fit(task, jobs, stop, result, writer)
+            with Keeper(task) as keeper:
+                _fit(task, jobs, stop, result, keeper, good)
         finally:  # workers end with the run, however it ends
             failures = jobs[-1].failures()
             jobs[-1].close()
@@ -266,84 +237,140 @@ def fit(task: Task, plan: Plan) -> Fit:
     return result
 
 
-def _fit(task: Task, jobs: list[Job], stop: Stop, result: Fit, writer: checkpoint.Writer) -> None:
+class Keeper:
+    """Saves the state: as often as asked for, and after validations as far as that costs little."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.every_s = 60 * task.config.engine.checkpoint_minutes
+        self.saved_at, self.cost_s = time.perf_counter(), 0.0
+        self.writer = Writer(task.run, background=task.config.engine.async_checkpoints)
+
+    def __enter__(self) -> Keeper:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.writer.__exit__(*exception)
+
+    def due(self, *, validated: bool = False) -> bool:
+        since = time.perf_counter() - self.saved_at
+        enough = self.cost_s / SHARE_OF_TIME if validated else self.every_s
+        return since >= min(enough, self.every_s) and not self.writer.busy
+
+    def save(self, job: Job, result: Fit, good: Snapshot) -> None:
+        began, at = time.perf_counter(), result.progress
+        self.writer.save(state.take(self.task, job, result, good), keep={at.best_step})
+        self.saved_at = time.perf_counter()
+        self.cost_s = self.saved_at - began
+        self.task.run.append("checkpoint", step=at.step, best_step=at.best_step)
+
+
+def _fit(
+    task: Task, jobs: list[Job], stop: Stop, result: Fit, keeper: Keeper, good: Snapshot | None
+) -> None:
     train, engine, run = task.config.train, task.config.engine, task.run
     job, at = jobs[-1], result.progress
-    began = saved_at = time.perf_counter()
-    deadline = began + 60 * train.minutes if train.minutes else math.inf
-    num_steps, epoch = job.home.num_steps, 0
-    while epoch < train.epochs and not result.stopped:
+    spent = result.train_s + result.validate_s
+    deadline = time.perf_counter() + 60 * train.minutes - spent if train.minutes else math.inf
+    num_steps, promised = job.home.num_steps, not at.step
+    result.stopped = _out_of_patience(at, train)
+    while at.epochs < train.epochs and not result.stopped:
         epoch_began = logged_at = time.perf_counter()
-        good, first_step = recover.snapshot(task.model, job.optimizer, job.scale), at.step
-        rates = [at.rate * rate for rate in optim.rates(train, epoch, num_steps)]
-        job.home.begin(epoch)
-        job.tape.begin(rates)
-        diverged, logged = False, 0
-        for done in range(1, num_steps + 1):
-            job = jobs[-1] = _step(task, job, epoch, done - 1)  # one program, no host sync
-            at.step += 1
+        if good is None or not at.done:
+            good = recover.snapshot(task.model, job.optimizer, job.scale)
+        first_step = at.step - at.done
+        rates = [at.rate * rate for rate in optim.rates(train, at.epochs, num_steps)]
+        if at.done < num_steps:
+            job.home.begin(at.epochs, at=at.done)
+        job.tape.begin(rates, at=at.done)
+        diverged = False
+        while at.done < num_steps:
+            job = jobs[-1] = _step(task, job, at.epochs, at.done)  # one program, no host sync
+            at.step, at.done = at.step + 1, at.done + 1
             run.show({"event": "step", "step": at.step})
             if engine.sync:
-                float(job.tape.losses[done - 1])
-            if done % engine.log_every and done < num_steps and not stop.requested:
+                float(job.tape.losses[at.done - 1])
+            if at.done % engine.log_every and at.done < num_steps:
+                if stop.requested:
+                    break
                 continue
             job.flush()
-            losses = job.tape.losses[logged:done].tolist()  # the only host sync within an epoch
+            losses = job.tape.losses[at.logged : at.done].tolist()  # the epoch's only host syncs
             now = time.perf_counter()
             run.append(
                 "log",
                 step=at.step,
-                epoch=epoch + done / num_steps,
+                epoch=at.epochs + at.done / num_steps,
                 loss=sum(losses) / len(losses),
-                lr=rates[done - 1],
+                lr=rates[at.done - 1],
                 steps_per_s=len(losses) / (now - logged_at),
             )
-            logged, logged_at = done, now
+            at.logged, logged_at = at.done, now
             diverged = not all(map(math.isfinite, losses))
-            result.stopped = _reason_to_stop(stop, now > deadline)
-            if diverged or result.stopped:
+            result.stopped = "train.minutes have passed" if now > deadline else ""
+            if diverged or result.stopped or stop.requested:
                 break
+            if at.done < num_steps and keeper.due():
+                keeper.save(job, result, good)
+        job.flush()
         result.train_s += time.perf_counter() - epoch_began
-        if stop.requested:
-            at.epoch = epoch + done / num_steps
-            break
         if diverged:
-            at.step = first_step
-            good.restore()
+            at.step, at.done, at.logged = first_step, 0, 0
+            good.restore(task.model, job.optimizer, job.scale)
             job = jobs[-1] = _after_divergence(task, job, at, result)
             continue
-        at.epoch = epoch + done / num_steps
-        epoch += 1
-        if epoch == 1:
-            _compare_with_plan(job, (logged_at - epoch_began) / done, run)
-        if epoch % train.validate_every and not (result.stopped or epoch == train.epochs):
-            continue
+        at.epoch = at.epochs + at.done / num_steps
+        if promised and not stop.requested:
+            promised = False
+            _compare_with_plan(job, (logged_at - epoch_began) / at.done, run)
 
-        validation_began = time.perf_counter()
-        job, val_loss = _validate(task, job)
-        jobs[-1] = job
-        improved = val_loss < at.best_loss - train.min_delta
-        if improved:
-            result.weights = _copied(task.model)
-        _judge(at, val_loss, improved, train)
-        result.validate_s += time.perf_counter() - validation_began
-        run.append(
-            "epoch",
-            epoch=epoch,
-            step=at.step,
-            train_loss=float(job.tape.losses[:done].double().mean()),
-            val_loss=val_loss,
-            lr=rates[done - 1],
-            best=improved,
-            seconds=time.perf_counter() - epoch_began,
-        )
-        if train.patience != "off" and at.since_best >= train.patience and not result.stopped:
-            result.stopped = f"no improvement in {train.patience} validations"
-        if time.perf_counter() - saved_at > CHECKPOINT_EVERY_S and not result.stopped:
-            _save(writer, task.model, job.optimizer, result)
-            saved_at = time.perf_counter()
+        due = not (at.epochs + 1) % train.validate_every or at.epochs + 1 == train.epochs
+        complete = not stop.requested or at.done == num_steps
+        if complete and (due or result.stopped):
+            job, complete = _validated(task, job, stop, result, rates[at.done - 1], epoch_began)
+            jobs[-1] = job
+        if complete:
+            at.epochs, at.done, at.logged = at.epochs + 1, 0, 0
+            result.stopped = result.stopped or _out_of_patience(at, train)
+        if stop.requested and not result.stopped:
+            result.stopped = "interrupted"
+        if due and not result.stopped and keeper.due(validated=True):
+            keeper.save(job, result, good)
     result.stopped = result.stopped or "all epochs done"
-    _save(writer, task.model, job.optimizer, result)
+    if good is not None:
+        keeper.save(job, result, good)
+
+
+def _out_of_patience(at: Progress, train: Train) -> str:
+    if train.patience != "off" and at.since_best >= train.patience:
+        return f"no improvement in {train.patience} validations"
+    return ""
+
+
+def _validated(
+    task: Task, job: Job, stop: Stop, result: Fit, rate: float, epoch_began: float
+) -> tuple[Job, bool]:
+    """Score the validation set and keep the weights if they are the best; False if stopped."""
+    began, at = time.perf_counter(), result.progress
+    job, val_loss = _validate(task, job, stop)
+    if val_loss is None:
+        return job, False
+    improved = val_loss < at.best_loss - task.config.train.min_delta
+    if improved:
+        result.weights = _copied(task.model)
+    _judge(at, val_loss, improved, task.config.train)
+    result.validate_s += time.perf_counter() - began
+    task.run.append(
+        "epoch",
+        epoch=at.epochs + 1,
+        step=at.step,
+        train_loss=float(job.tape.losses[: at.done].double().mean()),
+        val_loss=val_loss,
+        lr=rate,
+        best=improved,
+        seconds=time.perf_counter() - epoch_began,
+    )
+    return job, True
 
 
 def _step(task: Task, job: Job, epoch: int, done: int) -> Job:
@@ -364,12 +391,15 @@ def _step(task: Task, job: Job, epoch: int, done: int) -> Job:
         job.tape.begin(at=done)
 
 
-def _validate(task: Task, job: Job) -> tuple[Job, float]:
+def _validate(task: Task, job: Job, stop: Stop) -> tuple[Job, float | None]:
+    """The validation loss; None if a stop came first."""
     while True:
         try:
             job.val_home.begin(0)
             job.val_tape.begin()
             for _ in range(job.val_home.num_steps):
+                if stop.requested:
+                    return job, None
                 job.check()
             return job, float(job.val_tape.losses.double().sum()) / task.dataset.count["val"]
         except RuntimeError as error:
@@ -412,12 +442,6 @@ def _after_divergence(task: Task, job: Job, at: Progress, result: Fit) -> Job:
     return job
 
 
-def _reason_to_stop(stop: Stop, out_of_time: bool) -> str:
-    if stop.requested:
-        return "interrupted"
-    return "train.minutes have passed" if out_of_time else ""
-
-
 def _compare_with_plan(job: Job, seen_s: float, run: Run) -> None:
     """Hold the first epoch's speed and kernels against what the plan promised."""
     plan, kernels = job.plan, job.kernels()
@@ -448,15 +472,3 @@ def _judge(at: Progress, val_loss: float, improved: bool, train: Train) -> None:
 
 def _copied(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
-
-
-def _save(
-    writer: checkpoint.Writer, model: nn.Module, optimizer: torch.optim.Optimizer, result: Fit
-) -> None:
-    """Write the newest state, and the best weights if they are older; drop the rest."""
-    at = result.progress
-    writer.save(step=at.step, weights=model.state_dict(), optimizer=optimizer, progress=asdict(at))
-    if result.weights and at.best_step != at.step:
-        writer.save(step=at.best_step, weights=result.weights, progress=asdict(at))
-    writer.keep_only({at.step, at.best_step})
-    writer.run.append("checkpoint", step=at.step, best_step=at.best_step)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import psutil
 import torch
@@ -69,6 +69,11 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"device": str(self.device)}
+
+    @classmethod
+    def from_dict(cls, saved: dict[str, Any]) -> Self:
+        device, cudnn = torch.device(saved["device"]), tuple(saved["cudnn"])
+        return cls(**(saved | {"device": device, "cudnn": cudnn}))
 
 
 def make(config: Config, *, data_bytes: int, training: bool = True, streamed: bool = False) -> Plan:

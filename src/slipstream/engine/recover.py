@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,17 +19,17 @@ MOST_ROLLBACKS = 3
 class Snapshot:
     """Everything a step changes, copied; restored in place, since graphs know the places."""
 
-    tensors: list[Tensor]
-    copies: list[Tensor]
+    copies: dict[str, Tensor]
+    """By the names that `changing` gives"""
     generators: list[Tensor]
-    optimizer: torch.optim.Optimizer
-    num_states: int
 
-    def restore(self) -> None:
-        for tensor, copy in zip(self.tensors, self.copies, strict=True):
-            tensor.copy_(copy)
-        if not self.num_states:  # taken before the first step, when there was no state yet
-            for tensor in _state(self.optimizer):
+    def restore(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, scale: LossScale | None
+    ) -> None:
+        for name, tensor in changing(model, optimizer, scale).items():
+            if name in self.copies:
+                tensor.copy_(self.copies[name])
+            else:  # taken before the first step, when there was no state yet
                 tensor.zero_()
         set_generators(self.generators)
 
@@ -38,18 +37,30 @@ class Snapshot:
 def snapshot(
     model: nn.Module, optimizer: torch.optim.Optimizer, scale: LossScale | None
 ) -> Snapshot:
-    states = _state(optimizer)
-    tensors = [*model.state_dict().values(), *states]
+    found = changing(model, optimizer, scale)
+    return Snapshot({name: tensor.clone() for name, tensor in found.items()}, get_generators())
+
+
+def changing(
+    model: nn.Module, optimizer: torch.optim.Optimizer, scale: LossScale | None
+) -> dict[str, Tensor]:
+    """The tensors that a step changes, by name: those of the model, the optimizer and the scale."""
+    found = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    found |= {f"optimizer.{name}": tensor for name, tensor in states(optimizer).items()}
     if scale is not None:
-        tensors += [scale.scale, scale.since_growth]
-    tensors = [tensor.detach() for tensor in tensors]
-    copies = [tensor.clone() for tensor in tensors]
-    return Snapshot(tensors, copies, get_generators(), optimizer, len(states))
+        found |= {"scale": scale.scale, "since_growth": scale.since_growth}
+    return {name: tensor.detach() for name, tensor in found.items()}
 
 
-def _state(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    states: Any = optimizer.state.values()
-    return [value for state in states for value in state.values() if isinstance(value, Tensor)]
+def states(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimizer's state as `parameter.name`, in an order of its own."""
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    return {
+        f"{i}.{name}": value
+        for i, param in enumerate(params)
+        for name, value in sorted(optimizer.state.get(param, {}).items())
+        if isinstance(value, Tensor)
+    }
 
 
 def get_generators() -> list[Tensor]:
@@ -62,7 +73,7 @@ def get_generators() -> list[Tensor]:
 
 def set_generators(states: list[Tensor]) -> None:
     torch.set_rng_state(states[0])
-    if len(states) > 1:
+    if len(states) > 1 and torch.cuda.is_available():
         torch.cuda.set_rng_state(states[1])
 
 

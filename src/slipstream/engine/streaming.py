@@ -18,6 +18,7 @@ from slipstream.config import Engine
 from slipstream.data import windows
 from slipstream.data.stream import Stream
 from slipstream.data.windows import Piece
+from slipstream.engine import homes
 from slipstream.engine.homes import Fed, Program
 
 STRETCHES = 8
@@ -144,6 +145,8 @@ class Streamed(Fed):
             prefetch_factor=prefetch if workers else None,
             persistent_workers=engine.persistent_workers and workers > 0,
             pin_memory=engine.pinned and device.type == "cuda",
+            worker_init_fn=homes.leave_stopping_to_the_parent,
+            generator=torch.Generator(),  # else every epoch draws from the one that dropout uses
             # Arrow's threads do not survive a fork
             multiprocessing_context="spawn" if workers else None,
         )
