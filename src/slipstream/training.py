@@ -117,12 +117,14 @@ def _resumed(run: Run, settings: Config, data: Any, force: bool, began: float) -
     then = Plan.from_dict(saved.facts["plan"])
     now = _rules(settings, dataset)
     run.append("resume", step=at.step, epoch=at.epoch, differs=_what_differs(then, now, changed))
-    same_device = then.device == now.device and settings.engine.device in (
-        "auto",
-        was.engine.device,
-    )
-    chosen = then if same_device and not changed else None
-    return _run(run, settings, dataset, fingerprint, saved, chosen, seconds, began)
+    keep = then.device == now.device and not changed
+    start = Start(fingerprint, then if keep else now, settled=keep, saved=saved)
+    return _run(run, settings, dataset, start, seconds, began)
+
+
+def _rules(settings: Config, dataset: Dataset) -> Plan:
+    streamed = dataset.stream is not None
+    return plan.make(settings, data_bytes=dataset.data_bytes, streamed=streamed)
 
 
 def _what_differs(then: Plan, now: Plan, changed: list[str]) -> str:
