@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint types tests test-slow test-gpu format docs clean
+.PHONY: demo test lint types tests test-slow soak test-gpu format docs clean
 
 demo: $(VENV)/core
 	$(BIN)/slipstream train
@@ -26,6 +26,9 @@ tests: $(VENV)/dev
 
 test-slow: $(VENV)/dev
 	$(BIN)/python -m pytest -m slow
+
+soak: $(VENV)/dev
+	$(BIN)/python -m tests.soak
 
 test-gpu: $(VENV)/dev
 	$(BIN)/python -m pytest -m gpu

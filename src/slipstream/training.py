@@ -147,6 +147,10 @@ def _crashes_kept(run: Run) -> Iterator[None]:
         yield
     except (UserError, Interrupted, Resumable):
         raise
+    except OSError as error:
+        raise Resumable(
+            f"the run had to stop: {error}; go on with: slipstream train --resume {run.folder}"
+        ) from error
     except Exception:
         with suppress(OSError):
             runs.write_text(run.folder / "crash.txt", traceback.format_exc())

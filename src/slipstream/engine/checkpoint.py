@@ -7,15 +7,16 @@ the manifest before anything is made of it. No pickle is ever read.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from slipstream import runs
@@ -82,9 +83,8 @@ class Writer:
             saved.ready.synchronize()
         folder = self.run.checkpoints / f"step-{saved.step}"
         try:
-            if not folder.exists():
-                self.run.checkpoints.mkdir(exist_ok=True)
-                write(folder, saved.tensors, {FACTS: saved.facts})
+            self.run.checkpoints.mkdir(exist_ok=True)
+            write(folder, saved.tensors, {FACTS: saved.facts})
             steps = sorted(step for step in numbered(self.run) if step <= saved.step)
             for step in set(numbered(self.run)) - {*steps[-2:], *keep}:
                 runs.remove(self.run.checkpoints / f"step-{step}")
@@ -104,7 +104,7 @@ def write(folder: Path, tensors: Mapping[str, Tensors], facts: Mapping[str, Any]
     with runs.replacing(folder) as temporary:
         temporary.mkdir()
         for name, found in tensors.items():
-            save_file(found, temporary / name)
+            safetensors.torch.save_file(found, temporary / name)
         for name, value in facts.items():
             runs.write_json(temporary / name, value)
         sums = {path.name: _sum(path) for path in sorted(temporary.iterdir())}
@@ -116,8 +116,8 @@ def _sum(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def verify(folder: Path) -> None:
-    """Hold every file against the manifest; a UserError names the one that differs."""
+def verified(folder: Path) -> dict[str, bytes]:
+    """The files of a folder, each held against the manifest; a UserError names one that differs."""
     manifest = folder / MANIFEST
     if not folder.is_dir():
         raise UserError(f"{folder}: is missing; was the run finished?")
@@ -127,19 +127,28 @@ def verify(folder: Path) -> None:
     there = {path.name for path in folder.iterdir()} - {MANIFEST}
     for name in sorted(there - set(sums)):
         raise UserError(f"{folder / name}: is not in the manifest; someone has put it there")
+    files = {}
     for name, wanted in sums.items():
         if name not in there:
             raise UserError(f"{folder / name}: is missing")
-        if _sum(folder / name) != wanted:
+        try:
+            files[name] = (folder / name).read_bytes()
+        except OSError as error:
+            raise UserError(f"{folder / name}: cannot be read ({error.strerror})") from None
+        if hashlib.sha256(files[name]).hexdigest() != wanted:
             raise UserError(f"{folder / name}: is damaged (its SHA-256 differs from the manifest)")
+    return files
 
 
 def read(folder: Path) -> Saved:
     """A checkpoint, verified."""
-    verify(folder)
-    facts = runs.read_json(folder / FACTS)
-    files = sorted(folder.glob("*.safetensors"))
-    tensors = {path.name: _load(path) for path in files}
+    files = verified(folder)
+    tensors = {
+        name: _tensors(content, folder / name)
+        for name, content in files.items()
+        if name.endswith(".safetensors")
+    }
+    facts = json.loads(files[FACTS])
     return Saved(int(folder.name.removeprefix("step-")), tensors, facts)
 
 
@@ -156,10 +165,10 @@ def newest(run: Run) -> tuple[Saved, list[str]]:
     raise UserError(f"{run.folder}: holds no checkpoint to go on from; train it anew")
 
 
-def _load(path: Path) -> Tensors:
+def _tensors(content: bytes, path: Path) -> Tensors:
     try:
-        found: Tensors = load_file(path)
-    except (OSError, SafetensorError, ValueError) as error:
+        found: Tensors = safetensors.torch.load(content)
+    except (SafetensorError, ValueError) as error:
         raise UserError(f"{path}: cannot be read as safetensors ({error})") from None
     return found
 
@@ -177,13 +186,13 @@ def load_model(
     run: Run, config: Config, device: torch.device
 ) -> tuple[Forecaster, Signature, Scaler]:
     """The trained model of a run."""
-    verify(run.model)
-    signature = Signature.model_validate(runs.read_json(run.model / "signature.json"))
-    scaler = Scaler.from_dict(runs.read_json(run.model / "scaler.json"))
+    files = verified(run.model)
+    signature = Signature.model_validate_json(files["signature.json"])
+    scaler = Scaler.from_dict(json.loads(files["scaler.json"]))
     path = run.model / "weights.safetensors"
     model = build(config.model, signature)
     try:
-        model.load_state_dict(_load(path))
+        model.load_state_dict(_tensors(files[path.name], path))
     except RuntimeError as error:
         raise UserError(f"{path}: does not fit the run's config: {error}") from None
     return model.to(device), signature, scaler

@@ -244,6 +244,7 @@ class Keeper:
         self.task = task
         self.every_s = 60 * task.config.engine.checkpoint_minutes
         self.saved_at, self.cost_s = time.perf_counter(), 0.0
+        self.saved = (-1, -1)
         self.writer = Writer(task.run, background=task.config.engine.async_checkpoints)
 
     def __enter__(self) -> Keeper:
@@ -259,6 +260,9 @@ class Keeper:
 
     def save(self, job: Job, result: Fit, good: Snapshot) -> None:
         began, at = time.perf_counter(), result.progress
+        if (at.step, at.epochs) == self.saved:
+            return
+        self.saved = (at.step, at.epochs)
         self.writer.save(state.take(self.task, job, result, good), keep={at.best_step})
         self.saved_at = time.perf_counter()
         self.cost_s = self.saved_at - began

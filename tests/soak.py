@@ -1,0 +1,364 @@
+"""Kills, stops, damages and starves real runs, and counts what became of them.
+
+    make soak                        all of it, about ten minutes on two cores
+    python -m tests.soak --short     a sample, as in the tests
+
+Every run is a process of its own, forked from one that has torch loaded. What goes on after a kill
+is compared, bit by bit, with a run that was never broken. Lost and wrong must both be 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import pickle
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet
+
+import slipstream
+from slipstream import Interrupted, UserError, runs
+from slipstream.engine import checkpoint
+from slipstream.errors import Resumable
+from tests.conftest import waves
+from tests.test_resume import JOBS, configured, ended
+
+KILLS, STOPS, DAMAGES = 200, 40, 200
+STREAMED = {"engine": {"home": "stream", "workers": 0, "buffer_rows": 300}, "train": {"epochs": 3}}
+LIMIT_S = 120
+
+
+def forked(action: Callable[[], Any], log: Path) -> int:
+    """Start a process that does it; its exit code is the one that `slipstream` would have."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        action()
+        code = 0
+    except Interrupted as error:
+        code = 128 + error.signal_number
+    except KeyboardInterrupt:
+        code = 130
+    except (UserError, Resumable) as error:
+        print(error, flush=True)
+        code = 2 if isinstance(error, UserError) else 75
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+
+
+def waited(pid: int, seconds: float = LIMIT_S) -> int:
+    """The exit code; minus the signal's number where one ended it. None may hang."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.005)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return 124
+
+
+class Soak:
+    """One worker's share of the trials."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder, self.random = folder, random.Random(seed)
+        self.log = folder / "log.txt"
+        self.counts: Counter[str] = Counter()
+        self.table = waves(400)
+        self.path = folder / "data.parquet"
+        pyarrow.parquet.write_table(waves(900), self.path, row_group_size=100)
+        self.wanted: dict[str, Any] = {}
+        self.took: dict[str, float] = {}
+
+    def config(self, job: str, out: Path) -> Any:
+        if job == "streamed":
+            return configured(out, **STREAMED, data={"path": str(self.path)})
+        return configured(out, job)
+
+    def data(self, job: str) -> Any:
+        return None if job == "streamed" else self.table
+
+    def reference(self, job: str) -> None:
+        """The unbroken run of a job, and how long it takes."""
+        if job in self.wanted:
+            return
+        out = self.folder / "whole" / job.replace(" ", "-")
+        began = time.monotonic()
+        config = self.config(job, out)
+        code = waited(forked(lambda: slipstream.train(config, self.data(job)), self.log))
+        assert code == 0, self.log.read_text()
+        self.took[job] = time.monotonic() - began
+        self.wanted[job] = ended(runs.find(runs.last(str(out))))
+
+    def tell(self, what: str, outcome: str, detail: str = "") -> None:
+        self.counts[f"{what}: tried"] += 1
+        self.counts[f"{what}: {outcome}"] += 1
+        if outcome in ("lost", "wrong"):
+            print(f"{what}: {outcome}: {detail}", file=sys.stderr, flush=True)
+
+    def resumed(self, job: str, folder: Path) -> int:
+        return forked(lambda: slipstream.train(data=self.data(job), resume=folder), self.log)
+
+    def broken(self, job: str, number: int) -> None:
+        """Break a run off with a signal at any moment, perhaps again while it goes on."""
+        self.reference(job)
+        what = "kill -9" if number == signal.SIGKILL else "SIGTERM / SIGINT"
+        out = Path(tempfile.mkdtemp(dir=self.folder))
+        config = self.config(job, out)
+        pid = forked(lambda: slipstream.train(config, self.data(job)), self.log)
+        for _ in range(5):
+            time.sleep(self.random.uniform(0.05, self.took[job]))
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                break
+            began = time.monotonic()
+            code = waited(pid)
+            if number != signal.SIGKILL and time.monotonic() - began > 2:
+                self.tell(what, "lost", f"{job}: took {time.monotonic() - began:.1f} s to stop")
+                return
+            if code not in (0, -number, 128 + number):
+                self.tell(what, "lost", f"{job}: exit code {code}, {self.log.read_text()[-2000:]}")
+                return
+            if code == 0:
+                break
+            found = [path.parent for path in out.glob("*/config.toml")]
+            if not found or not list(found[0].glob("checkpoints/step-*")):
+                self.tell(what, "before the first checkpoint")
+                shutil.rmtree(out)
+                return
+            pid = self.resumed(job, found[0])
+            if self.random.random() < 0.6:
+                code = waited(pid)
+                break
+        else:
+            code = waited(pid)
+        run = runs.find(runs.last(str(out)))
+        if code == 2 and (run.folder / "metrics.json").exists():
+            code = 0  # the kill came when all was done
+        if code:
+            self.tell(what, "lost", f"{job}: exit code {code}, {self.log.read_text()[-2000:]}")
+        elif ended(run) != self.wanted[job]:
+            self.tell(what, "wrong", f"{job}: {run.folder}")
+            return
+        else:
+            self.tell(what, "survived")
+        shutil.rmtree(out)
+
+    def damaged(self, times: int) -> None:
+        """Flip a bit or cut a file of the newest checkpoint; resume must take the one before."""
+        out = self.folder / "damaged"
+        config = self.config("lstm, dropout", out)
+        waited(forked(lambda: slipstream.train(config, self.table), self.log))
+        run = runs.find(runs.last(str(out)))
+        steps = checkpoint.numbered(run)
+        newest = run.checkpoints / f"step-{steps[-1]}"
+        files = sorted(newest.iterdir())
+        for _ in range(times):
+            path = self.random.choice(files)
+            whole = path.read_bytes()
+            if self.random.random() < 0.7:
+                bad = bytearray(whole)
+                bad[self.random.randrange(len(bad))] ^= 1 << self.random.randrange(8)
+                path.write_bytes(bad)
+            else:
+                path.write_bytes(whole[: self.random.randrange(len(whole))])
+            try:
+                found, told = checkpoint.newest(run)
+                named = any(path.name in text or "manifest" in text for text in told)
+                fine = found.step == steps[-2] and named
+                self.tell("damaged files", "survived" if fine else "wrong", str(path))
+            except Exception as error:
+                self.tell("damaged files", "lost", f"{path}: {error!r}")
+            path.write_bytes(whole)
+        checkpoint.verified(newest)
+
+    def full_disk(self) -> None:
+        """A run that outgrows its disk: told, a good checkpoint left, and it can go on."""
+        disk = self.folder / "disk"
+        disk.mkdir()
+        mounted = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], capture_output=True
+        )
+        if mounted.returncode:
+            self.counts["full disk: not possible here"] += 1
+            return
+        try:
+            config = configured(disk, model={"kind": "lstm", "hidden": 64}, train={"epochs": 30})
+            code = waited(forked(lambda: slipstream.train(config, self.table), self.log))
+            if code == 0:
+                self.tell("full disk", "wrong", "it did not fill")
+                return
+            run = runs.find(runs.last(str(disk)))
+            saved, _ = checkpoint.newest(run)
+            if code != 75:
+                self.tell("full disk", "lost", f"exit code {code}, {self.log.read_text()[-2000:]}")
+                return
+            moved = self.folder / "moved"
+            shutil.copytree(run.folder, moved)
+            code = waited(forked(lambda: slipstream.train(data=self.table, resume=moved), self.log))
+            fine = code == 0 and saved.step > 0
+            self.tell("full disk", "survived" if fine else "lost", f"exit code {code}")
+        finally:
+            subprocess.run(["umount", disk], check=True)
+
+    def two_writers(self) -> None:
+        out = self.folder / "two"
+        config = configured(out, train={"epochs": 1000})
+        first = forked(lambda: slipstream.train(config, self.table), self.log)
+        while not list(out.glob("*/checkpoints/step-*")):
+            time.sleep(0.05)
+        run = runs.last(str(out))
+        code = waited(forked(lambda: slipstream.train(data=self.table, resume=run), self.log))
+        refused = code == 2 and "is writing to this run" in self.log.read_text()
+        self.tell("second writer", "survived" if refused else "wrong", f"exit code {code}")
+        os.kill(first, signal.SIGKILL)
+        waited(first)
+        over = ("train.epochs=2", "train.patience=off")
+        code = waited(
+            forked(lambda: slipstream.train(data=self.table, resume=run, overrides=over), self.log)
+        )
+        taken = code == 0 or "is finished" in self.log.read_text()
+        self.tell("stale lock", "survived" if taken else "lost", f"exit code {code}")
+
+    def malicious(self) -> None:
+        """Files that would run code if they were unpickled, or lie about their sizes."""
+        mark = self.folder / "code-ran"
+        for name, content in hostile_files(mark).items():
+            path = self.folder / name
+            path.write_bytes(content)
+            config = configured(self.folder / "hostile", data={"path": str(path)})
+            code = waited(forked(lambda config=config: slipstream.train(config), self.log))
+            fine = code == 2 and not mark.exists()
+            self.tell("malicious files", "survived" if fine else "wrong", f"{name}: {code}")
+            model = self.folder / f"model-of-{name}"
+            source = self.folder / "damaged"
+            shutil.copytree(runs.last(str(source)), model)
+            weights = model / "model" / "weights.safetensors"
+            weights.write_bytes(content)
+            sums = json.loads((model / "model" / "manifest.json").read_text())
+            sums[weights.name] = hashlib.sha256(content).hexdigest()
+            (model / "model" / "manifest.json").write_text(json.dumps(sums))
+            code = waited(
+                forked(lambda model=model: slipstream.predict(model, self.table), self.log)
+            )
+            fine = code == 2 and not mark.exists()
+            self.tell("malicious files", "survived" if fine else "wrong", f"{name}: {code}")
+
+
+class Bomb:
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (self.mark,))
+
+
+def hostile_files(mark: Path) -> dict[str, bytes]:
+    bomb = pickle.dumps(Bomb(mark))
+    packed = np.array([Bomb(mark)], dtype=object)
+    with tempfile.TemporaryDirectory() as folder:
+        np.savez(Path(folder) / "x.npz", x=packed, allow_pickle=True)
+        archive = (Path(folder) / "x.npz").read_bytes()
+    huge = (2**62).to_bytes(8, "little") + b"{}"
+    header = b'{"w":{"dtype":"F32","shape":[1000000000],"data_offsets":[0,4000000000]}}'
+    lying = len(header).to_bytes(8, "little") + header + b"\0" * 16
+    return {
+        "bomb.pkl": bomb,
+        "bomb.pt": bomb,
+        "bomb.pth": bomb,
+        "bomb.npz": archive,
+        "bomb.csv": bomb,
+        "bomb.parquet": b"PAR1" + bomb + b"PAR1",
+        "huge.safetensors": huge,
+        "lying.safetensors": lying,
+    }
+
+
+def share(folder: Path, number: int, of: int, scale: float, seed: int) -> Counter[str]:
+    """What one of several workers does."""
+    folder.mkdir(parents=True)
+    soak = Soak(folder, seed + number)
+    jobs = [*JOBS, "streamed"]
+    for i in range(number, int(KILLS * scale), of):
+        soak.broken(jobs[i // of % len(jobs)], signal.SIGKILL)
+    for i in range(number, int(STOPS * scale), of):
+        stop = signal.SIGTERM if i // of % 2 else signal.SIGINT
+        soak.broken(jobs[i // of % len(jobs)], stop)
+    soak.damaged(int(DAMAGES * scale) // of)
+    if number == 0:
+        soak.full_disk()
+        soak.two_writers()
+        soak.malicious()
+    return soak.counts
+
+
+def soaked(folder: Path, *, scale: float = 1.0, workers: int = 2, seed: int = 0) -> Counter[str]:
+    """All trials, over some processes that each fork their own."""
+    pids = []
+    for number in range(workers):
+        result = folder / f"result-{number}.json"
+
+        def work(number: int = number, result: Path = result) -> None:
+            counts = share(folder / f"worker-{number}", number, workers, scale, seed)
+            result.write_text(json.dumps(counts))
+
+        pids.append(forked(work, folder / "log.txt"))
+    for pid in pids:
+        waited(pid, 3600)
+    total: Counter[str] = Counter()
+    for number in range(workers):
+        result = folder / f"result-{number}.json"
+        if not result.exists():
+            raise SystemExit((folder / "log.txt").read_text())
+        total.update(json.loads(result.read_text()))
+    return total
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--short", action="store_true")
+    arguments.add_argument("--seed", type=int, default=0)
+    given = arguments.parse_args()
+    began = time.monotonic()
+    folder = Path(tempfile.mkdtemp(prefix="soak-"))
+    counts = soaked(folder, scale=0.05 if given.short else 1.0, seed=given.seed)
+    print((folder / "log.txt").read_text()[-4000:], file=sys.stderr)
+    kinds = dict.fromkeys(key.partition(":")[0] for key in counts)
+    for kind in kinds:
+        of_kind = {k.partition(": ")[2]: n for k, n in counts.items() if k.startswith(f"{kind}:")}
+        of_kind = {"lost": 0, "wrong": 0} | of_kind
+        print(f"{kind}: " + ", ".join(f"{n} {outcome}" for outcome, n in of_kind.items()))
+    print(f"{time.monotonic() - began:.0f} s")
+    bad = sum(n for key, n in counts.items() if key.endswith(("lost", "wrong")))
+    if not bad:
+        shutil.rmtree(folder)
+    raise SystemExit(1 if bad else 0)
+
+
+if __name__ == "__main__":
+    main()
