@@ -59,7 +59,7 @@ def forked(action: Callable[[], Any], log: Path) -> int:
     except KeyboardInterrupt:
         code = 130
     except (UserError, Resumable) as error:
-        print(error, flush=True)
+        os.write(1, f"{error}\n".encode())
         code = 2 if isinstance(error, UserError) else 75
     except BaseException:
         traceback.print_exc()
@@ -120,6 +120,12 @@ class Soak:
         if outcome in ("lost", "wrong"):
             print(f"{what}: {outcome}: {detail}", file=sys.stderr, flush=True)
 
+    def wait_for_checkpoint(self, out: Path, pid: int) -> None:
+        while not list(out.glob("*/checkpoints/step-*")):
+            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                return
+            time.sleep(0.002)
+
     def resumed(self, job: str, folder: Path) -> int:
         return forked(lambda: slipstream.train(data=self.data(job), resume=folder), self.log)
 
@@ -131,7 +137,9 @@ class Soak:
         config = self.config(job, out)
         pid = forked(lambda: slipstream.train(config, self.data(job)), self.log)
         for _ in range(5):
-            time.sleep(self.random.uniform(0.05, self.took[job]))
+            if self.random.random() < 0.9:  # else it may come before there is a checkpoint
+                self.wait_for_checkpoint(out, pid)
+            time.sleep(self.random.uniform(0.0, self.took[job] / 2))
             try:
                 os.kill(pid, number)
             except ProcessLookupError:

@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -142,10 +143,13 @@ def predict(
         from slipstream.prediction import predict as run_prediction
         from slipstream.prediction import write
 
-        table = run_prediction(run, data, every=every, overrides=tuple(set_ or ()))
+        with warnings.catch_warnings(record=True) as noted:
+            warnings.simplefilter("always")
+            table = run_prediction(run, data, every=every, overrides=tuple(set_ or ()))
         write(table, out)
         found = {"run": str(run), "out": str(out), "rows": table.num_rows}
         found["columns"] = table.column_names
+        found["notes"] = [str(note.message) for note in noted]
         _print_result(found, as_json, quiet, _show_prediction)
 
 
@@ -410,6 +414,8 @@ def _show_evaluation(found: dict[str, Any], console: Console) -> None:
 
 def _show_prediction(found: dict[str, Any], console: Console) -> None:
     console.print(f"{found['rows']:,} rows written to {found['out']}", markup=False)
+    for note in found["notes"]:
+        console.print(f"note: {note}", markup=False)
 
 
 def _show_report(found: dict[str, Any], console: Console) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def predict(
 
     A forecasting model gives the rows that follow each series' end; with `every`, it forecasts
     from every row that has a full context behind it. An estimating model (horizon 0) always
-    estimates at every such row.
+    estimates at every such row. What looks wrong with the data, but can be used, is a warning.
     """
     found = runs.find(run)
     config = configs.load(found.folder / "config.toml", overrides)
@@ -34,6 +35,8 @@ def predict(
     model, signature, scaler = checkpoint.load_model(found, config, chosen.device)
     dataset = datasets.load_given(config, signature, scaler, data, targets=False)
     assert dataset.memory is not None
+    for note in dataset.notes:
+        warnings.warn(note, stacklevel=2)
     with chosen.flags():
         model.eval()
         (piece,) = dataset.pieces("all", dataset.memory.series.to(chosen.device), rows=0)

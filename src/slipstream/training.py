@@ -196,6 +196,9 @@ def _run(
         parameters = sum(p.numel() for p in model.parameters())
         _announce(task, chosen, parameters)
         fit = loop.fit(task, chosen, start.saved)
+        if not (run.folder / "config.toml").exists():  # the folder was removed under our feet
+            run.folder.mkdir(parents=True, exist_ok=True)
+            runs.write_text(run.folder / "config.toml", configs.to_toml(settings))
         seconds["set-up"] += fit.setup_s
         seconds |= {"training": fit.train_s, "validation": fit.validate_s}
         chosen = _as_it_ran(run, fit)
@@ -247,7 +250,6 @@ def _keep_model(run: Run, fit: Fit, dataset: Dataset) -> None:
     """Write model/; where the run's folder takes nothing any more, into a folder elsewhere."""
     what = fit.weights, dataset.signature, dataset.scaler
     try:
-        run.folder.mkdir(parents=True, exist_ok=True)  # it may have been removed under our feet
         checkpoint.save_model(run, *what)
     except (OSError, SafetensorError) as error:
         aside = Run(Path(tempfile.mkdtemp(prefix=f"{run.folder.name}-")))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,10 @@ from slipstream.data.windows import Piece, Ranges, Series
 from slipstream.errors import UserError
 
 DAY_S = 86400.0
+OTHER_STEP = 0.02
+"""By how much the step of new data may differ from training's"""
+STRANGE_SHARE = 0.05
+"""Of a column's values, when they are worth a warning"""
 
 
 @dataclass(frozen=True)
@@ -211,6 +216,8 @@ def load_given(
         need_targets=targets,
     )
     layout = store.layout
+    _check_step(layout, signature)
+    strange = unlike_training(store, scaler)
     everything = Runs(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int8), layout.num_rows)
     ranges = windows.find_ranges(
         layout.breaks,
@@ -229,10 +236,40 @@ def load_given(
         layout=layout,
         count={"all": len(ranges)},
         period=None,
-        notes=store.notes,
+        notes=(*strange, *store.notes),
         memory=InMemory(scaled_series(store, scaler, signature), starts, store.time),
         stream=None,
     )
+
+
+def _check_step(layout: Layout, signature: Signature) -> None:
+    """Refuse rows that are further apart, or closer, than those that the model knows."""
+    if signature.step is None or layout.step is None:
+        return
+    if not math.isclose(layout.step, signature.step, rel_tol=OTHER_STEP):
+        raise UserError(
+            f"the rows are {layout.step:g} apart, those that the model was trained on "
+            f"{signature.step:g} (seconds, or the time column's unit); resample them to that step"
+        )
+
+
+def unlike_training(store: Store, scaler: Scaler) -> tuple[str, ...]:
+    """Notes on columns with many values far outside of what training saw: other units, perhaps."""
+    notes = []
+    for i, name in enumerate(store.columns):
+        low, high = scaler.low[name], scaler.high[name]
+        values, anchor = store.values[:, i], store.anchors[name]
+        margin = high - low
+        below, above = low - margin - anchor, high + margin - anchor
+        share = float(np.mean((values < below) | (values > above)))
+        if share > STRANGE_SHARE:
+            found = float(values.min()) + anchor, float(values.max()) + anchor
+            notes.append(
+                f'column "{name}": {100 * share:.0f} % of the values are far outside of what '
+                f"training saw ({low:g} to {high:g}; here {found[0]:g} to {found[1]:g}); are its "
+                "units the same?"
+            )
+    return tuple(notes)
 
 
 def read_sources(data: Data, table: Any) -> list[Source]:

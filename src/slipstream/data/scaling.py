@@ -23,6 +23,9 @@ class Scaler:
     size: dict[str, float]
     deviation: dict[str, float]
     """Each column's standard deviation over the training rows, whatever the kind"""
+    low: dict[str, float]
+    high: dict[str, float]
+    """Each column's range over the training rows"""
 
     def apply(self, name: str, values: Values, anchor: float) -> None:
         """Scale, in place, values that count from `anchor`."""
@@ -49,6 +52,8 @@ class Scaler:
             shift=self.shift | other.shift,
             size=self.size | other.size,
             deviation=self.deviation | other.deviation,
+            low=self.low | other.low,
+            high=self.high | other.high,
         )
 
 
@@ -111,4 +116,4 @@ class Sums:
                 shift[name], size[name] = self.mean[name], deviation[name]
             else:
                 shift[name], size[name] = low, self.high[name] - low
-        return Scaler(kind, shift, size, deviation)
+        return Scaler(kind, shift, size, deviation, dict(self.low), dict(self.high))

@@ -90,7 +90,8 @@ class Writer:
                 runs.remove(self.run.checkpoints / f"step-{step}")
         except (OSError, SafetensorError) as error:
             why = getattr(error, "strerror", None) or error
-            self.run.trouble(f"{folder} cannot be written ({why}); training goes on without it")
+            where = self.run.checkpoints
+            self.run.trouble(f"{where} cannot be written to ({why}); training goes on without")
 
 
 def numbered(run: Run) -> list[int]:
