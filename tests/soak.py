@@ -32,6 +32,7 @@ import pyarrow.parquet
 
 import slipstream
 from slipstream import Interrupted, UserError, runs
+from slipstream import config as configs
 from slipstream.engine import checkpoint
 from slipstream.errors import Resumable
 from tests.conftest import waves
@@ -177,6 +178,35 @@ class Soak:
             self.tell(what, "survived")
         shutil.rmtree(out)
 
+    def started(self, job: str, precision: str) -> None:
+        """Kill a command once at a random moment after its first checkpoint, then go on."""
+        engine = {"device": "cuda", "precision": precision}
+        out = Path(tempfile.mkdtemp(dir=self.folder))
+        path, config = out / "data.parquet", out / "job.toml"
+        pyarrow.parquet.write_table(self.table, path)
+        many = {"epochs": 150, "patience": "off"} | JOBS[job].get("train", {})
+        made = configured(out / "runs", job, engine=engine, train=many, data={"path": str(path)})
+        config.write_text(configs.to_toml(made))
+        command = [sys.executable, "-m", "slipstream", "train", str(config), "--quiet"]
+        whole = f"{job}, {precision}"
+        if whole not in self.wanted:
+            subprocess.run([*command, "--set", f"out={out / 'whole'}"], check=True)
+            self.wanted[whole] = ended(runs.find(runs.last(str(out / "whole"))))
+        process = subprocess.Popen(command)
+        self.wait_for_checkpoint(out / "runs", process.pid)
+        time.sleep(self.random.uniform(0.0, 2.0))
+        process.kill()
+        process.wait()
+        run = runs.find(runs.last(str(out / "runs")))
+        again = subprocess.run([*command[:4], "--resume", str(run.folder), "--quiet"]).returncode
+        if again == 2 and (run.folder / "metrics.json").exists():
+            again = 0
+        if again:
+            self.tell("kill -9", "lost", f"{whole}: exit code {again}")
+        else:
+            same = ended(run)[:2] == self.wanted[whole][:2]
+            self.tell("kill -9", "survived" if same else "wrong", whole)
+
     def damaged(self, times: int) -> None:
         """Flip a bit or cut a file of the newest checkpoint; resume must take the one before."""
         out = self.folder / "damaged"
@@ -307,6 +337,16 @@ def hostile_files(mark: Path) -> dict[str, bytes]:
     }
 
 
+def on_gpu(folder: Path) -> Counter[str]:
+    """Twenty kills of captured runs; processes of their own, since CUDA does not survive a fork."""
+    soak = Soak(folder, 0)
+    for i in range(20):
+        precision = ("fp32", "fp16")[i % 2]
+        job = ("lstm, dropout", "gru, accumulated")[i // 2 % 2]
+        soak.started(job, precision)
+    return soak.counts
+
+
 def share(folder: Path, number: int, of: int, scale: float, seed: int) -> Counter[str]:
     """What one of several workers does."""
     folder.mkdir(parents=True)
@@ -350,12 +390,16 @@ def soaked(folder: Path, *, scale: float = 1.0, workers: int = 2, seed: int = 0)
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--short", action="store_true")
+    arguments.add_argument("--gpu", action="store_true", help="kills of captured runs only")
     arguments.add_argument("--seed", type=int, default=0)
     given = arguments.parse_args()
     began = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
-    counts = soaked(folder, scale=0.05 if given.short else 1.0, seed=given.seed)
-    print((folder / "log.txt").read_text()[-4000:], file=sys.stderr)
+    if given.gpu:
+        counts = on_gpu(folder)
+    else:
+        counts = soaked(folder, scale=0.05 if given.short else 1.0, seed=given.seed)
+        print((folder / "log.txt").read_text()[-4000:], file=sys.stderr)
     kinds = dict.fromkeys(key.partition(":")[0] for key in counts)
     for kind in kinds:
         of_kind = {k.partition(": ")[2]: n for k, n in counts.items() if k.startswith(f"{kind}:")}

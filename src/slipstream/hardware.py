@@ -110,7 +110,12 @@ def has_fast_bf16() -> bool:
 
 @contextmanager
 def flags(
-    *, threads: int, tf32: bool, onednn: bool = True, cudnn_benchmark: bool = False
+    *,
+    threads: int,
+    tf32: bool,
+    onednn: bool = True,
+    cudnn_benchmark: bool = False,
+    deterministic: bool = False,
 ) -> Iterator[None]:
     """Torch's global settings for one run, put back afterwards."""
     # typed as Any: torch sets these through module attributes that its annotations leave out
@@ -120,12 +125,20 @@ def flags(
     cudnn: Any = torch.backends.cudnn
     before = matmul.fp32_precision, rnn.fp32_precision, mkldnn.enabled, cudnn.benchmark
     before_threads = torch.get_num_threads()
+    before_modes = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    if deterministic:  # cuBLAS reads this when its first handle is made
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     try:
         torch.set_num_threads(threads)
         matmul.fp32_precision = rnn.fp32_precision = "tf32" if tf32 else "ieee"
         mkldnn.enabled, cudnn.benchmark = onednn, cudnn_benchmark
+        torch.use_deterministic_algorithms(deterministic or before_modes[0])
         yield
     finally:
+        torch.use_deterministic_algorithms(before_modes[0], warn_only=before_modes[1])
         torch.set_num_threads(before_threads)
         matmul.fp32_precision, rnn.fp32_precision, mkldnn.enabled, cudnn.benchmark = before
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +18,7 @@ from slipstream.engine import loop, measure, plan
 from slipstream.models import build, use
 from tests.conftest import KINDS, close, small_config, small_dataset, waves
 from tests.engine.steps import make_task, run_steps
+from tests.test_resume import ended, interrupted
 
 pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():
@@ -262,3 +265,32 @@ def test_the_batch_is_found(kind, tmp_path):
     result = slipstream.train(config, waves(9000))
     assert "the most that fit" in result.summary["plan"]["reasons"]["batch"]
     assert result.summary["steps"] >= 1
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("kind", ["lstm", "transformer"])
+def test_a_stopped_run_ends_as_the_unbroken_one(tmp_path, kind, precision, deterministic):
+    if kind == "transformer" and precision == "fp16" and not deterministic:
+        pytest.skip("flash attention adds up gradients in any order")
+    sections = {"model": {"kind": kind, "layers": 2, "dropout": 0.2}}
+    engine = {"precision": precision, "deterministic": deterministic}
+    engine |= {"device": "cuda", "log_every": 4, "checkpoint_minutes": 1e-9}
+    table = waves(600)
+
+    def configured(name):
+        return small_config(tmp_path / name, engine=engine, train={"epochs": 4}, **sections)
+
+    wanted = ended(runs.find(slipstream.train(configured("a"), table).run))
+    for step in (2, 9, 20):
+        run = interrupted(configured(f"b{step}"), table, step)
+        slipstream.train(data=table, resume=run.folder)
+        assert ended(run)[:2] == wanted[:2]
+
+
+def test_twenty_kills_on_the_gpu():
+    """Whole processes, killed at random and resumed: captured steps, fp32 and fp16."""
+    command = [sys.executable, "-m", "tests.soak", "--gpu"]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert found.returncode == 0, found.stderr[-3000:]
+    assert "0 lost, 0 wrong, 20 tried" in found.stdout

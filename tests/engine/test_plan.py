@@ -42,3 +42,10 @@ def test_flags_are_put_back():
     with hardware.flags(threads=before[0] + 1, tf32=True):
         assert torch.get_num_threads() == before[0] + 1
     assert (torch.get_num_threads(), torch.backends.mkldnn.enabled) == before
+
+
+def test_deterministic_kernels_are_asked_for_and_let_go():
+    config = Config(engine=Engine(device="cpu", deterministic=True))
+    with plan.make(config, data_bytes=0).flags():
+        assert torch.are_deterministic_algorithms_enabled()
+    assert not torch.are_deterministic_algorithms_enabled()

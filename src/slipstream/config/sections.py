@@ -335,6 +335,8 @@ class Engine(Section):
     """One kernel for the whole weight update, where the optimizer has one."""
     set_to_none: bool = True
     """Drop gradients between steps instead of filling them with zeros."""
+    deterministic: bool = False
+    """CUDA: only kernels that repeat the same bits from run to run, where torch has them."""
     recompute: bool = False
     """Keep no activations of recurrent and attention layers; compute them again going backward."""
     sync: bool = False

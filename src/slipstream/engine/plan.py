@@ -35,6 +35,7 @@ class Plan:
     compile: bool
     fused: bool
     set_to_none: bool
+    deterministic: bool
     recompute: bool
     threads: int
     onednn: bool
@@ -65,6 +66,7 @@ class Plan:
             tf32=self.precision == "tf32",
             onednn=self.onednn,
             cudnn_benchmark=self.cudnn_benchmark,
+            deterministic=self.deterministic,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -112,6 +114,7 @@ def make(config: Config, *, data_bytes: int, training: bool = True, streamed: bo
         compile=engine.compile is True and not recurrent,
         fused=engine.fused is not False,
         set_to_none=engine.set_to_none,
+        deterministic=engine.deterministic,
         recompute=engine.recompute,
         threads=threads,
         onednn=onednn,
