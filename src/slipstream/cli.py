@@ -42,6 +42,9 @@ Set = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress and no summary.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")]
+Resample = Annotated[
+    bool, typer.Option("--resample", help="Bring rows to the step that the model was trained on.")
+]
 DATA_HELP = "A file or folder with the columns that the model was trained on."
 REFRESH_S = 0.1
 
@@ -112,6 +115,7 @@ def evaluate(
     on: Annotated[
         str, typer.Option(help="Which of the run's own sets: train, val, test.")
     ] = "test",
+    resample: Resample = False,
     set_: Set = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -120,7 +124,7 @@ def evaluate(
     with _answering(as_json):
         from slipstream.evaluation import evaluate as run_evaluation
 
-        found = run_evaluation(run, data, on=on, overrides=tuple(set_ or ()))
+        found = run_evaluation(run, data, on=on, resample=resample, overrides=tuple(set_ or ()))
         _print_result(found, as_json, quiet, _show_evaluation)
 
 
@@ -134,6 +138,7 @@ def predict(
     every: Annotated[
         bool, typer.Option("--every", help="Forecast from every row, not only from the end.")
     ] = False,
+    resample: Resample = False,
     set_: Set = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -145,7 +150,9 @@ def predict(
 
         with warnings.catch_warnings(record=True) as noted:
             warnings.simplefilter("always")
-            table = run_prediction(run, data, every=every, overrides=tuple(set_ or ()))
+            table = run_prediction(
+                run, data, every=every, resample=resample, overrides=tuple(set_ or ())
+            )
         write(table, out)
         found = {"run": str(run), "out": str(out), "rows": table.num_rows}
         found["columns"] = table.column_names

@@ -18,7 +18,12 @@ from slipstream.errors import UserError
 
 
 def evaluate(
-    run: str | Path, data: Any = None, *, on: str = "test", overrides: tuple[str, ...] = ()
+    run: str | Path,
+    data: Any = None,
+    *,
+    on: str = "test",
+    resample: bool = False,
+    overrides: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """Metrics of a run's model: on one of its own sets, or on every window of new data.
 
@@ -33,7 +38,9 @@ def evaluate(
     if data is None:
         dataset, which = _own_data(config, scaler), on
     else:
-        dataset = datasets.load_given(config, signature, scaler, data, targets=True)
+        dataset = datasets.load_given(
+            config, signature, scaler, data, targets=True, resample=resample
+        )
         which = "all"
     with chosen.flags():
         model.eval()

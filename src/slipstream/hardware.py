@@ -125,20 +125,18 @@ def flags(
     cudnn: Any = torch.backends.cudnn
     before = matmul.fp32_precision, rnn.fp32_precision, mkldnn.enabled, cudnn.benchmark
     before_threads = torch.get_num_threads()
-    before_modes = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
-    if deterministic:  # cuBLAS reads this when its first handle is made
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    deterministic = deterministic and not torch.are_deterministic_algorithms_enabled()
     try:
         torch.set_num_threads(threads)
         matmul.fp32_precision = rnn.fp32_precision = "tf32" if tf32 else "ieee"
         mkldnn.enabled, cudnn.benchmark = onednn, cudnn_benchmark
-        torch.use_deterministic_algorithms(deterministic or before_modes[0])
+        if deterministic:  # else not even a look: it would import torch's compiler
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True)
         yield
     finally:
-        torch.use_deterministic_algorithms(before_modes[0], warn_only=before_modes[1])
+        if deterministic:
+            torch.use_deterministic_algorithms(False)
         torch.set_num_threads(before_threads)
         matmul.fp32_precision, rnn.fp32_precision, mkldnn.enabled, cudnn.benchmark = before
 

@@ -21,19 +21,25 @@ from slipstream.errors import UserError
 
 
 def predict(
-    run: str | Path, data: Any, *, every: bool = False, overrides: tuple[str, ...] = ()
+    run: str | Path,
+    data: Any,
+    *,
+    every: bool = False,
+    resample: bool = False,
+    overrides: tuple[str, ...] = (),
 ) -> pa.Table:
     """Predictions of a run's model for a path or a table, in physical units.
 
     A forecasting model gives the rows that follow each series' end; with `every`, it forecasts
     from every row that has a full context behind it. An estimating model (horizon 0) always
-    estimates at every such row. What looks wrong with the data, but can be used, is a warning.
+    estimates at every such row. What looks wrong with the data, but can be used, is a
+    warning. Rows with another step than training's are refused, or brought to it by `resample`.
     """
     found = runs.find(run)
     config = configs.load(found.folder / "config.toml", overrides)
     chosen = plan.make(config, data_bytes=0, training=False)
     model, signature, scaler = checkpoint.load_model(found, config, chosen.device)
-    dataset = datasets.load_given(config, signature, scaler, data, targets=False)
+    dataset = datasets.load_given(config, signature, scaler, data, targets=False, resample=resample)
     assert dataset.memory is not None
     for note in dataset.notes:
         warnings.warn(note, stacklevel=2)

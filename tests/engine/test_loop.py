@@ -105,7 +105,7 @@ def test_the_newest_and_the_best_checkpoint_stay(tmp_path):
         engine={"async_checkpoints": False, "checkpoint_minutes": 1e-9},
     )
     kept = {folder.name for folder in run.checkpoints.iterdir()}
-    assert kept == {"step-9", "step-27", "step-36"}  # the best, and the newest two
+    assert kept == {"step-9", "step-35", "step-36"}  # the best, and the newest two
     last = run.checkpoints / f"step-{result.progress.step}"
     assert {file.name for file in last.iterdir()} == {
         "weights.safetensors",
@@ -133,3 +133,13 @@ def test_the_validation_loss_covers_every_window_once(tmp_path):
         wanted = window_losses(model.eval()(batch.inputs, None), batch.targets, config.train).mean()
     assert of_kind(events, "epoch")[0]["val_loss"] == pytest.approx(float(wanted), rel=1e-5)
     assert math.isfinite(result.progress.best_loss)
+
+
+def test_checkpoints_come_by_the_clock_whatever_else_happens(tmp_path):
+    """Between log lines, and in epochs that are not validated."""
+    _, events, _, _ = fit(
+        tmp_path,
+        train={"epochs": 2, "validate_every": 2},
+        engine={"log_every": 100, "checkpoint_minutes": 1e-9, "async_checkpoints": False},
+    )
+    assert [event["step"] for event in of_kind(events, "checkpoint")] == list(range(1, 19))

@@ -19,6 +19,7 @@ from torch import Tensor
 from slipstream.config import SIMULATED, Config, Data, Signature, Split
 from slipstream.data import cell, prepare, scaling, splits, stream, tables, windows
 from slipstream.data.prepare import Layout, Roles, Store, Times
+from slipstream.data.resample import resampled
 from slipstream.data.scaling import Scaler
 from slipstream.data.splits import SETS, Runs
 from slipstream.data.stream import Stream
@@ -194,7 +195,13 @@ def find_windows(
 
 
 def load_given(
-    config: Config, signature: Signature, scaler: Scaler, given: Any, *, targets: bool
+    config: Config,
+    signature: Signature,
+    scaler: Scaler,
+    given: Any,
+    *,
+    targets: bool,
+    resample: bool = False,
 ) -> Dataset:
     """New data for a trained model: a path or a table, all of it one set named "all".
 
@@ -215,8 +222,9 @@ def load_given(
         min_rows=signature.context + known,
         need_targets=targets,
     )
+    if _other_step(store.layout, signature, resample):
+        store = resampled(store, signature.step or 0.0)
     layout = store.layout
-    _check_step(layout, signature)
     strange = unlike_training(store, scaler)
     everything = Runs(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int8), layout.num_rows)
     ranges = windows.find_ranges(
@@ -242,15 +250,19 @@ def load_given(
     )
 
 
-def _check_step(layout: Layout, signature: Signature) -> None:
-    """Refuse rows that are further apart, or closer, than those that the model knows."""
+def _other_step(layout: Layout, signature: Signature, resample: bool) -> bool:
+    """Whether rows are further apart, or closer, than those that the model knows."""
     if signature.step is None or layout.step is None:
-        return
-    if not math.isclose(layout.step, signature.step, rel_tol=OTHER_STEP):
+        return False
+    if math.isclose(layout.step, signature.step, rel_tol=OTHER_STEP):
+        return False
+    if not resample:
         raise UserError(
             f"the rows are {layout.step:g} apart, those that the model was trained on "
-            f"{signature.step:g} (seconds, or the time column's unit); resample them to that step"
+            f"{signature.step:g} (seconds, or the time column's unit); resample them to that step, "
+            "or pass --resample"
         )
+    return True
 
 
 def unlike_training(store: Store, scaler: Scaler) -> tuple[str, ...]:

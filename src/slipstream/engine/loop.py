@@ -297,6 +297,9 @@ def _fit(
             if at.done % engine.log_every and at.done < num_steps:
                 if stop.requested:
                     break
+                if keeper.due():
+                    job.flush()
+                    keeper.save(job, result, good)
                 continue
             job.flush()
             losses = job.tape.losses[at.logged : at.done].tolist()  # the epoch's only host syncs
@@ -338,7 +341,7 @@ def _fit(
             result.stopped = result.stopped or _out_of_patience(at, train)
         if stop.requested and not result.stopped:
             result.stopped = "interrupted"
-        if due and not result.stopped and keeper.due(validated=True):
+        if not result.stopped and keeper.due(validated=due):
             keeper.save(job, result, good)
     result.stopped = result.stopped or "all epochs done"
     if good is not None:

@@ -1,0 +1,63 @@
+"""New data at the step that a model was trained on."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+
+from slipstream.data.prepare import MICROSECONDS, Floats, Store, Values
+
+SAME_PLACE = 1e-6
+"""How far from a new row's time, in steps, an old one still counts as being there."""
+
+
+def resampled(store: Store, step: float) -> Store:
+    """The same series at another step, from gap to gap.
+
+    A coarser row is the mean of what lies after the row before it, up to its own time and not
+    beyond; a finer one lies on the straight line between its neighbours.
+    """
+    layout = store.layout
+    assert store.time is not None
+    assert layout.step is not None
+    width = step * MICROSECONDS if layout.dated else step
+    values, times, breaks, offsets = [], [], [0], [0]
+    for begin, end in itertools.pairwise([*layout.breaks.tolist(), layout.num_rows]):
+        if begin in layout.offsets[1:-1]:
+            offsets.append(breaks[-1])
+        old = store.time[begin:end].astype(np.float64)
+        place = (old - old[0]) / width
+        grid = np.arange(int(place[-1] + SAME_PLACE) + 1)
+        rows = store.values[begin:end]
+        new = np.stack([np.interp(grid, place, column) for column in rows.T], axis=1)
+        if step > layout.step:
+            _put_means(new, rows, np.ceil(place - SAME_PLACE))
+        values.append(new.astype(np.float32))
+        times.append((old[0] + grid * width).astype(store.time.dtype))
+        breaks.append(breaks[-1] + len(grid))
+    return replace(
+        store,
+        layout=replace(
+            layout,
+            offsets=np.array([*offsets, breaks[-1]]),
+            breaks=np.array(breaks[:-1]),
+            group_begins=np.zeros(1, dtype=np.int64),
+            group_codes=np.zeros(1, dtype=np.int64),
+            step=step,
+        ),
+        values=np.concatenate(values),
+        time=np.concatenate(times),
+        notes=(*store.notes, f"resampled from a step of {layout.step:g} to {step:g}"),
+    )
+
+
+def _put_means(new: Floats, rows: Values, owner: Floats) -> None:
+    """Replace each new row by the mean of the old ones that belong to it, where there are any."""
+    kept = owner < len(new)
+    owner, rows = owner[kept].astype(np.int64), rows[kept]
+    size = np.bincount(owner, minlength=len(new))
+    for i, column in enumerate(rows.T):
+        total = np.bincount(owner, weights=column, minlength=len(new))
+        new[size > 0, i] = total[size > 0] / size[size > 0]
