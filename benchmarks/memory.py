@@ -3,7 +3,7 @@
     python benchmarks/memory.py --out benchmarks/records/<date>-<machine>-memory
 
 Each run is a process of its own; its peak is the most that it and its workers held at once, less
-what the imports take.
+what the imports take. On a GPU only the first of these, with every row a window.
 """
 
 from __future__ import annotations
@@ -22,13 +22,19 @@ import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.parquet
+import torch
 
 COLUMNS, CONTEXT = 8, 400
+ON_GPU = torch.cuda.is_available()
 RUN = """
-import sys, json, slipstream, slipstream.training, torch._dynamo, psutil
+import sys, json, slipstream, slipstream.training, torch, psutil
+on_gpu = torch.cuda.is_available()
+if on_gpu:
+    torch.zeros(1, device="cuda")
 print("ready", flush=True); sys.stdin.readline()
 config = json.loads(sys.argv[1])
-print(json.dumps(slipstream.train(config).summary["seconds"]), flush=True)
+seconds = slipstream.train(config).summary["seconds"]
+print(json.dumps([seconds, torch.cuda.max_memory_allocated() if on_gpu else 0]), flush=True)
 """
 
 
@@ -42,8 +48,8 @@ def write_table(path: Path, rows: int) -> None:
             writer.write_table(pa.table(made, schema=schema))
 
 
-def peak_of(config: dict[str, object]) -> tuple[float, float]:
-    """Megabytes at the peak, above what the imports take, and seconds."""
+def peak_of(config: dict[str, object]) -> tuple[float, float, float]:
+    """Megabytes at the peak, above what the imports take, seconds, and megabytes on the device."""
     process = subprocess.Popen(
         [sys.executable, "-c", RUN, json.dumps(config)],
         stdin=subprocess.PIPE,
@@ -77,7 +83,8 @@ def peak_of(config: dict[str, object]) -> tuple[float, float]:
     over.set()
     thread.join()
     process.wait()
-    return peak / 1e6, float(told)
+    seconds, device = json.loads(told)
+    return peak / 1e6, seconds, device / 1e6
 
 
 def config_of(path: Path, out: Path, home: str, workers: int) -> dict[str, object]:
@@ -88,14 +95,14 @@ def config_of(path: Path, out: Path, home: str, workers: int) -> dict[str, objec
             "context": CONTEXT,
             "horizon": 1,
             "targets": ["x0"],
-            "stride": 50,
+            "stride": 1 if ON_GPU else 50,
         },
         "model": {"kind": "linear"},
         "train": {"batch": 256, "epochs": 1},
         "engine": {
             "home": home,
             "plan": "off",
-            "device": "cpu",
+            "device": "cuda" if ON_GPU else "cpu",
             "workers": workers,
             "buffer_rows": 200_000,
         },
@@ -109,16 +116,14 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory() as folder:
-        for home, workers, sizes in (
-            ("device", 0, (5,)),
-            ("stream", 0, (2, 5, 10, 20)),
-            ("stream", 2, (5, 20)),
-        ):
+        streamed = [("stream", 0, (2, 5, 10, 20)), ("stream", 2, (5, 20))]
+        for home, workers, sizes in [("device", 0, (5,)), *([] if ON_GPU else streamed)]:
             for millions in sizes:
                 path = Path(folder) / f"{millions}.parquet"
                 if not path.exists():
                     write_table(path, millions * 1_000_000)
-                peak, seconds = peak_of(config_of(path, Path(folder), home, workers))
+                config = config_of(path, Path(folder), home, workers)
+                peak, seconds, device = peak_of(config)
                 data = millions * COLUMNS * 8
                 rows.append(
                     {
@@ -128,6 +133,7 @@ def main() -> None:
                         "data_mb": data,
                         "peak_mb": round(peak),
                         "ratio": round(peak / data, 2),
+                        "device_mb": round(device),
                         "seconds": round(seconds, 1),
                     }
                 )
@@ -138,12 +144,12 @@ def main() -> None:
         "",
         "Above what the imports take; workers included. `stream` keeps 200,000 rows per worker.",
         "",
-        "| home | workers | rows | data | peak | peak / data | seconds |",
-        "|---|---|---|---|---|---|---|",
+        "| home | workers | rows | data | peak | peak / data | on the device | seconds |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     lines += [
         f"| {r['home']} | {r['workers']} | {r['million_rows']} million | {r['data_mb']} MB | "
-        f"{r['peak_mb']} MB | {r['ratio']} | {r['seconds']} |"
+        f"{r['peak_mb']} MB | {r['ratio']} | {r['device_mb']} MB | {r['seconds']} |"
         for r in rows
     ]
     (out / "summary.md").write_text("\n".join(lines) + "\n")

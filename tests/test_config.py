@@ -192,3 +192,15 @@ def test_the_settings_page_is_up_to_date():
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda p: p.stem)
 def test_every_example_is_valid(path):
     assert configs.load(path).name == path.stem
+
+
+def test_presets_are_defaults_that_single_settings_win_over():
+    classic = configs.load({"engine": {"preset": "classic"}}).engine
+    assert (classic.home, classic.capture, classic.cudnn_benchmark) == ("loader", False, True)
+    naive = configs.load({"engine": {"preset": "baseline", "workers": 3}}).engine
+    assert (naive.precision, naive.sync, naive.pinned, naive.workers) == ("fp32", True, False, 3)
+    assert configs.load({"engine": {"preset": "auto"}}).engine.home == "auto"
+    again = configs.load(
+        tomllib.loads(configs.to_toml(configs.load({"engine": {"preset": "classic"}})))
+    )
+    assert again.engine == classic

@@ -352,6 +352,8 @@ def plan_lines(plan: dict[str, Any], num_steps: int) -> Iterator[str]:
             f"plan: {plan['ms_per_step']:.3g} ms a step, at most {whole} for {num_steps:,} steps; "
             f"{reasons['plan']}"
         )
+    elif "plan" in reasons:
+        yield f"plan: {reasons['plan']}"
     for item in plan["evidence"]:
         if "failed" in item or "refused" in item:
             why = item.get("failed") or item.get("refused")

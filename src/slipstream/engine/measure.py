@@ -87,7 +87,7 @@ def _guess_s(task: Task, plan: Plan) -> float:
     windows = task.dataset.count["train"] * config.train.epochs
     weights = sum(p.numel() for p in task.model.parameters())
     on_gpu = plan.device.type == "cuda"
-    speed = 1e13 if on_gpu else 2e10 * hardware.available_cores()
+    speed = 1e13 if on_gpu else 5e9 * hardware.available_cores()
     launches = (1e-4 + 5e-6 * chain) * windows / _effective(config) if on_gpu else 0.0
     return 6 * weights * tokens * windows * task.dataset.signature.fold / speed + launches
 
