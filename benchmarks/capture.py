@@ -26,8 +26,8 @@ from slipstream import hardware
 from slipstream.config import Config
 from slipstream.data import dataset as datasets
 from slipstream.data.dataset import Dataset
-from slipstream.engine import loop, plan
-from slipstream.engine.loop import Task
+from slipstream.engine import plan
+from slipstream.engine.job import Task, set_up
 from slipstream.models import build
 from slipstream.runs import Run
 
@@ -70,7 +70,7 @@ def ours(config: Config, dataset: Dataset, *, capture: bool) -> Callable[[int], 
     model = build(config.model, dataset.signature).to(chosen.device)
     series = dataset.memory.series.to(chosen.device)
     task = Task(config, model, dataset, series, Run(Path("nowhere")))
-    job = loop.set_up(task, chosen)
+    job = set_up(task, chosen)
     job.home.begin(0)
     job.tape.begin([config.train.lr] * job.home.num_steps)
 

@@ -34,8 +34,8 @@ from slipstream import config as configs
 from slipstream import hardware
 from slipstream.data import dataset as datasets
 from slipstream.data.windows import Series
-from slipstream.engine import loop, measure, plan
-from slipstream.engine.loop import Task
+from slipstream.engine import measure, plan
+from slipstream.engine.job import Task, set_up
 from slipstream.models import build
 from slipstream.runs import Run
 
@@ -127,7 +127,7 @@ def ours(
     chosen = measure.decide(task, chosen)
     times = []
     with chosen.flags():
-        job = loop.set_up(task, chosen)
+        job = set_up(task, chosen)
         done = 0
         for stretch in range(STRETCHES + 1):
             wait()

@@ -25,7 +25,7 @@ from slipstream.data.dataset import Dataset
 from slipstream.data.splits import SETS
 from slipstream.engine import checkpoint, loop, measure, plan, recover, score, state
 from slipstream.engine.checkpoint import Saved
-from slipstream.engine.loop import Task
+from slipstream.engine.job import Task
 from slipstream.engine.plan import Plan
 from slipstream.engine.score import Baseline, Chunk
 from slipstream.engine.state import Fit

@@ -11,8 +11,8 @@ import torch
 
 from slipstream.config import Config
 from slipstream.data.dataset import Dataset
-from slipstream.engine import loop, optim, plan
-from slipstream.engine.loop import Task
+from slipstream.engine import optim, plan
+from slipstream.engine.job import Task, set_up
 from slipstream.models import build
 from slipstream.runs import Run
 
@@ -44,7 +44,7 @@ def run_steps(
     with chosen.flags(), torch.random.fork_rng():
         task = make_task(config, dataset, chosen)
         torch.manual_seed(config.seed)
-        job = loop.set_up(task, replace(chosen, micro_batch=batch))
+        job = set_up(task, replace(chosen, micro_batch=batch))
         losses: list[float] = []
         epoch = 0
         while len(losses) < steps:

@@ -15,6 +15,7 @@ import slipstream
 from slipstream import hardware, runs
 from slipstream.config import Model, Signature
 from slipstream.engine import loop, measure, plan
+from slipstream.engine.job import set_up
 from slipstream.models import build, use
 from tests.conftest import KINDS, close, small_config, small_dataset, waves
 from tests.engine.steps import make_task, run_steps
@@ -182,7 +183,7 @@ def test_memory_does_not_grow_over_many_recoveries(tmp_path):
     gc.freeze()
     chosen = plan.make(config, data_bytes=0)
     task = make_task(config, dataset, chosen, runs.create("t", out=str(tmp_path)))
-    job = loop.set_up(task, chosen)
+    job = set_up(task, chosen)
     sizes = []
     for i in range(200):
         job.home.begin(0)
@@ -191,7 +192,7 @@ def test_memory_does_not_grow_over_many_recoveries(tmp_path):
             job.advance()
         job = loop._halved(task, job, "injected")
         if job.batch == 1:
-            job = loop.set_up(task, chosen, like=job)
+            job = set_up(task, chosen, like=job)
         if i >= 20:
             torch.cuda.synchronize()
             sizes.append(torch.cuda.memory_allocated(DEVICE))

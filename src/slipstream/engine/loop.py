@@ -11,30 +11,21 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from types import FrameType
 
-import torch
 from torch import Tensor, nn
 
-from slipstream.config import Config, Train
-from slipstream.data.dataset import Dataset
-from slipstream.data.windows import Series
-from slipstream.engine import homes, optim, recover, state, step
-from slipstream.engine.capture import Captured
+from slipstream.config import Train
+from slipstream.engine import optim, recover, state
 from slipstream.engine.checkpoint import Saved, Writer
-from slipstream.engine.homes import Draw, Home, Program
-from slipstream.engine.optim import LossScale
+from slipstream.engine.job import Job, Task, set_up
 from slipstream.engine.plan import Plan
 from slipstream.engine.recover import Snapshot
 from slipstream.engine.state import Fit, Progress
-from slipstream.engine.step import Tape
-from slipstream.engine.streaming import Streamed
 from slipstream.errors import UserError
-from slipstream.models import use
 from slipstream.runs import Run
 
 SHARE_OF_TIME = 0.01
 """What checkpoints after validations may take of it; see `Keeper`."""
 DIVERGED = "the loss is no longer finite"
-TRAINING = "training step"
 
 
 @dataclass
@@ -69,142 +60,6 @@ def stoppable() -> Iterator[Stop]:
     finally:
         for number in numbers:
             signal.signal(number, before[number])
-
-
-@dataclass(frozen=True)
-class Task:
-    """What is trained, on what, and where it is told."""
-
-    config: Config
-    model: nn.Module
-    dataset: Dataset
-    series: Series | None
-    """Where the plan's home wants them; None where they are streamed"""
-    run: Run
-    fingerprint: str = ""
-    """Of the data's content"""
-
-
-@dataclass(frozen=True)
-class Job:
-    """The programs of one run, and what they share with the loop."""
-
-    advance: Program
-    check: Program
-    captured: dict[str, Captured]
-    """Those of the two that are CUDA graphs, before their homes feed them"""
-    home: Home
-    val_home: Home
-    tape: Tape
-    val_tape: Tape
-    optimizer: torch.optim.Optimizer
-    lr: Tensor
-    scale: LossScale | None
-    plan: Plan
-    batch: int
-    """Windows of one forward pass"""
-
-    def failures(self) -> dict[str, str]:
-        return {name: p.failure for name, p in self.captured.items() if p.failure}
-
-    def kernels(self) -> list[str]:
-        """The decisive ones of the training step, where it was captured."""
-        program = self.captured.get(TRAINING)
-        return program.kernels() if program else []
-
-    def flush(self) -> None:
-        for program in self.captured.values():
-            program.flush()
-
-    def close(self) -> None:
-        """Let go of workers, graphs and gradients."""
-        self.home.close()
-        self.val_home.close()
-        for program in self.captured.values():
-            program.close()
-        self.optimizer.zero_grad(set_to_none=True)
-
-
-def set_up(task: Task, plan: Plan, *, like: Job | None = None) -> Job:
-    """Everything that training needs. `like` hands on an earlier job's optimizer and tape."""
-    config, model, dataset = task.config, task.model, task.dataset
-    train, device = config.train, plan.device
-    assert train.batch != "auto"
-    batch = plan.micro_batch or train.batch
-    use(model, algorithms=plan.cudnn, recompute=plan.recompute, compiled=plan.compile)
-    if like is None:
-        lr = torch.tensor(train.lr, device=device)
-        params = [p for p in model.parameters() if p.requires_grad]
-        optimizer = optim.build(train, params, lr, fused=plan.fused)
-    else:
-        lr, optimizer = like.lr, like.optimizer
-    scale = None
-    if plan.precision == "fp16":
-        scale = (like and like.scale) or optim.loss_scale(device)
-
-    effective = train.batch * train.accumulate
-    home = _home(task, plan, "train", effective, batch, config.seed)
-    chunk = min(step.CHUNK if batch == train.batch else batch, dataset.count["val"])
-    val_home = _home(task, plan, "val", chunk, chunk, None)
-    tape = like.tape if like else step.tape(home.num_steps, device)
-    val_tape = step.tape(val_home.num_steps, device)
-    fold = dataset.signature.fold
-    advance = step.training(
-        model, optimizer, lr, home, tape, train=train, plan=plan, fold=fold, scale=scale
-    )
-    check = step.validation(model, val_home, val_tape, train=train, plan=plan, fold=fold)
-    captured: dict[str, Captured] = {}
-    if plan.capture:
-        advance = captured[TRAINING] = Captured(advance, device, steps=plan.steps_per_graph)
-        check = captured["validation step"] = Captured(check, device)
-    return Job(
-        advance=home.feed(advance),
-        check=val_home.feed(check),
-        captured=captured,
-        home=home,
-        val_home=val_home,
-        tape=tape,
-        val_tape=val_tape,
-        optimizer=optimizer,
-        lr=lr,
-        scale=scale,
-        plan=plan,
-        batch=batch,
-    )
-
-
-def _home(task: Task, plan: Plan, which: str, effective: int, batch: int, seed: int | None) -> Home:
-    """The plan's home for one set of windows."""
-    engine, memory, stream = task.config.engine, task.dataset.memory, task.dataset.stream
-    if stream is not None:
-        return Streamed(
-            stream,
-            which,
-            effective,
-            batch,
-            seed,
-            plan.device,
-            engine,
-            workers=plan.workers,
-            prefetch=plan.prefetch,
-        )
-    assert memory is not None
-    assert task.series is not None
-    draw = Draw(memory.starts[which], effective, batch, seed)
-    match plan.home:
-        case "device":
-            return homes.OnDevice(task.series, draw)
-        case "host":
-            return homes.OnHost(task.series, draw, plan.device, engine)
-        case _:
-            return homes.ThroughLoader(
-                task.series,
-                draw,
-                plan.device,
-                engine,
-                workers=plan.workers,
-                prefetch=plan.prefetch,
-            )
 
 
 def fit(task: Task, plan: Plan, saved: Saved | None = None) -> Fit:

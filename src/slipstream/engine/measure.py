@@ -22,8 +22,8 @@ import torch
 
 from slipstream import hardware, runs
 from slipstream.config import Config
-from slipstream.engine import capture, loop, optim, recover
-from slipstream.engine.loop import Job, Task
+from slipstream.engine import capture, optim, recover
+from slipstream.engine.job import Job, Task, set_up
 from slipstream.engine.plan import RECURRENT, Plan
 from slipstream.errors import UserError
 
@@ -249,7 +249,7 @@ def _trial(task: Task, plan: Plan) -> Trial:
     device = [plan.device] if plan.device.type == "cuda" else []
     with plan.flags(), torch.random.fork_rng(device):
         torch.manual_seed(task.config.seed)
-        job = loop.set_up(trial, plan)
+        job = set_up(trial, plan)
         try:
             warm_up = capture.EAGER_FIRST + 1 if plan.device.type == "cuda" else 1
             _run(job, task.config, warm_up)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,12 +11,10 @@ from torch import Tensor
 from slipstream import runs
 from slipstream.engine import checkpoint, recover
 from slipstream.engine.checkpoint import Saved
+from slipstream.engine.job import Job, Task
 from slipstream.engine.plan import Plan
 from slipstream.engine.recover import Snapshot
 from slipstream.errors import UserError
-
-if TYPE_CHECKING:
-    from slipstream.engine.loop import Job, Task
 
 WEIGHTS, OPTIMIZER, BEST, REST = (
     f"{name}.safetensors" for name in ("weights", "optimizer", "best", "rest")
