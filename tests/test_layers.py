@@ -18,6 +18,7 @@ LAYERS = [
     {"engine"},
     {"training", "evaluation", "prediction"},
     {"reporting"},
+    {"screen"},
     {"cli"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}

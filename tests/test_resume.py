@@ -233,6 +233,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path):
     slipstream.train(data=table, resume=run.folder, watch=seen.append)
     (told,) = (event for event in seen if event["event"] == "fallback")
     assert f"{newest}: is damaged" in told["why"]
+    assert any(event["event"] == "fallback" for event in runs.events(run))
     same(ended(run), wanted)
 
 

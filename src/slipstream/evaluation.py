@@ -10,6 +10,7 @@ from slipstream import config as configs
 from slipstream import runs
 from slipstream.config import Config
 from slipstream.data import dataset as datasets
+from slipstream.data import given
 from slipstream.data.dataset import Dataset
 from slipstream.data.scaling import Scaler
 from slipstream.data.splits import SETS
@@ -38,9 +39,7 @@ def evaluate(
     if data is None:
         dataset, which = _own_data(config, scaler), on
     else:
-        dataset = datasets.load_given(
-            config, signature, scaler, data, targets=True, resample=resample
-        )
+        dataset = given.load(config, signature, scaler, data, targets=True, resample=resample)
         which = "all"
     with chosen.flags():
         model.eval()

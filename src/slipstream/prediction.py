@@ -14,7 +14,7 @@ import torch
 
 from slipstream import config as configs
 from slipstream import runs
-from slipstream.data import dataset as datasets
+from slipstream.data import given
 from slipstream.data.dataset import Dataset
 from slipstream.engine import checkpoint, plan, score
 from slipstream.errors import UserError
@@ -39,7 +39,7 @@ def predict(
     config = configs.load(found.folder / "config.toml", overrides)
     chosen = plan.make(config, data_bytes=0, training=False)
     model, signature, scaler = checkpoint.load_model(found, config, chosen.device)
-    dataset = datasets.load_given(config, signature, scaler, data, targets=False, resample=resample)
+    dataset = given.load(config, signature, scaler, data, targets=False, resample=resample)
     assert dataset.memory is not None
     for note in dataset.notes:
         warnings.warn(note, stacklevel=2)

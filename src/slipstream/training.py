@@ -96,8 +96,6 @@ def _resumed(run: Run, settings: Config, data: Any, force: bool, began: float) -
             f"({', '.join(changed)}); start a new run, or pass --force"
         )
     saved, wrong = checkpoint.newest(run)
-    for problem in wrong:
-        run.append("fallback", what="an older checkpoint is used", why=problem)
     at = state.progress_of(saved)
     if (run.folder / "metrics.json").exists() and at.epochs >= settings.train.epochs:
         raise UserError(
@@ -113,9 +111,10 @@ def _resumed(run: Run, settings: Config, data: Any, force: bool, began: float) -
             f"{run.folder}: the data are not those that it began with; start a new run, or pass "
             "--force"
         )
+    then, now = Plan.from_dict(saved.facts["plan"]), _rules(settings, dataset)
     runs.cut_log(run, saved.facts["log_bytes"])
-    then = Plan.from_dict(saved.facts["plan"])
-    now = _rules(settings, dataset)
+    for problem in wrong:
+        run.append("fallback", what="an older checkpoint is used", why=problem)
     run.append("resume", step=at.step, epoch=at.epoch, differs=_what_differs(then, now, changed))
     keep = then.device == now.device and not changed
     start = Start(fingerprint, then if keep else now, settled=keep, saved=saved)

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from slipstream import UserError
 from slipstream.config import Data
 from slipstream.data import prepare, tables
-from slipstream.data.prepare import Roles
+from slipstream.data.roles import Roles, find_roles
 
 
 def build(table, *, roles=None, min_rows=1, **settings):
     source = tables.from_memory(table)
     data = Data.model_validate({"horizon": 1, **settings})
-    found, _ = prepare.find_roles(source, data)
+    found, _ = find_roles(source, data)
     return prepare.build([source], data, roles or found, min_rows=min_rows)
 
 
@@ -85,17 +85,17 @@ def test_default_inputs_leave_out_what_has_another_role():
         {"t": [1, 2], "id": [1, 1], "k": [3, 3], "a": [1, 2], "b": [1, 2], "name": ["x", "y"]}
     )
     data = Data(time="t", id="id", static=("k",), ignore=("b",))
-    roles, notes = prepare.find_roles(source, data)
+    roles, notes = find_roles(source, data)
     assert roles == Roles(("a",), ("a",), ("k",))
     assert notes == ["not used as inputs: name"]
     estimating = Data(horizon=0, targets=("a",), time="t")
-    assert "a" not in prepare.find_roles(source, estimating)[0].inputs
+    assert "a" not in find_roles(source, estimating)[0].inputs
 
 
 def test_an_unnamed_index_column_is_no_input(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text(",a\n0,5\n1,6\n")
-    roles, notes = prepare.find_roles(tables.read(path, name="t.csv"), Data())
+    roles, notes = find_roles(tables.read(path, name="t.csv"), Data())
     assert roles.inputs == ("a",)
     assert notes == ["not used as inputs: column_1"]
 

@@ -9,8 +9,8 @@ from slipstream import UserError
 from slipstream import config as configs
 from slipstream.data import dataset as datasets
 from slipstream.data import prepare
-from slipstream.data.prepare import Roles
 from slipstream.data.resample import resampled
+from slipstream.data.roles import Roles
 from tests.conftest import small_config
 
 

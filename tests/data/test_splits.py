@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 from slipstream import UserError
 from slipstream.config import Data
 from slipstream.data import prepare, splits, tables
+from slipstream.data.roles import find_roles
 from slipstream.data.splits import SETS, UNUSED, Runs
 
 
 def assigned(table, **settings):
     data = Data.model_validate({"horizon": 1, **settings})
     source = tables.from_memory(table)
-    roles, _ = prepare.find_roles(source, data)
+    roles, _ = find_roles(source, data)
     store = prepare.build([source], data, roles, min_rows=1)
     return by_row(splits.assign(store.layout, data))
 
@@ -75,7 +76,7 @@ def test_folders_name_the_sets(tmp_path):
         (tmp_path / name / "one.csv").write_text("a\n" + f"{i}\n" * (i + 1))
     data = Data(horizon=1, path=str(tmp_path), split={"folders": True})
     sources = list(tables.read_all(data.paths))
-    roles, _ = prepare.find_roles(sources[0], data)
+    roles, _ = find_roles(sources[0], data)
     store = prepare.build(sources, data, roles, min_rows=1)
     assert store.layout.series == ("test/one.csv", "train/one.csv", "val/one.csv")
     assert by_row(splits.assign(store.layout, data)) == [2, 2, 2, 0, 1, 1]

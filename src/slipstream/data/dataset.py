@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +15,10 @@ import psutil
 import torch
 from torch import Tensor
 
-from slipstream.config import SIMULATED, Config, Data, Signature, Split
+from slipstream.config import SIMULATED, Config, Data, Signature
 from slipstream.data import cell, prepare, scaling, splits, stream, tables, windows
-from slipstream.data.prepare import Layout, Roles, Store, Times
-from slipstream.data.resample import resampled
+from slipstream.data.prepare import Layout, Store, Times
+from slipstream.data.roles import Roles, find_roles
 from slipstream.data.scaling import Scaler
 from slipstream.data.splits import SETS, Runs
 from slipstream.data.stream import Stream
@@ -28,10 +27,6 @@ from slipstream.data.windows import Piece, Ranges, Series
 from slipstream.errors import UserError
 
 DAY_S = 86400.0
-OTHER_STEP = 0.02
-"""By how much the step of new data may differ from training's"""
-STRANGE_SHARE = 0.05
-"""Of a column's values, when they are worth a warning"""
 
 
 @dataclass(frozen=True)
@@ -95,7 +90,7 @@ def load(config: Config, table: Any = None) -> Dataset:
     """Read, check, split, scale and index what `config.data` names, or the given table."""
     data = config.data
     sources = read_sources(data, table)
-    roles, notes = prepare.find_roles(sources[0], data)
+    roles, notes = find_roles(sources[0], data)
     roles = _in_stored_order(roles)
     if _streams(config, sources, roles):
         return _streamed(config, sources, roles, notes)
@@ -190,98 +185,8 @@ def find_windows(
     }
     for index, (name, found) in enumerate(ranges.items()):
         if not len(found):
-            raise UserError(_no_window(name, layout, runs.count(index), data))
+            raise UserError(no_window(name, layout, runs.count(index), data))
     return runs, ranges
-
-
-def load_given(
-    config: Config,
-    signature: Signature,
-    scaler: Scaler,
-    given: Any,
-    *,
-    targets: bool,
-    resample: bool = False,
-) -> Dataset:
-    """New data for a trained model: a path or a table, all of it one set named "all".
-
-    With `targets`, windows are those whose target rows are known. Without, targets may be absent,
-    and windows are those whose context is known, up to each series' last row.
-    """
-    data = config.data.model_copy(
-        update={"where": {}, "split": Split(train=0.7, val=0.1, test=0.2)}
-    )
-    if isinstance(given, (str, Path)):
-        data, given = data.model_copy(update={"path": str(given)}), None
-    roles = Roles(signature.inputs, signature.targets, signature.static)
-    known = signature.horizon if targets else 0
-    store = prepare.build(
-        read_sources(data, given),
-        data,
-        roles,
-        min_rows=signature.context + known,
-        need_targets=targets,
-    )
-    if _other_step(store.layout, signature, resample):
-        store = resampled(store, signature.step or 0.0)
-    layout = store.layout
-    strange = unlike_training(store, scaler)
-    everything = Runs(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int8), layout.num_rows)
-    ranges = windows.find_ranges(
-        layout.breaks,
-        everything,
-        which=0,
-        lead=signature.context if known else signature.context - 1,
-        steps_out=max(known, 1),
-        stride=data.stride if targets else 1,
-    )
-    if not len(ranges):
-        raise UserError(_no_window("full", layout, layout.num_rows, data))
-    starts = {"all": torch.from_numpy(ranges.starts())}
-    return Dataset(
-        signature=signature,
-        scaler=scaler,
-        layout=layout,
-        count={"all": len(ranges)},
-        period=None,
-        notes=(*strange, *store.notes),
-        memory=InMemory(scaled_series(store, scaler, signature), starts, store.time),
-        stream=None,
-    )
-
-
-def _other_step(layout: Layout, signature: Signature, resample: bool) -> bool:
-    """Whether rows are further apart, or closer, than those that the model knows."""
-    if signature.step is None or layout.step is None:
-        return False
-    if math.isclose(layout.step, signature.step, rel_tol=OTHER_STEP):
-        return False
-    if not resample:
-        raise UserError(
-            f"the rows are {layout.step:g} apart, those that the model was trained on "
-            f"{signature.step:g} (seconds, or the time column's unit); resample them to that step, "
-            "or pass --resample"
-        )
-    return True
-
-
-def unlike_training(store: Store, scaler: Scaler) -> tuple[str, ...]:
-    """Notes on columns with many values far outside of what training saw: other units, perhaps."""
-    notes = []
-    for i, name in enumerate(store.columns):
-        low, high = scaler.low[name], scaler.high[name]
-        values, anchor = store.values[:, i], store.anchors[name]
-        margin = high - low
-        below, above = low - margin - anchor, high + margin - anchor
-        share = float(np.mean((values < below) | (values > above)))
-        if share > STRANGE_SHARE:
-            found = float(values.min()) + anchor, float(values.max()) + anchor
-            notes.append(
-                f'column "{name}": {100 * share:.0f} % of the values are far outside of what '
-                f"training saw ({low:g} to {high:g}; here {found[0]:g} to {found[1]:g}); are its "
-                "units the same?"
-            )
-    return tuple(notes)
 
 
 def read_sources(data: Data, table: Any) -> list[Source]:
@@ -395,7 +300,7 @@ def season(layout: Layout) -> int | None:
     return rows if rows > 1 and abs(rows * days - 1) < 1e-6 else None
 
 
-def _no_window(name: str, layout: Layout, rows: int, data: Data) -> str:
+def no_window(name: str, layout: Layout, rows: int, data: Data) -> str:
     gaps = len(layout.breaks) - len(layout.series)
     message = (
         f"data.split leaves no {name} window: its {rows:,} rows hold no "

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from slipstream.config import Data
 from slipstream.data import tables, typed
+from slipstream.data.roles import Roles, find_groups, identify, matching
 from slipstream.data.tables import Source
 from slipstream.errors import UserError
 
@@ -22,15 +23,6 @@ Flags = npt.NDArray[np.bool_]
 Times = npt.NDArray[Any]
 """Microseconds (int64) for dates and timestamps, float64 for plain numbers."""
 MICROSECONDS = 1e6
-
-
-@dataclass(frozen=True)
-class Roles:
-    """Which columns do what."""
-
-    inputs: tuple[str, ...]
-    targets: tuple[str, ...]
-    static: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -97,30 +89,6 @@ class _Piece:
             breaks=self.breaks[rows],
             groups=self.groups[rows],
         )
-
-
-def find_roles(source: Source, data: Data) -> tuple[Roles, list[str]]:
-    """Columns by role, with a note on what the defaults left out."""
-    if data.inputs is not None:
-        return Roles(data.inputs, data.targets or data.inputs, data.static), []
-    spoken_for = {data.time, data.split.by, *data.ids, *data.static, *data.where, *data.ignore}
-    if data.horizon == 0:
-        spoken_for |= set(data.targets or ())
-    if source.parts:
-        spoken_for.add(tables.FILE)
-    free = [name for name in source.names if name not in spoken_for]
-    inputs = tuple(
-        name
-        for name in free
-        if typed.looks_numeric(source, name)
-        and not name.startswith(tables.UNNAMED)
-        and (data.channels == "together" or name in (data.targets or free))
-    )
-    if not inputs:
-        raise UserError(f"{source.name}: has no numeric column to read; name data.inputs")
-    left = [name for name in free if name not in inputs]
-    notes = [f"not used as inputs: {', '.join(left)}"] if left else []
-    return Roles(inputs, data.targets or inputs, data.static), notes
 
 
 def build(
@@ -226,7 +194,7 @@ def _series(
     tables.release_memory()
     series, names = identify(source, data)
     groups = find_groups(source, data, series, names, group_names)
-    order, bounds = _rows_by_series(_matching(source, data), series, names)
+    order, bounds = _rows_by_series(matching(source, data), series, names)
     for name, begin, end in zip(names, bounds[:-1], bounds[1:], strict=True):
         if begin == end:
             continue
@@ -259,70 +227,6 @@ def _rows_by_series(
         order = np.asarray(kept)[by_code]
         codes = codes[by_code]
     return order, np.searchsorted(codes, np.arange(len(names) + 1)).tolist()
-
-
-def _matching(source: Source, data: Data) -> Ints | range:
-    """The rows that `data.where` keeps."""
-    if not data.where:
-        return range(source.num_rows)
-    keep = np.ones(source.num_rows, dtype=bool)
-    for name, value in data.where.items():
-        codes, found = typed.labels(source, name, "data.where")
-        accepted = {as_text(v) for v in (value if isinstance(value, tuple) else (value,))}
-        keep &= np.isin(codes, [i for i, text in enumerate(found) if as_text(text) in accepted])
-    if not keep.any():
-        asked = ", ".join(f"{name} = {value!r}" for name, value in data.where.items())
-        raise UserError(f"{source.name}: no row has what data.where asks for ({asked})")
-    return np.flatnonzero(keep)
-
-
-def as_text(value: Any) -> str:
-    """25, 25.0 and "25" are one value; so are true and True."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    try:
-        return f"{float(value):.12g}"
-    except ValueError:
-        return str(value)
-
-
-def identify(source: Source, data: Data) -> tuple[Ints, list[str]]:
-    """Each row's series, as codes in order of appearance, and the series' names."""
-    if not data.ids:
-        return _all_the_same(source.num_rows), [source.name]
-    codes, names = typed.labels(source, data.ids[0], "data.id")
-    for column in data.ids[1:]:
-        more, values = typed.labels(source, column, "data.id")
-        pairs, first, codes = np.unique(
-            codes * len(values) + more, return_index=True, return_inverse=True
-        )
-        appearance = np.argsort(first)
-        names = [f"{names[p // len(values)]}/{values[p % len(values)]}" for p in pairs[appearance]]
-        codes = np.argsort(appearance)[codes]
-    return codes, names
-
-
-def _all_the_same(rows: int) -> Ints:
-    """A zero for every row, in the memory of one."""
-    return np.broadcast_to(np.zeros(1, dtype=np.int64), rows)
-
-
-def find_groups(
-    source: Source, data: Data, series: Ints, names: list[str], group_names: dict[str, int]
-) -> npt.NDArray[np.int32]:
-    """Each row's group for the split: a column's value, the series' name, or the top folder."""
-    by = data.split.by
-    codes, values = _all_the_same(len(series)), [""]
-    if data.split.folders:
-        values = [source.name.split("/")[0]]
-    elif by == "series" and by not in source.names:
-        codes, values = series, names
-    elif by is not None:
-        codes, values = typed.labels(source, by, "data.split.by")
-    known = [group_names.setdefault(as_text(value), len(group_names)) for value in values]
-    if len(known) == 1:
-        return np.broadcast_to(np.array(known, dtype=np.int32), len(codes))
-    return np.array(known, dtype=np.int32)[codes]
 
 
 def _constant(source: Source, static: dict[str, Floats], rows: Ints | range, series: str) -> Floats:

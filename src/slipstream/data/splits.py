@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.config import Data, Scalar
-from slipstream.data.prepare import Ints, Layout, as_text
+from slipstream.data.prepare import Ints, Layout
+from slipstream.data.roles import as_text
 from slipstream.errors import UserError
 
 SETS = ("train", "val", "test")

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from slipstream.config import Data, Signature
-from slipstream.data import prepare, tables, typed, windows
+from slipstream.data import prepare, roles, tables, typed, windows
 from slipstream.data.prepare import MICROSECONDS, Layout, Times, is_date
 from slipstream.data.scaling import Scaler, Sums
 from slipstream.data.splits import SETS, Runs
@@ -166,10 +166,10 @@ class _Seen:
 
 
 def _scan(source: Source, begin: int, data: Data, static: Sequence[str], seen: _Seen) -> None:
-    codes, names = prepare.identify(source, data)
+    codes, names = roles.identify(source, data)
     time = None if data.time is None else typed.times(source, data.time, data.time_format)
     columns = [typed.numbers(source, name, "data.static") for name in static]
-    groups = prepare.find_groups(source, data, codes, names, seen.group_names)
+    groups = roles.find_groups(source, data, codes, names, seen.group_names)
     for at in np.flatnonzero(np.diff(groups, prepend=groups[:1] - 1)):
         if not seen.group_codes or seen.group_codes[-1] != groups[at]:
             seen.group_begins.append(begin + int(at))

@@ -5,7 +5,6 @@ Errors name the file and the line.
 
 from __future__ import annotations
 
-import csv
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,26 +15,14 @@ from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv
 import pyarrow.parquet
 
+from slipstream.data import text
 from slipstream.errors import UserError
 
 READERS = {".csv": "csv", ".tsv": "csv", ".txt": "csv", ".parquet": "parquet", ".pq": "parquet"}
 READERS |= {".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow"}
-BLOCK_BYTES = 16 << 20
-UNNAMED = "column_"
 FILE = "file"
-MAGIC = {
-    b"\x1f\x8b": "gzip data; decompress it first (gunzip)",
-    b"PK\x03\x04": "a ZIP or Excel file; export it as CSV or Parquet",
-    b"PAR1": "Parquet data; rename it to .parquet",
-    b"ARROW1": "Arrow data; rename it to .arrow",
-    b"\xff\xfe": "UTF-16 text; save it as UTF-8",
-    b"\xfe\xff": "UTF-16 text; save it as UTF-8",
-    b"\x89HDF": "an HDF5 or MAT file; export it as CSV or Parquet",
-    b"MATLAB": "a MAT file; export it as CSV or Parquet",
-}
 
 
 class Columns(Protocol):
@@ -80,7 +67,7 @@ class Source:
                 return part.place(row)
             row -= part.num_rows
         if self.path is not None and self.delimiter is not None:
-            records = (at for at, _, cells in _records(self.path, self.delimiter) if cells)
+            records = (at for at, _, cells in text.records(self.path, self.delimiter) if cells)
             for seen, at in enumerate(records):
                 if seen == row + 1:  # the first record is the header
                     return f"{self.name}, line {at}"
@@ -153,12 +140,14 @@ class _Joined:
         try:
             return pa.concat_tables(tables, promote_options="permissive").column(name)
         except pa.ArrowException as error:
-            raise UserError(f"the files do not make one long table: {_first_line(error)}") from None
+            raise UserError(
+                f"the files do not make one long table: {text.first_line(error)}"
+            ) from None
 
 
-def _repeated(text: str, source: Source) -> pa.Array:
+def _repeated(value: str, source: Source) -> pa.Array:
     codes = np.zeros(source.num_rows, dtype=np.int32)
-    return pa.DictionaryArray.from_arrays(codes, [text]).cast(pa.string())
+    return pa.DictionaryArray.from_arrays(codes, [value]).cast(pa.string())
 
 
 @lru_cache(maxsize=16)
@@ -211,8 +200,8 @@ def of_table(
 
 def read_all(paths: Iterable[str]) -> Iterator[Source]:
     """Every file of the paths; a folder stands for the files below it, in order of name."""
-    for text in paths:
-        path = Path(text)
+    for given in paths:
+        path = Path(given)
         if path.is_dir():
             for file in files_in(path):
                 yield read(file, name=file.relative_to(path).as_posix())
@@ -275,7 +264,8 @@ def read(path: Path, *, name: str) -> Source:
         raise UserError(f"{path}: the file is empty")
     match reader:
         case "csv":
-            return _read_csv(path, name, head)
+            table, delimiter = text.read(path, name, head)
+            return of_table(name, table, path, delimiter)
         case "parquet":
             return _read_parquet(path, name)
         case _:
@@ -295,7 +285,7 @@ def _checked(source: Source) -> Source:
 
 
 def _unreadable(path: Path, kind: str, error: Exception) -> UserError:
-    return UserError(f"{path}: cannot be read as {kind}: {_first_line(error)}")
+    return UserError(f"{path}: cannot be read as {kind}: {text.first_line(error)}")
 
 
 def _read_parquet(path: Path, name: str) -> Source:
@@ -321,99 +311,3 @@ def _read_arrow(path: Path, name: str) -> Source:
     groups = tuple(np.cumsum([0, *counts[:-1]]).tolist())
     names = tuple(table.column_names)
     return _checked(Source(name, names, table.num_rows, _InArrow(path), path=path, groups=groups))
-
-
-def _read_csv(path: Path, name: str, head: bytes) -> Source:
-    for magic, what in MAGIC.items():
-        if head.startswith(magic):
-            raise UserError(f"{path}: is not text but {what}")
-    delimiter = _delimiter(head)
-    names, lines = _header(path, delimiter)
-    try:
-        table = pa.csv.read_csv(
-            path,
-            read_options=pa.csv.ReadOptions(
-                column_names=names, skip_rows=lines, block_size=BLOCK_BYTES
-            ),
-            parse_options=pa.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-            convert_options=pa.csv.ConvertOptions(
-                column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False
-            ),
-        )
-    except (pa.ArrowException, OSError) as error:
-        _refuse_bad_text(path)
-        _refuse_ragged(path, name, delimiter, len(names))
-        raise UserError(f"{path}: cannot be read as CSV: {_first_line(error)}") from None
-    return of_table(name, table, path, delimiter)
-
-
-def _header(path: Path, delimiter: str) -> tuple[list[str], int]:
-    """The columns' names and the lines that they take up; a nameless one is called by its place."""
-    try:
-        records = _records(path, delimiter)
-        lines, cells = next(((last, cells) for _, last, cells in records if cells), (0, []))
-    except UnicodeDecodeError:
-        _refuse_bad_text(path)
-        raise
-    if not cells:
-        raise UserError(f"{path}: the file is empty")
-    names = [cell.strip() or f"{UNNAMED}{i}" for i, cell in enumerate(cells, start=1)]
-    filled = [name for name in names if not name.startswith(UNNAMED)]
-    if filled and all(_is_number(name) for name in filled):
-        raise UserError(
-            f"{path}: line {lines} should name the columns, but reads "
-            f'"{delimiter.join(cells)[:60]}"'
-        )
-    return names, lines
-
-
-def _records(path: Path, delimiter: str) -> Iterator[tuple[int, int, list[str]]]:
-    """Each record with its first and last line; slow, so for the header and for errors only."""
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.reader(file, delimiter=delimiter)
-        first = 1
-        try:
-            for cells in reader:
-                yield first, reader.line_num, cells
-                first = reader.line_num + 1
-        except csv.Error as error:
-            raise UserError(f"{path}, line {first}: cannot be read as CSV: {error}") from None
-
-
-def _refuse_ragged(path: Path, name: str, delimiter: str, wanted: int) -> None:
-    for first, _, cells in _records(path, delimiter):
-        if cells and len(cells) != wanted:
-            raise UserError(
-                f"{name}, line {first}: has {len(cells)} cells where the header has {wanted}; "
-                f'it reads "{delimiter.join(cells)[:60]}"'
-            )
-
-
-def _refuse_bad_text(path: Path) -> None:
-    with path.open("rb") as lines:
-        for at, line in enumerate(lines, start=1):
-            try:
-                line.decode("utf-8")
-            except UnicodeDecodeError:
-                raise UserError(
-                    f"{path}, line {at}: is not UTF-8 text; save the file as UTF-8"
-                ) from None
-
-
-def _delimiter(head: bytes) -> str:
-    """Whichever of comma, semicolon and tab stands most often in the first line, unquoted."""
-    first = head.lstrip(b"\xef\xbb\xbf\r\n ").split(b"\n", 1)[0]
-    outside = b"".join(first.split(b'"')[::2])
-    return max(",;\t", key=lambda mark: outside.count(mark.encode()))
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n", 1)[0]

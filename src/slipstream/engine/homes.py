@@ -162,7 +162,8 @@ def _like(share: Share, device: torch.device, *, pinned: bool = False) -> Share:
             tensor.shape, dtype=tensor.dtype, device=device, pin_memory=pinned
         ).zero_()
 
-    batch = Batch(*(None if t is None else empty(t) for t in share.batch))  # type: ignore[arg-type]
+    inputs, static, targets = share.batch
+    batch = Batch(empty(inputs), None if static is None else empty(static), empty(targets))
     return Share(batch, empty(share.weights))
 
 

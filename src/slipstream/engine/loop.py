@@ -74,8 +74,9 @@ def fit(task: Task, plan: Plan, saved: Saved | None = None) -> Fit:
         good = None if saved is None else state.put(saved, task, jobs[-1], result)
         result.setup_s += time.perf_counter() - began
         try:
-            with Keeper(task) as keeper:
-                _fit(task, jobs, stop, result, keeper, good)
+            background = task.config.engine.async_checkpoints
+            with Writer(task.run, background=background) as writer:
+                _fit(task, jobs, stop, result, Keeper(task, writer), good)
         finally:  # workers end with the run, however it ends
             failures = jobs[-1].failures()
             jobs[-1].close()
@@ -95,18 +96,11 @@ def fit(task: Task, plan: Plan, saved: Saved | None = None) -> Fit:
 class Keeper:
     """Saves the state: as often as asked for, and after validations as far as that costs little."""
 
-    def __init__(self, task: Task) -> None:
-        self.task = task
+    def __init__(self, task: Task, writer: Writer) -> None:
+        self.task, self.writer = task, writer
         self.every_s = 60 * task.config.engine.checkpoint_minutes
         self.saved_at, self.cost_s = time.perf_counter(), 0.0
         self.saved = (-1, -1)
-        self.writer = Writer(task.run, background=task.config.engine.async_checkpoints)
-
-    def __enter__(self) -> Keeper:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.writer.__exit__(*exception)
 
     def due(self, *, validated: bool = False) -> bool:
         since = time.perf_counter() - self.saved_at

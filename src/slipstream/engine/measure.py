@@ -175,7 +175,7 @@ def _measured(task: Task, plan: Plan) -> tuple[Plan, bool]:
     if plan.device.type == "cuda":
         _wake(plan.device)
     best = _tried(task, plan, "rules of thumb", evidence)
-    while best is None and "out_of_memory" in evidence[-1]:
+    while best is None and evidence[-1]["out_of_memory"]:
         batch = plan.micro_batch or _batch(task.config)
         if batch == 1:
             break
@@ -232,10 +232,9 @@ def _tried(task: Task, plan: Plan, name: str, evidence: list[dict[str, Any]]) ->
     try:
         trial = _trial(task, plan)
     except RuntimeError as error:
-        failed = {"candidate": name, "failed": str(error).strip().split("\n", 1)[0]}
-        if recover.is_out_of_memory(error):
-            failed["out_of_memory"] = "yes"
-        evidence.append(failed)
+        why = str(error).strip().split("\n", 1)[0]
+        full = recover.is_out_of_memory(error)
+        evidence.append({"candidate": name, "failed": why, "out_of_memory": full})
         return None
     finally:
         recover.free_memory()

@@ -1,0 +1,116 @@
+"""New data for a trained model, held against what the model knows."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from slipstream.config import Config, Signature, Split
+from slipstream.data import dataset as datasets
+from slipstream.data import prepare, windows
+from slipstream.data.dataset import Dataset, InMemory
+from slipstream.data.prepare import Layout, Store
+from slipstream.data.resample import resampled
+from slipstream.data.roles import Roles
+from slipstream.data.scaling import Scaler
+from slipstream.data.splits import Runs
+from slipstream.errors import UserError
+
+OTHER_STEP = 0.02
+"""By how much the step of new data may differ from training's"""
+STRANGE_SHARE = 0.05
+"""Of a column's values, when they are worth a warning"""
+
+
+def load(
+    config: Config,
+    signature: Signature,
+    scaler: Scaler,
+    given: Any,
+    *,
+    targets: bool,
+    resample: bool = False,
+) -> Dataset:
+    """New data for a trained model: a path or a table, all of it one set named "all".
+
+    With `targets`, windows are those whose target rows are known. Without, targets may be absent,
+    and windows are those whose context is known, up to each series' last row.
+    """
+    data = config.data.model_copy(
+        update={"where": {}, "split": Split(train=0.7, val=0.1, test=0.2)}
+    )
+    if isinstance(given, (str, Path)):
+        data, given = data.model_copy(update={"path": str(given)}), None
+    roles = Roles(signature.inputs, signature.targets, signature.static)
+    known = signature.horizon if targets else 0
+    store = prepare.build(
+        datasets.read_sources(data, given),
+        data,
+        roles,
+        min_rows=signature.context + known,
+        need_targets=targets,
+    )
+    if _other_step(store.layout, signature, resample):
+        store = resampled(store, signature.step or 0.0)
+    layout = store.layout
+    strange = _unlike_training(store, scaler)
+    everything = Runs(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int8), layout.num_rows)
+    ranges = windows.find_ranges(
+        layout.breaks,
+        everything,
+        which=0,
+        lead=signature.context if known else signature.context - 1,
+        steps_out=max(known, 1),
+        stride=data.stride if targets else 1,
+    )
+    if not len(ranges):
+        raise UserError(datasets.no_window("full", layout, layout.num_rows, data))
+    starts = {"all": torch.from_numpy(ranges.starts())}
+    return Dataset(
+        signature=signature,
+        scaler=scaler,
+        layout=layout,
+        count={"all": len(ranges)},
+        period=None,
+        notes=(*strange, *store.notes),
+        memory=InMemory(datasets.scaled_series(store, scaler, signature), starts, store.time),
+        stream=None,
+    )
+
+
+def _other_step(layout: Layout, signature: Signature, resample: bool) -> bool:
+    """Whether rows are further apart, or closer, than those that the model knows."""
+    if signature.step is None or layout.step is None:
+        return False
+    if math.isclose(layout.step, signature.step, rel_tol=OTHER_STEP):
+        return False
+    if not resample:
+        raise UserError(
+            f"the rows are {layout.step:g} apart, those that the model was trained on "
+            f"{signature.step:g} (seconds, or the time column's unit); resample them to that step, "
+            "or pass --resample"
+        )
+    return True
+
+
+def _unlike_training(store: Store, scaler: Scaler) -> tuple[str, ...]:
+    """Notes on columns with many values far outside of what training saw: other units, perhaps."""
+    notes = []
+    for i, name in enumerate(store.columns):
+        low, high = scaler.low[name], scaler.high[name]
+        values, anchor = store.values[:, i], store.anchors[name]
+        margin = high - low
+        below, above = low - margin - anchor, high + margin - anchor
+        share = float(np.mean((values < below) | (values > above)))
+        if share > STRANGE_SHARE:
+            found = float(values.min()) + anchor, float(values.max()) + anchor
+            notes.append(
+                f'column "{name}": {100 * share:.0f} % of the values are far outside of what '
+                f"training saw ({low:g} to {high:g}; here {found[0]:g} to {found[1]:g}); are its "
+                "units the same?"
+            )
+    return tuple(notes)

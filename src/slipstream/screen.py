@@ -1,0 +1,233 @@
+"""What a terminal shows: the plan, the progress of a run, and the results of each command."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+REFRESH_S = 0.1
+
+
+class Screen:
+    """What stderr shows while training: a bar on a terminal, else a line per validation."""
+
+    def __init__(self, quiet: bool) -> None:
+        self.console = Console(stderr=True, highlight=False, quiet=quiet, soft_wrap=True)
+        self.bar: Progress | None = None
+        self.drawn_at = 0.0
+        self.loss = self.val_loss = "–"
+
+    def __enter__(self) -> Screen:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar:
+            self.bar.stop()
+
+    def say(self, text: str) -> None:
+        self.console.print(text, style="dim", markup=False)
+
+    def show(self, event: dict[str, Any]) -> None:
+        """Take in one event of the run."""
+        match event["event"]:
+            case "start":
+                self._start(event)
+            case "log" if self.bar:
+                self.loss = f"{event['loss']:.4g}"
+                self._draw(event["step"])
+            case "step" if self.bar:
+                self._draw(event["step"])
+            case "epoch":
+                self.val_loss = f"{event['val_loss']:.4g}"
+                if not self.bar:
+                    best = " (best)" if event["best"] else ""
+                    self.say(
+                        f"epoch {event['epoch']}: training {event['train_loss']:.4g}, validation "
+                        f"{self.val_loss}{best}, {event['seconds']:.1f} s"
+                    )
+            case "resume":
+                differs = f", but not bit for bit: {event['differs']}" if event["differs"] else ""
+                self.say(f"going on from step {event['step']:,}{differs}")
+            case "trouble":
+                self.say(event["what"])
+            case "fallback":
+                self.say(f"{event['what']}: {event['why']}")
+            case "recovery":
+                self.say(f"{event['what']}: going on with {event['remedy']}")
+            case "plan" if not 0.7 < event.get("ratio", 1.0) < 1.4:
+                self.say(
+                    f"the plan promised {event['promised_ms']:.3g} ms a step, the first epoch "
+                    f"took {event['seen_ms']:.3g}"
+                )
+            case "trained":
+                if self.bar:
+                    self.bar.stop()
+                    self.bar = None
+                self.say(
+                    f"{event['stopped']}: {event['step']:,} steps, best after epoch "
+                    f"{event['best_epoch']:g}"
+                )
+            case "scoring":
+                self.say(f"scoring {event['what']} ...")
+
+    def _start(self, event: dict[str, Any]) -> None:
+        counts, plan = event["windows"], event["plan"]
+        self.say(
+            f"{event['series']:,} series; windows: {counts['train']:,} training, "
+            f"{counts['val']:,} validation, {counts['test']:,} test; "
+            f"{event['parameters']:,} parameters"
+        )
+        for line in plan_lines(plan, event["steps_per_epoch"] * event["epochs"]):
+            self.say(line)
+        for note in event["notes"][:5]:
+            self.say(f"note: {note}")
+        if len(event["notes"]) > 5:
+            self.say(f"note: and {len(event['notes']) - 5} more, in the report")
+        if self.console.is_terminal and not self.console.quiet:
+            self._open_bar(event)
+
+    def _open_bar(self, event: dict[str, Any]) -> None:
+        from rich import progress
+
+        self.bar = progress.Progress(
+            progress.TextColumn("epoch {task.fields[epoch]}"),
+            progress.BarColumn(),
+            progress.TextColumn("{task.fields[speed]} steps/s"),
+            progress.TextColumn("loss {task.fields[loss]}, validation {task.fields[val]}"),
+            progress.TimeRemainingColumn(),
+            progress.TextColumn("left"),
+            console=self.console,
+            auto_refresh=False,
+            transient=True,
+        )
+        self.steps_per_epoch, self.epochs = event["steps_per_epoch"], event["epochs"]
+        total = self.steps_per_epoch * self.epochs
+        self.bar.add_task("", total=total, epoch="1", loss="–", val="–", speed="–")
+        self.bar.start()
+
+    def _draw(self, step: int) -> None:
+        """Move the bar, at most ten times a second: drawing costs a millisecond."""
+        now = time.monotonic()
+        if self.bar is None or now - self.drawn_at < REFRESH_S:
+            return
+        self.drawn_at = now
+        task = self.bar.tasks[0]
+        self.bar.update(
+            task.id,
+            completed=step,
+            epoch=f"{min(step // self.steps_per_epoch + 1, self.epochs)}/{self.epochs}",
+            loss=self.loss,
+            val=self.val_loss,
+            speed=f"{task.speed:,.3g}" if task.speed else "–",
+        )
+        self.bar.refresh()
+
+
+def plan_lines(plan: dict[str, Any], num_steps: int) -> Iterator[str]:
+    """What will run and why, in a few lines."""
+    where = plan["hardware"].get("gpu", plan["hardware"]["cpu"])
+    reasons = plan["reasons"]
+    yield f"plan: {plan['device']} ({where}); data: {plan['home']} ({reasons['home']})"
+    how = [plan["precision"] + _gain(plan, "precision = fp32", "fp32", reasons["precision"])]
+    if plan["device"] == "cpu":
+        how.append(f"{plan['threads']} threads ({reasons['threads']})")
+    else:
+        if plan["cudnn"]:
+            how.append(_algorithm(plan))
+        captured = "step captured" if plan["capture"] else "step eager"
+        how.append(captured + _gain(plan, "capture = False", "eager", reasons["capture"]))
+    if plan["micro_batch"]:
+        how.append(f"{plan['micro_batch']} windows per pass ({reasons['micro_batch']})")
+    yield f"plan: {'; '.join(how)}"
+    if plan["ms_per_step"] is not None:
+        from slipstream.reporting import seconds
+
+        whole = seconds(plan["ms_per_step"] * num_steps / 1e3)
+        yield (
+            f"plan: {plan['ms_per_step']:.3g} ms a step, at most {whole} for {num_steps:,} steps; "
+            f"{reasons['plan']}"
+        )
+    elif "plan" in reasons:
+        yield f"plan: {reasons['plan']}"
+    for item in plan["evidence"]:
+        if "failed" in item or "refused" in item:
+            why = item.get("failed") or item.get("refused")
+            yield f"plan: not {item['candidate']}: {why}"
+
+
+def _gain(plan: dict[str, Any], candidate: str, name: str, otherwise: str) -> str:
+    """How much faster the plan is than what it was compared with, where that was measured."""
+    for item in plan["evidence"]:
+        if item["candidate"] == candidate and "ms" in item:
+            ratio = item["ms"] / plan["ms_per_step"]
+            return f", {ratio:.2g}x over {name}" if ratio > 1 else ""
+    return f" ({otherwise})"
+
+
+def _algorithm(plan: dict[str, Any]) -> str:
+    """cuDNN's algorithm, by the kernels that ran where they are known."""
+    ran = "persistent" if any("Persist" in name for name in plan["kernels"]) else "standard"
+    names = {ran} if plan["kernels"] else set(plan["cudnn"])
+    return f"cuDNN {' and '.join(sorted(names))} ({plan['reasons']['cudnn']})"
+
+
+def show_training(found: dict[str, Any], console: Console) -> None:
+    from slipstream.reporting import number, seconds, verdict
+
+    table = Table(
+        title=f"{found['name']}: test set, {found['windows']['test']:,} windows",
+        title_justify="left",
+    )
+    table.add_column("")
+    for heading in ("MAE", "RMSE", "max error", "R²", "scaled MSE", "scaled MAE"):
+        table.add_column(heading, justify="right")
+    rows = {"model": (found["metrics"]["test"], found["scaled"]["test"])}
+    for name, beside in found["baselines"].items():
+        if beside:
+            rows[name] = beside["metrics"]["test"], beside["scaled"]["test"]
+    for name, (test, scaled) in rows.items():
+        cells = [number(test[key]) for key in ("mae", "rmse", "max_error")]
+        cells += [number(test["r2"], 4), number(scaled["mse"]), number(scaled["mae"])]
+        table.add_row(name, *cells, style="bold" if name == "model" else None)
+    console.print(table)
+    console.print(verdict(found))
+    console.print(
+        f"{seconds(found['seconds'])} in all, {found['windows_per_s']:,.0f} training windows a "
+        f"second; {found['stopped']}"
+    )
+    console.print(f"run: {found['run']}\nreport: {found['report']}", markup=False)
+
+
+def show_evaluation(found: dict[str, Any], console: Console) -> None:
+    from slipstream.reporting import number
+
+    table = Table(title=f"{found['on']}: {found['windows']:,} windows", title_justify="left")
+    table.add_column("target")
+    for heading in ("MAE", "RMSE", "max error", "bias", "R²"):
+        table.add_column(heading, justify="right")
+    rows = dict(found["detail"]["per_target"])
+    if len(rows) > 1:
+        rows["all"] = found["metrics"]
+    for name, test in rows.items():
+        cells = [number(test[key]) for key in ("mae", "rmse", "max_error", "bias")]
+        table.add_row(name, *cells, number(test["r2"], 4))
+    console.print(table)
+    for note in found["notes"]:
+        console.print(f"note: {note}", markup=False)
+
+
+def show_prediction(found: dict[str, Any], console: Console) -> None:
+    console.print(f"{found['rows']:,} rows written to {found['out']}", markup=False)
+    for note in found["notes"]:
+        console.print(f"note: {note}", markup=False)
+
+
+def show_report(found: dict[str, Any], console: Console) -> None:
+    console.print(f"report: {found['report']}", markup=False)
