@@ -123,6 +123,10 @@ ASKED = {
         {"data__targets": '["aa"]'},
         'no column "aa" (data.targets); did you mean "a"',
     ),
+    "missing channel": (
+        {"data__targets": '["aa"]', "data__channels": "independent"},
+        'no column "aa" (data.targets); did you mean "a"',
+    ),
     "missing time": ({"data__time": "tine"}, 'no column "tine" (data.time); did you mean "time"'),
     "missing id": ({"data__id": "station"}, 'no column "station" (data.id)'),
     "missing static": ({"data__static": '["z"]'}, 'no column "z" (data.static)'),

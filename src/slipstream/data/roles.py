@@ -29,6 +29,8 @@ def find_roles(source: Source, data: Data) -> tuple[Roles, list[str]]:
     """Columns by role, with a note on what the defaults left out."""
     if data.inputs is not None:
         return Roles(data.inputs, data.targets or data.inputs, data.static), []
+    for name in data.targets or ():
+        typed.require(source, name, "data.targets")
     spoken_for = {data.time, data.split.by, *data.ids, *data.static, *data.where, *data.ignore}
     if data.horizon == 0:
         spoken_for |= set(data.targets or ())

@@ -36,11 +36,16 @@ LARGEST = 1e30
 """Beyond it, squares leave the range of float32."""
 
 
-def column(source: Source, name: str, setting: str) -> pa.ChunkedArray:
+def require(source: Source, name: str, setting: str) -> None:
+    """Refuse a column that is not there, with the name that may have been meant."""
     if name not in source.names:
         close = difflib.get_close_matches(name, source.names, n=1)
         hint = f'did you mean "{close[0]}"?' if close else f"it has {', '.join(source.names[:20])}"
         raise UserError(f'{source.name}: has no column "{name}" ({setting}); {hint}')
+
+
+def column(source: Source, name: str, setting: str) -> pa.ChunkedArray:
+    require(source, name, setting)
     values = source.column(name)
     if pa.types.is_dictionary(values.type):
         values = values.cast(values.type.value_type)
