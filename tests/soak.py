@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import os
 import pickle
@@ -24,6 +25,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +181,9 @@ class Soak:
         shutil.rmtree(out)
 
     def started(self, job: str, precision: str) -> None:
-        """Kill a command once at a random moment after its first checkpoint, then go on."""
+        """Kill a command once at a random moment after its first checkpoint, then go on.
+
+        The first one of a job is left alone: it is what the others are compared with."""
         engine = {"device": "cuda", "precision": precision}
         out = Path(tempfile.mkdtemp(dir=self.folder))
         path, config = out / "data.parquet", out / "job.toml"
@@ -190,8 +194,9 @@ class Soak:
         command = [sys.executable, "-m", "slipstream", "train", str(config), "--quiet"]
         whole = f"{job}, {precision}"
         if whole not in self.wanted:
-            subprocess.run([*command, "--set", f"out={out / 'whole'}"], check=True)
-            self.wanted[whole] = ended(runs.find(runs.last(str(out / "whole"))))
+            subprocess.run(command, check=True)
+            self.wanted[whole] = ended(runs.find(runs.last(str(out / "runs"))))
+            return
         process = subprocess.Popen(command)
         self.wait_for_checkpoint(out / "runs", process.pid)
         time.sleep(self.random.uniform(0.0, 2.0))
@@ -340,10 +345,11 @@ def hostile_files(mark: Path) -> dict[str, bytes]:
 def on_gpu(folder: Path) -> Counter[str]:
     """Twenty kills of captured runs; processes of their own, since CUDA does not survive a fork."""
     soak = Soak(folder, 0)
-    for i in range(20):
-        precision = ("fp32", "fp16")[i % 2]
-        job = ("lstm, dropout", "gru, accumulated")[i // 2 % 2]
-        soak.started(job, precision)
+    kinds = itertools.product(("lstm, dropout", "gru, accumulated"), ("fp32", "fp16"))
+    jobs, precisions = zip(*kinds, strict=True)
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(6):  # the first round is whole
+            list(pool.map(soak.started, jobs, precisions))
     return soak.counts
 
 
