@@ -3,8 +3,8 @@
     python benchmarks/memory.py --out benchmarks/records/<date>-<machine>-memory
 
 Each run is a process of its own; its peak is the most that it and its workers held at once, less
-what the process held after the same run on 3000 rows (the libraries, the driver). On a GPU only the
-first of these, with every row a window.
+that of the same run on 3000 rows (the libraries, the driver). On a GPU only the first of these,
+with every row a window.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -61,24 +62,22 @@ def peak_of(config: dict[str, object], small: Path) -> tuple[float, float, float
     )
     assert process.stdin
     assert process.stdout
-    process.stdout.readline()
-    watched = psutil.Process(process.pid)
-    base, peak, over = watched.memory_info().rss, 0, threading.Event()
+    watched, peaks, over = psutil.Process(process.pid), [0, 0], threading.Event()
+    phase = 0
 
     def watch() -> None:
-        nonlocal peak
         while not over.is_set():
             total = 0
             for one in (watched, *watched.children(recursive=True)):
-                try:
-                    total += one.memory_info().rss - (base if one != watched else 0)
-                except psutil.NoSuchProcess:
-                    continue
-            peak = max(peak, total - base)
+                with suppress(psutil.NoSuchProcess):
+                    total += one.memory_info().rss
+            peaks[phase] = max(peaks[phase], total)
             time.sleep(0.005)
 
     thread = threading.Thread(target=watch)
     thread.start()
+    process.stdout.readline()
+    phase = 1
     process.stdin.write("\n")
     process.stdin.flush()
     told = process.stdout.readline()
@@ -86,7 +85,7 @@ def peak_of(config: dict[str, object], small: Path) -> tuple[float, float, float
     thread.join()
     process.wait()
     seconds, device = json.loads(told)
-    return peak / 1e6, seconds, device / 1e6
+    return (peaks[1] - peaks[0]) / 1e6, seconds, device / 1e6
 
 
 def config_of(path: Path, out: Path, home: str, workers: int) -> dict[str, object]:

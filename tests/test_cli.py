@@ -61,6 +61,9 @@ def test_a_person_gets_a_table_a_verdict_and_the_reports_path(job):
     assert found.exit_code == 0, found.output
     for part in ("model", "ridge", "repeat", "MAE", "test set", "report.html", "windows a second"):
         assert part in found.stdout
+    for part in ("expected", "by a guess; training took", "CPU cores busy"):
+        assert part in found.stdout
+    assert "for 10 steps (a guess)" in found.stderr
     assert "\x1b" not in found.output
 
 

@@ -18,6 +18,7 @@ LAYERS = [
     {"engine"},
     {"training", "evaluation", "prediction"},
     {"reporting"},
+    {"bench", "doctor", "profiling"},
     {"screen"},
     {"cli"},
 ]

@@ -6,8 +6,9 @@ from html.parser import HTMLParser
 import pytest
 
 import slipstream
+from slipstream.engine.monitor import summarize
+from slipstream.reporting import energy, foresight, number, seconds, usage
 from slipstream.reporting import figures as draw
-from slipstream.reporting import number, seconds
 from tests.conftest import small_config, waves
 
 
@@ -111,6 +112,70 @@ def test_thinning_keeps_the_extremes():
     assert len(thin) <= draw.MOST_POINTS
     assert (thin.max(), thin.min()) == (5, -7)
     assert (np.diff(x) > 0).all()
+
+
+SAMPLE = {
+    "event": "monitor",
+    "seconds": 1.0,
+    "cpu_percent": 104.0,
+    "rss_bytes": 1.24e9,
+    "gpu_utilisation": 97,
+    "gpu_memory_bytes": 2.1e9,
+    "power_w": 332.0,
+    "temperature_c": 61,
+    "clock_mhz": 1800,
+    "energy_j": 332.0,
+    "throttled": [],
+}
+
+
+def test_a_run_is_told_with_its_energy():
+    found = summarize([SAMPLE] * 411 + [SAMPLE | {"throttled": ["power cap"]}])
+    summary = {"seconds": 412.4, "monitor": found}
+    assert energy(summary) == "38 Wh"
+    assert list(usage(summary)) == [
+        "GPU 97 % busy, 332 W, 2.1 GB of its memory in use, up to 61 °C; "
+        "1.0 CPU cores busy, 1.2 GB of memory at most"
+    ]
+    assert energy(summary | {"seconds": 30.0}) == "38 Wh since the run began"
+    assert energy(summary | {"monitor": summarize([SAMPLE | {"energy_j": 9e6}])}) == "2.5 kWh"
+    capped = summarize([SAMPLE, SAMPLE, SAMPLE | {"throttled": ["thermal"]}])
+    _, held_back = usage({"monitor": capped})
+    assert held_back == "the GPU was held back for 33 % of the time: thermal"
+    on_cpu = summarize([{key: SAMPLE[key] for key in list(SAMPLE)[:4]}])
+    assert energy({"seconds": 9, "monitor": on_cpu}) == ""
+    assert list(usage({"monitor": on_cpu})) == ["1.0 CPU cores busy, 1.2 GB of memory at most"]
+    assert not list(usage({"monitor": None}))
+    assert energy({"seconds": 9, "monitor": None}) == ""
+
+
+def test_expectations_are_told_beside_what_it_took():
+    found = {
+        "before_s": 41,
+        "before_is": "measured",
+        "after_ten_steps_s": 39,
+        "took_s": 40,
+        "planned_steps": 1520,
+    }
+    summary = {"steps": 1520, "estimate": found}
+    assert foresight(summary) == "expected 41.0 s, after ten steps 39.0 s; training took 40.0 s"
+    short = found | {"before_is": "guessed", "after_ten_steps_s": None}
+    assert foresight({"steps": 9, "estimate": short}) == (
+        "expected 41.0 s by a guess; training took 40.0 s for 9 of 1,520 steps"
+    )
+    unknown = found | {"before_s": None, "after_ten_steps_s": None}
+    assert foresight({"steps": 9, "estimate": unknown}) == ""
+
+
+def test_the_machine_is_drawn_from_ten_samples_on():
+    assert draw._machine([]) is None
+    assert draw._machine([SAMPLE] * 9 + [SAMPLE | {"seconds": 0.1}]) is None
+    drawn = draw._machine([SAMPLE] * 10)
+    assert all(text in drawn for text in ("GPU busy", "power, W", "GPU memory", "seconds"))
+    on_cpu = {key: SAMPLE[key] for key in list(SAMPLE)[:4]}
+    drawn = draw._machine([SAMPLE, *[on_cpu] * 400])
+    assert all(text in drawn for text in ("CPU cores busy", "memory, GB", "minutes"))
+    assert "power" not in drawn
 
 
 def test_an_unfinished_run_has_no_report(tmp_path):

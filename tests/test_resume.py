@@ -102,8 +102,10 @@ def test_several_stops_in_one_run(tmp_path):
     for step in (6, 14, 30):
         with pytest.raises(Interrupted):
             slipstream.train(data=table, resume=run.folder, watch=stopping_at(step, signal.SIGTERM))
-    slipstream.train(data=table, resume=run.folder)
+    result = slipstream.train(data=table, resume=run.folder, overrides=("engine.monitor=false",))
     same(ended(run), wanted)
+    assert [event["event"] for event in runs.events(run)].count("estimate") == 1
+    assert result.summary["estimate"]["after_ten_steps_s"] > 0
 
 
 def test_a_stop_during_validation_validates_again(tmp_path, monkeypatch):

@@ -45,6 +45,15 @@ def test_the_summary_keeps_its_contract(trained):
     for key in ("run", "steps", "epochs", "seconds", "windows_per_s", "plan"):
         assert summary[key] is not None
     assert summary["steps"] == 5 * -(-summary["windows"]["train"] // 32)
+    assert summary["monitor"]["samples"] >= 1
+    assert summary["monitor"]["rss_peak_bytes"] > 1e7
+    assert summary["monitor"]["energy_wh"] is None
+    estimate = summary["estimate"]
+    assert estimate["before_is"] == "guessed"
+    assert estimate["took_s"] == summary["seconds_by_phase"]["training"]
+    for when in ("before", "after_ten_steps"):
+        ratio = estimate[f"{when}_s"] / estimate["took_s"]
+        assert estimate[f"{when}_ratio"] == pytest.approx(ratio)
 
 
 def test_the_run_folder_explains_itself(trained):
@@ -150,6 +159,14 @@ def test_the_same_config_gives_the_same_run(kind, tmp_path):
         assert first.summary[name] == second.summary[name]
     other = slipstream.train(config, waves(), overrides=("seed=1",))
     assert other.metrics != first.metrics
+
+
+def test_the_monitor_can_be_switched_off(tmp_path):
+    result = slipstream.train(
+        small_config(tmp_path, train={"epochs": 1}, engine={"monitor": False}), waves()
+    )
+    assert result.summary["monitor"] is None
+    assert not any(event["event"] == "monitor" for event in runs.events(runs.find(result.run)))
 
 
 def test_training_leaves_the_callers_generators_alone(tmp_path):

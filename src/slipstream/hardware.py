@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ import psutil
 import torch
 
 from slipstream.errors import UserError
+
+WARM_UP_S = 0.3
+"""A device that has rested needs so long to come to its full clock."""
 
 
 def describe(device: torch.device) -> dict[str, Any]:
@@ -106,6 +110,32 @@ def has_fast_bf16() -> bool:
     except OSError:
         return False
     return bool({"amx_bf16", "avx512_bf16", "bf16"} & set(words.split()))
+
+
+def wait(device: torch.device) -> None:
+    """Until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def wake(device: torch.device) -> None:
+    """Keep the device busy until its clock is up."""
+    if device.type != "cuda":
+        return
+    square = torch.zeros(1024, 1024, device=device)
+    until = time.perf_counter() + WARM_UP_S
+    while time.perf_counter() < until:
+        for _ in range(20):
+            square @ square
+        torch.cuda.synchronize(device)
+
+
+def clock_mhz(device: torch.device) -> float | None:
+    """The highest clock of the device's processors, where the driver tells."""
+    try:
+        return float(torch.cuda.get_device_properties(device).clock_rate) / 1e3
+    except (AttributeError, RuntimeError, AssertionError):
+        return None
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from slipstream.config import Config
 from slipstream.data import dataset as datasets
 from slipstream.data.dataset import Dataset
 from slipstream.data.splits import SETS
-from slipstream.engine import checkpoint, loop, measure, plan, recover, score, state
+from slipstream.engine import checkpoint, loop, measure, monitor, plan, recover, score, state
 from slipstream.engine.checkpoint import Saved
 from slipstream.engine.job import Task
 from slipstream.engine.plan import Plan
@@ -36,7 +36,7 @@ from slipstream.runs import Event, Run
 MAY_CHANGE = {
     *("name", "out", "data.path", "train.epochs", "train.patience", "train.minutes"),
     *("engine.device", "engine.log_every", "engine.checkpoint_minutes", "engine.plan"),
-    "engine.async_checkpoints",
+    *("engine.async_checkpoints", "engine.monitor"),
 }
 """Settings that a resumed run may have otherwise than it began with"""
 
@@ -176,46 +176,35 @@ def _run(
     began: float,
 ) -> Result:
     """Train, score and write everything."""
-    chosen = start.plan
-    with _seeded(settings.seed, chosen.device):
-        model = build(settings.model, dataset.signature)
-        with _timed(seconds, "set-up"):
-            series = None if dataset.memory is None else dataset.memory.series
-            if series is not None and chosen.home == "device":
-                series = series.to(chosen.device)
-            model.to(chosen.device)
-        task = Task(settings, model, dataset, series, run, start.fingerprint)
-        with _timed(seconds, "plan"):
-            if not start.settled:
-                task, chosen = _settle(task, chosen)
-    settings = task.config
-    runs.write_text(run.folder / "config.toml", configs.to_toml(settings))
-    runs.write_json(run.folder / "plan.json", chosen.to_dict())
-    with chosen.flags(), _seeded(settings.seed, chosen.device):
-        parameters = sum(p.numel() for p in model.parameters())
-        _announce(task, chosen, parameters)
-        fit = loop.fit(task, chosen, start.saved)
-        if not (run.folder / "config.toml").exists():  # the folder was removed under our feet
-            run.folder.mkdir(parents=True, exist_ok=True)
-            runs.write_text(run.folder / "config.toml", configs.to_toml(settings))
-        seconds["set-up"] += fit.setup_s
-        seconds |= {"training": fit.train_s, "validation": fit.validate_s}
-        chosen = _as_it_ran(run, fit)
-        if fit.weights:
-            _keep_model(run, fit, dataset)
-        if fit.signal_number:
-            raise _interrupted(run, fit)
-        with _timed(seconds, "scoring"):
-            run.append("scoring", what="the model")
-            model.load_state_dict(fit.weights)
-            model.eval()
-            scores = _score_model(task, chosen)
-        with _timed(seconds, "baselines"):
-            run.append("scoring", what="the baselines")
-            found = score.find_baselines(dataset, _pieces(task))
-            beside = _score_baselines(found, task)
-        if chosen.device.type == "cuda":
-            recover.free_memory()
+    with monitor.Monitor(run, start.plan.device, on=settings.engine.monitor) as watching:
+        task, chosen = _prepared(run, settings, dataset, start, seconds)
+        settings, model = task.config, task.model
+        with chosen.flags(), _seeded(settings.seed, chosen.device):
+            parameters = sum(p.numel() for p in model.parameters())
+            _announce(task, chosen, parameters)
+            fit = loop.fit(task, chosen, start.saved, watching)
+            if not (run.folder / "config.toml").exists():  # the folder was removed under our feet
+                run.folder.mkdir(parents=True, exist_ok=True)
+                runs.write_text(run.folder / "config.toml", configs.to_toml(settings))
+            seconds["set-up"] += fit.setup_s
+            seconds |= {"training": fit.train_s, "validation": fit.validate_s}
+            chosen = _as_it_ran(run, fit)
+            if fit.weights:
+                _keep_model(run, fit, dataset)
+            if fit.signal_number:
+                raise _interrupted(run, fit)
+            with _timed(seconds, "scoring"):
+                run.append("scoring", what="the model")
+                model.load_state_dict(fit.weights)
+                model.eval()
+                scores = _score_model(task, chosen)
+            with _timed(seconds, "baselines"):
+                run.append("scoring", what="the baselines")
+                found = score.find_baselines(dataset, _pieces(task))
+                beside = _score_baselines(found, task)
+            if chosen.device.type == "cuda":
+                recover.free_memory()
+    logged = list(runs.events(run))
     judged_by = "mae" if settings.train.loss in ("mae", "quantile") else "mse"
     figures: dict[str, Any] = {
         "run": str(run.folder),
@@ -233,6 +222,8 @@ def _run(
         "parameters": parameters,
         "windows_per_s": fit.progress.epoch * dataset.count["train"] / fit.train_s,
         "plan": chosen.to_dict(),
+        "monitor": monitor.summarize(logged),
+        "estimate": monitor.judge(logged, steps=fit.progress.step, took_s=fit.train_s),
         "notes": [
             *dataset.notes,
             *(f"no {name} baseline: {one.what}" for name, one in found.items() if not one.predict),
@@ -243,6 +234,27 @@ def _run(
     runs.write_json(run.folder / "metrics.json", figures | {"detail": scores})
     run.append("end", seconds=figures["seconds"])
     return Result(run.folder, figures["metrics"], beside, figures)
+
+
+def _prepared(
+    run: Run, settings: Config, dataset: Dataset, start: Start, seconds: dict[str, float]
+) -> tuple[Task, Plan]:
+    """The model and its data in place and the plan made, both written down."""
+    chosen = start.plan
+    with _seeded(settings.seed, chosen.device):
+        model = build(settings.model, dataset.signature)
+        with _timed(seconds, "set-up"):
+            series = None if dataset.memory is None else dataset.memory.series
+            if series is not None and chosen.home == "device":
+                series = series.to(chosen.device)
+            model.to(chosen.device)
+        task = Task(settings, model, dataset, series, run, start.fingerprint)
+        with _timed(seconds, "plan"):
+            if not start.settled:
+                task, chosen = _settle(task, chosen)
+    runs.write_text(run.folder / "config.toml", configs.to_toml(task.config))
+    runs.write_json(run.folder / "plan.json", chosen.to_dict())
+    return task, chosen
 
 
 def _keep_model(run: Run, fit: Fit, dataset: Dataset) -> None:
@@ -283,6 +295,7 @@ def _announce(task: Task, chosen: Plan, parameters: int) -> None:
         epochs=train.epochs,
         steps_per_epoch=-(-dataset.count["train"] // (train.batch * train.accumulate)),
         plan=chosen.to_dict(),
+        **measure.expected(task, chosen),
         notes=dataset.notes,
     )
 

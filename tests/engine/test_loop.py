@@ -135,6 +135,16 @@ def test_the_validation_loss_covers_every_window_once(tmp_path):
     assert math.isfinite(result.progress.best_loss)
 
 
+def test_the_time_is_estimated_once_after_ten_steps_that_count(tmp_path):
+    _, events, _, _ = fit(tmp_path, train={"epochs": 5})  # 9 steps an epoch, so across two
+    (found,) = of_kind(events, "estimate")
+    assert found["step"] == 14
+    left_s = (5 * 9 - 14) * found["ms_per_step"] / 1e3
+    assert found["expected_s"] == pytest.approx(found["trained_s"] + left_s)
+    _, events, _, _ = fit(tmp_path, train={"epochs": 1})
+    assert not of_kind(events, "estimate")
+
+
 def test_checkpoints_come_by_the_clock_whatever_else_happens(tmp_path):
     """Between log lines, and in epochs that are not validated."""
     _, events, _, _ = fit(

@@ -362,6 +362,8 @@ class Engine(Section):
     no more than a hundredth of the time."""
     log_every: PositiveInt = 50
     """Steps between two readings of the loss, the only times the host waits within an epoch."""
+    monitor: bool = True
+    """Sample GPU, CPU, memory and energy, at most once a second, in a thread of its own."""
 
     @model_validator(mode="before")
     @classmethod

@@ -232,7 +232,7 @@ class OnHost(Fed):
         return advance
 
 
-class _SingleWindows(Dataset[Any]):
+class SingleWindows(Dataset[Any]):
     """A map-style data set as most scripts have it: one window per item, by slicing."""
 
     def __init__(self, series: Series) -> None:
@@ -288,7 +288,7 @@ class ThroughLoader(Fed):
         self.series, self.draw, self.num_steps = series, draw, draw.num_steps
         self.order = _Order()
         self.loader: DataLoader[Any] = DataLoader(
-            _SingleWindows(series),
+            SingleWindows(series),
             batch_sampler=self.order,
             num_workers=workers,
             prefetch_factor=prefetch if workers else None,

@@ -17,6 +17,7 @@ from slipstream.config import Train
 from slipstream.engine import optim, recover, state
 from slipstream.engine.checkpoint import Saved, Writer
 from slipstream.engine.job import Job, Task, set_up
+from slipstream.engine.monitor import Estimate, Monitor
 from slipstream.engine.plan import Plan
 from slipstream.engine.recover import Snapshot
 from slipstream.engine.state import Fit, Progress
@@ -62,13 +63,15 @@ def stoppable() -> Iterator[Stop]:
             signal.signal(number, before[number])
 
 
-def fit(task: Task, plan: Plan, saved: Saved | None = None) -> Fit:
+def fit(task: Task, plan: Plan, saved: Saved | None = None, monitor: Monitor | None = None) -> Fit:
     """Train until the epochs, the patience or the time run out; the best weights come back.
 
-    With a saved state it goes on from there, as if it had never stopped.
+    With a saved state it goes on from there, as if it had never stopped. What a monitor samples
+    meanwhile is logged.
     """
     with stoppable() as stop:
         began = time.perf_counter()
+        monitor = monitor or Monitor(task.run, plan.device, on=False)
         jobs = [set_up(task, plan)]  # the last one is the one at work; recoveries add others
         result = Fit(Progress(), plan)
         good = None if saved is None else state.put(saved, task, jobs[-1], result)
@@ -76,7 +79,7 @@ def fit(task: Task, plan: Plan, saved: Saved | None = None) -> Fit:
         try:
             background = task.config.engine.async_checkpoints
             with Writer(task.run, background=background) as writer:
-                _fit(task, jobs, stop, result, Keeper(task, writer), good)
+                _fit(task, jobs, stop, result, Keeper(task, writer), monitor, good)
         finally:  # workers end with the run, however it ends
             failures = jobs[-1].failures()
             jobs[-1].close()
@@ -119,13 +122,20 @@ class Keeper:
 
 
 def _fit(
-    task: Task, jobs: list[Job], stop: Stop, result: Fit, keeper: Keeper, good: Snapshot | None
+    task: Task,
+    jobs: list[Job],
+    stop: Stop,
+    result: Fit,
+    keeper: Keeper,
+    monitor: Monitor,
+    good: Snapshot | None,
 ) -> None:
     train, engine, run = task.config.train, task.config.engine, task.run
     job, at = jobs[-1], result.progress
     spent = result.train_s + result.validate_s
     deadline = time.perf_counter() + 60 * train.minutes - spent if train.minutes else math.inf
     num_steps, promised = job.home.num_steps, not at.step
+    estimate = Estimate(run, num_steps * train.epochs)
     result.stopped = _out_of_patience(at, train)
     while at.epochs < train.epochs and not result.stopped:
         epoch_began = logged_at = time.perf_counter()
@@ -143,6 +153,8 @@ def _fit(
             run.show({"event": "step", "step": at.step})
             if engine.sync:
                 float(job.tape.losses[at.done - 1])
+            if estimate.pending:
+                estimate.note(job, at.step, since=epoch_began - result.train_s)
             if at.done % engine.log_every and at.done < num_steps:
                 if stop.requested:
                     break
@@ -161,6 +173,7 @@ def _fit(
                 lr=rates[at.done - 1],
                 steps_per_s=len(losses) / (now - logged_at),
             )
+            monitor.log()
             at.logged, logged_at = at.done, now
             diverged = not all(map(math.isfinite, losses))
             result.stopped = "train.minutes have passed" if now > deadline else ""
@@ -193,6 +206,7 @@ def _fit(
         if not result.stopped and keeper.due(validated=due):
             keeper.save(job, result, good)
     result.stopped = result.stopped or "all epochs done"
+    monitor.log()
     if good is not None:
         keeper.save(job, result, good)
 

@@ -56,9 +56,8 @@ def decide(task: Task, plan: Plan) -> Plan:
     if config.engine.plan == "off":
         return plan
     path, key = _cache_path(), _key(task, plan)
-    expected_s = _guess_s(task, plan)
-    if SHARE_OF_RUN * expected_s < FIRST_TRIAL_S:
-        told = f"rules of thumb: some {expected_s:.2g} s of training are too few to measure"
+    if SHARE_OF_RUN * guess_s(task, plan) < FIRST_TRIAL_S:
+        told = "rules of thumb: the steps are too few to measure"
         return replace(plan, reasons=plan.reasons | {"plan": told})
     if config.engine.plan == "cached":
         known = _read(path).get(key)
@@ -78,18 +77,29 @@ def decide(task: Task, plan: Plan) -> Plan:
     return decided
 
 
-def _guess_s(task: Task, plan: Plan) -> float:
-    """Seconds that training may take, very roughly: products, and the chain of recurrent steps."""
+def expected(task: Task, plan: Plan) -> dict[str, Any]:
+    """What training will take, validations aside, and whether that is measured or guessed."""
+    if plan.ms_per_step is None:
+        return {"expected_s": guess_s(task, plan), "expected_is": "guessed"}
+    num_steps = -(-task.dataset.count["train"] // _effective(task.config))
+    whole_s = plan.ms_per_step / 1e3 * num_steps * task.config.train.epochs
+    return {"expected_s": whole_s, "expected_is": "measured"}
+
+
+def guess_s(task: Task, plan: Plan) -> float:
+    """Seconds that training may take, very roughly: products, and calls that follow each other."""
     config = task.config
     sequence = config.model.kind not in ("mlp", "linear")
     tokens = config.data.context // config.model.patch if sequence else 1
-    chain = tokens * len(config.model.sizes) if config.model.kind in RECURRENT else 0
+    calls = {"lstm": tokens, "gru": tokens, "transformer": 16}.get(config.model.kind, 1)
+    calls *= len(config.model.sizes)
     windows = task.dataset.count["train"] * config.train.epochs
     weights = sum(p.numel() for p in task.model.parameters())
     on_gpu = plan.device.type == "cuda"
     speed = 1e13 if on_gpu else 5e9 * hardware.available_cores()
-    launches = (1e-4 + 5e-6 * chain) * windows / _effective(config) if on_gpu else 0.0
-    return 6 * weights * tokens * windows * task.dataset.signature.fold / speed + launches
+    step_s = 1e-4 + 5e-6 * calls if on_gpu else 1e-3 + 3e-4 * calls  # of the smallest model
+    products = 6 * weights * tokens * windows * task.dataset.signature.fold
+    return products / speed + step_s * windows / _effective(config)
 
 
 class Candidate(NamedTuple):
@@ -355,7 +365,7 @@ def _key(task: Task, plan: Plan) -> str:
         "train": config.train.model_dump(
             include={"batch", "accumulate", "optimizer", "loss", "quantiles", "clip"}
         ),
-        "engine": config.engine.model_dump(exclude={"plan", "log_every"}),
+        "engine": config.engine.model_dump(exclude={"plan", "log_every", "monitor"}),
         "signature": task.dataset.signature.model_dump(exclude={"step"}),
         "home": plan.home,
         "hardware": plan.hardware,

@@ -1,5 +1,6 @@
 """A run's report: one self-contained HTML page, drawn from what the run folder holds. No torch."""
 
-from slipstream.reporting.page import number, report, seconds, verdict
+from slipstream.reporting.page import report
+from slipstream.reporting.words import energy, foresight, number, seconds, usage, verdict
 
-__all__ = ["number", "report", "seconds", "verdict"]
+__all__ = ["energy", "foresight", "number", "report", "seconds", "usage", "verdict"]

@@ -50,6 +50,15 @@ STYLE: dict[Any, Any] = {
 MOST_ROWS = 2_000_000
 MOST_POINTS = 1500
 MOST_TARGETS, MOST_EXAMPLES, MOST_BARS = 8, 6, 24
+FEWEST_SAMPLES, SHORT_S = 10, 0.5
+MACHINE: dict[str, tuple[float, str, str]] = {
+    "gpu_utilisation": (1.0, "GPU busy, %", MODEL),
+    "power_w": (1.0, "power, W", "#f59e0b"),
+    "gpu_memory_bytes": (1e9, "GPU memory, GB", "#a78bfa"),
+    "cpu_percent": (100.0, "CPU cores busy", "#10b981"),
+    "rss_bytes": (1e9, "memory, GB", "#9ca3af"),
+}
+"""What is drawn of the samples: its unit, its name and its colour"""
 
 
 @dataclass(frozen=True)
@@ -97,6 +106,7 @@ def all_figures(
             "losses": _svg(_losses, 6.2, 3.3, events, summary["best_epoch"]),
             "time": _svg(_time, 6.2, 1.5, summary["seconds_by_phase"], summary["seconds"]),
             "rates": _svg(_rates, 6.2, 1.5, events),
+            "machine": _machine([e for e in events if e["event"] == "monitor"]),
             "examples": _examples(predictions, targets),
             "scatter": _grid(_scatter, [(predictions, name) for name in targets], 3.0),
             "histogram": _grid(_histogram, [(predictions, name) for name in targets], 2.6),
@@ -198,6 +208,28 @@ def _time(axes: Axes, phases: dict[str, float], total: float) -> None:
     axes.spines["left"].set_visible(False)
     axes.set_xlabel("seconds")
     axes.legend(ncols=4, loc="lower left", bbox_to_anchor=(0, 1), handlelength=1, columnspacing=1.2)
+
+
+def _machine(samples: Sequence[dict[str, Any]]) -> str | None:
+    """Of a GPU, or else of CPU and memory, over the time that was sampled."""
+    if samples and samples[-1]["seconds"] < SHORT_S:  # cut off by the run's end
+        samples = samples[:-1]
+    if len(samples) < FEWEST_SAMPLES:
+        return None
+    shown = [name for name in MACHINE if all(name in sample for sample in samples)][:3]
+    ends = np.cumsum([sample["seconds"] for sample in samples])
+    unit, label = (60.0, "minutes") if ends[-1] > 180 else (1.0, "seconds")
+    figure = Figure(figsize=(12.4, 1.9), layout="constrained")
+    for place, name in enumerate(shown, start=1):
+        scale, title, colour = MACHINE[name]
+        axes = figure.add_subplot(1, len(shown), place)
+        axes.plot(ends / unit, [sample[name] / scale for sample in samples], color=colour)
+        axes.set_title(title)
+        axes.set_xlim(left=0)
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel(label)
+        axes.yaxis.set_major_locator(MaxNLocator(3))
+    return _markup(figure)
 
 
 def _by_step(axes: Axes, summary: dict[str, Any]) -> None:

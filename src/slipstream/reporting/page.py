@@ -11,6 +11,7 @@ import jinja2
 
 from slipstream import runs
 from slipstream.reporting import figures as draw
+from slipstream.reporting.words import energy, foresight, number, seconds, usage, verdict
 
 
 def report(run: str | Path) -> Path:
@@ -25,6 +26,9 @@ def report(run: str | Path) -> Path:
         summary=summary,
         rows=_rows(summary),
         verdict=verdict(summary),
+        energy=energy(summary),
+        usage=list(usage(summary)),
+        foresight=foresight(summary),
         drawn=draw.all_figures(summary, list(runs.events(found)), predictions),
         config=(found.folder / "config.toml").read_text(encoding="utf-8"),
         sampled=predictions.sampled,
@@ -51,40 +55,3 @@ def _rows(summary: dict[str, Any]) -> list[dict[str, Any]]:
     for row in rows:
         row["colour"] = draw.COLOURS[row["name"]]
     return sorted(rows, key=lambda row: row["scaled"]["mse"] or math.inf)
-
-
-def verdict(summary: dict[str, Any]) -> str:
-    """One sentence: does the model beat what costs seconds?"""
-    model = summary["scaled"]["test"]
-    beside = {
-        name: found["scaled"]["test"] for name, found in summary["baselines"].items() if found
-    }
-    kind = summary["judged_by"]
-    closest = min(beside, key=lambda name: beside[name][kind] or math.inf)
-    told = f"{kind.upper()} {number(model[kind])} against {number(beside[closest][kind])}"
-    if not summary["beaten_by"]:
-        return (
-            f"The model beats every baseline on the test set; the closest is {closest}: {told}, "
-            "scaled."
-        )
-    return (
-        f"The model loses to {' and '.join(summary['beaten_by'])} on the test set: {told}, scaled. "
-        f"As it stands, {closest} is the better choice."
-    )
-
-
-def number(value: float | None, decimals: int = 8) -> str:
-    """Four figures and at most so many decimals."""
-    if value is None or not math.isfinite(value):
-        return "–"
-    if value == 0:
-        return "0"
-    digits = max(0, 3 - math.floor(math.log10(abs(value))))
-    return f"{value:,.{min(digits, decimals)}f}"
-
-
-def seconds(value: float) -> str:
-    if value < 60:
-        return f"{value:.1f} s"
-    minutes, rest = divmod(round(value), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

@@ -1,4 +1,4 @@
-"""What a terminal shows: the plan, the progress of a run, and the results of each command."""
+"""What a terminal shows of a run: the plan, the progress, and the results."""
 
 from __future__ import annotations
 
@@ -61,6 +61,11 @@ class Screen:
                 self.say(f"{event['what']}: {event['why']}")
             case "recovery":
                 self.say(f"{event['what']}: going on with {event['remedy']}")
+            case "estimate":
+                from slipstream.reporting import seconds
+
+                whole = seconds(event["expected_s"])
+                self.say(f"after ten steps: {whole} of training to expect, validations aside")
             case "plan" if not 0.7 < event.get("ratio", 1.0) < 1.4:
                 self.say(
                     f"the plan promised {event['promised_ms']:.3g} ms a step, the first epoch "
@@ -84,7 +89,8 @@ class Screen:
             f"{counts['val']:,} validation, {counts['test']:,} test; "
             f"{event['parameters']:,} parameters"
         )
-        for line in plan_lines(plan, event["steps_per_epoch"] * event["epochs"]):
+        num_steps = event["steps_per_epoch"] * event["epochs"]
+        for line in plan_lines(plan, num_steps, event["expected_s"]):
             self.say(line)
         for note in event["notes"][:5]:
             self.say(f"note: {note}")
@@ -130,7 +136,7 @@ class Screen:
         self.bar.refresh()
 
 
-def plan_lines(plan: dict[str, Any], num_steps: int) -> Iterator[str]:
+def plan_lines(plan: dict[str, Any], num_steps: int, expected_s: float) -> Iterator[str]:
     """What will run and why, in a few lines."""
     where = plan["hardware"].get("gpu", plan["hardware"]["cpu"])
     reasons = plan["reasons"]
@@ -140,22 +146,21 @@ def plan_lines(plan: dict[str, Any], num_steps: int) -> Iterator[str]:
         how.append(f"{plan['threads']} threads ({reasons['threads']})")
     else:
         if plan["cudnn"]:
-            how.append(_algorithm(plan))
+            how.append(algorithm(plan))
         captured = "step captured" if plan["capture"] else "step eager"
         how.append(captured + _gain(plan, "capture = False", "eager", reasons["capture"]))
     if plan["micro_batch"]:
         how.append(f"{plan['micro_batch']} windows per pass ({reasons['micro_batch']})")
     yield f"plan: {'; '.join(how)}"
-    if plan["ms_per_step"] is not None:
-        from slipstream.reporting import seconds
+    from slipstream.reporting import seconds
 
-        whole = seconds(plan["ms_per_step"] * num_steps / 1e3)
-        yield (
-            f"plan: {plan['ms_per_step']:.3g} ms a step, at most {whole} for {num_steps:,} steps; "
-            f"{reasons['plan']}"
-        )
-    elif "plan" in reasons:
-        yield f"plan: {reasons['plan']}"
+    why = f"; {reasons['plan']}" if "plan" in reasons else ""
+    if plan["ms_per_step"] is not None:
+        whole = f"{plan['ms_per_step']:.3g} ms a step, at most {seconds(expected_s)}"
+        yield f"plan: {whole} for {num_steps:,} steps{why}"
+    else:
+        whole = f"some {seconds(expected_s)}" if expected_s >= 1 else "less than a second"
+        yield f"plan: {whole} for {num_steps:,} steps (a guess){why}"
     for item in plan["evidence"]:
         if "failed" in item or "refused" in item:
             why = item.get("failed") or item.get("refused")
@@ -171,7 +176,7 @@ def _gain(plan: dict[str, Any], candidate: str, name: str, otherwise: str) -> st
     return f" ({otherwise})"
 
 
-def _algorithm(plan: dict[str, Any]) -> str:
+def algorithm(plan: dict[str, Any]) -> str:
     """cuDNN's algorithm, by the kernels that ran where they are known."""
     ran = "persistent" if any("Persist" in name for name in plan["kernels"]) else "standard"
     names = {ran} if plan["kernels"] else set(plan["cudnn"])
@@ -179,7 +184,7 @@ def _algorithm(plan: dict[str, Any]) -> str:
 
 
 def show_training(found: dict[str, Any], console: Console) -> None:
-    from slipstream.reporting import number, seconds, verdict
+    from slipstream.reporting import energy, foresight, number, seconds, usage, verdict
 
     table = Table(
         title=f"{found['name']}: test set, {found['windows']['test']:,} windows",
@@ -198,10 +203,12 @@ def show_training(found: dict[str, Any], console: Console) -> None:
         table.add_row(name, *cells, style="bold" if name == "model" else None)
     console.print(table)
     console.print(verdict(found))
+    cost = ", ".join(filter(None, (f"{seconds(found['seconds'])} in all", energy(found))))
     console.print(
-        f"{seconds(found['seconds'])} in all, {found['windows_per_s']:,.0f} training windows a "
-        f"second; {found['stopped']}"
+        f"{cost}; {found['windows_per_s']:,.0f} training windows a second; {found['stopped']}"
     )
+    for line in filter(None, (foresight(found), *usage(found))):
+        console.print(line)
     console.print(f"run: {found['run']}\nreport: {found['report']}", markup=False)
 
 

@@ -1,0 +1,274 @@
+"""The same job from the naive loop upward, one technique added at a time."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from slipstream import hardware
+from slipstream.bench.cases import Case
+from slipstream.bench.record import Budget, Outcome, Row, Table, Watch, ratio, spread
+from slipstream.config import Config
+from slipstream.config.sections import PRESETS
+from slipstream.engine import recover, trace
+from slipstream.engine.plan import RECURRENT
+from slipstream.engine.trial import Trial
+from slipstream.errors import UserError
+from slipstream.reporting import seconds
+
+REPEATS = 5
+MOST_STEPS, LEAST_STEPS = 200, 2
+COMPILE_S = 15.0
+"""What torch.compile may take before its first step"""
+
+
+class Rung(NamedTuple):
+    technique: str
+    settings: dict[str, Any]
+    """All of `engine` so far"""
+    takes_s: float = 0.0
+
+
+def rungs(config: Config, *, on_gpu: bool) -> Iterator[Rung]:
+    """From the loop that most people start with to what Slipstream does by itself."""
+    recurrent = config.model.kind in RECURRENT
+    settings: dict[str, Any] = dict(PRESETS["baseline"])
+    if config.engine.device != "auto":
+        settings["device"] = config.engine.device
+
+    def more(technique: str, takes_s: float = 0.0, **change: Any) -> Rung:
+        settings.update(change)
+        return Rung(technique, dict(settings), takes_s)
+
+    yield more("naive loop")
+    if on_gpu:
+        if hardware.has_tf32(hardware.choose_device(config.engine.device)):
+            yield more("+ TF32", precision="tf32")
+        yield more("+ mixed precision (fp16)", precision="fp16")
+    elif hardware.has_fast_bf16():
+        yield more("+ mixed precision (bf16)", precision="bf16")
+    workers = 4 if on_gpu else 2
+    pins = {"pinned": True, "non_blocking": True} if on_gpu else {}
+    yield more(f"+ {workers} workers{', pinned memory' if on_gpu else ''}", workers=workers, **pins)
+    yield more("+ fused optimizer", fused=True)
+    if on_gpu:
+        yield more("+ no waiting for losses", sync=False)
+    yield more("+ data on the device" if on_gpu else "+ windows gathered, no loader", home="device")
+    if on_gpu:
+        yield more("+ captured step", capture=True)
+        if recurrent:
+            yield more("+ cuDNN algorithm, measured", cudnn="auto", plan="measure")
+    elif config.engine.threads == "auto":
+        yield more("+ threads, measured", precision="fp32", plan="measure")
+    if not recurrent:
+        yield more("+ torch.compile", COMPILE_S, compile=True, plan="off")
+    kept = {"device": config.engine.device}
+    yield Rung("auto: all of it, measured", kept | {"preset": "auto", "plan": "measure"})
+
+
+def ladder(cases: Sequence[Case], *, minutes: float, watch: Watch) -> Outcome:
+    """Time every rung of every case; repeats take turns, so that a disturbance meets them all."""
+    budget, rows = Budget(minutes), []
+    # compiling takes its time
+    weights = [1 if case.config.model.kind in RECURRENT else 2 for case in cases]
+    for number, case in enumerate(cases):
+        share_s = budget.left_s * weights[number] / sum(weights[number:])
+        rows += _climb(case, budget.spent_s + share_s, budget, watch)
+    return Outcome(
+        kind="ladder",
+        headline=_headline(cases, rows),
+        rows=rows,
+        tables=[_table(case, [row for row in rows if row.case == case.name]) for case in cases],
+        settings={"minutes": minutes, "repeats": REPEATS}
+        | {"cases": {case.name: case.config.model_dump(mode="json") for case in cases}},
+        seconds=budget.spent_s,
+    )
+
+
+def _climb(case: Case, until_s: float, budget: Budget, watch: Watch) -> list[Row]:
+    device = hardware.choose_device(case.config.engine.device)
+    on_gpu = device.type == "cuda"
+    hardware.wake(device)
+    found: list[tuple[Rung, Trial | str, dict[str, Any]]] = []
+    open_trials: list[Trial] = []
+    steps = list(rungs(case.config, on_gpu=on_gpu))
+    try:
+        for rung in steps:
+            watch(f"{case.name}: {rung.technique}", budget.share)
+            decisive = rung in (steps[0], steps[-1])
+            if budget.spent_s + rung.takes_s + 1.0 > until_s and not decisive:
+                takes = f"takes {rung.takes_s:.0f} s and more to start; " if rung.takes_s else ""
+                found.append((rung, f"left out: {takes}give more --minutes", {}))
+            else:
+                opened, measured = _opened(case, rung, device)
+                found.append((rung, opened, measured))
+                if isinstance(opened, Trial):
+                    open_trials.append(opened)
+        share_s = max(until_s - budget.spent_s, 0.0) / REPEATS / max(len(open_trials), 1)
+        repeats: dict[int, list[float]] = {id(trial): [] for trial in open_trials}
+        for turn in range(REPEATS):
+            for trial in open_trials:
+                watch(f"{case.name}: repeat {turn + 1} of {REPEATS}", budget.share)
+                if turn > 1 and budget.spent_s > until_s:
+                    continue
+                repeats[id(trial)].append(trial.stretch(_steps(trial, share_s)))
+        return list(_rows(case, found, repeats))
+    finally:
+        for trial in open_trials:
+            trial.close()
+        found.clear()
+        gc.collect()
+        if on_gpu:
+            recover.free_memory()
+
+
+def _steps(trial: Trial, share_s: float) -> int:
+    """As many as its share of the time allows, those that use up a loader's head start included."""
+    once_s = trial.stretch(1) / 1e3 if trial.first_s > 1.0 else trial.run(1)
+    lost = 1 + trial.plan.workers * trial.plan.prefetch if trial.plan.home == "loader" else 0
+    return max(LEAST_STEPS, min(MOST_STEPS, int(share_s / max(once_s, 1e-6)) - lost))
+
+
+def _opened(case: Case, rung: Rung, device: torch.device) -> tuple[Trial | str, dict[str, Any]]:
+    """The rung's trial, or why there is none; and what is measured once."""
+    config = case.config.model_copy(update={"engine": type(case.config.engine)(**rung.settings)})
+    gauge = Gauge(device)
+    try:
+        trial = Trial(config, case.dataset)
+        trial.stretch(1)
+    except (RuntimeError, UserError) as error:
+        why = str(error).strip().split("\n", 1)[0]
+        return f"failed: {why}", {}
+    measured: dict[str, Any] = {"peak_bytes": gauge.peak_bytes()}
+    if device.type == "cuda":
+        measured["device_ms"] = trace.busy_ms(trace.record(trial, 3)[0])
+    return trial, measured
+
+
+class Gauge:
+    """The most memory that is held from here on, above what is held now: the device's, or the
+    process' where the kernel lets us start its count anew."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+            self.before: float | None = torch.cuda.memory_allocated(device)
+        else:
+            self.before = _resident("VmRSS") if _count_anew() else None
+
+    def peak_bytes(self) -> float | None:
+        if self.before is None:
+            return None
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device) - self.before
+        return max(_resident("VmHWM") - self.before, 0.0)
+
+
+def _count_anew() -> bool:
+    try:
+        with open("/proc/self/clear_refs", "w") as file:  # noqa: PTH123 (no regular file)
+            file.write("5")
+    except OSError:
+        return False
+    return True
+
+
+def _resident(name: str) -> float:
+    with open("/proc/self/status") as file:  # noqa: PTH123
+        line = next(line for line in file if line.startswith(name))
+    return 1024.0 * int(line.split()[1])
+
+
+def _rows(
+    case: Case,
+    found: Sequence[tuple[Rung, Trial | str, dict[str, Any]]],
+    repeats: dict[int, list[float]],
+) -> Iterator[Row]:
+    first = before = None
+    for rung, trial, measured in found:
+        if isinstance(trial, str):
+            yield Row(case.name, rung.technique, "ms per step", problem=trial)
+            continue
+        row = Row(case.name, rung.technique, "ms per step", repeats[id(trial)])
+        first = first or row.median
+        before = before or row.median
+        more = {
+            "settings": rung.settings,
+            "windows_per_s": 1e3 * trial.windows / row.median,
+            "speedup": first / row.median,
+            "speedup_over_rung_before": before / row.median,
+            "run_s": row.median / 1e3 * trial.num_steps * case.config.train.epochs,
+        }
+        if "device_ms" in measured:
+            more["device_busy"] = min(measured["device_ms"] / row.median, 1.0)
+        chosen = trial.plan
+        more["plan"] = {
+            "precision": chosen.precision,
+            "cudnn": list(chosen.cudnn),
+            "threads": chosen.threads,
+            "capture": chosen.capture,
+            "home": chosen.home,
+        }
+        before = row.median
+        yield Row(row.case, row.way, row.unit, row.repeats, more | measured)
+
+
+def _headline(cases: Sequence[Case], rows: Sequence[Row]) -> str:
+    best = []
+    for case in cases:
+        timed = [row for row in rows if row.case == case.name and row.repeats]
+        if timed:
+            best.append(f"{case.name} {ratio(timed[-1].more['speedup'])}")
+    return "What each technique brings: from the naive loop to auto " + ", ".join(best)
+
+
+def _table(case: Case, rows: Sequence[Row]) -> Table:
+    on_gpu = any("device_ms" in row.more for row in rows)
+    columns: list[tuple[str, Callable[[Row], str]]] = [
+        ("technique", lambda row: row.way),
+        ("ms per step", spread),
+        ("windows/s", lambda row: f"{row.more['windows_per_s']:,.0f}"),
+        ("against naive", lambda row: ratio(row.more["speedup"])),
+        ("against before", lambda row: ratio(row.more["speedup_over_rung_before"])),
+    ]
+    if on_gpu:
+        columns.append(("GPU busy", lambda row: f"{row.more['device_busy']:.0%}"))
+    columns.append(("peak memory", lambda row: _megabytes(row.more.get("peak_bytes"))))
+    columns.append(("whole run", lambda row: seconds(row.more["run_s"])))
+    cells = []
+    for row in rows:
+        if row.repeats:
+            cells.append([tell(row) for _, tell in columns])
+        else:
+            cells.append([row.way, row.problem, *[""] * (len(columns) - 2)])
+    epochs = case.config.train.epochs
+    return Table(
+        f"{case.name}: {case.what}",
+        [name for name, _ in columns],
+        cells,
+        f"The whole run is {epochs} epochs of {case.dataset.count['train']:,} windows, without "
+        f"validations. {_chosen(rows)}",
+    )
+
+
+def _chosen(rows: Sequence[Row]) -> str:
+    last = rows[-1].more.get("plan")
+    if not last:
+        return ""
+    parts = [last["precision"], f"home {last['home']}"]
+    if last["capture"]:
+        parts += ["cuDNN " + "/".join(dict.fromkeys(last["cudnn"]))] if last["cudnn"] else []
+        parts.append("captured")
+    else:
+        parts.append(f"{last['threads']} thread{'s' if last['threads'] > 1 else ''}")
+    return f"auto chose {', '.join(parts)}."
+
+
+def _megabytes(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value / 1e6:,.0f} MB" if value >= 1e6 else f"{value / 1e6:.1f} MB"

@@ -1,0 +1,163 @@
+"""Shows that speed cost no accuracy: the naive loop and auto, seed by seed, on the same windows.
+
+Both start from the same weights and see the same batches, so a seed's two results belong together,
+and it is their difference that is judged.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from scipy.special import stdtrit
+
+from slipstream import runs
+from slipstream.bench.cases import Case
+from slipstream.bench.record import Budget, Outcome, Row, Table, Watch, percent
+from slipstream.config import Config, Engine
+from slipstream.engine import loop, measure
+from slipstream.engine.trial import Trial, changed, prepared
+from slipstream.errors import UserError
+
+WAYS = ("baseline", "auto")
+LEVEL = 0.95
+MARGIN = 0.005
+LEAST_SEEDS = 3
+
+
+class Verdict(NamedTuple):
+    said: str
+    difference: float
+    """Mean over the seeds, as a share; above 0 is worse"""
+    low: float
+    high: float
+
+
+def judge(before: Sequence[float], after: Sequence[float], *, margin: float) -> Verdict:
+    """Whether errors grew: a 95 % interval of the mean difference, held against the margin."""
+    pairs = list(zip(before, after, strict=True))
+    shares = [(new - old) / old for old, new in pairs]
+    mean = statistics.mean(shares)
+    error = statistics.stdev(shares) / math.sqrt(len(shares))
+    reach = float(stdtrit(len(shares) - 1, (1 + LEVEL) / 2)) * error
+    low, high = mean - reach, mean + reach
+    if high <= margin:
+        said = "no loss shown"
+    elif low > 0:
+        said = "loss shown"
+    else:
+        said = "too noisy, use more seeds"
+    return Verdict(said, mean, low, high)
+
+
+def parity(
+    cases: Sequence[Case], *, seeds: int, minutes: float, margin: float, watch: Watch
+) -> Outcome:
+    if seeds < LEAST_SEEDS:
+        raise UserError(f"--seeds is {seeds}; an interval takes at least {LEAST_SEEDS}")
+    budget = Budget(minutes)
+    rows: list[Row] = []
+    tables, told, notes, verdicts = [], [], [], {}
+    for number, case in enumerate(cases):
+        share_s = budget.left_s / (len(cases) - number)
+        epochs = _affordable(case, seeds, share_s, watch)
+        if epochs < case.config.train.epochs:
+            notes.append(
+                f"{case.name}: {epochs} of its {case.config.train.epochs} epochs, to keep to "
+                f"{minutes:g} minutes"
+            )
+        found: dict[str, list[float]] = {way: [] for way in WAYS}
+        for seed in range(seeds):
+            for way in WAYS:
+                watch(f"{case.name}: seed {seed}, {way}", budget.share)
+                found[way].append(_trained(case, way, seed, epochs))
+        verdict = judge(found["baseline"], found["auto"], margin=margin)
+        verdicts[case.name] = verdict
+        unit = f"validation {metric(case.config)}, scaled"
+        windows = epochs * case.dataset.count["train"]
+        more = {"epochs": epochs, "windows": windows}
+        rows += [Row(case.name, way, unit, found[way], more) for way in WAYS]
+        tables.append(_table(case, rows[-2:], verdict, margin))
+        told.append(f"{case.name} {verdict.said}")
+    return Outcome(
+        kind="parity",
+        headline=f"Accuracy of auto beside the naive loop: {', '.join(told)}",
+        rows=rows,
+        tables=tables,
+        settings={"seeds": seeds, "minutes": minutes, "margin": margin}
+        | {"cases": {case.name: case.config.model_dump(mode="json") for case in cases}}
+        | {"verdicts": {name: verdict._asdict() for name, verdict in verdicts.items()}},
+        seconds=budget.spent_s,
+        notes=notes,
+    )
+
+
+def metric(config: Config) -> str:
+    return {"mse": "RMSE", "mae": "MAE"}.get(config.train.loss, f"{config.train.loss} loss")
+
+
+def _of(case: Case, way: Any, *, seed: int, epochs: int) -> Config:
+    config = changed(case.config, train={"epochs": epochs, "patience": "off", "minutes": None})
+    engine = Engine(preset=way, device=case.config.engine.device, monitor=False)
+    return config.model_copy(update={"seed": seed, "engine": engine})
+
+
+def _affordable(case: Case, seeds: int, share_s: float, watch: Watch) -> int:
+    """As many epochs as fit into the time, for all repeats of both ways."""
+    asked = case.config.train.epochs
+    epoch_s = 0.0
+    for way in WAYS:
+        watch(f"{case.name}: how long {way} takes", 0.0)
+        trial = Trial(_of(case, way, seed=0, epochs=asked), case.dataset)
+        try:
+            trial.stretch(1)
+            epoch_s += trial.stretch(min(10, trial.num_steps)) / 1e3 * trial.num_steps
+        finally:
+            trial.close()
+    validation = 1 + case.dataset.count["val"] / case.dataset.count["train"]
+    fits = int(0.8 * share_s / (seeds * epoch_s * validation))
+    if not fits:
+        raise UserError(
+            f"{case.name}: {seeds} seeds of a single epoch each would take some "
+            f"{seeds * epoch_s * validation / 48:.1f} minutes; give more --minutes"
+        )
+    return min(asked, fits)
+
+
+def _trained(case: Case, way: str, seed: int, epochs: int) -> float:
+    """The best validation metric of one run."""
+    config = _of(case, way, seed=seed, epochs=epochs)
+    with tempfile.TemporaryDirectory() as out:
+        task, chosen = prepared(config, case.dataset)
+        task = replace(task, run=runs.create("parity", out=out))
+        chosen = measure.decide(task, chosen)
+        devices = [chosen.device] if chosen.device.type == "cuda" else []
+        with chosen.flags(), torch.random.fork_rng(devices):
+            torch.manual_seed(seed)
+            best = loop.fit(task, chosen).progress.best_loss
+    return math.sqrt(best) if config.train.loss == "mse" else best
+
+
+def _table(case: Case, rows: Sequence[Row], verdict: Verdict, margin: float) -> Table:
+    naive, auto = rows
+    pairs = zip(naive.repeats, auto.repeats, strict=True)
+    cells = [
+        [str(seed), f"{old:.5g}", f"{new:.5g}", percent(new / old - 1)]
+        for seed, (old, new) in enumerate(pairs)
+    ]
+    means = [statistics.mean(row.repeats) for row in rows]
+    cells.append(["mean", f"{means[0]:.5g}", f"{means[1]:.5g}", percent(verdict.difference)])
+    return Table(
+        f"{case.name}: {verdict.said}",
+        ["seed", f"naive loop, {naive.unit}", "auto", "difference"],
+        cells,
+        f"The mean difference lies between {percent(verdict.low)} and "
+        f"{percent(verdict.high)} (95 % interval over {len(naive.repeats)} seeds; above "
+        f"0 is worse); the margin is {100 * margin:g} %. Every run saw "
+        f"{naive.more['windows']:,} windows. {case.what[0].upper()}{case.what[1:]}.",
+    )

@@ -1,0 +1,5 @@
+"""Where a step's time goes, in words first."""
+
+from slipstream.profiling.examine import examine, profile
+
+__all__ = ["examine", "profile"]

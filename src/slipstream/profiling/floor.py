@@ -1,0 +1,143 @@
+"""How fast a step could be: its arithmetic, its memory traffic, and the chain of recurrent steps.
+
+The machine's peaks are measured; a step can be no faster than the longest of the three.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from slipstream import hardware
+from slipstream.data import windows
+from slipstream.engine.job import Task
+from slipstream.engine.plan import RECURRENT, Plan
+
+CHAIN_US, CHAIN_WIDTH = 1.05, 128
+"""One step of an LSTM of this width whose weights stay on chip, H200: 0.85 to 1.25 us were seen"""
+CHAIN_CLOCK_MHZ = 1980.0
+BACKWARD = 1.3
+"""How much longer a recurrent step takes going back"""
+STATE_ACCESSES = {"adam": 10, "adamw": 10, "sgd": 8, "rmsprop": 8}
+"""Reads and writes of weight, gradient and optimizer state, per weight and step: the weight going
+forward and back, its gradient written, then all of them in the update"""
+
+
+class Machine(NamedTuple):
+    """Peaks, as measured."""
+
+    flops_per_s: float
+    bytes_per_s: float
+    cache_bytes: float
+
+
+class Floor(NamedTuple):
+    """Milliseconds that a step takes at least."""
+
+    arithmetic_ms: float
+    memory_ms: float
+    """0 where everything that it touches fits into the cache"""
+    chain_ms: float
+    """0 where there is none, or none known"""
+
+    @property
+    def ms(self) -> float:
+        return max(self)
+
+
+def machine(plan: Plan) -> Machine:
+    device, on_gpu = plan.device, plan.device.type == "cuda"
+    kind = plan.autocast or torch.float32
+    size = 4096 if on_gpu else 768
+    with plan.flags():
+        left = torch.ones(size, size, device=device, dtype=kind)
+        products_s = _fastest(lambda: left @ left, device)
+        much = torch.ones(64_000_000 if on_gpu else 8_000_000, device=device)
+        into = torch.empty_like(much)
+        copy_s = _fastest(lambda: into.copy_(much), device)
+    return Machine(2.0 * size**3 / products_s, 8.0 * much.numel() / copy_s, _cache_bytes(device))
+
+
+def _fastest(work: Callable[[], Tensor], device: torch.device) -> float:
+    times = []
+    for _ in range(6):
+        hardware.wait(device)
+        began = time.perf_counter()
+        for _ in range(3):
+            work()
+        hardware.wait(device)
+        times.append((time.perf_counter() - began) / 3)
+    return min(times)
+
+
+def _cache_bytes(device: torch.device) -> float:
+    """The last cache before memory."""
+    if device.type == "cuda":
+        return float(torch.cuda.get_device_properties(device).L2_cache_size)
+    sizes = [2.0**20]
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = path.read_text().strip()
+        sizes.append(float(text.rstrip("KM")) * (2**20 if text.endswith("M") else 2**10))
+    return max(sizes)
+
+
+def of_task(task: Task, plan: Plan, peaks: Machine) -> Floor:
+    train = task.config.train
+    assert train.batch != "auto"
+    count = train.batch * train.accumulate
+    flops, saved_bytes = _one_window(task)
+    width = 2 if plan.autocast else 4
+    weights = sum(p.numel() for p in task.model.parameters())
+    state = 4.0 * weights * STATE_ACCESSES[train.optimizer]
+    activations = 2.0 * saved_bytes * count * width / 4
+    moved = state + activations
+    held = 4.0 * weights * 4 + activations / 2
+    memory_s = moved / peaks.bytes_per_s if held > peaks.cache_bytes else 0.0
+    return Floor(
+        arithmetic_ms=1e3 * 3 * flops * count / peaks.flops_per_s,
+        memory_ms=1e3 * memory_s,
+        chain_ms=_chain_ms(task, plan),
+    )
+
+
+def _one_window(task: Task) -> tuple[float, float]:
+    """Operations of a forward pass, and bytes that it keeps for the way back."""
+    piece = next(task.dataset.pieces("train", None, rows=task.config.engine.buffer_rows))
+    batch = windows.gather(piece.series, piece.starts[:1])
+    model = copy.deepcopy(task.model).to("cpu")
+    own = {p.data_ptr() for p in model.parameters()}
+    saved = 0.0
+
+    def keep(tensor: Tensor) -> Tensor:
+        nonlocal saved
+        if tensor.untyped_storage().data_ptr() not in own:
+            saved += tensor.numel() * tensor.element_size()
+        return tensor
+
+    flags = hardware.flags(threads=1, tf32=False, onednn=False)  # so that every product is seen
+    saving = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    with flags, saving, FlopCounterMode(display=False) as counter:
+        model(batch.inputs, batch.static)
+    return float(counter.get_total_flops()), saved
+
+
+def _chain_ms(task: Task, plan: Plan) -> float:
+    """The recurrent steps that have to follow one another, with the weights on chip."""
+    model = task.config.model
+    if model.kind not in RECURRENT or plan.device.type != "cuda":
+        return 0.0
+    length = task.config.data.context // model.patch
+    depth = len(model.sizes)
+    # layers of one direction run as a wave; with two, a layer needs all of the one before
+    steps = length * depth if model.bidirectional else length + depth - 1
+    width = max(model.sizes)
+    clock = hardware.clock_mhz(plan.device) or CHAIN_CLOCK_MHZ
+    step_us = CHAIN_US * (0.4 + 0.6 * width / CHAIN_WIDTH) * CHAIN_CLOCK_MHZ / clock
+    return steps * step_us * (1 + BACKWARD) / 1e3

@@ -1,0 +1,23 @@
+"""What a terminal shows. Results go to stdout, everything else to stderr; cli calls these."""
+
+from slipstream.screen.bench import Meter, show_bench, show_profile
+from slipstream.screen.doctor import show_doctor
+from slipstream.screen.training import (
+    Screen,
+    show_evaluation,
+    show_prediction,
+    show_report,
+    show_training,
+)
+
+__all__ = [
+    "Meter",
+    "Screen",
+    "show_bench",
+    "show_doctor",
+    "show_evaluation",
+    "show_prediction",
+    "show_profile",
+    "show_report",
+    "show_training",
+]

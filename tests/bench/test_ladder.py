@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from slipstream.bench import comparison, ladder, pictures, record
+from slipstream.bench.cases import STANDARD, standard
+from slipstream.bench.record import Row
+from slipstream.config import Engine
+from tests.bench.small import small_case
+
+
+@pytest.fixture(scope="module")
+def outcome():
+    told = []
+    found = ladder.ladder(
+        [small_case()], minutes=0.3, watch=lambda what, share: told.append((what, share))
+    )
+    assert all(0 <= share <= 1 for _, share in told)
+    return found
+
+
+def test_every_rung_is_timed_and_compared(outcome):
+    timed = [row for row in outcome.rows if row.repeats]
+    assert outcome.rows[0].way == "naive loop"
+    assert outcome.rows[-1].way.startswith("auto")
+    assert len(timed) >= 5
+    first = timed[0]
+    for before, row in zip([first, *timed], timed, strict=False):
+        assert row.more["speedup"] == pytest.approx(first.median / row.median)
+        assert row.more["speedup_over_rung_before"] == pytest.approx(before.median / row.median)
+        assert row.more["windows_per_s"] == pytest.approx(64e3 / row.median)
+        assert row.more["run_s"] == pytest.approx(row.median / 1e3 * 10)
+
+
+def test_each_rung_adds_to_the_one_before():
+    """What a rung changes stays changed up to the last, which leaves everything to measuring."""
+    for name in STANDARD:
+        for on_gpu in (False, torch.cuda.is_available()):
+            config = standard([name], small=True)[0].config
+            found = list(ladder.rungs(config, on_gpu=on_gpu))
+            assert len({rung.technique for rung in found}) == len(found)
+            assert all(Engine(**rung.settings) for rung in found)
+            assert found[-1].settings == {"device": "auto", "preset": "auto", "plan": "measure"}
+
+
+def test_its_files_hold_every_repeat(outcome, tmp_path):
+    found = record.write(outcome, tmp_path)
+    picture = pictures.draw(outcome, tmp_path)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    saved = json.loads((tmp_path / "results.json").read_text())
+    assert saved["rows"][0]["repeats"] == outcome.rows[0].repeats
+    assert saved["hardware"]["torch"] == torch.__version__
+    assert saved["settings"]["cases"]["small"]["train"]["batch"] == 64
+    lines = (tmp_path / "results.csv").read_text().splitlines()
+    assert len(lines) == 1 + sum(max(len(row.repeats), 1) for row in outcome.rows)
+    summary = (tmp_path / "summary.md").read_text()
+    assert all(row.way in summary for row in outcome.rows)
+    assert found["folder"] == str(tmp_path)
+
+
+def test_a_rung_that_fails_is_shown_as_failed():
+    if torch.cuda.is_available():
+        pytest.skip("a GPU can capture")
+    rung = ladder.Rung("captured", {"plan": "off", "capture": True})
+    opened, measured = ladder._opened(small_case(), rung, torch.device("cpu"))
+    assert "failed: engine.capture is true, but steps are captured on CUDA only" in opened
+    assert not measured
+
+
+def test_what_moved_beyond_the_spread_is_told(tmp_path):
+    def outcome_of(*repeats):
+        rows = [Row("A", f"way {i}", "ms per step", list(r)) for i, r in enumerate(repeats)]
+        return record.Outcome("ladder", "", rows, [], {}, 1.0)
+
+    record.write(outcome_of([1.0, 1.1, 1.2], [5.0, 5.1, 5.2]), tmp_path / "old")
+    record.write(outcome_of([1.15, 1.3, 1.4], [4.0, 4.1, 4.2]), tmp_path / "new")
+    found = comparison.compare(tmp_path / "old", tmp_path / "new")
+    assert [row.more["moved"] for row in found.rows] == [False, True]
+    assert "1 of 2" in found.headline
+    assert found.tables[0].cells[0][1:] == [
+        *("way 1", "5.1 (5 to 5.2)", "4.1 (4 to 4.2)", "0.80x", "lower"),
+    ]
+
+
+def test_a_folder_without_results_is_refused(tmp_path):
+    from slipstream import UserError
+
+    (tmp_path / "results.json").write_text("[]")
+    with pytest.raises(UserError, match="holds no results of slipstream bench"):
+        comparison.compare(tmp_path, tmp_path)
