@@ -39,6 +39,7 @@ format: $(VENV)/dev
 
 docs: $(VENV)/dev
 	$(BIN)/python dev/settings.py
+	$(BIN)/python dev/benchmarks.py
 
 clean:
 	rm -rf $(VENV) runs

@@ -169,3 +169,41 @@ def test_a_terminal_gets_a_bar_that_goes_away(job):
     assert seen.rstrip().endswith(b"...\x1b[0m") or b"drawing the report" in seen
     process.stdout.close()
     os.close(controller)
+
+
+def test_bench_measures_compares_and_leaves_its_files(job, tmp_path):
+    given = (job, *sets(), "--minutes", "0.1")
+    for name in ("old", "new"):
+        found = invoke("bench", "ladder", *given, "--out", tmp_path / name, "--json")
+        assert found.exit_code == 0, found.output
+        assert json.loads(found.stdout)["rows"][0]["way"] == "naive loop"
+        assert "measuring job" in found.stderr
+    assert (tmp_path / "old" / "ladder.png").exists()
+    found = invoke("bench", "compare", tmp_path / "old", tmp_path / "new", "--out", tmp_path / "c")
+    assert found.exit_code == 0, found.output
+    assert "figures moved beyond their spread" in found.stdout
+    assert "old, ms per step" in found.stdout
+
+
+def test_bench_parity_tells_its_verdict(job, tmp_path):
+    found = invoke("bench", "parity", job, *sets(), "--out", tmp_path / "parity")
+    assert found.exit_code == 0, found.output
+    assert "no loss shown" in found.stdout
+    assert (tmp_path / "parity" / "parity.png").exists()
+
+
+def test_bench_refuses_what_it_does_not_know(tmp_path):
+    found = invoke("bench", "ladder", "--cases", "A,X")
+    assert found.exit_code == 2
+    assert "there is no case X" in found.stderr
+    found = invoke("bench", "compare", tmp_path, tmp_path)
+    assert found.exit_code == 2
+    assert "results.json: is missing" in found.stderr
+
+
+def test_profile_says_what_holds_a_step_back(job, tmp_path):
+    found = invoke("profile", job, *sets(), "--steps", "3", "--out", tmp_path / "profiles")
+    assert found.exit_code == 0, found.output
+    for part in ("A step takes", "times its floor", "the costliest operations", "timeline"):
+        assert part in found.stdout
+    assert "recording 3 steps" in found.stderr

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from slipstream.bench import comparison, ladder, pictures, record
 from slipstream.bench.cases import STANDARD, standard
+from slipstream.bench.others import Way
 from slipstream.bench.record import Row
 from slipstream.config import Engine
 from tests.bench.small import small_case
@@ -36,14 +38,20 @@ def test_every_rung_is_timed_and_compared(outcome):
 
 
 def test_each_rung_adds_to_the_one_before():
-    """What a rung changes stays changed up to the last, which leaves everything to measuring."""
+    """One technique a rung, up to the last, which leaves everything to measuring."""
     for name in STANDARD:
         for on_gpu in (False, torch.cuda.is_available()):
             config = standard([name], small=True)[0].config
             found = list(ladder.rungs(config, on_gpu=on_gpu))
             assert len({rung.technique for rung in found}) == len(found)
-            assert all(Engine(**rung.settings) for rung in found)
-            assert found[-1].settings == {"device": "auto", "preset": "auto", "plan": "measure"}
+            ours = [rung.how for rung in found if isinstance(rung.how, dict)]
+            assert all(Engine(**settings) for settings in ours)
+            assert ours[-1] == {"device": "auto", "plan": "measure"}
+            plain = [rung.how for rung in found if not isinstance(rung.how, dict)]
+            assert plain[0] == Way("", "plain", "fp32", 0, fused=False, pinned=False, waits=True)
+            assert plain[-1].fused
+            for before, after in itertools.pairwise(plain):
+                assert sum(a != b for a, b in zip(before, after, strict=True)) in (1, 2)
 
 
 def test_its_files_hold_every_repeat(outcome, tmp_path):

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from slipstream import config as configs
@@ -30,6 +33,15 @@ def test_others_do_the_same_work(kind, framework):
     assert found == pytest.approx(trial.first_losses, rel=1e-4)
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", "rmsprop"])
+def test_others_have_the_same_optimizer(optimizer):
+    case = peers.alike(small_case(optimizer=optimizer))
+    trial = Trial(case.config, case.dataset, first=4)
+    trial.close()
+    found = first_losses(case, Way("", "plain", "fp32", 0))
+    assert found == pytest.approx(trial.first_losses, rel=1e-4)
+
+
 def test_bidirectional_layers_are_the_same_network():
     case = small_case()
     model = case.config.model.model_copy(update={"bidirectional": True, "layers": 2})
@@ -40,6 +52,21 @@ def test_bidirectional_layers_are_the_same_network():
     assert isinstance(others.network(case.config, case.dataset), others.PlainRecurrent)
     found = first_losses(case, Way("", "plain", "fp32", 0))
     assert found == pytest.approx(trial.first_losses, rel=1e-4)
+
+
+def test_lightning_can_ask_for_the_precision_of_products():
+    """In a fresh process and after ours; torch refuses where the two ways to set it disagree."""
+    code = (
+        "import torch; from slipstream import hardware; from slipstream.bench import others\n"
+        "for precision in ('tf32', 'fp16', 'fp32', 'tf32'):\n"
+        "    with others.settings_of(others.Way('', 'lightning', precision, 0)):\n"
+        "        found = torch.get_float32_matmul_precision()\n"
+        "        assert found == ('high' if precision == 'tf32' else 'highest'), found\n"
+        "    for tf32 in (True, False):\n"
+        "        with hardware.flags(threads=1, tf32=tf32): pass\n"
+        "assert torch.backends.cuda.matmul.fp32_precision == 'none'\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_steps_and_a_whole_job_beside_others(tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ from slipstream.engine.trial import changed, prepared
 from slipstream.errors import UserError
 
 ROWS, ROWS_ON_CPU = 60_000, 8_000
-EPOCHS, EPOCHS_ON_CPU = 50, 20
+EPOCHS, EPOCHS_ON_CPU = 200, 20
 WIDTH_ON_CPU = 32
 
 

@@ -10,63 +10,76 @@ import torch
 
 from slipstream import hardware
 from slipstream.bench.cases import Case
+from slipstream.bench.others import PlainTrial, Way
 from slipstream.bench.record import Budget, Outcome, Row, Table, Watch, ratio, spread
 from slipstream.config import Config
-from slipstream.config.sections import PRESETS
 from slipstream.engine import recover, trace
-from slipstream.engine.plan import RECURRENT
-from slipstream.engine.trial import Trial
+from slipstream.engine.plan import RECURRENT, Plan
+from slipstream.engine.trial import Trial, changed
 from slipstream.errors import UserError
 from slipstream.reporting import seconds
 
 REPEATS = 5
-MOST_STEPS, LEAST_STEPS = 200, 2
+MOST_STEPS, LEAST_STEPS = 2000, 2
+WARM_S = 0.1
 COMPILE_S = 15.0
 """What torch.compile may take before its first step"""
 
 
+Runs = Trial | PlainTrial
+
+
 class Rung(NamedTuple):
     technique: str
-    settings: dict[str, Any]
-    """All of `engine` so far"""
+    how: Way | dict[str, Any]
+    """A plain PyTorch loop, or Slipstream with these settings of `engine`"""
     takes_s: float = 0.0
 
 
 def rungs(config: Config, *, on_gpu: bool) -> Iterator[Rung]:
-    """From the loop that most people start with to what Slipstream does by itself."""
-    recurrent = config.model.kind in RECURRENT
-    settings: dict[str, Any] = dict(PRESETS["baseline"])
-    if config.engine.device != "auto":
-        settings["device"] = config.engine.device
+    """From the loop that most people start with to what Slipstream does by itself.
+
+    The lower ones are plain PyTorch, as in a script, up to what a DataLoader allows.
+    """
+    recurrent, device = config.model.kind in RECURRENT, config.engine.device
+    way = Way("", "plain", "fp32", 0, fused=False, pinned=False, waits=True)
+
+    def plainly(technique: str, **change: Any) -> Rung:
+        nonlocal way
+        way = way._replace(**change)
+        return Rung(technique, way)
+
+    yield plainly("naive loop")
+    if on_gpu:
+        if hardware.has_tf32(hardware.choose_device(device)):
+            yield plainly("+ TF32", precision="tf32")
+        yield plainly("+ mixed precision (fp16)", precision="fp16")
+    elif hardware.has_fast_bf16():
+        yield plainly("+ mixed precision (bf16)", precision="bf16")
+    workers = 4 if on_gpu else 2
+    name = f"+ {workers} workers{', pinned memory' if on_gpu else ''}"
+    yield plainly(name, workers=workers, pinned=on_gpu)
+    yield plainly("+ fused optimizer", fused=True)
+    if on_gpu:
+        yield plainly("+ no waiting for losses", waits=False)
+
+    settings: dict[str, Any] = {"device": device, "plan": "off", "precision": way.precision}
+    settings |= {"home": "device", "capture": False, "compile": False, "fused": True}
 
     def more(technique: str, takes_s: float = 0.0, **change: Any) -> Rung:
         settings.update(change)
         return Rung(technique, dict(settings), takes_s)
 
-    yield more("naive loop")
-    if on_gpu:
-        if hardware.has_tf32(hardware.choose_device(config.engine.device)):
-            yield more("+ TF32", precision="tf32")
-        yield more("+ mixed precision (fp16)", precision="fp16")
-    elif hardware.has_fast_bf16():
-        yield more("+ mixed precision (bf16)", precision="bf16")
-    workers = 4 if on_gpu else 2
-    pins = {"pinned": True, "non_blocking": True} if on_gpu else {}
-    yield more(f"+ {workers} workers{', pinned memory' if on_gpu else ''}", workers=workers, **pins)
-    yield more("+ fused optimizer", fused=True)
-    if on_gpu:
-        yield more("+ no waiting for losses", sync=False)
-    yield more("+ data on the device" if on_gpu else "+ windows gathered, no loader", home="device")
+    yield more("+ data on the device" if on_gpu else "+ gathered, no loader")
     if on_gpu:
         yield more("+ captured step", capture=True)
         if recurrent:
-            yield more("+ cuDNN algorithm, measured", cudnn="auto", plan="measure")
-    elif config.engine.threads == "auto":
-        yield more("+ threads, measured", precision="fp32", plan="measure")
+            yield more("+ cuDNN measured", plan="measure")
+    else:
+        yield more("+ threads, oneDNN measured", plan="measure")
     if not recurrent:
         yield more("+ torch.compile", COMPILE_S, compile=True, plan="off")
-    kept = {"device": config.engine.device}
-    yield Rung("auto: all of it, measured", kept | {"preset": "auto", "plan": "measure"})
+    yield Rung("auto (all measured)", {"device": device, "plan": "measure"})
 
 
 def ladder(cases: Sequence[Case], *, minutes: float, watch: Watch) -> Outcome:
@@ -92,8 +105,8 @@ def _climb(case: Case, until_s: float, budget: Budget, watch: Watch) -> list[Row
     device = hardware.choose_device(case.config.engine.device)
     on_gpu = device.type == "cuda"
     hardware.wake(device)
-    found: list[tuple[Rung, Trial | str, dict[str, Any]]] = []
-    open_trials: list[Trial] = []
+    found: list[tuple[Rung, Runs | str, dict[str, Any]]] = []
+    open_trials: list[Runs] = []
     steps = list(rungs(case.config, on_gpu=on_gpu))
     try:
         for rung in steps:
@@ -105,7 +118,7 @@ def _climb(case: Case, until_s: float, budget: Budget, watch: Watch) -> list[Row
             else:
                 opened, measured = _opened(case, rung, device)
                 found.append((rung, opened, measured))
-                if isinstance(opened, Trial):
+                if not isinstance(opened, str):
                     open_trials.append(opened)
         share_s = max(until_s - budget.spent_s, 0.0) / REPEATS / max(len(open_trials), 1)
         repeats: dict[int, list[float]] = {id(trial): [] for trial in open_trials}
@@ -114,7 +127,8 @@ def _climb(case: Case, until_s: float, budget: Budget, watch: Watch) -> list[Row
                 watch(f"{case.name}: repeat {turn + 1} of {REPEATS}", budget.share)
                 if turn > 1 and budget.spent_s > until_s:
                     continue
-                repeats[id(trial)].append(trial.stretch(_steps(trial, share_s)))
+                warm_s = WARM_S if on_gpu else 0.0
+                repeats[id(trial)].append(trial.stretch(_steps(trial, share_s), warm_s=warm_s))
         return list(_rows(case, found, repeats))
     finally:
         for trial in open_trials:
@@ -125,19 +139,25 @@ def _climb(case: Case, until_s: float, budget: Budget, watch: Watch) -> list[Row
             recover.free_memory()
 
 
-def _steps(trial: Trial, share_s: float) -> int:
+def _steps(trial: Runs, share_s: float) -> int:
     """As many as its share of the time allows, those that use up a loader's head start included."""
-    once_s = trial.stretch(1) / 1e3 if trial.first_s > 1.0 else trial.run(1)
-    lost = 1 + trial.plan.workers * trial.plan.prefetch if trial.plan.home == "loader" else 0
-    return max(LEAST_STEPS, min(MOST_STEPS, int(share_s / max(once_s, 1e-6)) - lost))
+    with trial.settings():
+        once_s = trial.run(1)
+    fits = int(share_s / max(once_s, 1e-6)) - 1 - trial.head_start
+    return max(LEAST_STEPS, min(MOST_STEPS, fits))
 
 
-def _opened(case: Case, rung: Rung, device: torch.device) -> tuple[Trial | str, dict[str, Any]]:
+def _opened(case: Case, rung: Rung, device: torch.device) -> tuple[Runs | str, dict[str, Any]]:
     """The rung's trial, or why there is none; and what is measured once."""
-    config = case.config.model_copy(update={"engine": type(case.config.engine)(**rung.settings)})
     gauge = Gauge(device)
     try:
-        trial = Trial(config, case.dataset)
+        trial: Runs
+        if isinstance(rung.how, Way):
+            trial = PlainTrial(_one_pass(case.config), case.dataset, rung.how)
+        else:
+            engine = type(case.config.engine)(**rung.how)
+            config = case.config.model_copy(update={"engine": engine})
+            trial = Trial(config, case.dataset)
         trial.stretch(1)
     except (RuntimeError, UserError) as error:
         why = str(error).strip().split("\n", 1)[0]
@@ -146,6 +166,13 @@ def _opened(case: Case, rung: Rung, device: torch.device) -> tuple[Trial | str, 
     if device.type == "cuda":
         measured["device_ms"] = trace.busy_ms(trace.record(trial, 3)[0])
     return trial, measured
+
+
+def _one_pass(config: Config) -> Config:
+    """The plain loop has no accumulation: all windows of a step go at once."""
+    batch = config.train.batch
+    assert batch != "auto"
+    return changed(config, train={"batch": batch * config.train.accumulate, "accumulate": 1})
 
 
 class Gauge:
@@ -185,7 +212,7 @@ def _resident(name: str) -> float:
 
 def _rows(
     case: Case,
-    found: Sequence[tuple[Rung, Trial | str, dict[str, Any]]],
+    found: Sequence[tuple[Rung, Runs | str, dict[str, Any]]],
     repeats: dict[int, list[float]],
 ) -> Iterator[Row]:
     first = before = None
@@ -197,7 +224,7 @@ def _rows(
         first = first or row.median
         before = before or row.median
         more = {
-            "settings": rung.settings,
+            "settings": rung.how._asdict() if isinstance(rung.how, Way) else rung.how,
             "windows_per_s": 1e3 * trial.windows / row.median,
             "speedup": first / row.median,
             "speedup_over_rung_before": before / row.median,
@@ -205,16 +232,15 @@ def _rows(
         }
         if "device_ms" in measured:
             more["device_busy"] = min(measured["device_ms"] / row.median, 1.0)
-        chosen = trial.plan
-        more["plan"] = {
-            "precision": chosen.precision,
-            "cudnn": list(chosen.cudnn),
-            "threads": chosen.threads,
-            "capture": chosen.capture,
-            "home": chosen.home,
-        }
+        if isinstance(trial, Trial):
+            more["plan"] = _choices(trial.plan)
         before = row.median
         yield Row(row.case, row.way, row.unit, row.repeats, more | measured)
+
+
+def _choices(plan: Plan) -> dict[str, Any]:
+    names = ("precision", "cudnn", "threads", "capture", "home", "compile", "onednn")
+    return {name: getattr(plan, name) for name in names}
 
 
 def _headline(cases: Sequence[Case], rows: Sequence[Row]) -> str:
@@ -251,7 +277,7 @@ def _table(case: Case, rows: Sequence[Row]) -> Table:
         [name for name, _ in columns],
         cells,
         f"The whole run is {epochs} epochs of {case.dataset.count['train']:,} windows, without "
-        f"validations. {_chosen(rows)}",
+        f"validations; memory is above what was held before. {_chosen(rows)}",
     )
 
 

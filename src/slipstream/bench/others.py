@@ -15,7 +15,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -30,6 +30,7 @@ from slipstream.data import windows
 from slipstream.data.dataset import Dataset
 from slipstream.engine import optim
 from slipstream.engine.homes import Draw, SingleWindows
+from slipstream.engine.trial import Timed
 from slipstream.models import build
 from slipstream.models.recurrent import CELLS
 from slipstream.objectives import window_losses
@@ -48,6 +49,10 @@ class Way(NamedTuple):
     workers: int
     habits: bool = False
     """Clipping and a logged loss, as in most scripts"""
+    fused: bool = True
+    pinned: bool = True
+    waits: bool = False
+    """Reads every loss"""
 
 
 class Found(NamedTuple):
@@ -121,16 +126,15 @@ class Batches:
             yield row[0][weight[0] > 0].tolist()
 
 
-def loader(
-    config: Config, dataset: Dataset, workers: int, which: str = "train", *, shuffle: bool = True
-) -> DataLoader[Any]:
+def loader(config: Config, dataset: Dataset, way: Way, which: str = "train") -> DataLoader[Any]:
     assert dataset.memory is not None
+    workers = way.workers
     return DataLoader(
         SingleWindows(dataset.memory.series),
-        batch_sampler=Batches(config, dataset, which, shuffle=shuffle),
+        batch_sampler=Batches(config, dataset, which, shuffle=which == "train"),
         num_workers=workers,
         persistent_workers=workers > 0,
-        pin_memory=_device(config).type == "cuda",
+        pin_memory=way.pinned and _device(config).type == "cuda",
     )
 
 
@@ -151,11 +155,38 @@ def loss_of(model: nn.Module, batch: list[Tensor], config: Config, dataset: Data
 @contextmanager
 def settings_of(way: Way) -> Iterator[None]:
     """Torch's flags as the advice has them."""
-    cores = hardware.available_cores()
-    tf32 = way.precision == "tf32"
-    with hardware.flags(threads=cores, tf32=tf32, cudnn_benchmark=True), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    # Lightning asks in the older way what precision products have, and torch wants one way only
+    matmul: Any = torch.backends.cuda.matmul
+    rnn: Any = torch.backends.cudnn.rnn
+    before = matmul.fp32_precision, rnn.fp32_precision
+    with hardware.flags(
+        threads=hardware.available_cores(), tf32=way.precision == "tf32", cudnn_benchmark=True
+    ):
+        torch.set_float32_matmul_precision("high" if way.precision == "tf32" else "highest")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                yield
+        finally:
+            torch.set_float32_matmul_precision("highest")
+            matmul.fp32_precision, rnn.fp32_precision = before
+
+
+def optimizer_of(config: Config, params: Any, *, lr: float, fused: bool) -> torch.optim.Optimizer:
+    """As a script would write it."""
+    train = config.train
+    how: dict[str, Any] = {"lr": lr, "weight_decay": train.weight_decay}
+    if fused and train.optimizer != "rmsprop":
+        how["fused"] = True  # False instead would switch torch's own choice off as well
+    match train.optimizer:
+        case "adam":
+            return torch.optim.Adam(params, **how)
+        case "adamw":
+            return torch.optim.AdamW(params, **how)
+        case "sgd":
+            return torch.optim.SGD(params, momentum=train.momentum, **how)
+        case "rmsprop":
+            return torch.optim.RMSprop(params, **how)
 
 
 class Plain:
@@ -166,14 +197,13 @@ class Plain:
         self.device = _device(config)
         self.model = network(config, dataset).to(self.device)
         self.parameters = list(self.model.parameters())
-        self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=config.train.lr, weight_decay=config.train.weight_decay, fused=True
-        )
+        self.optimizer = optimizer_of(config, self.parameters, lr=config.train.lr, fused=way.fused)
         scaled = way.precision == "fp16" and self.device.type == "cuda"
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=scaled)
 
     def step(self, batch: list[Tensor]) -> Tensor:
-        moved = [tensor.to(self.device, non_blocking=True) for tensor in batch]
+        pinned = self.way.pinned
+        moved = [tensor.to(self.device, non_blocking=pinned) for tensor in batch]
         kind, half = self.device.type, HALF.get(self.way.precision)
         with torch.autocast(kind, dtype=half, enabled=half is not None):
             loss = loss_of(self.model, moved, self.config, self.dataset)
@@ -201,23 +231,46 @@ class Plain:
         return total / self.dataset.count["val"]
 
 
+class PlainTrial(Timed):
+    """The plain loop, to be timed."""
+
+    def __init__(self, config: Config, dataset: Dataset, way: Way, *, first: int = 1) -> None:
+        self.way, self.device = way, _device(config)
+        self.head_start = 2 * way.workers
+        with self.settings():
+            self.plain = Plain(config, dataset, way)
+            source = loader(config, dataset, way)
+            self.num_steps = len(source)
+            self.batches = itertools.chain.from_iterable(itertools.repeat(source))
+            self.first_losses = [float(self.plain.step(next(self.batches))) for _ in range(first)]
+
+    @property
+    def windows(self) -> int:
+        batch = self.plain.config.train.batch
+        assert batch != "auto"
+        return batch
+
+    def settings(self) -> AbstractContextManager[None]:
+        return settings_of(self.way)
+
+    def step(self) -> None:
+        loss = self.plain.step(next(self.batches))
+        if self.way.waits:
+            float(loss)
+
+    def close(self) -> None:
+        """Let go of the workers."""
+        self.batches = itertools.chain()
+
+
 def time_plain(
     config: Config, dataset: Dataset, way: Way, *, warm_up: int, stretches: int, steps: int
 ) -> Found:
-    with settings_of(way):
-        plain = Plain(config, dataset, way)
-        source = loader(config, dataset, way.workers)
-        batches = itertools.chain.from_iterable(itertools.repeat(source))
-        losses = [plain.step(next(batches)) for _ in range(warm_up)]
-        times = []
-        for _ in range(stretches):
-            hardware.wait(plain.device)
-            began = time.perf_counter()
-            for _ in range(steps):
-                plain.step(next(batches))
-            hardware.wait(plain.device)
-            times.append(1e3 * (time.perf_counter() - began) / steps)
-        return Found(times, [float(loss) for loss in losses])
+    trial = PlainTrial(config, dataset, way, first=warm_up)
+    try:
+        return Found([trial.stretch(steps) for _ in range(stretches)], trial.first_losses)
+    finally:
+        trial.close()
 
 
 def has_lightning() -> bool:
@@ -256,11 +309,8 @@ def _module(config: Config, dataset: Dataset, way: Way, rates: list[float] | Non
         def configure_optimizers(self) -> Any:
             # Lightning refuses to clip what a fused optimizer unscales itself
             fused = not way.habits and (config.train.clip == "off" or way.precision not in HALF)
-            decay = config.train.weight_decay
             first = 1.0 if rates else config.train.lr
-            optimizer = torch.optim.AdamW(
-                self.parameters(), lr=first, weight_decay=decay, fused=fused
-            )
+            optimizer = optimizer_of(config, self.parameters(), lr=first, fused=fused)
             if not rates:
                 return optimizer
             last = len(rates) - 1
@@ -325,7 +375,7 @@ def time_lightning(
             callbacks=[clock],
         )
         module = _module(config, dataset, way, None)
-        trainer.fit(module, loader(config, dataset, way.workers))
+        trainer.fit(module, loader(config, dataset, way))
     return Found(clock.times, [float(loss) for loss in module.first])
 
 
@@ -338,8 +388,8 @@ def whole_job(config: Config, way: Way) -> None:
     """Train to the end, with validations; what a script of somebody's own would do."""
     dataset = datasets.load(config)
     train = config.train
-    batches = loader(config, dataset, way.workers)
-    check = loader(config, dataset, way.workers, "val", shuffle=False)
+    batches = loader(config, dataset, way)
+    check = loader(config, dataset, way, "val")
     rates = [r for e in range(train.epochs) for r in optim.rates(train, e, len(batches))]
     with settings_of(way):
         if way.framework == "lightning":

@@ -72,16 +72,21 @@ def parity(
                 f"{minutes:g} minutes"
             )
         found: dict[str, list[float]] = {way: [] for way in WAYS}
+        precision: dict[str, str] = {}
         for seed in range(seeds):
             for way in WAYS:
                 watch(f"{case.name}: seed {seed}, {way}", budget.share)
-                found[way].append(_trained(case, way, seed, epochs))
+                reached, precision[way] = _trained(case, way, seed, epochs)
+                found[way].append(reached)
         verdict = judge(found["baseline"], found["auto"], margin=margin)
         verdicts[case.name] = verdict
         unit = f"validation {metric(case.config)}, scaled"
         windows = epochs * case.dataset.count["train"]
         more = {"epochs": epochs, "windows": windows}
-        rows += [Row(case.name, way, unit, found[way], more) for way in WAYS]
+        rows += [
+            Row(case.name, way, unit, found[way], more | {"precision": precision[way]})
+            for way in WAYS
+        ]
         tables.append(_table(case, rows[-2:], verdict, margin))
         told.append(f"{case.name} {verdict.said}")
     return Outcome(
@@ -129,8 +134,8 @@ def _affordable(case: Case, seeds: int, share_s: float, watch: Watch) -> int:
     return min(asked, fits)
 
 
-def _trained(case: Case, way: str, seed: int, epochs: int) -> float:
-    """The best validation metric of one run."""
+def _trained(case: Case, way: str, seed: int, epochs: int) -> tuple[float, str]:
+    """The best validation metric of one run, and the precision that it ran in."""
     config = _of(case, way, seed=seed, epochs=epochs)
     with tempfile.TemporaryDirectory() as out:
         task, chosen = prepared(config, case.dataset)
@@ -139,8 +144,9 @@ def _trained(case: Case, way: str, seed: int, epochs: int) -> float:
         devices = [chosen.device] if chosen.device.type == "cuda" else []
         with chosen.flags(), torch.random.fork_rng(devices):
             torch.manual_seed(seed)
-            best = loop.fit(task, chosen).progress.best_loss
-    return math.sqrt(best) if config.train.loss == "mse" else best
+            fit = loop.fit(task, chosen)
+    best = fit.progress.best_loss
+    return math.sqrt(best) if config.train.loss == "mse" else best, fit.plan.precision
 
 
 def _table(case: Case, rows: Sequence[Row], verdict: Verdict, margin: float) -> Table:
@@ -154,7 +160,12 @@ def _table(case: Case, rows: Sequence[Row], verdict: Verdict, margin: float) -> 
     cells.append(["mean", f"{means[0]:.5g}", f"{means[1]:.5g}", percent(verdict.difference)])
     return Table(
         f"{case.name}: {verdict.said}",
-        ["seed", f"naive loop, {naive.unit}", "auto", "difference"],
+        [
+            "seed",
+            f"naive loop ({naive.more['precision']}), {naive.unit}",
+            f"auto ({auto.more['precision']})",
+            "difference",
+        ],
         cells,
         f"The mean difference lies between {percent(verdict.low)} and "
         f"{percent(verdict.high)} (95 % interval over {len(naive.repeats)} seeds; above "

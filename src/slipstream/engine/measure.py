@@ -32,8 +32,6 @@ SHARE_OF_RUN = 0.05
 TRIAL_S = 0.12
 FIRST_TRIAL_S = 0.5
 """What a trial takes at least, with all that happens around its steps."""
-WARM_UP_S = 0.3
-"""A device that has rested needs so long to come to its full clock."""
 STRETCHES = 3
 """A trial's time is that of its fastest stretch of steps."""
 WORTH = 0.97
@@ -182,8 +180,7 @@ def _measured(task: Task, plan: Plan) -> tuple[Plan, bool]:
     evidence: list[dict[str, Any]] = []
     reasons: dict[str, str] = {}
     began = time.perf_counter()
-    if plan.device.type == "cuda":
-        _wake(plan.device)
+    hardware.wake(plan.device)
     best = _tried(task, plan, "rules of thumb", evidence)
     while best is None and evidence[-1]["out_of_memory"]:
         batch = plan.micro_batch or _batch(task.config)
@@ -280,28 +277,13 @@ def _run(job: Job, config: Config, steps: int) -> float:
     steps = min(steps, job.home.num_steps)
     job.home.begin(0)
     job.tape.begin(optim.rates(config.train, 0, job.home.num_steps))
-    _wait(job.plan)
+    hardware.wait(job.plan.device)
     began = time.perf_counter()
     for _ in range(steps):
         job.advance()
     job.flush()
-    _wait(job.plan)
+    hardware.wait(job.plan.device)
     return time.perf_counter() - began
-
-
-def _wake(device: torch.device) -> None:
-    """Keep the device busy until its clock is up."""
-    square = torch.zeros(1024, 1024, device=device)
-    until = time.perf_counter() + WARM_UP_S
-    while time.perf_counter() < until:
-        for _ in range(20):
-            square @ square
-        torch.cuda.synchronize(device)
-
-
-def _wait(plan: Plan) -> None:
-    if plan.device.type == "cuda":
-        torch.cuda.synchronize(plan.device)
 
 
 def _batch(config: Config) -> int:

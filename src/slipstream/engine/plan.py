@@ -21,6 +21,9 @@ GB = 1e9
 HALF_PAYS = 20_000
 """Hidden units times batch from which fp16 recurrent layers have been faster than tf32 ones."""
 
+SMALL_ON_ARM = 4096
+"""Hidden units times batch up to which oneDNN's recurrent layers have been faster on Arm"""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -96,8 +99,12 @@ def make(config: Config, *, data_bytes: int, training: bool = True, streamed: bo
         reasons["compile"] = "off: torch.compile leaves recurrent layers as they are"
     else:
         reasons["compile"] = "asked for" if engine.compile != "auto" else "off: takes long to start"
-    onednn = found["system"].split()[-1] not in ("aarch64", "arm64")
-    reasons["onednn"] = "fast here" if onednn else "slower than ATen's recurrent layers on Arm"
+    arm = found["system"].split()[-1] in ("aarch64", "arm64")
+    small = recurrent and max(model.sizes) * _batch(config) <= SMALL_ON_ARM
+    onednn = not arm or (small and precision == "fp32")  # there is none in bf16 on Arm
+    reasons["onednn"] = (
+        "fast here" if onednn else "slower than ATen's recurrent layers of this size on Arm"
+    )
     threads = hardware.available_cores() if engine.threads == "auto" else engine.threads
     reasons["threads"] = "every core" if engine.threads == "auto" else "asked for"
     algorithm = "persistent" if engine.cudnn == "auto" else engine.cudnn

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from slipstream import hardware
-from slipstream.engine.trial import Trial
+from slipstream.engine.trial import Timed
 
 STEP = "slipstream: step"
 ON_DEVICE = (
@@ -73,19 +73,19 @@ class Trace:
         return max(self.steps[-1][1], last)
 
 
-def record(trial: Trial, steps: int) -> tuple[Trace, bytes]:
+def record(trial: Timed, steps: int) -> tuple[Trace, bytes]:
     """Run some steps under the profiler; what happened, and the trace as Chrome reads it."""
     activities = [ProfilerActivity.CPU]
-    if trial.plan.device.type == "cuda":
+    if trial.device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
-    with trial.plan.flags(), tempfile.TemporaryDirectory() as folder, _without_chatter():
+    with trial.settings(), tempfile.TemporaryDirectory() as folder, _without_chatter():
         trial.run(1)
         with profile(activities=activities, acc_events=True) as profiler:
             for _ in range(steps):
                 with record_function(STEP):
                     trial.step()
-            trial.job.flush()
-            hardware.wait(trial.plan.device)
+            trial.finish()
+            hardware.wait(trial.device)
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
         chrome = path.read_bytes()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,48 @@ def changed(config: Config, *, engine_anew: bool = False, **sections: Mapping[st
     return Config.model_validate(settings)
 
 
-class Trial:
+class Timed:
+    """Something that takes training steps, to be timed."""
+
+    device: torch.device
+    head_start = 0
+    """Steps whose batches a loader has ready when it was left alone for a while"""
+
+    def settings(self) -> AbstractContextManager[None]:
+        """Torch's flags as its steps want them."""
+        raise NotImplementedError
+
+    def step(self) -> None:
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Do what steps have put off."""
+
+    def run(self, steps: int) -> float:
+        """Seconds for so many steps, the device's work included."""
+        hardware.wait(self.device)
+        began = time.perf_counter()
+        for _ in range(steps):
+            self.step()
+        self.finish()
+        hardware.wait(self.device)
+        return time.perf_counter() - began
+
+    def stretch(self, steps: int, *, warm_s: float = 0.0) -> float:
+        """Milliseconds per step over so many of them, a loader's head start used up before.
+
+        `warm_s` of steps come before those that count: a device's clock falls while it rests.
+        """
+        with self.settings():
+            if self.head_start:
+                self.run(1 + self.head_start)
+            warm = time.perf_counter() + warm_s
+            while time.perf_counter() < warm:
+                self.run(1)
+            return 1e3 * self.run(steps) / steps
+
+
+class Trial(Timed):
     """A model in training. Steps go on from epoch to epoch, as in a run, without validations."""
 
     def __init__(self, config: Config, dataset: Dataset, *, first: int = 1) -> None:
@@ -55,13 +97,16 @@ class Trial:
         self.config = config
         task, chosen = prepared(config, dataset)
         self.plan = measure.decide(task, chosen)
+        self.device = self.plan.device
+        if self.plan.home in ("loader", "stream"):
+            self.head_start = self.plan.workers * self.plan.prefetch
         self.done = 0
-        with self.plan.flags(), self._seeded():
+        with self.settings(), self._seeded():
             self.job = set_up(task, self.plan)
             try:
                 self.num_steps = self.job.home.num_steps
                 captured = capture.EAGER_FIRST + 1 if self.plan.capture else 1
-                self.first_s = self.run(max(first, captured))
+                self.run(max(first, captured))
                 self.first_losses: list[float] = self.job.tape.losses[:first].tolist()
                 failed = "; ".join(self.job.failures().values())
                 if failed:
@@ -79,25 +124,10 @@ class Trial:
 
     def _seeded(self) -> Any:
         """Dropout draws from the seed; the caller's generators stay put."""
-        return torch.random.fork_rng([self.plan.device] if self.plan.device.type == "cuda" else [])
+        return torch.random.fork_rng([self.device] if self.device.type == "cuda" else [])
 
-    def stretch(self, steps: int) -> float:
-        """Milliseconds per step over so many of them, a loader's head start used up before."""
-        with self.plan.flags():
-            if self.plan.home in ("loader", "stream"):
-                self.run(1 + self.plan.workers * self.plan.prefetch)
-            return 1e3 * self.run(steps) / steps
-
-    def run(self, steps: int) -> float:
-        """Seconds for so many steps, the device's work included."""
-        job = self.job
-        hardware.wait(self.plan.device)
-        began = time.perf_counter()
-        for _ in range(steps):
-            self.step()
-        job.flush()
-        hardware.wait(self.plan.device)
-        return time.perf_counter() - began
+    def settings(self) -> AbstractContextManager[None]:
+        return self.plan.flags()
 
     def step(self) -> None:
         """The next step, and the epoch's beginning where it is the first."""
@@ -111,6 +141,9 @@ class Trial:
         if self.config.engine.sync:
             float(job.tape.losses[place])
         self.done += 1
+
+    def finish(self) -> None:
+        self.job.flush()
 
     def close(self) -> None:
         self.job.close()

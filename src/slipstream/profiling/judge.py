@@ -140,7 +140,8 @@ def verdict(facts: Facts) -> tuple[str, str]:
             f"{facts.faults:.3g} times a step, memory that the job needs has to be fetched from "
             "disk: it does not fit into what this machine has free"
         )
-    if not facts.on_gpu and facts.threads + facts.others > facts.cores + OTHERS_COUNT:
+    wanted = facts.threads + facts.others
+    if not facts.on_gpu and facts.threads > 1 and wanted > facts.cores + OTHERS_COUNT:
         beside = f" with other work that takes {facts.others:.1f} of them"
         return "oversubscribed threads", (
             f"{facts.threads} threads share {facts.cores} cores"

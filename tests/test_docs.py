@@ -1,0 +1,26 @@
+"""Pages that are made from something else are up to date, and links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("name", ["settings", "benchmarks"])
+def test_a_page_that_is_made_is_up_to_date(name):
+    made = runpy.run_path(str(ROOT / "dev" / f"{name}.py"))
+    assert made["PAGE"].read_text(encoding="utf-8") == made["page"](), "run `make docs`"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    text = page.read_text(encoding="utf-8")
+    targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text)
+    missing = [t for t in targets if "://" not in t and not (page.parent / t).exists()]
+    assert not missing
