@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import resource
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -156,8 +155,7 @@ class Usage:
         mine = sum(sum(p.cpu_times()[:2]) for p in (own, *own.children(recursive=True)))
         times = psutil.cpu_times()
         idle = times.idle + getattr(times, "iowait", 0.0)
-        faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
-        return time.monotonic(), sum(times) - idle, mine, faults
+        return time.monotonic(), sum(times) - idle, mine, _major_faults()
 
     def faults(self) -> int:
         """Major page faults of this process"""
@@ -167,6 +165,15 @@ class Usage:
         """Cores that other processes keep busy"""
         (now, busy, mine, _), (then, was_busy, was_mine, _) = self._now(), self.began
         return max((busy - was_busy) - (mine - was_mine), 0.0) / (now - then)
+
+
+def _major_faults() -> int:
+    """Pages that this process had to fetch from disk so far; 0 where nobody counts them."""
+    try:
+        import resource  # not on Windows
+    except ImportError:
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
 
 
 def _count(trial: Trial) -> int:
