@@ -274,13 +274,14 @@ def compare(
 def _bench(
     what: str, as_json: bool, quiet: bool, config: Path | None, set_: Set, **given: Any
 ) -> None:
-    with _answering(as_json), screen.Meter(quiet) as meter:
-        meter.say("loading torch and the data ...")
-        from slipstream.bench import commands
+    with _answering(as_json):
+        with screen.Meter(quiet) as meter:
+            meter.say("loading torch and the data ...")
+            from slipstream.bench import commands
 
-        run = getattr(commands, what)
-        given = {name: value for name, value in given.items() if value is not None}
-        found = run(config, overrides=tuple(set_ or ()), watch=meter.show, **given)
+            run = getattr(commands, what)
+            given = {name: value for name, value in given.items() if value is not None}
+            found = run(config, overrides=tuple(set_ or ()), watch=meter.show, **given)
         _print_result(found, as_json, quiet, screen.show_bench)
 
 

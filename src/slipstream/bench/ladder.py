@@ -53,15 +53,15 @@ def rungs(config: Config, *, on_gpu: bool) -> Iterator[Rung]:
     if on_gpu:
         if hardware.has_tf32(hardware.choose_device(device)):
             yield plainly("+ TF32", precision="tf32")
-        yield plainly("+ mixed precision (fp16)", precision="fp16")
+        yield plainly("+ AMP (fp16)", precision="fp16")
     elif hardware.has_fast_bf16():
-        yield plainly("+ mixed precision (bf16)", precision="bf16")
+        yield plainly("+ AMP (bf16)", precision="bf16")
     workers = 4 if on_gpu else 2
-    name = f"+ {workers} workers{', pinned memory' if on_gpu else ''}"
+    name = f"+ {workers} workers{', pinned' if on_gpu else ''}"
     yield plainly(name, workers=workers, pinned=on_gpu)
     yield plainly("+ fused optimizer", fused=True)
     if on_gpu:
-        yield plainly("+ no waiting for losses", waits=False)
+        yield plainly("+ no syncs", waits=False)
 
     settings: dict[str, Any] = {"device": device, "plan": "off", "precision": way.precision}
     settings |= {"home": "device", "capture": False, "compile": False, "fused": True}
@@ -74,12 +74,12 @@ def rungs(config: Config, *, on_gpu: bool) -> Iterator[Rung]:
     if on_gpu:
         yield more("+ captured step", capture=True)
         if recurrent:
-            yield more("+ cuDNN measured", plan="measure")
+            yield more("+ cuDNN algorithm", plan="measure")
     else:
-        yield more("+ threads, oneDNN measured", plan="measure")
+        yield more("+ threads, oneDNN", plan="measure")
     if not recurrent:
         yield more("+ torch.compile", COMPILE_S, compile=True, plan="off")
-    yield Rung("auto (all measured)", {"device": device, "plan": "measure"})
+    yield Rung("auto, all measured", {"device": device, "plan": "measure"})
 
 
 def ladder(cases: Sequence[Case], *, minutes: float, watch: Watch) -> Outcome:
@@ -258,8 +258,8 @@ def _table(case: Case, rows: Sequence[Row]) -> Table:
         ("technique", lambda row: row.way),
         ("ms per step", spread),
         ("windows/s", lambda row: f"{row.more['windows_per_s']:,.0f}"),
-        ("against naive", lambda row: ratio(row.more["speedup"])),
-        ("against before", lambda row: ratio(row.more["speedup_over_rung_before"])),
+        ("vs naive", lambda row: ratio(row.more["speedup"])),
+        ("vs before", lambda row: ratio(row.more["speedup_over_rung_before"])),
     ]
     if on_gpu:
         columns.append(("GPU busy", lambda row: f"{row.more['device_busy']:.0%}"))

@@ -21,8 +21,8 @@ GB = 1e9
 HALF_PAYS = 20_000
 """Hidden units times batch from which fp16 recurrent layers have been faster than tf32 ones."""
 
-SMALL_ON_ARM = 4096
-"""Hidden units times batch up to which oneDNN's recurrent layers have been faster on Arm"""
+SMALL_ON_ARM = 2048
+"""Hidden units times batch up to which oneDNN's LSTM has been faster on Arm"""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def make(config: Config, *, data_bytes: int, training: bool = True, streamed: bo
     else:
         reasons["compile"] = "asked for" if engine.compile != "auto" else "off: takes long to start"
     arm = found["system"].split()[-1] in ("aarch64", "arm64")
-    small = recurrent and max(model.sizes) * _batch(config) <= SMALL_ON_ARM
+    small = model.kind == "lstm" and max(model.sizes) * _batch(config) <= SMALL_ON_ARM
     onednn = not arm or (small and precision == "fp32")  # there is none in bf16 on Arm
     reasons["onednn"] = (
         "fast here" if onednn else "slower than ATen's recurrent layers of this size on Arm"

@@ -349,6 +349,8 @@ def sentences(found: dict[str, Any]) -> Iterator[str]:
     names = {"arithmetic_ms": "arithmetic", "memory_ms": "memory", "chain_ms": "recurrent chain"}
     why = ", ".join(f"{name} {low[key]:.3g} ms" for key, name in names.items() if low[key] > 0)
     yield f"It is {_times(low['times'])} times its floor of {low['ms']:.3g} ms ({why})."
+    if not found["changes"]:
+        yield "Nothing that could be tried here makes it more than 5 % faster."
     for change in found["changes"]:
         gain = f"{change['gain']:.2g}x" if change["gain"] else ""
         how = f"{gain} as fast, tried" if change["tried"] else f"{gain} expected, not tried".strip()

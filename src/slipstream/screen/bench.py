@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import re
+from typing import TYPE_CHECKING, Any, Literal
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
+
+NARROW = 110
+WIDE = {"peak memory"}
+"""Columns that a narrow terminal has no room for"""
+SPREAD = re.compile(r" \([^)]* to [^)]*\)")
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -28,6 +35,7 @@ class Meter:
                 progress.TextColumn("{task.percentage:3.0f} % of the time"),
                 progress.TextColumn("{task.description}"),
                 console=self.console,
+                auto_refresh=False,  # a thread that draws would be measured too
                 transient=True,
             )
             self.bar.add_task("", total=1.0)
@@ -41,6 +49,7 @@ class Meter:
     def show(self, what: str, share: float) -> None:
         if self.bar:
             self.bar.update(self.bar.tasks[0].id, completed=share, description=what)
+            self.bar.refresh()
             return
         case = what.partition(":")[0]
         if case != self.last:
@@ -53,16 +62,23 @@ class Meter:
 
 def show_bench(found: dict[str, Any], console: Console) -> None:
     """The tables of a measurement, as summary.md has them."""
+    narrow = console.width < NARROW
     for table in found["tables"]:
-        shown = Table(title=table["title"], title_justify="left")
-        for place, heading in enumerate(table["headings"]):
-            shown.add_column(heading, justify="left" if place == 0 else "right")
+        shown = Table(title=table["title"], title_justify="left", box=box.SIMPLE_HEAD, padding=0)
+        kept = [i for i, name in enumerate(table["headings"]) if not (narrow and name in WIDE)]
+        for place in kept:
+            justify: Literal["left", "right"] = "left" if place == 0 else "right"
+            shown.add_column(f" {table['headings'][place]}", justify=justify, no_wrap=place == 0)
+        missing = []
         for row in table["cells"]:
-            if row[2:] and not any(row[2:]):  # why there is nothing, over all columns
-                shown.add_row(row[0], row[1], style="dim")
-            else:
-                shown.add_row(*row)
+            if row[2:] and not any(row[2:]):
+                missing.append(f"{row[0]}: {row[1]}")
+                continue
+            cells = [SPREAD.sub("", cell) if narrow else cell for cell in row]
+            shown.add_row(*(f" {cells[place]}" for place in kept))
         console.print(shown)
+        for line in missing:
+            console.print(line, style="dim", markup=False)
         if table["note"]:
             console.print(table["note"], style="dim", markup=False)
         console.print()
