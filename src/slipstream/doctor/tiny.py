@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -13,9 +12,8 @@ import pyarrow as pa
 import torch
 
 from slipstream import config as configs
-from slipstream import hardware
 from slipstream.data import dataset as datasets
-from slipstream.engine import capture, measure, optim
+from slipstream.engine import capture, measure
 from slipstream.engine.job import Job, set_up
 from slipstream.engine.trial import prepared
 from slipstream.errors import Interrupted
@@ -84,9 +82,9 @@ def _steps(
         torch.manual_seed(config.seed)
         job = set_up(task, chosen)
         try:
-            _advance(job, config)
+            measure.first_steps_s(job, config, STEPS)
             loss = float(job.tape.losses[:STEPS].mean())
-            spent = min(_advance(job, config) for _ in range(STRETCHES))
+            spent = min(measure.first_steps_s(job, config, STEPS) for _ in range(STRETCHES))
             if job.failures():
                 raise RuntimeError("; ".join(job.failures().values()))
             if check:
@@ -94,19 +92,6 @@ def _steps(
         finally:
             job.close()
     return Ran(1e3 * spent / STEPS, loss)
-
-
-def _advance(job: Job, config: configs.Config) -> float:
-    """Seconds for the first steps of an epoch."""
-    job.home.begin(0)
-    job.tape.begin(optim.rates(config.train, 0, job.home.num_steps))
-    hardware.wait(job.plan.device)
-    began = time.perf_counter()
-    for _ in range(STEPS):
-        job.advance()
-    job.flush()
-    hardware.wait(job.plan.device)
-    return time.perf_counter() - began
 
 
 def preferred(device: torch.device) -> dict[str, Any]:

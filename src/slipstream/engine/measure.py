@@ -258,12 +258,12 @@ def _trial(task: Task, plan: Plan) -> Trial:
         job = set_up(trial, plan)
         try:
             warm_up = capture.EAGER_FIRST + 1 if plan.device.type == "cuda" else 1
-            _run(job, task.config, warm_up)
+            first_steps_s(job, task.config, warm_up)
             losses = job.tape.losses[:warm_up].clone()  # the same steps for every candidate
-            once = _run(job, task.config, 1)
+            once = first_steps_s(job, task.config, 1)
             most = min(100, job.home.num_steps)
             steps = max(1, min(most, int(TRIAL_S / STRETCHES / max(once, 1e-6))))
-            spent = min(_run(job, task.config, steps) for _ in range(STRETCHES))
+            spent = min(first_steps_s(job, task.config, steps) for _ in range(STRETCHES))
             if job.failures():
                 raise RuntimeError("; ".join(job.failures().values()))
             kernels = job.kernels()
@@ -272,7 +272,7 @@ def _trial(task: Task, plan: Plan) -> Trial:
             job.close()
 
 
-def _run(job: Job, config: Config, steps: int) -> float:
+def first_steps_s(job: Job, config: Config, steps: int) -> float:
     """Seconds for so many steps of the first epoch, which is laid out before the clock starts."""
     steps = min(steps, job.home.num_steps)
     job.home.begin(0)
