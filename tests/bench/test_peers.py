@@ -91,7 +91,7 @@ def test_steps_and_a_whole_job_beside_others(tmp_path, monkeypatch):
     apart = {row.way: row.more["losses_apart"] for row in steps}
     assert max(apart.values()) < 1e-3, apart
     jobs = [row for row in outcome.rows if row.case == "job, whole job"]
-    assert len(jobs) == 4
+    assert len(jobs) == 5
     assert all(row.more["best_loss"] <= row.more["target_loss"] for row in jobs)
     losses = [row.more["best_loss"] for row in jobs]
     assert max(losses) == pytest.approx(min(losses), rel=0.02)

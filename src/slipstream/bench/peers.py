@@ -37,7 +37,8 @@ START_S = 6.0
 SAME = 0.02
 """How far the first losses may lie apart: half precision and its loss scale move them a little"""
 VALIDATION = re.compile(r"^epoch \d+: .*validation ([0-9.e+-]+)")
-AUTO = "Slipstream, auto"
+AUTO, CLASSIC, BASELINE = (f"Slipstream, {preset}" for preset in ("auto", "classic", "baseline"))
+"""What it does by itself, and with its presets for the usual advice and the naive loop"""
 AT_BEST = "Lightning at its best"
 USUAL = "Lightning as people run it"
 
@@ -121,13 +122,13 @@ def _steps(case: Case, share_s: float, budget: Budget, watch: Watch) -> list[Row
     hardware.wake(hardware.choose_device(case.config.engine.device))
     ways = list(_ways(on_gpu=on_gpu))
     half = ("tf32", "fp16", "bf16") if on_gpu else ()
-    ours = [*(f"Slipstream, {precision}" for precision in half), AUTO]
+    ours = [BASELINE, CLASSIC, *(f"Slipstream, {precision}" for precision in half), AUTO]
     until = budget.spent_s + share_s
     names = [*(way.name for way in ways), *ours]
     times: dict[str, list[float]] = {name: [] for name in names}
     losses: dict[str, list[float]] = {}
     problems: dict[str, str] = {}
-    reference = _ours(case, "fp32", "off", 1)
+    reference = _ours(case, 1, precision="fp32", plan="off")
     each_s = share_s / ROUNDS / len(names)
     for turn in range(ROUNDS):
         for name in names:
@@ -136,12 +137,11 @@ def _steps(case: Case, share_s: float, budget: Budget, watch: Watch) -> list[Row
             watch(f"{case.name}: {name}", budget.share)
             way = next((way for way in ways if way.name == name), None)
             try:
+                count = _count(times[name], reference, each_s)
                 if way is not None:
-                    found = _theirs(case, way, _count(times[name], reference, each_s))
+                    found = _theirs(case, way, count)
                 else:
-                    precision = name.partition(", ")[2]
-                    count = _count(times[name], reference, each_s)
-                    found = _ours(case, precision, "measure", count)
+                    found = _ours(case, count, **_engine(name))
             except RuntimeError as error:
                 problems[name] = "failed: " + str(error).strip().split("\n", 1)[0]
                 continue
@@ -162,8 +162,15 @@ def _theirs(case: Case, way: Way, steps: int) -> Found:
     return timed(case.config, case.dataset, way, warm_up=warm_up, stretches=STRETCHES, steps=steps)
 
 
-def _ours(case: Case, precision: Any, plan: Any, steps: int) -> Found:
-    engine = Engine(device=case.config.engine.device, precision=precision, plan=plan)
+def _engine(name: str) -> dict[str, Any]:
+    """Settings of one of our own ways."""
+    if name in (CLASSIC, BASELINE):
+        return {"preset": name.partition(", ")[2]}
+    return {"precision": name.partition(", ")[2], "plan": "measure"}
+
+
+def _ours(case: Case, steps: int, **settings: Any) -> Found:
+    engine = Engine(device=case.config.engine.device, **settings)
     config = case.config.model_copy(update={"engine": engine})
     trial = Trial(config, case.dataset, first=FIRST)
     try:
@@ -231,7 +238,7 @@ def _jobs(
 ) -> tuple[list[Row], list[str]]:
     """Whole commands, as often as the time allows; their epochs cut where even one does not fit."""
     on_gpu = hardware.choose_device(case.config.engine.device).type == "cuda"
-    ways: dict[str, Way | None] = {AUTO: None}
+    ways: dict[str, Way | None] = {AUTO: None, CLASSIC: None}
     mine = [row for row in rows if row.case == case.name]
     for start in ("plain loop", USUAL, AT_BEST):
         timed = [row for row in mine if row.way.startswith(start) and row.repeats]
@@ -253,22 +260,22 @@ def _jobs(
     runs_of: dict[str, list[dict[str, Any]]] = {name: [] for name in ways}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "job.toml"
-        path.write_text(configs.to_toml(config), encoding="utf-8")
+        path.write_text(configs.to_toml(config, only_set=True), encoding="utf-8")
         longest = 0.0
         while not runs_of[AUTO] or budget.spent_s + longest < until:
             round_began = time.monotonic()
             for name, way in ways.items():
                 watch(f"{case.name}: whole job, {name}", budget.share)
-                runs_of[name].append(_timed(_command(path, way, Path(folder))))
+                runs_of[name].append(_timed(_command(path, name, way, Path(folder))))
             longest = time.monotonic() - round_began
             if min(map(len, runs_of.values())) == most:
                 break
     return list(_job_rows(case, runs_of)), notes
 
 
-def _command(path: Path, way: Way | None, folder: Path) -> list[str]:
+def _command(path: Path, name: str, way: Way | None, folder: Path) -> list[str]:
     if way is None:
-        here = ["--set", f"out={folder / 'runs'}"]
+        here = ["--set", f"out={folder / 'runs'}", "--set", f"engine.preset={name.split()[-1]}"]
         return [sys.executable, "-m", "slipstream", "train", str(path), *here]
     settings = [way.framework, way.precision, str(way.workers), "habits" if way.habits else ""]
     return [sys.executable, "-m", "slipstream.bench.others", str(path), *settings]

@@ -54,8 +54,9 @@ def differences(one: Config, other: Config) -> list[str]:
     return found
 
 
-def to_toml(config: Config) -> str:
-    text = tomli_w.dumps(config.model_dump(exclude_none=True))
+def to_toml(config: Config, *, only_set: bool = False) -> str:
+    """Every setting, or those that were given: a preset fills in the others."""
+    text = tomli_w.dumps(config.model_dump(exclude_none=True, exclude_unset=only_set))
     return re.sub(r"\[\n((?: {4}.*,\n)+)\]", _on_one_line, text)
 
 
