@@ -61,7 +61,9 @@ def test_its_files_hold_every_repeat(outcome, tmp_path):
     saved = json.loads((tmp_path / "results.json").read_text())
     assert saved["rows"][0]["repeats"] == outcome.rows[0].repeats
     assert saved["hardware"]["torch"] == torch.__version__
-    assert saved["settings"]["cases"]["small"]["train"]["batch"] == 64
+    small = saved["settings"]["cases"]["small"]
+    assert small["train"]["batch"] == 64
+    assert small["data"]["path"] == []
     lines = (tmp_path / "results.csv").read_text().splitlines()
     assert len(lines) == 1 + sum(max(len(row.repeats), 1) for row in outcome.rows)
     summary = (tmp_path / "summary.md").read_text()

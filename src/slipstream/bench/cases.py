@@ -33,6 +33,17 @@ class Case:
     dataset: Dataset
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """For the record: every setting; of paths only the files' names, which mean something to
+        others."""
+        found = self.config.model_dump(mode="json")
+        path = found["data"]["path"]
+        names = [Path(one).name for one in ([path] if isinstance(path, str) else path or [])]
+        found["data"]["path"] = names
+        del found["out"]
+        return found
+
+    @property
     def what(self) -> str:
         """In a few words."""
         model, data = self.config.model, self.config.data

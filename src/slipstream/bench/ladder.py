@@ -96,7 +96,7 @@ def ladder(cases: Sequence[Case], *, minutes: float, watch: Watch) -> Outcome:
         rows=rows,
         tables=[_table(case, [row for row in rows if row.case == case.name]) for case in cases],
         settings={"minutes": minutes, "repeats": REPEATS}
-        | {"cases": {case.name: case.config.model_dump(mode="json") for case in cases}},
+        | {"cases": {case.name: case.settings for case in cases}},
         seconds=budget.spent_s,
     )
 

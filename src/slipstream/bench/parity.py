@@ -95,7 +95,7 @@ def parity(
         rows=rows,
         tables=tables,
         settings={"seeds": seeds, "minutes": minutes, "margin": margin}
-        | {"cases": {case.name: case.config.model_dump(mode="json") for case in cases}}
+        | {"cases": {case.name: case.settings for case in cases}}
         | {"verdicts": {name: verdict._asdict() for name, verdict in verdicts.items()}},
         seconds=budget.spent_s,
         notes=notes,

@@ -92,7 +92,7 @@ def peers(
         rows=rows,
         tables=tables,
         settings={"minutes": minutes, "rounds": ROUNDS, "stretches": STRETCHES}
-        | {"cases": {c.name: c.config.model_dump(mode="json") for c in [*cases, *jobs]}},
+        | {"cases": {c.name: c.settings for c in [*cases, *jobs]}},
         seconds=budget.spent_s,
         notes=notes,
     )
