@@ -110,9 +110,10 @@ def update(
     clip: float | None,
     scale: LossScale | None,
 ) -> None:
-    """Unscale, clip and step; where the gradients overflowed, leave everything as it was. No sync.
+    """Unscale, clip and step; where the gradients overflowed, leave everything as it was.
 
-    Unscaling and clipping are one division, which a fused optimizer does on its way.
+    Unscaling and clipping are one division, which a fused optimizer does on its way. There is no
+    sync, except for fp16 without capture and without a fused optimizer.
     """
     if clip is None and scale is None:
         _forget_division(optimizer)
@@ -154,9 +155,13 @@ def _forget_division(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _step_unless(optimizer: torch.optim.Optimizer, overflow: Tensor | None) -> None:
-    """Step, and put everything back where that was wrong."""
+    """Step; where that is wrong, don't, or within a capture, which cannot ask: put all back."""
     if overflow is None:
         _step(optimizer)
+        return
+    if not (overflow.is_cuda and torch.cuda.is_current_stream_capturing()):
+        if not float(overflow):
+            _step(optimizer)
         return
     tensors = [p.data for group in optimizer.param_groups for p in group["params"]]
     tensors += [
