@@ -14,6 +14,7 @@ LAYERS = [
     {"errors"},
     {"config"},
     {"hardware", "runs"},
+    {"kernels"},
     {"data", "models", "objectives", "metrics", "baselines"},
     {"engine"},
     {"training", "evaluation", "prediction"},

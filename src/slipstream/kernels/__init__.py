@@ -1,0 +1,9 @@
+"""Recurrent layers for many models at once, and other kernels of our own.
+
+Shapes: K lanes (models), W directions, T steps of time, B windows, D inputs, H hidden units,
+G gates (4 in an LSTM: input, forget, cell, output; 3 in a GRU: reset, update, new).
+"""
+
+from slipstream.kernels.op import Weights, recurrent
+
+__all__ = ["Weights", "recurrent"]

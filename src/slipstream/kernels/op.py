@@ -1,0 +1,58 @@
+"""One op behind every recurrent layer: of one model, or under `vmap` of many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slipstream.kernels import reference
+from slipstream.kernels.shapes import Weights
+
+
+def recurrent(kind: str, x: Tensor, weights: Sequence[Tensor], *, last: bool = False) -> Tensor:
+    """One layer, [T, B, D] to [T, B, W * H]; with `last`, each way's last output, [B, W * H].
+
+    `weights` are those of `nn.LSTM` or `nn.GRU`, in their order: for one direction w_ih, w_hh, b_ih
+    and b_hh, then those of the other. Under `vmap`, all lanes run as one program.
+    """
+    if any(torch._C._functorch.is_batchedtensor(tensor) for tensor in (x, *weights)):
+        out: Tensor = _UnderVmap.apply(kind, last, x, *weights)
+        return out
+    return lanes(kind, last, x[None], *(weight[None] for weight in weights))[0]
+
+
+def lanes(kind: str, last: bool, x: Tensor, *weights: Tensor) -> Tensor:
+    """The layer of K lanes: x [K, T, B, D] and every weight [K, ...] to [K, T, B, W * H], or with
+    `last` to [K, B, W * H]."""
+    stacked = Weights(*(torch.stack(weights[i::4], dim=1) for i in range(4)))
+    out = reference.layer(kind, x, stacked, None, None)
+    if not last:
+        return out
+    H = stacked.hh.shape[3]
+    return torch.cat([out[:, -1, :, :H], out[:, 0, :, H:]], dim=-1)
+
+
+class _UnderVmap(torch.autograd.Function):
+    """Says what `vmap` makes of a layer: the layer of all lanes."""
+
+    @staticmethod
+    def forward(*_: Any) -> Tensor:
+        raise NotImplementedError("only vmap calls this op")
+
+    @staticmethod
+    def setup_context(*_: Any) -> None:
+        raise NotImplementedError("only vmap calls this op")
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: Sequence[int | None], kind: str, last: bool, *tensors: Tensor
+    ) -> tuple[Tensor, int]:
+        """Lanes come first; what all of them share is repeated."""
+        lined_up = [
+            tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+            for tensor, dim in zip(tensors, in_dims[2:], strict=True)
+        ]
+        return lanes(kind, last, *lined_up), 0
