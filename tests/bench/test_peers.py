@@ -7,7 +7,7 @@ import pytest
 
 from slipstream import config as configs
 from slipstream.bench import others, peers
-from slipstream.bench.others import Way
+from slipstream.bench.others import Found, Way
 from slipstream.data import dataset as datasets
 from slipstream.engine.trial import Trial
 from tests.bench.small import small_case
@@ -69,6 +69,48 @@ def test_lightning_can_ask_for_the_precision_of_products():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def compared(name, precision, losses, **ours):
+    held = {"fp32": [1.45, 2.44, 1.09]} | ours
+    return peers._compared(name, Found([1.0], losses, precision), held)
+
+
+SKIPPED = [1.45, 2.44, 2.67]
+"""Of fp16 whose second update overflowed"""
+
+
+def test_a_step_that_everybody_skips_in_fp16_is_the_same_work():
+    others_way = compared("Lightning at its best, fp16", "fp16", SKIPPED, fp16=SKIPPED)
+    assert others_way["same_work"]
+    assert others_way["held_against"] == SKIPPED
+    our_preset = compared("Slipstream, classic", "fp16", SKIPPED, fp16=SKIPPED)
+    assert our_preset["same_work"]
+    our_fp16 = compared("Slipstream, fp16", "fp16", SKIPPED, fp16=SKIPPED)
+    assert our_fp16["same_work"]
+    assert our_fp16["held_against"] == [1.45]  # fp32's, before any update
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "losses"),
+    [
+        ("Lightning at its best, fp16", "fp16", [1.45, 2.44, 1.09]),
+        ("plain loop, tf32", "tf32", [1.45, 2.44, 1.2]),
+        ("Slipstream, tf32", "tf32", [1.45, 2.6, 1.09]),
+        ("Slipstream, fp16", "fp16", [1.5, 2.44, 2.67]),
+        ("Slipstream, baseline", "fp32", [1.45, 2.44, 1.2]),
+    ],
+)
+def test_other_losses_are_not_the_same_work(name, precision, losses):
+    ours = {"fp16": SKIPPED, "tf32": [1.45, 2.44, 1.09]}
+    assert not compared(name, precision, losses, **ours)["same_work"]
+
+
+def test_where_our_own_precision_failed_fp32_is_held_against():
+    assert compared("plain loop, bf16", "bf16", [1.45, 2.43, 1.09])["same_work"]
+    found = compared("plain loop, fp16", "fp16", SKIPPED)
+    assert found["same_work"]
+    assert found["held_against"] == [1.45]
+
+
 def test_steps_and_a_whole_job_beside_others(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     settings = {
@@ -90,6 +132,8 @@ def test_steps_and_a_whole_job_beside_others(tmp_path, monkeypatch):
     assert all(row.repeats for row in steps)
     apart = {row.way: row.more["losses_apart"] for row in steps}
     assert max(apart.values()) < 1e-3, apart
+    assert {row.more["precision"] for row in steps} == {"fp32"}
+    assert "against its fp32." in outcome.tables[0].note
     jobs = [row for row in outcome.rows if row.case == "job, whole job"]
     assert len(jobs) == 5
     assert all(row.more["best_loss"] <= row.more["target_loss"] for row in jobs)

@@ -49,3 +49,22 @@ def test_deterministic_kernels_are_asked_for_and_let_go():
     with plan.make(config, data_bytes=0).flags():
         assert torch.are_deterministic_algorithms_enabled()
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize(
+    ("kind", "hidden", "batch", "pays"),
+    [
+        ("lstm", 128, 512, True),  # A
+        ("lstm", 64, 256, False),  # B, LG HG2
+        ("lstm", 128, 200, True),  # C
+        ("lstm", 128, 64, True),  # ETTh1, 7 sequences a window
+        ("lstm", 64, 512, True),
+        ("lstm", [32, 128], 16, True),
+        ("gru", 64, 256, False),
+        ("transformer", 128, 512, False),
+        ("mlp", 128, 512, False),
+    ],
+)
+def test_recurrent_layers_are_taken_to_be_faster_in_fp16_from_a_size_on(kind, hidden, batch, pays):
+    config = Config(model={"kind": kind, "hidden": hidden}, train={"batch": batch})
+    assert plan.half_pays(config) is pays

@@ -60,6 +60,7 @@ class Found(NamedTuple):
     """Milliseconds per step, of each stretch"""
     losses: list[float]
     """Of the first steps"""
+    precision: str
 
 
 class PlainRecurrent(nn.Module):
@@ -268,7 +269,8 @@ def time_plain(
 ) -> Found:
     trial = PlainTrial(config, dataset, way, first=warm_up)
     try:
-        return Found([trial.stretch(steps) for _ in range(stretches)], trial.first_losses)
+        times = [trial.stretch(steps) for _ in range(stretches)]
+        return Found(times, trial.first_losses, way.precision)
     finally:
         trial.close()
 
@@ -376,7 +378,7 @@ def time_lightning(
         )
         module = _module(config, dataset, way, None)
         trainer.fit(module, loader(config, dataset, way))
-    return Found(clock.times, [float(loss) for loss in module.first])
+    return Found(clock.times, [float(loss) for loss in module.first], way.precision)
 
 
 def tell(epoch: int, loss: float) -> None:
