@@ -57,7 +57,8 @@ class Data(Section):
     """`"independent"`: every target column is its own series through one model; inputs that are not
     targets are seen by all of them."""
     scale: Literal["standard", "minmax", "none"] = "standard"
-    """How columns are scaled. Fitted on training rows only."""
+    """How columns are scaled. Fitted on training rows only (of the first fold, where there are
+    several)."""
     missing: Literal["error", "forward", "drop"] = "error"
     """Missing values: refuse them, repeat the last known value, or drop the row (no window crosses
     it)."""
@@ -73,8 +74,8 @@ class Data(Section):
     column's step."""
     split: Split = Split(train=0.7, val=0.1, test=0.2)
     """Shares of each series in time order, `{ rows = [a, b, c] }`, `{ by = "column", val = [...],
-    test = [...] }` or `{ folders = true }`. A window belongs to the set that holds its target
-    rows; its context may reach back over the border."""
+    test = [...] }`, `{ folders = true }` or `{ walk_forward = 6 }`. A window belongs to the set
+    that holds its target rows; its context may reach back over the border."""
 
     @property
     def ids(self) -> tuple[str, ...]:
