@@ -114,6 +114,19 @@ def test_an_override_that_is_none(bad):
         ({"data": {"split": {"rows": [1, 2]}}}, "three counts"),
         ({"data": {"split": {"by": "x", "val": ["a"]}}}, "both val and test"),
         ({"data": {"split": {"rows": [1, 2, 3], "by": "x"}}}, "not several"),
+        ({"data": {"split": {"walk_forward": 3, "by": "x"}}}, "not several"),
+        ({"data": {"split": {"walk_forward": 3, "rows": [1, 2, 3]}}}, "not several"),
+        ({"data": {"split": {"walk_forward": 3, "folders": True}}}, "not several"),
+        ({"data": {"split": {"walk_forward": 0}}}, "data.split.walk_forward is 0"),
+        ({"data": {"split": {"walk_forward": 3, "train": 0.7}}}, "take train out"),
+        ({"data": {"split": {"walk_forward": 3, "val": ["a"]}}}, "val and test are shares"),
+        ({"data": {"split": {"walk_forward": 3, "val": 0.5, "test": 0.5}}}, "no rows to train on"),
+        ({"data": {"split": {"walk_forward": 3, "window": "sliding"}}}, "'expanding' or 'rolling'"),
+        ({"data": {"split": {"walk_forward": 3, "purge": -1}}}, "data.split.purge is -1"),
+        ({"data": {"split": {"rows": [1, 2, 3], "purge": 2}}}, "purge goes with walk_forward"),
+        ({"data": {"split": {"folders": True, "embargo": 2}}}, "embargo goes with walk_forward"),
+        ({"data": {"split": {"rows": [1, 2, 3], "window": "rolling"}}}, "window goes with walk_"),
+        ({"data": {"split": {"walk_foward": 3}}}, 'did you mean "walk_forward"?'),
         ({"engine": {"device": "tpu"}}, "engine.device is 'tpu'"),
         ({"train": {"quantiles": [0.9, 0.1]}}, "must rise"),
         ({"train": {"lr": 1e-3, "lr_min": 1e-2}}, "train.lr_min = 0.01 is above"),
@@ -143,6 +156,28 @@ def test_two_mistakes_are_both_told():
 def test_what_is_written_reads_back_the_same():
     for config in (Config(), configs.demo(), configs.load({"train": {"clip": "off"}})):
         assert Config.model_validate(tomllib.loads(configs.to_toml(config))) == config
+
+
+def test_walking_forward_needs_no_more_than_the_number_of_folds():
+    split = configs.load({"data": {"split": {"walk_forward": 6}}}).data.split
+    assert (split.val, split.test, split.train) == (0.1, 0.2, None)
+    assert (split.window, split.purge, split.embargo) == ("expanding", 0, 0)
+    assert configs.load({}, ["data.split.walk_forward=6"]).data.split == split
+
+
+@given(
+    folds=st.integers(1, 50),
+    shares=st.one_of(st.just({}), st.fixed_dictionaries({"val": st.floats(0.01, 0.4)})),
+    purge=st.integers(0, 99),
+    embargo=st.integers(0, 99),
+    window=st.sampled_from(["expanding", "rolling"]),
+)
+def test_a_walk_survives_its_file(folds, shares, purge, embargo, window):
+    split = {"walk_forward": folds, "purge": purge, "embargo": embargo, "window": window} | shares
+    config = configs.load({"data": {"split": split}})
+    for only_set in (False, True):
+        text = configs.to_toml(config, only_set=only_set)
+        assert Config.model_validate(tomllib.loads(text)) == config
 
 
 finite = st.floats(allow_nan=False, allow_infinity=False)

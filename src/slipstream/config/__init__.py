@@ -1,5 +1,6 @@
 """What a user can ask for. No torch here."""
 
+from slipstream.config.base import Scalar
 from slipstream.config.reading import demo, differences, load, to_toml
 from slipstream.config.sections import (
     SIMULATED,
@@ -7,11 +8,10 @@ from slipstream.config.sections import (
     Data,
     Engine,
     Model,
-    Scalar,
-    Split,
     Train,
 )
 from slipstream.config.signature import Signature
+from slipstream.config.split import Split
 
 __all__ = [
     "SIMULATED",

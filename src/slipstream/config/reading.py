@@ -13,7 +13,8 @@ from typing import Any
 import tomli_w
 from pydantic import ValidationError
 
-from slipstream.config.sections import SIMULATED, Config, Section
+from slipstream.config.base import Section
+from slipstream.config.sections import SIMULATED, Config
 from slipstream.errors import UserError
 
 

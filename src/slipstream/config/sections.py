@@ -4,65 +4,22 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
-Names = Annotated[tuple[str, ...], Field(strict=False)]
-Scalar = str | int | float | bool
-Scalars = Annotated[tuple[Scalar, ...], Field(strict=False)]
-Sizes = Annotated[tuple[PositiveInt, ...], Field(strict=False, min_length=1)]
-Fraction = Annotated[float, Field(gt=0, lt=1)]
-PositiveFloat = Annotated[float, Field(gt=0)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+from slipstream.config.base import (
+    Fraction,
+    Names,
+    NonNegative,
+    PositiveFloat,
+    Scalar,
+    Scalars,
+    Section,
+    Sizes,
+)
+from slipstream.config.split import Split
 
 SIMULATED = "simulated:"
 """Paths that start so name an embedded data set instead of a file."""
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True
-    )
-
-
-class Split(Section):
-    """Which rows are for training, validation and test. Give one of the four forms."""
-
-    train: Fraction | Scalars | None = None
-    """Share of each series, from its start (0.7); or, beside `by`, the values that train (default:
-    the rest)."""
-    val: Fraction | Scalars | None = None
-    """Share of each series after the training rows; or, beside `by`, the values that validate."""
-    test: Fraction | Scalars | None = None
-    """Share of each series after the validation rows; or, beside `by`, the values that test."""
-    rows: Annotated[tuple[PositiveInt, ...], Field(strict=False)] | None = None
-    """Training, validation and test rows of each series, in that order; what follows is unused."""
-    by: str | None = None
-    """A column whose value says which set a row belongs to; `"series"` takes the series' name."""
-    folders: bool = False
-    """The folders train/, val/ and test/ below `data.path` hold the sets."""
-
-    @model_validator(mode="after")
-    def _one_form(self) -> Self:
-        shares = (self.train, self.val, self.test)
-        if sum((self.rows is not None, self.by is not None, self.folders)) > 1:
-            raise ValueError("give one of train/val/test shares, rows, by, or folders, not several")
-        if self.by is not None:
-            if isinstance(self.val, float) or isinstance(self.test, float):
-                raise ValueError(f'beside by = "{self.by}", val and test are lists of its values')
-            if not self.val or not self.test:
-                raise ValueError(f'beside by = "{self.by}", name the values of both val and test')
-        elif self.rows is not None or self.folders:
-            if any(share is not None for share in shares):
-                raise ValueError("train, val and test go with shares or with by, nothing else")
-            if self.rows is not None and len(self.rows) != 3:
-                raise ValueError("rows takes three counts: training, validation, test")
-        else:
-            fractions = [share for share in shares if isinstance(share, float)]
-            if len(fractions) != 3:
-                raise ValueError("give all of train, val and test as shares of each series")
-            if sum(fractions) > 1 + 1e-9:
-                raise ValueError(f"the shares add up to {sum(fractions):g}, which is more than 1")
-        return self
 
 
 class Data(Section):
@@ -78,7 +35,7 @@ class Data(Section):
     id: str | Names | None = None
     """The column or columns that tell the series of a long table apart. Several files then make
     one table; `"file"` stands for a row's file."""
-    where: dict[str, Scalar | Scalars] = {}
+    where: dict[str, Scalar | Scalars] = Field(default={})
     """Keep only the rows whose column has this value, or one of these values."""
     inputs: Names | None = None
     """What the model reads. Default: every numeric column (without the targets where `horizon` is
@@ -100,7 +57,8 @@ class Data(Section):
     """`"independent"`: every target column is its own series through one model; inputs that are not
     targets are seen by all of them."""
     scale: Literal["standard", "minmax", "none"] = "standard"
-    """How columns are scaled. Fitted on training rows only."""
+    """How columns are scaled. Fitted on training rows only (of the first fold, where there are
+    several)."""
     missing: Literal["error", "forward", "drop"] = "error"
     """Missing values: refuse them, repeat the last known value, or drop the row (no window crosses
     it)."""
@@ -116,8 +74,8 @@ class Data(Section):
     column's step."""
     split: Split = Split(train=0.7, val=0.1, test=0.2)
     """Shares of each series in time order, `{ rows = [a, b, c] }`, `{ by = "column", val = [...],
-    test = [...] }` or `{ folders = true }`. A window belongs to the set that holds its target
-    rows; its context may reach back over the border."""
+    test = [...] }`, `{ folders = true }` or `{ walk_forward = 6 }`. A window belongs to the set
+    that holds its target rows; its context may reach back over the border."""
 
     @property
     def ids(self) -> tuple[str, ...]:

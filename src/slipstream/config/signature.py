@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from slipstream.config.sections import Names, Section
+from slipstream.config.base import Names, Section
 
 
 class Signature(Section):

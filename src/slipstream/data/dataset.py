@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from slipstream.config import SIMULATED, Config, Data, Signature
-from slipstream.data import cell, prepare, scaling, splits, stream, tables, windows
+from slipstream.data import cell, folds, prepare, scaling, splits, stream, tables, windows
+from slipstream.data.folds import Fold
 from slipstream.data.prepare import Layout, Store, Times
 from slipstream.data.roles import Roles, find_roles
 from slipstream.data.scaling import Scaler
@@ -44,6 +45,8 @@ class Dataset:
     memory: InMemory | None
     """The series themselves, unless they are streamed"""
     stream: Stream | None
+    folds: tuple[Fold, ...] = ()
+    """Of a walk-forward split, the earliest first; `count` and `memory` are those of the last"""
 
     @property
     def data_bytes(self) -> int:
@@ -54,13 +57,22 @@ class Dataset:
         """A hash of the content: the values themselves, or what was read of all of them."""
         found = hashlib.sha256(json.dumps([self.scaler.to_dict(), self.count]).encode())
         found.update(self.layout.offsets.tobytes())
+        if self.folds:
+            found.update(json.dumps([fold.count for fold in self.folds]).encode())
         if self.memory is not None:
             tensors = [self.memory.series.values, *self.memory.starts.values()]
+            tensors += [starts for fold in self.folds for starts in fold.starts.values()]
             if self.memory.series.static is not None:
                 tensors.append(self.memory.series.static)
             for tensor in tensors:
                 found.update(tensor.contiguous().view(-1).numpy().data)
         return found.hexdigest()
+
+    def only(self, fold: Fold) -> Dataset:
+        """One fold's windows as an ordinary split, over the same series."""
+        assert self.memory is not None
+        memory = replace(self.memory, starts=fold.starts)
+        return replace(self, count=fold.count, memory=memory, folds=())
 
     def pieces(
         self, which: str, series: Series | None, *, rows: int, with_time: bool = False
@@ -98,19 +110,25 @@ def load(config: Config, table: Any = None) -> Dataset:
     del sources
     layout = store.layout
     signature = _signature(config, roles, layout.step)
-    runs, ranges = find_windows(layout, data, signature)
-    scaler = _fit(store, roles, runs.mask(SETS.index("train"), 0, layout.num_rows), data)
+    found: tuple[Fold, ...] = ()
+    if data.split.walk_forward is None:
+        runs, ranges = find_windows(layout, data, signature)
+        starts = {name: torch.from_numpy(some.starts()) for name, some in ranges.items()}
+    else:
+        runs, found, told = folds.find(layout, store.time, data, signature)
+        starts, notes = found[-1].starts, [*notes, *told]
+    scaler = _fit(store, roles, runs.mask(splits.TRAIN, 0, layout.num_rows), data)
     series = scaled_series(store, scaler, signature)
-    starts = {name: torch.from_numpy(found.starts()) for name, found in ranges.items()}
     return Dataset(
         signature=signature,
         scaler=scaler,
         layout=layout,
-        count={name: len(found) for name, found in ranges.items()},
+        count={name: len(some) for name, some in starts.items()},
         period=data.period or season(layout),
         notes=(*notes, *store.notes),
         memory=InMemory(series, starts, store.time),
         stream=None,
+        folds=found,
     )
 
 
@@ -185,7 +203,7 @@ def find_windows(
     }
     for index, (name, found) in enumerate(ranges.items()):
         if not len(found):
-            raise UserError(no_window(name, layout, runs.count(index), data))
+            raise UserError(splits.no_window(name, layout, runs.count(index), data))
     return runs, ranges
 
 
@@ -298,17 +316,3 @@ def season(layout: Layout) -> int | None:
             return length
     rows = round(1 / days) if days < 1 else 0
     return rows if rows > 1 and abs(rows * days - 1) < 1e-6 else None
-
-
-def no_window(name: str, layout: Layout, rows: int, data: Data) -> str:
-    gaps = len(layout.breaks) - len(layout.series)
-    message = (
-        f"data.split leaves no {name} window: its {rows:,} rows hold no "
-        f"{max(data.horizon, 1)} target rows in one piece with {data.context} context rows"
-    )
-    if gaps:
-        message += (
-            f"; {gaps:,} gaps in time break the series up (raise data.gap_tolerance, or set it "
-            "to inf to take rows as they follow)"
-        )
-    return message + "; give it more rows, or shorten data.context or data.horizon"

@@ -11,7 +11,7 @@ import torch
 
 from slipstream.config import Config, Signature, Split
 from slipstream.data import dataset as datasets
-from slipstream.data import prepare, windows
+from slipstream.data import prepare, splits, windows
 from slipstream.data.dataset import Dataset, InMemory
 from slipstream.data.prepare import Layout, Store
 from slipstream.data.resample import resampled
@@ -68,7 +68,7 @@ def load(
         stride=data.stride if targets else 1,
     )
     if not len(ranges):
-        raise UserError(datasets.no_window("full", layout, layout.num_rows, data))
+        raise UserError(splits.no_window("full", layout, layout.num_rows, data))
     starts = {"all": torch.from_numpy(ranges.starts())}
     return Dataset(
         signature=signature,

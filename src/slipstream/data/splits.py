@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from slipstream.config import Data, Scalar
+from slipstream.config import Data, Scalar, Split
 from slipstream.data.prepare import Ints, Layout
 from slipstream.data.roles import as_text
 from slipstream.errors import UserError
 
 SETS = ("train", "val", "test")
+TRAIN, VAL, TEST = range(len(SETS))
 UNUSED = len(SETS)
 
 
@@ -57,6 +59,52 @@ def assign(layout: Layout, data: Data) -> Runs:
     return Runs(np.array(begins), np.array(sets, dtype=np.int8), layout.num_rows)
 
 
+def walk_forward(layout: Layout, split: Split) -> tuple[Runs, ...]:
+    """Each row's set in every fold; the fold with the earliest test block comes first."""
+    assert split.walk_forward is not None
+    return tuple(_fold(layout, split, index) for index in range(split.walk_forward))
+
+
+def tested(layout: Layout, folds: Sequence[Runs]) -> Runs:
+    """The test blocks of all folds as one test set; everything else is unused."""
+    sets = np.full(layout.num_rows, UNUSED, dtype=np.int8)
+    for runs in folds:
+        sets[runs.mask(TEST, 0, layout.num_rows)] = TEST
+    return _as_runs(layout, sets)
+
+
+def _fold(layout: Layout, split: Split, index: int) -> Runs:
+    sets = np.full(layout.num_rows, UNUSED, dtype=np.int8)
+    for start, stop in zip(layout.offsets[:-1], layout.offsets[1:], strict=True):
+        _lay_fold(sets[start:stop], split, index)
+    return _as_runs(layout, sets)
+
+
+def _lay_fold(sets: npt.NDArray[np.int8], split: Split, index: int) -> None:
+    """Write one series' sets. What does not fit before its start is cut off."""
+    num_rows, folds, purge = len(sets), split.walk_forward, split.purge
+    assert folds is not None
+    assert isinstance(split.val, float)
+    assert isinstance(split.test, float)
+    block = int(num_rows * split.test / folds + 1e-9)  # 0.29 * 100 is a little less than 29
+    ahead = purge + round(num_rows * split.val) + purge  # between training and the test block
+    blocks = num_rows - folds * block + block * np.arange(folds)
+    test = int(blocks[index])
+    train_end = max(test - ahead, 0)
+    longest = max(int(blocks[0]) - ahead, 0) if split.window == "rolling" else train_end
+    sets[train_end - longest : train_end] = TRAIN
+    for before in blocks[:index] + block:
+        sets[before : before + split.embargo] = UNUSED
+    sets[max(test - ahead + purge, 0) : max(test - purge, 0)] = VAL
+    sets[test : test + block] = TEST
+
+
+def _as_runs(layout: Layout, sets: npt.NDArray[np.int8]) -> Runs:
+    changes = np.flatnonzero(np.diff(sets, prepend=np.int8(-1)))
+    begins = np.union1d(changes, layout.offsets[:-1])
+    return Runs(begins, sets[begins], layout.num_rows)
+
+
 def _by_folder(layout: Layout) -> npt.NDArray[np.int8]:
     unknown = [name for name in layout.group_names if name not in SETS]
     if unknown:
@@ -99,3 +147,30 @@ def _refuse_unknown(layout: Layout, data: Data, name: str, value: Scalar) -> Non
     raise UserError(
         f'data.split.{name} names "{value}", which "{data.split.by}" never is; it has {found}'
     )
+
+
+def no_window(name: str, layout: Layout, rows: int, data: Data, *, fold: str = "") -> str:
+    """Why a set, or a fold's set, is empty, and what would fill it."""
+    gaps = len(layout.breaks) - len(layout.series)
+    leaves = f"data.split.walk_forward leaves fold {fold}" if fold else "data.split leaves"
+    message = (
+        f"{leaves} no {name} window: its {rows:,} rows hold no {max(data.horizon, 1)} target rows "
+        f"in one piece with {data.context} context rows"
+    )
+    if gaps:
+        message += (
+            f"; {gaps:,} gaps in time break the series up (raise data.gap_tolerance, or set it "
+            "to inf to take rows as they follow)"
+        )
+    remedy = _fuller(name, data.split) if fold else "give it more rows"
+    return f"{message}; {remedy}, or shorten data.context or data.horizon"
+
+
+def _fuller(name: str, split: Split) -> str:
+    """Which settings give the folds' sets of this name more rows."""
+    if name == "test":
+        return "raise data.split.test or lower data.split.walk_forward"
+    if name == "val":
+        return "raise data.split.val"
+    costs = ["val", "test", *(each for each in ("purge", "embargo") if getattr(split, each))]
+    return f"lower data.split.{' or data.split.'.join(costs)}"

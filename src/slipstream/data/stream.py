@@ -43,6 +43,11 @@ def refuse_what_needs_memory(data: Data) -> None:
                 f'{setting} needs all rows in memory, which engine.home = "stream" does without; '
                 "prepare the file beforehand, or choose another home"
             )
+    if data.split.walk_forward is not None:
+        raise UserError(
+            'data.split.walk_forward needs all rows in memory, which engine.home = "stream" does '
+            'without; set engine.home = "host", or split once, by shares or rows'
+        )
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,125 @@
+"""Walk-forward folds: the same series, split once for every test block.
+
+Within a fold, training targets come before validation's and those before the test's: none knows the
+future. A test window belongs to the fold whose block holds its first target row; the others may lie
+in the next block, which that fold has not seen either. Together the folds test the windows of a
+set over all blocks, each of them once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from slipstream.config import Data, Signature
+from slipstream.data import splits, windows
+from slipstream.data.prepare import Ints, Layout, Times
+from slipstream.data.splits import TEST, TRAIN, VAL, Runs
+from slipstream.errors import UserError
+
+
+@dataclass(frozen=True)
+class Fold:
+    """One split of a walk-forward split."""
+
+    label: str
+    """When its test block is: times, or rows of the series, first and last"""
+    starts: dict[str, Tensor]
+    """First rows of the windows, by set"""
+
+    @property
+    def count(self) -> dict[str, int]:
+        """Windows, by set"""
+        return {name: len(starts) for name, starts in self.starts.items()}
+
+
+def find(
+    layout: Layout, time: Times | None, data: Data, signature: Signature
+) -> tuple[Runs, tuple[Fold, ...], list[str]]:
+    """The first fold's rows by set, every fold, and notes; each set of each fold has windows."""
+    walk = splits.walk_forward(layout, data.split)
+    blocks = splits.tested(layout, walk)
+    every_test = _starts(layout.breaks, blocks, TEST, data, signature)
+    found = []
+    for index, runs in enumerate(walk):
+        tested = runs.mask(TEST, 0, layout.num_rows)
+        starts = {
+            "train": _starts(_training_breaks(layout, runs), runs, TRAIN, data, signature),
+            "val": _starts(layout.breaks, runs, VAL, data, signature),
+            "test": every_test[tested[every_test + signature.lead]],
+        }
+        number = f"{index + 1} of {len(walk)}"
+        for which, (name, some) in enumerate(starts.items()):
+            if not len(some):
+                rows = runs.count(which)
+                raise UserError(splits.no_window(name, layout, rows, data, fold=number))
+        label = _label(layout, time, runs, data) or f"block {number}"
+        found.append(Fold(label, {name: torch.from_numpy(some) for name, some in starts.items()}))
+    notes = [
+        f"walk-forward in {len(walk)} folds: columns are scaled by the first fold's "
+        f"{walk[0].count(TRAIN):,} training rows, which every fold may know"
+    ]
+    if layout.dated and time is not None:
+        notes += _apart(time, walk)
+    return walk[0], tuple(found), notes
+
+
+def _starts(breaks: Ints, runs: Runs, which: int, data: Data, signature: Signature) -> Ints:
+    return windows.find_ranges(
+        breaks,
+        runs,
+        which=which,
+        lead=signature.lead,
+        steps_out=signature.steps_out,
+        stride=data.stride,
+    ).starts()
+
+
+def _training_breaks(layout: Layout, runs: Runs) -> Ints:
+    """Breaks also where each series' training begins: what a rolling fold forgot is no context."""
+    begins = runs.begins[runs.sets == TRAIN]
+    owners = np.searchsorted(layout.offsets, begins, side="right")
+    return np.union1d(layout.breaks, begins[np.diff(owners, prepend=0) > 0])
+
+
+def _label(layout: Layout, time: Times | None, runs: Runs, data: Data) -> str:
+    """The test block's first and last time; without times, its rows where series agree on them."""
+    mine = runs.sets == TEST
+    first, last = runs.begins[mine], runs.ends[mine] - 1
+    if time is None:
+        begins = layout.offsets[np.searchsorted(layout.offsets, first, side="right") - 1]
+        spans = set(zip((first - begins).tolist(), (last - begins).tolist(), strict=True))
+        return "rows {} to {}".format(*spans.pop()) if len(spans) == 1 else ""
+    low, high = time[first].min(), time[last].max()
+    if layout.dated:
+        return " to ".join(_dates(low, high))
+    return f"{data.time} {low:.15g} to {high:.15g}"
+
+
+def _dates(*microseconds: int) -> list[str]:
+    """Times as text, to the day, minute or second where nothing finer is needed."""
+    times = np.array(microseconds, dtype="datetime64[us]")
+    units: tuple[npt.DTypeLike, ...] = ("datetime64[D]", "datetime64[m]", "datetime64[s]")
+    for unit in units:
+        if (times.astype(unit) == times).all():
+            return [str(one).replace("T", " ") for one in times.astype(unit)]
+    return [str(one).replace("T", " ") for one in times]
+
+
+def _apart(time: Times, walk: tuple[Runs, ...]) -> list[str]:
+    """A note where one series' training is later than another's test."""
+    for index, runs in enumerate(walk):
+        learnt = (runs.sets == TRAIN) | (runs.sets == VAL)
+        latest = time[runs.ends[learnt] - 1].max()
+        earliest = time[runs.begins[runs.sets == TEST]].min()
+        if latest >= earliest:
+            until, since = _dates(latest, earliest)
+            return [
+                f"walk-forward cuts each series in itself, and they do not end together: fold "
+                f"{index + 1} learns from rows up to {until}, and is tested from {since} on"
+            ]
+    return []
