@@ -1,0 +1,235 @@
+"""Runs the Triton kernels of `recurrence` forward and backward. Shapes as in the package."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from slipstream.kernels import recurrence
+from slipstream.kernels.shapes import Weights
+
+SLOTS = 4
+MOST_INSIDE = 32
+"""Inputs up to which the product with them is made inside the kernel"""
+ROWS, COLUMNS = 64, 128
+"""Of one step of a weight gradient"""
+PROGRAMS = 264
+"""Of a weight gradient: enough for two on each processor of a large GPU"""
+
+
+class Tile(NamedTuple):
+    """How a kernel is cut."""
+
+    windows: int
+    """Of one program"""
+    warps: int
+    stages: int = 1
+    """Steps whose reads are under way"""
+    held: int = SLOTS
+    """Slots whose recurrent weights stay on chip: all 4, or 1"""
+
+
+class Way(NamedTuple):
+    """How a layer is run."""
+
+    kind: str
+    last: bool
+    """Only each direction's last output"""
+    dtype: torch.dtype
+    """Of operands and outputs; sums and cells are fp32"""
+    precision: str
+    """Of products between fp32 operands: "ieee" or "tf32" """
+    forward: Tile
+    backward: Tile
+    quick: bool = True
+    """tanh by the GPU's own instruction"""
+
+
+def layer(
+    way: Way, x: Tensor, weights: Weights, h0: Tensor | None = None, c0: Tensor | None = None
+) -> Tensor:
+    """x [K, T, B, D] to [K, T, B, W * H], or with `way.last` to [K, B, W * H]."""
+    out: Tensor = _Layer.apply(way, x, *weights, h0, c0)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Layer(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        way: Way,
+        x: Tensor,
+        ih: Tensor,
+        hh: Tensor,
+        b_ih: Tensor,
+        b_hh: Tensor,
+        h0: Tensor | None,
+        c0: Tensor | None,
+    ) -> Tensor:
+        K, T, B, D = x.shape
+        W, H = hh.shape[1], hh.shape[3]
+        lstm, inside, states = way.kind == "lstm", D <= MOST_INSIDE, h0 is not None
+        keep = any(ctx.needs_input_grad)
+        x, ih, hh, b_ih, b_hh = (t.contiguous() for t in (x, ih, hh, b_ih, b_hh))
+        if h0 is not None:
+            h0 = h0.contiguous()
+            c0 = (torch.zeros_like(h0) if c0 is None else c0).contiguous()
+
+        def empty(*shape: int) -> Tensor:
+            return torch.empty(shape, dtype=way.dtype, device=x.device)
+
+        y = empty(K, T, B, W, H) if keep or not way.last else empty(0)
+        final = empty(K, B, W, H) if way.last else y
+        factors = empty(K, T, B, W, H, SLOTS) if keep else y
+        carry = empty(K, T, B, W, H, 2 if lstm else 1) if keep else y
+        source = x
+        if not inside:
+            x = x.to(way.dtype)
+            source = x.view(K, T * B, D) @ ih.to(way.dtype).view(K, -1, D).mT
+        tile = way.forward
+        recurrence.forward[(-(-B // tile.windows), K * W)](
+            source,
+            ih,
+            hh,
+            b_ih,
+            b_hh,
+            b_hh if h0 is None else h0,
+            b_hh if c0 is None else c0,
+            y,
+            final,
+            factors,
+            carry,
+            T,
+            B,
+            D=D if inside else 1,
+            DP=_padded(D) if inside else 16,
+            H=H,
+            HP=_padded(H),
+            W=W,
+            LSTM=lstm,
+            INSIDE=inside,
+            STATES=states,
+            LAST=way.last,
+            KEEP=keep,
+            HELD=tile.held,
+            BM=tile.windows,
+            STAGES=tile.stages,
+            PRECISION=way.precision,
+            QUICK=way.quick,
+            num_warps=tile.warps,
+        )
+        ctx.way = way
+        ctx.save_for_backward(x, ih, hh, b_ih, h0, y, factors, carry)
+        return final.flatten(-2)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        x, ih, hh, b_ih, h0, y, slots, carry = ctx.saved_tensors
+        way: Way | None = ctx.way
+        if way is None:
+            raise RuntimeError("the way back overwrites what it reads and runs once")
+        ctx.way = None
+        K, T, B, D = x.shape
+        W, H = hh.shape[1], hh.shape[3]
+        tile = way.backward
+        dh0 = dc0 = slots
+        if h0 is not None:
+            dh0, dc0 = torch.empty(2, K, W, B, H, device=x.device).unbind()
+        recurrence.backward[(-(-B // tile.windows), K * W)](
+            slots,
+            carry,
+            hh,
+            dy.to(way.dtype).contiguous(),
+            dh0,
+            dc0,
+            T,
+            B,
+            H=H,
+            HP=_padded(H),
+            W=W,
+            LSTM=way.kind == "lstm",
+            STATES=h0 is not None,
+            LAST=way.last,
+            HELD=tile.held,
+            BM=tile.windows,
+            STAGES=tile.stages,
+            PRECISION=way.precision,
+            num_warps=tile.warps,
+        )
+        dx = None
+        if ctx.needs_input_grad[1]:
+            dx = slots.view(K, T * B, -1) @ _interleaved(ih, way)
+            dx = dx.view(x.shape)
+        d_hh, sums = _weight_gradients(way, slots, y, h0, H, of_h=True)
+        d_ih, _ = _weight_gradients(way, slots, x, None, H, of_h=False)
+        sums = sums.mT  # [K, W, 4, H]
+        if way.kind == "lstm":
+            d_b_ih = d_b_hh = sums.reshape(b_ih.shape)
+        else:
+            d_b_ih = sums[:, :, :3].reshape(b_ih.shape)
+            d_b_hh = sums[:, :, (0, 1, 3)].reshape(b_ih.shape)
+        return (
+            None,
+            dx,
+            d_ih.view(ih.shape),
+            d_hh.view(hh.shape),
+            d_b_ih,
+            d_b_hh,
+            dh0 if ctx.needs_input_grad[6] else None,
+            dc0 if ctx.needs_input_grad[7] else None,
+        )
+
+
+def _padded(size: int) -> int:
+    """The next power of two, and at least what a product takes."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
+def _interleaved(ih: Tensor, way: Way) -> Tensor:
+    """Input weights [K, W, G * H, D] in the order of the slots' gradients, [K, W * H * 4, D]."""
+    K, W, _, D = ih.shape
+    gates = ih.unflatten(2, (4 if way.kind == "lstm" else 3, -1)).to(way.dtype)
+    if way.kind == "gru":
+        gates = torch.cat([gates, torch.zeros_like(gates[:, :, :1])], dim=2)
+    return gates.transpose(2, 3).reshape(K, -1, D)
+
+
+def _weight_gradients(
+    way: Way, slots: Tensor, other: Tensor, h0: Tensor | None, H: int, *, of_h: bool
+) -> tuple[Tensor, Tensor]:
+    """The gradient of w_hh [K, W, G, H, H] and the slots' sums [K, W, H, 4], or that of w_ih."""
+    K, T, B, W = slots.shape[:4]
+    N = other.shape[-1]
+    rows, width = T * B, min(_padded(N), COLUMNS)
+    blocks = -(-4 * H // COLUMNS) * -(-N // width)
+    parts = max(1, min(PROGRAMS // (K * W * blocks), rows // (4 * ROWS)))
+    share = -(-rows // (parts * ROWS)) * ROWS
+    parts = -(-rows // share)
+    gates = 4 if way.kind == "lstm" else 3
+    out = torch.empty(parts, K, W, gates, H, N, device=slots.device)
+    sums = torch.empty(parts, K, W, H, SLOTS, device=slots.device) if of_h else out
+    recurrence.weight_gradients[(parts, blocks, K * W)](
+        slots,
+        other,
+        other if h0 is None else h0,
+        out,
+        sums,
+        rows,
+        B,
+        share,
+        H=H,
+        N=N,
+        NP=width,
+        W=W,
+        LSTM=way.kind == "lstm",
+        OF_H=of_h,
+        STATES=h0 is not None,
+        PRECISION=way.precision,
+        BR=ROWS,
+        BC=COLUMNS,
+        num_warps=8,
+        num_stages=3,
+    )
+    return (out[0], sums[0]) if parts == 1 else (out.sum(0), sums.sum(0))

@@ -1,0 +1,445 @@
+"""LSTM and GRU layers in Triton: all time steps in one kernel, over lanes and directions.
+
+A program takes BM windows of one lane and one direction and walks through time. The recurrent
+weights are read once and stay on chip, as do hidden and cell state. Four slots stand for the gates:
+
+    LSTM   i, f, g, o
+    GRU    r, z, the new gate's part that comes from x, and the part that comes from h
+
+    x        [K, T, B, D] with INSIDE: the product with w_ih is made here, which saves writing and
+             reading it, where w_ih fits beside the rest; else the product, [K, T, B, W, G, H]
+    w_ih     [K, W, G, H, D]    w_hh [K, W, G, H, H]    b_ih, b_hh [K, W, G, H], of any precision
+    y        [K, T, B, W, H]    outputs
+    factors  [K, T, B, W, H, 4] what the gradient of h (for i, f and g: of c) is multiplied by to
+                                give that of a slot; `backward` leaves the slots' gradients there
+    carry    [K, T, B, W, H, 2] LSTM: what dh adds to dc, and what of dc goes on (f);
+             [K, T, B, W, H]    GRU: what of dh goes on (z)
+    h0, c0   [K, W, B, H]       initial states, where there are any
+
+Why it is built like this. A step is a chain: product, gates, state, product. On its way Triton
+moves a tensor from the layout of products to that of memory accesses through shared memory, with
+two barriers each time. So the slots are written and read side by side, as one tensor. The way back
+gets its factors ready-made: it has no tanh, and a few multiplications. What a step reads is asked
+for a step ahead. Weight gradients are products over all steps and windows, made afterwards: summed
+in the loop, they would not fit into the registers.
+
+HP and DP are H and D rounded up to powers of two. The units between have no weights and stay zero.
+HELD slots' weights stay on chip; where shared memory is small, the others are read at every step.
+"""
+# mypy: disable-error-code="no-untyped-def"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _tanh(x, QUICK: tl.constexpr):
+    """QUICK is the GPU's own instruction, with an error of 2^-11: as much as fp16 rounds off."""
+    if QUICK:
+        return tl.inline_asm_elementwise(
+            "tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    return 2 * tl.sigmoid(2 * x) - 1
+
+
+@triton.jit
+def _sigmoid(x, QUICK: tl.constexpr):
+    """By way of tanh, which takes one instruction where exp and a division take several."""
+    if QUICK:
+        return 0.5 * _tanh(0.5 * x, QUICK) + 0.5
+    return tl.sigmoid(x)
+
+
+@triton.jit
+def _side_by_side(a, b, c, d, BM: tl.constexpr, HP: tl.constexpr):
+    """Four [BM, HP] as one [BM, HP, 4]."""
+    return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [BM, HP, 4])
+
+
+@triton.jit
+def _apart(slots, BM: tl.constexpr, HP: tl.constexpr):
+    """One [BM, HP, 4] as four [BM, HP]."""
+    even, odd = tl.split(tl.reshape(slots, [BM, HP, 2, 2]))
+    a, c = tl.split(even)
+    b, d = tl.split(odd)
+    return a, b, c, d
+
+
+@triton.jit
+def _pair(kept, LSTM: tl.constexpr):
+    """What `carry` holds: two values in an LSTM, one in a GRU."""
+    if LSTM:
+        a, b = tl.split(kept)
+    else:
+        a, b = kept, kept
+    return a, b
+
+
+@triton.jit(do_not_specialize=["T", "B"])
+def forward(
+    x,
+    w_ih,
+    w_hh,
+    b_ih,
+    b_hh,
+    h0,
+    c0,
+    y,
+    final,
+    factors,
+    carry,
+    T,
+    B,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    H: tl.constexpr,
+    HP: tl.constexpr,
+    W: tl.constexpr,
+    LSTM: tl.constexpr,
+    INSIDE: tl.constexpr,
+    STATES: tl.constexpr,
+    LAST: tl.constexpr,
+    KEEP: tl.constexpr,
+    HELD: tl.constexpr,
+    BM: tl.constexpr,
+    STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
+    QUICK: tl.constexpr,
+):
+    """With LAST, each direction's last output goes to `final`, [K, B, W, H]. KEEP writes what
+    `backward` needs."""
+    G: tl.constexpr = 4 if LSTM else 3
+    who = tl.program_id(1).to(tl.int64)  # lane and direction
+    lane, way = who // W, who % W
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    units, ins = tl.arange(0, HP), tl.arange(0, DP)
+    four, two = tl.arange(0, 4), tl.arange(0, 2)
+    real = units < H
+    there = (rows < B)[:, None] & real[None, :]
+    kind = y.dtype.element_ty
+
+    square = real[:, None] & real[None, :]
+    recurrent = w_hh + who * G * H * H + units[None, :] * H + units[:, None]  # [in, out]
+    u_0 = tl.load(recurrent, mask=square, other=0.0).to(kind)
+    u_1 = u_0
+    u_2 = u_0
+    u_3 = u_0
+    if HELD == 4:
+        u_1 = tl.load(recurrent + H * H, mask=square, other=0.0).to(kind)
+        if LSTM:
+            u_2 = tl.load(recurrent + 2 * H * H, mask=square, other=0.0).to(kind)
+        u_3 = tl.load(recurrent + (G - 1) * H * H, mask=square, other=0.0).to(kind)
+    zero = tl.zeros([BM, HP], dtype=tl.float32)
+    ones_x = b_ih + who * G * H + units
+    ones_h = b_hh + who * G * H + units
+    b_0 = tl.load(ones_x, mask=real, other=0.0) + tl.load(ones_h, mask=real, other=0.0)
+    b_1 = tl.load(ones_x + H, mask=real, other=0.0) + tl.load(ones_h + H, mask=real, other=0.0)
+    b_2 = tl.load(ones_x + 2 * H, mask=real, other=0.0)
+    b_3 = tl.load(ones_h + (G - 1) * H, mask=real, other=0.0)
+    if LSTM:
+        b_2 += tl.load(ones_h + 2 * H, mask=real, other=0.0)
+        b_3 += tl.load(ones_x + 3 * H, mask=real, other=0.0)
+    b_0, b_1 = b_0.to(tl.float32)[None, :] + zero, b_1.to(tl.float32)[None, :] + zero
+    b_2, b_3 = b_2.to(tl.float32)[None, :] + zero, b_3.to(tl.float32)[None, :] + zero
+
+    first, step = way * (T - 1), 1 - 2 * way  # the other direction walks from the end
+    here = rows[:, None].to(tl.int64) * W * H + way * H + units[None, :]
+    place = (lane * T + first) * B * W * H
+    y_at = y + place + here
+    factors_at = factors + 4 * place + 4 * here[:, :, None] + four[None, None, :]
+    all_four = there[:, :, None] & (four < 4)[None, None, :]
+    if LSTM:
+        carry_at = carry + 2 * place + 2 * here[:, :, None] + two[None, None, :]
+        both = there[:, :, None] & (two < 2)[None, None, :]
+    else:
+        carry_at = carry + place + here
+        both = there
+    if INSIDE:
+        entering = w_ih + who * G * H * D + units[None, :] * D + ins[:, None]  # [in, out]
+        oblong = (ins < D)[:, None] & real[None, :]
+        v_0 = tl.load(entering, mask=oblong, other=0.0).to(kind)
+        v_1 = tl.load(entering + H * D, mask=oblong, other=0.0).to(kind)
+        v_2 = tl.load(entering + 2 * H * D, mask=oblong, other=0.0).to(kind)
+        v_3 = tl.load(entering + (G - 1) * H * D, mask=oblong, other=0.0).to(kind)
+        x_there = (rows < B)[:, None] & (ins < D)[None, :]
+        x_at = x + (lane * T + first) * B * D + rows[:, None].to(tl.int64) * D + ins[None, :]
+        x_step = step * B * D
+        coming = tl.load(x_at, mask=x_there, other=0.0)
+    else:
+        x_at = x + G * place + rows[:, None].to(tl.int64) * W * G * H + way * G * H + units[None, :]
+        x_step = step * B * W * G * H
+
+    h = zero
+    c = zero
+    if STATES:
+        states = who * B * H + rows[:, None] * H + units[None, :]
+        h += tl.load(h0 + states, mask=there, other=0.0)
+        if LSTM:
+            c += tl.load(c0 + states, mask=there, other=0.0)
+    operand = h.to(kind)
+
+    for t in tl.range(T, num_stages=STAGES):
+        if INSIDE:
+            now = coming.to(kind)
+            x_at += x_step
+            coming = tl.load(x_at, mask=x_there & (t + 1 < T), other=0.0)
+            p_0 = tl.dot(now, v_0, b_0, input_precision=PRECISION)
+            p_1 = tl.dot(now, v_1, b_1, input_precision=PRECISION)
+            p_2 = tl.dot(now, v_2, b_2, input_precision=PRECISION)
+            p_3 = b_3
+            if LSTM:
+                p_3 = tl.dot(now, v_3, b_3, input_precision=PRECISION)
+        else:
+            p_0 = tl.load(x_at, mask=there, other=0.0) + b_0
+            p_1 = tl.load(x_at + H, mask=there, other=0.0) + b_1
+            p_2 = tl.load(x_at + 2 * H, mask=there, other=0.0) + b_2
+            p_3 = b_3
+            if LSTM:
+                p_3 += tl.load(x_at + 3 * H, mask=there, other=0.0)
+            x_at += x_step
+
+        p_0 = tl.dot(operand, u_0, p_0, input_precision=PRECISION)
+        if HELD < 4:
+            u_1 = tl.load(recurrent + H * H, mask=square, other=0.0).to(kind)
+        p_1 = tl.dot(operand, u_1, p_1, input_precision=PRECISION)
+        if LSTM:
+            if HELD < 4:
+                u_2 = tl.load(recurrent + 2 * H * H, mask=square, other=0.0).to(kind)
+            p_2 = tl.dot(operand, u_2, p_2, input_precision=PRECISION)
+        if HELD < 4:
+            u_3 = tl.load(recurrent + (G - 1) * H * H, mask=square, other=0.0).to(kind)
+        p_3 = tl.dot(operand, u_3, p_3, input_precision=PRECISION)
+
+        if LSTM:
+            i, f = _sigmoid(p_0, QUICK), _sigmoid(p_1, QUICK)
+            g, o = _tanh(p_2, QUICK), _sigmoid(p_3, QUICK)
+            a_1 = c * f * (1 - f)
+            c = f * c + i * g
+            tanh_c = _tanh(c, QUICK)
+            h = o * tanh_c
+            a_0 = g * i * (1 - i)
+            a_2 = i * (1 - g * g)
+            a_3 = h * (1 - o)
+            if KEEP:
+                a_c = o - h * tanh_c
+                tl.store(carry_at, tl.join(a_c.to(kind), f.to(kind)), mask=both)
+                carry_at += step * B * W * 2 * H
+        else:
+            r, z = _sigmoid(p_0, QUICK), _sigmoid(p_1, QUICK)
+            n = _tanh(p_2 + r * p_3, QUICK)
+            a_2 = (1 - z) * (1 - n * n)
+            a_1 = (h - n) * z * (1 - z)
+            a_3 = a_2 * r
+            a_0 = a_3 * (1 - r) * p_3
+            h = n + z * (h - n)
+            if KEEP:
+                tl.store(carry_at, z.to(kind), mask=both)
+                carry_at += step * B * W * H
+        if KEEP:
+            factor = _side_by_side(a_0.to(kind), a_1.to(kind), a_2.to(kind), a_3.to(kind), BM, HP)
+            tl.store(factors_at, factor, mask=all_four)
+            factors_at += step * B * W * 4 * H
+        operand = h.to(kind)
+        if KEEP or not LAST:
+            tl.store(y_at, operand, mask=there)
+            y_at += step * B * W * H
+
+    if LAST:
+        tl.store(final + lane * B * W * H + here, operand, mask=there)
+
+
+@triton.jit(do_not_specialize=["T", "B"])
+def backward(
+    factors,
+    carry,
+    w_hh,
+    dy,
+    dh0,
+    dc0,
+    T,
+    B,
+    H: tl.constexpr,
+    HP: tl.constexpr,
+    W: tl.constexpr,
+    LSTM: tl.constexpr,
+    STATES: tl.constexpr,
+    LAST: tl.constexpr,
+    HELD: tl.constexpr,
+    BM: tl.constexpr,
+    STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """dy [K, T, B, W, H], or with LAST that of each direction's last output, [K, B, W, H]."""
+    G: tl.constexpr = 4 if LSTM else 3
+    who = tl.program_id(1).to(tl.int64)
+    lane, way = who // W, who % W
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    units = tl.arange(0, HP)
+    four, two = tl.arange(0, 4), tl.arange(0, 2)
+    real = units < H
+    there = (rows < B)[:, None] & real[None, :]
+    kind = factors.dtype.element_ty
+
+    square = real[:, None] & real[None, :]
+    recurrent = w_hh + who * G * H * H + units[:, None] * H + units[None, :]  # [out, in]
+    u_0 = tl.load(recurrent, mask=square, other=0.0).to(kind)
+    u_1 = u_0
+    u_2 = u_0
+    u_3 = u_0
+    if HELD == 4:
+        u_1 = tl.load(recurrent + H * H, mask=square, other=0.0).to(kind)
+        if LSTM:
+            u_2 = tl.load(recurrent + 2 * H * H, mask=square, other=0.0).to(kind)
+        u_3 = tl.load(recurrent + (G - 1) * H * H, mask=square, other=0.0).to(kind)
+
+    first, step = (1 - way) * (T - 1), 2 * way - 1  # against the direction of `forward`
+    here = rows[:, None].to(tl.int64) * W * H + way * H + units[None, :]
+    place = (lane * T + first) * B * W * H
+    factors_at = factors + 4 * place + 4 * here[:, :, None] + four[None, None, :]
+    all_four = there[:, :, None] & (four < 4)[None, None, :]
+    if LSTM:
+        carry_at = carry + 2 * place + 2 * here[:, :, None] + two[None, None, :]
+        carry_step = step * B * W * 2 * H
+        both = there[:, :, None] & (two < 2)[None, None, :]
+    else:
+        carry_at = carry + place + here
+        carry_step = step * B * W * H
+        both = there
+    zero = tl.zeros([BM, HP], dtype=tl.float32)
+    dc = zero
+    if LAST:
+        dy_at = dy + lane * B * W * H + here
+    else:
+        dy_at = dy + place + here
+    dh = tl.load(dy_at, mask=there, other=0.0).to(tl.float32)
+
+    for t in tl.range(T, num_stages=STAGES):
+        factor = tl.load(factors_at, mask=all_four, other=0.0)
+        kept = tl.load(carry_at, mask=both, other=0.0)
+        a_0, a_1, a_2, a_3 = _apart(factor, BM, HP)
+        a_c, f = _pair(kept, LSTM)
+        goes_on = zero
+        if not LAST:
+            dy_at += step * B * W * H
+            goes_on += tl.load(dy_at, mask=there & (t + 1 < T), other=0.0).to(tl.float32)
+
+        if LSTM:
+            dc += dh * a_c
+            d_0, d_1, d_2, d_3 = dc * a_0, dc * a_1, dc * a_2, dh * a_3
+            dc = dc * f
+        else:
+            d_0, d_1, d_2, d_3 = dh * a_0, dh * a_1, dh * a_2, dh * a_3
+            goes_on += dh * f
+        d_0, d_1, d_2, d_3 = d_0.to(kind), d_1.to(kind), d_2.to(kind), d_3.to(kind)
+        tl.store(factors_at, _side_by_side(d_0, d_1, d_2, d_3, BM, HP), mask=all_four)
+        factors_at += step * B * W * 4 * H
+        carry_at += carry_step
+
+        dh = tl.dot(d_0, u_0, goes_on, input_precision=PRECISION)
+        if HELD < 4:
+            u_1 = tl.load(recurrent + H * H, mask=square, other=0.0).to(kind)
+        dh = tl.dot(d_1, u_1, dh, input_precision=PRECISION)
+        if LSTM:
+            if HELD < 4:
+                u_2 = tl.load(recurrent + 2 * H * H, mask=square, other=0.0).to(kind)
+            dh = tl.dot(d_2, u_2, dh, input_precision=PRECISION)
+        if HELD < 4:
+            u_3 = tl.load(recurrent + (G - 1) * H * H, mask=square, other=0.0).to(kind)
+        dh = tl.dot(d_3, u_3, dh, input_precision=PRECISION)
+
+    if STATES:
+        states = who * B * H + rows[:, None] * H + units[None, :]
+        tl.store(dh0 + states, dh, mask=there)
+        if LSTM:
+            tl.store(dc0 + states, dc, mask=there)
+
+
+@triton.jit(do_not_specialize=["rows", "B", "share"])
+def weight_gradients(
+    slots,
+    other,
+    h0,
+    out,
+    bias_out,
+    rows,
+    B,
+    share,
+    H: tl.constexpr,
+    N: tl.constexpr,
+    NP: tl.constexpr,
+    W: tl.constexpr,
+    LSTM: tl.constexpr,
+    OF_H: tl.constexpr,
+    STATES: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BR: tl.constexpr,
+    BC: tl.constexpr,
+):
+    """Sums over `share` of all rows (steps and windows) of slots times inputs, or outputs before.
+
+    slots [K, rows, W, H, 4]; other: x [K, rows, N], or with OF_H y [K, rows, W, N], of which the
+    step before is taken; out [parts, K, W, G, H, N]; bias_out [parts, K, W, H, 4], with OF_H.
+    """
+    G: tl.constexpr = 4 if LSTM else 3
+    ACROSS: tl.constexpr = W if OF_H else 1
+    blocks: tl.constexpr = (N + NP - 1) // NP
+    part = tl.program_id(0).to(tl.int64)
+    who = tl.program_id(2).to(tl.int64)
+    lane, way = who // W, who % W
+    columns = tl.program_id(1) // blocks * BC + tl.arange(0, BC)
+    others = tl.program_id(1) % blocks * NP + tl.arange(0, NP)
+    kind = slots.dtype.element_ty
+    before = 0
+    if OF_H:
+        before = B - 2 * B * way  # the forward direction's step before is B rows up
+        other += way * N
+    slots_at = slots + (lane * rows * W + way) * 4 * H + columns[None, :]
+    other_at = other + lane * rows * ACROSS * N + others[None, :]
+    total = tl.zeros([BC, NP], dtype=tl.float32)
+    sums = tl.zeros([BC], dtype=tl.float32)
+    end = tl.minimum((part + 1) * share, rows)
+    for start in range(part * share, end, BR):
+        row = start + tl.arange(0, BR)
+        source = row - before
+        within = row < end
+        d = tl.load(
+            slots_at + row[:, None] * (W * 4 * H),
+            mask=within[:, None] & (columns < 4 * H)[None, :],
+            other=0.0,
+        )
+        known = within & (source >= 0) & (source < rows)
+        found = tl.load(
+            other_at + source[:, None] * (ACROSS * N),
+            mask=known[:, None] & (others < N)[None, :],
+            other=0.0,
+        ).to(kind)
+        if STATES:
+            window = row % B
+            initial = tl.load(
+                h0 + (who * B + window)[:, None] * N + others[None, :],
+                mask=(within & ~known)[:, None] & (others < N)[None, :],
+                other=0.0,
+            )
+            found += initial.to(kind)
+        total = tl.dot(tl.trans(d), found, total, input_precision=PRECISION)
+        if OF_H:
+            sums += tl.sum(d.to(tl.float32), axis=0)
+
+    unit, slot = columns // 4, columns % 4
+    if LSTM:
+        gate = slot
+        mine = columns < 4 * H
+    elif OF_H:
+        gate = tl.minimum(slot, 2)
+        mine = (columns < 4 * H) & (slot != 2)
+    else:
+        gate = slot
+        mine = (columns < 4 * H) & (slot != 3)
+    everyone = tl.num_programs(2)
+    out_at = out + (part * everyone + who) * G * H * N
+    out_at += (gate * H + unit)[:, None] * N + others[None, :]
+    tl.store(out_at, total, mask=mine[:, None] & (others < N)[None, :])
+    if OF_H and tl.program_id(1) % blocks == 0:
+        tl.store(bias_out + (part * everyone + who) * 4 * H + columns, sums, mask=columns < 4 * H)
