@@ -162,8 +162,7 @@ class _Layer(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             dx = slots.view(K, T * B, -1) @ _interleaved(ih, way)
             dx = dx.view(x.shape)
-        d_hh, sums = _weight_gradients(way, slots, y, h0, H, of_h=True)
-        d_ih, _ = _weight_gradients(way, slots, x, None, H, of_h=False)
+        d_ih, d_hh, sums = _weight_gradients(way, slots, x, y, h0)
         sums = sums.mT  # [K, W, 4, H]
         if way.kind == "lstm":
             d_b_ih = d_b_hh = sums.reshape(b_ih.shape)
@@ -197,39 +196,56 @@ def _interleaved(ih: Tensor, way: Way) -> Tensor:
 
 
 def _weight_gradients(
-    way: Way, slots: Tensor, other: Tensor, h0: Tensor | None, H: int, *, of_h: bool
-) -> tuple[Tensor, Tensor]:
-    """The gradient of w_hh [K, W, G, H, H] and the slots' sums [K, W, H, 4], or that of w_ih."""
-    K, T, B, W = slots.shape[:4]
-    N = other.shape[-1]
-    rows, width = T * B, min(_padded(N), COLUMNS)
-    blocks = -(-4 * H // COLUMNS) * -(-N // width)
-    parts = max(1, min(PROGRAMS // (K * W * blocks), rows // (4 * ROWS)))
+    way: Way, slots: Tensor, x: Tensor, y: Tensor, h0: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of w_ih [K, W, G, H, D] and w_hh [K, W, G, H, H], and the slots' sums.
+
+    The slots are read once where x is narrow, and once for each block of inputs where it is not.
+    """
+    K, T, B, W, H, _ = slots.shape
+    D, gates = x.shape[-1], 4 if way.kind == "lstm" else 3
+    narrow, rows = D <= MOST_INSIDE, T * B
+    columns, width = -(-4 * H // COLUMNS), min(_padded(D), COLUMNS)
+    parts = max(1, min(PROGRAMS // (K * W * columns), rows // (4 * ROWS)))
     share = -(-rows // (parts * ROWS)) * ROWS
     parts = -(-rows // share)
-    gates = 4 if way.kind == "lstm" else 3
-    out = torch.empty(parts, K, W, gates, H, N, device=slots.device)
-    sums = torch.empty(parts, K, W, H, SLOTS, device=slots.device) if of_h else out
-    recurrence.weight_gradients[(parts, blocks, K * W)](
-        slots,
-        other,
-        other if h0 is None else h0,
-        out,
-        sums,
-        rows,
-        B,
-        share,
-        H=H,
-        N=N,
-        NP=width,
-        W=W,
-        LSTM=way.kind == "lstm",
-        OF_H=of_h,
-        STATES=h0 is not None,
-        PRECISION=way.precision,
-        BR=ROWS,
-        BC=COLUMNS,
-        num_warps=8,
-        num_stages=3,
-    )
-    return (out[0], sums[0]) if parts == 1 else (out.sum(0), sums.sum(0))
+
+    def empty(*shape: int) -> Tensor:
+        return torch.empty(parts, K, W, *shape, device=slots.device)
+
+    of_h, of_x, sums = empty(gates, H, H), empty(gates, H, D), empty(H, SLOTS)
+
+    def launch(blocks: int, *, h: bool, x_too: bool) -> None:
+        recurrence.weight_gradients[(parts, columns * blocks, K * W)](
+            slots,
+            y,
+            y if h0 is None else h0,
+            x,
+            of_h,
+            of_x,
+            sums,
+            rows,
+            B,
+            share,
+            H=H,
+            HP=_padded(H),
+            D=D,
+            DP=width,
+            W=W,
+            LSTM=way.kind == "lstm",
+            OF_H=h,
+            OF_X=x_too,
+            STATES=h0 is not None,
+            PRECISION=way.precision,
+            BR=ROWS,
+            BC=COLUMNS,
+            num_warps=8,
+            num_stages=3,
+        )
+
+    launch(1, h=True, x_too=narrow)
+    if not narrow:
+        launch(-(-D // width), h=False, x_too=True)
+    if parts == 1:
+        return of_x[0], of_h[0], sums[0]
+    return of_x.sum(0), of_h.sum(0), sums.sum(0)

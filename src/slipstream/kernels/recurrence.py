@@ -54,13 +54,13 @@ def _sigmoid(x, QUICK: tl.constexpr):
 
 @triton.jit
 def _side_by_side(a, b, c, d, BM: tl.constexpr, HP: tl.constexpr):
-    """Four [BM, HP] as one [BM, HP, 4]."""
-    return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [BM, HP, 4])
+    """Four [BM, HP] as one [BM, HP * 4]."""
+    return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [BM, HP * 4])
 
 
 @triton.jit
 def _apart(slots, BM: tl.constexpr, HP: tl.constexpr):
-    """One [BM, HP, 4] as four [BM, HP]."""
+    """One [BM, HP * 4] as four [BM, HP]."""
     even, odd = tl.split(tl.reshape(slots, [BM, HP, 2, 2]))
     a, c = tl.split(even)
     b, d = tl.split(odd)
@@ -68,10 +68,10 @@ def _apart(slots, BM: tl.constexpr, HP: tl.constexpr):
 
 
 @triton.jit
-def _pair(kept, LSTM: tl.constexpr):
-    """What `carry` holds: two values in an LSTM, one in a GRU."""
+def _pair(kept, BM: tl.constexpr, HP: tl.constexpr, LSTM: tl.constexpr):
+    """What `carry` holds of a unit: two values in an LSTM, one in a GRU."""
     if LSTM:
-        a, b = tl.split(kept)
+        a, b = tl.split(tl.reshape(kept, [BM, HP, 2]))
     else:
         a, b = kept, kept
     return a, b
@@ -115,7 +115,8 @@ def forward(
     lane, way = who // W, who % W
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     units, ins = tl.arange(0, HP), tl.arange(0, DP)
-    four, two = tl.arange(0, 4), tl.arange(0, 2)
+    C: tl.constexpr = 2 if LSTM else 1
+    slots, pairs = tl.arange(0, 4 * HP), tl.arange(0, C * HP)
     real = units < H
     there = (rows < B)[:, None] & real[None, :]
     kind = y.dtype.element_ty
@@ -145,17 +146,14 @@ def forward(
     b_2, b_3 = b_2.to(tl.float32)[None, :] + zero, b_3.to(tl.float32)[None, :] + zero
 
     first, step = way * (T - 1), 1 - 2 * way  # the other direction walks from the end
-    here = rows[:, None].to(tl.int64) * W * H + way * H + units[None, :]
+    row = rows[:, None].to(tl.int64) * W * H + way * H
+    here = row + units[None, :]
     place = (lane * T + first) * B * W * H
     y_at = y + place + here
-    factors_at = factors + 4 * place + 4 * here[:, :, None] + four[None, None, :]
-    all_four = there[:, :, None] & (four < 4)[None, None, :]
-    if LSTM:
-        carry_at = carry + 2 * place + 2 * here[:, :, None] + two[None, None, :]
-        both = there[:, :, None] & (two < 2)[None, None, :]
-    else:
-        carry_at = carry + place + here
-        both = there
+    factors_at = factors + 4 * (place + row) + slots[None, :]
+    carry_at = carry + C * (place + row) + pairs[None, :]
+    all_four = (rows < B)[:, None] & (slots < 4 * H)[None, :]
+    both = (rows < B)[:, None] & (pairs < C * H)[None, :]
     if INSIDE:
         entering = w_ih + who * G * H * D + units[None, :] * D + ins[:, None]  # [in, out]
         oblong = (ins < D)[:, None] & real[None, :]
@@ -224,8 +222,8 @@ def forward(
             a_3 = h * (1 - o)
             if KEEP:
                 a_c = o - h * tanh_c
-                tl.store(carry_at, tl.join(a_c.to(kind), f.to(kind)), mask=both)
-                carry_at += step * B * W * 2 * H
+                pair = tl.reshape(tl.join(a_c.to(kind), f.to(kind)), [BM, 2 * HP])
+                tl.store(carry_at, pair, mask=both)
         else:
             r, z = _sigmoid(p_0, QUICK), _sigmoid(p_1, QUICK)
             n = _tanh(p_2 + r * p_3, QUICK)
@@ -236,11 +234,11 @@ def forward(
             h = n + z * (h - n)
             if KEEP:
                 tl.store(carry_at, z.to(kind), mask=both)
-                carry_at += step * B * W * H
         if KEEP:
             factor = _side_by_side(a_0.to(kind), a_1.to(kind), a_2.to(kind), a_3.to(kind), BM, HP)
             tl.store(factors_at, factor, mask=all_four)
             factors_at += step * B * W * 4 * H
+            carry_at += step * B * W * C * H
         operand = h.to(kind)
         if KEEP or not LAST:
             tl.store(y_at, operand, mask=there)
@@ -277,7 +275,8 @@ def backward(
     lane, way = who // W, who % W
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     units = tl.arange(0, HP)
-    four, two = tl.arange(0, 4), tl.arange(0, 2)
+    C: tl.constexpr = 2 if LSTM else 1
+    slots, pairs = tl.arange(0, 4 * HP), tl.arange(0, C * HP)
     real = units < H
     there = (rows < B)[:, None] & real[None, :]
     kind = factors.dtype.element_ty
@@ -295,18 +294,13 @@ def backward(
         u_3 = tl.load(recurrent + (G - 1) * H * H, mask=square, other=0.0).to(kind)
 
     first, step = (1 - way) * (T - 1), 2 * way - 1  # against the direction of `forward`
-    here = rows[:, None].to(tl.int64) * W * H + way * H + units[None, :]
+    row = rows[:, None].to(tl.int64) * W * H + way * H
+    here = row + units[None, :]
     place = (lane * T + first) * B * W * H
-    factors_at = factors + 4 * place + 4 * here[:, :, None] + four[None, None, :]
-    all_four = there[:, :, None] & (four < 4)[None, None, :]
-    if LSTM:
-        carry_at = carry + 2 * place + 2 * here[:, :, None] + two[None, None, :]
-        carry_step = step * B * W * 2 * H
-        both = there[:, :, None] & (two < 2)[None, None, :]
-    else:
-        carry_at = carry + place + here
-        carry_step = step * B * W * H
-        both = there
+    factors_at = factors + 4 * (place + row) + slots[None, :]
+    carry_at = carry + C * (place + row) + pairs[None, :]
+    all_four = (rows < B)[:, None] & (slots < 4 * H)[None, :]
+    both = (rows < B)[:, None] & (pairs < C * H)[None, :]
     zero = tl.zeros([BM, HP], dtype=tl.float32)
     dc = zero
     if LAST:
@@ -319,7 +313,7 @@ def backward(
         factor = tl.load(factors_at, mask=all_four, other=0.0)
         kept = tl.load(carry_at, mask=both, other=0.0)
         a_0, a_1, a_2, a_3 = _apart(factor, BM, HP)
-        a_c, f = _pair(kept, LSTM)
+        a_c, f = _pair(kept, BM, HP, LSTM)
         goes_on = zero
         if not LAST:
             dy_at += step * B * W * H
@@ -335,7 +329,7 @@ def backward(
         d_0, d_1, d_2, d_3 = d_0.to(kind), d_1.to(kind), d_2.to(kind), d_3.to(kind)
         tl.store(factors_at, _side_by_side(d_0, d_1, d_2, d_3, BM, HP), mask=all_four)
         factors_at += step * B * W * 4 * H
-        carry_at += carry_step
+        carry_at += step * B * W * C * H
 
         dh = tl.dot(d_0, u_0, goes_on, input_precision=PRECISION)
         if HELD < 4:
@@ -359,87 +353,90 @@ def backward(
 @triton.jit(do_not_specialize=["rows", "B", "share"])
 def weight_gradients(
     slots,
-    other,
+    y,
     h0,
-    out,
-    bias_out,
+    x,
+    out_h,
+    out_x,
+    out_bias,
     rows,
     B,
     share,
     H: tl.constexpr,
-    N: tl.constexpr,
-    NP: tl.constexpr,
+    HP: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
     W: tl.constexpr,
     LSTM: tl.constexpr,
     OF_H: tl.constexpr,
+    OF_X: tl.constexpr,
     STATES: tl.constexpr,
     PRECISION: tl.constexpr,
     BR: tl.constexpr,
     BC: tl.constexpr,
 ):
-    """Sums over `share` of all rows (steps and windows) of slots times inputs, or outputs before.
+    """Sums, over a share of all rows (steps and windows), of slots times outputs of the step before
+    (OF_H) and times inputs (OF_X: DP of them, the block that the program's number names).
 
-    slots [K, rows, W, H, 4]; other: x [K, rows, N], or with OF_H y [K, rows, W, N], of which the
-    step before is taken; out [parts, K, W, G, H, N]; bias_out [parts, K, W, H, 4], with OF_H.
+    slots [K, rows, W, H, 4], y [K, rows, W, H], x [K, rows, D]; out_h [parts, K, W, G, H, H],
+    out_x [parts, K, W, G, H, D], out_bias [parts, K, W, H, 4].
     """
     G: tl.constexpr = 4 if LSTM else 3
-    ACROSS: tl.constexpr = W if OF_H else 1
-    blocks: tl.constexpr = (N + NP - 1) // NP
+    blocks: tl.constexpr = (D + DP - 1) // DP if OF_X else 1
     part = tl.program_id(0).to(tl.int64)
     who = tl.program_id(2).to(tl.int64)
     lane, way = who // W, who % W
     columns = tl.program_id(1) // blocks * BC + tl.arange(0, BC)
-    others = tl.program_id(1) % blocks * NP + tl.arange(0, NP)
+    units = tl.arange(0, HP)
+    ins = tl.program_id(1) % blocks * DP + tl.arange(0, DP)
     kind = slots.dtype.element_ty
-    before = 0
-    if OF_H:
-        before = B - 2 * B * way  # the forward direction's step before is B rows up
-        other += way * N
+    before = B - 2 * B * way  # the forward direction's step before is B rows up
     slots_at = slots + (lane * rows * W + way) * 4 * H + columns[None, :]
-    other_at = other + lane * rows * ACROSS * N + others[None, :]
-    total = tl.zeros([BC, NP], dtype=tl.float32)
+    y_at = y + (lane * rows * W + way) * H + units[None, :]
+    x_at = x + lane * rows * D + ins[None, :]
+    total_h = tl.zeros([BC, HP], dtype=tl.float32)
+    total_x = tl.zeros([BC, DP], dtype=tl.float32)
     sums = tl.zeros([BC], dtype=tl.float32)
     end = tl.minimum((part + 1) * share, rows)
     for start in range(part * share, end, BR):
         row = start + tl.arange(0, BR)
-        source = row - before
         within = row < end
         d = tl.load(
             slots_at + row[:, None] * (W * 4 * H),
             mask=within[:, None] & (columns < 4 * H)[None, :],
             other=0.0,
         )
-        known = within & (source >= 0) & (source < rows)
-        found = tl.load(
-            other_at + source[:, None] * (ACROSS * N),
-            mask=known[:, None] & (others < N)[None, :],
-            other=0.0,
-        ).to(kind)
-        if STATES:
-            window = row % B
-            initial = tl.load(
-                h0 + (who * B + window)[:, None] * N + others[None, :],
-                mask=(within & ~known)[:, None] & (others < N)[None, :],
+        if OF_H:
+            source = row - before
+            known = within & (source >= 0) & (source < rows)
+            h = tl.load(
+                y_at + source[:, None] * (W * H),
+                mask=known[:, None] & (units < H)[None, :],
                 other=0.0,
             )
-            found += initial.to(kind)
-        total = tl.dot(tl.trans(d), found, total, input_precision=PRECISION)
-        if OF_H:
+            if STATES:
+                h += tl.load(
+                    h0 + (who * B + row % B)[:, None] * H + units[None, :],
+                    mask=(within & ~known)[:, None] & (units < H)[None, :],
+                    other=0.0,
+                ).to(kind)
+            total_h = tl.dot(tl.trans(d), h, total_h, input_precision=PRECISION)
             sums += tl.sum(d.to(tl.float32), axis=0)
+        if OF_X:
+            mine = within[:, None] & (ins < D)[None, :]
+            seen = tl.load(x_at + row[:, None] * D, mask=mine, other=0.0).to(kind)
+            total_x = tl.dot(tl.trans(d), seen, total_x, input_precision=PRECISION)
 
     unit, slot = columns // 4, columns % 4
-    if LSTM:
-        gate = slot
-        mine = columns < 4 * H
-    elif OF_H:
-        gate = tl.minimum(slot, 2)
-        mine = (columns < 4 * H) & (slot != 2)
-    else:
-        gate = slot
-        mine = (columns < 4 * H) & (slot != 3)
-    everyone = tl.num_programs(2)
-    out_at = out + (part * everyone + who) * G * H * N
-    out_at += (gate * H + unit)[:, None] * N + others[None, :]
-    tl.store(out_at, total, mask=mine[:, None] & (others < N)[None, :])
-    if OF_H and tl.program_id(1) % blocks == 0:
-        tl.store(bias_out + (part * everyone + who) * 4 * H + columns, sums, mask=columns < 4 * H)
+    real = columns < 4 * H
+    place = (part * tl.num_programs(2) + who) * G * H
+    if OF_H:
+        gate = slot if LSTM else tl.minimum(slot, 2)
+        mine = real if LSTM else real & (slot != 2)
+        out_at = out_h + (place + gate * H + unit)[:, None] * H + units[None, :]
+        tl.store(out_at, total_h, mask=mine[:, None] & (units < H)[None, :])
+        bias_at = out_bias + (part * tl.num_programs(2) + who) * 4 * H + columns
+        tl.store(bias_at, sums, mask=real)
+    if OF_X:
+        out_at = out_x + (place + slot * H + unit)[:, None] * D + ins[None, :]
+        tl.store(out_at, total_x, mask=(real & (slot < G))[:, None] & (ins < D)[None, :])
