@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -11,8 +12,8 @@ from slipstream.kernels import recurrence
 from slipstream.kernels.shapes import Weights
 
 SLOTS = 4
-MOST_INSIDE = 32
-"""Inputs up to which the product with them is made inside the kernel"""
+MOST_INSIDE = 160 * 1024
+"""Bytes of weights up to which the product with x is made inside the kernel"""
 ROWS, COLUMNS = 64, 128
 """Of one step of a weight gradient"""
 PROGRAMS = 264
@@ -70,7 +71,7 @@ class _Layer(torch.autograd.Function):
     ) -> Tensor:
         K, T, B, D = x.shape
         W, H = hh.shape[1], hh.shape[3]
-        lstm, inside, states = way.kind == "lstm", D <= MOST_INSIDE, h0 is not None
+        lstm, inside, states = way.kind == "lstm", _inside(D, H, way.dtype), h0 is not None
         keep = any(ctx.needs_input_grad)
         x, ih, hh, b_ih, b_hh = (t.contiguous() for t in (x, ih, hh, b_ih, b_hh))
         if h0 is not None:
@@ -163,9 +164,8 @@ class _Layer(torch.autograd.Function):
             dx = slots.view(K, T * B, -1) @ _interleaved(ih, way)
             dx = dx.view(x.shape)
         d_ih, d_hh, sums = _weight_gradients(way, slots, x, y, h0)
-        sums = sums.mT  # [K, W, 4, H]
         if way.kind == "lstm":
-            d_b_ih = d_b_hh = sums.reshape(b_ih.shape)
+            d_b_ih = d_b_hh = sums.view(b_ih.shape)
         else:
             d_b_ih = sums[:, :, :3].reshape(b_ih.shape)
             d_b_hh = sums[:, :, (0, 1, 3)].reshape(b_ih.shape)
@@ -186,6 +186,12 @@ def _padded(size: int) -> int:
     return max(16, 1 << (size - 1).bit_length())
 
 
+def _inside(D: int, H: int, dtype: torch.dtype) -> bool:
+    """Whether input weights fit on chip beside the recurrent ones."""
+    room = MOST_INSIDE // (SLOTS * _padded(H) * dtype.itemsize) - _padded(H)
+    return _padded(D) <= min(room, 64)
+
+
 def _interleaved(ih: Tensor, way: Way) -> Tensor:
     """Input weights [K, W, G * H, D] in the order of the slots' gradients, [K, W * H * 4, D]."""
     K, W, _, D = ih.shape
@@ -198,24 +204,23 @@ def _interleaved(ih: Tensor, way: Way) -> Tensor:
 def _weight_gradients(
     way: Way, slots: Tensor, x: Tensor, y: Tensor, h0: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of w_ih [K, W, G, H, D] and w_hh [K, W, G, H, H], and the slots' sums.
+    """Gradients of w_ih [K, W, G, H, D] and w_hh [K, W, G, H, H], and the slots' sums [K, W, 4, H].
 
     The slots are read once where x is narrow, and once for each block of inputs where it is not.
     """
     K, T, B, W, H, _ = slots.shape
-    D, gates = x.shape[-1], 4 if way.kind == "lstm" else 3
-    narrow, rows = D <= MOST_INSIDE, T * B
-    columns, width = -(-4 * H // COLUMNS), min(_padded(D), COLUMNS)
+    D, gates, rows = x.shape[-1], 4 if way.kind == "lstm" else 3, T * B
+    narrow = D < COLUMNS // 2  # with room for a column of ones
+    columns = -(-4 * H // COLUMNS)
     parts = max(1, min(PROGRAMS // (K * W * columns), rows // (4 * ROWS)))
     share = -(-rows // (parts * ROWS)) * ROWS
     parts = -(-rows // share)
+    shapes = [(K, W, gates, H, D), (K, W, gates, H, H), (K, W, SLOTS, H)]
+    sizes = [math.prod(shape) for shape in shapes]
+    out = torch.empty(parts, sum(sizes), device=slots.device)
 
-    def empty(*shape: int) -> Tensor:
-        return torch.empty(parts, K, W, *shape, device=slots.device)
-
-    of_h, of_x, sums = empty(gates, H, H), empty(gates, H, D), empty(H, SLOTS)
-
-    def launch(blocks: int, *, h: bool, x_too: bool) -> None:
+    def launch(blocks: int, width: int, *, h: bool, x_too: bool) -> None:
+        of_x, of_h, sums = out.split(sizes, dim=1)
         recurrence.weight_gradients[(parts, columns * blocks, K * W)](
             slots,
             y,
@@ -227,6 +232,7 @@ def _weight_gradients(
             rows,
             B,
             share,
+            out.shape[1],
             H=H,
             HP=_padded(H),
             D=D,
@@ -243,9 +249,11 @@ def _weight_gradients(
             num_stages=3,
         )
 
-    launch(1, h=True, x_too=narrow)
-    if not narrow:
-        launch(-(-D // width), h=False, x_too=True)
-    if parts == 1:
-        return of_x[0], of_h[0], sums[0]
-    return of_x.sum(0), of_h.sum(0), sums.sum(0)
+    if narrow:
+        launch(1, _padded(D + 1), h=True, x_too=True)
+    else:
+        launch(1, 16, h=True, x_too=False)
+        launch(-(-D // COLUMNS), COLUMNS, h=False, x_too=True)
+    total = out[0] if parts == 1 else out.sum(0)
+    of_x, of_h, sums = (t.view(s) for t, s in zip(total.split(sizes), shapes, strict=True))
+    return of_x, of_h, sums

@@ -362,6 +362,7 @@ def weight_gradients(
     rows,
     B,
     share,
+    apart,
     H: tl.constexpr,
     HP: tl.constexpr,
     D: tl.constexpr,
@@ -376,13 +377,15 @@ def weight_gradients(
     BC: tl.constexpr,
 ):
     """Sums, over a share of all rows (steps and windows), of slots times outputs of the step before
-    (OF_H) and times inputs (OF_X: DP of them, the block that the program's number names).
+    (OF_H), and times inputs (OF_X: DP of them, the block that the program's number names).
 
-    slots [K, rows, W, H, 4], y [K, rows, W, H], x [K, rows, D]; out_h [parts, K, W, G, H, H],
-    out_x [parts, K, W, G, H, D], out_bias [parts, K, W, H, 4].
+    A column of ones beside the inputs sums the slots themselves, for the biases.
+
+    slots [K, rows, W, H, 4], y [K, rows, W, H], x [K, rows, D]; for each share, `apart` elements
+    from one to the next: out_h [K, W, G, H, H], out_x [K, W, G, H, D], out_bias [K, W, 4, H].
     """
     G: tl.constexpr = 4 if LSTM else 3
-    blocks: tl.constexpr = (D + DP - 1) // DP if OF_X else 1
+    blocks: tl.constexpr = 1 if OF_H else (D + DP - 1) // DP
     part = tl.program_id(0).to(tl.int64)
     who = tl.program_id(2).to(tl.int64)
     lane, way = who // W, who % W
@@ -396,7 +399,6 @@ def weight_gradients(
     x_at = x + lane * rows * D + ins[None, :]
     total_h = tl.zeros([BC, HP], dtype=tl.float32)
     total_x = tl.zeros([BC, DP], dtype=tl.float32)
-    sums = tl.zeros([BC], dtype=tl.float32)
     end = tl.minimum((part + 1) * share, rows)
     for start in range(part * share, end, BR):
         row = start + tl.arange(0, BR)
@@ -421,22 +423,24 @@ def weight_gradients(
                     other=0.0,
                 ).to(kind)
             total_h = tl.dot(tl.trans(d), h, total_h, input_precision=PRECISION)
-            sums += tl.sum(d.to(tl.float32), axis=0)
         if OF_X:
             mine = within[:, None] & (ins < D)[None, :]
             seen = tl.load(x_at + row[:, None] * D, mask=mine, other=0.0).to(kind)
-            total_x = tl.dot(tl.trans(d), seen, total_x, input_precision=PRECISION)
+        else:
+            seen = tl.zeros([BR, DP], dtype=kind)
+        if OF_H:
+            seen = tl.where((ins == DP - 1)[None, :], 1.0, seen).to(kind)
+        total_x = tl.dot(tl.trans(d), seen, total_x, input_precision=PRECISION)
 
     unit, slot = columns // 4, columns % 4
     real = columns < 4 * H
-    place = (part * tl.num_programs(2) + who) * G * H
     if OF_H:
         gate = slot if LSTM else tl.minimum(slot, 2)
         mine = real if LSTM else real & (slot != 2)
-        out_at = out_h + (place + gate * H + unit)[:, None] * H + units[None, :]
+        out_at = out_h + part * apart + ((who * G + gate) * H + unit)[:, None] * H + units[None, :]
         tl.store(out_at, total_h, mask=mine[:, None] & (units < H)[None, :])
-        bias_at = out_bias + (part * tl.num_programs(2) + who) * 4 * H + columns
-        tl.store(bias_at, sums, mask=real)
+        bias_at = out_bias + part * apart + ((who * 4 + slot) * H + unit)[:, None]
+        tl.store(bias_at + ins[None, :] * 0, total_x, mask=real[:, None] & (ins == DP - 1)[None, :])
     if OF_X:
-        out_at = out_x + (place + slot * H + unit)[:, None] * D + ins[None, :]
+        out_at = out_x + part * apart + ((who * G + slot) * H + unit)[:, None] * D + ins[None, :]
         tl.store(out_at, total_x, mask=(real & (slot < G))[:, None] & (ins < D)[None, :])
