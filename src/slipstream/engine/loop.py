@@ -145,7 +145,7 @@ def _fit(
         rates = [at.rate * rate for rate in optim.rates(train, at.epochs, num_steps)]
         if at.done < num_steps:
             job.home.begin(at.epochs, at=at.done)
-        job.tape.begin(rates, at=at.done)
+        job.tape.begin(rates, at=at.done, first=first_step)
         diverged = False
         while at.done < num_steps:
             job = jobs[-1] = _step(task, job, at.epochs, at.done)  # one program, no host sync
@@ -246,7 +246,6 @@ def _validated(
 def _step(task: Task, job: Job, epoch: int, done: int) -> Job:
     """One step; where memory runs out, the same step again in halves, by a new job."""
     while True:
-        generators = recover.get_generators()
         try:
             job.advance()
             return job
@@ -256,7 +255,6 @@ def _step(task: Task, job: Job, epoch: int, done: int) -> Job:
             why = str(error).split("\n", 1)[0]
         # past the except block, whose traceback would pin the failed step's tensors
         job = _halved(task, job, why)
-        recover.set_generators(generators)
         job.home.begin(epoch, at=done)
         job.tape.begin(at=done)
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from slipstream.config import Model
+from slipstream.models.dropout import Noise, dropout
 from slipstream.models.parts import Head, Pool, to_patches
 
 CELLS = {"lstm": nn.LSTM, "gru": nn.GRU}
@@ -31,14 +31,13 @@ class Recurrent(nn.Module):
     ) -> None:
         super().__init__()
         self.patch = model.patch
-        self.dropout = model.dropout
         self.algorithms: tuple[str, ...] = ("persistent",) * len(model.sizes)
         """cuDNN's, by layer: as PyTorch chooses, or the standard one; the plan sets them."""
         self.recompute = False
         self.zeros: dict[tuple[Any, ...], Tensor] = {}
         """Initial states by shape: constants, which nobody writes to"""
         self.one_size = len(set(model.sizes)) == 1
-        ways = 2 if model.bidirectional else 1
+        self.ways = ways = 2 if model.bidirectional else 1
         width = inputs * model.patch
         self.layers = nn.ModuleList()
         for size in model.sizes:
@@ -49,15 +48,14 @@ class Recurrent(nn.Module):
         )
         self.head = Head(self.pool.out, static, outputs)
 
-    def forward(self, inputs: Tensor, static: Tensor | None) -> Tensor:
+    def forward(self, inputs: Tensor, static: Tensor | None, noise: Noise | None = None) -> Tensor:
         sequence = to_patches(inputs, self.patch)
-        dropout = self.dropout if self.training and len(self.layers) > 1 else 0.0
         if sequence.is_cuda:
-            sequence = self._on_cuda(sequence, dropout)
+            sequence = self._on_cuda(sequence, noise)
         else:
             for depth, layer in enumerate(self.layers):
-                if depth and dropout:
-                    sequence = F.dropout(sequence, dropout)
+                if depth:
+                    sequence = dropout(sequence, noise, depth, ways=self.ways)
                 sequence = self._kept_or_not(partial(_call_module, layer), sequence)
         pooled = self.pool(sequence)
         if self.pool.kind != "flatten":  # a head this small costs less than its casts
@@ -67,23 +65,21 @@ class Recurrent(nn.Module):
         out: Tensor = self.head(pooled, static)
         return out
 
-    def _on_cuda(self, sequence: Tensor, dropout: float) -> Tensor:
+    def _on_cuda(self, sequence: Tensor, noise: Noise | None) -> Tensor:
         if torch.is_autocast_enabled("cuda"):
             sequence = sequence.to(torch.get_autocast_dtype("cuda"))
-        merge = self.one_size and not dropout and len(set(self.algorithms)) == 1
+        merge = self.one_size and noise is None and len(set(self.algorithms)) == 1
         calls = [list(self.layers)] if merge else [[layer] for layer in self.layers]
         with torch.autocast("cuda", enabled=False):
             for depth, (layers, algorithm) in enumerate(zip(calls, self.algorithms, strict=False)):
-                if depth and dropout:
-                    # our own between layers: cuDNN's keeps a state that cannot be saved
-                    sequence = F.dropout(sequence, dropout)
+                if depth:
+                    sequence = dropout(sequence, noise, depth, ways=self.ways)
                 call = partial(_call_cudnn, layers, algorithm, self._zeros(layers, sequence))
                 sequence = self._kept_or_not(call, sequence)
         return sequence
 
     def _zeros(self, layers: Sequence[Any], sequence: Tensor) -> Tensor:
-        ways = 2 if layers[0].bidirectional else 1
-        shape = (len(layers) * ways, sequence.shape[1], layers[0].hidden_size)
+        shape = (len(layers) * self.ways, sequence.shape[1], layers[0].hidden_size)
         key = (*shape, sequence.dtype, sequence.device)
         if key not in self.zeros:
             self.zeros[key] = torch.zeros(shape, dtype=sequence.dtype, device=sequence.device)
