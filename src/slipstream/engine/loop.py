@@ -136,7 +136,7 @@ def _fit(
     deadline = time.perf_counter() + 60 * train.minutes - spent if train.minutes else math.inf
     num_steps, promised = job.home.num_steps, not at.step
     estimate = Estimate(run, num_steps * train.epochs)
-    result.stopped = _out_of_patience(at, train)
+    result.stopped = out_of_patience(at, train)
     while at.epochs < train.epochs and not result.stopped:
         epoch_began = logged_at = time.perf_counter()
         if good is None or not at.done:
@@ -200,7 +200,7 @@ def _fit(
             jobs[-1] = job
         if complete:
             at.epochs, at.done, at.logged = at.epochs + 1, 0, 0
-            result.stopped = result.stopped or _out_of_patience(at, train)
+            result.stopped = result.stopped or out_of_patience(at, train)
         if stop.requested and not result.stopped:
             result.stopped = "interrupted"
         if not result.stopped and keeper.due(validated=due):
@@ -211,7 +211,7 @@ def _fit(
         keeper.save(job, result, good)
 
 
-def _out_of_patience(at: Progress, train: Train) -> str:
+def out_of_patience(at: Progress, train: Train) -> str:
     if train.patience != "off" and at.since_best >= train.patience:
         return f"no improvement in {train.patience} validations"
     return ""
@@ -228,7 +228,7 @@ def _validated(
     improved = val_loss < at.best_loss - task.config.train.min_delta
     if improved:
         result.weights = _copied(task.model)
-    _judge(at, val_loss, improved, task.config.train)
+    judge(at, val_loss, improved, task.config.train)
     result.validate_s += time.perf_counter() - began
     task.run.append(
         "epoch",
@@ -325,7 +325,7 @@ def _compare_with_plan(job: Job, seen_s: float, run: Run) -> None:
         )
 
 
-def _judge(at: Progress, val_loss: float, improved: bool, train: Train) -> None:
+def judge(at: Progress, val_loss: float, improved: bool, train: Train) -> None:
     """Note a validation: the best so far, and the plateau schedule's cut if one is due."""
     if improved:
         at.best_loss, at.best_epoch, at.best_step = val_loss, at.epoch, at.step

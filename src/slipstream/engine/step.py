@@ -6,6 +6,7 @@ the step's windows, the tape its learning rate, and takes its loss.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -80,9 +81,9 @@ def training(
         total: Tensor | None = None
         for number, share in enumerate(home.take(tape.cursor)):
             here = noise and noise.at((tape.first + tape.cursor)[0], number)
-            loss = _loss(model, share, here, train=train, plan=plan, fold=fold)
-            loss.backward(unscaled if scale is None else scale.scale)
-            total = loss.detach() if total is None else total + loss.detach()
+            found = loss(model, share, here, train=train, plan=plan, fold=fold)
+            found.backward(unscaled if scale is None else scale.scale)
+            total = found.detach() if total is None else total + found.detach()
         assert total is not None
         optim.update(optimizer, params, clip=clip, scale=scale)
         tape.losses.index_copy_(0, tape.cursor, total[None])
@@ -100,14 +101,14 @@ def validation(
     def advance() -> None:
         model.eval()
         (share,) = home.take(tape.cursor)
-        loss = _loss(model, share, None, train=train, plan=plan, fold=fold)
-        tape.losses.index_copy_(0, tape.cursor, loss[None])
+        found = loss(model, share, None, train=train, plan=plan, fold=fold)
+        tape.losses.index_copy_(0, tape.cursor, found[None])
         tape.cursor.add_(1)
 
     return advance
 
 
-def _loss(
+def loss(
     model: nn.Module, share: Share, noise: Noise | None, *, train: Train, plan: Plan, fold: int
 ) -> Tensor:
     """The windows' weighted loss; padding weighs nothing."""
@@ -119,7 +120,7 @@ def _loss(
 
 
 def forward(
-    model: nn.Module,
+    model: Callable[..., Tensor],
     inputs: Tensor,
     static: Tensor | None,
     noise: Noise | None = None,

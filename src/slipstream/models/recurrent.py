@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from slipstream.config import Model
+from slipstream.kernels import recurrent
 from slipstream.models.dropout import Noise, dropout
 from slipstream.models.parts import Head, Pool, to_patches
 
@@ -34,6 +35,9 @@ class Recurrent(nn.Module):
         self.algorithms: tuple[str, ...] = ("persistent",) * len(model.sizes)
         """cuDNN's, by layer: as PyTorch chooses, or the standard one; the plan sets them."""
         self.recompute = False
+        self.own = False
+        """Layers by our own op, which `vmap` can make one program of for many lanes"""
+        self.kind = model.kind
         self.zeros: dict[tuple[Any, ...], Tensor] = {}
         """Initial states by shape: constants, which nobody writes to"""
         self.one_size = len(set(model.sizes)) == 1
@@ -50,20 +54,38 @@ class Recurrent(nn.Module):
 
     def forward(self, inputs: Tensor, static: Tensor | None, noise: Noise | None = None) -> Tensor:
         sequence = to_patches(inputs, self.patch)
-        if sequence.is_cuda:
-            sequence = self._on_cuda(sequence, noise)
+        if self.own:
+            pooled = self._by_own_op(sequence, noise)
         else:
-            for depth, layer in enumerate(self.layers):
-                if depth:
-                    sequence = dropout(sequence, noise, depth, ways=self.ways)
-                sequence = self._kept_or_not(partial(_call_module, layer), sequence)
-        pooled = self.pool(sequence)
+            pooled = self.pool(self._by_torch(sequence, noise))
         if self.pool.kind != "flatten":  # a head this small costs less than its casts
             with torch.autocast(pooled.device.type, enabled=False):
                 small: Tensor = self.head(pooled.float(), static)
                 return small
         out: Tensor = self.head(pooled, static)
         return out
+
+    def _by_own_op(self, sequence: Tensor, noise: Noise | None) -> Tensor:
+        """The layers and the pool."""
+        last = len(self.layers) - 1
+        for depth, layer in enumerate(self.layers):
+            weights = [weight for way in _weights(layer) for weight in way]
+            if depth:
+                sequence = dropout(sequence, noise, depth, ways=self.ways)
+            if depth == last and self.pool.kind == "last":
+                return recurrent(self.kind, sequence, weights, last=True)
+            sequence = recurrent(self.kind, sequence, weights)
+        pooled: Tensor = self.pool(sequence)
+        return pooled
+
+    def _by_torch(self, sequence: Tensor, noise: Noise | None) -> Tensor:
+        if sequence.is_cuda:
+            return self._on_cuda(sequence, noise)
+        for depth, layer in enumerate(self.layers):
+            if depth:
+                sequence = dropout(sequence, noise, depth, ways=self.ways)
+            sequence = self._kept_or_not(partial(_call_module, layer), sequence)
+        return sequence
 
     def _on_cuda(self, sequence: Tensor, noise: Noise | None) -> Tensor:
         if torch.is_autocast_enabled("cuda"):
@@ -116,9 +138,15 @@ def _call_cudnn(layers: Sequence[Any], algorithm: str, zeros: Tensor, sequence: 
     return packed.view(time, batch, -1)
 
 
+def _weights(layer: Any) -> list[list[Tensor]]:
+    """By direction: w_ih, w_hh, b_ih, b_hh."""
+    found: list[list[Tensor]] = layer.all_weights
+    return found
+
+
 def _one_buffer(layers: Sequence[Any], dtype: torch.dtype) -> list[Tensor]:
     """Every weight as a part of one tensor, laid out as cuDNN wants it: matrices, then biases."""
-    directions = [weights for layer in layers for weights in layer.all_weights]
+    directions = [weights for layer in layers for weights in _weights(layer)]
     matrices = [matrix for weights in directions for matrix in weights[:2]]
     ordered = matrices + [bias for weights in directions for bias in weights[2:]]
     buffer = torch.cat([weight.reshape(-1) for weight in ordered]).to(dtype)
