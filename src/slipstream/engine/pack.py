@@ -147,6 +147,8 @@ class Pack:
         self.room, self.signature, self.series = room, signature, series
         self.plan, self.mode = plan, mode
         self.lanes: list[Lane | None] = [None] * places
+        self._at_work: set[int] = set()
+        """Places that a program has to serve, where it can choose"""
         self._template = self._model()
         self._layout = _layout(self._template)
         self._allocate(places)
@@ -223,15 +225,18 @@ class Pack:
         self._loss, self._grads = zeros(), zeros(P)
         self._zeros = torch.zeros(ALIGNED, device=device)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """All that a lane is, by name; its place comes first."""
+    def changing(self) -> dict[str, Tensor]:
+        """What training changes, by name; a lane's place comes first."""
         return {
             **{f"live.{name}": tensor for name, tensor in self.live.items()},
             **{f"good.{name}": tensor for name, tensor in self.good.items()},
             "best": self.best,
-            **self.settings,
-            **self.tape,
+            "losses": self.tape["losses"],
         }
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that a lane is."""
+        return {**self.changing(), **self.settings, **self.tape}
 
     def put(self, place: int, lane: Lane) -> None:
         """Give a place to a new lane, as it would begin alone; its epoch is still to `begin`."""
@@ -312,12 +317,14 @@ class Pack:
         tape["rates"][place, : len(rows)] = (rate * rates).to(self.plan.device)
         tape["cursor"][place], tape["before"][place] = at, before
         tape["active"][place] = True
+        self._at_work.add(place)
         if not at:
             _copy_rows(self.live, self.good, place)
 
     def freeze(self, place: int) -> None:
         """Stop a lane at once; it keeps what it has."""
         self.tape["active"][place] = False
+        self._at_work.discard(place)
         self.tape["cursor"][place] = 0
 
     def leave(self, place: int) -> None:
@@ -349,6 +356,7 @@ class Pack:
         for name, tensor in smaller.tensors().items():
             tensor.copy_(mine[name].index_select(0, index))
         smaller.lanes = [self.lanes[place] for place in keep]
+        smaller._at_work = {new for new, old in enumerate(keep) if old in self._at_work}
         self.close()
         return smaller
 
@@ -360,8 +368,10 @@ class Pack:
             assert lane is not None
             counts.append(len(lane.starts["val"]))
         self._val_cursor.zero_()
+        training, self._at_work = self._at_work, set(places)
         for _ in range(-(-max(counts) // self.room.chunk)):
             self.check()
+        self._at_work = training
         sums = self.tape["val_losses"].double().sum(dim=1).tolist()
         self.tape["val_losses"].zero_()
         return [sums[place] / count for place, count in zip(places, counts, strict=True)]
@@ -481,21 +491,21 @@ class Pack:
         return self._loss, self._grads
 
     def _each(self, work: Callable[[int], None]) -> None:
-        """Do something for every lane: on CUDA in parallel streams, else in the plan's threads."""
-        places = [place for place, lane in enumerate(self.lanes) if lane is not None]
+        """Do something for every place: on CUDA in parallel streams, else in the plan's threads and
+        for those at work only."""
         if self.plan.device.type == "cuda":
             main = torch.cuda.current_stream(self.plan.device)
             for stream in self._streams:
                 stream.wait_stream(main)
-            for place in range(len(self.lanes)):  # a capture keeps empty places for later lanes
+            for place in range(len(self.lanes)):  # a capture may be replayed for any of them
                 with torch.cuda.stream(self._streams[place % len(self._streams)]):
                     work(place)
             for stream in self._streams:
                 main.wait_stream(stream)
         elif self._workers:
-            list(self._workers.map(work, places))
+            list(self._workers.map(work, sorted(self._at_work)))
         else:
-            for place in places:
+            for place in sorted(self._at_work):
                 work(place)
 
     def _train_branch(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -99,7 +100,11 @@ def take(task: Task, job: Job, result: Fit, good: Snapshot) -> Saved:
 
 
 def progress_of(saved: Saved) -> Progress:
-    found = dict(saved.facts["progress"])
+    return as_progress(saved.facts["progress"])
+
+
+def as_progress(facts: dict[str, Any]) -> Progress:
+    found = dict(facts)
     if found["best_loss"] is None:  # JSON has no infinity
         found["best_loss"] = math.inf
     return Progress(**found)
