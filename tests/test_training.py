@@ -293,10 +293,10 @@ def test_scoring_survives_a_full_memory(tmp_path, monkeypatch):
     calm = slipstream.train(small_config(tmp_path), waves(3000))
     forward = step.forward
 
-    def tight(model, inputs, static, *, plan):
+    def tight(model, inputs, static, noise=None, *, plan):
         if not model.training and torch.is_inference_mode_enabled() and inputs.shape[1] > 100:
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        return forward(model, inputs, static, plan=plan)
+        return forward(model, inputs, static, noise, plan=plan)
 
     monkeypatch.setattr(step, "forward", tight)
     found = slipstream.train(small_config(tmp_path), waves(3000))

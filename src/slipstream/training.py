@@ -179,7 +179,7 @@ def _run(
     with monitor.Monitor(run, start.plan.device, on=settings.engine.monitor) as watching:
         task, chosen = _prepared(run, settings, dataset, start, seconds)
         settings, model = task.config, task.model
-        with chosen.flags(), _seeded(settings.seed, chosen.device):
+        with chosen.flags():
             parameters = sum(p.numel() for p in model.parameters())
             _announce(task, chosen, parameters)
             fit = loop.fit(task, chosen, start.saved, watching)
@@ -309,7 +309,7 @@ def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
 
 @contextmanager
 def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Weights and dropout drawn from the seed; the caller's generators stay put."""
+    """Weights drawn from the seed; the caller's generators stay put."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield

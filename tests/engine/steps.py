@@ -43,13 +43,13 @@ def run_steps(
     )
     with chosen.flags(), torch.random.fork_rng():
         task = make_task(config, dataset, chosen)
-        torch.manual_seed(config.seed)
         job = set_up(task, replace(chosen, micro_batch=batch))
         losses: list[float] = []
         epoch = 0
         while len(losses) < steps:
             job.home.begin(epoch)
-            job.tape.begin(optim.rates(config.train, epoch, job.home.num_steps))
+            rates = optim.rates(config.train, epoch, job.home.num_steps)
+            job.tape.begin(rates, first=len(losses))
             wanted = min(job.home.num_steps, steps - len(losses))
             with around():
                 for _ in range(wanted):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from safetensors.torch import load, save
+from torch import nn
 
 from slipstream.data import windows
 from slipstream.engine import optim
-from slipstream.models import build
+from slipstream.models import Noise, build, drops
+from slipstream.models.transformer import _layer
 from slipstream.objectives import window_losses
 from tests.conftest import KINDS, close, small_config, small_dataset, waves
 
@@ -90,13 +92,26 @@ def test_weights_survive_their_file(made):
     assert torch.equal(model(*given), other(*given))
 
 
-def test_dropout_only_while_training(kind):
+def test_dropout_comes_with_noise_alone(kind):
     config, dataset = variant(kind, "two layers")
-    model = build(config.model, dataset.signature)
+    model = build(config.model, dataset.signature).train()
     given = windows.gather_inputs(dataset.memory.series, dataset.memory.starts["train"][:4])
-    differs = not torch.equal(model.train()(*given), model(*given))
-    assert differs == (kind != "linear")
-    assert torch.equal(model.eval()(*given), model(*given))
+    seed = Noise(torch.tensor(0), torch.tensor(config.model.dropout))
+    first, same, other = (model(*given, seed.at(torch.tensor(step), 0)) for step in (0, 0, 1))
+    assert torch.equal(first, same)
+    assert torch.equal(model(*given), model.eval()(*given))
+    assert drops(config.model) == (kind != "linear")
+    assert torch.equal(first, other) == torch.equal(first, model(*given)) == (kind == "linear")
+
+
+def test_a_transformer_layer_is_torchs_own():
+    torch.manual_seed(0)
+    config = small_config(model={"kind": "transformer", "layers": 2})
+    model = build(config.model, small_dataset(config).signature)
+    tokens = torch.randn(16, 5, 8)
+    for layer in model.core.layers:
+        layer.norm_first, layer.activation = True, nn.functional.gelu
+        close(_layer(layer, tokens, None, 0).detach(), layer.eval()(tokens).detach())
 
 
 def test_it_learns_eight_windows_by_heart(kind):

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import torch
 from scipy.special import stdtrit
 
 from slipstream import runs
@@ -141,9 +140,7 @@ def _trained(case: Case, way: str, seed: int, epochs: int) -> tuple[float, str]:
         task, chosen = prepared(config, case.dataset)
         task = replace(task, run=runs.create("parity", out=out))
         chosen = measure.decide(task, chosen)
-        devices = [chosen.device] if chosen.device.type == "cuda" else []
-        with chosen.flags(), torch.random.fork_rng(devices):
-            torch.manual_seed(seed)
+        with chosen.flags():
             fit = loop.fit(task, chosen)
     best = fit.progress.best_loss
     return math.sqrt(best) if config.train.loss == "mse" else best, fit.plan.precision

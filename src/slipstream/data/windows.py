@@ -85,7 +85,7 @@ def build(values: Tensor, static: Tensor | None, offsets: Tensor, signature: Sig
 
 
 def gather(series: Series, starts: Tensor) -> Batch:
-    """The windows that begin at `starts`."""
+    """The windows that begin at `starts`, [B]; of [K, B] all that comes back has K in front."""
     inputs, targets, static = raw(series, starts)
     return folded(inputs, targets, static, series)
 
@@ -99,11 +99,11 @@ def gather_inputs(series: Series, starts: Tensor) -> tuple[Tensor, Tensor | None
 def raw(series: Series, starts: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     """Inputs [T, B, F], targets [B, H, C] and static [B, K], channels still together."""
     inputs, static = _raw_inputs(series, starts)
-    return inputs, series.targets[starts[:, None] + series.target_rows], static
+    return inputs, series.targets[starts[..., None] + series.target_rows], static
 
 
 def _raw_inputs(series: Series, starts: Tensor) -> tuple[Tensor, Tensor | None]:
-    inputs = series.inputs[starts + series.context_rows]
+    inputs = series.inputs[starts[..., None, :] + series.context_rows]
     return inputs, None if series.static is None else series.static[series.series_of(starts)]
 
 
@@ -111,7 +111,7 @@ def folded(inputs: Tensor, targets: Tensor, static: Tensor | None, series: Serie
     """What `raw` gives as a batch; with independent channels, one sequence for each."""
     inputs, static = _folded_inputs(inputs, static, series)
     if series.fold > 1:
-        targets = targets.transpose(1, 2).flatten(0, 1)[..., None]
+        targets = targets.transpose(-2, -1).flatten(-3, -2)[..., None]
     return Batch(inputs, static, targets)
 
 
@@ -120,7 +120,7 @@ def _folded_inputs(
 ) -> tuple[Tensor, Tensor | None]:
     if series.fold > 1:
         inputs = _one_sequence_per_channel(inputs, others=series.num_inputs - series.fold)
-        static = None if static is None else static.repeat_interleave(series.fold, dim=0)
+        static = None if static is None else static.repeat_interleave(series.fold, dim=-2)
     return inputs, static
 
 
@@ -142,8 +142,9 @@ def _one_sequence_per_channel(rows: Tensor, *, others: int) -> Tensor:
     """[T, B, others + C] to [T, B * C, others + 1]."""
     own = rows[..., others:, None]
     if others:
-        own = torch.cat([rows[..., None, :others].expand(-1, -1, own.shape[2], -1), own], dim=-1)
-    return own.flatten(1, 2)
+        shared = rows[..., None, :others].expand(*own.shape[:-1], -1)
+        own = torch.cat([shared, own], dim=-1)
+    return own.flatten(-3, -2)
 
 
 class Piece(NamedTuple):

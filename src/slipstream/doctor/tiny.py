@@ -78,8 +78,7 @@ def _steps(
     config = configs.load(JOB | {"model": MODELS[kind], "engine": wanted})
     task, rules = prepared(config, datasets.load(config, _waves()))
     chosen = replace(rules, **(change or {}))
-    with chosen.flags(), torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(config.seed)
+    with chosen.flags():
         job = set_up(task, chosen)
         try:
             measure.first_steps_s(job, config, STEPS)

@@ -295,7 +295,7 @@ class ThroughLoader(Fed):
             persistent_workers=engine.persistent_workers and workers > 0,
             pin_memory=engine.pinned and device.type == "cuda",
             worker_init_fn=leave_stopping_to_the_parent,
-            generator=torch.Generator(),  # else every epoch draws from the one that dropout uses
+            generator=torch.Generator(),  # else every epoch draws from the caller's
         )
         self.batches: Iterator[Any] = iter(())
 

@@ -17,7 +17,7 @@ from slipstream.engine.optim import LossScale
 from slipstream.engine.plan import Plan
 from slipstream.engine.step import Tape
 from slipstream.engine.streaming import Streamed
-from slipstream.models import use
+from slipstream.models import Noise, drops, use
 from slipstream.runs import Run
 
 TRAINING = "training step"
@@ -102,7 +102,16 @@ def set_up(task: Task, plan: Plan, *, like: Job | None = None) -> Job:
     val_tape = step.tape(val_home.num_steps, device)
     fold = dataset.signature.fold
     advance = step.training(
-        model, optimizer, lr, home, tape, train=train, plan=plan, fold=fold, scale=scale
+        model,
+        optimizer,
+        lr,
+        home,
+        tape,
+        train=train,
+        plan=plan,
+        fold=fold,
+        scale=scale,
+        noise=_noise(config, device),
     )
     check = step.validation(model, val_home, val_tape, train=train, plan=plan, fold=fold)
     captured: dict[str, Captured] = {}
@@ -123,6 +132,13 @@ def set_up(task: Task, plan: Plan, *, like: Job | None = None) -> Job:
         plan=plan,
         batch=batch,
     )
+
+
+def _noise(config: Config, device: torch.device) -> Noise | None:
+    if not drops(config.model):
+        return None
+    key = torch.full((), config.seed, dtype=torch.int64, device=device)
+    return Noise(key, torch.full((), config.model.dropout, device=device))
 
 
 def _home(task: Task, plan: Plan, which: str, effective: int, batch: int, seed: int | None) -> Home:

@@ -6,14 +6,14 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from types import FrameType
 
 from torch import Tensor, nn
 
-from slipstream.config import Train
+from slipstream.config import Engine, Train
 from slipstream.engine import optim, recover, state
 from slipstream.engine.checkpoint import Saved, Writer
 from slipstream.engine.job import Job, Task, set_up
@@ -79,7 +79,15 @@ def fit(task: Task, plan: Plan, saved: Saved | None = None, monitor: Monitor | N
         try:
             background = task.config.engine.async_checkpoints
             with Writer(task.run, background=background) as writer:
-                _fit(task, jobs, stop, result, Keeper(task, writer), monitor, good)
+                _fit(
+                    task,
+                    jobs,
+                    stop,
+                    result,
+                    Keeper(task.run, task.config.engine, writer),
+                    monitor,
+                    good,
+                )
         finally:  # workers end with the run, however it ends
             failures = jobs[-1].failures()
             jobs[-1].close()
@@ -99,26 +107,27 @@ def fit(task: Task, plan: Plan, saved: Saved | None = None, monitor: Monitor | N
 class Keeper:
     """Saves the state: as often as asked for, and after validations as far as that costs little."""
 
-    def __init__(self, task: Task, writer: Writer) -> None:
-        self.task, self.writer = task, writer
-        self.every_s = 60 * task.config.engine.checkpoint_minutes
+    def __init__(self, run: Run, engine: Engine, writer: Writer) -> None:
+        self.run, self.writer = run, writer
+        self.every_s = 60 * engine.checkpoint_minutes
         self.saved_at, self.cost_s = time.perf_counter(), 0.0
-        self.saved = (-1, -1)
+        self.saved: object = None
 
     def due(self, *, validated: bool = False) -> bool:
         since = time.perf_counter() - self.saved_at
         enough = self.cost_s / SHARE_OF_TIME if validated else self.every_s
         return since >= min(enough, self.every_s) and not self.writer.busy
 
-    def save(self, job: Job, result: Fit, good: Snapshot) -> None:
-        began, at = time.perf_counter(), result.progress
-        if (at.step, at.epochs) == self.saved:
+    def save(self, take: Callable[[], Saved], *, at: object, best_step: int = 0) -> None:
+        """Write what `take` gives, unless that was done `at` the same point before."""
+        began = time.perf_counter()
+        if at == self.saved:
             return
-        self.saved = (at.step, at.epochs)
-        self.writer.save(state.take(self.task, job, result, good), keep={at.best_step})
+        self.saved, saved = at, take()
+        self.writer.save(saved, keep={best_step})
         self.saved_at = time.perf_counter()
         self.cost_s = self.saved_at - began
-        self.task.run.append("checkpoint", step=at.step, best_step=at.best_step)
+        self.run.append("checkpoint", step=saved.step, best_step=best_step)
 
 
 def _fit(
@@ -136,7 +145,17 @@ def _fit(
     deadline = time.perf_counter() + 60 * train.minutes - spent if train.minutes else math.inf
     num_steps, promised = job.home.num_steps, not at.step
     estimate = Estimate(run, num_steps * train.epochs)
-    result.stopped = _out_of_patience(at, train)
+    result.stopped = out_of_patience(at, train)
+
+    def save() -> None:
+        assert good is not None
+        kept = good
+        keeper.save(
+            lambda: state.take(task, job, result, kept),
+            at=(at.step, at.epochs),
+            best_step=at.best_step,
+        )
+
     while at.epochs < train.epochs and not result.stopped:
         epoch_began = logged_at = time.perf_counter()
         if good is None or not at.done:
@@ -145,7 +164,7 @@ def _fit(
         rates = [at.rate * rate for rate in optim.rates(train, at.epochs, num_steps)]
         if at.done < num_steps:
             job.home.begin(at.epochs, at=at.done)
-        job.tape.begin(rates, at=at.done)
+        job.tape.begin(rates, at=at.done, first=first_step)
         diverged = False
         while at.done < num_steps:
             job = jobs[-1] = _step(task, job, at.epochs, at.done)  # one program, no host sync
@@ -160,7 +179,7 @@ def _fit(
                     break
                 if keeper.due():
                     job.flush()
-                    keeper.save(job, result, good)
+                    save()
                 continue
             job.flush()
             losses = job.tape.losses[at.logged : at.done].tolist()  # the epoch's only host syncs
@@ -180,7 +199,7 @@ def _fit(
             if diverged or result.stopped or stop.requested:
                 break
             if at.done < num_steps and keeper.due():
-                keeper.save(job, result, good)
+                save()
         job.flush()
         result.train_s += time.perf_counter() - epoch_began
         if diverged:
@@ -200,18 +219,18 @@ def _fit(
             jobs[-1] = job
         if complete:
             at.epochs, at.done, at.logged = at.epochs + 1, 0, 0
-            result.stopped = result.stopped or _out_of_patience(at, train)
+            result.stopped = result.stopped or out_of_patience(at, train)
         if stop.requested and not result.stopped:
             result.stopped = "interrupted"
         if not result.stopped and keeper.due(validated=due):
-            keeper.save(job, result, good)
+            save()
     result.stopped = result.stopped or "all epochs done"
     monitor.log()
     if good is not None:
-        keeper.save(job, result, good)
+        save()
 
 
-def _out_of_patience(at: Progress, train: Train) -> str:
+def out_of_patience(at: Progress, train: Train) -> str:
     if train.patience != "off" and at.since_best >= train.patience:
         return f"no improvement in {train.patience} validations"
     return ""
@@ -228,7 +247,7 @@ def _validated(
     improved = val_loss < at.best_loss - task.config.train.min_delta
     if improved:
         result.weights = _copied(task.model)
-    _judge(at, val_loss, improved, task.config.train)
+    judge(at, val_loss, improved, task.config.train)
     result.validate_s += time.perf_counter() - began
     task.run.append(
         "epoch",
@@ -246,7 +265,6 @@ def _validated(
 def _step(task: Task, job: Job, epoch: int, done: int) -> Job:
     """One step; where memory runs out, the same step again in halves, by a new job."""
     while True:
-        generators = recover.get_generators()
         try:
             job.advance()
             return job
@@ -256,7 +274,6 @@ def _step(task: Task, job: Job, epoch: int, done: int) -> Job:
             why = str(error).split("\n", 1)[0]
         # past the except block, whose traceback would pin the failed step's tensors
         job = _halved(task, job, why)
-        recover.set_generators(generators)
         job.home.begin(epoch, at=done)
         job.tape.begin(at=done)
 
@@ -327,7 +344,7 @@ def _compare_with_plan(job: Job, seen_s: float, run: Run) -> None:
         )
 
 
-def _judge(at: Progress, val_loss: float, improved: bool, train: Train) -> None:
+def judge(at: Progress, val_loss: float, improved: bool, train: Train) -> None:
     """Note a validation: the best so far, and the plateau schedule's cut if one is due."""
     if improved:
         at.best_loss, at.best_epoch, at.best_step = val_loss, at.epoch, at.step

@@ -18,8 +18,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from slipstream import hardware, runs
 from slipstream.config import Config
 from slipstream.engine import capture, optim, recover
@@ -252,9 +250,7 @@ def _tried(task: Task, plan: Plan, name: str, evidence: list[dict[str, Any]]) ->
 def _trial(task: Task, plan: Plan) -> Trial:
     """Train a copy of the model for a moment."""
     trial = replace(task, model=copy.deepcopy(task.model))
-    device = [plan.device] if plan.device.type == "cuda" else []
-    with plan.flags(), torch.random.fork_rng(device):
-        torch.manual_seed(task.config.seed)
+    with plan.flags():
         job = set_up(trial, plan)
         try:
             warm_up = capture.EAGER_FIRST + 1 if plan.device.type == "cuda" else 1
@@ -276,7 +272,7 @@ def first_steps_s(job: Job, config: Config, steps: int) -> float:
     """Seconds for so many steps of the first epoch, which is laid out before the clock starts."""
     steps = min(steps, job.home.num_steps)
     job.home.begin(0)
-    job.tape.begin(optim.rates(config.train, 0, job.home.num_steps))
+    job.tape.begin(optim.rates(config.train, 0, job.home.num_steps), first=0)
     hardware.wait(job.plan.device)
     began = time.perf_counter()
     for _ in range(steps):

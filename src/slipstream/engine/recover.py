@@ -21,7 +21,6 @@ class Snapshot:
 
     copies: dict[str, Tensor]
     """By the names that `changing` gives"""
-    generators: list[Tensor]
 
     def restore(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, scale: LossScale | None
@@ -31,14 +30,13 @@ class Snapshot:
                 tensor.copy_(self.copies[name])
             else:  # taken before the first step, when there was no state yet
                 tensor.zero_()
-        set_generators(self.generators)
 
 
 def snapshot(
     model: nn.Module, optimizer: torch.optim.Optimizer, scale: LossScale | None
 ) -> Snapshot:
     found = changing(model, optimizer, scale)
-    return Snapshot({name: tensor.clone() for name, tensor in found.items()}, get_generators())
+    return Snapshot({name: tensor.clone() for name, tensor in found.items()})
 
 
 def changing(
@@ -61,20 +59,6 @@ def states(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
         for name, value in sorted(optimizer.state.get(param, {}).items())
         if isinstance(value, Tensor)
     }
-
-
-def get_generators() -> list[Tensor]:
-    """The generators that dropout draws from: the CPU's and the current CUDA device's."""
-    found = [torch.get_rng_state()]
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        found.append(torch.cuda.get_rng_state())
-    return found
-
-
-def set_generators(states: list[Tensor]) -> None:
-    torch.set_rng_state(states[0])
-    if len(states) > 1 and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states[1])
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,12 +74,10 @@ def take(task: Task, job: Job, result: Fit, good: Snapshot) -> Saved:
     """A copy of the state on the host; from a GPU it arrives while training goes on."""
     at = result.progress
     rest = {"losses": job.tape.losses[: at.done]}
-    rest |= {f"generator.{i}": state for i, state in enumerate(recover.get_generators())}
     if job.scale is not None:
         rest |= {"scale": job.scale.scale, "since_growth": job.scale.since_growth}
     if at.done:  # in mid-epoch: where a rollback would go back to
         rest |= {GOOD + name: copy for name, copy in good.copies.items()}
-        rest |= {f"before.generator.{i}": state for i, state in enumerate(good.generators)}
     live = {
         WEIGHTS: task.model.state_dict(),
         OPTIMIZER: recover.states(job.optimizer),
@@ -101,7 +100,11 @@ def take(task: Task, job: Job, result: Fit, good: Snapshot) -> Saved:
 
 
 def progress_of(saved: Saved) -> Progress:
-    found = dict(saved.facts["progress"])
+    return as_progress(saved.facts["progress"])
+
+
+def as_progress(facts: dict[str, Any]) -> Progress:
+    found = dict(facts)
     if found["best_loss"] is None:  # JSON has no infinity
         found["best_loss"] = math.inf
     return Progress(**found)
@@ -128,16 +131,7 @@ def put(saved: Saved, task: Task, job: Job, result: Fit) -> Snapshot:
         job.scale.scale.copy_(rest["scale"])
         job.scale.since_growth.copy_(rest["since_growth"])
     job.tape.losses[: result.progress.done] = rest["losses"].to(device)
-    recover.set_generators(_numbered(rest, "generator"))
     good = {name[len(GOOD) :]: value for name, value in rest.items() if name.startswith(GOOD)}
     if not good:
         return recover.snapshot(task.model, job.optimizer, job.scale)
-    copies = {name: value.to(device) for name, value in good.items()}
-    return Snapshot(copies, _numbered(rest, "before.generator"))
-
-
-def _numbered(tensors: dict[str, Tensor], name: str) -> list[Tensor]:
-    found: list[Tensor] = []
-    while f"{name}.{len(found)}" in tensors:
-        found.append(tensors[f"{name}.{len(found)}"])
-    return found
+    return Snapshot({name: value.to(device) for name, value in good.items()})

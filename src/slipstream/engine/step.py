@@ -6,6 +6,7 @@ the step's windows, the tape its learning rate, and takes its loss.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,7 @@ from slipstream.engine import optim
 from slipstream.engine.homes import Home, Program, Share
 from slipstream.engine.optim import LossScale
 from slipstream.engine.plan import Plan
+from slipstream.models import Noise
 from slipstream.objectives import window_losses
 
 CHUNK = 1024
@@ -32,10 +34,16 @@ class Tape:
     """[steps]"""
     cursor: Tensor
     """[1]: the next step"""
+    first: Tensor
+    """[1]: steps of the run before the epoch's first"""
 
-    def begin(self, rates: list[float] | None = None, *, at: int = 0) -> None:
+    def begin(
+        self, rates: list[float] | None = None, *, at: int = 0, first: int | None = None
+    ) -> None:
         if rates is not None:
             self.rates.copy_(torch.tensor(rates))
+        if first is not None:
+            self.first.fill_(first)
         self.cursor.fill_(at)
 
 
@@ -44,6 +52,7 @@ def tape(num_steps: int, device: torch.device) -> Tape:
         rates=torch.zeros(num_steps, device=device),
         losses=torch.zeros(num_steps, device=device),
         cursor=torch.zeros(1, dtype=torch.int64, device=device),
+        first=torch.zeros(1, dtype=torch.int64, device=device),
     )
 
 
@@ -58,8 +67,9 @@ def training(
     plan: Plan,
     fold: int,
     scale: LossScale | None,
+    noise: Noise | None,
 ) -> Program:
-    """One step: gather, forward, loss, backward, clip, update."""
+    """One step: gather, forward, loss, backward, clip, update. The noise's key is the seed."""
     params = [p for p in model.parameters() if p.requires_grad]
     clip = None if train.clip == "off" else train.clip
     unscaled = torch.ones((), device=lr.device)
@@ -69,10 +79,11 @@ def training(
         torch.index_select(tape.rates, 0, tape.cursor, out=lr.view(1))
         optimizer.zero_grad(set_to_none=plan.set_to_none)
         total: Tensor | None = None
-        for share in home.take(tape.cursor):
-            loss = _loss(model, share, train=train, plan=plan, fold=fold)
-            loss.backward(unscaled if scale is None else scale.scale)
-            total = loss.detach() if total is None else total + loss.detach()
+        for number, share in enumerate(home.take(tape.cursor)):
+            here = noise and noise.at((tape.first + tape.cursor)[0], number)
+            found = loss(model, share, here, train=train, plan=plan, fold=fold)
+            found.backward(unscaled if scale is None else scale.scale)
+            total = found.detach() if total is None else total + found.detach()
         assert total is not None
         optim.update(optimizer, params, clip=clip, scale=scale)
         tape.losses.index_copy_(0, tape.cursor, total[None])
@@ -90,25 +101,34 @@ def validation(
     def advance() -> None:
         model.eval()
         (share,) = home.take(tape.cursor)
-        loss = _loss(model, share, train=train, plan=plan, fold=fold)
-        tape.losses.index_copy_(0, tape.cursor, loss[None])
+        found = loss(model, share, None, train=train, plan=plan, fold=fold)
+        tape.losses.index_copy_(0, tape.cursor, found[None])
         tape.cursor.add_(1)
 
     return advance
 
 
-def _loss(model: nn.Module, share: Share, *, train: Train, plan: Plan, fold: int) -> Tensor:
+def loss(
+    model: nn.Module, share: Share, noise: Noise | None, *, train: Train, plan: Plan, fold: int
+) -> Tensor:
     """The windows' weighted loss; padding weighs nothing."""
     inputs, static, targets = share.batch
-    losses = window_losses(forward(model, inputs, static, plan=plan), targets, train)
+    losses = window_losses(forward(model, inputs, static, noise, plan=plan), targets, train)
     if fold > 1:
         losses = losses.unflatten(0, (-1, fold)).mean(dim=1)
     return (losses * share.weights).sum()
 
 
-def forward(model: nn.Module, inputs: Tensor, static: Tensor | None, *, plan: Plan) -> Tensor:
+def forward(
+    model: Callable[..., Tensor],
+    inputs: Tensor,
+    static: Tensor | None,
+    noise: Noise | None = None,
+    *,
+    plan: Plan,
+) -> Tensor:
     """The model's prediction, in fp32, computed in the plan's precision."""
     enabled = plan.autocast is not None
     with torch.autocast(plan.device.type, dtype=plan.autocast, enabled=enabled):
-        prediction: Tensor = model(inputs, static)
+        prediction: Tensor = model(inputs, static, noise)
     return prediction.float()

@@ -101,7 +101,7 @@ class Trial(Timed):
         if self.plan.home in ("loader", "stream"):
             self.head_start = self.plan.workers * self.plan.prefetch
         self.done = 0
-        with self.settings(), self._seeded():
+        with self.settings():
             self.job = set_up(task, self.plan)
             try:
                 self.num_steps = self.job.home.num_steps
@@ -122,10 +122,6 @@ class Trial(Timed):
         assert batch != "auto"
         return batch * self.config.train.accumulate
 
-    def _seeded(self) -> Any:
-        """Dropout draws from the seed; the caller's generators stay put."""
-        return torch.random.fork_rng([self.device] if self.device.type == "cuda" else [])
-
     def settings(self) -> AbstractContextManager[None]:
         return self.plan.flags()
 
@@ -136,7 +132,8 @@ class Trial(Timed):
             epoch = self.done // self.num_steps
             job.flush()
             job.home.begin(epoch)
-            job.tape.begin(optim.rates(self.config.train, epoch, self.num_steps))
+            rates = optim.rates(self.config.train, epoch, self.num_steps)
+            job.tape.begin(rates, first=self.done)
         job.advance()
         if self.config.engine.sync:
             float(job.tape.losses[place])

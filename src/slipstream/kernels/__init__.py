@@ -4,6 +4,8 @@ Shapes: K lanes (models), W directions, T steps of time, B windows, D inputs, H 
 G gates (4 in an LSTM: input, forget, cell, output; 3 in a GRU: reset, update, new).
 """
 
-from slipstream.kernels.op import Weights, recurrent
+from slipstream.kernels.attention import attention
+from slipstream.kernels.op import recurrent
+from slipstream.kernels.shapes import Weights
 
-__all__ = ["Weights", "recurrent"]
+__all__ = ["Weights", "attention", "recurrent"]

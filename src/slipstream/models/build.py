@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.config import Model, Signature
+from slipstream.models.dropout import Noise
 from slipstream.models.feedforward import FeedForward
 from slipstream.models.recurrent import Recurrent
 from slipstream.models.transformer import Transformer
@@ -24,6 +25,12 @@ SMALLEST_VARIANCE = 1e-5
 
 def build(model: Model, signature: Signature) -> Forecaster:
     return Forecaster(model, signature)
+
+
+def drops(model: Model) -> bool:
+    """Whether a model has anything to drop."""
+    between = len(model.sizes) > 1 if model.kind in ("lstm", "gru") else model.kind != "linear"
+    return model.dropout > 0 and between
 
 
 def use(model: nn.Module, *, algorithms: tuple[str, ...], recompute: bool, compiled: bool) -> None:
@@ -52,7 +59,8 @@ class Forecaster(nn.Module):
             outputs=self.steps * self.targets * self.quantiles,
         )
 
-    def forward(self, inputs: Tensor, static: Tensor | None) -> Tensor:
+    def forward(self, inputs: Tensor, static: Tensor | None, noise: Noise | None = None) -> Tensor:
+        """Without noise, nothing is dropped."""
         centre = spread = None
         if self.normalize == "last":
             centre = inputs[-1]
@@ -61,7 +69,7 @@ class Forecaster(nn.Module):
             variance, centre = torch.var_mean(inputs, dim=0, correction=0)
             spread = torch.sqrt(variance + SMALLEST_VARIANCE)
             inputs = (inputs - centre) / spread
-        out: Tensor = self.core(inputs, static).float()
+        out: Tensor = self.core(inputs, static, noise).float()
         out = out.view(-1, self.steps, self.targets, self.quantiles)
         if centre is None or not self.shared:
             return out

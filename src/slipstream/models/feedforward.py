@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from slipstream.config import Model
+from slipstream.models.dropout import Noise, dropout
 from slipstream.models.parts import Head, flatten_time
 
 
@@ -16,13 +18,16 @@ class FeedForward(nn.Module):
     ) -> None:
         super().__init__()
         width = context * inputs
-        body: list[nn.Module] = []
-        for size in model.sizes if model.kind == "mlp" else ():
-            body += [nn.Linear(width, size), nn.ReLU(), nn.Dropout(model.dropout)]
+        self.body = nn.ModuleDict()
+        for depth, size in enumerate(model.sizes if model.kind == "mlp" else ()):
+            # by the names of a sequence of linear, ReLU and dropout, which saved weights have
+            self.body[str(3 * depth)] = nn.Linear(width, size)
             width = size
-        self.body = nn.Sequential(*body)
         self.head = Head(width, static, outputs)
 
-    def forward(self, inputs: Tensor, static: Tensor | None) -> Tensor:
-        out: Tensor = self.head(self.body(flatten_time(inputs)), static)
+    def forward(self, inputs: Tensor, static: Tensor | None, noise: Noise | None = None) -> Tensor:
+        hidden = flatten_time(inputs)
+        for site, layer in enumerate(self.body.values()):
+            hidden = dropout(F.relu(layer(hidden)), noise, site)
+        out: Tensor = self.head(hidden, static)
         return out

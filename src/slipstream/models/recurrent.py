@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from slipstream.config import Model
+from slipstream.kernels import recurrent
+from slipstream.models.dropout import Noise, dropout
 from slipstream.models.parts import Head, Pool, to_patches
 
 CELLS = {"lstm": nn.LSTM, "gru": nn.GRU}
@@ -31,14 +32,16 @@ class Recurrent(nn.Module):
     ) -> None:
         super().__init__()
         self.patch = model.patch
-        self.dropout = model.dropout
         self.algorithms: tuple[str, ...] = ("persistent",) * len(model.sizes)
         """cuDNN's, by layer: as PyTorch chooses, or the standard one; the plan sets them."""
         self.recompute = False
+        self.own = False
+        """Layers by our own op, which `vmap` can make one program of for many lanes"""
+        self.kind = model.kind
         self.zeros: dict[tuple[Any, ...], Tensor] = {}
         """Initial states by shape: constants, which nobody writes to"""
         self.one_size = len(set(model.sizes)) == 1
-        ways = 2 if model.bidirectional else 1
+        self.ways = ways = 2 if model.bidirectional else 1
         width = inputs * model.patch
         self.layers = nn.ModuleList()
         for size in model.sizes:
@@ -49,17 +52,12 @@ class Recurrent(nn.Module):
         )
         self.head = Head(self.pool.out, static, outputs)
 
-    def forward(self, inputs: Tensor, static: Tensor | None) -> Tensor:
+    def forward(self, inputs: Tensor, static: Tensor | None, noise: Noise | None = None) -> Tensor:
         sequence = to_patches(inputs, self.patch)
-        dropout = self.dropout if self.training and len(self.layers) > 1 else 0.0
-        if sequence.is_cuda:
-            sequence = self._on_cuda(sequence, dropout)
+        if self.own:
+            pooled = self._by_own_op(sequence, noise)
         else:
-            for depth, layer in enumerate(self.layers):
-                if depth and dropout:
-                    sequence = F.dropout(sequence, dropout)
-                sequence = self._kept_or_not(partial(_call_module, layer), sequence)
-        pooled = self.pool(sequence)
+            pooled = self.pool(self._by_torch(sequence, noise))
         if self.pool.kind != "flatten":  # a head this small costs less than its casts
             with torch.autocast(pooled.device.type, enabled=False):
                 small: Tensor = self.head(pooled.float(), static)
@@ -67,23 +65,43 @@ class Recurrent(nn.Module):
         out: Tensor = self.head(pooled, static)
         return out
 
-    def _on_cuda(self, sequence: Tensor, dropout: float) -> Tensor:
+    def _by_own_op(self, sequence: Tensor, noise: Noise | None) -> Tensor:
+        """The layers and the pool."""
+        last = len(self.layers) - 1
+        for depth, layer in enumerate(self.layers):
+            weights = [weight for way in _weights(layer) for weight in way]
+            if depth:
+                sequence = dropout(sequence, noise, depth, ways=self.ways)
+            if depth == last and self.pool.kind == "last":
+                return recurrent(self.kind, sequence, weights, last=True)
+            sequence = recurrent(self.kind, sequence, weights)
+        pooled: Tensor = self.pool(sequence)
+        return pooled
+
+    def _by_torch(self, sequence: Tensor, noise: Noise | None) -> Tensor:
+        if sequence.is_cuda:
+            return self._on_cuda(sequence, noise)
+        for depth, layer in enumerate(self.layers):
+            if depth:
+                sequence = dropout(sequence, noise, depth, ways=self.ways)
+            sequence = self._kept_or_not(partial(_call_module, layer), sequence)
+        return sequence
+
+    def _on_cuda(self, sequence: Tensor, noise: Noise | None) -> Tensor:
         if torch.is_autocast_enabled("cuda"):
             sequence = sequence.to(torch.get_autocast_dtype("cuda"))
-        merge = self.one_size and not dropout and len(set(self.algorithms)) == 1
+        merge = self.one_size and noise is None and len(set(self.algorithms)) == 1
         calls = [list(self.layers)] if merge else [[layer] for layer in self.layers]
         with torch.autocast("cuda", enabled=False):
             for depth, (layers, algorithm) in enumerate(zip(calls, self.algorithms, strict=False)):
-                if depth and dropout:
-                    # our own between layers: cuDNN's keeps a state that cannot be saved
-                    sequence = F.dropout(sequence, dropout)
+                if depth:
+                    sequence = dropout(sequence, noise, depth, ways=self.ways)
                 call = partial(_call_cudnn, layers, algorithm, self._zeros(layers, sequence))
                 sequence = self._kept_or_not(call, sequence)
         return sequence
 
     def _zeros(self, layers: Sequence[Any], sequence: Tensor) -> Tensor:
-        ways = 2 if layers[0].bidirectional else 1
-        shape = (len(layers) * ways, sequence.shape[1], layers[0].hidden_size)
+        shape = (len(layers) * self.ways, sequence.shape[1], layers[0].hidden_size)
         key = (*shape, sequence.dtype, sequence.device)
         if key not in self.zeros:
             self.zeros[key] = torch.zeros(shape, dtype=sequence.dtype, device=sequence.device)
@@ -120,9 +138,15 @@ def _call_cudnn(layers: Sequence[Any], algorithm: str, zeros: Tensor, sequence: 
     return packed.view(time, batch, -1)
 
 
+def _weights(layer: Any) -> list[list[Tensor]]:
+    """By direction: w_ih, w_hh, b_ih, b_hh."""
+    found: list[list[Tensor]] = layer.all_weights
+    return found
+
+
 def _one_buffer(layers: Sequence[Any], dtype: torch.dtype) -> list[Tensor]:
     """Every weight as a part of one tensor, laid out as cuDNN wants it: matrices, then biases."""
-    directions = [weights for layer in layers for weights in layer.all_weights]
+    directions = [weights for layer in layers for weights in _weights(layer)]
     matrices = [matrix for weights in directions for matrix in weights[:2]]
     ordered = matrices + [bias for weights in directions for bias in weights[2:]]
     buffer = torch.cat([weight.reshape(-1) for weight in ordered]).to(dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,17 +11,21 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from slipstream.config import Model
+from slipstream.kernels import attention
+from slipstream.models.dropout import Noise, dropout
 from slipstream.models.parts import Head, Pool, to_patches
 
 
 class Transformer(nn.Module):
+    """Dropout on the embeddings, after attention, and inside and after the feed-forward part; none
+    on attention's own weights."""
+
     def __init__(
         self, model: Model, *, context: int, inputs: int, static: int, outputs: int
     ) -> None:
         super().__init__()
         width, tokens = model.sizes[0], context // model.patch
         self.patch = model.patch
-        self.dropout = model.dropout
         self.recompute = False
         self.embed = nn.Linear(inputs * model.patch, width)
         if model.positions == "learned":
@@ -32,9 +37,6 @@ class Transformer(nn.Module):
                 width,
                 model.heads,
                 dim_feedforward=width * model.expansion,
-                dropout=model.dropout,
-                activation="gelu",
-                norm_first=True,
             )
             for _ in model.sizes
         )
@@ -42,17 +44,34 @@ class Transformer(nn.Module):
         self.pool = Pool(model.pool, width=width, length=tokens)
         self.head = Head(self.pool.out, static, outputs)
 
-    def forward(self, inputs: Tensor, static: Tensor | None) -> Tensor:
+    def forward(self, inputs: Tensor, static: Tensor | None, noise: Noise | None = None) -> Tensor:
         tokens = self.embed(to_patches(inputs, self.patch)) + self.positions
-        tokens = F.dropout(tokens, self.dropout, self.training)
-        for layer in self.layers:
+        tokens = dropout(tokens, noise, 0)
+        for depth, layer in enumerate(self.layers):
+            given = (layer, tokens, noise, 1 + 3 * depth)
             if self.recompute and self.training:
-                keep = self.dropout > 0
-                tokens = checkpoint(layer, tokens, use_reentrant=False, preserve_rng_state=keep)
+                tokens = checkpoint(_layer, *given, use_reentrant=False, preserve_rng_state=False)
             else:
-                tokens = layer(tokens)
+                tokens = _layer(*given)
         out: Tensor = self.head(self.pool(self.norm(tokens)), static)
         return out
+
+
+def _layer(layer: Any, tokens: Tensor, noise: Noise | None, site: int) -> Tensor:
+    """What `nn.TransformerEncoderLayer` does with norms first, by its weights; sites from `site`
+    on are its own."""
+    tokens = tokens + dropout(_attend(layer.self_attn, layer.norm1(tokens)), noise, site)
+    inner = dropout(F.gelu(layer.linear1(layer.norm2(tokens))), noise, site + 1)
+    return tokens + dropout(layer.linear2(inner), noise, site + 2)
+
+
+def _attend(module: Any, tokens: Tensor) -> Tensor:
+    """Multi-head attention of a sequence [T, B, D] to itself."""
+    joined = F.linear(tokens, module.in_proj_weight, module.in_proj_bias)
+    q, k, v = joined.unflatten(-1, (3, module.num_heads, -1)).permute(2, 1, 3, 0, 4)
+    out = attention(q, k, v).permute(2, 0, 1, 3).flatten(2)
+    found: Tensor = module.out_proj(out)
+    return found
 
 
 def _sinusoids(tokens: int, width: int) -> Tensor:

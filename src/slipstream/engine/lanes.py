@@ -1,0 +1,241 @@
+"""The loop over a pack: every lane's epochs, validations, early stop and recoveries, each its own.
+
+The lanes step together. A round lasts until the next of them has done its epoch; those that have
+are scored at once, and go on, or end and leave their place to another.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from torch import Tensor
+
+from slipstream.config import Signature
+from slipstream.data.windows import Series
+from slipstream.engine import lanestate, recover
+from slipstream.engine.checkpoint import Saved, Writer
+from slipstream.engine.lanestate import LaneFit, Work
+from slipstream.engine.loop import DIVERGED, Keeper, Stop, judge, out_of_patience, stoppable
+from slipstream.engine.pack import Lane, Pack
+from slipstream.runs import Run
+
+EMPTY = 0.25
+"""Share of places without a lane from which a smaller pack is made"""
+OUT_OF_TIME, INTERRUPTED = "train.minutes have passed", "interrupted"
+Refill = Callable[[LaneFit], Lane | None]
+"""What takes the place of a lane that has ended, if anything does"""
+
+
+def fit(
+    pack: Pack,
+    run: Run,
+    *,
+    refill: Refill | None = None,
+    facts: Mapping[str, Any] | None = None,
+) -> list[LaneFit]:
+    """Train every lane to its own end and close the pack; the fits come in the lanes' order.
+
+    `refill` is asked for another lane when one ends. `facts` are kept with each checkpoint. A
+    signal stops it after the step in hand, with a checkpoint.
+    """
+    work = Work(pack, run, [None] * len(pack.lanes))
+    for place, lane in enumerate(pack.lanes):
+        assert lane is not None
+        _start(work, place, lane)
+    return _until_the_end(work, refill, facts or {})
+
+
+def resume(
+    saved: Saved,
+    lanes: Sequence[Lane],
+    signature: Signature,
+    series: Series,
+    run: Run,
+    *,
+    refill: Refill | None = None,
+    facts: Mapping[str, Any] | None = None,
+) -> list[LaneFit]:
+    """Go on from a checkpoint as if it had never stopped; `lanes` are all that had come until then,
+    in their order."""
+    work = lanestate.restored(saved, lanes, signature, series, run)
+    return _until_the_end(work, refill, facts or {})
+
+
+def _until_the_end(work: Work, refill: Refill | None, facts: Mapping[str, Any]) -> list[LaneFit]:
+    engine, plan = work.pack.room.config.engine, work.pack.plan
+    with stoppable() as stop, Writer(work.run, background=engine.async_checkpoints) as writer:
+        try:
+            _fit(work, stop, Keeper(work.run, engine, writer), refill, facts)
+        finally:
+            work.pack.close()
+            if plan.capture:
+                recover.free_memory()
+    return sorted(work.everyone(), key=lambda one: one.number)
+
+
+def _fit(
+    work: Work, stop: Stop, keeper: Keeper, refill: Refill | None, facts: Mapping[str, Any]
+) -> None:
+    spent_before = work.train_s + work.validate_s
+    began = time.perf_counter()
+
+    def save() -> None:
+        keeper.save(lambda: lanestate.take(work, facts), at=(work.steps, len(work.ended)))
+
+    while training := work.training():
+        pack, log_every = work.pack, work.pack.room.config.engine.log_every
+        left = min(pack.num_steps(place) - one.progress.done for place, one in training)
+        round_began = time.perf_counter()
+        taken = 0
+        while taken < min(left, log_every) and not (taken and stop.requested):
+            pack.advance()  # one program for all lanes, no host sync
+            taken += 1
+        diverged = _read(work, taken)
+        now = time.perf_counter()
+        work.train_s += now - round_began
+        minutes = [one.lane.config.train.minutes for _, one in training]
+        limit = min((60 * m for m in minutes if m), default=math.inf)
+        late = now - began + spent_before > limit
+        for place in diverged:
+            _roll_back(work, place, refill)
+        if stop.requested:
+            break
+        validated = _finish_epochs(work, set(diverged), late, refill)
+        if keeper.due(validated=validated):
+            save()
+        _compact(work)
+    save()
+    for place, one in work.training():
+        one.stopped, one.weights = INTERRUPTED, _best(work, place)
+
+
+def _start(work: Work, place: int, lane: Lane) -> None:
+    """A lane's first epoch."""
+    work.places[place] = LaneFit(work.came, lane)
+    work.came += 1
+    work.pack.begin(place, 0)
+
+
+def _read(work: Work, taken: int) -> list[int]:
+    """Note the steps taken and read their losses; which lanes' are no longer finite."""
+    if not taken:
+        return []
+    work.steps += taken
+    losses = work.pack.tape["losses"].cpu()  # the round's only host sync
+    diverged, means = [], {}
+    for place, one in work.training():
+        at = one.progress
+        at.step, at.done = at.step + taken, at.done + taken
+        seen = losses[place, at.logged : at.done].double()
+        at.logged = at.done
+        at.epoch = at.epochs + at.done / work.pack.num_steps(place)
+        means[one.number] = float(seen.mean())
+        if not bool(seen.isfinite().all()):
+            diverged.append(place)
+    work.run.append("log", step=work.steps, losses=means)
+    return diverged
+
+
+def _roll_back(work: Work, place: int, refill: Refill | None) -> None:
+    """Put a lane back to its epoch's start with half its learning rate, or end it."""
+    one = work.places[place]
+    assert one is not None
+    at = one.progress
+    at.step, at.done, at.logged = at.step - at.done, 0, 0
+    at.epoch = float(at.epochs)
+    work.pack.go_back(place)
+    if at.rollbacks == recover.MOST_ROLLBACKS:
+        _end(work, place, DIVERGED, refill)
+        return
+    at.rollbacks += 1
+    at.rate /= 2
+    remedy = f"learning rate times {at.rate:g}"
+    work.run.append("recovery", lane=one.number, what=DIVERGED, remedy=remedy, step=at.step)
+    work.pack.begin(place, at.epochs, rate=at.rate, before=at.step)
+
+
+def _finish_epochs(work: Work, spared: set[int], late: bool, refill: Refill | None) -> bool:
+    """Score the lanes whose epoch is over, or all when the time is; end them or go on."""
+    pack = work.pack
+    over = [
+        (place, one)
+        for place, one in work.training()
+        if place not in spared and (late or one.progress.done == pack.num_steps(place))
+    ]
+    due = [place for place, one in over if late or _validates(one)]
+    if due:
+        began = time.perf_counter()
+        for place, val_loss in zip(due, pack.score(due), strict=True):
+            _judge(work, place, val_loss)
+        work.validate_s += time.perf_counter() - began
+    for place, one in over:
+        at, train = one.progress, one.lane.config.train
+        at.epochs, at.done, at.logged = at.epochs + 1, 0, 0
+        stopped = OUT_OF_TIME if late else out_of_patience(at, train)
+        if not stopped and at.epochs == train.epochs:
+            stopped = "all epochs done"
+        if stopped:
+            _end(work, place, stopped, refill)
+        else:
+            pack.begin(place, at.epochs, rate=at.rate, before=at.step)
+    return bool(due)
+
+
+def _validates(one: LaneFit) -> bool:
+    epoch, train = one.progress.epochs + 1, one.lane.config.train
+    return not epoch % train.validate_every or epoch == train.epochs
+
+
+def _judge(work: Work, place: int, val_loss: float) -> None:
+    one = work.places[place]
+    assert one is not None
+    at, train = one.progress, one.lane.config.train
+    improved = val_loss < at.best_loss - train.min_delta
+    if improved:
+        work.pack.keep_best(place)
+    rate = at.rate
+    judge(at, val_loss, improved, train)
+    seen = work.pack.tape["losses"][place, : at.done].double().mean()
+    work.run.append(
+        "epoch",
+        lane=one.number,
+        epoch=at.epochs + 1,
+        step=at.step,
+        train_loss=float(seen),
+        val_loss=val_loss,
+        rate=rate,
+        best=improved,
+    )
+
+
+def _end(work: Work, place: int, stopped: str, refill: Refill | None) -> None:
+    """Freeze a lane, take its best weights, and give its place away."""
+    one, pack = work.places[place], work.pack
+    assert one is not None
+    one.stopped, one.weights = stopped, _best(work, place)
+    work.ended.append(one)
+    work.run.append("lane", lane=one.number, stopped=stopped, **asdict(one.progress))
+    work.places[place] = None
+    pack.leave(place)
+    lane = refill(one) if refill else None
+    if lane is not None:
+        pack.put(place, lane)
+        _start(work, place, lane)
+
+
+def _best(work: Work, place: int) -> dict[str, Tensor]:
+    one = work.places[place]
+    found = one is not None and math.isfinite(one.progress.best_loss)
+    return work.pack.weights(place, best=True) if found else {}
+
+
+def _compact(work: Work) -> None:
+    keep = [place for place, _ in work.training()]
+    places = len(work.places)
+    if keep and places - len(keep) >= EMPTY * places:
+        work.pack = work.pack.compacted(keep)
+        work.places = [work.places[place] for place in keep]

@@ -1,0 +1,229 @@
+"""The loop over a pack: every lane goes its own way, to the end that it would have had alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+import torch
+
+from slipstream import UserError, runs
+from slipstream.engine import checkpoint, lanes, loop, pack, plan
+from slipstream.engine.pack import Lane
+from slipstream.runs import Run
+from tests.conftest import KINDS, close, small_dataset, waves
+from tests.engine.steps import make_task
+from tests.engine.test_pack import BASE, CUDA, MODES, configured, lanes_of, packed
+
+EVERYTHING = (
+    {"train": {"epochs": 3, "lr": 0.01}},
+    {"seed": 5, "train": {"epochs": 12, "patience": 2, "min_delta": 0.05, "batch": 20}},
+    {
+        "seed": 2,
+        "model": {"hidden": 5, "dropout": 0.0},
+        "train": {"epochs": 9, "schedule": "plateau", "plateau_patience": 1, "min_delta": 0.2},
+    },
+    {"seed": 9, "train": {"epochs": 4, "validate_every": 3, "optimizer": "sgd", "lr": 0.1}},
+)
+
+
+def alone(lane, dataset, tmp_path, watch=None):
+    """The same lane as a run of its own."""
+    memory = replace(dataset.memory, starts=dataset.memory.starts | lane.starts)
+    count = dataset.count | {name: len(starts) for name, starts in lane.starts.items()}
+    dataset = replace(dataset, memory=memory, count=count)
+    chosen = plan.make(lane.config, data_bytes=0)
+    run = runs.create("alone", out=str(tmp_path), watch=watch)
+    with chosen.flags(), torch.random.fork_rng():
+        return loop.fit(make_task(lane.config, dataset, chosen, run), chosen)
+
+
+def trained(some, dataset, tmp_path, mode="together", *, watch=None, room=(), **how):
+    run = runs.create("pack", out=str(tmp_path), watch=watch)
+    made = packed(some, dataset, mode, room=room, capture=some[0].config.engine.device == "cuda")
+    with made.plan.flags():
+        return lanes.fit(made, run, **how), run
+
+
+def same_end(one, lane, dataset, tmp_path, *, rel=1e-4):
+    wanted = alone(lane, dataset, tmp_path)
+    at, was = one.progress, wanted.progress
+    assert one.stopped == wanted.stopped
+    for name in ("step", "epochs", "epoch", "best_epoch", "best_step", "since_best", "rollbacks"):
+        assert getattr(at, name) == getattr(was, name), name
+    assert at.rate == pytest.approx(was.rate)
+    close(at.best_loss, was.best_loss, rel=rel)
+    assert one.weights.keys() == wanted.weights.keys()
+    for name, value in wanted.weights.items():
+        close(one.weights[name].cpu(), value.cpu(), rel=20 * rel)
+
+
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+@pytest.mark.parametrize("mode", MODES)
+def test_every_lane_ends_as_it_would_alone(tmp_path, mode, device):
+    """Other lengths of epochs, other ends, another fold; places that empty make a smaller pack."""
+    dataset = small_dataset(configured())
+    some = lanes_of(EVERYTHING, dataset, device=device)
+    starts = dataset.memory.starts
+    fold = {"train": starts["train"][:150], "val": starts["train"][150:177]}
+    some.append(Lane(configured({"seed": 1, "train": {"epochs": 5}}, device=device), fold))
+    fits, run = trained(some, dataset, tmp_path, mode)
+    assert [one.number for one in fits] == list(range(5))
+    for one, lane in zip(fits, some, strict=True):
+        assert one.lane is lane
+        same_end(one, lane, dataset, tmp_path)
+    told = [event for event in runs.events(run) if event["event"] == "epoch"]
+    assert {event["lane"] for event in told} == set(range(5))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", [*KINDS, "bidirectional"])
+def test_the_validation_loss_of_five_hundred_steps(tmp_path, kind, mode):
+    model = BASE["model"] | {"kind": kind}
+    if kind == "bidirectional":
+        model |= {"kind": "lstm", "bidirectional": True}
+    dataset = small_dataset(configured())
+    changes = [{}, {"seed": 1, "model": {"hidden": 4}}, {"seed": 2, "train": {"lr": 0.001}}]
+    common = BASE["train"] | {"epochs": 56, "patience": "off"}
+    some = lanes_of(changes, dataset, model=model, train=common)
+    fits, _ = trained(some, dataset, tmp_path, mode)
+    for one, lane in zip(fits, some, strict=True):
+        assert one.progress.step > 500
+        close(one.progress.best_loss, alone(lane, dataset, tmp_path).progress.best_loss, rel=1e-3)
+
+
+def test_smaller_packs_are_made_on_the_way(tmp_path, monkeypatch):
+    sizes, compacted = [], pack.Pack.compacted
+
+    def noted(self, keep):
+        sizes.append(len(keep))
+        return compacted(self, keep)
+
+    monkeypatch.setattr(pack.Pack, "compacted", noted)
+    dataset = small_dataset(configured())
+    some = lanes_of([{"train": {"epochs": n}} for n in (1, 2, 2, 3, 3)], dataset)
+    fits, _ = trained(some, dataset, tmp_path)
+    assert sizes == [2]  # 4 of 5 is not small enough to pay
+    assert [one.progress.epochs for one in fits] == [1, 2, 2, 3, 3]
+    assert torch.equal(
+        fits[3].weights["core.head.linear.bias"], fits[4].weights["core.head.linear.bias"]
+    )
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_lane_that_diverges_ends_alone(tmp_path, mode):
+    dataset = small_dataset(configured())
+    calm = {"train": {"epochs": 3}}
+    wild = {"train": {"epochs": 3, "lr": 1e25, "clip": "off", "schedule": "constant"}}
+    both, _ = trained(lanes_of([calm, wild], dataset), dataset, tmp_path, mode)
+    assert both[1].stopped == loop.DIVERGED
+    assert both[1].progress.rollbacks == 3
+    assert both[1].progress.step == 0
+    assert not both[1].weights
+    steady, _ = trained(lanes_of([calm, calm | {"seed": 3}], dataset), dataset, tmp_path, mode)
+    assert both[0].progress == steady[0].progress
+    for name, value in steady[0].weights.items():
+        assert torch.equal(both[0].weights[name], value)
+
+
+def test_a_rollback_is_the_lanes_own(tmp_path, monkeypatch):
+    """One loss that is no number: its lane repeats the epoch at half the rate, as alone."""
+    dataset = small_dataset(configured())
+    advance, steps = pack.Pack._advance, []
+
+    def spoiling(self):
+        advance(self)
+        steps.append(1)
+        if len(steps) == 14:
+            self.tape["losses"][1, 4] = torch.nan
+
+    common = {"train": BASE["train"] | {"epochs": 3, "schedule": "constant"}}
+    some = lanes_of([{}, {"seed": 1}], dataset, **common)
+    with monkeypatch.context() as patch:
+        patch.setattr(pack.Pack, "_advance", spoiling)
+        fits, _ = trained(some, dataset, tmp_path)
+    assert [one.progress.rollbacks for one in fits] == [0, 1]
+    assert len(steps) == 4 * 9
+    same_end(fits[0], some[0], dataset, tmp_path)
+    step = loop._step
+
+    def spoilt(task, job, epoch, done):
+        job = step(task, job, epoch, done)
+        if epoch * 9 + done == 13 and not spoiled:
+            spoiled.append(1)
+            job.tape.losses[done] = torch.nan
+        return job
+
+    spoiled = []
+    monkeypatch.setattr(loop, "_step", spoilt)
+    same_end(fits[1], some[1], dataset, tmp_path)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_places_are_refilled_while_others_train(tmp_path, mode):
+    dataset = small_dataset(configured())
+    some = lanes_of(EVERYTHING, dataset)
+    waiting = list(some[2:])
+
+    def refill(one):
+        assert one.stopped
+        return waiting.pop(0) if waiting else None
+
+    fits, _ = trained(some[:2], dataset, tmp_path, mode, room=some, refill=refill)
+    assert [one.lane for one in fits] == some
+    for one, lane in zip(fits, some, strict=True):
+        same_end(one, lane, dataset, tmp_path)
+
+
+def test_a_time_limit_ends_all_with_a_validation(tmp_path):
+    dataset = small_dataset(configured())
+    some = lanes_of([{}, {"seed": 1, "train": {"minutes": 1e-6}}], dataset)
+    fits, _ = trained(some, dataset, tmp_path)
+    assert all(one.stopped == lanes.OUT_OF_TIME and one.weights for one in fits)
+
+
+def ended(fits):
+    return [
+        (
+            *(one.number, one.progress, one.stopped),
+            {name: value.numpy().tobytes() for name, value in one.weights.items()},
+        )
+        for one in fits
+    ]
+
+
+def stopping_at(step):
+    def watch(event):
+        if event["event"] == "log" and event["step"] >= step:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    return watch
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_stopped_pack_ends_as_the_unbroken_one_to_the_bit(tmp_path, mode):
+    dataset = small_dataset(configured())
+    often = {"engine": {"checkpoint_minutes": 1e-9, "log_every": 4}}
+    some = lanes_of(EVERYTHING, dataset, **often)
+    wanted = ended(trained(some, dataset, tmp_path, mode)[0])
+    total = max(one[1].step for one in wanted)
+    for step in (1, 9, total // 2, total - 2):
+        fits, run = trained(some, dataset, tmp_path, mode, watch=stopping_at(step))
+        assert any(one.stopped == lanes.INTERRUPTED for one in fits)
+        saved, _ = checkpoint.newest(run)
+        with plan.make(some[0].config, data_bytes=0).flags():
+            again = Run(run.folder)
+            fits = lanes.resume(saved, some, dataset.signature, dataset.memory.series, again)
+        assert ended(fits) == wanted
+
+
+def test_a_checkpoint_of_other_lanes_is_refused(tmp_path):
+    dataset = small_dataset(configured(), waves(300))
+    some = lanes_of(EVERYTHING, dataset)
+    _, run = trained(some, dataset, tmp_path, watch=stopping_at(4))
+    saved, _ = checkpoint.newest(run)
+    with pytest.raises(UserError, match=r"lane 0 has other settings than before \(seed, train"):
+        lanes.resume(saved, some[::-1], dataset.signature, dataset.memory.series, run)

@@ -1,0 +1,268 @@
+"""A lane of a pack is that model trained alone, whoever its neighbours are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from slipstream import UserError
+from slipstream.engine import pack as packs
+from slipstream.engine import plan
+from slipstream.engine.pack import Lane
+from tests.conftest import KINDS, close, small_config, small_dataset, waves
+from tests.engine.steps import run_steps
+
+CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
+MODES = ("together", "branches")
+BASE = {
+    "model": {"layers": 2, "dropout": 0.2},
+    "train": {"batch": 32, "lr": 0.01, "epochs": 12, "clip": 0.5},
+}
+ROUNDING = ("in_proj_bias", "pool.score.bias")
+"""Biases that a softmax ignores, so that their gradients are rounding and nothing else"""
+MIXED = (
+    {},
+    {"seed": 7, "train": {"lr": 0.003, "weight_decay": 0.1}},
+    {"seed": 3, "model": {"dropout": 0.0}, "train": {"clip": "off", "schedule": "constant"}},
+    {"seed": 3, "model": {"hidden": 4, "dropout": 0.4}, "train": {"schedule": "step"}},
+    {"seed": 1, "model": {"hidden": [6, 8]}, "train": {"warmup_epochs": 2.0, "batch": 20}},
+)
+
+
+def configured(change=None, device="cpu", **common):
+    """A small config with some sections changed for all lanes, and others for one."""
+    together = {"engine": {"device": device, "precision": "fp32"}}
+    for part in (BASE, common, change or {}):
+        for name, value in part.items():
+            both = isinstance(value, dict) and name in together
+            together[name] = together[name] | value if both else value
+    kind = together.get("model", {}).get("kind")
+    if kind == "transformer":
+        together["model"]["hidden"] = 8
+    return small_config(**together)
+
+
+def lanes_of(changes, dataset, **common):
+    return [Lane(configured(change, **common), dataset.memory.starts) for change in changes]
+
+
+def packed(lanes, dataset, mode, *, capture=False, room=(), **changed):
+    config = lanes[0].config
+    engine = config.engine.model_copy(update={"capture": capture})
+    chosen = plan.make(config.model_copy(update={"engine": engine}), data_bytes=0)
+    series = dataset.memory.series.to(chosen.device)
+    return packs.make(lanes, dataset.signature, series, chosen, mode=mode, room=room, **changed)
+
+
+def train(pack, *, steps):
+    """So many steps of every lane, over as many epochs as each needs; all losses."""
+    places = range(len(pack.lanes))
+    epochs, done, losses = [0] * len(places), [0] * len(places), [[] for _ in places]
+    for place in places:
+        pack.begin(place, 0)
+    for _ in range(steps):
+        pack.advance()
+        for place in places:
+            done[place] += 1
+            losses[place].append(float(pack.tape["losses"][place, done[place] - 1]))
+            if done[place] == pack.num_steps(place):
+                epochs[place], done[place] = epochs[place] + 1, 0
+                pack.begin(place, epochs[place], before=len(losses[place]))
+    return losses
+
+
+def same_as_alone(lanes, dataset, pack, losses, *, rel=1e-5):
+    for place, lane in enumerate(lanes):
+        wanted, weights = run_steps(lane.config, dataset, steps=len(losses[place]))
+        close(losses[place], wanted, rel=rel)
+        found = pack.weights(place)
+        assert found.keys() == weights.keys()
+        names = [name for name in weights if not name.endswith(ROUNDING)]
+        flat, reference = (
+            torch.cat([values[name].flatten().cpu() for name in names])
+            for values in (found, weights)
+        )
+        assert all(found[name].shape == weights[name].shape for name in names)
+        close(flat, reference, rel=rel)
+
+
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", [*KINDS, "bidirectional"])
+def test_a_hundred_steps_of_every_lane_are_those_of_the_model_alone(kind, mode, device):
+    model = {"kind": kind}
+    if kind == "bidirectional":
+        model = {"kind": "gru", "bidirectional": True, "pool": "attention"}
+    dataset = small_dataset(configured())
+    lanes = lanes_of(MIXED, dataset, model=BASE["model"] | model, device=device)
+    pack = packed(lanes, dataset, mode, capture=device == "cuda")
+    losses = train(pack, steps=100)
+    assert not pack.failures()
+    same_as_alone(lanes, dataset, pack, losses)
+    pack.close()
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd", "rmsprop"])
+@pytest.mark.parametrize("schedule", ["constant", "step", "plateau", "cosine", "restarts"])
+def test_every_optimizer_and_schedule(optimizer, schedule):
+    dataset = small_dataset(configured())
+    rates = {"sgd": 0.1, "rmsprop": 0.003}
+    common = {"optimizer": optimizer, "lr": rates.get(optimizer, 0.01), "restart_epochs": 2}
+    common |= {"step_epochs": 2, "batch": 64, "epochs": 6, "clip": 0.5}
+    changes = [{}, {"seed": 1, "train": {"weight_decay": 0.03, "momentum": 0.5}}]
+    for change in changes:
+        change["train"] = common | {"schedule": schedule} | change.get("train", {})
+    lanes = lanes_of(changes, dataset, model={"kind": "mlp", "layers": 1})
+    pack = packed(lanes, dataset, "together")
+    same_as_alone(lanes, dataset, pack, train(pack, steps=25))
+
+
+def test_lanes_may_each_have_their_own_optimizer():
+    dataset = small_dataset(configured())
+    changes = [{"train": {"optimizer": name, "lr": 0.003}} for name in ("sgd", "adamw", "rmsprop")]
+    lanes = lanes_of(changes, dataset, model={"kind": "gru", "layers": 1})
+    pack = packed(lanes, dataset, "together")
+    same_as_alone(lanes, dataset, pack, train(pack, steps=20))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"train": {"accumulate": 3, "batch": 12}},
+        {"data": {"channels": "independent"}, "model": {"normalize": "last", "patch": 4}},
+        {"data": {"horizon": 0, "targets": ["c"]}, "model": {"pool": "flatten"}},
+        {"train": {"loss": "quantile"}, "model": {"normalize": "window", "pool": "mean"}},
+    ],
+)
+def test_every_shape_of_a_job(sections, mode):
+    sections = {name: BASE.get(name, {}) | value for name, value in sections.items()}
+    dataset = small_dataset(configured(**sections))
+    changes = [{}, {"seed": 4, "model": {"hidden": 5}}]
+    lanes = lanes_of(changes, dataset, **sections)
+    pack = packed(lanes, dataset, mode)
+    same_as_alone(lanes, dataset, pack, train(pack, steps=15))
+
+
+def test_threads_change_nothing():
+    dataset = small_dataset(configured())
+    found = []
+    for threads in (1, 2):
+        lanes = lanes_of(MIXED, dataset, engine={"threads": threads})
+        pack = packed(lanes, dataset, "branches")
+        train(pack, steps=8)
+        found.append(pack.live["weights"].clone())
+        pack.close()
+    assert torch.equal(*found)
+    assert torch.get_num_threads() == 1
+
+
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["lstm", "transformer", "mlp"])
+def test_neighbours_do_not_matter_to_the_bit(kind, mode, device):
+    """Not even one that is no longer a number."""
+    model = BASE["model"] | {"kind": kind}
+    dataset = small_dataset(configured())
+    rows = []
+    for others in ([1, 2], [2, 1], "spoilt"):
+        changes = [MIXED[0], *(MIXED[i] for i in (others if others != "spoilt" else [1, 2]))]
+        pack = packed(lanes_of(changes, dataset, model=model, device=device), dataset, mode)
+        if others == "spoilt":
+            pack.live["weights"][1] = torch.nan
+        train(pack, steps=12)
+        rows.append({name: tensor[0].clone() for name, tensor in pack.tensors().items()})
+        rows[-1]["score"] = torch.tensor(pack.score([0]))
+    for name, row in rows[0].items():
+        assert torch.equal(row, rows[1][name]), name
+        assert torch.equal(row, rows[2][name]), name
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_frozen_lane_stays_as_it_is(mode):
+    dataset = small_dataset(configured())
+    pack = packed(lanes_of(MIXED[:3], dataset), dataset, mode)
+    train(pack, steps=5)
+    pack.freeze(1)
+    before = {name: pack.live[name].clone() for name in pack.live}
+    for _ in range(2):
+        pack.advance()
+    for name, tensor in pack.live.items():
+        assert torch.equal(tensor[1], before[name][1])
+        assert not torch.equal(tensor[0], before[name][0])
+
+
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_refilled_place_is_a_lane_like_any_other(mode, device):
+    dataset = small_dataset(configured())
+    lanes = lanes_of(MIXED, dataset, device=device)
+    calm = packed(lanes[:3], dataset, mode, room=lanes)
+    train(calm, steps=6)
+    pack = packed([lanes[0], lanes[4], lanes[2]], dataset, mode, room=lanes)
+    train(pack, steps=6)
+    pack.put(1, lanes[1])
+    pack.begin(1, 0)
+    pack.freeze(0)
+    pack.freeze(2)
+    for _ in range(6):
+        pack.advance()
+    assert torch.equal(pack.live["weights"][1], calm.live["weights"][1])
+    assert torch.equal(pack.live["weights"][2], calm.live["weights"][2])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_smaller_pack_goes_on_with_the_same_bits(mode):
+    dataset = small_dataset(configured())
+    pack, other = (packed(lanes_of(MIXED, dataset), dataset, mode) for _ in range(2))
+    for one in (pack, other):
+        train(one, steps=4)
+    smaller = other.compacted([0, 3])
+    for _ in range(4):
+        pack.advance()
+        smaller.advance()
+    for place, was in enumerate([0, 3]):
+        assert torch.equal(smaller.live["weights"][place], pack.live["weights"][was])
+        assert smaller.score([place]) == pack.score([was])
+        assert smaller.lanes[place] is other.lanes[was]
+
+
+def test_what_does_not_fit_is_refused_by_name():
+    dataset = small_dataset(configured())
+    lanes = lanes_of([{}, {"model": {"pool": "mean"}, "train": {"loss": "mae"}}], dataset)
+    with pytest.raises(UserError, match=r"cannot differ in model.pool, train.loss"):
+        packed(lanes, dataset, "together")
+    kinds = [{}, {"model": {"hidden": 4}}]
+    lanes = [
+        Lane(small_config(model={"kind": "transformer"} | kind.get("model", {})), {})
+        for kind in kinds
+    ]
+    with pytest.raises(UserError, match=r"model.hidden \(of a transformer\)"):
+        packs.refuse_unlike(lanes)
+    pack = packed(lanes_of([{"model": {"dropout": 0.0}}], dataset), dataset, "together")
+    wide = {"model": {"hidden": 9}, "train": {"optimizer": "sgd", "batch": 64}}
+    (lane,) = lanes_of([wide], dataset)
+    with pytest.raises(UserError, match=r"model.hidden, .*train.batch.*, train.optimizer, model.d"):
+        pack.put(0, lane)
+
+
+def test_the_validation_loss_is_the_models_own():
+    from slipstream.data import windows
+    from slipstream.models import build
+    from slipstream.objectives import window_losses
+
+    dataset = small_dataset(configured(), waves(900))
+    val = dataset.memory.starts["val"]
+    lanes = lanes_of(MIXED[:2], dataset)
+    lanes[1] = Lane(lanes[1].config, dataset.memory.starts | {"val": val[:13]})
+    for mode in MODES:
+        pack = packed(lanes, dataset, mode)
+        found = pack.score([0, 1])
+        for place, lane in enumerate(lanes):
+            model = build(lane.config.model, dataset.signature)
+            model.load_state_dict(pack.weights(place))
+            batch = windows.gather(dataset.memory.series, lane.starts["val"])
+            with torch.no_grad():
+                out = model.eval()(batch.inputs, batch.static)
+            wanted = window_losses(out, batch.targets, lane.config.train).mean()
+            close(found[place], wanted)
