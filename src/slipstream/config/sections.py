@@ -283,8 +283,9 @@ class Engine(Section):
     """CUDA: record the whole training step once and replay it."""
     steps_per_graph: PositiveInt = 1
     """CUDA: training steps recorded into one graph."""
-    cudnn: Literal["auto", "persistent", "standard"] = "auto"
-    """CUDA, recurrent models: the algorithm that PyTorch prefers for small layers, or the other."""
+    cudnn: Literal["auto", "persistent", "standard", "off"] = "auto"
+    """CUDA, recurrent models: the algorithm that PyTorch prefers for small layers, or the other;
+    `"off"`: our own kernels, for up to 128 hidden units on cards since Ampere."""
     cudnn_benchmark: bool = False
     """CUDA: let cuDNN time its convolutions; recurrent models have none."""
     compile: bool | Literal["auto"] = "auto"

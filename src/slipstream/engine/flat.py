@@ -45,6 +45,25 @@ def flat_update(
     `first` holds means of gradients or momentum, `second` means of their squares, `count` the steps
     taken, this one included.
     """
+    if weights.is_cuda and optimizer in ("adam", "adamw"):
+        from slipstream.kernels import update  # Triton is there where CUDA is
+
+        update.adam(
+            weights,
+            grads,
+            first,
+            second,
+            lr=lr,
+            decay=decay,
+            count=count,
+            divisor=divisor,
+            moves=moves,
+            decoupled=optimizer == "adamw",
+            betas=(BETA1, BETA2),
+            logs=(math.log(BETA1), math.log(BETA2)),
+            epsilon=EPSILON,
+        )
+        return
     # by `masked_fill`: a product would let through what is no number, and `torch.where` copies a
     # Python number to the device, which no capture allows
     still = ~moves[:, None]

@@ -13,9 +13,10 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from slipstream import hardware, runs
@@ -24,6 +25,7 @@ from slipstream.engine import capture, optim, recover
 from slipstream.engine.job import Job, Task, set_up
 from slipstream.engine.plan import RECURRENT, Plan
 from slipstream.errors import UserError
+from slipstream.models import OWN
 
 LONGEST_S = 10.0
 SHARE_OF_RUN = 0.05
@@ -36,7 +38,9 @@ WORTH = 0.97
 """A candidate replaces what is there if it takes less than this share of its time."""
 SAME_LOSS = 0.01
 """How far a candidate's mean loss may be from the first one's."""
-COMPILE_S = 8.0
+COMPILE_S, KERNELS_S = 8.0, 3.0
+MOST_OWN = 128
+"""Hidden units that our own recurrent kernels take"""
 CHOICES = (
     *("precision", "cudnn", "threads", "onednn", "fused", "workers", "compile", "capture"),
     *("micro_batch", "ms_per_step", "kernels", "evidence"),
@@ -107,6 +111,8 @@ class Candidate(NamedTuple):
     """The setting's value, given the plan so far"""
     takes_s: float = 0.0
     """What it needs before its first step, beyond what others need"""
+    also: Mapping[str, Any] = MappingProxyType({})
+    """Other settings that go with it"""
 
     @property
     def name(self) -> str:
@@ -144,6 +150,10 @@ def _candidates(config: Config, plan: Plan) -> Iterator[Candidate]:
         yield from _values("precision", "bf16")
     if on_gpu and recurrent and engine.cudnn == "auto":
         yield from _algorithms(config.model.sizes)
+        if hardware.has_tf32(plan.device) and max(config.model.sizes) <= MOST_OWN:
+            half = {"precision": "fp16"} if engine.precision == "auto" else {}
+            own = (OWN,) * len(config.model.sizes)
+            yield Candidate("cudnn", OWN, lambda _: own, KERNELS_S, half)
     if engine.fused == "auto":
         yield from _values("fused", False)
     if plan.home in ("stream", "loader") and engine.workers == "auto":
@@ -201,7 +211,7 @@ def _measured(task: Task, plan: Plan) -> tuple[Plan, bool]:
         if now + max(cost, TRIAL_S) + candidate.takes_s > deadline:
             evidence.append({"candidate": candidate.name, "skipped": "no time left to measure"})
             continue
-        other = replace(plan, **{candidate.setting: value})
+        other = replace(plan, **{candidate.setting: value}, **candidate.also)
         trial = _tried(task, other, candidate.name, evidence)
         cost = time.perf_counter() - now
         if trial is None:

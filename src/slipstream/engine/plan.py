@@ -36,7 +36,8 @@ class Plan:
     capture: bool
     steps_per_graph: int
     cudnn: tuple[str, ...]
-    """Of each recurrent layer: "persistent", which is PyTorch's own choice, or "standard\""""
+    """Of each recurrent layer: "persistent", which is PyTorch's own choice, or "standard"; "off" in
+    all of them: our own kernels"""
     cudnn_benchmark: bool
     compile: bool
     fused: bool

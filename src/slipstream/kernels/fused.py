@@ -12,8 +12,8 @@ from slipstream.kernels import recurrence
 from slipstream.kernels.shapes import Weights
 
 SLOTS = 4
-MOST_INSIDE = 160 * 1024
-"""Bytes of weights up to which the product with x is made inside the kernel"""
+MOST_INSIDE = 64
+"""Inputs up to which the product with them may be made inside the kernel"""
 ROWS, COLUMNS = 64, 128
 """Of one step of a weight gradient"""
 PROGRAMS = 264
@@ -42,6 +42,8 @@ class Way(NamedTuple):
     """Of operands and outputs; sums and cells are fp32"""
     precision: str
     """Of products between fp32 operands: "ieee" or "tf32" """
+    inside: bool
+    """The product with x is made inside the kernel"""
     forward: Tile
     backward: Tile
     quick: bool = True
@@ -54,6 +56,67 @@ def layer(
     """x [K, T, B, D] to [K, T, B, W * H], or with `way.last` to [K, B, W * H]."""
     out: Tensor = _Layer.apply(way, x, *weights, h0, c0)  # type: ignore[no-untyped-call]
     return out
+
+
+def choose(
+    kind: str, last: bool, x: Tensor, weights: Weights, dtype: torch.dtype, precision: str
+) -> Way | None:
+    """How to run a layer on the GPU that holds it; None where these kernels do not fit."""
+    card = torch.cuda.get_device_properties(x.device)
+    programs = -(-x.shape[2] // 16) * x.shape[0] * weights.hh.shape[1]
+    cut = tiles(
+        weights.hh.shape[3],
+        x.shape[3],
+        dtype.itemsize,
+        room=card.shared_memory_per_block_optin if card.major >= 8 else 0,  # type: ignore[attr-defined]
+        many=programs > card.multi_processor_count,
+    )
+    return None if cut is None else Way(kind, last, dtype, precision, *cut)
+
+
+def tiles(H: int, D: int, size: int, *, room: int, many: bool) -> tuple[bool, Tile, Tile] | None:
+    """Whether w_ih fits on chip too, and the tiles of forward and backward, within `room` bytes of
+    shared memory: those that were fastest on an H200, with as few bytes as need be.
+
+    `many` programs are more than the card runs at once.
+    """
+    HP, DP = _padded(H), _padded(D)
+    if HP > 128:
+        return None
+    warps = {16: 2, 32: 4, 64: 4, 128: 8}[HP]
+    first = [Tile(32, 16)] if many and HP == 128 and size == 2 else []
+    forwards = [
+        (inside, tile)
+        for held in (SLOTS, 1)
+        for inside in (True, False)
+        for tile in [*first, *(Tile(16, warps, stages, held) for stages in (3, 2, 1))]
+        if tile.held == held
+        and (tile.stages == 1 if inside or held == 1 else tile.windows == 16)
+        and (not inside or DP <= MOST_INSIDE)
+    ]
+    backwards = [Tile(16, warps, 3), Tile(16, warps, 2), Tile(16, warps), Tile(16, warps, 1, 1)]
+    for inside, forward in forwards:
+        if forward_bytes(forward, HP, DP if inside else 0, size) <= room:
+            break
+    else:
+        return None
+    for backward in backwards:
+        if backward_bytes(backward, HP, size) <= room:
+            return inside, forward, backward
+    return None
+
+
+def forward_bytes(tile: Tile, HP: int, DP: int, size: int) -> int:
+    """Shared memory of `forward` at most: weights, those of DP inputs, what moves between layouts,
+    and the products with x that are under way."""
+    moving = (4 + 4 * (tile.stages - 1)) * tile.windows
+    return size * HP * ((SLOTS if tile.held == SLOTS else 2) * HP + SLOTS * DP + moving)
+
+
+def backward_bytes(tile: Tile, HP: int, size: int) -> int:
+    """Shared memory of `backward` at most."""
+    moving = (8 + 7 * (tile.stages - 1)) * tile.windows
+    return size * HP * ((SLOTS if tile.held == SLOTS else 2) * HP + moving)
 
 
 class _Layer(torch.autograd.Function):
@@ -71,9 +134,11 @@ class _Layer(torch.autograd.Function):
     ) -> Tensor:
         K, T, B, D = x.shape
         W, H = hh.shape[1], hh.shape[3]
-        lstm, inside, states = way.kind == "lstm", _inside(D, H, way.dtype), h0 is not None
+        lstm, inside, states = way.kind == "lstm", way.inside, h0 is not None
         keep = any(ctx.needs_input_grad)
-        x, ih, hh, b_ih, b_hh = (t.contiguous() for t in (x, ih, hh, b_ih, b_hh))
+        x, ih, hh, b_ih, b_hh = x.contiguous(), *map(_packed, (ih, hh, b_ih, b_hh))
+        if way.forward.held < SLOTS:
+            hh = hh.to(way.dtype)
         if h0 is not None:
             h0 = h0.contiguous()
             c0 = (torch.zeros_like(h0) if c0 is None else c0).contiguous()
@@ -88,7 +153,7 @@ class _Layer(torch.autograd.Function):
         source = x
         if not inside:
             x = x.to(way.dtype)
-            source = x.view(K, T * B, D) @ ih.to(way.dtype).view(K, -1, D).mT
+            source = x.view(K, T * B, D) @ ih.to(way.dtype).flatten(1, 2).mT
         tile = way.forward
         recurrence.forward[(-(-B // tile.windows), K * W)](
             source,
@@ -104,6 +169,10 @@ class _Layer(torch.autograd.Function):
             carry,
             T,
             B,
+            ih.stride(0),
+            hh.stride(0),
+            b_ih.stride(0),
+            b_hh.stride(0),
             D=D if inside else 1,
             DP=_padded(D) if inside else 16,
             H=H,
@@ -126,7 +195,7 @@ class _Layer(torch.autograd.Function):
         return final.flatten(-2)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, ih, hh, b_ih, h0, y, slots, carry = ctx.saved_tensors
         way: Way | None = ctx.way
         if way is None:
@@ -147,6 +216,7 @@ class _Layer(torch.autograd.Function):
             dc0,
             T,
             B,
+            hh.stride(0),
             H=H,
             HP=_padded(H),
             W=W,
@@ -165,15 +235,15 @@ class _Layer(torch.autograd.Function):
             dx = dx.view(x.shape)
         d_ih, d_hh, sums = _weight_gradients(way, slots, x, y, h0)
         if way.kind == "lstm":
-            d_b_ih = d_b_hh = sums.view(b_ih.shape)
+            d_b_ih = d_b_hh = sums.reshape(b_ih.shape)
         else:
             d_b_ih = sums[:, :, :3].reshape(b_ih.shape)
             d_b_hh = sums[:, :, (0, 1, 3)].reshape(b_ih.shape)
         return (
             None,
             dx,
-            d_ih.view(ih.shape),
-            d_hh.view(hh.shape),
+            d_ih.reshape(ih.shape),
+            d_hh.reshape(hh.shape),
             d_b_ih,
             d_b_hh,
             dh0 if ctx.needs_input_grad[6] else None,
@@ -181,24 +251,24 @@ class _Layer(torch.autograd.Function):
         )
 
 
+def _packed(weight: Tensor) -> Tensor:
+    """A weight whose lanes may lie apart, but each in one piece."""
+    return weight if weight[0].is_contiguous() else weight.contiguous()
+
+
 def _padded(size: int) -> int:
     """The next power of two, and at least what a product takes."""
     return max(16, 1 << (size - 1).bit_length())
 
 
-def _inside(D: int, H: int, dtype: torch.dtype) -> bool:
-    """Whether input weights fit on chip beside the recurrent ones."""
-    room = MOST_INSIDE // (SLOTS * _padded(H) * dtype.itemsize) - _padded(H)
-    return _padded(D) <= min(room, 64)
-
-
 def _interleaved(ih: Tensor, way: Way) -> Tensor:
     """Input weights [K, W, G * H, D] in the order of the slots' gradients, [K, W * H * 4, D]."""
-    K, W, _, D = ih.shape
+    K, D = ih.shape[0], ih.shape[3]
     gates = ih.unflatten(2, (4 if way.kind == "lstm" else 3, -1)).to(way.dtype)
     if way.kind == "gru":
         gates = torch.cat([gates, torch.zeros_like(gates[:, :, :1])], dim=2)
-    return gates.transpose(2, 3).reshape(K, -1, D)
+    found: Tensor = gates.transpose(2, 3).reshape(K, -1, D)
+    return found
 
 
 def _weight_gradients(

@@ -19,7 +19,7 @@ def recurrent(kind: str, x: Tensor, weights: Sequence[Tensor], *, last: bool = F
     and b_hh, then those of the other. Under `vmap`, all lanes run as one program.
     """
     if any(torch._C._functorch.is_batchedtensor(tensor) for tensor in (x, *weights)):
-        out: Tensor = _UnderVmap.apply(kind, last, x, *weights)
+        out: Tensor = _UnderVmap.apply(kind, last, x, *weights)  # type: ignore[no-untyped-call]
         return out
     return lanes(kind, last, x[None], *(weight[None] for weight in weights))[0]
 
@@ -27,12 +27,29 @@ def recurrent(kind: str, x: Tensor, weights: Sequence[Tensor], *, last: bool = F
 def lanes(kind: str, last: bool, x: Tensor, *weights: Tensor) -> Tensor:
     """The layer of K lanes: x [K, T, B, D] and every weight [K, ...] to [K, T, B, W * H], or with
     `last` to [K, B, W * H]."""
-    stacked = Weights(*(torch.stack(weights[i::4], dim=1) for i in range(4)))
+    both_ways = len(weights) > 4
+    stacked = Weights(
+        *(torch.stack(weights[i::4], dim=1) if both_ways else weights[i][:, None] for i in range(4))
+    )
+    if x.is_cuda:
+        from slipstream.kernels import fused  # Triton is there where CUDA is
+
+        way = fused.choose(kind, last, x, stacked, *_operands(x))
+        if way is not None:
+            return fused.layer(way, x, stacked)
     out = reference.layer(kind, x, stacked, None, None)
     if not last:
         return out
     H = stacked.hh.shape[3]
     return torch.cat([out[:, -1, :, :H], out[:, 0, :, H:]], dim=-1)
+
+
+def _operands(x: Tensor) -> tuple[torch.dtype, str]:
+    """The type that products' operands have here, and how those of fp32 are multiplied."""
+    if torch.is_autocast_enabled("cuda"):
+        return torch.get_autocast_dtype("cuda"), "tf32"
+    tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return x.dtype, "tf32" if tf32 else "ieee"
 
 
 class _UnderVmap(torch.autograd.Function):

@@ -8,7 +8,8 @@ weights are read once and stay on chip, as do hidden and cell state. Four slots 
 
     x        [K, T, B, D] with INSIDE: the product with w_ih is made here, which saves writing and
              reading it, where w_ih fits beside the rest; else the product, [K, T, B, W, G, H]
-    w_ih     [K, W, G, H, D]    w_hh [K, W, G, H, H]    b_ih, b_hh [K, W, G, H], of any precision
+    w_ih     [K, W, G, H, D]    w_hh [K, W, G, H, H]    b_ih, b_hh [K, W, G, H], of any precision;
+                                `ih_lane` and so on: elements from one lane's to the next one's
     y        [K, T, B, W, H]    outputs
     factors  [K, T, B, W, H, 4] what the gradient of h (for i, f and g: of c) is multiplied by to
                                 give that of a slot; `backward` leaves the slots' gradients there
@@ -26,7 +27,6 @@ in the loop, they would not fit into the registers.
 HP and DP are H and D rounded up to powers of two. The units between have no weights and stay zero.
 HELD slots' weights stay on chip; where shared memory is small, the others are read at every step.
 """
-# mypy: disable-error-code="no-untyped-def"
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _pair(kept, BM: tl.constexpr, HP: tl.constexpr, LSTM: tl.constexpr):
     return a, b
 
 
-@triton.jit(do_not_specialize=["T", "B"])
+@triton.jit(do_not_specialize=["T", "B", "ih_lane", "hh_lane", "b_ih_lane", "b_hh_lane"])
 def forward(
     x,
     w_ih,
@@ -92,6 +92,10 @@ def forward(
     carry,
     T,
     B,
+    ih_lane,
+    hh_lane,
+    b_ih_lane,
+    b_hh_lane,
     D: tl.constexpr,
     DP: tl.constexpr,
     H: tl.constexpr,
@@ -122,7 +126,9 @@ def forward(
     kind = y.dtype.element_ty
 
     square = real[:, None] & real[None, :]
-    recurrent = w_hh + who * G * H * H + units[None, :] * H + units[:, None]  # [in, out]
+    recurrent = (
+        w_hh + lane * hh_lane + way * G * H * H + units[None, :] * H + units[:, None]
+    )  # [in, out]
     u_0 = tl.load(recurrent, mask=square, other=0.0).to(kind)
     u_1 = u_0
     u_2 = u_0
@@ -133,8 +139,8 @@ def forward(
             u_2 = tl.load(recurrent + 2 * H * H, mask=square, other=0.0).to(kind)
         u_3 = tl.load(recurrent + (G - 1) * H * H, mask=square, other=0.0).to(kind)
     zero = tl.zeros([BM, HP], dtype=tl.float32)
-    ones_x = b_ih + who * G * H + units
-    ones_h = b_hh + who * G * H + units
+    ones_x = b_ih + lane * b_ih_lane + way * G * H + units
+    ones_h = b_hh + lane * b_hh_lane + way * G * H + units
     b_0 = tl.load(ones_x, mask=real, other=0.0) + tl.load(ones_h, mask=real, other=0.0)
     b_1 = tl.load(ones_x + H, mask=real, other=0.0) + tl.load(ones_h + H, mask=real, other=0.0)
     b_2 = tl.load(ones_x + 2 * H, mask=real, other=0.0)
@@ -155,7 +161,8 @@ def forward(
     all_four = (rows < B)[:, None] & (slots < 4 * H)[None, :]
     both = (rows < B)[:, None] & (pairs < C * H)[None, :]
     if INSIDE:
-        entering = w_ih + who * G * H * D + units[None, :] * D + ins[:, None]  # [in, out]
+        entering = w_ih + lane * ih_lane + way * G * H * D  # [in, out]
+        entering += units[None, :] * D + ins[:, None]
         oblong = (ins < D)[:, None] & real[None, :]
         v_0 = tl.load(entering, mask=oblong, other=0.0).to(kind)
         v_1 = tl.load(entering + H * D, mask=oblong, other=0.0).to(kind)
@@ -248,7 +255,7 @@ def forward(
         tl.store(final + lane * B * W * H + here, operand, mask=there)
 
 
-@triton.jit(do_not_specialize=["T", "B"])
+@triton.jit(do_not_specialize=["T", "B", "hh_lane"])
 def backward(
     factors,
     carry,
@@ -258,6 +265,7 @@ def backward(
     dc0,
     T,
     B,
+    hh_lane,
     H: tl.constexpr,
     HP: tl.constexpr,
     W: tl.constexpr,
@@ -282,7 +290,9 @@ def backward(
     kind = factors.dtype.element_ty
 
     square = real[:, None] & real[None, :]
-    recurrent = w_hh + who * G * H * H + units[:, None] * H + units[None, :]  # [out, in]
+    recurrent = (
+        w_hh + lane * hh_lane + way * G * H * H + units[:, None] * H + units[None, :]
+    )  # [out, in]
     u_0 = tl.load(recurrent, mask=square, other=0.0).to(kind)
     u_1 = u_0
     u_2 = u_0

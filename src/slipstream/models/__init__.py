@@ -4,7 +4,7 @@ Every model maps inputs [T, B, F] and static [B, K] to predictions [B, H, C, Q]:
 T context rows, B windows, F inputs, K static columns, H predicted rows, C targets, Q quantiles.
 """
 
-from slipstream.models.build import Forecaster, build, drops, use
+from slipstream.models.build import OWN, Forecaster, build, drops, use
 from slipstream.models.dropout import Noise
 
-__all__ = ["Forecaster", "Noise", "build", "drops", "use"]
+__all__ = ["OWN", "Forecaster", "Noise", "build", "drops", "use"]

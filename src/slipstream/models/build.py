@@ -21,6 +21,8 @@ KINDS = {
     "linear": FeedForward,
 }
 SMALLEST_VARIANCE = 1e-5
+OWN = "off"
+"""Instead of a cuDNN algorithm: our own kernels"""
 
 
 def build(model: Model, signature: Signature) -> Forecaster:
@@ -37,6 +39,7 @@ def use(model: nn.Module, *, algorithms: tuple[str, ...], recompute: bool, compi
     """Have a model run as the plan says; its weights and their names stay what they are."""
     core: Any = model.core
     core.algorithms, core.recompute = algorithms, recompute
+    core.own = bool(algorithms) and algorithms[0] == OWN
     if compiled and core._compiled_call_impl is None:
         core.compile()
 

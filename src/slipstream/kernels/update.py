@@ -1,0 +1,95 @@
+"""Adam's and AdamW's step of K models as one kernel over flat buffers [K, P]."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 1024
+
+
+@triton.jit(do_not_specialize=["P"])
+def _adam(
+    weights,
+    grads,
+    first,
+    second,
+    lr,
+    decay,
+    count,
+    divisor,
+    moves,
+    P,
+    DECOUPLED: tl.constexpr,
+    BETA1: tl.constexpr,
+    BETA2: tl.constexpr,
+    LOG1: tl.constexpr,
+    LOG2: tl.constexpr,
+    EPSILON: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    lane = tl.program_id(1).to(tl.int64)
+    if tl.load(moves + lane):
+        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        mine, here = at < P, lane * P + at
+        rate, shrink = tl.load(lr + lane), tl.load(decay + lane)
+        taken = tl.load(count + lane).to(tl.float64)
+        one = 1 - tl.exp(taken * LOG1)
+        two = 1 - tl.exp(taken * LOG2)
+        size = (rate / one).to(tl.float32)
+        spread = tl.sqrt(two).to(tl.float32)
+
+        weight = tl.load(weights + here, mask=mine, other=0.0)
+        grad = tl.load(grads + here, mask=mine, other=0.0) / tl.load(divisor + lane)
+        if DECOUPLED:
+            weight *= 1 - rate * shrink
+        else:
+            grad += shrink * weight
+        mean = tl.load(first + here, mask=mine, other=0.0)
+        mean += (grad - mean) * (1 - BETA1)
+        square = tl.load(second + here, mask=mine, other=0.0)
+        square = square * BETA2 + grad * grad * (1 - BETA2)
+        weight -= size * mean / (tl.sqrt(square) / spread + EPSILON)
+        tl.store(weights + here, weight, mask=mine)
+        tl.store(first + here, mean, mask=mine)
+        tl.store(second + here, square, mask=mine)
+
+
+def adam(
+    weights: Tensor,
+    grads: Tensor,
+    first: Tensor,
+    second: Tensor,
+    *,
+    lr: Tensor,
+    decay: Tensor,
+    count: Tensor,
+    divisor: Tensor,
+    moves: Tensor,
+    decoupled: bool,
+    betas: tuple[float, float],
+    logs: tuple[float, float],
+    epsilon: float,
+) -> None:
+    """In place, for the lanes that move; `logs` are those of the betas."""
+    K, P = weights.shape
+    _adam[(triton.cdiv(P, BLOCK), K)](
+        weights,
+        grads.contiguous(),
+        first,
+        second,
+        lr,
+        decay,
+        count,
+        divisor,
+        moves,
+        P,
+        DECOUPLED=decoupled,
+        BETA1=betas[0],
+        BETA2=betas[1],
+        LOG1=logs[0],
+        LOG2=logs[1],
+        EPSILON=epsilon,
+        BLOCK=BLOCK,
+    )
