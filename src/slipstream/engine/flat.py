@@ -59,9 +59,6 @@ def flat_update(
             divisor=divisor,
             moves=moves,
             decoupled=optimizer == "adamw",
-            betas=(BETA1, BETA2),
-            logs=(math.log(BETA1), math.log(BETA2)),
-            epsilon=EPSILON,
         )
         return
     # by `masked_fill`: a product would let through what is no number, and `torch.where` copies a

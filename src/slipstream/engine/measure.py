@@ -151,9 +151,9 @@ def _candidates(config: Config, plan: Plan) -> Iterator[Candidate]:
     if on_gpu and recurrent and engine.cudnn == "auto":
         yield from _algorithms(config.model.sizes)
         if hardware.has_tf32(plan.device) and max(config.model.sizes) <= MOST_OWN:
-            half = {"precision": "fp16"} if engine.precision == "auto" else {}
+            with_it = {"precision": "fp16"} if engine.precision == "auto" else {}
             own = (OWN,) * len(config.model.sizes)
-            yield Candidate("cudnn", OWN, lambda _: own, KERNELS_S, half)
+            yield Candidate("cudnn", OWN, lambda _: own, KERNELS_S, with_it)
     if engine.fused == "auto":
         yield from _values("fused", False)
     if plan.home in ("stream", "loader") and engine.workers == "auto":

@@ -15,7 +15,7 @@ SLOTS = 4
 MOST_INSIDE = 64
 """Inputs up to which the product with them may be made inside the kernel"""
 ROWS, COLUMNS = 64, 128
-"""Of one step of a weight gradient"""
+"""Of one step of a weight gradient; half as many rows in fp32"""
 PROGRAMS = 264
 """Of a weight gradient: enough for two on each processor of a large GPU"""
 
@@ -87,14 +87,15 @@ def tiles(H: int, D: int, size: int, *, room: int, many: bool) -> tuple[bool, Ti
     first = [Tile(32, 16)] if many and HP == 128 and size == 2 else []
     forwards = [
         (inside, tile)
-        for held in (SLOTS, 1)
+        for held in ((SLOTS, 1) if size == 2 else (SLOTS,))
         for inside in (True, False)
         for tile in [*first, *(Tile(16, warps, stages, held) for stages in (3, 2, 1))]
         if tile.held == held
         and (tile.stages == 1 if inside or held == 1 else tile.windows == 16)
         and (not inside or DP <= MOST_INSIDE)
     ]
-    backwards = [Tile(16, warps, 3), Tile(16, warps, 2), Tile(16, warps), Tile(16, warps, 1, 1)]
+    backwards = [Tile(16, warps, 3), Tile(16, warps, 2), Tile(16, warps)]
+    backwards += [Tile(16, warps, 1, 1)] if size == 2 else []
     for inside, forward in forwards:
         if forward_bytes(forward, HP, DP if inside else 0, size) <= room:
             break
@@ -238,7 +239,7 @@ class _Layer(torch.autograd.Function):
             d_b_ih = d_b_hh = sums.reshape(b_ih.shape)
         else:
             d_b_ih = sums[:, :, :3].reshape(b_ih.shape)
-            d_b_hh = sums[:, :, (0, 1, 3)].reshape(b_ih.shape)
+            d_b_hh = torch.cat([sums[:, :, :2], sums[:, :, 3:]], dim=2).view(b_ih.shape)
         return (
             None,
             dx,
@@ -281,9 +282,9 @@ def _weight_gradients(
     K, T, B, W, H, _ = slots.shape
     D, gates, rows = x.shape[-1], 4 if way.kind == "lstm" else 3, T * B
     narrow = D < COLUMNS // 2  # with room for a column of ones
-    columns = -(-4 * H // COLUMNS)
-    parts = max(1, min(PROGRAMS // (K * W * columns), rows // (4 * ROWS)))
-    share = -(-rows // (parts * ROWS)) * ROWS
+    columns, height = -(-4 * H // COLUMNS), ROWS * 2 // way.dtype.itemsize
+    parts = max(1, min(PROGRAMS // (K * W * columns), rows // (4 * height)))
+    share = -(-rows // (parts * height)) * height
     parts = -(-rows // share)
     shapes = [(K, W, gates, H, D), (K, W, gates, H, H), (K, W, SLOTS, H)]
     sizes = [math.prod(shape) for shape in shapes]
@@ -313,7 +314,7 @@ def _weight_gradients(
             OF_X=x_too,
             STATES=h0 is not None,
             PRECISION=way.precision,
-            BR=ROWS,
+            BR=height,
             BC=COLUMNS,
             num_warps=8,
             num_stages=3,

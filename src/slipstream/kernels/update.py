@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
+BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
+"""torch's defaults"""
 BLOCK = 1024
 
 
@@ -68,11 +72,8 @@ def adam(
     divisor: Tensor,
     moves: Tensor,
     decoupled: bool,
-    betas: tuple[float, float],
-    logs: tuple[float, float],
-    epsilon: float,
 ) -> None:
-    """In place, for the lanes that move; `logs` are those of the betas."""
+    """In place, for the lanes that move. `decoupled` decay is AdamW's."""
     K, P = weights.shape
     _adam[(triton.cdiv(P, BLOCK), K)](
         weights,
@@ -86,10 +87,10 @@ def adam(
         moves,
         P,
         DECOUPLED=decoupled,
-        BETA1=betas[0],
-        BETA2=betas[1],
-        LOG1=logs[0],
-        LOG2=logs[1],
-        EPSILON=epsilon,
+        BETA1=BETA1,
+        BETA2=BETA2,
+        LOG1=math.log(BETA1),
+        LOG2=math.log(BETA2),
+        EPSILON=EPSILON,
         BLOCK=BLOCK,
     )

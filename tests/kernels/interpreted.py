@@ -1,0 +1,98 @@
+"""Runs the Triton kernels on the CPU, by Triton's interpreter; prints the errors as JSON.
+
+    TRITON_INTERPRET=1 python -m tests.kernels.interpreted
+
+A process of its own: the interpreter is chosen when the kernels are imported.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+from triton.runtime import interpreter
+
+from slipstream.kernels import fused, update
+from slipstream.kernels.fused import Tile, Way
+from slipstream.kernels.shapes import Weights
+from tests.kernels.layers import Shape, apart, defined, drawn
+
+SHAPES = [
+    Shape("lstm", K=2, T=5, B=3, D=4, H=6),
+    Shape("lstm", K=2, T=4, B=20, D=3, H=16, W=2, states=True),
+    Shape("lstm", K=1, T=4, B=3, D=70, H=7, W=2, last=True, states=True),
+    Shape("lstm", K=1, T=1, B=1, D=1, H=1, last=True),
+    Shape("gru", K=2, T=5, B=3, D=4, H=6),
+    Shape("gru", K=2, T=4, B=20, D=3, H=16, W=2, states=True),
+    Shape("gru", K=1, T=4, B=3, D=70, H=7, W=2, last=True, states=True),
+]
+
+
+def mended() -> None:
+    """NumPy no longer makes an int of an array with one element; the interpreter wants that."""
+    patch = interpreter._patch_lang_tensor
+
+    def patched(tensor, scope):
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    interpreter._patch_lang_tensor = patched
+
+
+def error_of(shape: Shape, dtype: torch.dtype, *, held: int) -> float:
+    given = drawn(shape, dtype)
+    tile = Tile(16, 4, 1, held)
+    way = Way(shape.kind, shape.last, dtype, "ieee", shape.D <= 64, tile, tile, quick=False)
+    states = [*given[5:], None, None][:2]
+    out = fused.layer(way, given[0], Weights(*given[1:5]), *states)
+    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    found = [out, *torch.autograd.grad(out, given, grad)]
+    return apart(found, defined(shape, given, grad))
+
+
+def adam_error(*, decoupled: bool) -> float:
+    """Against torch's own, three lanes of which one stays in its second step."""
+    torch.manual_seed(0)
+    cls = torch.optim.AdamW if decoupled else torch.optim.Adam
+    weights = torch.randn(3, 50)
+    first, second, count = torch.zeros(3, 50), torch.zeros(3, 50), torch.zeros(3)
+    lr, decay, divisor = torch.tensor([1e-3, 1e-2, 3e-3]), torch.tensor([0.0, 0.1, 0.01]), 2.0
+    alone = [torch.nn.Parameter(row.clone()) for row in weights]
+    theirs = [
+        cls([p], lr=float(rate), weight_decay=float(d))
+        for p, rate, d in zip(alone, lr, decay, strict=True)
+    ]
+    for step in range(4):
+        grads = torch.randn(3, 50)
+        moves = torch.tensor([True, step != 1, True])
+        count += moves
+        update.adam(
+            weights,
+            grads * divisor,
+            first,
+            second,
+            lr=lr,
+            decay=decay,
+            count=count,
+            divisor=torch.full((3,), divisor),
+            moves=moves,
+            decoupled=decoupled,
+        )
+        for lane, optimizer in enumerate(theirs):
+            if moves[lane]:
+                alone[lane].grad = grads[lane].clone()
+                optimizer.step()
+    wanted = torch.stack([p.detach() for p in alone])
+    return float((weights - wanted).abs().max() / wanted.abs().max())
+
+
+if __name__ == "__main__":
+    mended()
+    torch.use_deterministic_algorithms(True)  # fills what `empty` gives with NaN
+    found = {"adam": adam_error(decoupled=False), "adamw": adam_error(decoupled=True)}
+    for number, shape in enumerate(SHAPES):
+        name = f"{shape.kind} {number}"
+        found[f"{name} fp32"] = error_of(shape, torch.float32, held=4 if number % 2 else 1)
+        found[f"{name} fp16"] = error_of(shape, torch.float16, held=1 if number % 2 else 4)
+    json.dump(found, sys.stdout)

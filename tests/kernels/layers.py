@@ -1,0 +1,59 @@
+"""Layers to hold against the definition, and how far they are from it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from slipstream.kernels import reference
+from slipstream.kernels.shapes import Weights
+
+GATES = {"lstm": 4, "gru": 3}
+
+
+class Shape(NamedTuple):
+    kind: str
+    K: int
+    T: int
+    B: int
+    D: int
+    H: int
+    W: int = 1
+    last: bool = False
+    states: bool = False
+
+
+def drawn(shape: Shape, dtype: torch.dtype, device: str = "cpu", *, seed: int = 0) -> list[Tensor]:
+    """x, the weights and, where asked for, initial states; numbers that `dtype` has."""
+    generator = torch.Generator().manual_seed(seed)
+    kind, K, T, B, D, H, W, _, states = shape
+    G = GATES[kind] * H
+    sizes = [(K, T, B, D), (K, W, G, D), (K, W, G, H), (K, W, G), (K, W, G)]
+    sizes += [(K, W, B, H)] * (2 if kind == "lstm" else 1) * states
+    spread = [1.0, *[max(H, 4) ** -0.5] * 4, 0.5, 0.5]
+    return [
+        (s * torch.randn(size, generator=generator)).to(dtype).float().to(device).requires_grad_()
+        for s, size in zip(spread, sizes, strict=False)
+    ]
+
+
+def defined(shape: Shape, given: list[Tensor], grad: Tensor) -> list[Tensor]:
+    """The output and all gradients by the definition, in float64."""
+    tensors = [tensor.detach().double().requires_grad_() for tensor in given]
+    x, weights, states = tensors[0], Weights(*tensors[1:5]), [*tensors[5:], None, None][:2]
+    out = reference.layer(shape.kind, x, weights, *states)
+    if shape.last:
+        H = shape.H
+        out = torch.cat([out[:, -1, :, :H], out[:, 0, :, H:]], dim=-1)
+    return [out.detach(), *torch.autograd.grad(out, tensors, grad.double())]
+
+
+def apart(found: list[Tensor], wanted: list[Tensor]) -> float:
+    """The largest relative error; not a number where anything is none."""
+    errors = [
+        float((a.double() - b).norm() / b.norm().clamp(min=1e-12))
+        for a, b in zip(found, wanted, strict=True)
+    ]
+    return max(errors) if all(error == error for error in errors) else float("nan")

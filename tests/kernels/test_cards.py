@@ -1,0 +1,117 @@
+"""The kernels compiled for cards that are not here: what they need is what the cards have."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from typing import NamedTuple
+
+import pytest
+
+triton = pytest.importorskip("triton")
+
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+from slipstream.kernels import fused, recurrence  # noqa: E402
+
+
+class Card(NamedTuple):
+    name: str
+    capability: int
+    shared: int
+    """Bytes that one program may take"""
+
+
+CARDS = [
+    Card("A100", 80, 166_912),
+    Card("RTX 3090", 86, 101_376),
+    Card("RTX 4090 and 4060 Laptop", 89, 101_376),
+    Card("H100 and H200", 90, 232_448),
+]
+TURING = Card("RTX 2080 Ti", 75, 65_536)
+REGISTERS = 65_536
+MOST_SPILLED = 128
+"""Bytes of stack"""
+HALF = ("y", "final", "factors", "carry", "slots", "dy")
+FULL = ("x", "w_ih", "w_hh", "b_ih", "b_hh", "h0", "c0", "dh0", "dc0", "out_h", "out_x", "out_bias")
+COUNTS, STRIDES = (
+    ("T", "B", "rows", "share", "apart"),
+    ("ih_lane", "hh_lane", "b_ih_lane", "b_hh_lane"),
+)
+TYPES = dict.fromkeys(HALF, "*fp16") | dict.fromkeys(FULL, "*fp32")
+TYPES |= dict.fromkeys(COUNTS, "i32") | dict.fromkeys(STRIDES, "i64")
+
+
+def compiled(kernel, card, constants, *, warps, stages=3, types=TYPES):
+    """Shared memory, registers and stack of one thread."""
+    names = kernel.arg_names
+    signature = {name: types.get(name, "constexpr") for name in names}
+    aligned = {
+        (i,): [["tt.divisibility", 16]]
+        for i, name in enumerate(names)
+        if signature[name].startswith("*")
+    }
+    used = {name: value for name, value in constants.items() if name in names}
+    source = ASTSource(kernel, signature, constexprs=used, attrs=aligned)
+    target = GPUTarget("cuda", card.capability, 32)
+    made = triton.compile(source, target, options={"num_warps": warps, "num_stages": stages})
+    found = re.search(r"REG:(\d+) STACK:(\d+)", _resources(made.asm["cubin"]))
+    return made.metadata.shared, int(found[1]), int(found[2])
+
+
+def _resources(cubin):
+    tool = triton.knobs.nvidia.cuobjdump.path
+    done = subprocess.run([tool, "-res-usage", "-"], input=cubin, capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip("cuobjdump does not read from a pipe here")
+    return (done.stdout + done.stderr).decode()
+
+
+@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
+@pytest.mark.parametrize(
+    ("kind", "H", "D"), [("lstm", 128, 4), ("gru", 128, 200), ("lstm", 100, 40), ("gru", 64, 10)]
+)
+def test_a_layer_fits(card, kind, H, D):
+    inside, forward, backward = fused.tiles(H, D, 2, room=card.shared, many=True)
+    HP, DP = fused._padded(H), fused._padded(D) if inside else 16
+    constants = dict(D=D if inside else 1, DP=DP, H=H, HP=HP, W=1, LSTM=kind == "lstm")
+    constants |= dict(INSIDE=inside, STATES=False, LAST=False, KEEP=True)
+    constants |= dict(PRECISION="tf32", QUICK=True)
+    types = TYPES if inside else TYPES | {"x": "*fp16"}
+    told = {
+        recurrence.forward: (forward, fused.forward_bytes(forward, HP, DP * inside, 2)),
+        recurrence.backward: (backward, fused.backward_bytes(backward, HP, 2)),
+    }
+    for kernel, (tile, most) in told.items():
+        if tile.held < 4:
+            types = types | {"w_hh": "*fp16"}
+        cut = {"HELD": tile.held, "BM": tile.windows, "STAGES": tile.stages}
+        shared, registers, stack = compiled(
+            kernel, card, constants | cut, warps=tile.warps, types=types
+        )
+        assert shared <= most <= card.shared, kernel
+        assert registers * 32 * tile.warps <= REGISTERS
+        assert stack <= MOST_SPILLED, kernel
+
+
+@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
+def test_weight_gradients_fit(card):
+    for H, D, of_x in ((128, 4, True), (128, 200, False), (64, 10, True)):
+        constants = dict(H=H, HP=fused._padded(H), D=D, DP=16, W=1, LSTM=True, OF_H=True)
+        constants |= dict(OF_X=of_x, STATES=False, PRECISION="tf32")
+        constants |= dict(BR=fused.ROWS, BC=fused.COLUMNS)
+        shared, registers, stack = compiled(recurrence.weight_gradients, card, constants, warps=8)
+        assert shared <= card.shared
+        assert registers * 32 * 8 <= REGISTERS
+        assert stack <= MOST_SPILLED
+
+
+def test_turing_is_left_to_cudnn():
+    assert fused.tiles(128, 4, 2, room=0, many=False) is None  # what `choose` passes before Ampere
+
+
+def test_what_is_too_wide_is_left_to_others():
+    assert fused.tiles(129, 4, 2, room=232_448, many=False) is None
+    assert fused.tiles(128, 4, 4, room=232_448, many=False) is None
+    assert fused.tiles(64, 4, 4, room=232_448, many=False) is not None
