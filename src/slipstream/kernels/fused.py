@@ -202,7 +202,7 @@ class _Layer(torch.autograd.Function):
         if way is None:
             raise RuntimeError("the way back overwrites what it reads and runs once")
         ctx.way = None
-        K, T, B, D = x.shape
+        K, T, B = x.shape[:3]
         W, H = hh.shape[1], hh.shape[3]
         tile = way.backward
         dh0 = dc0 = slots
