@@ -265,3 +265,24 @@ def test_the_validation_loss_is_the_models_own():
                 out = model.eval()(batch.inputs, batch.static)
             wanted = window_losses(out, batch.targets, lane.config.train).mean()
             close(found[place], wanted)
+
+
+@pytest.mark.parametrize("kind", ["lstm", "transformer", "mlp"])
+def test_bf16_lanes_stay_close_to_those_alone(kind):
+    model = BASE["model"] | {"kind": kind, "dropout": 0.0}
+    dataset = small_dataset(configured())
+    lanes = lanes_of(MIXED[:2], dataset, model=model, engine={"precision": "bf16"})
+    pack = packed(lanes, dataset, "together")
+    for lane, losses in zip(lanes, train(pack, steps=10), strict=True):
+        close(losses, run_steps(lane.config, dataset, steps=10)[0], rel=0.02)
+
+
+def test_lanes_read_static_columns():
+    table = waves(200).to_pydict()
+    table["id"], table["k"] = [0] * 100 + [1] * 100, [0.5] * 100 + [1.5] * 100
+    sections = {"data": {"static": ["k"], "id": "id"}}
+    dataset = small_dataset(configured(**sections), table)
+    lanes = lanes_of(MIXED[2:5], dataset, **sections)
+    for mode in MODES:
+        pack = packed(lanes, dataset, mode)
+        same_as_alone(lanes, dataset, pack, train(pack, steps=10))
