@@ -9,6 +9,7 @@ from slipstream import UserError
 from slipstream.engine import pack as packs
 from slipstream.engine import plan
 from slipstream.engine.lane import Epoch, Lane, refuse_unlike
+from slipstream.engine.passes import _workers
 from tests.conftest import KINDS, close, small_config, small_dataset, waves
 from tests.engine.steps import run_steps
 
@@ -153,7 +154,18 @@ def test_threads_change_nothing():
         found.append(pack.live["weights"].clone())
         pack.close()
     assert torch.equal(*found)
-    assert torch.get_num_threads() == 1
+
+
+def test_branches_leave_the_callers_number_of_threads_alone():
+    torch.set_num_threads(2)
+    try:
+        workers = _workers(3)
+        inside = [workers.submit(torch.get_num_threads).result() for _ in range(3)]
+        assert torch.get_num_threads() == 2
+        assert inside == [1, 1, 1]
+    finally:
+        torch.set_num_threads(1)
+        workers.shutdown()
 
 
 @pytest.mark.parametrize("device", ["cpu", CUDA])
