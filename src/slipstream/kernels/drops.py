@@ -2,17 +2,18 @@
 
 Backward drops the gradient as forward did x, so nothing is kept between them but key and rate.
 """
-# mypy: disable-error-code="no-untyped-def"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from slipstream.kernels.vmapped import is_vmapped, over_lanes
 
 BLOCK = 1024
 
@@ -70,17 +71,15 @@ def _drop(
 
 def drop(x: Tensor, key: Tensor, rate: Tensor, how: Hash, ways: int) -> Tensor:
     """x [T, B, D] or [B, D] with one key and rate; under `vmap`, one of each for every lane."""
-    if any(torch._C._functorch.is_batchedtensor(tensor) for tensor in (x, key, rate)):
-        apply: Any = _UnderVmap.apply
+
+    def of_lanes(x: Tensor, key: Tensor, rate: Tensor) -> Tensor:
+        apply: Any = _Drop.apply
         out: Tensor = apply(x, key, rate, how, ways)
         return out
-    return _of_lanes(x[None], key[None], rate[None], how, ways)[0]
 
-
-def _of_lanes(x: Tensor, key: Tensor, rate: Tensor, how: Hash, ways: int) -> Tensor:
-    apply: Any = _Drop.apply
-    out: Tensor = apply(x, key, rate, how, ways)
-    return out
+    if is_vmapped(x, key, rate):
+        return over_lanes(of_lanes, x, key, rate)
+    return of_lanes(x[None], key[None], rate[None])[0]
 
 
 class _Drop(torch.autograd.Function):
@@ -105,30 +104,3 @@ def _launch(x: Tensor, key: Tensor, rate: Tensor, how: Hash, ways: int) -> Tenso
     given = (x, out, key.contiguous(), rate.contiguous(), x.shape[-2], size, x.shape[-1], ways)
     _drop[grid](*given, *how, BLOCK=BLOCK)
     return out
-
-
-class _UnderVmap(torch.autograd.Function):
-    @staticmethod
-    def forward(*_: Any) -> Tensor:
-        raise NotImplementedError("only vmap calls this op")
-
-    @staticmethod
-    def setup_context(*_: Any) -> None:
-        raise NotImplementedError("only vmap calls this op")
-
-    @staticmethod
-    def vmap(
-        info: Any,
-        in_dims: Sequence[int | None],
-        x: Tensor,
-        key: Tensor,
-        rate: Tensor,
-        how: Hash,
-        ways: int,
-    ) -> tuple[Tensor, int]:
-        """Lanes come first; what all of them share is repeated."""
-        x, key, rate = (
-            tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-            for tensor, dim in zip((x, key, rate), in_dims, strict=False)
-        )
-        return _of_lanes(x, key, rate, how, ways), 0
