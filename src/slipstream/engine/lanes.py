@@ -114,7 +114,7 @@ def _fit(
             _roll_back(work, place, refill)
         if stop.requested:
             break
-        validated = _finish_epochs(work, set(diverged), late, refill)
+        validated = _finish_epochs(work, set(diverged), late, None if late else refill)
         if keeper.due(validated=validated):
             save()
         _compact(work)
