@@ -121,6 +121,7 @@ def _fit(
     save()
     for place, one in work.training():
         one.stopped, one.weights = INTERRUPTED, _best(work, place)
+        one.signal_number = stop.signal_number
 
 
 def _enter(work: Work, place: int, lane: Lane) -> None:

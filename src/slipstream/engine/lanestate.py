@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from slipstream import config as configs
+from slipstream import runs
 from slipstream.config import Config, Model, Signature
 from slipstream.data.windows import Series
 from slipstream.engine import checkpoint, state
@@ -36,6 +37,8 @@ class LaneFit:
     """Of the best validation, under the model's own names; none where no loss was finite"""
     stopped: str = ""
     """Why it ended; empty while it trains"""
+    signal_number: int = 0
+    """Of the signal that stopped it, if one did"""
 
 
 @dataclass
@@ -93,6 +96,7 @@ def take(work: Work, facts: Mapping[str, Any]) -> Saved:
         ],
         "came": work.came,
         "seconds": [work.train_s, work.validate_s],
+        "log_bytes": runs.log_size(work.run),
     }
     return Saved(work.steps, {name: found for name, found in tensors.items() if found}, told, ready)
 
