@@ -6,6 +6,8 @@ for a lane of many (`vmap`, one key and rate for each), however far batch or wid
 
 from __future__ import annotations
 
+from functools import cache
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
@@ -33,7 +35,8 @@ class Noise(NamedTuple):
 
     def at(self, step: Tensor, number: int) -> Noise:
         """Of forward pass `number` of a step, counted over the whole run."""
-        return Noise(_mixed(self.key * SEED + step * STEP + number * PASS), self.rate)
+        of_pass = (number * PASS + 2**63) % 2**64 - 2**63  # as an int64 would overflow
+        return Noise(_mixed(self.key * SEED + step * STEP + of_pass), self.rate)
 
 
 def dropout(x: Tensor, noise: Noise | None, site: int, *, ways: int = 1) -> Tensor:
@@ -44,6 +47,27 @@ def dropout(x: Tensor, noise: Noise | None, site: int, *, ways: int = 1) -> Tens
     """
     if noise is None:
         return x
+    # a compiler fuses the plain operations by itself
+    if x.is_cuda and not torch.compiler.is_compiling() and _has_kernel(x.device):
+        from slipstream.kernels import drops
+
+        how = drops.Hash(MIX, UNIT, _of_site(site), LAST, WAY)
+        return drops.drop(x, noise.key, noise.rate, how, ways)
+    return in_torch(x, noise, site, ways)
+
+
+@cache
+def _has_kernel(device: torch.device) -> bool:
+    """Whether Triton is there and can build and run the kernel; it wants a C compiler."""
+    if find_spec("triton") is None:
+        return False
+    from slipstream.kernels import drops
+
+    return drops.works(device)
+
+
+def in_torch(x: Tensor, noise: Noise, site: int, ways: int) -> Tensor:
+    """The same in plain PyTorch, for every device: what the kernel is held against."""
     bits = _rows(noise.key, x) * _units(x, site, ways)
     bits = (bits ^ (bits >> 15)) * LAST
     scale = (1 / (1 - noise.rate)).to(x.dtype)
@@ -70,5 +94,9 @@ def _units(x: Tensor, site: int, ways: int) -> Tensor:
     if ways > 1:
         first = torch.arange(0, ways * WAY, WAY, device=x.device, dtype=torch.int32)
         units = (first[:, None] + units).flatten()
-    bits = units * UNIT + (site + 1) * SITE % 2**31
+    bits = units * UNIT + _of_site(site)
     return (bits ^ (bits >> 15)) * LAST | 1
+
+
+def _of_site(site: int) -> int:
+    return (site + 1) * SITE % 2**31
