@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from slipstream.kernels import reference
 from slipstream.kernels.shapes import Weights
+from slipstream.kernels.vmapped import is_vmapped, over_lanes
 
 
 def recurrent(kind: str, x: Tensor, weights: Sequence[Tensor], *, last: bool = False) -> Tensor:
@@ -18,9 +19,8 @@ def recurrent(kind: str, x: Tensor, weights: Sequence[Tensor], *, last: bool = F
     `weights` are those of `nn.LSTM` or `nn.GRU`, in their order: for one direction w_ih, w_hh, b_ih
     and b_hh, then those of the other. Under `vmap`, all lanes run as one program.
     """
-    if any(torch._C._functorch.is_batchedtensor(tensor) for tensor in (x, *weights)):
-        out: Tensor = _UnderVmap.apply(kind, last, x, *weights)  # type: ignore[no-untyped-call]
-        return out
+    if is_vmapped(x, *weights):
+        return over_lanes(partial(lanes, kind, last), x, *weights)
     return lanes(kind, last, x[None], *(weight[None] for weight in weights))[0]
 
 
@@ -50,26 +50,3 @@ def _operands(x: Tensor) -> tuple[torch.dtype, str]:
         return torch.get_autocast_dtype("cuda"), "tf32"
     tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
     return x.dtype, "tf32" if tf32 else "ieee"
-
-
-class _UnderVmap(torch.autograd.Function):
-    """Says what `vmap` makes of a layer: the layer of all lanes."""
-
-    @staticmethod
-    def forward(*_: Any) -> Tensor:
-        raise NotImplementedError("only vmap calls this op")
-
-    @staticmethod
-    def setup_context(*_: Any) -> None:
-        raise NotImplementedError("only vmap calls this op")
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: Sequence[int | None], kind: str, last: bool, *tensors: Tensor
-    ) -> tuple[Tensor, int]:
-        """Lanes come first; what all of them share is repeated."""
-        lined_up = [
-            tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-            for tensor, dim in zip(tensors, in_dims[2:], strict=True)
-        ]
-        return lanes(kind, last, *lined_up), 0
