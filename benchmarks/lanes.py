@@ -1,0 +1,232 @@
+"""Measures many models in one program, beside one model and beside Lightning at its best.
+
+    python benchmarks/lanes.py --out benchmarks/records/<date>-<hardware>-lanes [--cases A,B]
+
+First one recurrent layer, forward and backward, by cuDNN and by our own kernels, for one model and
+for 16. Then whole training steps of the standard cases: one model through cuDNN and through our
+kernels, 16 lanes and 64, and Lightning in its fastest ways. Repeats of all but Lightning take
+turns; figures are medians. Needs a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from slipstream.bench import cases, others, record
+from slipstream.bench.cases import Case
+from slipstream.bench.others import Way
+from slipstream.bench.record import Outcome, Row, Table
+from slipstream.engine import pack
+from slipstream.engine.lane import Epoch, Lane
+from slipstream.engine.plan import RECURRENT
+from slipstream.engine.trial import Trial, changed, prepared
+from slipstream.kernels import recurrent
+
+LAYERS = {  # rows, windows, inputs, units, and whether only the last output is asked for
+    "A": (105, 512, 4, 128, False),
+    "B": (24, 256, 10, 64, False),
+    "C": (400, 200, 4, 128, True),
+    "D": (150, 256, 4, 128, True),
+}
+LANES = {"A": [16], "B": [16, 64], "C": [16], "D": [16]}
+LIGHTNING = [("tf32", 0), ("tf32", 4), ("tf32", 8), ("bf16", 8)]
+ROUNDS = 5
+STRETCH_S = 0.04
+CUDNN, OWN, BEST = "one model, cuDNN", "one model, our kernels", "Lightning at its best"
+Step = Callable[[], Any]
+
+
+def graph_of(step: Step) -> torch.cuda.CUDAGraph:
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph
+
+
+def in_turns(steps: dict[str, Step]) -> dict[str, list[float]]:
+    """Milliseconds of each, in rounds over all of them."""
+    counts = {}
+    for name, step in steps.items():
+        _ms(step, 3)
+        counts[name] = max(3, int(1e3 * STRETCH_S / _ms(step, 3)))
+    found: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(ROUNDS):
+        for name, step in steps.items():
+            _ms(step, max(counts[name] // 4, 1))  # its clock is up, its data are near
+            found[name].append(_ms(step, counts[name]))
+    return found
+
+
+def _ms(step: Step, count: int) -> float:
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(count):
+        step()
+    torch.cuda.synchronize()
+    return 1e3 * (time.perf_counter() - began) / count
+
+
+def layer_steps(kind: str, name: str) -> Iterator[tuple[str, Step]]:
+    T, B, D, H, last = LAYERS[name]
+    layer = {"lstm": nn.LSTM, "gru": nn.GRU}[kind](D, H).cuda()
+    half = {"lstm": nn.LSTM, "gru": nn.GRU}[kind](D, H).cuda().half()
+    x16 = torch.randn(T, B, D, device="cuda").half()
+    grad16 = torch.randn(T, B, H, device="cuda").half()
+    yield (
+        CUDNN,
+        graph_of(lambda: torch.autograd.grad(half(x16)[0], list(half.parameters()), grad16)).replay,
+    )
+    for lanes in (1, 16):
+        weights = [w.detach().expand(lanes, *w.shape).clone() for w in layer.all_weights[0]]
+        x = torch.randn(lanes, T, B, D, device="cuda")
+        grad = torch.randn(lanes, *([] if last else [T]), B, H, device="cuda").half()
+
+        def step(x: torch.Tensor = x, weights: Any = weights, grad: torch.Tensor = grad) -> Any:
+            leaves = [w.requires_grad_() for w in weights]
+            with torch.autocast("cuda", torch.float16):
+                out = torch.func.vmap(lambda x, *w: recurrent(kind, x, w, last=last))(x, *leaves)
+            return torch.autograd.grad(out, leaves, grad)
+
+        yield (OWN if lanes == 1 else f"{lanes} lanes"), graph_of(step).replay
+
+
+def solo(case: Case, **engine: Any) -> Step:
+    config = changed(case.config, engine_anew=True, engine={"plan": "off"} | engine)
+    trial = Trial(config, case.dataset, first=5)
+
+    def step() -> None:
+        with trial.settings():
+            trial.step()
+
+    return step
+
+
+def together(case: Case, lanes: int) -> Step:
+    config = changed(case.config, engine_anew=True, engine={"plan": "off", "precision": "fp16"})
+    task, plan = prepared(config, case.dataset)
+    assert case.dataset.memory is not None
+    assert task.series is not None
+    starts = case.dataset.memory.starts
+    made = [Lane(config.model_copy(update={"seed": seed}), starts) for seed in range(lanes)]
+    with plan.flags():
+        packed = pack.make(made, case.dataset.signature, task.series, plan)
+        packed.begin({place: Epoch() for place in range(lanes)})
+    taken = [0]
+
+    def step() -> None:
+        if taken[0] % packed.num_steps(0) == 0:
+            packed.tape["cursor"].zero_()
+        taken[0] += 1
+        with plan.flags():
+            packed.advance()
+
+    for _ in range(5):
+        step()
+    if packed.failures():
+        raise RuntimeError(packed.failures())
+    return step
+
+
+def step_rows(case: Case) -> Iterator[Row]:
+    steps = {CUDNN: solo(case, precision="fp16")}
+    if case.config.model.kind in RECURRENT:
+        steps[OWN] = solo(case, precision="fp16", cudnn="off")
+    else:
+        steps = {"one model": steps[CUDNN]}
+    sizes = {name: 1 for name in steps}
+    for lanes in LANES.get(case.name, [16, 64]):
+        steps[f"{lanes} lanes"], sizes[f"{lanes} lanes"] = together(case, lanes), lanes
+    for way, times in in_turns(steps).items():
+        per_model = [ms / sizes[way] for ms in times]
+        yield Row(case.name, way, "ms per step and model", per_model, {"lanes": sizes[way]})
+    del steps
+    torch.cuda.empty_cache()
+    for precision, workers in LIGHTNING:
+        name = f"{BEST}, {precision}, {workers} workers"
+        way = Way(name, "lightning", precision, workers)
+        found = others.time_lightning(
+            case.config, case.dataset, way, warm_up=4 + 2 * workers, stretches=5, steps=20
+        )
+        yield Row(case.name, name, "ms per step and model", found.times, {"lanes": 1})
+
+
+def layers_table(rows: list[Row]) -> Table:
+    cells = []
+    for name in dict.fromkeys(row.case for row in rows):
+        of_case = {row.way: row.median for row in rows if row.case == name}
+        own, theirs = of_case[OWN], of_case[CUDNN]
+        cells.append(
+            [name, f"{theirs:.4f}", f"{own:.4f}", f"{theirs / own:.2f}x"]
+            + [f"{of_case['16 lanes']:.4f}", f"{theirs / of_case['16 lanes']:.1f}x"]
+        )
+    headings = ["layer", "cuDNN", "our kernels", "faster by", "16 lanes, each", "faster by"]
+    note = "One layer and direction of the case in fp16, forward and backward, captured; ms."
+    return Table("One recurrent layer", headings, cells, note)
+
+
+def steps_table(rows: list[Row]) -> Table:
+    cells = []
+    for name in dict.fromkeys(row.case for row in rows):
+        of_case = {row.way: row.median for row in rows if row.case == name}
+        best = min(ms for way, ms in of_case.items() if way.startswith(BEST))
+        for way, ms in of_case.items():
+            cells.append([name, way, f"{ms:.4f}", f"{best / ms:.1f}x"])
+    headings = ["case", "way", "ms per step and model", "over Lightning at its best"]
+    note = "Whole training steps: gather, forward, loss, backward, clipping, update; in fp16."
+    return Table("Training steps", headings, cells, note)
+
+
+def headline(steps: list[Row]) -> str:
+    told = []
+    for name in dict.fromkeys(row.case for row in steps):
+        best = min(r.median for r in steps if r.case == name and r.way.startswith(BEST))
+        most = min(r.median for r in steps if r.case == name and r.more["lanes"] == 16)
+        told.append(f"{name} {best / most:.0f}x")
+    return f"16 models in one program, each over Lightning at its best: {', '.join(told)}"
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--out", type=Path, required=True)
+    arguments.add_argument("--cases", default=",".join(cases.STANDARD))
+    given = arguments.parse_args()
+    warnings.simplefilter("ignore")
+    began = time.monotonic()
+    layers, steps = [], []
+    for kind in ("lstm", "gru"):
+        for name in LAYERS:
+            times = in_turns(dict(layer_steps(kind, name)))
+            for way, ms in times.items():
+                each = [one / 16 for one in ms] if way == "16 lanes" else ms
+                layers.append(Row(f"{kind.upper()} {name}", way, "ms per model", each))
+            torch.cuda.empty_cache()
+            print(f"{time.monotonic() - began:5.0f} s, layer {kind} {name}", flush=True)
+    for case in cases.standard(given.cases.split(",")):
+        for row in step_rows(case):
+            steps.append(row)
+            print(
+                f"{time.monotonic() - began:5.0f} s, {row.case:12s} {row.way:45s} {row.median:.4f}"
+            )
+        tables = [layers_table(layers), steps_table(steps)]
+        spent = time.monotonic() - began
+        rows = [*layers, *steps]
+        record.write(Outcome("lanes", headline(steps), rows, tables, {}, spent), given.out)
+
+
+if __name__ == "__main__":
+    main()
