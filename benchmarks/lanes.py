@@ -11,7 +11,6 @@ turns; figures are medians. Needs a GPU.
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -148,7 +147,7 @@ def step_rows(case: Case) -> Iterator[Row]:
         steps[OWN] = solo(case, precision="fp16", cudnn="off")
     else:
         steps = {"one model": steps[CUDNN]}
-    sizes = {name: 1 for name in steps}
+    sizes = dict.fromkeys(steps, 1)
     for lanes in LANES.get(case.name, [16, 64]):
         steps[f"{lanes} lanes"], sizes[f"{lanes} lanes"] = together(case, lanes), lanes
     for way, times in in_turns(steps).items():
@@ -169,11 +168,9 @@ def layers_table(rows: list[Row]) -> Table:
     cells = []
     for name in dict.fromkeys(row.case for row in rows):
         of_case = {row.way: row.median for row in rows if row.case == name}
-        own, theirs = of_case[OWN], of_case[CUDNN]
-        cells.append(
-            [name, f"{theirs:.4f}", f"{own:.4f}", f"{theirs / own:.2f}x"]
-            + [f"{of_case['16 lanes']:.4f}", f"{theirs / of_case['16 lanes']:.1f}x"]
-        )
+        own, theirs, many = of_case[OWN], of_case[CUDNN], of_case["16 lanes"]
+        gains = f"{theirs / own:.2f}x", f"{theirs / many:.1f}x"
+        cells.append([name, f"{theirs:.4f}", f"{own:.4f}", gains[0], f"{many:.4f}", gains[1]])
     headings = ["layer", "cuDNN", "our kernels", "faster by", "16 lanes, each", "faster by"]
     note = "One layer and direction of the case in fp16, forward and backward, captured; ms."
     return Table("One recurrent layer", headings, cells, note)
