@@ -44,7 +44,7 @@ CUDNN, OWN, BEST = "one model, cuDNN", "one model, our kernels", "Lightning at i
 Step = Callable[[], Any]
 
 
-def graph_of(step: Step) -> torch.cuda.CUDAGraph:
+def captured(step: Step) -> Step:
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -54,7 +54,11 @@ def graph_of(step: Step) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
-    return graph
+
+    def replay(_: Step = step) -> None:  # what the step reads lives as long as its graph
+        graph.replay()
+
+    return replay
 
 
 def in_turns(steps: dict[str, Step]) -> dict[str, list[float]]:
@@ -86,10 +90,8 @@ def layer_steps(kind: str, name: str) -> Iterator[tuple[str, Step]]:
     half = {"lstm": nn.LSTM, "gru": nn.GRU}[kind](D, H).cuda().half()
     x16 = torch.randn(T, B, D, device="cuda").half()
     grad16 = torch.randn(T, B, H, device="cuda").half()
-    yield (
-        CUDNN,
-        graph_of(lambda: torch.autograd.grad(half(x16)[0], list(half.parameters()), grad16)).replay,
-    )
+    weights16 = list(half.parameters())
+    yield CUDNN, captured(lambda: torch.autograd.grad(half(x16)[0], weights16, grad16))
     for lanes in (1, 16):
         weights = [w.detach().expand(lanes, *w.shape).clone() for w in layer.all_weights[0]]
         x = torch.randn(lanes, T, B, D, device="cuda")
@@ -101,7 +103,7 @@ def layer_steps(kind: str, name: str) -> Iterator[tuple[str, Step]]:
                 out = torch.func.vmap(lambda x, *w: recurrent(kind, x, w, last=last))(x, *leaves)
             return torch.autograd.grad(out, leaves, grad)
 
-        yield (OWN if lanes == 1 else f"{lanes} lanes"), graph_of(step).replay
+        yield (OWN if lanes == 1 else f"{lanes} lanes"), captured(step)
 
 
 def solo(case: Case, **engine: Any) -> Step:

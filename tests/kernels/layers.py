@@ -53,7 +53,7 @@ def defined(shape: Shape, given: list[Tensor], grad: Tensor) -> list[Tensor]:
 def apart(found: list[Tensor], wanted: list[Tensor]) -> float:
     """The largest relative error; not a number where anything is none."""
     errors = [
-        float((a.double() - b).norm() / b.norm().clamp(min=1e-12))
+        float((a.detach().double() - b).norm() / b.norm().clamp(min=1e-12))
         for a, b in zip(found, wanted, strict=True)
     ]
     return max(errors) if all(error == error for error in errors) else float("nan")

@@ -71,7 +71,8 @@ def choose(
         room=card.shared_memory_per_block_optin if card.major >= 8 else 0,  # type: ignore[attr-defined]
         many=programs > card.multi_processor_count,
     )
-    return None if cut is None else Way(kind, last, dtype, precision, *cut)
+    half = dtype.itemsize == 2
+    return None if cut is None else Way(kind, last, dtype, precision, *cut, quick=half)
 
 
 def tiles(H: int, D: int, size: int, *, room: int, many: bool) -> tuple[bool, Tile, Tile] | None:
