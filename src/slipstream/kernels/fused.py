@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from slipstream.kernels import recurrence
 from slipstream.kernels.shapes import Weights
 
-SLOTS = 4
+SLOTS, ALIGNED = 4, 8
 MOST_INSIDE = 64
 """Inputs up to which the product with them may be made inside the kernel"""
 ROWS, COLUMNS = 64, 128
@@ -53,9 +54,28 @@ class Way(NamedTuple):
 def layer(
     way: Way, x: Tensor, weights: Weights, h0: Tensor | None = None, c0: Tensor | None = None
 ) -> Tensor:
-    """x [K, T, B, D] to [K, T, B, W * H], or with `way.last` to [K, B, W * H]."""
+    """x [K, T, B, D] to [K, T, B, W * H], or with `way.last` to [K, B, W * H].
+
+    Units are padded to a multiple of 8, so that every row of memory begins where wide reads and
+    writes can; units without weights change nothing.
+    """
+    H = weights.hh.shape[3]
+    more = -H % ALIGNED
+    if more:
+        gates = weights.hh.shape[2] // H
+        weights = Weights(*(_wider(weight, gates, more) for weight in weights))
+        weights = weights._replace(hh=F.pad(weights.hh, (0, more)))
+        h0, c0 = (None if s is None else F.pad(s, (0, more)) for s in (h0, c0))
     out: Tensor = _Layer.apply(way, x, *weights, h0, c0)  # type: ignore[no-untyped-call]
-    return out
+    return out if not more else out.unflatten(-1, (-1, H + more))[..., :H].flatten(-2)
+
+
+def _wider(weight: Tensor, gates: int, more: int) -> Tensor:
+    """A weight [K, W, G * H, ...] with more units, of zeros."""
+    by_gate = weight.unflatten(2, (gates, -1))
+    dims = by_gate.dim() - 4
+    wider: Tensor = F.pad(by_gate, (0, 0) * dims + (0, more)).flatten(2, 3)
+    return wider
 
 
 def choose(
