@@ -11,7 +11,7 @@ import torch
 
 from slipstream import UserError, runs
 from slipstream.engine import checkpoint, lanes, loop, pack, plan
-from slipstream.engine.pack import Lane
+from slipstream.engine.lane import Lane
 from slipstream.runs import Run
 from tests.conftest import KINDS, close, small_dataset, waves
 from tests.engine.steps import make_task

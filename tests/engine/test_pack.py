@@ -8,7 +8,7 @@ import torch
 from slipstream import UserError
 from slipstream.engine import pack as packs
 from slipstream.engine import plan
-from slipstream.engine.pack import Lane
+from slipstream.engine.lane import Epoch, Lane, refuse_unlike
 from tests.conftest import KINDS, close, small_config, small_dataset, waves
 from tests.engine.steps import run_steps
 
@@ -58,8 +58,7 @@ def train(pack, *, steps):
     """So many steps of every lane, over as many epochs as each needs; all losses."""
     places = range(len(pack.lanes))
     epochs, done, losses = [0] * len(places), [0] * len(places), [[] for _ in places]
-    for place in places:
-        pack.begin(place, 0)
+    pack.begin({place: Epoch() for place in places})
     for _ in range(steps):
         pack.advance()
         for place in places:
@@ -67,7 +66,7 @@ def train(pack, *, steps):
             losses[place].append(float(pack.tape["losses"][place, done[place] - 1]))
             if done[place] == pack.num_steps(place):
                 epochs[place], done[place] = epochs[place] + 1, 0
-                pack.begin(place, epochs[place], before=len(losses[place]))
+                pack.begin({place: Epoch(epochs[place], before=len(losses[place]))})
     return losses
 
 
@@ -202,7 +201,7 @@ def test_a_refilled_place_is_a_lane_like_any_other(mode, device):
     pack = packed([lanes[0], lanes[4], lanes[2]], dataset, mode, room=lanes)
     train(pack, steps=6)
     pack.put(1, lanes[1])
-    pack.begin(1, 0)
+    pack.begin({1: Epoch()})
     pack.freeze(0)
     pack.freeze(2)
     for _ in range(6):
@@ -238,11 +237,11 @@ def test_what_does_not_fit_is_refused_by_name():
         for kind in kinds
     ]
     with pytest.raises(UserError, match=r"model.hidden \(of a transformer\)"):
-        packs.refuse_unlike(lanes)
+        refuse_unlike(lanes)
     pack = packed(lanes_of([{"model": {"dropout": 0.0}}], dataset), dataset, "together")
     wide = {"model": {"hidden": 9}, "train": {"optimizer": "sgd", "batch": 64}}
     (lane,) = lanes_of([wide], dataset)
-    with pytest.raises(UserError, match=r"model.hidden, .*train.batch.*, train.optimizer, model.d"):
+    with pytest.raises(UserError, match=r"hidden, train.batch, train.optimizer, model.drop"):
         pack.put(0, lane)
 
 
@@ -266,3 +265,24 @@ def test_the_validation_loss_is_the_models_own():
                 out = model.eval()(batch.inputs, batch.static)
             wanted = window_losses(out, batch.targets, lane.config.train).mean()
             close(found[place], wanted)
+
+
+@pytest.mark.parametrize("kind", ["lstm", "transformer", "mlp"])
+def test_bf16_lanes_stay_close_to_those_alone(kind):
+    model = BASE["model"] | {"kind": kind, "dropout": 0.0}
+    dataset = small_dataset(configured())
+    lanes = lanes_of(MIXED[:2], dataset, model=model, engine={"precision": "bf16"})
+    pack = packed(lanes, dataset, "together")
+    for lane, losses in zip(lanes, train(pack, steps=10), strict=True):
+        close(losses, run_steps(lane.config, dataset, steps=10)[0], rel=0.02)
+
+
+def test_lanes_read_static_columns():
+    table = waves(200).to_pydict()
+    table["id"], table["k"] = [0] * 100 + [1] * 100, [0.5] * 100 + [1.5] * 100
+    sections = {"data": {"static": ["k"], "id": "id"}}
+    dataset = small_dataset(configured(**sections), table)
+    lanes = lanes_of(MIXED[2:5], dataset, **sections)
+    for mode in MODES:
+        pack = packed(lanes, dataset, mode)
+        same_as_alone(lanes, dataset, pack, train(pack, steps=10))

@@ -18,9 +18,10 @@ from slipstream.config import Signature
 from slipstream.data.windows import Series
 from slipstream.engine import lanestate, recover
 from slipstream.engine.checkpoint import Saved, Writer
-from slipstream.engine.lanestate import LaneFit, Work
+from slipstream.engine.lane import Epoch, Lane
+from slipstream.engine.lanestate import LaneFit, Work, epoch_of
 from slipstream.engine.loop import DIVERGED, Keeper, Stop, judge, out_of_patience, stoppable
-from slipstream.engine.pack import Lane, Pack
+from slipstream.engine.pack import Pack
 from slipstream.runs import Run
 
 EMPTY = 0.25
@@ -45,7 +46,8 @@ def fit(
     work = Work(pack, run, [None] * len(pack.lanes))
     for place, lane in enumerate(pack.lanes):
         assert lane is not None
-        _start(work, place, lane)
+        _enter(work, place, lane)
+    pack.begin({place: Epoch() for place in range(len(pack.lanes))})
     return _until_the_end(work, refill, facts or {})
 
 
@@ -94,6 +96,7 @@ def _fit(
         while taken < min(left, log_every) and not (taken and stop.requested):
             pack.advance()  # one program for all lanes, no host sync
             taken += 1
+        _prepare(work, taken)
         diverged = _read(work, taken)
         now = time.perf_counter()
         work.train_s += now - round_began
@@ -113,19 +116,23 @@ def _fit(
         one.stopped, one.weights = INTERRUPTED, _best(work, place)
 
 
-def _start(work: Work, place: int, lane: Lane) -> None:
-    """A lane's first epoch."""
+def _enter(work: Work, place: int, lane: Lane) -> None:
     work.places[place] = LaneFit(work.came, lane)
     work.came += 1
-    work.pack.begin(place, 0)
+
+
+def _prepare(work: Work, taken: int) -> None:
+    """Lay out the epochs that come next while the device is still busy with its steps."""
+    for place, one in work.training():
+        at, train = one.progress, one.lane.config.train
+        if at.done + taken == work.pack.num_steps(place) and at.epochs + 1 < train.epochs:
+            work.pack.prepare(place, at.epochs + 1)
 
 
 def _read(work: Work, taken: int) -> list[int]:
     """Note the steps taken and read their losses; which lanes' are no longer finite."""
-    if not taken:
-        return []
     work.steps += taken
-    losses = work.pack.tape["losses"].cpu()  # the round's only host sync
+    losses = work.losses = work.pack.tape["losses"].cpu()  # the round's only host sync
     diverged, means = [], {}
     for place, one in work.training():
         at = one.progress
@@ -136,7 +143,8 @@ def _read(work: Work, taken: int) -> list[int]:
         means[one.number] = float(seen.mean())
         if not bool(seen.isfinite().all()):
             diverged.append(place)
-    work.run.append("log", step=work.steps, losses=means)
+    if taken:  # none where a run goes on at an epoch's end
+        work.run.append("log", step=work.steps, losses=means)
     return diverged
 
 
@@ -155,7 +163,7 @@ def _roll_back(work: Work, place: int, refill: Refill | None) -> None:
     at.rate /= 2
     remedy = f"learning rate times {at.rate:g}"
     work.run.append("recovery", lane=one.number, what=DIVERGED, remedy=remedy, step=at.step)
-    work.pack.begin(place, at.epochs, rate=at.rate, before=at.step)
+    work.pack.begin({place: epoch_of(at)})
 
 
 def _finish_epochs(work: Work, spared: set[int], late: bool, refill: Refill | None) -> bool:
@@ -169,9 +177,11 @@ def _finish_epochs(work: Work, spared: set[int], late: bool, refill: Refill | No
     due = [place for place, one in over if late or _validates(one)]
     if due:
         began = time.perf_counter()
-        for place, val_loss in zip(due, pack.score(due), strict=True):
-            _judge(work, place, val_loss)
+        scores = pack.score(due)
+        better = [k for k, val_loss in zip(due, scores, strict=True) if _judge(work, k, val_loss)]
+        pack.keep_best(better)
         work.validate_s += time.perf_counter() - began
+    begun = {}
     for place, one in over:
         at, train = one.progress, one.lane.config.train
         at.epochs, at.done, at.logged = at.epochs + 1, 0, 0
@@ -181,7 +191,9 @@ def _finish_epochs(work: Work, spared: set[int], late: bool, refill: Refill | No
         if stopped:
             _end(work, place, stopped, refill)
         else:
-            pack.begin(place, at.epochs, rate=at.rate, before=at.step)
+            begun[place] = epoch_of(at)
+    if begun:
+        pack.begin(begun)
     return bool(due)
 
 
@@ -190,26 +202,25 @@ def _validates(one: LaneFit) -> bool:
     return not epoch % train.validate_every or epoch == train.epochs
 
 
-def _judge(work: Work, place: int, val_loss: float) -> None:
+def _judge(work: Work, place: int, val_loss: float) -> bool:
+    """Note a validation; whether it is the lane's best so far."""
     one = work.places[place]
     assert one is not None
     at, train = one.progress, one.lane.config.train
     improved = val_loss < at.best_loss - train.min_delta
-    if improved:
-        work.pack.keep_best(place)
     rate = at.rate
     judge(at, val_loss, improved, train)
-    seen = work.pack.tape["losses"][place, : at.done].double().mean()
     work.run.append(
         "epoch",
         lane=one.number,
         epoch=at.epochs + 1,
         step=at.step,
-        train_loss=float(seen),
+        train_loss=float(work.losses[place, : at.done].double().mean()),
         val_loss=val_loss,
         rate=rate,
         best=improved,
     )
+    return improved
 
 
 def _end(work: Work, place: int, stopped: str, refill: Refill | None) -> None:
@@ -224,7 +235,8 @@ def _end(work: Work, place: int, stopped: str, refill: Refill | None) -> None:
     lane = refill(one) if refill else None
     if lane is not None:
         pack.put(place, lane)
-        _start(work, place, lane)
+        _enter(work, place, lane)
+        pack.begin({place: Epoch()})
 
 
 def _best(work: Work, place: int) -> dict[str, Tensor]:

@@ -14,7 +14,8 @@ from slipstream.config import Config, Model, Signature
 from slipstream.data.windows import Series
 from slipstream.engine import checkpoint, state
 from slipstream.engine.checkpoint import Saved
-from slipstream.engine.pack import Lane, Pack, Room
+from slipstream.engine.lane import Epoch, Lane, Room
+from slipstream.engine.pack import Pack
 from slipstream.engine.plan import Plan
 from slipstream.engine.state import Progress
 from slipstream.errors import UserError
@@ -50,12 +51,18 @@ class Work:
     """Of the pack"""
     train_s: float = 0.0
     validate_s: float = 0.0
+    losses: Tensor = field(default_factory=lambda: torch.zeros(0))
+    """[K, S]: as last read"""
 
     def training(self) -> list[tuple[int, LaneFit]]:
         return [(place, fit) for place, fit in enumerate(self.places) if fit is not None]
 
     def everyone(self) -> list[LaneFit]:
         return [*self.ended, *(one for _, one in self.training())]
+
+
+def epoch_of(at: Progress) -> Epoch:
+    return Epoch(at.epochs, at.rate, before=at.step - at.done, at=at.done)
 
 
 def take(work: Work, facts: Mapping[str, Any]) -> Saved:
@@ -114,9 +121,7 @@ def restored(
         pack.put(place, one.lane)
     for name, tensor in pack.changing().items():
         tensor.copy_(saved.tensors[LANES][name])
-    for place, one in work.training():
-        at = one.progress
-        pack.begin(place, at.epochs, rate=at.rate, before=at.step - at.done, at=at.done)
+    pack.begin({place: epoch_of(one.progress) for place, one in work.training()})
     return work
 
 

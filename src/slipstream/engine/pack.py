@@ -11,107 +11,30 @@ V validation batches of C windows.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch import Tensor
 
-from slipstream import config as configs
-from slipstream.config import Config, Model, Signature
-from slipstream.data import windows
+from slipstream.config import Signature
 from slipstream.data.windows import Series
-from slipstream.engine import flat, optim, step, widths
+from slipstream.engine import flat, optim, passes, widths
 from slipstream.engine.capture import Captured
-from slipstream.engine.homes import Draw, Program, Share
-from slipstream.engine.plan import RECURRENT, Plan
-from slipstream.errors import UserError
-from slipstream.models import Noise, build, drops, use
-from slipstream.objectives import window_losses
-
-Mode = Literal["together", "branches"]
-MAY_DIFFER = {
-    *("name", "out", "seed", "data.split", "model.hidden", "model.dropout"),
-    *("train.optimizer", "train.lr", "train.momentum", "train.weight_decay", "train.schedule"),
-    *("train.warmup_epochs", "train.lr_min", "train.step_epochs", "train.step_factor"),
-    *("train.plateau_patience", "train.plateau_factor", "train.restart_epochs"),
-    *("train.restart_growth", "train.batch", "train.epochs", "train.clip", "train.patience"),
-    *("train.min_delta", "train.validate_every", "train.minutes"),
-}
-"""Settings that lanes of one pack may have each for itself"""
-MOST_STREAMS = 16
-ALIGNED = 4
-"""Every weight begins at a multiple of so many numbers, as vector loads want it"""
+from slipstream.engine.homes import Draw, Program
+from slipstream.engine.lane import Epoch, Lane, Room, refuse_larger, room_for
+from slipstream.engine.passes import Mode
+from slipstream.engine.plan import Plan
+from slipstream.models import Noise, build
 
 
-@dataclass(frozen=True)
-class Lane:
-    """One model to train: what is asked of it, and its windows' first rows, train and val."""
+class Laid(NamedTuple):
+    """An epoch on the host, in the pack's shapes."""
 
-    config: Config
-    starts: dict[str, Tensor]
-
-    def draw(self) -> Draw:
-        batch = self.config.train.batch
-        assert batch != "auto"
-        effective = batch * self.config.train.accumulate
-        return Draw(self.starts["train"], effective, batch, self.config.seed)
-
-
-class Room(NamedTuple):
-    """What the places of a pack can hold."""
-
-    config: Config
-    """Of one lane: what all of them share"""
-    model: Model
-    """The widest"""
-    steps: int
-    passes: int
-    batch: int
-    val_steps: int
-    chunk: int
-    optimizers: tuple[str, ...]
-    drops: bool
-
-
-def refuse_unlike(lanes: Sequence[Lane]) -> None:
-    """A UserError names the settings that keep lanes from being one program."""
-    first = lanes[0].config
-    if first.train.batch == "auto":
-        raise UserError('train.batch is "auto"; lanes of a pack need a number')
-    for lane in lanes[1:]:
-        found = configs.differences(first, lane.config)
-        unlike = [name for name in found if name not in MAY_DIFFER]
-        if "model.hidden" in found and first.model.kind == "transformer":
-            unlike.append("model.hidden (of a transformer)")
-        if unlike:
-            raise UserError(
-                f"models trained together cannot differ in {', '.join(unlike)}; train them in "
-                "packs of their own"
-            )
-
-
-def room_for(lanes: Sequence[Lane], *, places: int) -> Room:
-    """The least that holds each of these."""
-    refuse_unlike(lanes)
-    draws = [lane.draw() for lane in lanes]
-    batch = max(draw.batch for draw in draws)
-    most = max(len(lane.starts["val"]) for lane in lanes)
-    chunk = min(max(batch, step.CHUNK // places), most)
-    return Room(
-        config=lanes[0].config,
-        model=widths.widest([lane.config.model for lane in lanes]),
-        steps=max(draw.num_steps for draw in draws),
-        passes=lanes[0].config.train.accumulate,
-        batch=batch,
-        val_steps=-(-most // chunk),
-        chunk=chunk,
-        optimizers=tuple(sorted({lane.config.train.optimizer for lane in lanes})),
-        drops=any(drops(lane.config.model) for lane in lanes),
-    )
+    number: int
+    rows: Tensor
+    shares: Tensor
+    rates: Tensor
 
 
 def make(
@@ -147,42 +70,17 @@ class Pack:
         self.room, self.signature, self.series = room, signature, series
         self.plan, self.mode = plan, mode
         self.lanes: list[Lane | None] = [None] * places
-        self._at_work: set[int] = set()
-        """Places that a program has to serve, where it can choose"""
-        self._template = self._model()
-        self._layout = _layout(self._template)
+        self._going: set[int] = set()
+        self._laid: dict[int, Laid] = {}
+        job = passes.Job(room.model, signature, room.config.train, series, plan, room.passes)
+        self._layout = passes.layout_of(job.build())
         self._allocate(places)
-        self._workers: ThreadPoolExecutor | None = None
-        self._models: list[nn.Module] = []
-        if mode == "branches":
-            self._models = [self._branch_model(place) for place in range(places)]
-            if plan.device.type == "cuda":
-                count = min(places, MOST_STREAMS)
-                self._streams = [torch.cuda.Stream(plan.device) for _ in range(count)]
-            elif plan.threads > 1:
-                self._workers = ThreadPoolExecutor(
-                    plan.threads, initializer=torch.set_num_threads, initargs=(1,)
-                )
-        elif room.model.kind in RECURRENT:
-            self._template.core.own = True  # type: ignore[union-attr]
+        self._passes = passes.WAYS[mode](job, self.live["weights"], self._layout)
         self.advance: Program = self._advance
         self.check: Program = self._check
         if plan.capture:
             self.advance = Captured(self._advance, plan.device)
             self.check = Captured(self._check, plan.device)
-
-    def _model(self) -> nn.Module:
-        with torch.random.fork_rng([]):
-            return build(self.room.model, self.signature).to(self.plan.device)
-
-    def _branch_model(self, place: int) -> nn.Module:
-        """A module whose weights are a row of the pack's."""
-        model, plan = self._model(), self.plan
-        rows = _views(self.live["weights"][place : place + 1], self._layout)
-        for name, weight in model.named_parameters():
-            weight.data = rows[name][0]
-        use(model, algorithms=plan.cudnn, recompute=plan.recompute, compiled=plan.compile)
-        return model
 
     def _allocate(self, K: int) -> None:
         room, device = self.room, self.plan.device
@@ -200,12 +98,8 @@ class Pack:
 
         self.live, self.good, self.best = moving(), moving(), zeros(P)
         self.settings = {
-            "seed": zeros(dtype=torch.int64),
-            "dropout": zeros(),
-            "decay": zeros(),
-            "clip": zeros(),
-            "momentum": zeros(),
-            "optimizer": zeros(dtype=torch.int64),
+            **{name: zeros() for name in ("dropout", "decay", "clip", "momentum")},
+            **{name: zeros(dtype=torch.int64) for name in ("seed", "optimizer")},
         }
         self.tape = {
             "rows": zeros(room.steps, room.passes, room.batch, dtype=torch.int64),
@@ -222,8 +116,6 @@ class Pack:
         self._val_cursor = torch.zeros(1, dtype=torch.int64, device=device)
         self._index = torch.arange(K, device=device)
         self._ones = torch.ones(K, device=device)
-        self._loss, self._grads = zeros(), zeros(P)
-        self._zeros = torch.zeros(ALIGNED, device=device)
 
     def changing(self) -> dict[str, Tensor]:
         """What training changes, by name; a lane's place comes first."""
@@ -240,8 +132,7 @@ class Pack:
 
     def put(self, place: int, lane: Lane) -> None:
         """Give a place to a new lane, as it would begin alone; its epoch is still to `begin`."""
-        refuse_unlike([Lane(self.room.config, lane.starts), lane])
-        self._refuse_larger(lane, room_for([lane], places=len(self.lanes)))
+        refuse_larger(lane, self.room)
         self.lanes[place] = lane
         for tensor in self.tensors().values():
             tensor[place].zero_()
@@ -250,7 +141,7 @@ class Pack:
             torch.manual_seed(lane.config.seed)
             alone = dict(build(model, self.signature).named_parameters())
         padded = widths.pad(alone, model, self.room.model, self._tokens)
-        views = _views(self.live["weights"], self._layout)
+        views = passes.views(self.live["weights"], self._layout)
         with torch.no_grad():
             for name, weight in padded.items():
                 views[name][place] = weight
@@ -271,107 +162,111 @@ class Pack:
         self.tape["val_rows"][place, : len(rows)] = rows[:, 0].to(self.plan.device)
         self.tape["val_shares"][place, : len(rows)] = shares[:, 0].to(self.plan.device)
 
-    def _refuse_larger(self, lane: Lane, asked: Room) -> None:
-        room = self.room
-        tight = [
-            name
-            for name, fits in {
-                "model.hidden": widths.widest([room.model, asked.model]).sizes == room.model.sizes,
-                "train.batch or the training windows": asked.steps <= room.steps
-                and asked.batch <= room.batch,
-                "the validation windows": len(lane.starts["val"]) <= room.val_steps * room.chunk,
-                "train.optimizer": lane.config.train.optimizer in room.optimizers,
-                "model.dropout": room.drops or not drops(lane.config.model),
-            }.items()
-            if not fits
-        ]
-        if tight:
-            raise UserError(
-                f"the pack has no room for a lane's {', '.join(tight)}; make it with such a lane "
-                "among `room`"
-            )
-
     @property
     def _tokens(self) -> int:
         return self.signature.context // self.room.model.patch
 
     def num_steps(self, place: int) -> int:
+        """Of one of the lane's epochs."""
+        return self._lane(place).draw().num_steps
+
+    def _lane(self, place: int) -> Lane:
         lane = self.lanes[place]
         assert lane is not None
-        return lane.draw().num_steps
+        return lane
 
-    def begin(
-        self, place: int, epoch: int, *, rate: float = 1.0, before: int = 0, at: int = 0
-    ) -> None:
-        """Lay out a lane's epoch and set it going; `before` steps lie behind it. From its first
-        step on, this is where `go_back` leads."""
-        lane, tape = self.lanes[place], self.tape
-        assert lane is not None
+    def prepare(self, place: int, number: int) -> None:
+        """Lay out an epoch on the host; `begin` has less to do then."""
+        laid = self._laid.get(place)
+        if laid is not None and laid.number == number:
+            return
+        lane, room = self._lane(place), self.room
         draw = lane.draw()
-        rows, shares = draw.order(epoch)
-        tape["rows"][place].zero_()
-        tape["shares"][place].zero_()
-        tape["rows"][place, : len(rows), :, : draw.batch] = rows.to(self.plan.device)
-        tape["shares"][place, : len(rows), :, : draw.batch] = shares.to(self.plan.device)
-        rates = torch.tensor(optim.rates(lane.config.train, epoch, len(rows)))
-        tape["rates"][place, : len(rows)] = (rate * rates).to(self.plan.device)
-        tape["cursor"][place], tape["before"][place] = at, before
-        tape["active"][place] = True
-        self._at_work.add(place)
-        if not at:
-            _copy_rows(self.live, self.good, place)
+        order = draw.order(number)
+        shape = (room.steps, room.passes, room.batch)
+        rows, shares = (torch.zeros(shape, dtype=part.dtype) for part in order)
+        for whole, part in zip((rows, shares), order, strict=True):
+            whole[: draw.num_steps, :, : draw.batch] = part
+        rates = torch.zeros(room.steps, dtype=torch.float64)
+        rates[: draw.num_steps] = torch.tensor(
+            optim.rates(lane.config.train, number, draw.num_steps), dtype=torch.float64
+        )
+        self._laid[place] = Laid(number, rows, shares, rates)
+
+    def begin(self, epochs: Mapping[int, Epoch]) -> None:
+        """Set lanes going, by place. `go_back` leads to an epoch's first step from then on."""
+        for place, epoch in epochs.items():
+            self.prepare(place, epoch.number)
+        places = list(epochs)
+        laid, tape = [self._laid.pop(place) for place in places], self.tape
+        given = {
+            "rows": torch.stack([one.rows for one in laid]),
+            "shares": torch.stack([one.shares for one in laid]),
+            "rates": torch.stack(
+                [epochs[k].rate * one.rates for k, one in zip(places, laid, strict=True)]
+            ).float(),
+            "cursor": torch.tensor([epochs[place].at for place in places]),
+            "before": torch.tensor([epochs[place].before for place in places]),
+            "active": torch.ones(len(places), dtype=torch.bool),
+        }
+        index = self._at(places)
+        for name, value in given.items():
+            tape[name].index_copy_(0, index, value.to(self.plan.device))
+        _copy(self.live, self.good, self._at([k for k in places if not epochs[k].at]))
+        self._going |= set(places)
+        self._passes.serve(self._going)
+
+    def _at(self, places: Sequence[int]) -> Tensor:
+        return torch.tensor(places, dtype=torch.int64, device=self.plan.device)
 
     def freeze(self, place: int) -> None:
         """Stop a lane at once; it keeps what it has."""
         self.tape["active"][place] = False
-        self._at_work.discard(place)
         self.tape["cursor"][place] = 0
+        self._going -= {place}
+        self._passes.serve(self._going)
 
     def leave(self, place: int) -> None:
         """Empty a place."""
         self.freeze(place)
+        self._laid.pop(place, None)
         self.lanes[place] = None
 
     def go_back(self, place: int) -> None:
         """Put a lane back to where its epoch began."""
-        _copy_rows(self.good, self.live, place)
+        _copy(self.good, self.live, self._at([place]))
 
-    def keep_best(self, place: int) -> None:
-        self.best[place] = self.live["weights"][place]
+    def keep_best(self, places: Sequence[int]) -> None:
+        """Note that these lanes' weights are the best so far."""
+        _copy({"": self.live["weights"]}, {"": self.best}, self._at(places))
 
     def weights(self, place: int, *, best: bool = False) -> dict[str, Tensor]:
         """A lane's weights, as the model by itself has them."""
-        lane = self.lanes[place]
-        assert lane is not None
         rows = self.best if best else self.live["weights"]
-        views = _views(rows[place : place + 1], self._layout)
+        views = passes.views(rows[place : place + 1], self._layout)
         own = {name: view[0].detach() for name, view in views.items()}
-        return widths.cut(own, lane.config.model, self.room.model, self._tokens)
+        return widths.cut(own, self._lane(place).config.model, self.room.model, self._tokens)
 
     def compacted(self, keep: Sequence[int]) -> Pack:
         """A smaller pack of some places, each as it stands. This one is closed."""
         smaller = Pack(len(keep), self.room, self.signature, self.series, self.plan, self.mode)
-        index = torch.tensor(keep, device=self.plan.device)
-        mine = self.tensors()
+        index, mine = self._at(keep), self.tensors()
         for name, tensor in smaller.tensors().items():
             tensor.copy_(mine[name].index_select(0, index))
         smaller.lanes = [self.lanes[place] for place in keep]
-        smaller._at_work = {new for new, old in enumerate(keep) if old in self._at_work}
+        smaller._going = {new for new, old in enumerate(keep) if old in self._going}
+        smaller._passes.serve(smaller._going)
         self.close()
         return smaller
 
     def score(self, places: Sequence[int]) -> list[float]:
         """The validation losses of some lanes; the host waits for them."""
-        counts = []
-        for place in places:
-            lane = self.lanes[place]
-            assert lane is not None
-            counts.append(len(lane.starts["val"]))
+        counts = [len(self._lane(place).starts["val"]) for place in places]
         self._val_cursor.zero_()
-        training, self._at_work = self._at_work, set(places)
+        self._passes.serve(set(places))
         for _ in range(-(-max(counts) // self.room.chunk)):
             self.check()
-        self._at_work = training
+        self._passes.serve(self._going)
         sums = self.tape["val_losses"].double().sum(dim=1).tolist()
         self.tape["val_losses"].zero_()
         return [sums[place] / count for place, count in zip(places, counts, strict=True)]
@@ -390,197 +285,55 @@ class Pack:
         for program in (self.advance, self.check):
             if isinstance(program, Captured):
                 program.close()
-        if self._workers:
-            self._workers.shutdown()
+        self._passes.close()
 
     def _advance(self) -> None:
         """One step of every active lane: gather, forward, loss, backward, clip, update."""
         live, tape, settings = self.live, self.tape, self.settings
-        rows = tape["rows"][self._index, tape["cursor"]]
-        shares = tape["shares"][self._index, tape["cursor"]]
-        noise = None
-        if self.room.drops:
-            noise = Noise(settings["seed"], settings["dropout"])
-        now, scale = tape["before"] + tape["cursor"], live.get("scale")
-        run = self._together if self.mode == "together" else self._branches
-        loss, grads = run(rows, shares, noise, now, self._ones if scale is None else scale)
-        with torch.no_grad():
-            divisor, overflow = flat.divide(grads, settings["clip"], scale)
-            moves = tape["active"] if overflow is None else tape["active"] & ~overflow
-            live["count"].add_(moves)
-            lr = tape["rates"].gather(1, tape["cursor"][:, None])[:, 0]
-            for code, optimizer in enumerate(self.room.optimizers):
-                alone = len(self.room.optimizers) == 1
-                flat.flat_update(
-                    optimizer,
-                    live["weights"],
-                    grads,
-                    live["first"],
-                    live["second"],
-                    lr=lr,
-                    decay=settings["decay"],
-                    momentum=settings["momentum"],
-                    count=live["count"],
-                    divisor=divisor,
-                    moves=moves if alone else moves & (settings["optimizer"] == code),
-                )
-            if scale is not None and overflow is not None:
-                flat.rescale(scale, live["since_growth"], overflow, tape["active"])
-            tape["losses"].scatter_(1, tape["cursor"][:, None], loss[:, None])
-            tape["cursor"].add_(tape["active"])
+        cursor, scale = tape["cursor"], live.get("scale")
+        noise = Noise(settings["seed"], settings["dropout"]) if self.room.drops else None
+        loss, grads = self._passes.train(
+            tape["rows"][self._index, cursor],
+            tape["shares"][self._index, cursor],
+            noise,
+            tape["before"] + cursor,
+            self._ones if scale is None else scale,
+        )
+        divisor, overflow = flat.divide(grads, settings["clip"], scale)
+        moves = tape["active"] if overflow is None else tape["active"] & ~overflow
+        live["count"].add_(moves)
+        lr = tape["rates"].gather(1, cursor[:, None])[:, 0]
+        several = len(self.room.optimizers) > 1
+        for code, optimizer in enumerate(self.room.optimizers):
+            flat.flat_update(
+                optimizer,
+                live["weights"],
+                grads,
+                live["first"],
+                live["second"],
+                lr=lr,
+                decay=settings["decay"],
+                momentum=settings["momentum"],
+                count=live["count"],
+                divisor=divisor,
+                moves=moves & (settings["optimizer"] == code) if several else moves,
+            )
+        if scale is not None and overflow is not None:
+            flat.rescale(scale, live["since_growth"], overflow, tape["active"])
+        tape["losses"].scatter_(1, cursor[:, None], loss[:, None])
+        cursor.add_(tape["active"])
 
     @torch.no_grad()
     def _check(self) -> None:
         """One validation batch of every lane; the summed losses go onto the tape."""
         rows = self.tape["val_rows"].index_select(1, self._val_cursor)[:, 0]
         shares = self.tape["val_shares"].index_select(1, self._val_cursor)[:, 0]
-        if self.mode == "together":
-            weights = _views(self.live["weights"], self._layout)
-            loss = self._losses(weights, rows, shares, None)
-        else:
-            self._each(lambda place: self._validate_branch(place, rows, shares))
-            loss = self._loss
+        loss = self._passes.validate(rows, shares)
         self.tape["val_losses"].index_copy_(1, self._val_cursor, loss[:, None])
         self._val_cursor.add_(1)
 
-    def _together(
-        self, rows: Tensor, shares: Tensor, noise: Noise | None, now: Tensor, scale: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Losses [K] and gradients [K, P] of all lanes by one program."""
-        weights = self.live["weights"].detach().requires_grad_()
-        total = grads = None
-        for number in range(self.room.passes):
-            here = noise and noise.at(now, number)
-            views = _views(weights, self._layout)
-            loss = self._losses(views, rows[:, number], shares[:, number], here)
-            (found,) = torch.autograd.grad(loss, weights, scale)
-            grads = found if grads is None else grads + found
-            total = loss.detach() if total is None else total + loss.detach()
-        assert total is not None
-        assert grads is not None
-        return total, grads
 
-    def _losses(
-        self, weights: dict[str, Tensor], rows: Tensor, shares: Tensor, noise: Noise | None
-    ) -> Tensor:
-        """The lanes' weighted losses, [K], of windows [K, B]."""
-        K, batch = len(self.lanes), windows.gather(self.series, rows)
-        one_by_one = (0, 0, None if batch.static is None else 0, None if noise is None else 0)
-
-        def one(weights: dict[str, Tensor], *given: Tensor) -> Tensor:
-            found: Tensor = functional_call(self._template, weights, given)
-            return found
-
-        def every(*given: Tensor) -> Tensor:
-            found: Tensor = vmap(one, in_dims=one_by_one)(weights, *given)
-            return found
-
-        prediction = step.forward(every, batch.inputs, batch.static, noise, plan=self.plan)
-        losses = window_losses(
-            prediction.flatten(0, 1), batch.targets.flatten(0, 1), self.room.config.train
-        )
-        losses = losses.view(K, -1, self.signature.fold)
-        losses = losses[..., 0] if self.signature.fold == 1 else losses.mean(dim=2)
-        return (losses * shares).sum(dim=1)
-
-    def _branches(
-        self, rows: Tensor, shares: Tensor, noise: Noise | None, now: Tensor, scale: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The same, of each lane by itself."""
-        self._each(lambda place: self._train_branch(place, rows, shares, noise, now, scale))
-        return self._loss, self._grads
-
-    def _each(self, work: Callable[[int], None]) -> None:
-        """Do something for every place: on CUDA in parallel streams, else in the plan's threads and
-        for those at work only."""
-        if self.plan.device.type == "cuda":
-            main = torch.cuda.current_stream(self.plan.device)
-            for stream in self._streams:
-                stream.wait_stream(main)
-            for place in range(len(self.lanes)):  # a capture may be replayed for any of them
-                with torch.cuda.stream(self._streams[place % len(self._streams)]):
-                    work(place)
-            for stream in self._streams:
-                main.wait_stream(stream)
-        elif self._workers:
-            list(self._workers.map(work, sorted(self._at_work)))
-        else:
-            for place in sorted(self._at_work):
-                work(place)
-
-    def _train_branch(
-        self,
-        place: int,
-        rows: Tensor,
-        shares: Tensor,
-        noise: Noise | None,
-        now: Tensor,
-        scale: Tensor,
-    ) -> None:
-        model = self._models[place].train()
-        weights = list(model.parameters())
-        total: Tensor | None = None
-        sums: list[Tensor] = []
-        for number in range(self.room.passes):
-            here = None
-            if noise is not None:
-                here = Noise(noise.key[place], noise.rate[place]).at(now[place], number)
-            loss = self._branch_loss(model, rows[place, number], shares[place, number], here)
-            found = torch.autograd.grad(loss, weights, scale[place])
-            sums = [a + b for a, b in zip(sums, found, strict=True)] if sums else list(found)
-            total = loss.detach() if total is None else total + loss.detach()
-        assert total is not None
-        self._loss[place].copy_(total)
-        torch.cat(list(self._in_a_row(sums)), out=self._grads[place])
-
-    def _in_a_row(self, tensors: Sequence[Tensor]) -> Iterator[Tensor]:
-        for tensor, entry in zip(tensors, self._layout, strict=True):
-            yield tensor.reshape(-1)
-            if entry.padding:
-                yield self._zeros[: entry.padding]
-
-    @torch.no_grad()
-    def _validate_branch(self, place: int, rows: Tensor, shares: Tensor) -> None:
-        model = self._models[place].eval()
-        self._loss[place].copy_(self._branch_loss(model, rows[place], shares[place], None))
-
-    def _branch_loss(
-        self, model: nn.Module, rows: Tensor, shares: Tensor, noise: Noise | None
-    ) -> Tensor:
-        share = Share(windows.gather(self.series, rows), shares)
-        train, fold = self.room.config.train, self.signature.fold
-        return step.loss(model, share, noise, train=train, plan=self.plan, fold=fold)
-
-
-class Entry(NamedTuple):
-    """One weight's place among a lane's P numbers."""
-
-    name: str
-    shape: tuple[int, ...]
-    size: int
-    padding: int
-    """Unused numbers after it"""
-
-
-def _layout(model: nn.Module) -> list[Entry]:
-    return [
-        Entry(name, tuple(weight.shape), weight.numel(), -weight.numel() % ALIGNED)
-        for name, weight in model.named_parameters()
-    ]
-
-
-def _views(flat_weights: Tensor, layout: Sequence[Entry]) -> dict[str, Tensor]:
-    """Every weight of the lanes, [K, ...], as parts of one split, whose gradient is one tensor."""
-    sizes = [size for entry in layout for size in (entry.size, entry.padding) if size]
-    parts = iter(flat_weights.split(sizes, dim=1))
-    found = {}
-    for entry in layout:
-        found[entry.name] = next(parts).view(-1, *entry.shape)
-        if entry.padding:
-            next(parts)
-    return found
-
-
-def _copy_rows(source: dict[str, Tensor], to: dict[str, Tensor], place: int) -> None:
+def _copy(source: Mapping[str, Tensor], to: Mapping[str, Tensor], index: Tensor) -> None:
+    """Some rows of every tensor."""
     for name, tensor in source.items():
-        to[name][place] = tensor[place]
+        to[name].index_copy_(0, index, tensor.index_select(0, index))

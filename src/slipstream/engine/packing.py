@@ -1,0 +1,121 @@
+"""How many lanes to train at a time, and in which way: chosen by timing a few steps of each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from slipstream import hardware
+from slipstream.config import Signature
+from slipstream.data.windows import Series
+from slipstream.engine import capture, pack, recover
+from slipstream.engine.lane import Epoch, Lane
+from slipstream.engine.measure import LONGEST_S, STRETCHES, TRIAL_S, WORTH
+from slipstream.engine.pack import Pack
+from slipstream.engine.passes import WAYS, Mode
+from slipstream.engine.plan import Plan
+from slipstream.errors import UserError
+
+
+class Choice(NamedTuple):
+    mode: Mode
+    places: int
+    evidence: list[dict[str, Any]]
+    """Every candidate: its time and windows a second of all its lanes, or why it has none"""
+
+
+def choose(
+    lanes: Sequence[Lane],
+    signature: Signature,
+    series: Series,
+    plan: Plan,
+    *,
+    modes: Sequence[Mode] = tuple(WAYS),
+    limit_s: float = LONGEST_S,
+) -> Choice:
+    """The way to have all of these lanes trained soonest.
+
+    In each mode the places are doubled for as long as that fits into memory and pays.
+    """
+    evidence: list[dict[str, Any]] = []
+    best: tuple[float, Mode, int] | None = None
+    deadline = time.perf_counter() + limit_s
+    for mode in modes:
+        before = 0.0
+        for places in _doubled(len(lanes)):
+            told: dict[str, Any] = {"mode": mode, "places": places}
+            evidence.append(told)
+            if best is not None and time.perf_counter() > deadline:
+                told["skipped"] = "no time left to measure"
+                break
+            try:
+                ms = _step_ms(lanes, places, signature, series, plan, mode)
+            except RuntimeError as error:
+                told["failed"] = str(error).strip().split("\n", 1)[0]
+                told["out_of_memory"] = recover.is_out_of_memory(error)
+            if "failed" in told:  # past the except block, whose traceback would pin the memory
+                recover.free_memory()
+                break
+            windows = sum(_effective(lane) for lane in lanes[:places])
+            told |= {"ms": ms, "windows_per_s": 1e3 * windows / ms}
+            whole = -(-len(lanes) // places) * ms  # packs of that size, one after the other
+            if best is None or whole < best[0]:
+                best = whole, mode, places
+            if places / ms * WORTH < before:
+                break
+            before = places / ms
+    if best is None:
+        raise UserError(f"no lane could be trained: {evidence[0].get('failed')}")
+    return Choice(best[1], best[2], evidence)
+
+
+def _doubled(most: int) -> list[int]:
+    sizes = [1]
+    while sizes[-1] < most:
+        sizes.append(min(2 * sizes[-1], most))
+    return sizes
+
+
+def _effective(lane: Lane) -> int:
+    return lane.draw().effective
+
+
+def _step_ms(
+    lanes: Sequence[Lane],
+    places: int,
+    signature: Signature,
+    series: Series,
+    plan: Plan,
+    mode: Mode,
+) -> float:
+    """Milliseconds per step of a pack of the first lanes."""
+    with plan.flags():
+        trial = pack.make(lanes[:places], signature, series, plan, mode=mode, room=lanes)
+        try:
+            _steps_s(trial, capture.EAGER_FIRST + 1 if plan.capture else 1)
+            once = _steps_s(trial, 1)
+            steps = max(1, min(100, int(TRIAL_S / STRETCHES / max(once, 1e-6))))
+            taken = min(steps, _most(trial))
+            spent = min(_steps_s(trial, taken) for _ in range(STRETCHES))
+            if trial.failures():
+                raise RuntimeError("; ".join(trial.failures().values()))
+            return 1e3 * spent / taken
+        finally:
+            trial.close()
+
+
+def _most(trial: Pack) -> int:
+    """Steps until the first lane's epoch ends."""
+    return min(trial.num_steps(place) for place in range(len(trial.lanes)))
+
+
+def _steps_s(trial: Pack, steps: int) -> float:
+    """Seconds for steps of the first epoch, which is laid out before the clock starts."""
+    trial.begin({place: Epoch() for place in range(len(trial.lanes))})
+    hardware.wait(trial.plan.device)
+    began = time.perf_counter()
+    for _ in range(min(steps, _most(trial))):
+        trial.advance()
+    hardware.wait(trial.plan.device)
+    return time.perf_counter() - began

@@ -1,0 +1,247 @@
+"""Losses and gradients of all lanes of a pack: together under `vmap`, or each as a branch.
+
+Both have one signature. `together` makes one kernel of what K small ones would do; branches run
+beside each other, in threads or streams, and take any module. Shapes as in `engine.pack`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from slipstream.config import Model, Signature, Train
+from slipstream.data import windows
+from slipstream.data.windows import Series
+from slipstream.engine import step
+from slipstream.engine.homes import Share
+from slipstream.engine.plan import RECURRENT, Plan
+from slipstream.models import Noise, build, use
+from slipstream.objectives import window_losses
+
+Mode = Literal["together", "branches"]
+MOST_STREAMS = 16
+ALIGNED = 4
+"""Every weight begins at a multiple of so many numbers, as vector loads want it"""
+
+
+class Entry(NamedTuple):
+    """One weight's place among a lane's P numbers."""
+
+    name: str
+    shape: tuple[int, ...]
+    size: int
+    padding: int
+    """Unused numbers after it"""
+
+
+Layout = Sequence[Entry]
+
+
+def layout_of(model: nn.Module) -> Layout:
+    return [
+        Entry(name, tuple(weight.shape), weight.numel(), -weight.numel() % ALIGNED)
+        for name, weight in model.named_parameters()
+    ]
+
+
+def views(weights: Tensor, layout: Layout) -> dict[str, Tensor]:
+    """Every weight of lanes [K, P] by name: parts of one split, whose gradient is one tensor."""
+    sizes = [size for entry in layout for size in (entry.size, entry.padding) if size]
+    parts = iter(weights.split(sizes, dim=1))
+    found = {}
+    for entry in layout:
+        found[entry.name] = next(parts).view(-1, *entry.shape)
+        if entry.padding:
+            next(parts)
+    return found
+
+
+class Job(NamedTuple):
+    """What the lanes have in common."""
+
+    model: Model
+    signature: Signature
+    train: Train
+    series: Series
+    plan: Plan
+    passes: int
+
+    def build(self) -> nn.Module:
+        with torch.random.fork_rng([]):
+            return build(self.model, self.signature).to(self.plan.device)
+
+
+class Passes(Protocol):
+    """One step's forward and backward passes, or one of validation."""
+
+    def train(
+        self, rows: Tensor, shares: Tensor, noise: Noise | None, now: Tensor, scale: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Losses [K], and gradients [K, P] times scale [K], of windows [K, A, B] in step now [K];
+        the noise's keys are the seeds."""
+
+    def validate(self, rows: Tensor, shares: Tensor) -> Tensor:
+        """Summed losses [K] of windows [K, C]."""
+
+    def serve(self, places: set[int]) -> None:
+        """Compute for these lanes only, where that can be chosen from step to step."""
+
+    def close(self) -> None: ...
+
+
+class Together:
+    """All lanes through one module under `vmap`."""
+
+    def __init__(self, job: Job, weights: Tensor, layout: Layout) -> None:
+        self.job, self.weights, self.layout = job, weights, layout
+        self.module = job.build()
+        if job.model.kind in RECURRENT:
+            core: Any = self.module.core
+            core.own = True
+
+    def train(
+        self, rows: Tensor, shares: Tensor, noise: Noise | None, now: Tensor, scale: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        weights = self.weights.detach().requires_grad_()
+        total = grads = None
+        for number in range(self.job.passes):
+            here = noise and noise.at(now, number)
+            loss = self._losses(weights, rows[:, number], shares[:, number], here)
+            (found,) = torch.autograd.grad(loss, weights, scale)
+            grads = found if grads is None else grads + found
+            total = loss.detach() if total is None else total + loss.detach()
+        assert total is not None
+        assert grads is not None
+        return total, grads
+
+    def validate(self, rows: Tensor, shares: Tensor) -> Tensor:
+        return self._losses(self.weights, rows, shares, None)
+
+    def serve(self, places: set[int]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def _losses(self, weights: Tensor, rows: Tensor, shares: Tensor, noise: Noise | None) -> Tensor:
+        job, batch = self.job, windows.gather(self.job.series, rows)
+        named = views(weights, self.layout)
+        by_lane = (0, 0, None if batch.static is None else 0, None if noise is None else 0)
+
+        def one(weights: dict[str, Tensor], *given: Any) -> Tensor:
+            found: Tensor = functional_call(self.module, weights, given)
+            return found
+
+        def every(*given: Any) -> Tensor:
+            found: Tensor = vmap(one, in_dims=by_lane)(named, *given)
+            return found
+
+        prediction = step.forward(every, batch.inputs, batch.static, noise, plan=job.plan)
+        losses = window_losses(prediction.flatten(0, 1), batch.targets.flatten(0, 1), job.train)
+        losses = losses.view(*rows.shape, job.signature.fold)
+        losses = losses[..., 0] if job.signature.fold == 1 else losses.mean(dim=2)
+        return (losses * shares).sum(dim=1)
+
+
+class Branches:
+    """Each lane through a module of its own, whose weights are a row of the pack's."""
+
+    def __init__(self, job: Job, weights: Tensor, layout: Layout) -> None:
+        self.job, self.layout = job, layout
+        K, P = weights.shape
+        self.modules = [self._module(weights[k : k + 1]) for k in range(K)]
+        self.places: set[int] = set()
+        self.loss, self.grads = weights.new_zeros(K), weights.new_zeros(K, P)
+        self.zeros = weights.new_zeros(ALIGNED)
+        self.streams: list[torch.cuda.Stream] = []
+        self.workers: ThreadPoolExecutor | None = None
+        if job.plan.device.type == "cuda":
+            self.streams = [torch.cuda.Stream(weights.device) for _ in range(min(K, MOST_STREAMS))]
+        elif job.plan.threads > 1:
+            self.workers = ThreadPoolExecutor(
+                job.plan.threads, initializer=torch.set_num_threads, initargs=(1,)
+            )
+
+    def _module(self, row: Tensor) -> nn.Module:
+        module, plan = self.job.build(), self.job.plan
+        named = views(row, self.layout)
+        for name, weight in module.named_parameters():
+            weight.data = named[name][0]
+        use(module, algorithms=plan.cudnn, recompute=plan.recompute, compiled=plan.compile)
+        return module
+
+    def train(
+        self, rows: Tensor, shares: Tensor, noise: Noise | None, now: Tensor, scale: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        def one(k: int) -> None:
+            module = self.modules[k].train()
+            weights = list(module.parameters())
+            total, grads = None, None
+            for number in range(self.job.passes):
+                here = noise and Noise(noise.key[k], noise.rate[k]).at(now[k], number)
+                loss = self._loss(module, rows[k, number], shares[k, number], here)
+                found = torch.autograd.grad(loss, weights, scale[k])
+                grads = found if grads is None else torch._foreach_add(grads, found)
+                total = loss.detach() if total is None else total + loss.detach()
+            assert total is not None
+            assert grads is not None
+            self.loss[k].copy_(total)
+            torch.cat(list(self._in_a_row(grads)), out=self.grads[k])
+
+        self._each(one)
+        return self.loss, self.grads
+
+    def validate(self, rows: Tensor, shares: Tensor) -> Tensor:
+        @torch.no_grad()
+        def one(k: int) -> None:
+            self.loss[k].copy_(self._loss(self.modules[k].eval(), rows[k], shares[k], None))
+
+        self._each(one)
+        return self.loss
+
+    def serve(self, places: set[int]) -> None:
+        self.places = places
+
+    def close(self) -> None:
+        if self.workers:
+            self.workers.shutdown()
+
+    def _loss(self, module: nn.Module, rows: Tensor, shares: Tensor, noise: Noise | None) -> Tensor:
+        job = self.job
+        share = Share(windows.gather(job.series, rows), shares)
+        fold = job.signature.fold
+        return step.loss(module, share, noise, train=job.train, plan=job.plan, fold=fold)
+
+    def _in_a_row(self, tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+        for tensor, entry in zip(tensors, self.layout, strict=True):
+            yield tensor.reshape(-1)
+            if entry.padding:
+                yield self.zeros[: entry.padding]
+
+    def _each(self, work: Callable[[int], None]) -> None:
+        """On CUDA every lane, in parallel streams; else those served, in the plan's threads."""
+        if self.streams:
+            main = torch.cuda.current_stream(self.loss.device)
+            for stream in self.streams:
+                stream.wait_stream(main)
+            for k in range(len(self.modules)):  # a capture may be replayed for any of them
+                with torch.cuda.stream(self.streams[k % len(self.streams)]):
+                    work(k)
+            for stream in self.streams:
+                main.wait_stream(stream)
+        elif self.workers:
+            list(self.workers.map(work, sorted(self.places)))
+        else:
+            for k in sorted(self.places):
+                work(k)
+
+
+WAYS: dict[Mode, Callable[[Job, Tensor, Layout], Passes]] = {
+    "together": Together,
+    "branches": Branches,
+}
