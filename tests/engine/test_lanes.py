@@ -208,7 +208,8 @@ def test_a_stopped_pack_ends_as_the_unbroken_one_to_the_bit(tmp_path, mode):
     dataset = small_dataset(configured())
     often = {"engine": {"checkpoint_minutes": 1e-9, "log_every": 4}}
     some = lanes_of(EVERYTHING, dataset, **often)
-    wanted = ended(trained(some, dataset, tmp_path, mode)[0])
+    fits, whole = trained(some, dataset, tmp_path, mode)
+    wanted = ended(fits)
     total = max(one[1].step for one in wanted)
     for step in (1, 9, total // 2, total - 2):
         fits, run = trained(some, dataset, tmp_path, mode, watch=stopping_at(step))
@@ -218,6 +219,9 @@ def test_a_stopped_pack_ends_as_the_unbroken_one_to_the_bit(tmp_path, mode):
             again = Run(run.folder)
             fits = lanes.resume(saved, some, dataset.signature, dataset.memory.series, again)
         assert ended(fits) == wanted
+    killed = checkpoint.read(whole.checkpoints / f"step-{checkpoint.numbered(whole)[0]}")
+    fits = lanes.resume(killed, some, dataset.signature, dataset.memory.series, whole)
+    assert ended(fits) == wanted
 
 
 def test_a_checkpoint_of_other_lanes_is_refused(tmp_path):

@@ -97,7 +97,7 @@ def test_a_hundred_steps_of_every_lane_are_those_of_the_model_alone(kind, mode, 
     pack = packed(lanes, dataset, mode, capture=device == "cuda")
     losses = train(pack, steps=100)
     assert not pack.failures()
-    same_as_alone(lanes, dataset, pack, losses)
+    same_as_alone(lanes, dataset, pack, losses, rel=1e-5 if device == "cpu" else 1e-4)
     pack.close()
 
 

@@ -76,6 +76,13 @@ def _until_the_end(work: Work, refill: Refill | None, facts: Mapping[str, Any]) 
             work.pack.close()
             if plan.capture:
                 recover.free_memory()
+    work.run.append(
+        "trained",
+        steps=work.steps,
+        train_s=work.train_s,
+        validate_s=work.validate_s,
+        failures=work.pack.failures(),
+    )
     return sorted(work.everyone(), key=lambda one: one.number)
 
 

@@ -67,6 +67,7 @@ class Pack:
         plan: Plan,
         mode: Mode,
     ) -> None:
+        assert series.values.device.type == plan.device.type, "windows are gathered on the device"
         self.room, self.signature, self.series = room, signature, series
         self.plan, self.mode = plan, mode
         self.lanes: list[Lane | None] = [None] * places
@@ -133,11 +134,13 @@ class Pack:
     def put(self, place: int, lane: Lane) -> None:
         """Give a place to a new lane, as it would begin alone; its epoch is still to `begin`."""
         refuse_larger(lane, self.room)
+        self.leave(place)
         self.lanes[place] = lane
         for tensor in self.tensors().values():
             tensor[place].zero_()
         train, model = lane.config.train, lane.config.model
-        with torch.random.fork_rng([]):
+        device = self.plan.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(lane.config.seed)
             alone = dict(build(model, self.signature).named_parameters())
         padded = widths.pad(alone, model, self.room.model, self._tokens)
@@ -159,8 +162,8 @@ class Pack:
             self.settings[name][place] = value
         chunk = self.room.chunk
         rows, shares = Draw(lane.starts["val"], chunk, chunk, None).order(0)
-        self.tape["val_rows"][place, : len(rows)] = rows[:, 0].to(self.plan.device)
-        self.tape["val_shares"][place, : len(rows)] = shares[:, 0].to(self.plan.device)
+        self.tape["val_rows"][place, : len(rows)] = rows[:, 0].to(device)
+        self.tape["val_shares"][place, : len(rows)] = shares[:, 0].to(device)
 
     @property
     def _tokens(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -40,31 +41,34 @@ def choose(
     """
     evidence: list[dict[str, Any]] = []
     best: tuple[float, Mode, int] | None = None
+    speed: dict[Mode, float] = dict.fromkeys(modes, 0.0)
     deadline = time.perf_counter() + limit_s
-    for mode in modes:
-        before = 0.0
-        for places in _doubled(len(lanes)):
-            told: dict[str, Any] = {"mode": mode, "places": places}
-            evidence.append(told)
-            if best is not None and time.perf_counter() > deadline:
-                told["skipped"] = "no time left to measure"
-                break
-            try:
-                ms = _step_ms(lanes, places, signature, series, plan, mode)
-            except RuntimeError as error:
-                told["failed"] = str(error).strip().split("\n", 1)[0]
-                told["out_of_memory"] = recover.is_out_of_memory(error)
-            if "failed" in told:  # past the except block, whose traceback would pin the memory
-                recover.free_memory()
-                break
-            windows = sum(_effective(lane) for lane in lanes[:places])
-            told |= {"ms": ms, "windows_per_s": 1e3 * windows / ms}
-            whole = -(-len(lanes) // places) * ms  # packs of that size, one after the other
-            if best is None or whole < best[0]:
-                best = whole, mode, places
-            if places / ms * WORTH < before:
-                break
-            before = places / ms
+    for places, mode in itertools.product(_doubled(len(lanes)), modes):
+        if mode not in speed:
+            continue
+        told: dict[str, Any] = {"mode": mode, "places": places}
+        evidence.append(told)
+        if best is not None and time.perf_counter() > deadline:
+            told["skipped"] = "no time left to measure"
+            break
+        try:
+            ms = _step_ms(lanes, places, signature, series, plan, mode)
+        except RuntimeError as error:
+            told["failed"] = str(error).strip().split("\n", 1)[0]
+            told["out_of_memory"] = recover.is_out_of_memory(error)
+        if "failed" in told:  # past the except block, whose traceback would pin the memory
+            recover.free_memory()
+            del speed[mode]
+            continue
+        windows = sum(lane.draw().effective for lane in lanes[:places])
+        told |= {"ms": ms, "windows_per_s": 1e3 * windows / ms}
+        whole = -(-len(lanes) // places) * ms  # packs of that size, one after the other
+        if best is None or whole < best[0]:
+            best = whole, mode, places
+        if places / ms * WORTH < speed[mode]:
+            del speed[mode]
+        else:
+            speed[mode] = places / ms
     if best is None:
         raise UserError(f"no lane could be trained: {evidence[0].get('failed')}")
     return Choice(best[1], best[2], evidence)
@@ -75,10 +79,6 @@ def _doubled(most: int) -> list[int]:
     while sizes[-1] < most:
         sizes.append(min(2 * sizes[-1], most))
     return sizes
-
-
-def _effective(lane: Lane) -> int:
-    return lane.draw().effective
 
 
 def _step_ms(
