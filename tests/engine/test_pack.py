@@ -9,6 +9,7 @@ from slipstream import UserError
 from slipstream.engine import pack as packs
 from slipstream.engine import plan
 from slipstream.engine.lane import Epoch, Lane, refuse_unlike
+from slipstream.engine.passes import _workers
 from tests.conftest import KINDS, close, small_config, small_dataset, waves
 from tests.engine.steps import run_steps
 
@@ -58,15 +59,16 @@ def train(pack, *, steps):
     """So many steps of every lane, over as many epochs as each needs; all losses."""
     places = range(len(pack.lanes))
     epochs, done, losses = [0] * len(places), [0] * len(places), [[] for _ in places]
-    pack.begin({place: Epoch() for place in places})
-    for _ in range(steps):
-        pack.advance()
-        for place in places:
-            done[place] += 1
-            losses[place].append(float(pack.tape["losses"][place, done[place] - 1]))
-            if done[place] == pack.num_steps(place):
-                epochs[place], done[place] = epochs[place] + 1, 0
-                pack.begin({place: Epoch(epochs[place], before=len(losses[place]))})
+    with pack.plan.flags():
+        pack.begin({place: Epoch() for place in places})
+        for _ in range(steps):
+            pack.advance()
+            for place in places:
+                done[place] += 1
+                losses[place].append(float(pack.tape["losses"][place, done[place] - 1]))
+                if done[place] == pack.num_steps(place):
+                    epochs[place], done[place] = epochs[place] + 1, 0
+                    pack.begin({place: Epoch(epochs[place], before=len(losses[place]))})
     return losses
 
 
@@ -153,7 +155,18 @@ def test_threads_change_nothing():
         found.append(pack.live["weights"].clone())
         pack.close()
     assert torch.equal(*found)
-    assert torch.get_num_threads() == 1
+
+
+def test_branches_leave_the_callers_number_of_threads_alone():
+    torch.set_num_threads(2)
+    try:
+        workers = _workers(3)
+        inside = [workers.submit(torch.get_num_threads).result() for _ in range(3)]
+        assert torch.get_num_threads() == 2
+        assert inside == [1, 1, 1]
+    finally:
+        torch.set_num_threads(1)
+        workers.shutdown()
 
 
 @pytest.mark.parametrize("device", ["cpu", CUDA])
@@ -286,3 +299,24 @@ def test_lanes_read_static_columns():
     for mode in MODES:
         pack = packed(lanes, dataset, mode)
         same_as_alone(lanes, dataset, pack, train(pack, steps=10))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["lstm", "transformer", "mlp"])
+def test_captured_packs_equal_eager_ones_to_the_bit(kind, mode, precision):
+    model = BASE["model"] | {"kind": kind}
+    dataset = small_dataset(configured())
+    engine = {"device": "cuda", "precision": precision}
+    lanes = lanes_of(MIXED[:3], dataset, model=model, engine=engine)
+    rows = []
+    for capture in (False, True):
+        pack = packed(lanes, dataset, mode, capture=capture)
+        train(pack, steps=40)
+        rows.append({name: tensor.clone() for name, tensor in pack.changing().items()})
+        rows[-1]["scores"] = torch.tensor([pack.score([0, 1, 2]) for _ in range(5)])
+        assert not pack.failures()
+        pack.close()
+    for name, row in rows[0].items():
+        assert torch.equal(row, rows[1][name]), name

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -106,7 +110,45 @@ def test_a_lane_drops_what_it_drops_alone(device):
 
 
 @pytest.mark.gpu
-def test_a_gpu_drops_what_a_cpu_drops():
-    for ways in (1, 2):
-        there = mask((9, 20, 32), noise(3, device="cuda"), 4, ways=ways)
-        assert torch.equal(there.cpu(), mask((9, 20, 32), noise(3), 4, ways=ways))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_gpu_drops_what_a_cpu_drops(dtype):
+    for shape, ways, rate in itertools.product([(9, 20, 32), (7, 48)], (1, 2), (0.0, 0.1, 0.7)):
+        x = torch.randn(shape).to(dtype).requires_grad_()
+        there = x.detach().cuda().requires_grad_()
+        here = dropout(x, noise(3, rate), 4, ways=ways)
+        away = dropout(there, noise(3, rate, device="cuda"), 4, ways=ways)
+        assert torch.equal(away.cpu(), here)
+        grads = torch.autograd.grad(here.sum(), x) + torch.autograd.grad(away.sum(), there)
+        assert torch.equal(grads[0], grads[1].cpu())
+
+
+INTERPRETED = """
+import itertools, torch
+from slipstream.kernels import drops
+from slipstream.models import dropout as d
+
+def fused(x, noise, site, ways):
+    how = drops.Hash(d.MIX, d.UNIT, d._of_site(site), d.LAST, d.WAY)
+    return drops.drop(x, noise.key, noise.rate, how, ways)
+
+def compare(x, run):
+    ours, wanted = run(fused), run(d.in_torch)
+    assert torch.equal(ours, wanted)
+    up = torch.randn_like(ours)
+    assert torch.equal(*(torch.autograd.grad(out, x, up)[0] for out in (ours, wanted)))
+
+for shape, ways, rate in itertools.product([(5, 7, 12), (9, 34), (40, 3, 24)], (1, 2), (0.0, 0.9)):
+    for dtype in (torch.float32, torch.float16):
+        noise = d.Noise(torch.tensor(3), torch.tensor(rate)).at(torch.tensor(11), 1)
+        x = torch.randn(shape, dtype=dtype, requires_grad=True)
+        compare(x, lambda how: how(x, noise, 4, ways))
+x, keys, rates = torch.randn(3, 5, 4, 6, requires_grad=True), torch.arange(3), torch.rand(3)
+compare(x, lambda how: torch.func.vmap(lambda x, *n: how(x, d.Noise(*n), 1, 2))(x, keys, rates))
+"""
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+def test_the_kernel_is_the_definition_to_the_bit():
+    """By Triton's interpreter, so that it shows without a GPU too."""
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    subprocess.run([sys.executable, "-c", INTERPRETED], check=True, env=environment)

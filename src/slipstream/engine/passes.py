@@ -6,6 +6,7 @@ beside each other, in threads or streams, and take any module. Shapes as in `eng
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple, Protocol
@@ -162,10 +163,8 @@ class Branches:
         self.workers: ThreadPoolExecutor | None = None
         if job.plan.device.type == "cuda":
             self.streams = [torch.cuda.Stream(weights.device) for _ in range(min(K, MOST_STREAMS))]
-        elif job.plan.threads > 1:
-            self.workers = ThreadPoolExecutor(
-                job.plan.threads, initializer=torch.set_num_threads, initargs=(1,)
-            )
+        elif min(job.plan.threads, K) > 1:
+            self.workers = _workers(min(job.plan.threads, K))
 
     def _module(self, row: Tensor) -> nn.Module:
         module, plan = self.job.build(), self.job.plan
@@ -239,6 +238,23 @@ class Branches:
         else:
             for k in sorted(self.places):
                 work(k)
+
+
+def _workers(count: int) -> ThreadPoolExecutor:
+    """Threads whose operations use no other threads."""
+    before, ready = torch.get_num_threads(), threading.Barrier(count + 1)
+    pool = ThreadPoolExecutor(count)
+
+    def alone() -> None:
+        torch.set_num_threads(1)
+        torch.get_num_threads()  # a thread takes over the number set last when it first asks
+        ready.wait()
+
+    for _ in range(count):
+        pool.submit(alone)
+    ready.wait()
+    torch.set_num_threads(before)
+    return pool
 
 
 WAYS: dict[Mode, Callable[[Job, Tensor, Layout], Passes]] = {

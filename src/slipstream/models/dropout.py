@@ -6,6 +6,7 @@ for a lane of many (`vmap`, one key and rate for each), however far batch or wid
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ SEED, STEP, PASS, MIX = (
     -0x4B47D0C5A1B2D3E9,
 )
 UNIT, SITE, LAST = 0x2C1B3C6D, 0x297A2D39, -0x7A143589
+HAS_TRITON = find_spec("triton") is not None
 WAY = 1 << 20
 """More than a layer's units"""
 
@@ -44,6 +46,16 @@ def dropout(x: Tensor, noise: Noise | None, site: int, *, ways: int = 1) -> Tens
     """
     if noise is None:
         return x
+    if x.is_cuda and HAS_TRITON and not torch.compiler.is_compiling():  # which fuses by itself
+        from slipstream.kernels import drops
+
+        how = drops.Hash(MIX, UNIT, _of_site(site), LAST, WAY)
+        return drops.drop(x, noise.key, noise.rate, how, ways)
+    return in_torch(x, noise, site, ways)
+
+
+def in_torch(x: Tensor, noise: Noise, site: int, ways: int) -> Tensor:
+    """The same in plain PyTorch, for every device: what the kernel is held against."""
     bits = _rows(noise.key, x) * _units(x, site, ways)
     bits = (bits ^ (bits >> 15)) * LAST
     scale = (1 / (1 - noise.rate)).to(x.dtype)
@@ -70,5 +82,9 @@ def _units(x: Tensor, site: int, ways: int) -> Tensor:
     if ways > 1:
         first = torch.arange(0, ways * WAY, WAY, device=x.device, dtype=torch.int32)
         units = (first[:, None] + units).flatten()
-    bits = units * UNIT + (site + 1) * SITE % 2**31
+    bits = units * UNIT + _of_site(site)
     return (bits ^ (bits >> 15)) * LAST | 1
+
+
+def _of_site(site: int) -> int:
+    return (site + 1) * SITE % 2**31

@@ -1,0 +1,106 @@
+"""Dropout by counter as one kernel, forward and backward; `models.dropout` says what it computes.
+
+Backward drops the gradient as forward did x, so nothing is kept between them but key and rate.
+"""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from slipstream.kernels.vmapped import is_vmapped, over_lanes
+
+BLOCK = 1024
+
+
+class Hash(NamedTuple):
+    """The numbers that `models.dropout` mixes by, and the site's own."""
+
+    mix: int
+    unit: int
+    site: int
+    last: int
+    way: int
+
+
+@triton.jit(do_not_specialize=["B", "size"])
+def _drop(
+    x,
+    out,
+    keys,
+    rates,
+    B,
+    size,
+    D: tl.constexpr,
+    WAYS: tl.constexpr,
+    MIX: tl.constexpr,
+    UNIT: tl.constexpr,
+    SITE: tl.constexpr,
+    LAST: tl.constexpr,
+    WAY: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """x and out [K, T, B, D]: `size` elements of each lane, whose key and rate are [K]."""
+    lane = tl.program_id(1)
+    element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row, d = element // D, element % D
+    place = (row // B).to(tl.int64) * (1 << 32) + row % B
+    bits = (place + tl.load(keys + lane)) * MIX
+    bits = (bits ^ (bits >> 32)) * MIX
+    bits = bits ^ (bits >> 29)
+    rows = (bits >> 32).to(tl.int32) | 1
+    units = (d // (D // WAYS)) * WAY + d % (D // WAYS)
+    units = units * UNIT + SITE
+    units = ((units ^ (units >> 15)) * LAST) | 1
+    mask = rows * units
+    mask = (mask ^ (mask >> 15)) * LAST
+
+    dtype = out.dtype.element_ty
+    scale = tl.div_rn(1.0, 1.0 - tl.load(rates + lane)).to(dtype).to(tl.float32)
+    rate = 1.0 - 1.0 / scale.to(tl.float64)
+    dropped = mask < (rate * 4294967296.0 - 2147483648.0).to(tl.int32)
+    where = lane.to(tl.int64) * size + element
+    kept = tl.load(x + where, mask=element < size, other=0.0).to(tl.float32) * scale
+    tl.store(out + where, tl.where(dropped, 0.0, kept).to(dtype), mask=element < size)
+
+
+def drop(x: Tensor, key: Tensor, rate: Tensor, how: Hash, ways: int) -> Tensor:
+    """x [T, B, D] or [B, D] with one key and rate; under `vmap`, one of each for every lane."""
+
+    def of_lanes(x: Tensor, key: Tensor, rate: Tensor) -> Tensor:
+        apply: Any = _Drop.apply
+        out: Tensor = apply(x, key, rate, how, ways)
+        return out
+
+    if is_vmapped(x, key, rate):
+        return over_lanes(of_lanes, x, key, rate)
+    return of_lanes(x[None], key[None], rate[None])[0]
+
+
+class _Drop(torch.autograd.Function):
+    """Lanes come first: x [K, ..., B, D], key and rate [K]."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, key: Tensor, rate: Tensor, how: Hash, ways: int) -> Tensor:
+        ctx.save_for_backward(key, rate)
+        ctx.how, ctx.ways = how, ways
+        return _launch(x, key, rate, how, ways)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
+        key, rate = ctx.saved_tensors
+        return _launch(grads[0], key, rate, ctx.how, ctx.ways), None, None, None, None
+
+
+def _launch(x: Tensor, key: Tensor, rate: Tensor, how: Hash, ways: int) -> Tensor:
+    x = x.contiguous()
+    out, size = torch.empty_like(x), x[0].numel()
+    grid = (triton.cdiv(size, BLOCK), len(x))
+    given = (x, out, key.contiguous(), rate.contiguous(), x.shape[-2], size, x.shape[-1], ways)
+    _drop[grid](*given, *how, BLOCK=BLOCK)
+    return out
