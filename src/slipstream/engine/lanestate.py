@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from slipstream import config as configs
+from slipstream import runs
 from slipstream.config import Config, Model, Signature
 from slipstream.data.windows import Series
 from slipstream.engine import checkpoint, state
@@ -93,6 +94,7 @@ def take(work: Work, facts: Mapping[str, Any]) -> Saved:
         ],
         "came": work.came,
         "seconds": [work.train_s, work.validate_s],
+        "log_bytes": runs.log_size(work.run),
     }
     return Saved(work.steps, {name: found for name, found in tensors.items() if found}, told, ready)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -198,8 +198,11 @@ def _ridge(dataset: Dataset, pieces: Pieces) -> Baseline:
     return Baseline(f"least squares on the window's rows, from {seen}", predict)
 
 
-def as_table(chunk: Chunk, dataset: Dataset) -> pa.Table:
-    """One row per window and predicted row, in physical units."""
+def as_table(chunk: Chunk, dataset: Dataset, reach: Mapping[str, Tensor] | None = None) -> pa.Table:
+    """One row per window and predicted row, in physical units.
+
+    `reach` are intervals: by their level, how far they go to either side, [H, C], scaled.
+    """
     signature, scaler, piece = dataset.signature, dataset.scaler, chunk.piece
     offsets, steps = dataset.layout.offsets, signature.steps_out
     starts = chunk.starts.cpu().numpy() + piece.first_row
@@ -227,6 +230,10 @@ def as_table(chunk: Chunk, dataset: Dataset) -> pa.Table:
         columns[f"{name}_predicted"] = physical(value)
         for q, level in enumerate(signature.quantiles):
             columns[f"{name}_q{100 * level:g}"] = physical(chunk.prediction[..., i, q])
+        for percent, far in (reach or {}).items():
+            off = far[:, i].to(value.device)
+            columns[f"{name}_lo{percent}"] = physical(value - off)
+            columns[f"{name}_hi{percent}"] = physical(value + off)
     return pa.table(columns)
 
 

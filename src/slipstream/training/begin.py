@@ -18,7 +18,7 @@ from slipstream.engine import checkpoint, plan, state
 from slipstream.engine.plan import Plan
 from slipstream.errors import Interrupted, Resumable, UserError
 from slipstream.runs import Event, Run
-from slipstream.training import alone
+from slipstream.training import alone, together
 from slipstream.training.setup import Result, Start, timed
 
 MAY_CHANGE = {
@@ -57,27 +57,46 @@ def train(
     with timed(seconds, "data"):
         dataset = datasets.load(settings, data)
     rules = _rules(settings, dataset)
+    if together.wanted(settings):
+        together.refuse(settings, dataset, rules)
     run = runs.create(settings.name, out=settings.out, watch=watch)
     with runs.locked(run), _crashes_kept(run):
         start = Start(dataset.fingerprint(), rules)
-        return alone.train(run, settings, dataset, start, seconds, began)
+        return _run(run, settings, dataset, start, seconds, began)
+
+
+def _run(
+    run: Run,
+    settings: Config,
+    dataset: Dataset,
+    start: Start,
+    seconds: dict[str, float],
+    began: float,
+) -> Result:
+    if together.wanted(settings):
+        return together.train(run, settings, dataset, start, seconds, began)
+    return alone.train(run, settings, dataset, start, seconds, began)
 
 
 def _resumed(run: Run, settings: Config, data: Any, force: bool, began: float) -> Result:
     was = configs.load(run.folder / "config.toml")
-    changed = [name for name in configs.differences(was, settings) if name not in MAY_CHANGE]
-    if changed and not force:
-        raise UserError(
-            f"{run.folder}: cannot go on with other settings than it began with "
-            f"({', '.join(changed)}); start a new run, or pass --force"
-        )
+    changed = _refuse_changes(run, was, settings, force)
     saved, wrong = checkpoint.newest(run)
-    at = state.progress_of(saved)
-    if (run.folder / "metrics.json").exists() and at.epochs >= settings.train.epochs:
-        raise UserError(
-            f"{run.folder}: is finished, after {at.epochs} epochs; to train it further, raise "
-            "train.epochs"
-        )
+    if together.wanted(settings):
+        if (run.folder / "metrics.json").exists():
+            raise UserError(
+                f"{run.folder}: is finished; models that were trained together end together, so "
+                "start a new run to train longer"
+            )
+        at = {"step": saved.step, "lanes": together.where_it_stands(saved.facts)}
+    else:
+        progress = state.progress_of(saved)
+        if (run.folder / "metrics.json").exists() and progress.epochs >= settings.train.epochs:
+            raise UserError(
+                f"{run.folder}: is finished, after {progress.epochs} epochs; to train it further, "
+                "raise train.epochs"
+            )
+        at = {"step": progress.step, "epoch": progress.epoch}
     seconds: dict[str, float] = {}
     with timed(seconds, "data"):
         dataset = datasets.load(settings, data)
@@ -91,10 +110,24 @@ def _resumed(run: Run, settings: Config, data: Any, force: bool, began: float) -
     runs.cut_log(run, saved.facts["log_bytes"])
     for problem in wrong:
         run.append("fallback", what="an older checkpoint is used", why=problem)
-    run.append("resume", step=at.step, epoch=at.epoch, differs=_what_differs(then, now, changed))
+    run.append("resume", **at, differs=_what_differs(then, now, changed))
     keep = then.device == now.device and not changed
     start = Start(fingerprint, then if keep else now, settled=keep, saved=saved)
-    return alone.train(run, settings, dataset, start, seconds, began)
+    return _run(run, settings, dataset, start, seconds, began)
+
+
+def _refuse_changes(run: Run, was: Config, settings: Config, force: bool) -> list[str]:
+    """The settings that are changed and matter; a UserError where they may not be."""
+    many = together.wanted(was) or together.wanted(settings)
+    may_change = MAY_CHANGE - together.FIXED if many else MAY_CHANGE
+    changed = [name for name in configs.differences(was, settings) if name not in may_change]
+    if changed and (many or not force):
+        way_out = "start a new run" if many else "start a new run, or pass --force"
+        raise UserError(
+            f"{run.folder}: cannot go on with other settings than it began with "
+            f"({', '.join(changed)}); {way_out}"
+        )
+    return changed
 
 
 def _rules(settings: Config, dataset: Dataset) -> Plan:
