@@ -72,7 +72,7 @@ def train(
         with chosen.flags():
             parameters = sum(p.numel() for p in task.model.parameters())
             _announce(task, packed, parameters)
-            fits, trained = _fit(task, packed, start.saved, watching)
+            packed, fits, trained = _fit(task, packed, start.saved, watching)
             setup.keep_folder(run, settings)
             seconds |= {"training": trained["train_s"], "validation": trained["validate_s"]}
             chosen = setup.as_it_ran(run, chosen, trained["failures"])
@@ -227,7 +227,7 @@ def _announce(task: Task, packed: Packed, parameters: int) -> None:
 
 def _fit(
     task: Task, packed: Packed, saved: Saved | None, watching: monitor.Monitor
-) -> tuple[list[LaneFit], Event]:
+) -> tuple[Packed, list[LaneFit], Event]:
     """Train them; where memory runs out, from the start with fewer at a time."""
     trained: Event = {}
 
@@ -240,43 +240,37 @@ def _fit(
 
     run = replace(task.run, watch=watch)
     assert task.series is not None
-    signature, places, size = task.dataset.signature, packed.places, runs.log_size(run)
-    facts = {"data": task.fingerprint, "pack": packed.told()}
+    what = task.dataset.signature, task.series
     if saved is not None:
-        fits = lanes.resume(
-            _as_now(saved, packed),
-            packed.lanes,
-            signature,
-            task.series,
-            run,
-            refill=_following(packed.lanes[saved.facts["came"] :]),
-            facts=facts,
-        )
-        return fits, trained
+        then = _as_now(saved, packed)
+        refill = _following(packed.lanes[saved.facts["came"] :])
+        facts = _facts(task, packed)
+        fits = lanes.resume(then, packed.lanes, *what, run, refill=refill, facts=facts)
+        return packed, fits, trained
+    size = runs.log_size(run)
     while True:
+        first, rest = packed.lanes[: packed.places], packed.lanes[packed.places :]
         try:
-            made = pack.make(
-                packed.lanes[:places],
-                signature,
-                task.series,
-                packed.plan,
-                mode=packed.mode,
-                room=packed.lanes,
-            )
-            refill = _following(packed.lanes[places:])
-            return lanes.fit(made, run, refill=refill, facts=facts), trained
+            made = pack.make(first, *what, packed.plan, mode=packed.mode, room=packed.lanes)
+            facts = _facts(task, packed)
+            fits = lanes.fit(made, run, refill=_following(rest), facts=facts)
+            return packed, fits, trained
         except RuntimeError as error:
-            if places == 1 or not recover.is_out_of_memory(error):
+            if packed.places == 1 or not recover.is_out_of_memory(error):
                 raise
             why = str(error).split("\n", 1)[0]
         # past the except block, whose traceback would pin the failed step's tensors
-        places = -(-places // 2)
-        facts = {"data": task.fingerprint, "pack": packed.told() | {"places": places}}
+        packed = replace(packed, places=-(-packed.places // 2), why="more did not fit into memory")
         recover.free_memory()
         runs.remove(run.checkpoints)
         runs.cut_log(run, size)
-        remedy = f"{places} lanes at a time, from the start"
+        remedy = f"{packed.places} lanes at a time, from the start"
         run.append("recovery", what="out of memory", remedy=remedy, why=why)
+
+
+def _facts(task: Task, packed: Packed) -> dict[str, Any]:
+    """What a checkpoint tells beside the lanes."""
+    return {"data": task.fingerprint, "pack": packed.told()}
 
 
 def _following(rest: Sequence[Lane]) -> lanes.Refill:
