@@ -181,7 +181,8 @@ def test_places_are_refilled_while_others_train(tmp_path, mode):
 def test_a_time_limit_ends_all_with_a_validation(tmp_path):
     dataset = small_dataset(configured())
     some = lanes_of([{}, {"seed": 1, "train": {"minutes": 1e-6}}], dataset)
-    fits, _ = trained(some, dataset, tmp_path)
+    fits, _ = trained(some, dataset, tmp_path, refill=lambda one: one.lane)
+    assert len(fits) == 2  # nobody comes when the time is over
     assert all(one.stopped == lanes.OUT_OF_TIME and one.weights for one in fits)
 
 
@@ -213,7 +214,9 @@ def test_a_stopped_pack_ends_as_the_unbroken_one_to_the_bit(tmp_path, mode):
     total = max(one[1].step for one in wanted)
     for step in (1, 9, total // 2, total - 2):
         fits, run = trained(some, dataset, tmp_path, mode, watch=stopping_at(step))
-        assert any(one.stopped == lanes.INTERRUPTED for one in fits)
+        cut = [one.signal_number for one in fits if one.stopped == lanes.INTERRUPTED]
+        assert cut
+        assert set(cut) == {signal.SIGINT}
         saved, _ = checkpoint.newest(run)
         with plan.make(some[0].config, data_bytes=0).flags():
             again = Run(run.folder)

@@ -74,6 +74,11 @@ def test_keys_steps_passes_sites_times_windows_and_units_are_independent():
         assert correlation(moved, still) < 1.2 * bound
 
 
+def test_every_pass_of_a_step_has_its_own():
+    masks = [mask((8, 64), noise(2**63 - 1, step=2**40, number=number)) for number in range(40)]
+    assert len({tuple(one.flatten().tolist()) for one in masks}) == 40
+
+
 def test_no_row_column_or_rectangle_stands_out():
     """Sums over rows and units scatter as they should, and so do products over rectangles."""
     found = mask((16, 256, 256), noise(rate=0.5)).double()

@@ -115,13 +115,14 @@ def _fit(
             _roll_back(work, place, refill)
         if stop.requested:
             break
-        validated = _finish_epochs(work, set(diverged), late, refill)
+        validated = _finish_epochs(work, set(diverged), late, None if late else refill)
         if keeper.due(validated=validated):
             save()
         _compact(work)
     save()
     for place, one in work.training():
         one.stopped, one.weights = INTERRUPTED, _best(work, place)
+        one.signal_number = stop.signal_number
 
 
 def _enter(work: Work, place: int, lane: Lane) -> None:

@@ -37,6 +37,8 @@ class LaneFit:
     """Of the best validation, under the model's own names; none where no loss was finite"""
     stopped: str = ""
     """Why it ended; empty while it trains"""
+    signal_number: int = 0
+    """Of the signal that stopped it, if one did"""
 
 
 @dataclass
@@ -76,7 +78,7 @@ def take(work: Work, facts: Mapping[str, Any]) -> Saved:
         ready = torch.cuda.Event()
         ready.record(torch.cuda.current_stream(device))
     room = pack.room._asdict()
-    room |= {name: room[name].model_dump(mode="json") for name in ("config", "model")}
+    room |= {name: room[name].model_dump_json() for name in ("config", "model")}
     told = {
         **facts,
         "room": room,
@@ -86,7 +88,7 @@ def take(work: Work, facts: Mapping[str, Any]) -> Saved:
         "lanes": [
             {
                 "number": one.number,
-                "config": one.lane.config.model_dump(mode="json"),
+                "config": one.lane.config.model_dump_json(),
                 "progress": asdict(one.progress),
                 "stopped": one.stopped,
             }
@@ -105,8 +107,8 @@ def restored(
     """The pack of a checkpoint with every lane where it stood."""
     facts, places = saved.facts, saved.facts["places"]
     room = facts["room"] | {
-        "config": Config.model_validate(facts["room"]["config"]),
-        "model": Model.model_validate(facts["room"]["model"]),
+        "config": Config.model_validate_json(facts["room"]["config"]),
+        "model": Model.model_validate_json(facts["room"]["model"]),
         "optimizers": tuple(facts["room"]["optimizers"]),
     }
     plan = Plan.from_dict(facts["plan"])
@@ -132,7 +134,7 @@ def _brought_back(
     told: dict[str, Any], lanes: Sequence[Lane], ended: dict[str, Tensor], device: torch.device
 ) -> LaneFit:
     number, lane = told["number"], lanes[told["number"]]
-    changed = configs.differences(Config.model_validate(told["config"]), lane.config)
+    changed = configs.differences(Config.model_validate_json(told["config"]), lane.config)
     if changed:
         raise UserError(f"lane {number} has other settings than before ({', '.join(changed)})")
     prefix = f"{number}/"

@@ -104,3 +104,15 @@ def _launch(x: Tensor, key: Tensor, rate: Tensor, how: Hash, ways: int) -> Tenso
     given = (x, out, key.contiguous(), rate.contiguous(), x.shape[-2], size, x.shape[-1], ways)
     _drop[grid](*given, *how, BLOCK=BLOCK)
     return out
+
+
+def works(device: torch.device) -> bool:
+    """Whether the kernel can be built and run here."""
+    x = torch.zeros(1, 1, 1, device=device)
+    try:
+        _launch(
+            x, torch.zeros(1, dtype=torch.int64, device=device), x[0, 0], Hash(1, 1, 1, 1, 1), 1
+        )
+    except Exception:  # whatever a compiler may raise
+        return False
+    return True

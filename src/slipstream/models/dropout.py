@@ -6,6 +6,7 @@ for a lane of many (`vmap`, one key and rate for each), however far batch or wid
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.util import find_spec
 from typing import NamedTuple
 
@@ -20,7 +21,6 @@ SEED, STEP, PASS, MIX = (
     -0x4B47D0C5A1B2D3E9,
 )
 UNIT, SITE, LAST = 0x2C1B3C6D, 0x297A2D39, -0x7A143589
-HAS_TRITON = find_spec("triton") is not None
 WAY = 1 << 20
 """More than a layer's units"""
 
@@ -35,7 +35,8 @@ class Noise(NamedTuple):
 
     def at(self, step: Tensor, number: int) -> Noise:
         """Of forward pass `number` of a step, counted over the whole run."""
-        return Noise(_mixed(self.key * SEED + step * STEP + number * PASS), self.rate)
+        of_pass = (number * PASS + 2**63) % 2**64 - 2**63  # as an int64 would overflow
+        return Noise(_mixed(self.key * SEED + step * STEP + of_pass), self.rate)
 
 
 def dropout(x: Tensor, noise: Noise | None, site: int, *, ways: int = 1) -> Tensor:
@@ -46,12 +47,23 @@ def dropout(x: Tensor, noise: Noise | None, site: int, *, ways: int = 1) -> Tens
     """
     if noise is None:
         return x
-    if x.is_cuda and HAS_TRITON and not torch.compiler.is_compiling():  # which fuses by itself
+    # a compiler fuses the plain operations by itself
+    if x.is_cuda and not torch.compiler.is_compiling() and _has_kernel(x.device):
         from slipstream.kernels import drops
 
         how = drops.Hash(MIX, UNIT, _of_site(site), LAST, WAY)
         return drops.drop(x, noise.key, noise.rate, how, ways)
     return in_torch(x, noise, site, ways)
+
+
+@cache
+def _has_kernel(device: torch.device) -> bool:
+    """Whether Triton is there and can build and run the kernel; it wants a C compiler."""
+    if find_spec("triton") is None:
+        return False
+    from slipstream.kernels import drops
+
+    return drops.works(device)
 
 
 def in_torch(x: Tensor, noise: Noise, site: int, ways: int) -> Tensor:
