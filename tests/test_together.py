@@ -345,7 +345,10 @@ def stopping_at(log, number=signal.SIGINT):
     return watch
 
 
-DURABLE = {"engine": {"log_every": 4, "checkpoint_minutes": 1e-9}}
+DURABLE = {
+    "data": {"gap_tolerance": float("inf")},
+    "engine": {"log_every": 4, "checkpoint_minutes": 1e-9},
+}
 
 
 def ended(run):

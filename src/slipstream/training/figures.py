@@ -59,6 +59,10 @@ def best(fits: Sequence[LaneFit]) -> LaneFit | None:
 
 def refuse_failed(groups: Sequence[Group]) -> None:
     for group in groups:
+        if not group.fits:
+            raise UserError(
+                f"train.minutes had passed before a model of fold {group.number} began; raise it"
+            )
         if not group.sound:
             where = f" of fold {group.number}" if group.fold else ""
             raise UserError(

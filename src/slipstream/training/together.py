@@ -281,7 +281,7 @@ def _following(rest: Sequence[Lane]) -> lanes.Refill:
 
 def _as_now(saved: Saved, packed: Packed) -> Saved:
     """The checkpoint with what a resumed run may have otherwise: names, paths, how it is run."""
-    configs = [lane.config.model_dump(mode="json") for lane in packed.lanes]
+    configs = [lane.config.model_dump_json() for lane in packed.lanes]
     facts = saved.facts | {
         "plan": packed.plan.to_dict(),
         "room": saved.facts["room"] | {"config": configs[0]},
