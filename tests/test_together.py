@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import signal
 
 import numpy as np
@@ -11,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 
 import slipstream
@@ -18,6 +21,7 @@ from slipstream import Interrupted, UserError, runs
 from slipstream.config import Split
 from slipstream.data import dataset as datasets
 from slipstream.engine import lanes, pack, recover
+from slipstream.screen import Screen
 from slipstream.training import together
 from tests.conftest import close, merged, small_config, waves
 from tests.test_cli import invoke, sets
@@ -330,6 +334,32 @@ def test_where_memory_runs_out_fewer_train_at_a_time(tmp_path, monkeypatch, repe
     assert told[-1]["remedy"] == "1 lanes at a time, from the start"
     for lane, wanted in zip(result.summary["lanes"], repeated[1].summary["lanes"], strict=True):
         same_figures(lane["metrics"]["test"], wanted["metrics"]["test"])
+
+
+def test_mode_and_places_are_measured_where_that_pays(tmp_path, monkeypatch, repeated):
+    monkeypatch.setattr(together, "_share_s", lambda *_: 0.6)
+    config = configured(tmp_path, train={"repeats": 3}, seed=5, engine={"plan": "measure"})
+    result = slipstream.train(config, waves(600))
+    found = result.summary["pack"]
+    assert found["why"] == "measured"
+    assert {told["places"] for told in found["evidence"]} >= {1}
+    assert found["mode"] in ("together", "branches")
+    assert json.loads((result.run / "plan.json").read_text())["pack"]["mode"] == found["mode"]
+    for lane, wanted in zip(result.summary["lanes"], repeated[1].summary["lanes"], strict=True):
+        same_figures(lane["metrics"]["test"], wanted["metrics"]["test"])
+
+
+def test_a_terminal_shows_who_leads_and_who_is_at_work(tmp_path):
+    with Screen(quiet=False) as watching:
+        watching.console = Console(
+            file=io.StringIO(), force_terminal=True, width=200, highlight=False, no_color=True
+        )
+        config = configured(tmp_path, train={"repeats": 3})
+        slipstream.train(config, waves(), watch=watching.show)
+    shown = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", watching.console.file.getvalue())
+    assert "lanes: 3 seeds = 3 models, all at once, as one program (a rule of thumb)" in shown
+    assert re.search(r"validation .*[\d.]+ \(seed [0-2]\); \d lanes at work, \d", shown)
+    assert re.search(r"3 of 3 lanes done .* best validation loss [\d.]+ \(seed [0-2]\)", shown)
 
 
 def stopping_at(log, number=signal.SIGINT):

@@ -165,6 +165,8 @@ class Lanes:
     def __init__(self, pack: dict[str, Any]) -> None:
         self.pack = pack
         self.done: dict[int, str] = {}
+        self.before: int = pack["done"]
+        """How many had ended when the run was resumed"""
         self.best: dict[int, float] = {}
 
     def plan(self) -> str:
@@ -193,8 +195,12 @@ class Lanes:
         """The best validation loss so far, whose it is, and how many are still at work."""
         if event["best"]:
             self.best[event["lane"]] = event["val_loss"]
-        at_work = min(self.pack["lanes"] - len(self.done), self.pack["places"])
-        return f"{self._best()}; {at_work} lanes at work, {len(self.done)} done"
+        at_work = min(self.pack["lanes"] - self._ended, self.pack["places"])
+        return f"{self._best()}; {at_work} lanes at work, {self._ended} done"
+
+    @property
+    def _ended(self) -> int:
+        return self.before + len(self.done)
 
     def _best(self) -> str:
         """Over seeds the lowest; over folds, which are other windows each, the mean."""
@@ -211,12 +217,12 @@ class Lanes:
         if math.isfinite(loss):
             found = f"best {loss:.4g} after epoch {event['best_epoch']:g}"
         told = f"{self.name(event['lane'])}: {event['stopped']}, {found}"
-        return f"lane {len(self.done)} of {self.pack['lanes']} done: {told}"
+        return f"lane {self._ended} of {self.pack['lanes']} done: {told}"
 
     def told(self) -> str:
         reasons = collections.Counter(self.done.values())
         said = "; ".join(f"{why}: {count}" for why, count in reasons.most_common())
-        told = f"{len(self.done)} of {self.pack['lanes']} lanes done"
+        told = f"{self._ended} of {self.pack['lanes']} lanes done"
         return f"{told} ({said}); best validation loss {self._best()}" if self.done else told
 
 

@@ -71,7 +71,7 @@ def train(
         chosen = packed.plan
         with chosen.flags():
             parameters = sum(p.numel() for p in task.model.parameters())
-            _announce(task, packed, parameters)
+            _announce(task, packed, parameters, start.saved)
             packed, fits, trained = _fit(task, packed, start.saved, watching)
             setup.keep_folder(run, settings)
             seconds |= {"training": trained["train_s"], "validation": trained["validate_s"]}
@@ -198,7 +198,7 @@ def _as_pack(chosen: Plan, mode: Mode, ms: float | None) -> Plan:
     return replace(chosen, cudnn=(), kernels=[], compile=False, reasons=reasons)
 
 
-def _announce(task: Task, packed: Packed, parameters: int) -> None:
+def _announce(task: Task, packed: Packed, parameters: int, saved: Saved | None) -> None:
     train, dataset, plan = task.config.train, task.dataset, packed.plan
     steps = max(lane.draw().num_steps for lane in packed.lanes)
     expected = {
@@ -217,8 +217,13 @@ def _announce(task: Task, packed: Packed, parameters: int) -> None:
         epochs=train.epochs,
         steps_per_epoch=steps,
         rounds=packed.rounds,
-        pack=packed.told()
-        | {"folds": len(dataset.folds), "repeats": train.repeats, "seed": task.config.seed},
+        pack={
+            **packed.told(),
+            "folds": len(dataset.folds),
+            "repeats": train.repeats,
+            "seed": task.config.seed,
+            "done": num_ended(saved.facts) if saved else 0,
+        },
         plan=plan.to_dict(),
         **expected,
         notes=dataset.notes,
@@ -290,10 +295,14 @@ def _as_now(saved: Saved, packed: Packed) -> Saved:
     return replace(saved, facts=facts)
 
 
+def num_ended(facts: Mapping[str, Any]) -> int:
+    """Of a checkpoint's lanes"""
+    return sum(bool(told["stopped"]) for told in facts["lanes"])
+
+
 def where_it_stands(facts: Mapping[str, Any]) -> str:
     """A checkpoint's lanes, in words."""
-    done = sum(bool(told["stopped"]) for told in facts["lanes"])
-    return f"{done} of {facts['pack']['lanes']} lanes done"
+    return f"{num_ended(facts)} of {facts['pack']['lanes']} lanes done"
 
 
 def _interrupted(
