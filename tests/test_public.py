@@ -39,6 +39,6 @@ def test_signatures_of_the_four_verbs():
         return list(inspect.signature(function).parameters)
 
     assert of(slipstream.train) == ["config", "data", "overrides", "watch", "resume", "force"]
-    assert of(slipstream.evaluate) == ["run", "data", "on", "resample", "overrides"]
-    assert of(slipstream.predict) == ["run", "data", "every", "resample", "overrides"]
+    assert of(slipstream.evaluate) == ["run", "data", "on", "resample", "ensemble", "overrides"]
+    assert of(slipstream.predict) == ["run", "data", "every", "resample", "ensemble", "overrides"]
     assert of(slipstream.report) == ["run"]

@@ -47,8 +47,10 @@ def page_of(tmp_path, table=None, **sections):
         {"data": {"horizon": 0, "targets": ["a"]}},
         {"data": {"horizon": 1, "targets": ["a"]}},
         {"train": {"loss": "quantile"}, "data": {"channels": "independent"}},
+        {"train": {"repeats": 2}},
+        {"data": {"split": {"walk_forward": 2}}},
     ],
-    ids=["forecast", "estimate", "one step", "quantiles"],
+    ids=["forecast", "estimate", "one step", "quantiles", "repeats", "folds"],
 )
 def test_the_report_is_one_self_contained_page(tmp_path, sections):
     text, page = page_of(tmp_path, **sections)

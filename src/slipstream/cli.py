@@ -42,6 +42,14 @@ RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder."
 Resample = Annotated[
     bool, typer.Option("--resample", help="Bring rows to the step that the model was trained on.")
 ]
+Ensemble = Annotated[
+    bool | None,
+    typer.Option(
+        "--ensemble/--single",
+        help="Runs with train.repeats: the mean of all models, or the best one alone.",
+        show_default="what was better on the validation set",
+    ),
+]
 DATA_HELP = "A file or folder with the columns that the model was trained on."
 
 
@@ -113,6 +121,7 @@ def evaluate(
         str, typer.Option(help="Which of the run's own sets: train, val, test.")
     ] = "test",
     resample: Resample = False,
+    ensemble: Ensemble = None,
     set_: Set = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -121,7 +130,10 @@ def evaluate(
     with _answering(as_json):
         from slipstream.evaluation import evaluate as run_evaluation
 
-        found = run_evaluation(run, data, on=on, resample=resample, overrides=tuple(set_ or ()))
+        overrides = tuple(set_ or ())
+        found = run_evaluation(
+            run, data, on=on, resample=resample, ensemble=ensemble, overrides=overrides
+        )
         _print_result(found, as_json, quiet, screen.show_evaluation)
 
 
@@ -136,6 +148,7 @@ def predict(
         bool, typer.Option("--every", help="Forecast from every row, not only from the end.")
     ] = False,
     resample: Resample = False,
+    ensemble: Ensemble = None,
     set_: Set = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -147,11 +160,13 @@ def predict(
 
         with warnings.catch_warnings(record=True) as noted:
             warnings.simplefilter("always")
+            overrides = tuple(set_ or ())
             table = run_prediction(
-                run, data, every=every, resample=resample, overrides=tuple(set_ or ())
+                run, data, every=every, resample=resample, ensemble=ensemble, overrides=overrides
             )
         write(table, out)
         found = {"run": str(run), "out": str(out), "rows": table.num_rows}
+        found["model"] = table.schema.metadata[b"model"].decode()
         found["columns"] = table.column_names
         found["notes"] = [str(note.message) for note in noted]
         _print_result(found, as_json, quiet, screen.show_prediction)

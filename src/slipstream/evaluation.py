@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ from slipstream.data import given
 from slipstream.data.dataset import Dataset
 from slipstream.data.scaling import Scaler
 from slipstream.data.splits import SETS
-from slipstream.engine import checkpoint, plan, score
+from slipstream.engine import ensemble as ensembles
+from slipstream.engine import plan, score
+from slipstream.engine.ensemble import Covered
+from slipstream.engine.score import Chunk
 from slipstream.errors import UserError
 
 
@@ -24,36 +28,50 @@ def evaluate(
     *,
     on: str = "test",
     resample: bool = False,
+    ensemble: bool | None = None,
     overrides: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """Metrics of a run's model: on one of its own sets, or on every window of new data.
 
-    `data` is a path or a table. `on` is "train", "val" or "test" and goes with the run's own data.
+    `data` is a path or a table. `on` is "train", "val" or "test" and goes with the run's own data;
+    there, every fold of a walk-forward run is scored by its own model. `ensemble` asks for the mean
+    of all repeats, or for the single model; by default it is what was better on the validation set.
     """
     if on not in SETS:
         raise UserError(f'there is no set "{on}"; choose one of {", ".join(SETS)}')
     found = runs.find(run)
     config = configs.load(found.folder / "config.toml", overrides)
     chosen = plan.make(config, data_bytes=0, training=False)
-    model, signature, scaler = checkpoint.load_model(found, config, chosen.device)
+    trained = ensembles.load(found, config, chosen, ensemble=ensemble)
+    signature, scaler = trained.signature, trained.scaler
     if data is None:
         dataset, which = _own_data(config, scaler), on
     else:
         dataset = given.load(config, signature, scaler, data, targets=True, resample=resample)
         which = "all"
+    folds = [dataset.only(fold) for fold in dataset.folds] or [dataset]
+    voices = trained.voices if dataset.folds else trained.voices[-1:]
+    covered = [Covered(voice.reach or {}, signature.quantiles) for voice in voices]
     with chosen.flags():
-        model.eval()
         memory = dataset.memory
         series = None if memory is None else memory.series.to(chosen.device)
-        pieces = dataset.pieces(which, series, rows=config.engine.buffer_rows)
-        chunks = score.chunks(score.of_model(model, chosen), pieces)
-        scores = score.tally(chunks, dataset, signature.quantiles)
+
+        def chunks() -> Iterator[Chunk]:
+            for fold, voice, counted in zip(folds, voices, covered, strict=True):
+                pieces = fold.pieces(which, series, rows=config.engine.buffer_rows)
+                for chunk in score.chunks(voice.predict, pieces):
+                    counted.add(chunk)
+                    yield chunk
+
+        scores = score.tally(chunks(), dataset, signature.quantiles)
     return {
         "run": str(found.folder),
         "on": on if data is None else "data",
+        "model": f"{trained.what}, fold by fold" if dataset.folds else trained.on_new_data,
         "metrics": scores["overall"],
         "scaled": scores["scaled"],
-        "windows": dataset.count[which],
+        "coverage": ensembles.coverage(covered) or None,
+        "windows": sum(fold.count[which] for fold in folds),
         "detail": scores,
         "plan": chosen.to_dict(),
         "notes": list(dataset.notes),

@@ -5,7 +5,8 @@ Shapes: B windows, H predicted rows, C targets, S series.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -68,6 +69,19 @@ def start(
         worst_by_place=zeros(steps, targets),
         worst_by_series=zeros(series, targets),
         covered=zeros(targets),
+    )
+
+
+def merged(tallies: Sequence[Tally]) -> Tally:
+    """The sums over several sets, of one shape and scale."""
+
+    def every(name: str) -> Tensor:
+        return torch.stack([getattr(tally, name) for tally in tallies])
+
+    return replace(
+        tallies[0],
+        **{name: every(name).sum(dim=0) for name in ("by_place", "by_series", "covered")},
+        **{name: every(name).amax(dim=0) for name in ("worst_by_place", "worst_by_series")},
     )
 
 

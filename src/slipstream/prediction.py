@@ -16,7 +16,8 @@ from slipstream import config as configs
 from slipstream import runs
 from slipstream.data import given
 from slipstream.data.dataset import Dataset
-from slipstream.engine import checkpoint, plan, score
+from slipstream.engine import ensemble as ensembles
+from slipstream.engine import plan, score
 from slipstream.errors import UserError
 
 
@@ -26,6 +27,7 @@ def predict(
     *,
     every: bool = False,
     resample: bool = False,
+    ensemble: bool | None = None,
     overrides: tuple[str, ...] = (),
 ) -> pa.Table:
     """Predictions of a run's model for a path or a table, in physical units.
@@ -34,22 +36,27 @@ def predict(
     from every row that has a full context behind it. An estimating model (horizon 0) always
     estimates at every such row. What looks wrong with the data, but can be used, is a
     warning. Rows with another step than training's are refused, or brought to it by `resample`.
+
+    A run with repeats predicts with the mean of all of them where `ensemble` is true, with the best
+    one where it is false, and by default with what was better on the validation set; a run of lanes
+    adds intervals, `<target>_lo80` to `<target>_hi95`. The schema's metadata say what predicted.
     """
     found = runs.find(run)
     config = configs.load(found.folder / "config.toml", overrides)
     chosen = plan.make(config, data_bytes=0, training=False)
-    model, signature, scaler = checkpoint.load_model(found, config, chosen.device)
+    trained = ensembles.load(found, config, chosen, ensemble=ensemble)
+    signature, scaler, voice = trained.signature, trained.scaler, trained.voices[-1]
     dataset = given.load(config, signature, scaler, data, targets=False, resample=resample)
     assert dataset.memory is not None
     for note in dataset.notes:
         warnings.warn(note, stacklevel=2)
     with chosen.flags():
-        model.eval()
         (piece,) = dataset.pieces("all", dataset.memory.series.to(chosen.device), rows=0)
         if signature.horizon and not every:
             piece = piece._replace(starts=_at_the_ends(dataset, piece.starts))
-        chunks = score.chunks(score.of_model(model, chosen), [piece], truth=False)
-        return pa.concat_tables([score.as_table(chunk, dataset) for chunk in chunks])
+        chunks = score.chunks(voice.predict, [piece], truth=False)
+        table = pa.concat_tables([score.as_table(chunk, dataset, voice.reach) for chunk in chunks])
+    return table.replace_schema_metadata({"model": trained.on_new_data})
 
 
 def _at_the_ends(dataset: Dataset, starts: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from slipstream import runs
 from slipstream.bench.record import Outcome, Row, ratio
-from slipstream.reporting.figures import INK, MODEL, MUTED, STYLE
+from slipstream.reporting.style import INK, MODEL, MUTED, STYLE
 
 BEFORE = "#bfdbfe"
 

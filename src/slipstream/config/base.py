@@ -17,5 +17,9 @@ NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 class Section(BaseModel):
     model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        use_attribute_docstrings=True,
+        ser_json_inf_nan="constants",  # null would not come back as a number
     )

@@ -224,8 +224,9 @@ class Train(Section):
     """Epochs from one validation to the next."""
     minutes: PositiveFloat | None = None
     """Stop training after this time."""
-    repeats: Literal[1] = 1
-    """Seeds to train; one for now."""
+    repeats: PositiveInt = 1
+    """Models to train at once, from the seeds `seed`, `seed + 1` and so on. The one with the lowest
+    validation loss is the run's model; all of them are kept as an ensemble."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -354,5 +355,10 @@ class Config(Section):
             raise ValueError(
                 f"data.context = {self.data.context} is not a multiple of model.patch = "
                 f"{self.model.patch}; use {below or self.model.patch} or {below + self.model.patch}"
+            )
+        if self.seed + self.train.repeats > 2**63:
+            raise ValueError(
+                f"seed = {self.seed} is too large for train.repeats = {self.train.repeats} seeds "
+                "from there on; lower it"
             )
         return self

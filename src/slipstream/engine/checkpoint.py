@@ -145,7 +145,7 @@ def read(folder: Path) -> Saved:
     """A checkpoint, verified."""
     files = verified(folder)
     tensors = {
-        name: _tensors(content, folder / name)
+        name: parsed(content, folder / name)
         for name, content in files.items()
         if name.endswith(".safetensors")
     }
@@ -166,7 +166,7 @@ def newest(run: Run) -> tuple[Saved, list[str]]:
     raise UserError(f"{run.folder}: holds no checkpoint to go on from; train it anew")
 
 
-def _tensors(content: bytes, path: Path) -> Tensors:
+def parsed(content: bytes, path: Path) -> Tensors:
     try:
         found: Tensors = safetensors.torch.load(content)
     except (SafetensorError, ValueError) as error:
@@ -193,7 +193,7 @@ def load_model(
     path = run.model / "weights.safetensors"
     model = build(config.model, signature)
     try:
-        model.load_state_dict(_tensors(files[path.name], path))
+        model.load_state_dict(parsed(files[path.name], path))
     except RuntimeError as error:
         raise UserError(f"{path}: does not fit the run's config: {error}") from None
     return model.to(device), signature, scaler

@@ -82,6 +82,7 @@ def _until_the_end(work: Work, refill: Refill | None, facts: Mapping[str, Any]) 
         train_s=work.train_s,
         validate_s=work.validate_s,
         failures=work.pack.failures(),
+        signal_number=stop.signal_number,
     )
     return sorted(work.everyone(), key=lambda one: one.number)
 

@@ -125,7 +125,8 @@ def restored(
         pack.put(place, one.lane)
     for name, tensor in pack.changing().items():
         tensor.copy_(saved.tensors[LANES][name])
-    pack.begin({place: epoch_of(one.progress) for place, one in work.training()})
+    if work.training():  # all may have ended, and only their scores be missing
+        pack.begin({place: epoch_of(one.progress) for place, one in work.training()})
     return work
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -75,23 +75,43 @@ def tally(
     predicted: Iterator[Chunk], dataset: Dataset, quantiles: tuple[float, ...]
 ) -> dict[str, Any]:
     """Metrics over the chunks."""
-    signature, names = dataset.signature, dataset.layout.series
-    sums: Tally | None = None
-    for chunk in predicted:
-        assert chunk.truth is not None
-        device = chunk.truth.device
-        sums = sums or metrics.start(
-            size=[dataset.scaler.size[name] for name in signature.targets],
-            deviation=[dataset.scaler.deviation[name] for name in signature.targets],
-            steps=signature.steps_out,
-            series=len(names),
-            device=device,
-        )
-        band = (chunk.prediction[..., 0], chunk.prediction[..., -1]) if quantiles else None
-        owner = chunk.piece.owners.to(device)[chunk.piece.series.series_of(chunk.starts).to(device)]
-        sums.add(point(chunk.prediction, quantiles), chunk.truth, owner, band)
-    assert sums is not None
-    return metrics.read(sums, targets=signature.targets, series=names)
+    (sums,) = tallies(([chunk] for chunk in predicted), dataset, quantiles)
+    return figures(sums, dataset)
+
+
+def tallies(
+    predicted: Iterable[Sequence[Chunk]], dataset: Dataset, quantiles: tuple[float, ...]
+) -> list[Tally]:
+    """The sums over each of several models' chunks, which come side by side."""
+    sums: list[Tally] = []
+    for beside in predicted:
+        sums = sums or [_begun(chunk, dataset) for chunk in beside]
+        for mine, chunk in zip(sums, beside, strict=True):
+            assert chunk.truth is not None
+            device = chunk.truth.device
+            band = (chunk.prediction[..., 0], chunk.prediction[..., -1]) if quantiles else None
+            piece = chunk.piece
+            owner = piece.owners.to(device)[piece.series.series_of(chunk.starts).to(device)]
+            mine.add(point(chunk.prediction, quantiles), chunk.truth, owner, band)
+    assert sums
+    return sums
+
+
+def _begun(chunk: Chunk, dataset: Dataset) -> Tally:
+    assert chunk.truth is not None
+    targets, scaler = dataset.signature.targets, dataset.scaler
+    return metrics.start(
+        size=[scaler.size[name] for name in targets],
+        deviation=[scaler.deviation[name] for name in targets],
+        steps=dataset.signature.steps_out,
+        series=len(dataset.layout.series),
+        device=chunk.truth.device,
+    )
+
+
+def figures(sums: Tally, dataset: Dataset) -> dict[str, Any]:
+    """Metrics from the sums."""
+    return metrics.read(sums, targets=dataset.signature.targets, series=dataset.layout.series)
 
 
 class Baseline(NamedTuple):
@@ -178,8 +198,11 @@ def _ridge(dataset: Dataset, pieces: Pieces) -> Baseline:
     return Baseline(f"least squares on the window's rows, from {seen}", predict)
 
 
-def as_table(chunk: Chunk, dataset: Dataset) -> pa.Table:
-    """One row per window and predicted row, in physical units."""
+def as_table(chunk: Chunk, dataset: Dataset, reach: Mapping[str, Tensor] | None = None) -> pa.Table:
+    """One row per window and predicted row, in physical units.
+
+    `reach` are intervals: by their level, how far they go to either side, [H, C], scaled.
+    """
     signature, scaler, piece = dataset.signature, dataset.scaler, chunk.piece
     offsets, steps = dataset.layout.offsets, signature.steps_out
     starts = chunk.starts.cpu().numpy() + piece.first_row
@@ -207,6 +230,10 @@ def as_table(chunk: Chunk, dataset: Dataset) -> pa.Table:
         columns[f"{name}_predicted"] = physical(value)
         for q, level in enumerate(signature.quantiles):
             columns[f"{name}_q{100 * level:g}"] = physical(chunk.prediction[..., i, q])
+        for percent, far in (reach or {}).items():
+            off = far[:, i].to(value.device)
+            columns[f"{name}_lo{percent}"] = physical(value - off)
+            columns[f"{name}_hi{percent}"] = physical(value + off)
     return pa.table(columns)
 
 

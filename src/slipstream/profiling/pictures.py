@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 
 from slipstream import runs
 from slipstream.engine.trace import STEP, Span, Trace, own_time
-from slipstream.reporting.figures import STYLE
+from slipstream.reporting.style import STYLE
 
 COLOURS = {
     "recurrent": "#2563eb",

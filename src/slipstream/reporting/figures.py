@@ -20,33 +20,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from slipstream.reporting import lanes
+from slipstream.reporting.style import COLOURS, INK, MODEL, MUTED, STYLE, VALIDATION
+
 Array = npt.NDArray[Any]
 
-INK, MUTED, MODEL = "#1f2937", "#6b7280", "#2563eb"
-COLOURS = {"model": MODEL, "ridge": "#f59e0b", "seasonal": "#10b981", "repeat": "#9ca3af"}
 PHASES = ("#2563eb", "#93c5fd", "#10b981", "#f59e0b", "#a78bfa", "#9ca3af", "#e5e7eb")
-STYLE: dict[Any, Any] = {
-    "font.family": "sans-serif",
-    "font.size": 10,
-    "svg.fonttype": "none",
-    "text.parse_math": False,  # a column may well be called $x
-    "axes.edgecolor": "#9ca3af",
-    "axes.labelcolor": INK,
-    "axes.titlesize": 10.5,
-    "axes.titlecolor": INK,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#eef0f3",
-    "text.color": INK,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "legend.frameon": False,
-    "legend.fontsize": 9,
-    "lines.linewidth": 1.4,
-}
 MOST_ROWS = 2_000_000
 MOST_POINTS = 1500
 MOST_TARGETS, MOST_EXAMPLES, MOST_BARS = 8, 6, 24
@@ -76,11 +55,14 @@ class Predictions:
         return list(self.table.column_names)
 
     def bands(self, target: str) -> tuple[str, str] | None:
-        """The names of the outermost quantiles' columns, where there are any."""
+        """The names of the outermost quantiles' columns, or of the interval's, where there are."""
         names = [
             name for name in self.columns if re.fullmatch(re.escape(target) + r"_q[\d.]+", name)
         ]
-        return (names[0], names[-1]) if len(names) > 1 else None
+        if len(names) > 1:
+            return names[0], names[-1]
+        low, high = f"{target}_lo95", f"{target}_hi95"
+        return (low, high) if low in self.columns else None
 
 
 def read_predictions(path: Path) -> Predictions:
@@ -103,9 +85,8 @@ def all_figures(
     both = steps and series
     with mpl.rc_context(STYLE):
         return {
-            "losses": _svg(_losses, 6.2, 3.3, events, summary["best_epoch"]),
+            **(_of_lanes if "lanes" in summary else _of_one)(summary, events),
             "time": _svg(_time, 6.2, 1.5, summary["seconds_by_phase"], summary["seconds"]),
-            "rates": _svg(_rates, 6.2, 1.5, events),
             "machine": _machine([e for e in events if e["event"] == "monitor"]),
             "examples": _examples(predictions, targets),
             "scatter": _grid(_scatter, [(predictions, name) for name in targets], 3.0),
@@ -115,6 +96,19 @@ def all_figures(
             if series
             else None,
         }
+
+
+def _of_one(summary: dict[str, Any], events: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    losses = _svg(_losses, 6.2, 3.3, events, summary["best_epoch"])
+    return {"losses": losses, "rates": _svg(_rates, 6.2, 1.5, events)}
+
+
+def _of_lanes(summary: dict[str, Any], events: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Rates are each lane's own; the curves of all are what there is to see."""
+    drawn = {"losses": _svg(lanes.losses, 6.2, 3.3, events, summary["lanes"]), "rates": None}
+    if summary["folds"]:
+        return drawn | {"lanes": _svg(lanes.folds, 12.4, 3.2, summary)}
+    return drawn | {"lanes": _svg(lanes.seeds, 12.4, 3.0, summary) if summary["spread"] else None}
 
 
 def _svg(draw: Callable[..., None], width: float, height: float, *given: Any) -> str:
@@ -161,7 +155,7 @@ def _losses(axes: Axes, events: Sequence[dict[str, Any]], best_epoch: float) -> 
     axes.plot(
         [e["epoch"] for e in epochs],
         [e["val_loss"] for e in epochs],
-        color="#f59e0b",
+        color=VALIDATION,
         label="validation",
     )
     axes.axvline(best_epoch, color=MUTED, lw=0.8, ls=":")
@@ -377,7 +371,8 @@ def _band(axes: Axes, predictions: Predictions, target: str, rows: Any, across: 
     band = predictions.bands(target)
     if band:
         low, high = predictions[band[0]][rows], predictions[band[1]][rows]
-        axes.fill_between(across, low, high, color="#bfdbfe", lw=0, label="outer quantiles")
+        label = "95 % interval" if band[0] == f"{target}_lo95" else "outer quantiles"
+        axes.fill_between(across, low, high, color="#bfdbfe", lw=0, label=label)
 
 
 def _thinned(x: Array, y: Array) -> tuple[Array, Array]:

@@ -11,7 +11,16 @@ import jinja2
 
 from slipstream import runs
 from slipstream.reporting import figures as draw
-from slipstream.reporting.words import energy, foresight, number, seconds, usage, verdict
+from slipstream.reporting.style import COLOURS
+from slipstream.reporting.words import (
+    energy,
+    foresight,
+    lanes_told,
+    number,
+    seconds,
+    usage,
+    verdict,
+)
 
 
 def report(run: str | Path) -> Path:
@@ -29,6 +38,7 @@ def report(run: str | Path) -> Path:
         energy=energy(summary),
         usage=list(usage(summary)),
         foresight=foresight(summary),
+        lanes_told=list(lanes_told(summary)),
         drawn=draw.all_figures(summary, list(runs.events(found)), predictions),
         config=(found.folder / "config.toml").read_text(encoding="utf-8"),
         sampled=predictions.sampled,
@@ -48,10 +58,15 @@ def _rows(summary: dict[str, Any]) -> list[dict[str, Any]]:
             "scaled": summary["scaled"]["test"],
         }
     ]
+    together = summary.get("ensemble")
+    if together:
+        what = f"the mean of {len({lane['seed'] for lane in summary['lanes']})} models"
+        test, scaled = together["metrics"]["test"], together["scaled"]["test"]
+        rows.append({"name": "ensemble", "what": what, "test": test, "scaled": scaled})
     for name, found in summary["baselines"].items():
         if found:
             test, scaled = found["metrics"]["test"], found["scaled"]["test"]
             rows.append({"name": name, "what": found["what"], "test": test, "scaled": scaled})
     for row in rows:
-        row["colour"] = draw.COLOURS[row["name"]]
+        row["colour"] = COLOURS[row["name"]]
     return sorted(rows, key=lambda row: row["scaled"]["mse"] or math.inf)

@@ -94,3 +94,40 @@ def foresight(summary: dict[str, Any]) -> str:
     steps, planned = summary["steps"], found["planned_steps"]
     ran = f" for {steps:,} of {planned:,} steps" if planned and steps < planned else ""
     return f"{', '.join(told)}; training took {seconds(found['took_s'])}{ran}"
+
+
+def covered(coverage: dict[str, float]) -> str:
+    """How many of the truths lay within the intervals."""
+    told = [f"{100 * share:.1f} % within those of {level} %" for level, share in coverage.items()]
+    return f"intervals: {', '.join(told)}"
+
+
+def lanes_told(summary: dict[str, Any]) -> Iterator[str]:
+    """What several models gave beyond what one gives; nothing where there is one."""
+    if "lanes" not in summary:
+        return
+    spread, folds, together = summary["spread"], summary["folds"], summary["ensemble"]
+    if spread:
+        mae = spread["mae"]
+        yield (
+            f"{_seeds(summary)} seeds: test MAE {number(mae['mean'])} ± {number(mae['sd'])} "
+            f"({number(mae['min'])} to {number(mae['max'])})"
+        )
+    if folds:
+        errors = [fold["metrics"]["test"]["mae"] for fold in folds]
+        told = ", ".join(number(error) for error in errors)
+        yield f"{len(folds)} folds: test MAE {told}; the model is the last fold's"
+    if together:
+        single, mean = (one["metrics"]["test"]["mae"] for one in (summary, together))
+        better = summary["uses"] == "ensemble"
+        chosen = "so predict takes it" if better else "but predict takes the single model"
+        side = "lower" if better else "not lower"
+        yield (
+            f"their mean: test MAE {number(mean)} instead of {number(single)}; its validation "
+            f"error is {side}, {chosen} unless told otherwise"
+        )
+    yield covered((together if summary["uses"] == "ensemble" else summary)["coverage"])
+
+
+def _seeds(summary: dict[str, Any]) -> int:
+    return len({lane["seed"] for lane in summary["lanes"]})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import math
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -23,6 +25,7 @@ class Screen:
         self.bar: Progress | None = None
         self.drawn_at = 0.0
         self.loss = self.val_loss = "–"
+        self.lanes: Lanes | None = None
 
     def __enter__(self) -> Screen:
         return self
@@ -39,6 +42,18 @@ class Screen:
         match event["event"]:
             case "start":
                 self._start(event)
+            case "log" if self.lanes:
+                self.loss = self.lanes.log(event)
+                self._draw(event["step"])
+            case "epoch" if self.lanes:
+                self.val_loss = self.lanes.validated(event)
+            case "lane" if self.lanes:
+                told = self.lanes.ended(event)
+                if not self.bar:
+                    self.say(told)
+            case "trained" if self.lanes:
+                self._close_bar()
+                self.say(self.lanes.told())
             case "log" if self.bar:
                 self.loss = f"{event['loss']:.4g}"
                 self._draw(event["step"])
@@ -54,7 +69,8 @@ class Screen:
                     )
             case "resume":
                 differs = f", but not bit for bit: {event['differs']}" if event["differs"] else ""
-                self.say(f"going on from step {event['step']:,}{differs}")
+                done = f", with {event['lanes']}" if "lanes" in event else ""
+                self.say(f"going on from step {event['step']:,}{done}{differs}")
             case "trouble":
                 self.say(event["what"])
             case "fallback":
@@ -72,15 +88,18 @@ class Screen:
                     f"took {event['seen_ms']:.3g}"
                 )
             case "trained":
-                if self.bar:
-                    self.bar.stop()
-                    self.bar = None
+                self._close_bar()
                 self.say(
                     f"{event['stopped']}: {event['step']:,} steps, best after epoch "
                     f"{event['best_epoch']:g}"
                 )
             case "scoring":
                 self.say(f"scoring {event['what']} ...")
+
+    def _close_bar(self) -> None:
+        if self.bar:
+            self.bar.stop()
+            self.bar = None
 
     def _start(self, event: dict[str, Any]) -> None:
         counts, plan = event["windows"], event["plan"]
@@ -89,7 +108,10 @@ class Screen:
             f"{counts['val']:,} validation, {counts['test']:,} test; "
             f"{event['parameters']:,} parameters"
         )
-        num_steps = event["steps_per_epoch"] * event["epochs"]
+        num_steps = event["steps_per_epoch"] * event["epochs"] * event.get("rounds", 1)
+        if "pack" in event:
+            self.lanes = Lanes(event["pack"])
+            self.say(self.lanes.plan())
         for line in plan_lines(plan, num_steps, event["expected_s"]):
             self.say(line)
         for note in event["notes"][:5]:
@@ -114,6 +136,7 @@ class Screen:
             transient=True,
         )
         self.steps_per_epoch, self.epochs = event["steps_per_epoch"], event["epochs"]
+        self.epochs *= event.get("rounds", 1)
         total = self.steps_per_epoch * self.epochs
         self.bar.add_task("", total=total, epoch="1", loss="–", val="–", speed="–")
         self.bar.start()
@@ -134,6 +157,73 @@ class Screen:
             speed=f"{task.speed:,.3g}" if task.speed else "–",
         )
         self.bar.refresh()
+
+
+class Lanes:
+    """Where each of several models stands."""
+
+    def __init__(self, pack: dict[str, Any]) -> None:
+        self.pack = pack
+        self.done: dict[int, str] = {}
+        self.before: int = pack["done"]
+        """How many had ended when the run was resumed"""
+        self.best: dict[int, float] = {}
+
+    def plan(self) -> str:
+        pack = self.pack
+        folds, repeats = pack["folds"], pack["repeats"]
+        parts = [f"{folds} folds"] if folds else []
+        parts += [f"{repeats} seeds"] if repeats > 1 else []
+        some = pack["places"] < pack["lanes"]
+        how = f"{pack['places']} at a time" if some else "all at once"
+        way = "as one program" if pack["mode"] == "together" else "side by side"
+        return f"lanes: {' x '.join(parts)} = {pack['lanes']} models, {how}, {way} ({pack['why']})"
+
+    def name(self, lane: int) -> str:
+        """By its fold, counted from 1, and its seed."""
+        fold, repeat = divmod(lane, self.pack["repeats"])
+        parts = [f"fold {fold + 1}"] if self.pack["folds"] else []
+        parts += [f"seed {self.pack['seed'] + repeat}"] if self.pack["repeats"] > 1 else []
+        return ", ".join(parts)
+
+    def log(self, event: dict[str, Any]) -> str:
+        """The mean loss of those at work."""
+        losses = [loss for loss in event["losses"].values() if loss is not None]
+        return f"{sum(losses) / len(losses):.4g}" if losses else "–"
+
+    def validated(self, event: dict[str, Any]) -> str:
+        """The best validation loss so far, whose it is, and how many are still at work."""
+        if event["best"]:
+            self.best[event["lane"]] = event["val_loss"]
+        at_work = min(self.pack["lanes"] - self._ended, self.pack["places"])
+        return f"{self._best()}; {at_work} lanes at work, {self._ended} done"
+
+    @property
+    def _ended(self) -> int:
+        return self.before + len(self.done)
+
+    def _best(self) -> str:
+        """Over seeds the lowest; over folds, which are other windows each, the mean."""
+        if not self.best:
+            return "–"
+        if self.pack["folds"]:
+            return f"{sum(self.best.values()) / len(self.best):.4g} on average"
+        lane = min(self.best, key=lambda one: self.best[one])
+        return f"{self.best[lane]:.4g} ({self.name(lane)})"
+
+    def ended(self, event: dict[str, Any]) -> str:
+        self.done[event["lane"]] = event["stopped"]
+        loss, found = event["best_loss"], "no finite loss"
+        if math.isfinite(loss):
+            found = f"best {loss:.4g} after epoch {event['best_epoch']:g}"
+        told = f"{self.name(event['lane'])}: {event['stopped']}, {found}"
+        return f"lane {self._ended} of {self.pack['lanes']} done: {told}"
+
+    def told(self) -> str:
+        reasons = collections.Counter(self.done.values())
+        said = "; ".join(f"{why}: {count}" for why, count in reasons.most_common())
+        told = f"{self._ended} of {self.pack['lanes']} lanes done"
+        return f"{told} ({said}); best validation loss {self._best()}" if self.done else told
 
 
 def plan_lines(plan: dict[str, Any], num_steps: int, expected_s: float) -> Iterator[str]:
@@ -184,7 +274,7 @@ def algorithm(plan: dict[str, Any]) -> str:
 
 
 def show_training(found: dict[str, Any], console: Console) -> None:
-    from slipstream.reporting import energy, foresight, number, seconds, usage, verdict
+    from slipstream.reporting import energy, foresight, lanes_told, number, seconds, usage, verdict
 
     table = Table(
         title=f"{found['name']}: test set, {found['windows']['test']:,} windows",
@@ -194,6 +284,8 @@ def show_training(found: dict[str, Any], console: Console) -> None:
     for heading in ("MAE", "RMSE", "max error", "R²", "scaled MSE", "scaled MAE"):
         table.add_column(heading, justify="right")
     rows = {"model": (found["metrics"]["test"], found["scaled"]["test"])}
+    if found.get("ensemble"):
+        rows["ensemble"] = found["ensemble"]["metrics"]["test"], found["ensemble"]["scaled"]["test"]
     for name, beside in found["baselines"].items():
         if beside:
             rows[name] = beside["metrics"]["test"], beside["scaled"]["test"]
@@ -203,6 +295,8 @@ def show_training(found: dict[str, Any], console: Console) -> None:
         table.add_row(name, *cells, style="bold" if name == "model" else None)
     console.print(table)
     console.print(verdict(found))
+    for line in lanes_told(found):
+        console.print(line)
     cost = ", ".join(filter(None, (f"{seconds(found['seconds'])} in all", energy(found))))
     console.print(
         f"{cost}; {found['windows_per_s']:,.0f} training windows a second; {found['stopped']}"
@@ -213,9 +307,10 @@ def show_training(found: dict[str, Any], console: Console) -> None:
 
 
 def show_evaluation(found: dict[str, Any], console: Console) -> None:
-    from slipstream.reporting import number
+    from slipstream.reporting import covered, number
 
-    table = Table(title=f"{found['on']}: {found['windows']:,} windows", title_justify="left")
+    title = f"{found['on']}: {found['windows']:,} windows; {found['model']}"
+    table = Table(title=title, title_justify="left")
     table.add_column("target")
     for heading in ("MAE", "RMSE", "max error", "bias", "R²"):
         table.add_column(heading, justify="right")
@@ -226,12 +321,15 @@ def show_evaluation(found: dict[str, Any], console: Console) -> None:
         cells = [number(test[key]) for key in ("mae", "rmse", "max_error", "bias")]
         table.add_row(name, *cells, number(test["r2"], 4))
     console.print(table)
+    if found["coverage"]:
+        console.print(covered(found["coverage"]))
     for note in found["notes"]:
         console.print(f"note: {note}", markup=False)
 
 
 def show_prediction(found: dict[str, Any], console: Console) -> None:
-    console.print(f"{found['rows']:,} rows written to {found['out']}", markup=False)
+    told = f"{found['rows']:,} rows written to {found['out']}, predicted by {found['model']}"
+    console.print(told, markup=False)
     for note in found["notes"]:
         console.print(f"note: {note}", markup=False)
 

@@ -1,0 +1,36 @@
+"""Colours and fonts that the report's pictures share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+INK, MUTED, MODEL, VALIDATION = "#1f2937", "#6b7280", "#2563eb", "#f59e0b"
+COLOURS = {
+    "model": MODEL,
+    "ensemble": "#7c3aed",
+    "ridge": "#f59e0b",
+    "seasonal": "#10b981",
+    "repeat": "#9ca3af",
+}
+STYLE: dict[Any, Any] = {
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "svg.fonttype": "none",
+    "text.parse_math": False,  # a column may well be called $x
+    "axes.edgecolor": "#9ca3af",
+    "axes.labelcolor": INK,
+    "axes.titlesize": 10.5,
+    "axes.titlecolor": INK,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#eef0f3",
+    "text.color": INK,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "lines.linewidth": 1.4,
+}

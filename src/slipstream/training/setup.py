@@ -1,0 +1,130 @@
+"""What every run does before its first step and after its last, however many models it trains."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from slipstream import config as configs
+from slipstream import runs
+from slipstream.config import Config
+from slipstream.data.dataset import Dataset
+from slipstream.engine import checkpoint, measure
+from slipstream.engine.checkpoint import Saved
+from slipstream.engine.job import Task
+from slipstream.engine.plan import Plan
+from slipstream.errors import Resumable
+from slipstream.models import build
+from slipstream.runs import Run
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a training run gave. `summary` is what `slipstream train --json` prints."""
+
+    run: Path
+    metrics: dict[str, dict[str, float]]
+    """By set: mae, rmse, mse, r2, max_error, bias, in physical units."""
+    baselines: dict[str, Any]
+    """repeat, seasonal, ridge: the same figures, or None where one means nothing."""
+    summary: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a run begins or goes on with."""
+
+    fingerprint: str
+    plan: Plan
+    settled: bool = False
+    """Whether the plan is taken as it is, not as rules of thumb to measure from"""
+    saved: Saved | None = None
+
+
+def prepared(
+    run: Run, settings: Config, dataset: Dataset, start: Start, seconds: dict[str, float]
+) -> tuple[Task, Plan]:
+    """The model and its data in place and the plan made, both written down."""
+    chosen = start.plan
+    with seeded(settings.seed, chosen.device):
+        model = build(settings.model, dataset.signature)
+        with timed(seconds, "set-up"):
+            series = None if dataset.memory is None else dataset.memory.series
+            if series is not None and chosen.home == "device":
+                series = series.to(chosen.device)
+            model.to(chosen.device)
+        task = Task(settings, model, dataset, series, run, start.fingerprint)
+        with timed(seconds, "plan"):
+            if not start.settled:
+                task, chosen = _settle(task, chosen)
+    runs.write_text(run.folder / "config.toml", configs.to_toml(task.config))
+    runs.write_json(run.folder / "plan.json", chosen.to_dict())
+    return task, chosen
+
+
+def _settle(task: Task, chosen: Plan) -> tuple[Task, Plan]:
+    """What was left to measuring: the batch, then the rest of the plan."""
+    if task.config.train.batch == "auto":
+        batch, evidence = measure.find_batch(task, chosen)
+        train = task.config.train.model_copy(update={"batch": batch})
+        task = replace(task, config=task.config.model_copy(update={"train": train}))
+        told = f"{batch} windows: the most that fit and made training faster"
+        chosen = replace(chosen, reasons=chosen.reasons | {"batch": told}, evidence=evidence)
+    decided = measure.decide(task, chosen)
+    return task, replace(decided, evidence=[*chosen.evidence, *decided.evidence])
+
+
+@contextmanager
+def timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
+    began = time.perf_counter()
+    yield
+    seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - began
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Weights drawn from the seed; the caller's generators stay put."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
+
+
+def keep_folder(run: Run, settings: Config) -> None:
+    """Make the folder again where it was removed under our feet."""
+    if not (run.folder / "config.toml").exists():
+        run.folder.mkdir(parents=True, exist_ok=True)
+        runs.write_text(run.folder / "config.toml", configs.to_toml(settings))
+
+
+def keep_model(run: Run, weights: Mapping[str, Tensor], dataset: Dataset) -> None:
+    """Write model/; where the run's folder takes nothing any more, into a folder elsewhere."""
+    what = weights, dataset.signature, dataset.scaler
+    try:
+        checkpoint.save_model(run, *what)
+    except (OSError, SafetensorError) as error:
+        aside = Run(Path(tempfile.mkdtemp(prefix=f"{run.folder.name}-")))
+        checkpoint.save_model(aside, *what)
+        raise Resumable(
+            f"{run.folder}: cannot be written to any more ({error}); the best weights are in "
+            f"{aside.model}; make room and go on with: slipstream train --resume {run.folder}"
+        ) from None
+
+
+def as_it_ran(run: Run, ran: Plan, failures: Mapping[str, str]) -> Plan:
+    """The plan, corrected where a fallback was taken."""
+    if failures:
+        for name, why in failures.items():
+            run.append("fallback", what=f"{name} not captured", why=why)
+        told = "; ".join(f"{name} ran eagerly: {why}" for name, why in failures.items())
+        ran = replace(ran, capture=False, reasons=ran.reasons | {"capture": told})
+    runs.write_json(run.folder / "plan.json", ran.to_dict())
+    return ran

@@ -1,0 +1,320 @@
+"""A run of several models, trained as lanes: repeats from other seeds, folds of a walk, or both."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from slipstream import runs
+from slipstream.config import Config
+from slipstream.data.dataset import Dataset
+from slipstream.engine import lanes, measure, monitor, pack, packing, recover
+from slipstream.engine.checkpoint import Saved
+from slipstream.engine.job import Task
+from slipstream.engine.lane import Lane
+from slipstream.engine.lanestate import LaneFit
+from slipstream.engine.passes import Mode
+from slipstream.engine.plan import Plan
+from slipstream.errors import Interrupted, UserError
+from slipstream.runs import Event, Run
+from slipstream.training import figures, setup
+from slipstream.training.setup import Result, Start, timed
+
+MOST_PLACES = 64
+"""Lanes at a time, where that is not measured"""
+FIXED = {"train.epochs", "train.patience", "train.minutes"}
+"""What only a run of one model may change when it is resumed: of lanes that have ended, the best
+weights are all that is left"""
+
+
+def wanted(settings: Config) -> bool:
+    """Whether this is asked for, and not a run of one model."""
+    return settings.train.repeats > 1 or settings.data.split.walk_forward is not None
+
+
+def refuse(settings: Config, dataset: Dataset, plan: Plan) -> None:
+    """A UserError names what cannot be trained as lanes."""
+    what = f"train.repeats = {settings.train.repeats}"
+    if settings.data.split.walk_forward is not None:
+        what = "data.split.walk_forward"
+    if dataset.stream is not None or plan.home != "device":
+        raise UserError(
+            f"{what} trains several models from one copy of the series on the device, but they are "
+            f"to live elsewhere ({plan.home}: {plan.reasons['home']}); leave engine.home and "
+            "engine.preset as they are, cut the data, or train one model"
+        )
+    if settings.engine.sync:
+        raise UserError(
+            f"{what} trains without waiting for single steps; take engine.sync out, or train one "
+            "model"
+        )
+
+
+def train(
+    run: Run,
+    settings: Config,
+    dataset: Dataset,
+    start: Start,
+    seconds: dict[str, float],
+    began: float,
+) -> Result:
+    """Train all lanes, score each, keep them, and write everything."""
+    with monitor.Monitor(run, start.plan.device, on=settings.engine.monitor) as watching:
+        task, chosen = setup.prepared(run, settings, dataset, start, seconds)
+        settings = task.config
+        every = lanes_of(settings, dataset)
+        with timed(seconds, "plan"):
+            packed = _packed(task, every, chosen, start.saved)
+        chosen = packed.plan
+        with chosen.flags():
+            parameters = sum(p.numel() for p in task.model.parameters())
+            _announce(task, packed, parameters, start.saved)
+            packed, fits, trained = _fit(task, packed, start.saved, watching)
+            setup.keep_folder(run, settings)
+            seconds |= {"training": trained["train_s"], "validation": trained["validate_s"]}
+            chosen = setup.as_it_ran(run, chosen, trained["failures"])
+            groups = figures.grouped(fits, dataset, settings.train.repeats)
+            found = figures.best(groups[-1].fits)
+            if found is not None:
+                setup.keep_model(run, found.weights, dataset)
+            if trained["signal_number"]:
+                raise _interrupted(run, fits, len(every), found, trained["signal_number"])
+            figures.refuse_failed(groups)
+            with timed(seconds, "scoring"):
+                run.append("scoring", what=f"{len(every)} models")
+                scored = figures.score_all(task, chosen, groups)
+            with timed(seconds, "baselines"):
+                run.append("scoring", what="the baselines")
+                scored = figures.with_baselines(task, groups, scored)
+            if chosen.device.type == "cuda":
+                recover.free_memory()
+    assert found is not None
+    logged = list(runs.events(run))
+    summary, detail = figures.summary(task, groups, scored)
+    figures.keep(task, groups, scored, summary["uses"])
+    summary |= {
+        "steps": found.progress.step,
+        "epochs": found.progress.epoch,
+        "best_epoch": found.progress.best_epoch,
+        "stopped": found.stopped,
+        "parameters": parameters,
+        "windows_per_s": sum(f.progress.epoch * len(f.lane.starts["train"]) for f in fits)
+        / trained["train_s"],
+        "plan": chosen.to_dict(),
+        "pack": packed.told() | {"steps": trained["steps"]},
+        "monitor": monitor.summarize(logged),
+        "estimate": monitor.judge(logged, steps=trained["steps"], took_s=trained["train_s"])
+        | {"planned_steps": None},
+        "seconds": time.perf_counter() - began,
+        "seconds_by_phase": seconds,
+    }
+    runs.write_json(run.folder / "plan.json", chosen.to_dict() | {"pack": packed.told()})
+    runs.write_json(run.folder / "metrics.json", summary | {"detail": detail})
+    run.append("end", seconds=summary["seconds"])
+    return Result(run.folder, summary["metrics"], summary["baselines"], summary)
+
+
+def lanes_of(settings: Config, dataset: Dataset) -> list[Lane]:
+    """Every fold's repeats, the earliest fold first."""
+    assert dataset.memory is not None
+    folds = [fold.starts for fold in dataset.folds] or [dataset.memory.starts]
+    seeds = range(settings.seed, settings.seed + settings.train.repeats)
+    configs = [settings.model_copy(update={"seed": seed}) for seed in seeds]
+    return [Lane(c, {s: starts[s] for s in ("train", "val")}) for starts in folds for c in configs]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """How the lanes are trained."""
+
+    lanes: list[Lane]
+    plan: Plan
+    mode: Mode
+    places: int
+    why: str
+    evidence: list[dict[str, Any]]
+
+    @property
+    def rounds(self) -> int:
+        """How many lanes have the same place, one after the other"""
+        return -(-len(self.lanes) // self.places)
+
+    def told(self) -> dict[str, Any]:
+        return {
+            "lanes": len(self.lanes),
+            "places": self.places,
+            "mode": self.mode,
+            "why": self.why,
+            "evidence": self.evidence,
+        }
+
+
+def _packed(task: Task, every: list[Lane], chosen: Plan, saved: Saved | None) -> Packed:
+    """The lanes' mode and the places that they take, from measuring where that pays."""
+    assert task.series is not None
+    if chosen.micro_batch:
+        raise UserError(
+            f"train.batch = {task.config.train.batch} does not fit into memory in one pass; for "
+            f"several models at once, set train.batch = {chosen.micro_batch} and raise "
+            "train.accumulate as much"
+        )
+    if saved is not None:
+        mode, places = saved.facts["mode"], saved.facts["pack"]["places"]
+        return Packed(every, _as_pack(chosen, mode, None), mode, places, "as it began", [])
+    limit_s = min(measure.LONGEST_S, _share_s(task, chosen, len(every)))
+    if task.config.train.minutes is not None:
+        why, places = "all at a time, since train.minutes is for all of them", len(every)
+    elif task.config.engine.plan == "off" or limit_s < measure.FIRST_TRIAL_S:
+        why, places = "a rule of thumb", min(len(every), MOST_PLACES)
+    else:
+        signature = task.dataset.signature
+        choice = packing.choose(every, signature, task.series, chosen, limit_s=limit_s)
+        ms = next(
+            told["ms"]
+            for told in choice.evidence
+            if "ms" in told and (told["mode"], told["places"]) == (choice.mode, choice.places)
+        )
+        plan = _as_pack(chosen, choice.mode, ms)
+        return Packed(every, plan, choice.mode, choice.places, "measured", choice.evidence)
+    return Packed(every, _as_pack(chosen, "together", None), "together", places, why, [])
+
+
+def _share_s(task: Task, chosen: Plan, count: int) -> float:
+    return measure.SHARE_OF_RUN * measure.guess_s(task, chosen) * count
+
+
+def _as_pack(chosen: Plan, mode: Mode, ms: float | None) -> Plan:
+    """The plan of one model, as a pack of several takes it."""
+    chosen = replace(chosen, steps_per_graph=1, ms_per_step=ms)
+    if mode == "branches":
+        return chosen
+    reasons = chosen.reasons | {
+        "cudnn": "lanes train together, by an operation that takes all of them",
+        "compile": "off: lanes train together",
+    }
+    return replace(chosen, cudnn=(), kernels=[], compile=False, reasons=reasons)
+
+
+def _announce(task: Task, packed: Packed, parameters: int, saved: Saved | None) -> None:
+    train, dataset, plan = task.config.train, task.dataset, packed.plan
+    steps = max(lane.draw().num_steps for lane in packed.lanes)
+    expected = {
+        "expected_s": measure.guess_s(task, plan) * len(packed.lanes),
+        "expected_is": "guessed",
+    }
+    if plan.ms_per_step is not None:
+        whole_s = plan.ms_per_step / 1e3 * steps * train.epochs * packed.rounds
+        expected = {"expected_s": whole_s, "expected_is": "measured"}
+    task.run.append(
+        "start",
+        run=str(task.run.folder),
+        windows=figures.windows(dataset),
+        series=len(dataset.layout.series),
+        parameters=parameters,
+        epochs=train.epochs,
+        steps_per_epoch=steps,
+        rounds=packed.rounds,
+        pack={
+            **packed.told(),
+            "folds": len(dataset.folds),
+            "repeats": train.repeats,
+            "seed": task.config.seed,
+            "done": num_ended(saved.facts) if saved else 0,
+        },
+        plan=plan.to_dict(),
+        **expected,
+        notes=dataset.notes,
+    )
+
+
+def _fit(
+    task: Task, packed: Packed, saved: Saved | None, watching: monitor.Monitor
+) -> tuple[Packed, list[LaneFit], Event]:
+    """Train them; where memory runs out, from the start with fewer at a time."""
+    trained: Event = {}
+
+    def watch(event: Event) -> None:
+        task.run.show(event)
+        if event["event"] == "log":
+            watching.log()
+        elif event["event"] == "trained":
+            trained.update(event)
+
+    run = replace(task.run, watch=watch)
+    assert task.series is not None
+    what = task.dataset.signature, task.series
+    if saved is not None:
+        then = _as_now(saved, packed)
+        refill = _following(packed.lanes[saved.facts["came"] :])
+        facts = _facts(task, packed)
+        fits = lanes.resume(then, packed.lanes, *what, run, refill=refill, facts=facts)
+        return packed, fits, trained
+    size = runs.log_size(run)
+    while True:
+        first, rest = packed.lanes[: packed.places], packed.lanes[packed.places :]
+        try:
+            made = pack.make(first, *what, packed.plan, mode=packed.mode, room=packed.lanes)
+            facts = _facts(task, packed)
+            fits = lanes.fit(made, run, refill=_following(rest), facts=facts)
+            return packed, fits, trained
+        except RuntimeError as error:
+            if packed.places == 1 or not recover.is_out_of_memory(error):
+                raise
+            why = str(error).split("\n", 1)[0]
+        # past the except block, whose traceback would pin the failed step's tensors
+        packed = replace(packed, places=-(-packed.places // 2), why="more did not fit into memory")
+        recover.free_memory()
+        runs.remove(run.checkpoints)
+        runs.cut_log(run, size)
+        remedy = f"{packed.places} lanes at a time, from the start"
+        run.append("recovery", what="out of memory", remedy=remedy, why=why)
+
+
+def _facts(task: Task, packed: Packed) -> dict[str, Any]:
+    """What a checkpoint tells beside the lanes."""
+    return {"data": task.fingerprint, "pack": packed.told()}
+
+
+def _following(rest: Sequence[Lane]) -> lanes.Refill:
+    """A lane that has ended gives its place to the next of these."""
+    left = iter(rest)
+    return lambda _: next(left, None)
+
+
+def _as_now(saved: Saved, packed: Packed) -> Saved:
+    """The checkpoint with what a resumed run may have otherwise: names, paths, how it is run."""
+    configs = [lane.config.model_dump_json() for lane in packed.lanes]
+    facts = saved.facts | {
+        "plan": packed.plan.to_dict(),
+        "room": saved.facts["room"] | {"config": configs[0]},
+        "lanes": [told | {"config": configs[told["number"]]} for told in saved.facts["lanes"]],
+    }
+    return replace(saved, facts=facts)
+
+
+def num_ended(facts: Mapping[str, Any]) -> int:
+    """Of a checkpoint's lanes"""
+    return sum(bool(told["stopped"]) for told in facts["lanes"])
+
+
+def where_it_stands(facts: Mapping[str, Any]) -> str:
+    """A checkpoint's lanes, in words."""
+    return f"{num_ended(facts)} of {facts['pack']['lanes']} lanes done"
+
+
+def _interrupted(
+    run: Run, fits: Sequence[LaneFit], count: int, found: LaneFit | None, signal_number: int
+) -> Interrupted:
+    done = sum(one.stopped != lanes.INTERRUPTED for one in fits)
+    far = max((one.progress.epoch for one in fits), default=0.0)
+    kept = "there was no validation yet of what model/ is to hold"
+    if found is not None:
+        kept = f"the best weights so far are in {run.model}"
+    return Interrupted(
+        f"stopped in epoch {math.ceil(far)} with {done} of {count} lanes done; {kept}; go on with: "
+        f"slipstream train --resume {run.folder}",
+        signal_number=signal_number,
+    )
