@@ -68,3 +68,11 @@ def test_deterministic_kernels_are_asked_for_and_let_go():
 def test_recurrent_layers_are_taken_to_be_faster_in_fp16_from_a_size_on(kind, hidden, batch, pays):
     config = Config(model={"kind": kind, "hidden": hidden}, train={"batch": batch})
     assert plan.half_pays(config) is pays
+
+
+@pytest.mark.parametrize(
+    "sections", [{"train": {"repeats": 4}}, {"data": {"split": {"walk_forward": 3}}}]
+)
+def test_recurrent_lanes_go_in_fp16(sections):
+    assert plan.half_pays(Config(model={"kind": "gru", "hidden": 16}, **sections))
+    assert not plan.half_pays(Config(model={"kind": "mlp", "hidden": 16}, **sections))

@@ -170,6 +170,11 @@ def _compile(device: torch.device) -> tuple[None, str]:
     return None, "a small MLP"
 
 
+def _own(device: torch.device) -> tuple[float, str]:
+    other = tiny.compared(device, precision="fp16").ms
+    return tiny.compared(device, precision="fp16", cudnn="off").ms, f"by cuDNN {other:.3g}"
+
+
 def _triton(device: torch.device) -> tuple[None, str]:
     if importlib.util.find_spec("triton") is None:
         raise RuntimeError("Triton is not installed")
@@ -254,6 +259,15 @@ TECHNIQUES = (
         NO_COMPILE,
         _compile,
         capability=(7, 0),
+        apart=True,
+    ),
+    Technique(
+        "own recurrent kernels",
+        'engine.cudnn = "off"',
+        "--set engine.cudnn=persistent",
+        _own,
+        device="cuda",
+        capability=(8, 0),
         apart=True,
     ),
     Technique(

@@ -161,7 +161,8 @@ def half_pays(config: Config) -> bool:
     """Whether recurrent layers are taken to be faster in fp16 than in tf32, before measuring."""
     hidden = max(config.model.sizes)
     large = hidden >= HALF_PAYS_HIDDEN or hidden * _batch(config) >= HALF_PAYS
-    return config.model.kind in RECURRENT and large
+    lanes = config.train.repeats > 1 or config.data.split.walk_forward is not None
+    return config.model.kind in RECURRENT and (large or lanes)  # lanes run by kernels made for fp16
 
 
 def _batch(config: Config) -> int:

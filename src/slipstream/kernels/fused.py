@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from slipstream.kernels import recurrence
 from slipstream.kernels.shapes import Weights
 
-SLOTS, ALIGNED = 4, 8
+SLOTS = 4
 MOST_INSIDE = 64
 """Inputs up to which the product with them may be made inside the kernel"""
 ROWS, COLUMNS = 64, 128
@@ -56,11 +56,11 @@ def layer(
 ) -> Tensor:
     """x [K, T, B, D] to [K, T, B, W * H], or with `way.last` to [K, B, W * H].
 
-    Units are padded to a multiple of 8, so that every row of memory begins where wide reads and
-    writes can; units without weights change nothing.
+    Units are padded to what the kernels compute anyway, so that every row of memory begins where
+    wide reads and writes can; units without weights change nothing.
     """
     H = weights.hh.shape[3]
-    more = -H % ALIGNED
+    more = _padded(H) - H
     if more:
         gates = weights.hh.shape[2] // H
         weights = Weights(*(_wider(weight, gates, more) for weight in weights))

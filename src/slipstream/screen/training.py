@@ -267,7 +267,9 @@ def _gain(plan: dict[str, Any], candidate: str, name: str, otherwise: str) -> st
 
 
 def algorithm(plan: dict[str, Any]) -> str:
-    """cuDNN's algorithm, by the kernels that ran where they are known."""
+    """Whose recurrent kernels, and cuDNN's algorithm by those that ran where they are known."""
+    if "off" in plan["cudnn"]:
+        return f"our own recurrent kernels ({plan['reasons']['cudnn']})"
     ran = "persistent" if any("Persist" in name for name in plan["kernels"]) else "standard"
     names = {ran} if plan["kernels"] else set(plan["cudnn"])
     return f"cuDNN {' and '.join(sorted(names))} ({plan['reasons']['cudnn']})"
