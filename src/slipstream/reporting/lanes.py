@@ -69,7 +69,7 @@ def seeds(axes: Axes, summary: dict[str, Any]) -> None:
     axes.grid(axis="x", visible=False)
     axes.set_xlabel("seed")
     axes.set_ylabel("test MAE")
-    axes.legend(loc="best", ncols=2)
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4)  # clear of the points
 
 
 def _levels(axes: Axes, summary: dict[str, Any], most: float) -> None:
@@ -106,4 +106,4 @@ def folds(axes: Axes, summary: dict[str, Any]) -> None:
     axes.set_ylim(bottom=0)
     axes.set_xlabel("test block from")
     axes.set_ylabel("test MAE", color=INK)
-    axes.legend(loc="best", ncols=3)
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=5)

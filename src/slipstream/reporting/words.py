@@ -120,7 +120,7 @@ def lanes_told(summary: dict[str, Any]) -> Iterator[str]:
     if together:
         single, mean = (one["metrics"]["test"]["mae"] for one in (summary, together))
         better = summary["uses"] == "ensemble"
-        chosen = "so predict takes it" if better else "but predict takes the single model"
+        chosen = "so predict takes it" if better else "so predict takes the single model"
         side = "lower" if better else "not lower"
         yield (
             f"their mean: test MAE {number(mean)} instead of {number(single)}; its validation "
