@@ -220,8 +220,12 @@ def test_a_refilled_place_is_a_lane_like_any_other(mode, device):
     pack.freeze(2)
     for _ in range(6):
         pack.advance()
-    assert torch.equal(pack.live["weights"][1], calm.live["weights"][1])
-    assert torch.equal(pack.live["weights"][2], calm.live["weights"][2])
+    for place in (1, 2):
+        found, wanted = pack.live["weights"][place], calm.live["weights"][place]
+        if device == "cuda" and mode == "branches":  # cuBLAS repeats no bits beside other streams
+            close(found.cpu(), wanted.cpu(), rel=1e-5)
+        else:
+            assert torch.equal(found, wanted)
 
 
 @pytest.mark.parametrize("mode", MODES)
