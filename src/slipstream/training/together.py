@@ -17,7 +17,7 @@ from slipstream.engine.job import Task
 from slipstream.engine.lane import Lane
 from slipstream.engine.lanestate import LaneFit
 from slipstream.engine.passes import Mode
-from slipstream.engine.plan import Plan
+from slipstream.engine.plan import RECURRENT, Plan
 from slipstream.errors import Interrupted, UserError
 from slipstream.runs import Event, Run
 from slipstream.training import figures, setup
@@ -179,7 +179,14 @@ def _packed(task: Task, every: list[Lane], chosen: Plan, saved: Saved | None) ->
         )
         plan = _as_pack(chosen, choice.mode, ms)
         return Packed(every, plan, choice.mode, choice.places, "measured", choice.evidence)
-    return Packed(every, _as_pack(chosen, "together", None), "together", places, why, [])
+    mode = _rule(task.config, chosen)
+    return Packed(every, _as_pack(chosen, mode, None), mode, places, why, [])
+
+
+def _rule(settings: Config, chosen: Plan) -> Mode:
+    """A CPU has faster recurrent layers for one model than we have for many."""
+    on_cpu = chosen.device.type == "cpu" and settings.model.kind in RECURRENT
+    return "branches" if on_cpu else "together"
 
 
 def _share_s(task: Task, chosen: Plan, count: int) -> float:
