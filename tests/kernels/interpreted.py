@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 
+import numpy as np
 import torch
 from triton.runtime import interpreter
 
@@ -38,6 +39,46 @@ def mended() -> None:
         scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
     interpreter._patch_lang_tensor = patched
+
+
+def guarded() -> None:
+    """No kernel may read or write outside of the tensors that it was given."""
+    executor, builder = interpreter.GridExecutor, interpreter.InterpreterBuilder
+    prepare, load, store = (
+        executor._init_args_hst,
+        builder.create_masked_load,
+        builder.create_masked_store,
+    )
+    spans: list[tuple[int, int]] = []
+
+    def remembering(self, args, kwargs):
+        found = prepare(self, args, kwargs)
+        spans.clear()
+        for tensor in (one for one in found[0] if hasattr(one, "data_ptr") and one.numel()):
+            steps = zip(tensor.shape, tensor.stride(), strict=True)
+            last = sum((size - 1) * stride for size, stride in steps)
+            first = tensor.data_ptr()
+            spans.append((first, first + (last + 1) * tensor.element_size()))
+        return found
+
+    def check(pointers, mask, size):
+        asked = pointers.data[mask.data.astype(bool)].astype(np.int64)
+        inside = np.zeros(asked.shape, dtype=bool)
+        for first, end in spans:
+            inside |= (asked >= first) & (asked + size <= end)
+        if not inside.all():
+            raise IndexError("a kernel reaches beyond its tensors")
+
+    def checked_load(self, pointers, mask, *rest):
+        check(pointers, mask, pointers.get_element_ty().primitive_bitwidth // 8)
+        return load(self, pointers, mask, *rest)
+
+    def checked_store(self, pointers, value, mask, *rest):
+        check(pointers, mask, pointers.get_element_ty().primitive_bitwidth // 8)
+        return store(self, pointers, value, mask, *rest)
+
+    executor._init_args_hst = remembering
+    builder.create_masked_load, builder.create_masked_store = checked_load, checked_store
 
 
 def error_of(shape: Shape, dtype: torch.dtype, *, held: int) -> float:
@@ -89,6 +130,7 @@ def adam_error(*, decoupled: bool) -> float:
 
 if __name__ == "__main__":
     mended()
+    guarded()
     torch.use_deterministic_algorithms(True)  # fills what `empty` gives with NaN
     found = {"adam": adam_error(decoupled=False), "adamw": adam_error(decoupled=True)}
     for number, shape in enumerate(SHAPES):
