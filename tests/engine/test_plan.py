@@ -76,3 +76,16 @@ def test_recurrent_layers_are_taken_to_be_faster_in_fp16_from_a_size_on(kind, hi
 def test_recurrent_lanes_go_in_fp16(sections):
     assert plan.half_pays(Config(model={"kind": "gru", "hidden": 16}, **sections))
     assert not plan.half_pays(Config(model={"kind": "mlp", "hidden": 16}, **sections))
+
+
+def test_our_own_kernels_are_refused_where_there_are_none():
+    plan._refuse_own(128, recent=True)
+    with pytest.raises(UserError, match=r"model\.hidden is 129.*\"auto\""):
+        plan._refuse_own(129, recent=True)
+    with pytest.raises(UserError, match="older"):
+        plan._refuse_own(64, recent=False)
+
+
+def test_a_cpu_has_its_own_recurrent_layers_whatever_cudnn_is_set_to():
+    config = Config(model={"hidden": 200}, engine=Engine(device="cpu", cudnn="off"))
+    assert plan.make(config, data_bytes=0).device.type == "cpu"

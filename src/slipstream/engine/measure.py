@@ -23,7 +23,7 @@ from slipstream import hardware, runs
 from slipstream.config import Config
 from slipstream.engine import capture, optim, recover
 from slipstream.engine.job import Job, Task, set_up
-from slipstream.engine.plan import RECURRENT, Plan
+from slipstream.engine.plan import MOST_OWN, RECURRENT, Plan
 from slipstream.errors import UserError
 from slipstream.models import OWN
 
@@ -39,8 +39,6 @@ WORTH = 0.97
 SAME_LOSS = 0.01
 """How far a candidate's mean loss may be from the first one's."""
 COMPILE_S, KERNELS_S = 8.0, 3.0
-MOST_OWN = 128
-"""Hidden units that our own recurrent kernels take"""
 CHOICES = (
     *("precision", "cudnn", "threads", "onednn", "fused", "workers", "compile", "capture"),
     *("micro_batch", "ms_per_step", "kernels", "evidence"),

@@ -17,6 +17,8 @@ from slipstream.config import Config
 from slipstream.errors import UserError
 
 RECURRENT = ("lstm", "gru")
+MOST_OWN = 128
+"""Hidden units that our own recurrent kernels take"""
 GB = 1e9
 HALF_PAYS_HIDDEN = 128
 """Hidden units from which fp16 LSTMs have been faster than tf32 ones, with 200 to 512 sequences a
@@ -111,6 +113,8 @@ def make(config: Config, *, data_bytes: int, training: bool = True, streamed: bo
     )
     threads = hardware.available_cores() if engine.threads == "auto" else engine.threads
     reasons["threads"] = "every core" if engine.threads == "auto" else "asked for"
+    if engine.cudnn == "off" and recurrent and device.type == "cuda":
+        _refuse_own(max(model.sizes), recent=hardware.has_tf32(device))
     algorithm = "persistent" if engine.cudnn == "auto" else engine.cudnn
     reasons["cudnn"] = "as PyTorch chooses" if engine.cudnn == "auto" else "asked for"
     workers, prefetch = _workers(config, found.get("gpu", ""))
@@ -135,6 +139,15 @@ def make(config: Config, *, data_bytes: int, training: bool = True, streamed: bo
         reasons=reasons,
         hardware=found,
     )
+
+
+def _refuse_own(hidden: int, *, recent: bool) -> None:
+    if not recent or hidden > MOST_OWN:
+        why = f"model.hidden is {hidden}" if recent else "this GPU is older"
+        raise UserError(
+            f'engine.cudnn is "off", but our own kernels take up to {MOST_OWN} hidden units, on '
+            f'GPUs since Ampere ({why}); use "auto"'
+        )
 
 
 def _precision(config: Config, device: torch.device) -> tuple[str, str]:

@@ -38,8 +38,10 @@ def drops(model: Model) -> bool:
 def use(model: nn.Module, *, algorithms: tuple[str, ...], recompute: bool, compiled: bool) -> None:
     """Have a model run as the plan says; its weights and their names stay what they are."""
     core: Any = model.core
-    core.algorithms, core.recompute = algorithms, recompute
-    core.own = bool(algorithms) and algorithms[0] == OWN
+    core.recompute = recompute
+    if algorithms:
+        core.algorithms = algorithms
+        core.own = algorithms[0] == OWN and next(model.parameters()).is_cuda
     if compiled and core._compiled_call_impl is None:
         core.compile()
 
