@@ -1,4 +1,4 @@
-"""The definition is PyTorch's, and the op's rule under vmap makes one layer of many."""
+"""The definition is PyTorch's; step by step it is the same; under vmap one layer becomes many."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import torch
 from torch import nn
 from torch.func import vmap
 
-from slipstream.kernels import recurrent
+from slipstream.kernels import recurrent, stepwise
+from slipstream.kernels.shapes import Weights
 from tests.conftest import close
+from tests.kernels.layers import Shape, apart, defined, drawn
 
 CELLS = {"lstm": nn.LSTM, "gru": nn.GRU}
 
@@ -52,3 +54,23 @@ def test_under_vmap_every_lane_is_its_own(kind, shared):
     theirs = torch.autograd.grad(wanted, [w for lane in weights for w in lane], grad)
     for number, found_grad in enumerate(torch.autograd.grad(found, stacked, grad)):
         close(found_grad, torch.stack(theirs[number :: len(stacked)]), rel=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        Shape("lstm", K=3, T=9, B=4, D=5, H=7),
+        Shape("gru", K=2, T=1, B=1, D=3, H=20, W=2),
+        Shape("lstm", K=1, T=30, B=8, D=2, H=140, W=2),
+        Shape("gru", K=2, T=12, B=5, D=4, H=6),
+    ],
+    ids=str,
+)
+def test_step_by_step_is_what_is_defined(shape, dtype):
+    given = drawn(shape, dtype)
+    out = stepwise.layer(shape.kind, given[0], Weights(*given[1:5]), dtype)
+    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    found = [out, *torch.autograd.grad(out, given, grad)]
+    error = apart(found, defined(shape, given, grad))
+    assert error < (1e-5 if dtype == torch.float32 else 2e-2)

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from slipstream.kernels import reference
+from slipstream.kernels import stepwise
 from slipstream.kernels.shapes import Weights
 from slipstream.kernels.vmapped import is_vmapped, over_lanes
 
@@ -37,7 +37,7 @@ def lanes(kind: str, last: bool, x: Tensor, *weights: Tensor) -> Tensor:
         way = fused.choose(kind, last, x, stacked, *_operands(x))
         if way is not None:
             return fused.layer(way, x, stacked)
-    out = reference.layer(kind, x, stacked, None, None)
+    out = stepwise.layer(kind, x, stacked, _operands(x)[0])
     if not last:
         return out
     H = stacked.hh.shape[3]
@@ -46,7 +46,7 @@ def lanes(kind: str, last: bool, x: Tensor, *weights: Tensor) -> Tensor:
 
 def _operands(x: Tensor) -> tuple[torch.dtype, str]:
     """The type that products' operands have here, and how those of fp32 are multiplied."""
-    if torch.is_autocast_enabled("cuda"):
-        return torch.get_autocast_dtype("cuda"), "tf32"
+    if torch.is_autocast_enabled(x.device.type):
+        return torch.get_autocast_dtype(x.device.type), "tf32"
     tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
     return x.dtype, "tf32" if tf32 else "ieee"
