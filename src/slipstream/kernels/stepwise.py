@@ -2,9 +2,8 @@
 directions per time step. For what no kernel of ours takes: CPUs, and layers too wide for a chip.
 
 The way back is written out. What does not depend on the chain of steps is done for all of them at
-once: the products with x, the factors that gradients are multiplied by (as in `recurrence`), and
-the weights' gradients. Shapes as in the package, with L = K * W lanes and directions; in
-[T, L, ...] time runs as the direction does.
+once: the products with x and the weights' gradients. Shapes as in the package, with L = K * W lanes
+and directions; in [T, L, ...] time runs as the direction does.
 """
 
 from __future__ import annotations
@@ -69,6 +68,10 @@ class _Layer(torch.autograd.Function):
         )
 
 
+_sigmoid_back = torch.ops.aten.sigmoid_backward
+_tanh_back = torch.ops.aten.tanh_backward
+
+
 def _along(tensor: Tensor) -> Tensor:
     """[K, W, T, B, N] as [T, L, B, N], the second direction from its end."""
     if tensor.shape[1] == 2:
@@ -85,78 +88,69 @@ def _across(tensor: Tensor, W: int) -> Tensor:
 
 
 def _lstm(products: Tensor, across: Tensor, b_ih: Tensor, b_hh: Tensor) -> tuple[Tensor, Any]:
-    """Every step's output [T, L, B, H], and what the way back needs: gates and cells."""
+    """Every step's output [T, L, B, H], and what the way back needs of each."""
     bias, H = b_ih + b_hh, across.shape[1]
     h = bias.new_zeros(*products.shape[1:3], H)
-    c, outs, gates, cells = h, [], [], []
+    c, outs, kept = h, [], []
     for now in products:
         pre = torch.bmm(h.to(across.dtype), across) + now + bias
-        gate = torch.sigmoid(pre)
-        gate[..., 2 * H : 3 * H] = torch.tanh(pre[..., 2 * H : 3 * H])
-        i, f, g, o = gate.chunk(4, dim=-1)
+        i, f = torch.sigmoid(pre[..., : 2 * H]).chunk(2, dim=-1)
+        g, o = torch.tanh(pre[..., 2 * H : 3 * H]), torch.sigmoid(pre[..., 3 * H :])
+        before = c
         c = torch.addcmul(f * c, i, g)
-        h = o * torch.tanh(c)
+        tanh_c = torch.tanh(c)
+        h = o * tanh_c
         outs.append(h)
-        gates.append(gate)
-        cells.append(c)
-    return torch.stack(outs), (torch.stack(gates), torch.stack(cells))
+        kept.append((i, f, g, o, before, tanh_c))
+    return torch.stack(outs), [tensor for step in kept for tensor in step]
 
 
 def _lstm_back(dy: Tensor, y: Tensor, hh: Tensor, kept: Any) -> tuple[Tensor, Tensor]:
     """Gradients of what went into the gates, [T, L, B, 4 * H]: the same from x and from h."""
-    gates, cells = kept
-    i, f, g, o = gates.chunk(4, dim=-1)
-    before = torch.cat([torch.zeros_like(cells[:1]), cells[:-1]])
-    tanh_c = torch.tanh(cells)
-    of_cell = torch.cat([g * i * (1 - i), before * f * (1 - f), i * (1 - g * g)], dim=-1)
-    of_h, to_cell = y * (1 - o), o - y * tanh_c
-    slots = torch.empty_like(gates)
-    H = o.shape[-1]
     dh = dc = torch.zeros_like(y[0])
+    slots: list[Tensor] = []
     for t in reversed(range(len(y))):
+        i, f, g, o, before, tanh_c = kept[6 * t : 6 * t + 6]
         dh = dh + dy[t]
-        dc = torch.addcmul(dc, dh, to_cell[t])
-        torch.mul(of_cell[t], dc.repeat(1, 1, 3), out=slots[t, ..., : 3 * H])
-        torch.mul(of_h[t], dh, out=slots[t, ..., 3 * H :])
-        dh = torch.bmm(slots[t].to(hh.dtype), hh).to(dy.dtype)
-        dc = dc * f[t]
-    return slots, slots
+        dc = dc + _tanh_back(dh * o, tanh_c)
+        of_i, of_f = _sigmoid_back(dc * g, i), _sigmoid_back(dc * before, f)
+        of_g, of_o = _tanh_back(dc * i, g), _sigmoid_back(dh * tanh_c, o)
+        slots.append(torch.cat([of_i, of_f, of_g, of_o], dim=-1))
+        dh = torch.bmm(slots[-1].to(hh.dtype), hh).to(dy.dtype)
+        dc = dc * f
+    found = torch.stack(slots[::-1])
+    return found, found
 
 
 def _gru(products: Tensor, across: Tensor, b_ih: Tensor, b_hh: Tensor) -> tuple[Tensor, Any]:
     H = across.shape[1]
     h = b_ih.new_zeros(*products.shape[1:3], H)
-    outs, gates, news, hidden = [], [], [], []
+    outs, kept = [], []
     for now in products:
         from_h = torch.bmm(h.to(across.dtype), across) + b_hh
         from_x = now + b_ih
         gate = torch.sigmoid(from_x[..., : 2 * H] + from_h[..., : 2 * H])
         r, z = gate.chunk(2, dim=-1)
         n = torch.tanh(torch.addcmul(from_x[..., 2 * H :], r, from_h[..., 2 * H :]))
+        kept.append((r, z, n, from_h[..., 2 * H :], h))
         h = torch.lerp(n, h, z)
         outs.append(h)
-        gates.append(gate)
-        news.append(n)
-        hidden.append(from_h[..., 2 * H :])
-    return torch.stack(outs), tuple(torch.stack(found) for found in (gates, news, hidden))
+    return torch.stack(outs), [tensor for step in kept for tensor in step]
 
 
 def _gru_back(dy: Tensor, y: Tensor, hh: Tensor, kept: Any) -> tuple[Tensor, Tensor]:
     """Gradients of what comes from x and of what comes from h, [T, L, B, 3 * H] each."""
-    gates, n, hidden = kept
-    r, z = gates.chunk(2, dim=-1)
-    before = torch.cat([torch.zeros_like(y[:1]), y[:-1]])
-    of_new = (1 - z) * (1 - n * n)
-    of_hidden = of_new * r
-    of_r, of_z = of_hidden * (1 - r) * hidden, (before - n) * z * (1 - z)
-    factors = torch.cat([of_r, of_z, of_hidden], dim=-1)
-    of_h = torch.empty_like(factors)
-    grads = torch.empty_like(y)
     dh = torch.zeros_like(y[0])
+    of_x: list[Tensor] = []
+    of_h: list[Tensor] = []
     for t in reversed(range(len(y))):
+        r, z, n, hidden, before = kept[5 * t : 5 * t + 5]
         dh = dh + dy[t]
-        grads[t] = dh
-        torch.mul(factors[t], dh.repeat(1, 1, 3), out=of_h[t])
-        dh = torch.bmm(of_h[t].to(hh.dtype), hh).to(dy.dtype) + dh * z[t]
-    H = n.shape[-1]
-    return torch.cat([of_h[..., : 2 * H], of_new * grads], dim=-1), of_h
+        of_n = _tanh_back(dh * (1 - z), n)
+        of_hidden = of_n * r
+        of_r = _sigmoid_back(of_n * hidden, r)
+        of_z = _sigmoid_back(dh * (before - n), z)
+        of_x.append(torch.cat([of_r, of_z, of_n], dim=-1))
+        of_h.append(torch.cat([of_r, of_z, of_hidden], dim=-1))
+        dh = torch.bmm(of_h[-1].to(hh.dtype), hh).to(dy.dtype) + dh * z
+    return torch.stack(of_x[::-1]), torch.stack(of_h[::-1])
