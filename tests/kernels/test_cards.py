@@ -14,7 +14,7 @@ triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from slipstream.kernels import fused, recurrence  # noqa: E402
+from slipstream.kernels import fused, recurrence, sums  # noqa: E402
 
 
 class Card(NamedTuple):
@@ -80,7 +80,7 @@ def _resources(cubin):
 def test_a_layer_fits(card, kind, H, D):
     inside, forward, backward = fused.tiles(H, D, 2, room=card.shared, many=True)
     HP, DP = fused._padded(H), fused._padded(D) if inside else 16
-    constants = {"D": D if inside else 1, "DP": DP, "H": H, "HP": HP, "LSTM": kind == "lstm"}
+    constants = {"D": D if inside else 1, "DP": DP, "H": HP, "LSTM": kind == "lstm"}
     constants |= COMMON | {"INSIDE": inside, "LAST": False, "KEEP": True, "QUICK": True}
     types = TYPES if inside else TYPES | {"x": "*fp16"}
     told = {
@@ -102,9 +102,9 @@ def test_a_layer_fits(card, kind, H, D):
 @pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
 def test_weight_gradients_fit(card):
     for H, D, of_x in ((128, 4, True), (128, 200, False), (64, 10, True)):
-        constants = {"H": H, "HP": fused._padded(H), "D": D, "DP": 16, "LSTM": True}
+        constants = {"H": fused._padded(H), "D": D, "DP": 16, "LSTM": True}
         constants |= COMMON | {"OF_H": True, "OF_X": of_x, "BR": fused.ROWS, "BC": fused.COLUMNS}
-        shared, registers, stack = compiled(recurrence.weight_gradients, card, constants, warps=8)
+        shared, registers, stack = compiled(sums.weight_gradients, card, constants, warps=8)
         assert shared <= card.shared
         assert registers * 32 * 8 <= REGISTERS
         assert stack <= MOST_SPILLED

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from slipstream.engine.optim import BACKOFF, GROW_AFTER, GROWTH
+from slipstream.kernels.shapes import BETA1, BETA2, EPSILON
 
-BETA1, BETA2, ALPHA, EPSILON = 0.9, 0.999, 0.99, 1e-8
-"""torch's defaults"""
+ALPHA = 0.99
+"""torch's default for rmsprop"""
 
 
 def divide(grads: Tensor, clip: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor | None]:

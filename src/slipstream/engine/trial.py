@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -48,21 +49,21 @@ def changed(config: Config, *, engine_anew: bool = False, **sections: Mapping[st
     return Config.model_validate(settings)
 
 
-class Timed:
+class Timed(ABC):
     """Something that takes training steps, to be timed."""
 
     device: torch.device
     head_start = 0
     """Steps whose batches a loader has ready when it was left alone for a while"""
 
+    @abstractmethod
     def settings(self) -> AbstractContextManager[None]:
         """Torch's flags as its steps want them."""
-        raise NotImplementedError
 
-    def step(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def step(self) -> None: ...
 
-    def finish(self) -> None:
+    def finish(self) -> None:  # noqa: B027 (most put off nothing)
         """Do what steps have put off."""
 
     def run(self, steps: int) -> float:

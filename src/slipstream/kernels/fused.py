@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from slipstream.kernels import recurrence
+from slipstream.kernels import recurrence, sums
 from slipstream.kernels.shapes import Weights
 
 SLOTS = 4
@@ -198,7 +198,6 @@ class _Layer(torch.autograd.Function):
             D=D if inside else 1,
             DP=_padded(D) if inside else 16,
             H=H,
-            HP=_padded(H),
             W=W,
             LSTM=lstm,
             INSIDE=inside,
@@ -240,7 +239,6 @@ class _Layer(torch.autograd.Function):
             B,
             hh.stride(0),
             H=H,
-            HP=_padded(H),
             W=W,
             LSTM=way.kind == "lstm",
             STATES=h0 is not None,
@@ -255,12 +253,12 @@ class _Layer(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             dx = slots.view(K, T * B, -1) @ _interleaved(ih, way)
             dx = dx.view(x.shape)
-        d_ih, d_hh, sums = _weight_gradients(way, slots, x, y, h0)
+        d_ih, d_hh, total = _weight_gradients(way, slots, x, y, h0)
         if way.kind == "lstm":
-            d_b_ih = d_b_hh = sums.reshape(b_ih.shape)
+            d_b_ih = d_b_hh = total.reshape(b_ih.shape)
         else:
-            d_b_ih = sums[:, :, :3].reshape(b_ih.shape)
-            d_b_hh = torch.cat([sums[:, :, :2], sums[:, :, 3:]], dim=2).view(b_ih.shape)
+            d_b_ih = total[:, :, :3].reshape(b_ih.shape)
+            d_b_hh = torch.cat([total[:, :, :2], total[:, :, 3:]], dim=2).view(b_ih.shape)
         return (
             None,
             dx,
@@ -303,7 +301,8 @@ def _weight_gradients(
     K, T, B, W, H, _ = slots.shape
     D, gates, rows = x.shape[-1], 4 if way.kind == "lstm" else 3, T * B
     narrow = D < COLUMNS // 2  # with room for a column of ones
-    columns, height = -(-4 * H // COLUMNS), ROWS * 2 // way.dtype.itemsize
+    wide, height = min(SLOTS * H, COLUMNS), ROWS * 2 // way.dtype.itemsize
+    columns = SLOTS * H // wide
     parts = max(1, min(PROGRAMS // (K * W * columns), rows // (4 * height)))
     share = -(-rows // (parts * height)) * height
     parts = -(-rows // share)
@@ -312,21 +311,20 @@ def _weight_gradients(
     out = torch.empty(parts, sum(sizes), device=slots.device)
 
     def launch(blocks: int, width: int, *, h: bool, x_too: bool) -> None:
-        of_x, of_h, sums = out.split(sizes, dim=1)
-        recurrence.weight_gradients[(parts, columns * blocks, K * W)](
+        of_x, of_h, of_slots = out.split(sizes, dim=1)
+        sums.weight_gradients[(parts, columns * blocks, K * W)](
             slots,
             y,
             y if h0 is None else h0,
             x,
             of_h,
             of_x,
-            sums,
+            of_slots,
             rows,
             B,
             share,
             out.shape[1],
             H=H,
-            HP=_padded(H),
             D=D,
             DP=width,
             W=W,
@@ -336,7 +334,7 @@ def _weight_gradients(
             STATES=h0 is not None,
             PRECISION=way.precision,
             BR=height,
-            BC=COLUMNS,
+            BC=wide,
             num_warps=8,
             num_stages=3,
         )
@@ -347,5 +345,5 @@ def _weight_gradients(
         launch(1, 16, h=True, x_too=False)
         launch(-(-D // COLUMNS), COLUMNS, h=False, x_too=True)
     total = out[0] if parts == 1 else out.sum(0)
-    of_x, of_h, sums = (t.view(s) for t, s in zip(total.split(sizes), shapes, strict=True))
-    return of_x, of_h, sums
+    of_x, of_h, of_slots = (t.view(s) for t, s in zip(total.split(sizes), shapes, strict=True))
+    return of_x, of_h, of_slots

@@ -21,11 +21,12 @@ Why it is built like this. A step is a chain: product, gates, state, product. On
 moves a tensor from the layout of products to that of memory accesses through shared memory, with
 two barriers each time. So the slots are written and read side by side, as one tensor. The way back
 gets its factors ready-made: it has no tanh, and a few multiplications. What a step reads is asked
-for a step ahead. Weight gradients are products over all steps and windows, made afterwards: summed
-in the loop, they would not fit into the registers.
+for a step ahead. Weight gradients are products over all steps and windows, made afterwards
+(`sums`): in the loop, they would not fit into the registers.
 
-HP and DP are H and D rounded up to powers of two. The units between have no weights and stay zero.
-HELD slots' weights stay on chip; where shared memory is small, the others are read at every step.
+H is a power of two; who calls pads it with units that have no weights and stay zero. DP is D
+rounded up to one. HELD slots' weights stay on chip; where shared memory is small, the others are
+read at every step.
 """
 
 from __future__ import annotations
@@ -53,25 +54,25 @@ def _sigmoid(x, QUICK: tl.constexpr):
 
 
 @triton.jit
-def _side_by_side(a, b, c, d, BM: tl.constexpr, HP: tl.constexpr):
-    """Four [BM, HP] as one [BM, HP * 4]."""
-    return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [BM, HP * 4])
+def _side_by_side(a, b, c, d, BM: tl.constexpr, H: tl.constexpr):
+    """Four [BM, H] as one [BM, H * 4]."""
+    return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [BM, H * 4])
 
 
 @triton.jit
-def _apart(slots, BM: tl.constexpr, HP: tl.constexpr):
-    """One [BM, HP * 4] as four [BM, HP]."""
-    even, odd = tl.split(tl.reshape(slots, [BM, HP, 2, 2]))
+def _apart(slots, BM: tl.constexpr, H: tl.constexpr):
+    """One [BM, H * 4] as four [BM, H]."""
+    even, odd = tl.split(tl.reshape(slots, [BM, H, 2, 2]))
     a, c = tl.split(even)
     b, d = tl.split(odd)
     return a, b, c, d
 
 
 @triton.jit
-def _pair(kept, BM: tl.constexpr, HP: tl.constexpr, LSTM: tl.constexpr):
+def _pair(kept, BM: tl.constexpr, H: tl.constexpr, LSTM: tl.constexpr):
     """What `carry` holds of a unit: two values in an LSTM, one in a GRU."""
     if LSTM:
-        a, b = tl.split(tl.reshape(kept, [BM, HP, 2]))
+        a, b = tl.split(tl.reshape(kept, [BM, H, 2]))
     else:
         a, b = kept, kept
     return a, b
@@ -99,7 +100,6 @@ def forward(
     D: tl.constexpr,
     DP: tl.constexpr,
     H: tl.constexpr,
-    HP: tl.constexpr,
     W: tl.constexpr,
     LSTM: tl.constexpr,
     INSIDE: tl.constexpr,
@@ -118,36 +118,34 @@ def forward(
     who = tl.program_id(1).to(tl.int64)  # lane and direction
     lane, way = who // W, who % W
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
-    units, ins = tl.arange(0, HP), tl.arange(0, DP)
+    units, ins = tl.arange(0, H), tl.arange(0, DP)
     C: tl.constexpr = 2 if LSTM else 1
-    slots, pairs = tl.arange(0, 4 * HP), tl.arange(0, C * HP)
-    real = units < H
-    there = (rows < B)[:, None] & real[None, :]
+    slots, pairs = tl.arange(0, 4 * H), tl.arange(0, C * H)
+    there = (rows < B)[:, None]
     kind = y.dtype.element_ty
 
-    square = real[:, None] & real[None, :]
     recurrent = (
         w_hh + lane * hh_lane + way * G * H * H + units[None, :] * H + units[:, None]
     )  # [in, out]
-    u_0 = tl.load(recurrent, mask=square, other=0.0).to(kind)
+    u_0 = tl.load(recurrent).to(kind)
     u_1 = u_0
     u_2 = u_0
     u_3 = u_0
     if HELD == 4:
-        u_1 = tl.load(recurrent + H * H, mask=square, other=0.0).to(kind)
+        u_1 = tl.load(recurrent + H * H).to(kind)
         if LSTM:
-            u_2 = tl.load(recurrent + 2 * H * H, mask=square, other=0.0).to(kind)
-        u_3 = tl.load(recurrent + (G - 1) * H * H, mask=square, other=0.0).to(kind)
-    zero = tl.zeros([BM, HP], dtype=tl.float32)
+            u_2 = tl.load(recurrent + 2 * H * H).to(kind)
+        u_3 = tl.load(recurrent + (G - 1) * H * H).to(kind)
+    zero = tl.zeros([BM, H], dtype=tl.float32)
     ones_x = b_ih + lane * b_ih_lane + way * G * H + units
     ones_h = b_hh + lane * b_hh_lane + way * G * H + units
-    b_0 = tl.load(ones_x, mask=real, other=0.0) + tl.load(ones_h, mask=real, other=0.0)
-    b_1 = tl.load(ones_x + H, mask=real, other=0.0) + tl.load(ones_h + H, mask=real, other=0.0)
-    b_2 = tl.load(ones_x + 2 * H, mask=real, other=0.0)
-    b_3 = tl.load(ones_h + (G - 1) * H, mask=real, other=0.0)
+    b_0 = tl.load(ones_x) + tl.load(ones_h)
+    b_1 = tl.load(ones_x + H) + tl.load(ones_h + H)
+    b_2 = tl.load(ones_x + 2 * H)
+    b_3 = tl.load(ones_h + (G - 1) * H)
     if LSTM:
-        b_2 += tl.load(ones_h + 2 * H, mask=real, other=0.0)
-        b_3 += tl.load(ones_x + 3 * H, mask=real, other=0.0)
+        b_2 += tl.load(ones_h + 2 * H)
+        b_3 += tl.load(ones_x + 3 * H)
     b_0, b_1 = b_0.to(tl.float32)[None, :] + zero, b_1.to(tl.float32)[None, :] + zero
     b_2, b_3 = b_2.to(tl.float32)[None, :] + zero, b_3.to(tl.float32)[None, :] + zero
 
@@ -158,16 +156,14 @@ def forward(
     y_at = y + place + here
     factors_at = factors + 4 * (place + row) + slots[None, :]
     carry_at = carry + C * (place + row) + pairs[None, :]
-    all_four = (rows < B)[:, None] & (slots < 4 * H)[None, :]
-    both = (rows < B)[:, None] & (pairs < C * H)[None, :]
     if INSIDE:
         entering = w_ih + lane * ih_lane + way * G * H * D  # [in, out]
         entering += units[None, :] * D + ins[:, None]
-        oblong = (ins < D)[:, None] & real[None, :]
-        v_0 = tl.load(entering, mask=oblong, other=0.0).to(kind)
-        v_1 = tl.load(entering + H * D, mask=oblong, other=0.0).to(kind)
-        v_2 = tl.load(entering + 2 * H * D, mask=oblong, other=0.0).to(kind)
-        v_3 = tl.load(entering + (G - 1) * H * D, mask=oblong, other=0.0).to(kind)
+        known = (ins < D)[:, None]
+        v_0 = tl.load(entering, mask=known, other=0.0).to(kind)
+        v_1 = tl.load(entering + H * D, mask=known, other=0.0).to(kind)
+        v_2 = tl.load(entering + 2 * H * D, mask=known, other=0.0).to(kind)
+        v_3 = tl.load(entering + (G - 1) * H * D, mask=known, other=0.0).to(kind)
         x_there = (rows < B)[:, None] & (ins < D)[None, :]
         x_at = x + (lane * T + first) * B * D + rows[:, None].to(tl.int64) * D + ins[None, :]
         x_step = step * B * D
@@ -207,14 +203,14 @@ def forward(
 
         p_0 = tl.dot(operand, u_0, p_0, input_precision=PRECISION)
         if HELD < 4:
-            u_1 = tl.load(recurrent + H * H, mask=square, other=0.0).to(kind)
+            u_1 = tl.load(recurrent + H * H).to(kind)
         p_1 = tl.dot(operand, u_1, p_1, input_precision=PRECISION)
         if LSTM:
             if HELD < 4:
-                u_2 = tl.load(recurrent + 2 * H * H, mask=square, other=0.0).to(kind)
+                u_2 = tl.load(recurrent + 2 * H * H).to(kind)
             p_2 = tl.dot(operand, u_2, p_2, input_precision=PRECISION)
         if HELD < 4:
-            u_3 = tl.load(recurrent + (G - 1) * H * H, mask=square, other=0.0).to(kind)
+            u_3 = tl.load(recurrent + (G - 1) * H * H).to(kind)
         p_3 = tl.dot(operand, u_3, p_3, input_precision=PRECISION)
 
         if LSTM:
@@ -229,8 +225,8 @@ def forward(
             a_3 = h * (1 - o)
             if KEEP:
                 a_c = o - h * tanh_c
-                pair = tl.reshape(tl.join(a_c.to(kind), f.to(kind)), [BM, 2 * HP])
-                tl.store(carry_at, pair, mask=both)
+                pair = tl.reshape(tl.join(a_c.to(kind), f.to(kind)), [BM, 2 * H])
+                tl.store(carry_at, pair, mask=there)
         else:
             r, z = _sigmoid(p_0, QUICK), _sigmoid(p_1, QUICK)
             n = _tanh(p_2 + r * p_3, QUICK)
@@ -240,10 +236,10 @@ def forward(
             a_0 = a_3 * (1 - r) * p_3
             h = n + z * (h - n)
             if KEEP:
-                tl.store(carry_at, z.to(kind), mask=both)
+                tl.store(carry_at, z.to(kind), mask=there)
         if KEEP:
-            factor = _side_by_side(a_0.to(kind), a_1.to(kind), a_2.to(kind), a_3.to(kind), BM, HP)
-            tl.store(factors_at, factor, mask=all_four)
+            factor = _side_by_side(a_0.to(kind), a_1.to(kind), a_2.to(kind), a_3.to(kind), BM, H)
+            tl.store(factors_at, factor, mask=there)
             factors_at += step * B * W * 4 * H
             carry_at += step * B * W * C * H
         operand = h.to(kind)
@@ -267,7 +263,6 @@ def backward(
     B,
     hh_lane,
     H: tl.constexpr,
-    HP: tl.constexpr,
     W: tl.constexpr,
     LSTM: tl.constexpr,
     STATES: tl.constexpr,
@@ -282,26 +277,24 @@ def backward(
     who = tl.program_id(1).to(tl.int64)
     lane, way = who // W, who % W
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
-    units = tl.arange(0, HP)
+    units = tl.arange(0, H)
     C: tl.constexpr = 2 if LSTM else 1
-    slots, pairs = tl.arange(0, 4 * HP), tl.arange(0, C * HP)
-    real = units < H
-    there = (rows < B)[:, None] & real[None, :]
+    slots, pairs = tl.arange(0, 4 * H), tl.arange(0, C * H)
+    there = (rows < B)[:, None]
     kind = factors.dtype.element_ty
 
-    square = real[:, None] & real[None, :]
     recurrent = (
         w_hh + lane * hh_lane + way * G * H * H + units[:, None] * H + units[None, :]
     )  # [out, in]
-    u_0 = tl.load(recurrent, mask=square, other=0.0).to(kind)
+    u_0 = tl.load(recurrent).to(kind)
     u_1 = u_0
     u_2 = u_0
     u_3 = u_0
     if HELD == 4:
-        u_1 = tl.load(recurrent + H * H, mask=square, other=0.0).to(kind)
+        u_1 = tl.load(recurrent + H * H).to(kind)
         if LSTM:
-            u_2 = tl.load(recurrent + 2 * H * H, mask=square, other=0.0).to(kind)
-        u_3 = tl.load(recurrent + (G - 1) * H * H, mask=square, other=0.0).to(kind)
+            u_2 = tl.load(recurrent + 2 * H * H).to(kind)
+        u_3 = tl.load(recurrent + (G - 1) * H * H).to(kind)
 
     first, step = (1 - way) * (T - 1), 2 * way - 1  # against the direction of `forward`
     row = rows[:, None].to(tl.int64) * W * H + way * H
@@ -309,9 +302,7 @@ def backward(
     place = (lane * T + first) * B * W * H
     factors_at = factors + 4 * (place + row) + slots[None, :]
     carry_at = carry + C * (place + row) + pairs[None, :]
-    all_four = (rows < B)[:, None] & (slots < 4 * H)[None, :]
-    both = (rows < B)[:, None] & (pairs < C * H)[None, :]
-    zero = tl.zeros([BM, HP], dtype=tl.float32)
+    zero = tl.zeros([BM, H], dtype=tl.float32)
     dc = zero
     if LAST:
         dy_at = dy + lane * B * W * H + here
@@ -320,10 +311,10 @@ def backward(
     dh = tl.load(dy_at, mask=there, other=0.0).to(tl.float32)
 
     for t in tl.range(T, num_stages=STAGES):
-        factor = tl.load(factors_at, mask=all_four, other=0.0)
-        kept = tl.load(carry_at, mask=both, other=0.0)
-        a_0, a_1, a_2, a_3 = _apart(factor, BM, HP)
-        a_c, f = _pair(kept, BM, HP, LSTM)
+        factor = tl.load(factors_at, mask=there, other=0.0)
+        kept = tl.load(carry_at, mask=there, other=0.0)
+        a_0, a_1, a_2, a_3 = _apart(factor, BM, H)
+        a_c, f = _pair(kept, BM, H, LSTM)
         goes_on = zero
         if not LAST:
             dy_at += step * B * W * H
@@ -337,20 +328,20 @@ def backward(
             d_0, d_1, d_2, d_3 = dh * a_0, dh * a_1, dh * a_2, dh * a_3
             goes_on += dh * f
         d_0, d_1, d_2, d_3 = d_0.to(kind), d_1.to(kind), d_2.to(kind), d_3.to(kind)
-        tl.store(factors_at, _side_by_side(d_0, d_1, d_2, d_3, BM, HP), mask=all_four)
+        tl.store(factors_at, _side_by_side(d_0, d_1, d_2, d_3, BM, H), mask=there)
         factors_at += step * B * W * 4 * H
         carry_at += step * B * W * C * H
 
         dh = tl.dot(d_0, u_0, goes_on, input_precision=PRECISION)
         if HELD < 4:
-            u_1 = tl.load(recurrent + H * H, mask=square, other=0.0).to(kind)
+            u_1 = tl.load(recurrent + H * H).to(kind)
         dh = tl.dot(d_1, u_1, dh, input_precision=PRECISION)
         if LSTM:
             if HELD < 4:
-                u_2 = tl.load(recurrent + 2 * H * H, mask=square, other=0.0).to(kind)
+                u_2 = tl.load(recurrent + 2 * H * H).to(kind)
             dh = tl.dot(d_2, u_2, dh, input_precision=PRECISION)
         if HELD < 4:
-            u_3 = tl.load(recurrent + (G - 1) * H * H, mask=square, other=0.0).to(kind)
+            u_3 = tl.load(recurrent + (G - 1) * H * H).to(kind)
         dh = tl.dot(d_3, u_3, dh, input_precision=PRECISION)
 
     if STATES:
@@ -358,99 +349,3 @@ def backward(
         tl.store(dh0 + states, dh, mask=there)
         if LSTM:
             tl.store(dc0 + states, dc, mask=there)
-
-
-@triton.jit(do_not_specialize=["rows", "B", "share"])
-def weight_gradients(
-    slots,
-    y,
-    h0,
-    x,
-    out_h,
-    out_x,
-    out_bias,
-    rows,
-    B,
-    share,
-    apart,
-    H: tl.constexpr,
-    HP: tl.constexpr,
-    D: tl.constexpr,
-    DP: tl.constexpr,
-    W: tl.constexpr,
-    LSTM: tl.constexpr,
-    OF_H: tl.constexpr,
-    OF_X: tl.constexpr,
-    STATES: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BR: tl.constexpr,
-    BC: tl.constexpr,
-):
-    """Sums, over a share of all rows (steps and windows), of slots times outputs of the step before
-    (OF_H), and times inputs (OF_X: DP of them, the block that the program's number names).
-
-    A column of ones beside the inputs sums the slots themselves, for the biases.
-
-    slots [K, rows, W, H, 4], y [K, rows, W, H], x [K, rows, D]; for each share, `apart` elements
-    from one to the next: out_h [K, W, G, H, H], out_x [K, W, G, H, D], out_bias [K, W, 4, H].
-    """
-    G: tl.constexpr = 4 if LSTM else 3
-    blocks: tl.constexpr = 1 if OF_H else (D + DP - 1) // DP
-    part = tl.program_id(0).to(tl.int64)
-    who = tl.program_id(2).to(tl.int64)
-    lane, way = who // W, who % W
-    columns = tl.program_id(1) // blocks * BC + tl.arange(0, BC)
-    units = tl.arange(0, HP)
-    ins = tl.program_id(1) % blocks * DP + tl.arange(0, DP)
-    kind = slots.dtype.element_ty
-    before = B - 2 * B * way  # the forward direction's step before is B rows up
-    slots_at = slots + (lane * rows * W + way) * 4 * H + columns[None, :]
-    y_at = y + (lane * rows * W + way) * H + units[None, :]
-    x_at = x + lane * rows * D + ins[None, :]
-    total_h = tl.zeros([BC, HP], dtype=tl.float32)
-    total_x = tl.zeros([BC, DP], dtype=tl.float32)
-    end = tl.minimum((part + 1) * share, rows)
-    for start in range(part * share, end, BR):
-        row = start + tl.arange(0, BR)
-        within = row < end
-        d = tl.load(
-            slots_at + row[:, None] * (W * 4 * H),
-            mask=within[:, None] & (columns < 4 * H)[None, :],
-            other=0.0,
-        )
-        if OF_H:
-            source = row - before
-            known = within & (source >= 0) & (source < rows)
-            h = tl.load(
-                y_at + source[:, None] * (W * H),
-                mask=known[:, None] & (units < H)[None, :],
-                other=0.0,
-            )
-            if STATES:
-                h += tl.load(
-                    h0 + (who * B + row % B)[:, None] * H + units[None, :],
-                    mask=(within & ~known)[:, None] & (units < H)[None, :],
-                    other=0.0,
-                ).to(kind)
-            total_h = tl.dot(tl.trans(d), h, total_h, input_precision=PRECISION)
-        if OF_X:
-            mine = within[:, None] & (ins < D)[None, :]
-            seen = tl.load(x_at + row[:, None] * D, mask=mine, other=0.0).to(kind)
-        else:
-            seen = tl.zeros([BR, DP], dtype=kind)
-        if OF_H:
-            seen = tl.where((ins == DP - 1)[None, :], 1.0, seen).to(kind)
-        total_x = tl.dot(tl.trans(d), seen, total_x, input_precision=PRECISION)
-
-    unit, slot = columns // 4, columns % 4
-    real = columns < 4 * H
-    if OF_H:
-        gate = slot if LSTM else tl.minimum(slot, 2)
-        mine = real if LSTM else real & (slot != 2)
-        out_at = out_h + part * apart + ((who * G + gate) * H + unit)[:, None] * H + units[None, :]
-        tl.store(out_at, total_h, mask=mine[:, None] & (units < H)[None, :])
-        bias_at = out_bias + part * apart + ((who * 4 + slot) * H + unit)[:, None]
-        tl.store(bias_at + ins[None, :] * 0, total_x, mask=real[:, None] & (ins == DP - 1)[None, :])
-    if OF_X:
-        out_at = out_x + part * apart + ((who * G + slot) * H + unit)[:, None] * D + ins[None, :]
-        tl.store(out_at, total_x, mask=(real & (slot < G))[:, None] & (ins < D)[None, :])

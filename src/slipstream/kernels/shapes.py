@@ -1,10 +1,13 @@
-"""What the ways to run a recurrent layer pass to each other."""
+"""What ways to compute the same thing have in common."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 from torch import Tensor
+
+BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
+"""Adam's, as torch has them by default"""
 
 
 class Weights(NamedTuple):

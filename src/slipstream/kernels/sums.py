@@ -1,0 +1,106 @@
+"""The weights' gradients of a recurrent layer in Triton: sums over all steps and windows, from what
+`recurrence.backward` left. Shapes and slots as there.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit(do_not_specialize=["rows", "B", "share"])
+def weight_gradients(
+    slots,
+    y,
+    h0,
+    x,
+    out_h,
+    out_x,
+    out_bias,
+    rows,
+    B,
+    share,
+    apart,
+    H: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    W: tl.constexpr,
+    LSTM: tl.constexpr,
+    OF_H: tl.constexpr,
+    OF_X: tl.constexpr,
+    STATES: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BR: tl.constexpr,
+    BC: tl.constexpr,
+):
+    """Sums, over a share of all rows (steps and windows), of slots times outputs of the step before
+    (OF_H), and times inputs (OF_X: DP of them, the block that the program's number names).
+
+    A column of ones beside the inputs sums the slots themselves, for the biases.
+
+    slots [K, rows, W, H, 4], y [K, rows, W, H], x [K, rows, D]; for each share, `apart` elements
+    from one to the next: out_h [K, W, G, H, H], out_x [K, W, G, H, D], out_bias [K, W, 4, H].
+    """
+    G: tl.constexpr = 4 if LSTM else 3
+    blocks: tl.constexpr = 1 if OF_H else (D + DP - 1) // DP
+    part = tl.program_id(0).to(tl.int64)
+    who = tl.program_id(2).to(tl.int64)
+    lane, way = who // W, who % W
+    columns = tl.program_id(1) // blocks * BC + tl.arange(0, BC)
+    units = tl.arange(0, H)
+    ins = tl.program_id(1) % blocks * DP + tl.arange(0, DP)
+    kind = slots.dtype.element_ty
+    before = B - 2 * B * way  # the forward direction's step before is B rows up
+    slots_at = slots + (lane * rows * W + way) * 4 * H + columns[None, :]
+    y_at = y + (lane * rows * W + way) * H + units[None, :]
+    x_at = x + lane * rows * D + ins[None, :]
+    total_h = tl.zeros([BC, H], dtype=tl.float32)
+    total_x = tl.zeros([BC, DP], dtype=tl.float32)
+    end = tl.minimum((part + 1) * share, rows)
+    for start in range(part * share, end, BR):
+        row = start + tl.arange(0, BR)
+        within = row < end
+        d = tl.load(
+            slots_at + row[:, None] * (W * 4 * H),
+            mask=within[:, None],
+            other=0.0,
+        )
+        if OF_H:
+            source = row - before
+            known = within & (source >= 0) & (source < rows)
+            h = tl.load(
+                y_at + source[:, None] * (W * H),
+                mask=known[:, None],
+                other=0.0,
+            )
+            if STATES:
+                h += tl.load(
+                    h0 + (who * B + row % B)[:, None] * H + units[None, :],
+                    mask=(within & ~known)[:, None],
+                    other=0.0,
+                ).to(kind)
+            total_h = tl.dot(tl.trans(d), h, total_h, input_precision=PRECISION)
+        if OF_X:
+            mine = within[:, None] & (ins < D)[None, :]
+            seen = tl.load(x_at + row[:, None] * D, mask=mine, other=0.0).to(kind)
+        else:
+            seen = tl.zeros([BR, DP], dtype=kind)
+        if OF_H:
+            seen = tl.where((ins == DP - 1)[None, :], 1.0, seen).to(kind)
+        total_x = tl.dot(tl.trans(d), seen, total_x, input_precision=PRECISION)
+
+    unit, slot = columns // 4, columns % 4
+    if OF_H:
+        gate = slot if LSTM else tl.minimum(slot, 2)
+        out_at = out_h + part * apart + ((who * G + gate) * H + unit)[:, None] * H + units[None, :]
+        if LSTM:
+            tl.store(out_at, total_h)
+        else:  # what comes from x has no part in it
+            tl.store(out_at, total_h, mask=(slot != 2)[:, None])
+        bias_at = (
+            out_bias + part * apart + ((who * 4 + slot) * H + unit)[:, None] + ins[None, :] * 0
+        )
+        tl.store(bias_at, total_x, mask=(ins == DP - 1)[None, :])
+    if OF_X:
+        out_at = out_x + part * apart + ((who * G + slot) * H + unit)[:, None] * D + ins[None, :]
+        tl.store(out_at, total_x, mask=(slot < G)[:, None] & (ins < D)[None, :])
