@@ -42,11 +42,18 @@ COUNTS, STRIDES = (
 )
 TYPES = dict.fromkeys(HALF, "*fp16") | dict.fromkeys(FULL, "*fp32")
 TYPES |= dict.fromkeys(COUNTS, "i32") | dict.fromkeys(STRIDES, "i64")
-COMMON = {"W": 1, "STATES": False, "PRECISION": "tf32"}
+COMMON = {"W": 1, "PRECISION": "tf32"}
+
+
+class Needs(NamedTuple):
+    shared: int
+    registers: int
+    """Of one thread"""
+    stack: int
+    calls: int
 
 
 def compiled(kernel, card, constants, *, warps, stages=3, types=TYPES):
-    """Shared memory, registers and stack of one thread."""
     names = kernel.arg_names
     signature = {name: types.get(name, "constexpr") for name in names}
     aligned = {
@@ -58,18 +65,18 @@ def compiled(kernel, card, constants, *, warps, stages=3, types=TYPES):
     source = ASTSource(kernel, signature, constexprs=used, attrs=aligned)
     target = GPUTarget("cuda", card.capability, 32)
     made = triton.compile(source, target, options={"num_warps": warps, "num_stages": stages})
-    found = re.search(r"REG:(\d+) STACK:(\d+)", _resources(made.asm["cubin"]))
-    return made.metadata.shared, int(found[1]), int(found[2])
+    cubin = made.asm["cubin"]
+    found = re.search(r"REG:(\d+) STACK:(\d+)", _seen_by("-res-usage", cubin))
+    calls = _seen_by("-sass", cubin).count("RET.")
+    return Needs(made.metadata.shared, int(found[1]), int(found[2]), calls)
 
 
-def _resources(cubin):
+def _seen_by(flag, cubin):
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         tool = triton.knobs.nvidia.cuobjdump.path
-        done = subprocess.run(
-            [tool, "-res-usage", file.name], capture_output=True, text=True, check=True
-        )
+        done = subprocess.run([tool, flag, file.name], capture_output=True, text=True, check=True)
     return done.stdout + done.stderr
 
 
@@ -81,7 +88,13 @@ def test_a_layer_fits(card, kind, H, D):
     inside, forward, backward = fused.tiles(H, D, 2, room=card.shared, many=True)
     HP, DP = fused._padded(H), fused._padded(D) if inside else 16
     constants = {"D": D if inside else 1, "DP": DP, "H": HP, "LSTM": kind == "lstm"}
-    constants |= COMMON | {"INSIDE": inside, "LAST": False, "KEEP": True, "QUICK": True}
+    constants |= COMMON | {
+        "INSIDE": inside,
+        "STATES": kind == "lstm",
+        "LAST": False,
+        "KEEP": True,
+        "QUICK": True,
+    }
     types = TYPES if inside else TYPES | {"x": "*fp16"}
     told = {
         recurrence.forward: (forward, fused.forward_bytes(forward, HP, DP * inside, 2)),
@@ -91,12 +104,11 @@ def test_a_layer_fits(card, kind, H, D):
         if tile.held < 4:
             types = types | {"w_hh": "*fp16"}
         cut = {"HELD": tile.held, "BM": tile.windows, "STAGES": tile.stages}
-        shared, registers, stack = compiled(
-            kernel, card, constants | cut, warps=tile.warps, types=types
-        )
-        assert shared <= most <= card.shared, kernel
-        assert registers * 32 * tile.warps <= REGISTERS
-        assert stack <= MOST_SPILLED, kernel
+        needs = compiled(kernel, card, constants | cut, warps=tile.warps, types=types)
+        assert needs.shared <= most <= card.shared, kernel
+        assert needs.registers * 32 * tile.warps <= REGISTERS
+        assert needs.stack <= MOST_SPILLED, kernel
+        assert needs.calls == 0, kernel
 
 
 @pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
@@ -104,10 +116,11 @@ def test_weight_gradients_fit(card):
     for H, D, of_x in ((128, 4, True), (128, 200, False), (64, 10, True)):
         constants = {"H": fused._padded(H), "D": D, "DP": 16, "LSTM": True}
         constants |= COMMON | {"OF_H": True, "OF_X": of_x, "BR": fused.ROWS, "BC": fused.COLUMNS}
-        shared, registers, stack = compiled(sums.weight_gradients, card, constants, warps=8)
-        assert shared <= card.shared
-        assert registers * 32 * 8 <= REGISTERS
-        assert stack <= MOST_SPILLED
+        needs = compiled(sums.weight_gradients, card, constants, warps=8)
+        assert needs.shared <= card.shared
+        assert needs.registers * 32 * 8 <= REGISTERS
+        assert needs.stack <= MOST_SPILLED
+        assert needs.calls == 0  # a call in a loop of products spoils them
 
 
 def test_turing_is_left_to_cudnn():

@@ -315,7 +315,6 @@ def _weight_gradients(
         sums.weight_gradients[(parts, columns * blocks, K * W)](
             slots,
             y,
-            y if h0 is None else h0,
             x,
             of_h,
             of_x,
@@ -331,7 +330,6 @@ def _weight_gradients(
             LSTM=way.kind == "lstm",
             OF_H=h,
             OF_X=x_too,
-            STATES=h0 is not None,
             PRECISION=way.precision,
             BR=height,
             BC=wide,
@@ -346,4 +344,13 @@ def _weight_gradients(
         launch(-(-D // COLUMNS), COLUMNS, h=False, x_too=True)
     total = out[0] if parts == 1 else out.sum(0)
     of_x, of_h, of_slots = (t.view(s) for t, s in zip(total.split(sizes), shapes, strict=True))
+    if h0 is not None:
+        of_h = of_h + _of_initial(slots, h0, gates)
     return of_x, of_h, of_slots
+
+
+def _of_initial(slots: Tensor, h0: Tensor, gates: int) -> Tensor:
+    """The initial state's part of the gradient of w_hh, from each direction's first step."""
+    first = torch.stack([slots[:, -way, :, way] for way in range(slots.shape[3])], dim=1)
+    of_slots = torch.einsum("kwbhs,kwbj->kwshj", first.float(), h0.float())
+    return of_slots if gates == SLOTS else of_slots[:, :, [0, 1, 3]]

@@ -12,7 +12,6 @@ import triton.language as tl
 def weight_gradients(
     slots,
     y,
-    h0,
     x,
     out_h,
     out_x,
@@ -28,7 +27,6 @@ def weight_gradients(
     LSTM: tl.constexpr,
     OF_H: tl.constexpr,
     OF_X: tl.constexpr,
-    STATES: tl.constexpr,
     PRECISION: tl.constexpr,
     BR: tl.constexpr,
     BC: tl.constexpr,
@@ -36,7 +34,9 @@ def weight_gradients(
     """Sums, over a share of all rows (steps and windows), of slots times outputs of the step before
     (OF_H), and times inputs (OF_X: DP of them, the block that the program's number names).
 
-    A column of ones beside the inputs sums the slots themselves, for the biases.
+    A column of ones beside the inputs sums the slots themselves, for the biases. No division by
+    what is known only at run time: ptxas calls a function for it, which overwrites the descriptors
+    that the loop's products read their operands by (seen on an H200; a test looks for calls).
 
     slots [K, rows, W, H, 4], y [K, rows, W, H], x [K, rows, D]; for each share, `apart` elements
     from one to the next: out_h [K, W, G, H, H], out_x [K, W, G, H, D], out_bias [K, W, 4, H].
@@ -73,12 +73,6 @@ def weight_gradients(
                 mask=known[:, None],
                 other=0.0,
             )
-            if STATES:
-                h += tl.load(
-                    h0 + (who * B + row % B)[:, None] * H + units[None, :],
-                    mask=(within & ~known)[:, None],
-                    other=0.0,
-                ).to(kind)
             total_h = tl.dot(tl.trans(d), h, total_h, input_precision=PRECISION)
         if OF_X:
             mine = within[:, None] & (ins < D)[None, :]
