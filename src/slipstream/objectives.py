@@ -11,6 +11,8 @@ from slipstream.config import Train
 
 def window_losses(prediction: Tensor, target: Tensor, train: Train) -> Tensor:
     """The mean loss of each window, [B], from predictions [B, H, C, Q] and targets [B, H, C]."""
+    if train.loss != "quantile" and prediction.shape[-1] > 1:
+        prediction = point(prediction, train.quantiles)[..., None]
     losses = _losses(prediction, target[..., None], train).flatten(1)
     return losses[:, 0] if losses.shape[1] == 1 else losses.mean(dim=1)
 
@@ -28,6 +30,11 @@ def _losses(prediction: Tensor, target: Tensor, train: Train) -> Tensor:
             return F.l1_loss(prediction, target, reduction="none")
         case "huber":
             return F.huber_loss(prediction, target, reduction="none", delta=train.huber_delta)
+
+
+def for_validation(train: Train) -> Train:
+    """The same settings with what a validation is judged by as the loss."""
+    return train if train.metric == "loss" else train.model_copy(update={"loss": train.metric})
 
 
 def point(prediction: Tensor, quantiles: tuple[float, ...]) -> Tensor:

@@ -1,7 +1,7 @@
 """What a user can ask for. No torch here."""
 
 from slipstream.config.base import Scalar
-from slipstream.config.reading import demo, differences, load, to_toml
+from slipstream.config.reading import changed, demo, differences, load, to_toml
 from slipstream.config.sections import (
     SIMULATED,
     Config,
@@ -12,6 +12,7 @@ from slipstream.config.sections import (
 )
 from slipstream.config.signature import Signature
 from slipstream.config.split import Split
+from slipstream.config.tune import Range, Tune
 
 __all__ = [
     "SIMULATED",
@@ -19,10 +20,13 @@ __all__ = [
     "Data",
     "Engine",
     "Model",
+    "Range",
     "Scalar",
     "Signature",
     "Split",
     "Train",
+    "Tune",
+    "changed",
     "demo",
     "differences",
     "load",

@@ -17,6 +17,7 @@ from slipstream.config.base import (
     Sizes,
 )
 from slipstream.config.split import Split
+from slipstream.config.tune import Tune
 
 SIMULATED = "simulated:"
 """Paths that start so name an embedded data set instead of a file."""
@@ -222,6 +223,9 @@ class Train(Section):
     """An improvement is a validation loss lower than the best by more than this."""
     validate_every: PositiveInt = 1
     """Epochs from one validation to the next."""
+    metric: Literal["loss", "mse", "mae"] = "loss"
+    """What a validation is judged by, for early stopping and the best weights: the training loss,
+    or an error of the point prediction in standardised units."""
     minutes: PositiveFloat | None = None
     """Stop training after this time."""
     repeats: PositiveInt = 1
@@ -346,6 +350,7 @@ class Config(Section):
     model: Model = Model()
     train: Train = Train()
     engine: Engine = Engine()
+    tune: Tune = Tune()
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -18,6 +18,7 @@ from slipstream.engine.plan import Plan
 from slipstream.engine.step import Tape
 from slipstream.engine.streaming import Streamed
 from slipstream.models import Noise, drops, use
+from slipstream.objectives import for_validation
 from slipstream.runs import Run
 
 TRAINING = "training step"
@@ -113,7 +114,8 @@ def set_up(task: Task, plan: Plan, *, like: Job | None = None) -> Job:
         scale=scale,
         noise=_noise(config, device),
     )
-    check = step.validation(model, val_home, val_tape, train=train, plan=plan, fold=fold)
+    judged = for_validation(train)
+    check = step.validation(model, val_home, val_tape, train=judged, plan=plan, fold=fold)
     captured: dict[str, Captured] = {}
     if plan.capture:
         advance = captured[TRAINING] = Captured(advance, device, steps=plan.steps_per_graph)

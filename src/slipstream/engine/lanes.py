@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -29,18 +29,29 @@ EMPTY = 0.25
 OUT_OF_TIME, INTERRUPTED = "train.minutes have passed", "interrupted"
 Refill = Callable[[LaneFit], Lane | None]
 """What takes the place of a lane that has ended, if anything does"""
+Verdict = Callable[[LaneFit, float], str]
+"""A lane and its new validation loss to why it has to end; nothing lets it go on"""
+
+
+class Guide(NamedTuple):
+    """What decides over lanes from outside."""
+
+    refill: Refill | None = None
+    verdict: Verdict | None = None
+    forget: bool = False
+    """Keep nothing of a lane once `refill` has seen how it ended"""
 
 
 def fit(
     pack: Pack,
     run: Run,
     *,
-    refill: Refill | None = None,
+    guide: Guide = Guide(),  # noqa: B008 (a tuple)
     facts: Mapping[str, Any] | None = None,
 ) -> list[LaneFit]:
     """Train every lane to its own end and close the pack; the fits come in the lanes' order.
 
-    `refill` is asked for another lane when one ends. `facts` are kept with each checkpoint. A
+    The guide is asked for another lane when one ends. `facts` are kept with each checkpoint. A
     signal stops it after the step in hand, with a checkpoint.
     """
     work = Work(pack, run, [None] * len(pack.lanes))
@@ -48,30 +59,30 @@ def fit(
         assert lane is not None
         _enter(work, place, lane)
     pack.begin({place: Epoch() for place in range(len(pack.lanes))})
-    return _until_the_end(work, refill, facts or {})
+    return _until_the_end(work, guide, facts or {})
 
 
 def resume(
     saved: Saved,
-    lanes: Sequence[Lane],
+    lanes: Sequence[Lane] | Mapping[int, Lane],
     signature: Signature,
     series: Series,
     run: Run,
     *,
-    refill: Refill | None = None,
+    guide: Guide = Guide(),  # noqa: B008
     facts: Mapping[str, Any] | None = None,
 ) -> list[LaneFit]:
     """Go on from a checkpoint as if it had never stopped; `lanes` are all that had come until then,
-    in their order."""
+    by their number."""
     work = lanestate.restored(saved, lanes, signature, series, run)
-    return _until_the_end(work, refill, facts or {})
+    return _until_the_end(work, guide, facts or {})
 
 
-def _until_the_end(work: Work, refill: Refill | None, facts: Mapping[str, Any]) -> list[LaneFit]:
+def _until_the_end(work: Work, guide: Guide, facts: Mapping[str, Any]) -> list[LaneFit]:
     engine, plan = work.pack.room.config.engine, work.pack.plan
     with stoppable() as stop, Writer(work.run, background=engine.async_checkpoints) as writer:
         try:
-            _fit(work, stop, Keeper(work.run, engine, writer), refill, facts)
+            _fit(work, stop, Keeper(work.run, engine, writer), guide, facts)
         finally:
             work.pack.close()
             if plan.capture:
@@ -87,9 +98,7 @@ def _until_the_end(work: Work, refill: Refill | None, facts: Mapping[str, Any]) 
     return sorted(work.everyone(), key=lambda one: one.number)
 
 
-def _fit(
-    work: Work, stop: Stop, keeper: Keeper, refill: Refill | None, facts: Mapping[str, Any]
-) -> None:
+def _fit(work: Work, stop: Stop, keeper: Keeper, guide: Guide, facts: Mapping[str, Any]) -> None:
     spent_before = work.train_s + work.validate_s
     began = time.perf_counter()
 
@@ -112,10 +121,10 @@ def _fit(
         limit = min((60 * m for m in minutes if m), default=math.inf)
         late = now - began + spent_before > limit
         for place in diverged:
-            _roll_back(work, place, refill)
+            _roll_back(work, place, guide)
         if stop.requested:
             break
-        validated = _finish_epochs(work, set(diverged), late, None if late else refill)
+        validated = _finish_epochs(work, set(diverged), late, guide)
         if keeper.due(validated=validated):
             save()
         _compact(work)
@@ -157,7 +166,7 @@ def _read(work: Work, taken: int) -> list[int]:
     return diverged
 
 
-def _roll_back(work: Work, place: int, refill: Refill | None) -> None:
+def _roll_back(work: Work, place: int, guide: Guide) -> None:
     """Put a lane back to its epoch's start with half its learning rate, or end it."""
     one = work.places[place]
     assert one is not None
@@ -166,7 +175,7 @@ def _roll_back(work: Work, place: int, refill: Refill | None) -> None:
     at.epoch = float(at.epochs)
     work.pack.go_back(place)
     if at.rollbacks == recover.MOST_ROLLBACKS:
-        _end(work, place, DIVERGED, refill)
+        _end(work, place, DIVERGED, guide)
         return
     at.rollbacks += 1
     at.rate /= 2
@@ -175,7 +184,7 @@ def _roll_back(work: Work, place: int, refill: Refill | None) -> None:
     work.pack.begin({place: epoch_of(at)})
 
 
-def _finish_epochs(work: Work, spared: set[int], late: bool, refill: Refill | None) -> bool:
+def _finish_epochs(work: Work, spared: set[int], late: bool, guide: Guide) -> bool:
     """Score the lanes whose epoch is over, or all when the time is; end them or go on."""
     pack = work.pack
     over = [
@@ -184,12 +193,16 @@ def _finish_epochs(work: Work, spared: set[int], late: bool, refill: Refill | No
         if place not in spared and (late or one.progress.done == pack.num_steps(place))
     ]
     due = [place for place, one in over if late or _validates(one)]
+    told: dict[int, str] = {}
     if due:
         began = time.perf_counter()
         scores = pack.score(due)
         better = [k for k, val_loss in zip(due, scores, strict=True) if _judge(work, k, val_loss)]
         pack.keep_best(better)
         work.validate_s += time.perf_counter() - began
+        if guide.verdict:
+            mine = [one for place, one in over if place in due]
+            told = dict(zip(due, map(guide.verdict, mine, scores), strict=True))
     begun = {}
     for place, one in over:
         at, train = one.progress, one.lane.config.train
@@ -197,8 +210,9 @@ def _finish_epochs(work: Work, spared: set[int], late: bool, refill: Refill | No
         stopped = OUT_OF_TIME if late else out_of_patience(at, train)
         if not stopped and at.epochs == train.epochs:
             stopped = "all epochs done"
+        stopped = stopped or told.get(place, "")
         if stopped:
-            _end(work, place, stopped, refill)
+            _end(work, place, stopped, guide._replace(refill=None) if late else guide)
         else:
             begun[place] = epoch_of(at)
     if begun:
@@ -232,7 +246,7 @@ def _judge(work: Work, place: int, val_loss: float) -> bool:
     return improved
 
 
-def _end(work: Work, place: int, stopped: str, refill: Refill | None) -> None:
+def _end(work: Work, place: int, stopped: str, guide: Guide) -> None:
     """Freeze a lane, take its best weights, and give its place away."""
     one, pack = work.places[place], work.pack
     assert one is not None
@@ -241,7 +255,9 @@ def _end(work: Work, place: int, stopped: str, refill: Refill | None) -> None:
     work.run.append("lane", lane=one.number, stopped=stopped, **asdict(one.progress))
     work.places[place] = None
     pack.leave(place)
-    lane = refill(one) if refill else None
+    lane = guide.refill(one) if guide.refill else None
+    if guide.forget:
+        work.ended.pop()
     if lane is not None:
         pack.put(place, lane)
         _enter(work, place, lane)

@@ -102,7 +102,11 @@ def take(work: Work, facts: Mapping[str, Any]) -> Saved:
 
 
 def restored(
-    saved: Saved, lanes: Sequence[Lane], signature: Signature, series: Series, run: Run
+    saved: Saved,
+    lanes: Sequence[Lane] | Mapping[int, Lane],
+    signature: Signature,
+    series: Series,
+    run: Run,
 ) -> Work:
     """The pack of a checkpoint with every lane where it stood."""
     facts, places = saved.facts, saved.facts["places"]
@@ -131,7 +135,10 @@ def restored(
 
 
 def _brought_back(
-    told: dict[str, Any], lanes: Sequence[Lane], ended: dict[str, Tensor], device: torch.device
+    told: dict[str, Any],
+    lanes: Sequence[Lane] | Mapping[int, Lane],
+    ended: dict[str, Tensor],
+    device: torch.device,
 ) -> LaneFit:
     number, lane = told["number"], lanes[told["number"]]
     changed = configs.differences(Config.model_validate_json(told["config"]), lane.config)

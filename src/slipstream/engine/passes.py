@@ -22,7 +22,7 @@ from slipstream.engine import step
 from slipstream.engine.homes import Share
 from slipstream.engine.plan import RECURRENT, Plan
 from slipstream.models import Noise, build, use
-from slipstream.objectives import window_losses
+from slipstream.objectives import for_validation, window_losses
 
 Mode = Literal["together", "branches"]
 MOST_STREAMS = 16
@@ -108,11 +108,11 @@ class Together:
     def train(
         self, rows: Tensor, shares: Tensor, noise: Noise | None, now: Tensor, scale: Tensor
     ) -> tuple[Tensor, Tensor]:
-        weights = self.weights.detach().requires_grad_()
+        job, weights = self.job, self.weights.detach().requires_grad_()
         total = grads = None
-        for number in range(self.job.passes):
+        for number in range(job.passes):
             here = noise and noise.at(now, number)
-            loss = self._losses(weights, rows[:, number], shares[:, number], here)
+            loss = self._losses(weights, rows[:, number], shares[:, number], here, job.train)
             (found,) = torch.autograd.grad(loss, weights, scale)
             grads = found if grads is None else grads + found
             total = loss.detach() if total is None else total + loss.detach()
@@ -121,7 +121,7 @@ class Together:
         return total, grads
 
     def validate(self, rows: Tensor, shares: Tensor) -> Tensor:
-        return self._losses(self.weights, rows, shares, None)
+        return self._losses(self.weights, rows, shares, None, for_validation(self.job.train))
 
     def serve(self, places: set[int]) -> None:
         pass
@@ -129,7 +129,9 @@ class Together:
     def close(self) -> None:
         pass
 
-    def _losses(self, weights: Tensor, rows: Tensor, shares: Tensor, noise: Noise | None) -> Tensor:
+    def _losses(
+        self, weights: Tensor, rows: Tensor, shares: Tensor, noise: Noise | None, train: Train
+    ) -> Tensor:
         job, batch = self.job, windows.gather(self.job.series, rows)
         named = views(weights, self.layout)
         by_lane = (0, 0, None if batch.static is None else 0, None if noise is None else 0)
@@ -143,7 +145,7 @@ class Together:
             return found
 
         prediction = step.forward(every, batch.inputs, batch.static, noise, plan=job.plan)
-        losses = window_losses(prediction.flatten(0, 1), batch.targets.flatten(0, 1), job.train)
+        losses = window_losses(prediction.flatten(0, 1), batch.targets.flatten(0, 1), train)
         losses = losses.view(*rows.shape, job.signature.fold)
         losses = losses[..., 0] if job.signature.fold == 1 else losses.mean(dim=2)
         return (losses * shares).sum(dim=1)
@@ -177,13 +179,15 @@ class Branches:
     def train(
         self, rows: Tensor, shares: Tensor, noise: Noise | None, now: Tensor, scale: Tensor
     ) -> tuple[Tensor, Tensor]:
+        train = self.job.train
+
         def one(k: int) -> None:
             module = self.modules[k].train()
             weights = list(module.parameters())
             total, grads = None, None
             for number in range(self.job.passes):
                 here = noise and Noise(noise.key[k], noise.rate[k]).at(now[k], number)
-                loss = self._loss(module, rows[k, number], shares[k, number], here)
+                loss = self._loss(module, rows[k, number], shares[k, number], here, train)
                 found = torch.autograd.grad(loss, weights, scale[k])
                 grads = found if grads is None else torch._foreach_add(grads, found)
                 total = loss.detach() if total is None else total + loss.detach()
@@ -196,9 +200,11 @@ class Branches:
         return self.loss, self.grads
 
     def validate(self, rows: Tensor, shares: Tensor) -> Tensor:
+        judged = for_validation(self.job.train)
+
         @torch.no_grad()
         def one(k: int) -> None:
-            self.loss[k].copy_(self._loss(self.modules[k].eval(), rows[k], shares[k], None))
+            self.loss[k].copy_(self._loss(self.modules[k].eval(), rows[k], shares[k], None, judged))
 
         self._each(one)
         return self.loss
@@ -210,11 +216,13 @@ class Branches:
         if self.workers:
             self.workers.shutdown()
 
-    def _loss(self, module: nn.Module, rows: Tensor, shares: Tensor, noise: Noise | None) -> Tensor:
+    def _loss(
+        self, module: nn.Module, rows: Tensor, shares: Tensor, noise: Noise | None, train: Train
+    ) -> Tensor:
         job = self.job
         share = Share(windows.gather(job.series, rows), shares)
         fold = job.signature.fold
-        return step.loss(module, share, noise, train=job.train, plan=job.plan, fold=fold)
+        return step.loss(module, share, noise, train=train, plan=job.plan, fold=fold)
 
     def _in_a_row(self, tensors: Sequence[Tensor]) -> Iterator[Tensor]:
         for tensor, entry in zip(tensors, self.layout, strict=True):

@@ -15,16 +15,15 @@ from slipstream.engine import lanes, measure, monitor, pack, packing, recover
 from slipstream.engine.checkpoint import Saved
 from slipstream.engine.job import Task
 from slipstream.engine.lane import Lane
+from slipstream.engine.lanes import Guide
 from slipstream.engine.lanestate import LaneFit
 from slipstream.engine.passes import Mode
-from slipstream.engine.plan import RECURRENT, Plan
+from slipstream.engine.plan import Plan
 from slipstream.errors import Interrupted, UserError
 from slipstream.runs import Event, Run
 from slipstream.training import figures, setup
 from slipstream.training.setup import Result, Start, timed
 
-MOST_PLACES = 64
-"""Lanes at a time, where that is not measured"""
 FIXED = {"train.epochs", "train.patience", "train.minutes"}
 """What only a run of one model may change when it is resumed: of lanes that have ended, the best
 weights are all that is left"""
@@ -163,12 +162,12 @@ def _packed(task: Task, every: list[Lane], chosen: Plan, saved: Saved | None) ->
         )
     if saved is not None:
         mode, places = saved.facts["mode"], saved.facts["pack"]["places"]
-        return Packed(every, _as_pack(chosen, mode, None), mode, places, "as it began", [])
+        return Packed(every, packing.as_pack(chosen, mode, None), mode, places, "as it began", [])
     limit_s = min(measure.LONGEST_S, _share_s(task, chosen, len(every)))
     if task.config.train.minutes is not None:
         why, places = "all at a time, since train.minutes is for all of them", len(every)
     elif task.config.engine.plan == "off" or limit_s < measure.FIRST_TRIAL_S:
-        why, places = "a rule of thumb", min(len(every), MOST_PLACES)
+        why, places = "a rule of thumb", min(len(every), packing.MOST_PLACES)
     else:
         signature = task.dataset.signature
         choice = packing.choose(every, signature, task.series, chosen, limit_s=limit_s)
@@ -177,32 +176,14 @@ def _packed(task: Task, every: list[Lane], chosen: Plan, saved: Saved | None) ->
             for told in choice.evidence
             if "ms" in told and (told["mode"], told["places"]) == (choice.mode, choice.places)
         )
-        plan = _as_pack(chosen, choice.mode, ms)
+        plan = packing.as_pack(chosen, choice.mode, ms)
         return Packed(every, plan, choice.mode, choice.places, "measured", choice.evidence)
-    mode = _rule(task.config, chosen)
-    return Packed(every, _as_pack(chosen, mode, None), mode, places, why, [])
-
-
-def _rule(settings: Config, chosen: Plan) -> Mode:
-    """A CPU has faster recurrent layers for one model than we have for many."""
-    on_cpu = chosen.device.type == "cpu" and settings.model.kind in RECURRENT
-    return "branches" if on_cpu else "together"
+    mode = packing.rule(task.config, chosen)
+    return Packed(every, packing.as_pack(chosen, mode, None), mode, places, why, [])
 
 
 def _share_s(task: Task, chosen: Plan, count: int) -> float:
     return measure.SHARE_OF_RUN * measure.guess_s(task, chosen) * count
-
-
-def _as_pack(chosen: Plan, mode: Mode, ms: float | None) -> Plan:
-    """The plan of one model, as a pack of several takes it."""
-    chosen = replace(chosen, steps_per_graph=1, ms_per_step=ms)
-    if mode == "branches":
-        return chosen
-    reasons = chosen.reasons | {
-        "cudnn": "lanes train together, by an operation that takes all of them",
-        "compile": "off: lanes train together",
-    }
-    return replace(chosen, cudnn=(), kernels=[], compile=False, reasons=reasons)
 
 
 def _announce(task: Task, packed: Packed, parameters: int, saved: Saved | None) -> None:
@@ -255,9 +236,9 @@ def _fit(
     what = task.dataset.signature, task.series
     if saved is not None:
         then = _as_now(saved, packed)
-        refill = _following(packed.lanes[saved.facts["came"] :])
+        guide = Guide(_following(packed.lanes[saved.facts["came"] :]))
         facts = _facts(task, packed)
-        fits = lanes.resume(then, packed.lanes, *what, run, refill=refill, facts=facts)
+        fits = lanes.resume(then, packed.lanes, *what, run, guide=guide, facts=facts)
         return packed, fits, trained
     size = runs.log_size(run)
     while True:
@@ -265,7 +246,7 @@ def _fit(
         try:
             made = pack.make(first, *what, packed.plan, mode=packed.mode, room=packed.lanes)
             facts = _facts(task, packed)
-            fits = lanes.fit(made, run, refill=_following(rest), facts=facts)
+            fits = lanes.fit(made, run, guide=Guide(_following(rest)), facts=facts)
             return packed, fits, trained
         except RuntimeError as error:
             if packed.places == 1 or not recover.is_out_of_memory(error):
