@@ -14,17 +14,21 @@ if TYPE_CHECKING:
     from slipstream.reporting import report as report
     from slipstream.training import Result as Result
     from slipstream.training import train as train
+    from slipstream.tuning import Study as Study
+    from slipstream.tuning import tune as tune
 
 __version__ = "0.1.0"
 __all__ = [
     "Config",
     "Interrupted",
     "Result",
+    "Study",
     "UserError",
     "evaluate",
     "predict",
     "report",
     "train",
+    "tune",
 ]
 
 _HOME = {
@@ -36,6 +40,8 @@ _HOME = {
     "predict": "prediction",
     "report": "reporting",
     "train": "training",
+    "tune": "tuning",
+    "Study": "tuning",
 }
 
 

@@ -69,8 +69,17 @@ class Run:
             self.watch(line)
 
 
-def create(name: str, *, out: str, watch: Callable[[Event], None] | None = None) -> Run:
-    """Make `out/<name>-<UTC time>`, unlike any that exists."""
+def create(
+    name: str,
+    *,
+    out: str,
+    folder: Path | None = None,
+    watch: Callable[[Event], None] | None = None,
+) -> Run:
+    """Make `out/<name>-<UTC time>`, unlike any that exists; or the folder that is given."""
+    if folder is not None:
+        folder.mkdir(parents=True)
+        return Run(folder.resolve(), watch)
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     for attempt in range(1, 1000):
         folder = Path(out) / (f"{name}-{stamp}" + (f"-{attempt}" if attempt > 1 else ""))

@@ -73,9 +73,10 @@ def _change_one(
     given[key][index] = value
 
 
-def demo() -> Config:
-    """The embedded training job: an LSTM that estimates a simulated cell's state of charge."""
-    text = resources.files("slipstream").joinpath("demo.toml").read_text(encoding="utf-8")
+def demo(name: str = "demo") -> Config:
+    """An embedded job: `demo`, an LSTM that estimates a simulated cell's state of charge, or
+    `search`, for better settings of it."""
+    text = resources.files("slipstream").joinpath(f"{name}.toml").read_text(encoding="utf-8")
     return Config.model_validate(tomllib.loads(text))
 
 

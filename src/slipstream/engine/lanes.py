@@ -33,6 +33,10 @@ Verdict = Callable[[LaneFit, float], str]
 """A lane and its new validation loss to why it has to end; nothing lets it go on"""
 
 
+Facts = Callable[[], Mapping[str, Any]]
+"""What a checkpoint keeps beside the lanes, as it stands then"""
+
+
 class Guide(NamedTuple):
     """What decides over lanes from outside."""
 
@@ -47,11 +51,11 @@ def fit(
     run: Run,
     *,
     guide: Guide = Guide(),  # noqa: B008 (a tuple)
-    facts: Mapping[str, Any] | None = None,
+    facts: Facts = dict,
 ) -> list[LaneFit]:
     """Train every lane to its own end and close the pack; the fits come in the lanes' order.
 
-    The guide is asked for another lane when one ends. `facts` are kept with each checkpoint. A
+    The guide is asked for another lane when one ends. `facts` go with each checkpoint. A
     signal stops it after the step in hand, with a checkpoint.
     """
     work = Work(pack, run, [None] * len(pack.lanes))
@@ -59,7 +63,7 @@ def fit(
         assert lane is not None
         _enter(work, place, lane)
     pack.begin({place: Epoch() for place in range(len(pack.lanes))})
-    return _until_the_end(work, guide, facts or {})
+    return _until_the_end(work, guide, facts)
 
 
 def resume(
@@ -70,15 +74,15 @@ def resume(
     run: Run,
     *,
     guide: Guide = Guide(),  # noqa: B008
-    facts: Mapping[str, Any] | None = None,
+    facts: Facts = dict,
 ) -> list[LaneFit]:
     """Go on from a checkpoint as if it had never stopped; `lanes` are all that had come until then,
     by their number."""
     work = lanestate.restored(saved, lanes, signature, series, run)
-    return _until_the_end(work, guide, facts or {})
+    return _until_the_end(work, guide, facts)
 
 
-def _until_the_end(work: Work, guide: Guide, facts: Mapping[str, Any]) -> list[LaneFit]:
+def _until_the_end(work: Work, guide: Guide, facts: Facts) -> list[LaneFit]:
     engine, plan = work.pack.room.config.engine, work.pack.plan
     with stoppable() as stop, Writer(work.run, background=engine.async_checkpoints) as writer:
         try:
@@ -98,12 +102,12 @@ def _until_the_end(work: Work, guide: Guide, facts: Mapping[str, Any]) -> list[L
     return sorted(work.everyone(), key=lambda one: one.number)
 
 
-def _fit(work: Work, stop: Stop, keeper: Keeper, guide: Guide, facts: Mapping[str, Any]) -> None:
+def _fit(work: Work, stop: Stop, keeper: Keeper, guide: Guide, facts: Facts) -> None:
     spent_before = work.train_s + work.validate_s
     began = time.perf_counter()
 
     def save() -> None:
-        keeper.save(lambda: lanestate.take(work, facts), at=(work.steps, len(work.ended)))
+        keeper.save(lambda: lanestate.take(work, facts()), at=(work.steps, len(work.ended)))
 
     while training := work.training():
         pack, log_every = work.pack, work.pack.room.config.engine.log_every

@@ -110,13 +110,8 @@ def restored(
 ) -> Work:
     """The pack of a checkpoint with every lane where it stood."""
     facts, places = saved.facts, saved.facts["places"]
-    room = facts["room"] | {
-        "config": Config.model_validate_json(facts["room"]["config"]),
-        "model": Model.model_validate_json(facts["room"]["model"]),
-        "optimizers": tuple(facts["room"]["optimizers"]),
-    }
     plan = Plan.from_dict(facts["plan"])
-    pack = Pack(len(places), Room(**room), signature, series, plan, facts["mode"])
+    pack = Pack(len(places), room_of(facts), signature, series, plan, facts["mode"])
     work = Work(pack, run, [None] * len(places), came=facts["came"], steps=saved.step)
     work.train_s, work.validate_s = facts["seconds"]
     for told in facts["lanes"]:
@@ -132,6 +127,17 @@ def restored(
     if work.training():  # all may have ended, and only their scores be missing
         pack.begin({place: epoch_of(one.progress) for place, one in work.training()})
     return work
+
+
+def room_of(facts: Mapping[str, Any]) -> Room:
+    """What the places of a checkpoint's pack can hold."""
+    told = facts["room"]
+    back = {
+        "config": Config.model_validate_json(told["config"]),
+        "model": Model.model_validate_json(told["model"]),
+        "optimizers": tuple(told["optimizers"]),
+    }
+    return Room(**(told | back))
 
 
 def _brought_back(

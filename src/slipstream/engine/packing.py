@@ -24,7 +24,7 @@ MOST_PLACES = 64
 
 
 def rule(settings: Config, plan: Plan) -> Mode:
-    """The mode, unmeasured: a CPU has faster recurrent layers for one model than we have for many."""
+    """The mode, unmeasured: a CPU has faster recurrent layers for one model than for many."""
     on_cpu = plan.device.type == "cpu" and settings.model.kind in RECURRENT
     return "branches" if on_cpu else "together"
 

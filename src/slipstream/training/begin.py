@@ -37,12 +37,14 @@ def train(
     watch: Callable[[Event], None] | None = None,
     resume: str | Path | None = None,
     force: bool = False,
+    folder: Path | None = None,
 ) -> Result:
     """Train the model that `config` describes on its data, or on the given table.
 
     `watch` is shown every event of the run as it is logged. `resume` names a run to go on with,
     from its newest checkpoint, to the same end as if it had never stopped; `config` may then be
-    left out. Other settings or other data are refused there unless `force` is given.
+    left out. Other settings or other data are refused there unless `force` is given. `folder` is
+    where the run is made, if not in a new one under `out`.
     """
     began = time.perf_counter()
     if resume is not None:
@@ -59,7 +61,7 @@ def train(
     rules = _rules(settings, dataset)
     if together.wanted(settings):
         together.refuse(settings, dataset, rules)
-    run = runs.create(settings.name, out=settings.out, watch=watch)
+    run = runs.create(settings.name, out=settings.out, folder=folder, watch=watch)
     with runs.locked(run), _crashes_kept(run):
         start = Start(dataset.fingerprint(), rules)
         return _run(run, settings, dataset, start, seconds, began)

@@ -314,6 +314,7 @@ def _spread(
             "sd": statistics.stdev(values),
             "min": min(values),
             "max": max(values),
+            "n": len(values),
         }
         for name in metrics.NAMES
         for values in [[figures[name] for figures in repeats]]

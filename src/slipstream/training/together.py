@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from slipstream import runs
@@ -237,16 +238,16 @@ def _fit(
     if saved is not None:
         then = _as_now(saved, packed)
         guide = Guide(_following(packed.lanes[saved.facts["came"] :]))
-        facts = _facts(task, packed)
-        fits = lanes.resume(then, packed.lanes, *what, run, guide=guide, facts=facts)
+        told = partial(_facts, task, packed)
+        fits = lanes.resume(then, packed.lanes, *what, run, guide=guide, facts=told)
         return packed, fits, trained
     size = runs.log_size(run)
     while True:
         first, rest = packed.lanes[: packed.places], packed.lanes[packed.places :]
         try:
             made = pack.make(first, *what, packed.plan, mode=packed.mode, room=packed.lanes)
-            facts = _facts(task, packed)
-            fits = lanes.fit(made, run, guide=Guide(_following(rest)), facts=facts)
+            told = partial(_facts, task, packed)
+            fits = lanes.fit(made, run, guide=Guide(_following(rest)), facts=told)
             return packed, fits, trained
         except RuntimeError as error:
             if packed.places == 1 or not recover.is_out_of_memory(error):
