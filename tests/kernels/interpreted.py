@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from triton.runtime import interpreter
 
-from slipstream.kernels import fused, update
+from slipstream.kernels import fused, stepwise, update
 from slipstream.kernels.fused import Tile, Way
 from slipstream.kernels.shapes import Weights
 from tests.kernels.layers import Shape, apart, defined, drawn
@@ -27,6 +27,19 @@ SHAPES = [
     Shape("gru", K=2, T=5, B=3, D=4, H=6),
     Shape("gru", K=2, T=4, B=20, D=3, H=16, W=2, states=True),
     Shape("gru", K=1, T=4, B=3, D=70, H=7, W=2, last=True, states=True),
+]
+
+STEPWISE = [
+    Shape("lstm", K=2, T=5, B=3, D=4, H=6),
+    Shape("lstm", K=5, T=4, B=70, D=3, H=9, W=2),
+    Shape("lstm", K=1, T=3, B=1, D=17, H=129, W=2, last=True),
+    Shape("lstm", K=1, T=1, B=1, D=1, H=1),
+    Shape("lstm", K=3, T=6, B=2, D=8, H=16, last=True),
+    Shape("gru", K=2, T=5, B=3, D=4, H=6),
+    Shape("gru", K=5, T=4, B=70, D=3, H=9, W=2),
+    Shape("gru", K=1, T=3, B=1, D=17, H=129, W=2, last=True),
+    Shape("gru", K=4, T=1, B=1, D=1, H=1, W=2),
+    Shape("gru", K=3, T=6, B=2, D=8, H=16, last=True),
 ]
 
 
@@ -92,6 +105,24 @@ def error_of(shape: Shape, dtype: torch.dtype, *, held: int) -> float:
     return apart(found, defined(shape, given, grad))
 
 
+def stepwise_error_of(shape: Shape, dtype: torch.dtype, *, loose: bool) -> float:
+    """Where `loose`, there are gaps between lanes of weights, and between rows of the gradient."""
+    given = drawn(shape, dtype)
+    way = stepwise.Way(shape.kind, shape.last, dtype, kernels=True)
+    weights = [with_gaps(tensor, 1) if loose else tensor for tensor in given[1:]]
+    out = stepwise.layer(way, given[0], Weights(*weights))
+    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    arriving = with_gaps(grad, -1) if loose else grad
+    found = [out, *torch.autograd.grad(out, given, arriving)]
+    return apart(found, defined(shape, given, grad))
+
+
+def with_gaps(tensor: torch.Tensor, dim: int) -> torch.Tensor:
+    return torch.cat([tensor, torch.full_like(tensor, torch.nan)], dim).split(
+        tensor.shape[dim], dim
+    )[0]
+
+
 def adam_error(*, decoupled: bool) -> float:
     """Against torch's own, three lanes of which one stays in its second step."""
     torch.manual_seed(0)
@@ -137,4 +168,8 @@ if __name__ == "__main__":
         name = f"{shape.kind} {number}"
         found[f"{name} fp32"] = error_of(shape, torch.float32, held=4 if number % 2 else 1)
         found[f"{name} fp16"] = error_of(shape, torch.float16, held=1 if number % 2 else 4)
+    for number, shape in enumerate(STEPWISE):
+        name, loose = f"stepwise {shape.kind} {number}", number % 2 == 0
+        found[f"{name} fp32"] = stepwise_error_of(shape, torch.float32, loose=loose)
+        found[f"{name} fp16"] = stepwise_error_of(shape, torch.float16, loose=not loose)
     json.dump(found, sys.stdout)
