@@ -16,7 +16,9 @@ own order. `x`, `out` and `dy` lie in the order of time; they are read and writt
     carry    [L, T, B, 2, H]    LSTM: what dh adds to dc, and what of dc goes on (f)
              [L, T, B, 1, H]    GRU: what of dh goes on (z)
 
-`slots` may be the memory of `x`, where they lie alike: every place is read before it is written.
+`slots` may be the memory of `x`, where they lie alike: every place is read before it is written. A
+kernel reads all that it needs before it writes: no read may overtake a write that could be to the
+same place, and each would wait for memory by itself.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -239,16 +241,19 @@ def lstm_backward(
     dh = _arriving(product, dy, t, T, B, dy_lane, dy_time, dy_row, H, W, FROM_H, FROM_Y, BLOCK)
     step = (who * T + t) * B
     state_at = state + who * B * H + element
+    slots_at = slots + step * (4 * H) + row * (4 * H) + unit
     carry_at = carry + step * (2 * H) + row * (2 * H) + unit
-    dc = dh * _read(carry_at, there)
+    a_0, a_1 = _read(slots_at, there), _read(slots_at + H, there)
+    a_2, a_3 = _read(slots_at + 2 * H, there), _read(slots_at + 3 * H, there)
+    a_c, f = _read(carry_at, there), _read(carry_at + H, there)
+    dc = dh * a_c
     if FROM_H:
         dc += _read(state_at, there)
-    slots_at = slots + step * (4 * H) + row * (4 * H) + unit
-    _write(slots_at, dc * _read(slots_at, there), there)
-    _write(slots_at + H, dc * _read(slots_at + H, there), there)
-    _write(slots_at + 2 * H, dc * _read(slots_at + 2 * H, there), there)
-    _write(slots_at + 3 * H, dh * _read(slots_at + 3 * H, there), there)
-    _write(state_at, dc * _read(carry_at + H, there), there)
+    _write(slots_at, dc * a_0, there)
+    _write(slots_at + H, dc * a_1, there)
+    _write(slots_at + 2 * H, dc * a_2, there)
+    _write(slots_at + 3 * H, dh * a_3, there)
+    _write(state_at, dc * f, there)
 
 
 @triton.jit(do_not_specialize=["t", "T", "B"])
@@ -276,14 +281,17 @@ def gru_backward(
     dh = _arriving(product, dy, t, T, B, dy_lane, dy_time, dy_row, H, W, FROM_H, FROM_Y, BLOCK)
     step = (who * T + t) * B
     state_at = state + who * B * H + element
+    slots_at = slots + step * (4 * H) + row * (4 * H) + unit
+    a_0, a_1 = _read(slots_at, there), _read(slots_at + H, there)
+    a_2, a_3 = _read(slots_at + 2 * H, there), _read(slots_at + 3 * H, there)
+    z = _read(carry + step * H + element, there)
     if FROM_H:
         dh += _read(state_at, there)
-    slots_at = slots + step * (4 * H) + row * (4 * H) + unit
-    _write(slots_at, dh * _read(slots_at, there), there)
-    _write(slots_at + H, dh * _read(slots_at + H, there), there)
-    _write(slots_at + 2 * H, dh * _read(slots_at + 2 * H, there), there)
-    _write(slots_at + 3 * H, dh * _read(slots_at + 3 * H, there), there)
-    _write(state_at, dh * _read(carry + step * H + element, there), there)
+    _write(slots_at, dh * a_0, there)
+    _write(slots_at + H, dh * a_1, there)
+    _write(slots_at + 2 * H, dh * a_2, there)
+    _write(slots_at + 3 * H, dh * a_3, there)
+    _write(state_at, dh * z, there)
 
 
 def forward(
