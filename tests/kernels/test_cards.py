@@ -144,9 +144,8 @@ STEPS = [
     ids=str,
 )
 def test_a_step_takes_no_shared_memory_and_calls_nothing(kind, H, W, card):
-    flags = dict.fromkeys(("SPREAD", "KEEP", "FROM_H", "FROM_Y"), True)
-    constants = {"H": H, "W": W, "FIRST": False, "BLOCK": pointwise.BLOCK} | flags
-    constants["QUICK"] = kind != "fp32"
+    constants = {"H": H, "W": W, "SPREAD": True, "KEEP": True, "LAST": True}
+    constants |= {"QUICK": kind != "fp32", "BLOCK": pointwise.BLOCK}
     types = STEP_TYPES | dict.fromkeys(OF_STEPS, f"*{kind}")
     for kernel in STEPS:
         needs = compiled(kernel, card, constants, warps=pointwise.WARPS, types=types)

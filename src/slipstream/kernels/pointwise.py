@@ -78,14 +78,13 @@ def lstm_forward(
     B,
     H: tl.constexpr,
     W: tl.constexpr,
-    FIRST: tl.constexpr,
     SPREAD: tl.constexpr,
     KEEP: tl.constexpr,
     QUICK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """FIRST: the states are zero, and there is no product yet. KEEP writes what the way back
-    needs."""
+    """At the first step the states are zero, and there is no product yet. KEEP writes what the way
+    back needs."""
     who, element, there = _here(B, H, BLOCK)
     lane, way = who // W, who % W
     row, unit = element // H, element % H
@@ -97,14 +96,13 @@ def lstm_forward(
     p_2 = _read(x_at + 2 * H, there) + _read(bias_at + 2 * H, there)
     p_3 = _read(x_at + 3 * H, there) + _read(bias_at + 3 * H, there)
     state_at = state + who * B * H + element
-    c = tl.zeros([BLOCK], dtype=tl.float32)
-    if not FIRST:
-        product_at = product + who * B * (4 * H) + row * (4 * H) + unit
-        p_0 += _read(product_at, there)
-        p_1 += _read(product_at + H, there)
-        p_2 += _read(product_at + 2 * H, there)
-        p_3 += _read(product_at + 3 * H, there)
-        c += _read(state_at, there)
+    product_at = product + who * B * (4 * H) + row * (4 * H) + unit
+    before = there & (t > 0)
+    p_0 += _read(product_at, before)
+    p_1 += _read(product_at + H, before)
+    p_2 += _read(product_at + 2 * H, before)
+    p_3 += _read(product_at + 3 * H, before)
+    c = _read(state_at, before)
 
     i, f = sigmoid(p_0, QUICK), sigmoid(p_1, QUICK)
     g, o = tanh(p_2, QUICK), sigmoid(p_3, QUICK)
@@ -142,7 +140,6 @@ def gru_forward(
     B,
     H: tl.constexpr,
     W: tl.constexpr,
-    FIRST: tl.constexpr,
     SPREAD: tl.constexpr,
     KEEP: tl.constexpr,
     QUICK: tl.constexpr,
@@ -160,13 +157,12 @@ def gru_forward(
     p_z = _read(x_at + 2 * H, there) + _read(bias_at + 2 * H, there)
     from_h = _read(bias_at + 3 * H, there)
     state_at = state + who * B * H + element
-    h = tl.zeros([BLOCK], dtype=tl.float32)
-    if not FIRST:
-        product_at = product + who * B * (3 * H) + row * (3 * H) + unit
-        p_r += _read(product_at, there)
-        p_z += _read(product_at + H, there)
-        from_h += _read(product_at + 2 * H, there)
-        h += _read(state_at, there)
+    product_at = product + who * B * (3 * H) + row * (3 * H) + unit
+    before = there & (t > 0)
+    p_r += _read(product_at, before)
+    p_z += _read(product_at + H, before)
+    from_h += _read(product_at + 2 * H, before)
+    h = _read(state_at, before)
 
     r, z = sigmoid(p_r, QUICK), sigmoid(p_z, QUICK)
     n = tanh(from_x + r * from_h, QUICK)
@@ -198,21 +194,19 @@ def _arriving(
     dy_row,
     H: tl.constexpr,
     W: tl.constexpr,
-    FROM_H: tl.constexpr,
-    FROM_Y: tl.constexpr,
+    LAST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """The gradient of a step's h, in fp32: from the step after it and from its output."""
     who, element, there = _here(B, H, BLOCK)
     lane, way = who // W, who % W
-    dh = tl.zeros([BLOCK], dtype=tl.float32)
-    if FROM_H:
-        dh += _read(product + who * B * H + element, there)
-    if FROM_Y:
-        row, unit = (element // H).to(tl.int64), element % H  # its rows may lie far apart
-        at = dy + lane * dy_lane + _time(way, t, T) * dy_time + way * H
-        dh += _read(at + row * dy_row + unit, there)
-    return dh
+    row, unit = (element // H).to(tl.int64), element % H  # rows of dy may lie far apart
+    after = t + 1 < T
+    has_output = there
+    if LAST:
+        has_output = there & (t + 1 == T)
+    dy_at = dy + lane * dy_lane + _time(way, t, T) * dy_time + way * H + row * dy_row + unit
+    return _read(product + who * B * H + element, there & after) + _read(dy_at, has_output)
 
 
 @triton.jit(do_not_specialize=["t", "T", "B"])
@@ -230,15 +224,14 @@ def lstm_backward(
     dy_row,
     H: tl.constexpr,
     W: tl.constexpr,
-    FROM_H: tl.constexpr,
-    FROM_Y: tl.constexpr,
+    LAST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """FROM_H: there is a step after this one. FROM_Y: the output has a gradient at this step;
-    `dy_lane` and so on are elements from one lane's, step's and window's to the next one's."""
+    """With LAST, dy is that of the last step's output; `dy_lane` and so on are elements from one
+    lane's, step's and window's to the next one's."""
     who, element, there = _here(B, H, BLOCK)
     row, unit = element // H, element % H
-    dh = _arriving(product, dy, t, T, B, dy_lane, dy_time, dy_row, H, W, FROM_H, FROM_Y, BLOCK)
+    dh = _arriving(product, dy, t, T, B, dy_lane, dy_time, dy_row, H, W, LAST, BLOCK)
     step = (who * T + t) * B
     state_at = state + who * B * H + element
     slots_at = slots + step * (4 * H) + row * (4 * H) + unit
@@ -247,8 +240,7 @@ def lstm_backward(
     a_2, a_3 = _read(slots_at + 2 * H, there), _read(slots_at + 3 * H, there)
     a_c, f = _read(carry_at, there), _read(carry_at + H, there)
     dc = dh * a_c
-    if FROM_H:
-        dc += _read(state_at, there)
+    dc += _read(state_at, there & (t + 1 < T))
     _write(slots_at, dc * a_0, there)
     _write(slots_at + H, dc * a_1, there)
     _write(slots_at + 2 * H, dc * a_2, there)
@@ -271,22 +263,20 @@ def gru_backward(
     dy_row,
     H: tl.constexpr,
     W: tl.constexpr,
-    FROM_H: tl.constexpr,
-    FROM_Y: tl.constexpr,
+    LAST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """As `lstm_backward`."""
     who, element, there = _here(B, H, BLOCK)
     row, unit = element // H, element % H
-    dh = _arriving(product, dy, t, T, B, dy_lane, dy_time, dy_row, H, W, FROM_H, FROM_Y, BLOCK)
+    dh = _arriving(product, dy, t, T, B, dy_lane, dy_time, dy_row, H, W, LAST, BLOCK)
     step = (who * T + t) * B
     state_at = state + who * B * H + element
     slots_at = slots + step * (4 * H) + row * (4 * H) + unit
     a_0, a_1 = _read(slots_at, there), _read(slots_at + H, there)
     a_2, a_3 = _read(slots_at + 2 * H, there), _read(slots_at + 3 * H, there)
     z = _read(carry + step * H + element, there)
-    if FROM_H:
-        dh += _read(state_at, there)
+    dh += _read(state_at, there & (t + 1 < T))
     _write(slots_at, dh * a_0, there)
     _write(slots_at + H, dh * a_1, there)
     _write(slots_at + 2 * H, dh * a_2, there)
@@ -335,7 +325,6 @@ def forward(
             B,
             H=H,
             W=W,
-            FIRST=t == 0,
             SPREAD=spread,
             KEEP=keep,
             QUICK=quick,
@@ -358,8 +347,7 @@ def backward(
     of_h = slots if lstm else slots[..., H:]
     kernel = lstm_backward if lstm else gru_backward
     for t in reversed(range(T)):
-        after = t + 1 < T
-        if after:
+        if t + 1 < T:
             torch.bmm(of_h[:, t + 1], hh, out=product)
         kernel[(triton.cdiv(B * H, BLOCK), L)](
             product,
@@ -375,8 +363,7 @@ def backward(
             dy.stride(-2),
             H=H,
             W=W,
-            FROM_H=after,
-            FROM_Y=not (last and after),
+            LAST=last,
             BLOCK=BLOCK,
             num_warps=WARPS,
         )
