@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -58,12 +58,8 @@ def fit(
     The guide is asked for another lane when one ends. `facts` go with each checkpoint. A
     signal stops it after the step in hand, with a checkpoint.
     """
-    work = Work(pack, run, [None] * len(pack.lanes))
-    for place, lane in enumerate(pack.lanes):
-        assert lane is not None
-        _enter(work, place, lane)
-    pack.begin({place: Epoch() for place in range(len(pack.lanes))})
-    return _until_the_end(work, guide, facts)
+    with stoppable() as stop:
+        return _drained(rounds(started(pack, run), stop, guide=guide, facts=facts))
 
 
 def resume(
@@ -79,14 +75,45 @@ def resume(
     """Go on from a checkpoint as if it had never stopped; `lanes` are all that had come until then,
     by their number."""
     work = lanestate.restored(saved, lanes, signature, series, run)
-    return _until_the_end(work, guide, facts)
+    with stoppable() as stop:
+        return _drained(rounds(work, stop, guide=guide, facts=facts))
 
 
-def _until_the_end(work: Work, guide: Guide, facts: Facts) -> list[LaneFit]:
-    engine, plan = work.pack.room.config.engine, work.pack.plan
-    with stoppable() as stop, Writer(work.run, background=engine.async_checkpoints) as writer:
+Rounds = Generator[None, None, list[LaneFit]]
+
+
+def _drained(rounds: Rounds) -> list[LaneFit]:
+    while True:
         try:
-            _fit(work, stop, Keeper(work.run, engine, writer), guide, facts)
+            next(rounds)
+        except StopIteration as end:
+            found: list[LaneFit] = end.value
+            return found
+
+
+def started(pack: Pack, run: Run) -> Work:
+    """A pack with all of its lanes at their first step."""
+    work = Work(pack, run, [None] * len(pack.lanes))
+    for place, lane in enumerate(pack.lanes):
+        assert lane is not None
+        _enter(work, place, lane)
+    pack.begin({place: Epoch() for place in range(len(pack.lanes))})
+    return work
+
+
+def rounds(
+    work: Work,
+    stop: Stop,
+    *,
+    guide: Guide = Guide(),  # noqa: B008
+    facts: Facts = dict,
+) -> Rounds:
+    """Train to the end, as `fit` does, one round at a time: while the device is busy with a round's
+    steps, other packs can have the host."""
+    engine, plan = work.pack.room.config.engine, work.pack.plan
+    with Writer(work.run, background=engine.async_checkpoints) as writer:
+        try:
+            yield from _rounds(work, stop, Keeper(work.run, engine, writer), guide, facts)
         finally:
             work.pack.close()
             if plan.capture:
@@ -102,7 +129,9 @@ def _until_the_end(work: Work, guide: Guide, facts: Facts) -> list[LaneFit]:
     return sorted(work.everyone(), key=lambda one: one.number)
 
 
-def _fit(work: Work, stop: Stop, keeper: Keeper, guide: Guide, facts: Facts) -> None:
+def _rounds(
+    work: Work, stop: Stop, keeper: Keeper, guide: Guide, facts: Facts
+) -> Generator[None, None, None]:
     spent_before = work.train_s + work.validate_s
     began = time.perf_counter()
 
@@ -117,7 +146,8 @@ def _fit(work: Work, stop: Stop, keeper: Keeper, guide: Guide, facts: Facts) -> 
         while taken < min(left, log_every) and not (taken and stop.requested):
             pack.advance()  # one program for all lanes, no host sync
             taken += 1
-        _prepare(work, taken)
+        _prepare(work, all_of_them=taken == left)
+        yield
         diverged = _read(work, taken)
         now = time.perf_counter()
         work.train_s += now - round_began
@@ -143,12 +173,16 @@ def _enter(work: Work, place: int, lane: Lane) -> None:
     work.came += 1
 
 
-def _prepare(work: Work, taken: int) -> None:
-    """Lay out the epochs that come next while the device is still busy with its steps."""
+def _prepare(work: Work, *, all_of_them: bool) -> None:
+    """Lay out epochs that come next while the device is busy with its steps: one a round, and at an
+    epoch's end those that are missing."""
+    pack = work.pack
     for place, one in work.training():
-        at, train = one.progress, one.lane.config.train
-        if at.done + taken == work.pack.num_steps(place) and at.epochs + 1 < train.epochs:
-            work.pack.prepare(place, at.epochs + 1)
+        coming = one.progress.epochs + 1
+        if coming < one.lane.config.train.epochs and not pack.is_prepared(place, coming):
+            pack.prepare(place, coming)
+            if not all_of_them:
+                return
 
 
 def _read(work: Work, taken: int) -> list[int]:

@@ -168,7 +168,7 @@ def _search(run: Run, settings: Config, search: Search, board: Board, *, resumed
     began = time.perf_counter()
     if resumed:
         search.pick_up()
-    trainer.resume()
+    trainer.train()
     seconds = time.perf_counter() - began
     run.append("searched", seconds=seconds, optuna_s=board.spent_s, packs=trainer.packs)
 

@@ -44,6 +44,10 @@ class Candidate:
     weights: dict[str, Tensor] = field(default_factory=dict)
     """The last fold's best"""
 
+    def anew(self) -> Candidate:
+        """The same one, untrained."""
+        return Candidate(self.number, self.config, self.folds, self.settled, self.began)
+
     def note(self, epoch: int, fold: int, loss: float) -> float | None:
         """A validation; the mean over the folds, once it is known for this epoch."""
         row = self.seen.setdefault(epoch, {})

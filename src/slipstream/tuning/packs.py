@@ -8,26 +8,36 @@ when a lane of a pack ends, the next one takes its place, with nothing captured 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
+
+import torch
 
 from slipstream import config as configs
 from slipstream import runs
 from slipstream.config import Config
 from slipstream.engine import checkpoint, lanes, lanestate, pack, packing, recover
 from slipstream.engine.lane import Lane, Room, refuse_larger
-from slipstream.engine.lanes import Guide
+from slipstream.engine.lanes import Guide, Rounds
 from slipstream.engine.lanestate import LaneFit
+from slipstream.engine.loop import Stop, stoppable
+from slipstream.engine.plan import Plan
 from slipstream.errors import Interrupted, UserError
 from slipstream.runs import Event, Run
 from slipstream.tuning import groups
 from slipstream.tuning.candidates import Candidate, Outcome, TrialLane
-from slipstream.tuning.groups import Group, Shape
+from slipstream.tuning.groups import Shape
 from slipstream.tuning.shelf import Ready, Shelf
 
 SETTLED = "its result stood already"
+COMPANY = 4
+"""Candidates of one shape that make a pack while others train"""
+MOST_PACKS = {"cuda": 8, "cpu": 1}
+"""Packs at a time"""
+_END = object()
 
 
 class Director(Protocol):
@@ -56,13 +66,17 @@ class Director(Protocol):
 
 
 class Trainer:
-    """Packs of candidates, one after another, on one device."""
+    """Packs of candidates on one device, several at a time where it is a GPU: a pack's step is a
+    chain that leaves room beside it."""
 
     def __init__(self, run: Run, shelf: Shelf, director: Director, *, parallel: int) -> None:
         self.run, self.shelf, self.director = run, shelf, director
         self.parallel = parallel
         self.waiting: list[Candidate] = []
         self.running: list[Candidate] = []
+        self.active: list[_Packed] = []
+        self.dry = False
+        """Whether the director had nothing more when last asked"""
         self.most: dict[Shape, int] = {}
         """Places that fit into memory, where all did not"""
         self.packs = 0
@@ -72,33 +86,41 @@ class Trainer:
         return self.run.folder / "packs"
 
     def train(self) -> None:
-        """Until the director has nothing more."""
-        self._ask()
-        while self.waiting:
-            ready = self.shelf.get(self.waiting[0].config)
-            device = ready.series.values.device.type
-            windows = len(ready.folds[-1]["train"])
-            group = groups.grouped(self.waiting, device, windows)[0]
-            self.waiting = [one for one in self.waiting if one not in group.members]
-            self._train(group)
-            self._ask()
+        """Until the director has nothing more; packs that were in training go on first."""
+        with stoppable() as stop:
+            try:
+                self._pick_up(stop)
+                self._ask()
+                while self.active or self.waiting:
+                    if stop.requested and not self.active:
+                        raise Interrupted("stopped", signal_number=stop.signal_number)
+                    if not stop.requested:
+                        self._ask()
+                        self._start(stop)
+                    self._turn()
+            finally:
+                for packed in self.active:
+                    packed.close()
 
-    def resume(self) -> None:
-        """Go on with the pack that was in training, then with the rest."""
+    def _pick_up(self, stop: Stop) -> None:
         for folder in sorted(self.folder.glob("*")):
             self.packs = max(self.packs, int(folder.name))
-            run = Run(folder, self.run.watch)
-            if checkpoint.numbered(run):
-                _Packed(self, run).resume()
-            runs.remove(folder)
-        self.train()
+            packed = _Packed(self, Run(folder, self.run.watch))
+            if checkpoint.numbered(packed.run) and packed.resume(stop):
+                self.active.append(packed)
+            else:
+                runs.remove(folder)
 
     def _ask(self) -> None:
-        while len(self.waiting) + len(self.running) < self.parallel:
-            one = self.director.next()
-            if one is None:
-                return
-            self.waiting.append(one)
+        while new := self._new():
+            self.waiting.append(new)
+
+    def _new(self) -> Candidate | None:
+        if len(self.waiting) + len(self.running) >= self.parallel:
+            return None
+        found = self.director.next()
+        self.dry = found is None
+        return found
 
     def another(self, fits: Callable[[Candidate], bool]) -> Candidate | None:
         """Of those that wait, else of new ones, the first that fits; other new ones wait."""
@@ -106,44 +128,80 @@ class Trainer:
             if fits(one):
                 self.waiting.remove(one)
                 return one
-        while len(self.waiting) + len(self.running) < self.parallel:
-            new = self.director.next()
-            if new is None or fits(new):
+        while new := self._new():
+            if fits(new):
                 return new
             self.waiting.append(new)
         return None
 
-    def _train(self, group: Group) -> None:
-        members = group.members
-        while members:
-            self.packs += 1
-            folder = self.folder / f"{self.packs:04d}"
-            folder.mkdir(parents=True)
-            packed = _Packed(self, Run(folder, self.run.watch))
-            try:
-                packed.train(group.shape, members)
-                members = []
-            except RuntimeError as error:
-                if not recover.is_out_of_memory(error):
-                    raise
-                why = str(error).split("\n", 1)[0]
-                members = list(self.running)
-            if members:  # past the except block, whose traceback would pin the memory
-                members = self._halve(group.shape, members, why)
-            runs.remove(folder)
+    def _start(self, stop: Stop) -> None:
+        """Make packs of those that wait. A few wait for company while others train and more may
+        come; then they cost a pack of their own."""
+        if not self.waiting:
+            return
+        ready = self.shelf.get(self.waiting[0].config)
+        device = ready.series.values.device.type
+        windows = len(ready.folds[-1]["train"])
+        for group in groups.grouped(self.waiting, device, windows):
+            enough = self.dry or len(group.members) >= COMPANY
+            if self.active and (len(self.active) >= MOST_PACKS[device] or not enough):
+                continue
+            self.waiting = [one for one in self.waiting if one not in group.members]
+            self._begin(group.shape, group.members, stop)
 
-    def _halve(self, shape: Shape, members: list[Candidate], why: str) -> list[Candidate]:
-        """Try them again from their start, half as many at a time."""
+    def _begin(self, shape: Shape, members: list[Candidate], stop: Stop) -> None:
+        self.packs += 1
+        folder = self.folder / f"{self.packs:04d}"
+        folder.mkdir(parents=True)
+        packed = _Packed(self, Run(folder, self.run.watch))
+        self.running += members
+        self.active.append(packed)
+        with self._surviving(packed):
+            packed.begin(shape, members, stop)
+
+    def _turn(self) -> None:
+        """One round of the pack whose steps are done first."""
+        packed = next((one for one in self.active if one.is_ready()), None)
+        if packed is None and self.active:
+            packed = self.active[0]
+        if packed is None:
+            return
+        self.active.remove(packed)
+        self.active.append(packed)
+        with self._surviving(packed):
+            if packed.go_on():
+                return
+            self.active.remove(packed)
+            if not packed.stopped:
+                runs.remove(packed.run.folder)
+
+    @contextmanager
+    def _surviving(self, packed: _Packed) -> Iterator[None]:
+        """Where memory runs out, train a pack's candidates again from their start, half as many at
+        a time."""
+        try:
+            yield
+            return
+        except RuntimeError as error:
+            if not recover.is_out_of_memory(error):
+                raise
+            why = str(error).split("\n", 1)[0]
+        # past the except block, whose traceback would pin the memory
+        self.active.remove(packed)
+        packed.close()
         recover.free_memory()
-        self.running.clear()
-        if self.most.get(shape) == 1:
+        runs.remove(packed.run.folder)
+        shape, places = packed.shapes[0], packed.places
+        members = [one for one in self.running if one in packed.members]
+        self.running = [one for one in self.running if one not in members]
+        if places == 1:
             for one in members:
                 self.director.failed(one, f"out of memory: {why}")
-            return []
-        self.most[shape] = max(1, min(self.most.get(shape, packing.MOST_PLACES), len(members)) // 2)
+            return
+        self.most[shape] = places // 2
         remedy = f"{self.most[shape]} lanes at a time, from the start"
         self.run.append("recovery", what="out of memory", remedy=remedy, why=why)
-        return [replace(one, seen={}, outcomes={}, weights={}) for one in members]
+        self.waiting = [one.anew() for one in members] + self.waiting
 
 
 class _Packed:
@@ -153,37 +211,40 @@ class _Packed:
         self.trainer, self.run = trainer, replace(run, watch=self._watch)
         self.shapes: list[Shape] = []
         """Of the pack, then those of its members: what may join them"""
+        self.members: list[Candidate] = []
+        self.places = 0
         self.room: Room | None = None
         self.ready: Ready | None = None
+        self.plan: Plan | None = None
+        self.rounds: Rounds | None = None
+        self.stream: torch.cuda.Stream | None = None
+        self.done: torch.cuda.Event | None = None
         self.queue: deque[TrialLane] = deque()
         self.came: list[tuple[int, int]] = []
         """Whose each lane is, in the order that they came in: the candidate's number, the fold"""
-        self.stopped_by = 0
-        """The number of the signal that did"""
+        self.stopped = False
+        """By a signal, with a checkpoint"""
 
-    def train(self, shape: Shape, members: Sequence[Candidate]) -> None:
+    def begin(self, shape: Shape, members: Sequence[Candidate], stop: Stop) -> None:
         trainer = self.trainer
         ready = self.ready = trainer.shelf.get(members[0].config)
-        device = ready.series.values.device.type
-        self.shapes = [shape, *{groups.shape_of(one.config, device) for one in members}]
-        trainer.running += [one for one in members if one not in trainer.running]
+        device = ready.series.values.device
+        self.members = list(members)
+        self.shapes = [shape, *{groups.shape_of(one.config, device.type) for one in members}]
         every = [lane for one in members for lane in _lanes(one, ready)]
-        places = min(len(every), trainer.most.get(shape, packing.MOST_PLACES))
+        places = self.places = min(len(every), trainer.most.get(shape, packing.MOST_PLACES))
         self.queue.extend(every[places:])
         widest = _widened(members[0].config, shape)
         roomy = [widest, *trainer.director.extremes(widest)]
-        plan, mode = ready.plan(widest)
-        with plan.flags():
+        self.plan, mode = ready.plan(widest)
+        with self._at_work(device):
             made = pack.make(
                 every[:places],
                 ready.dataset.signature,
                 ready.series,
-                plan,
+                self.plan,
                 mode=mode,
-                room=[
-                    *every,
-                    *(Lane(config, starts) for config in roomy for starts in ready.folds),
-                ],
+                room=[*every, *(Lane(c, starts) for c in roomy for starts in ready.folds)],
             )
             self.room = made.room
             self.came = [(lane.candidate.number, lane.fold) for lane in every[:places]]
@@ -194,12 +255,13 @@ class _Packed:
                 mode=mode,
                 widths=shape.widths,
                 batch=shape.batch,
-                plan=plan.to_dict(),
+                plan=self.plan.to_dict(),
             )
-            lanes.fit(made, self.run, guide=self._guide(), facts=self._facts)
-        self._stop_if_asked()
+            work = lanes.started(made, self.run)
+            self.rounds = lanes.rounds(work, stop, guide=self._guide(), facts=self._facts)
 
-    def resume(self) -> None:
+    def resume(self, stop: Stop) -> bool:
+        """Go on from the newest checkpoint; whether anything was in training."""
         trainer = self.trainer
         saved, wrong = checkpoint.newest(self.run)
         for what in wrong:
@@ -207,32 +269,59 @@ class _Packed:
         facts = saved.facts["search"]
         self.shapes = [Shape(name, batch, tuple(widths)) for name, batch, widths in facts["shapes"]]
         self.came = [(number, fold) for number, fold in facts["came"]]
+        self.places = len(saved.facts["places"])
         self.room = lanestate.room_of(saved.facts)
         training = {told["number"] for told in saved.facts["lanes"]}
         waiting = [(number, fold) for number, fold in facts["queue"]]
         owners = {self.came[at][0] for at in training} | {number for number, _ in waiting}
-        found = {number: self._again(number, facts) for number in sorted(owners)}
         if not training:
-            return
-        trainer.waiting = [one for one in trainer.waiting if one.number not in found]
-        trainer.running += found.values()
-        first = next(iter(found.values())).config
+            return False
+        found = {number: self._again(number, facts) for number in sorted(owners)}
+        self.members = list(found.values())
+        trainer.running += self.members
+        first = self.members[0].config
         ready = self.ready = trainer.shelf.get(first)
         of = {number: _lanes(one, ready) for number, one in found.items()}
         back = {at: of[self.came[at][0]][self.came[at][1]] for at in training}
         self.queue.extend(of[number][fold] for number, fold in waiting)
-        plan, _ = ready.plan(_widened(first, self.shapes[0]))
-        with plan.flags():
-            lanes.resume(
-                saved,
-                back,
-                ready.dataset.signature,
-                ready.series,
-                self.run,
-                guide=self._guide(),
-                facts=self._facts,
-            )
-        self._stop_if_asked()
+        self.plan, _ = ready.plan(_widened(first, self.shapes[0]))
+        with self._at_work(ready.series.values.device):
+            signature = ready.dataset.signature
+            work = lanestate.restored(saved, back, signature, ready.series, self.run)
+            self.rounds = lanes.rounds(work, stop, guide=self._guide(), facts=self._facts)
+        return True
+
+    @contextmanager
+    def _at_work(self, device: torch.device) -> Iterator[None]:
+        """In the pack's own stream, with torch's flags as its plan wants them."""
+        assert self.plan is not None
+        with ExitStack() as stack:
+            stack.enter_context(self.plan.flags())
+            if device.type == "cuda":
+                if self.stream is None:
+                    self.stream = torch.cuda.Stream(device)
+                    self.stream.wait_stream(torch.cuda.current_stream(device))
+                    self.done = torch.cuda.Event()
+                stack.enter_context(torch.cuda.stream(self.stream))
+            yield
+            if self.done is not None:
+                self.done.record(self.stream)
+
+    def is_ready(self) -> bool:
+        """Whether the device is done with the steps that it was given."""
+        return self.done is None or self.done.query()
+
+    def go_on(self) -> bool:
+        """A round; whether there will be another."""
+        assert self.rounds is not None
+        assert self.ready is not None
+        with self._at_work(self.ready.series.values.device):
+            return next(self.rounds, _END) is not _END
+
+    def close(self) -> None:
+        if self.rounds is not None:
+            self.rounds.close()
+            self.rounds = None
 
     def _again(self, number: int, facts: dict[str, Any]) -> Candidate:
         one = self.trainer.director.again(number)
@@ -259,6 +348,7 @@ class _Packed:
             trainer.director.lane_ended(one, fold)
         if last:
             trainer.running.remove(one)
+            self.members.remove(one)
             if not one.settled:
                 trainer.director.ended(one)
             one.weights = {}
@@ -275,6 +365,7 @@ class _Packed:
         assert ready is not None
         found = self.trainer.another(self._fits)
         if found is not None:
+            self.members.append(found)
             self.trainer.running.append(found)
             self.queue.extend(_lanes(found, ready))
 
@@ -295,15 +386,11 @@ class _Packed:
     def _watch(self, event: Event) -> None:
         """Show what happens in the pack, with the candidates' numbers."""
         if event["event"] == "trained":
-            self.stopped_by = event["signal_number"]
+            self.stopped = event["signal_number"] != 0
         if "lane" in event and event["lane"] < len(self.came):
             number, fold = self.came[event["lane"]]
             event = event | {"trial": number, "fold": fold}
         self.trainer.run.show(event)
-
-    def _stop_if_asked(self) -> None:
-        if self.stopped_by:
-            raise Interrupted("stopped", signal_number=self.stopped_by)
 
     def _facts(self) -> dict[str, Any]:
         """What a checkpoint tells of the search."""

@@ -113,7 +113,7 @@ def choose(
     once = Shelf(base.model_copy(update={"tune": base.tune.model_copy(update={"folds": None})}))
     once.table = shelf.table
     trainer = Trainer(run, once, director, parallel=max(len(director.every), 1))
-    trainer.resume()
+    trainer.train()
     found = director.found
     ranked = sorted((found[trial] for trial, _ in entries), key=lambda again: again.mean)
     return [*ranked, found[DEFAULT]]
