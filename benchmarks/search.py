@@ -4,7 +4,7 @@
 
 The job: 64 trials over LSTMs of 64 to 256 and 32 to 128 units, learning rate, dropout, decay and
 batch, on simulated demand: 24 rows of 11 columns, 3 rows ahead, about 200,000 training windows, 10
-epochs. `search` runs it without pruning and with; `lightning` times three whole trials of it, one
+epochs. `search` runs it without pruning, `pruned` with; `lightning` times three whole trials of it, one
 for each batch size, and extrapolates them to all of the search's trials by their batch size;
 `quality` searches a tenth of the data three times with trials together and three times one trial
 after another; `memory` notes what is in use at trials 20 and 200. Needs a GPU.
@@ -134,9 +134,10 @@ def lightning_s(path: Path, out: Path, batch: int, precision: str, workers: int)
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--out", type=Path, required=True)
-    arguments.add_argument("--parts", default="search,lightning,quality,memory")
+    arguments.add_argument("--parts", default="search,pruned,lightning,quality,memory")
     arguments.add_argument("--precision", default="tf32")
     arguments.add_argument("--workers", type=int, default=4)
+    arguments.add_argument("--parallel", type=int, default=0)
     given = arguments.parse_args()
     parts = given.parts.split(",")
     began = time.perf_counter()
@@ -150,8 +151,8 @@ def main() -> None:
         path = folder / "demand.parquet"
         pa.parquet.write_table(demand(), path)
         trials: list[Any] = []
-        if "search" in parts:
-            for way, pruner in ((TOGETHER, "none"), (PRUNED, "median")):
+        for part, way, pruner in (("search", TOGETHER, "none"), ("pruned", PRUNED, "median")):
+            if part in parts:
 
                 def show(event: dict[str, Any]) -> None:
                     if event["event"] == "pack":
@@ -160,7 +161,8 @@ def main() -> None:
                     elif event["event"] in ("recovery", "fallback"):
                         tell(str(event))
 
-                summary, whole_s, found = searched(job(path, folder, pruner=pruner), show)
+                more = {"parallel": given.parallel} if given.parallel else {}
+                summary, whole_s, found = searched(job(path, folder, pruner=pruner, **more), show)
                 trials = trials or found
                 best = summary["best"]["value"]
                 more = {

@@ -30,6 +30,7 @@ from slipstream.tuning.study import (
     Board,
     best_of,
     importances,
+    num_trials,
     open_study,
     storage_of,
     told,
@@ -107,7 +108,7 @@ def tune(
         run.append(
             "search" if resume is None else "resume",
             run=str(run.folder),
-            trials=settings.tune.trials,
+            trials=num_trials(settings.tune, space),
             parallel=parallel_of(settings),
             space=list(space),
             windows=first.dataset.count,
@@ -118,7 +119,7 @@ def tune(
         search = Search(settings, board, run, shelf, spent_s=spent)
         try:
             with monitor.Monitor(run, first.series.values.device, on=settings.engine.monitor):
-                if not _searched(run):
+                if not _searched(run, settings):
                     _search(run, settings, search, board, resumed=resume is not None)
                 return _concluded(run, settings, board, shelf, data, watch, began)
         except Interrupted as stop:
@@ -149,8 +150,12 @@ def parallel_of(settings: Config) -> int:
     return min(max(settings.tune.trials // 2, LEAST_PARALLEL), MOST_PLACES)
 
 
-def _searched(run: Run) -> bool:
-    return any(event["event"] == "searched" for event in runs.events(run))
+def _searched(run: Run, settings: Config) -> bool:
+    """Whether there is nothing left to try; more can be asked for when it goes on."""
+    asked = {"trials": settings.tune.trials, "minutes": settings.tune.minutes}
+    return any(
+        event["event"] == "searched" and event["asked"] == asked for event in runs.events(run)
+    )
 
 
 def _spent(run: Run) -> float:
@@ -170,7 +175,13 @@ def _search(run: Run, settings: Config, search: Search, board: Board, *, resumed
         search.pick_up()
     trainer.train()
     seconds = time.perf_counter() - began
-    run.append("searched", seconds=seconds, optuna_s=board.spent_s, packs=trainer.packs)
+    run.append(
+        "searched",
+        seconds=seconds,
+        optuna_s=board.spent_s,
+        packs=trainer.packs,
+        asked={"trials": settings.tune.trials, "minutes": settings.tune.minutes},
+    )
 
 
 def _concluded(

@@ -18,7 +18,7 @@ from slipstream.runs import Run
 from slipstream.tuning import space as spaces
 from slipstream.tuning.candidates import Candidate
 from slipstream.tuning.shelf import Shelf
-from slipstream.tuning.study import Board, best_of
+from slipstream.tuning.study import Board, best_of, num_trials
 
 PRUNED, OUT_OF_TIME = "pruned", "tune.minutes have passed"
 STATES = {TrialState.COMPLETE: "finished", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
@@ -48,7 +48,7 @@ class Search:
         while not self.late:
             if self.left:
                 return self.left.pop(0)
-            if len(self.board.trials()) >= self.base.tune.trials:
+            if len(self.board.trials()) >= num_trials(self.base.tune, self.board.space):
                 return None
             trial = self.board.ask()
             try:
@@ -99,7 +99,7 @@ class Search:
         state, value = TrialState.COMPLETE, score
         if not math.isfinite(score):
             state = TrialState.FAIL
-        elif stops & {PRUNED, OUT_OF_TIME}:
+        elif PRUNED in stops:
             state = TrialState.PRUNED
         elif score < self.best:  # kept before it counts: no kill can part the two
             self.best = score

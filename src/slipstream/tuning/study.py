@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import optuna
 from optuna.pruners import BasePruner
@@ -20,6 +21,7 @@ from slipstream.config import Tune
 from slipstream.errors import UserError
 from slipstream.tuning import space as spaces
 
+T = TypeVar("T")
 JOURNAL = "study.log"
 NOTES = "slipstream"
 """The user attribute that holds what we know of a trial"""
@@ -32,22 +34,32 @@ def storage_of(folder: Path, url: str | None) -> BaseStorage:
     return optuna.storages.RDBStorage(url)
 
 
+class _Grid(optuna.samplers.GridSampler):
+    def after_trial(self, *_: Any) -> None:
+        """Optuna's own would stop a loop of its own, which there is not; `num_trials` ends ours."""
+
+
+def num_trials(tune: Tune, space: Mapping[str, Any]) -> int:
+    """As many as asked for; of a grid, no more than it has."""
+    if tune.sampler != "grid":
+        return tune.trials
+    return min(tune.trials, math.prod(len(values) for values in spaces.grid(space).values()))
+
+
 def sampler_of(tune: Tune, space: Mapping[str, Any], *, worker: int = 0) -> BaseSampler:
     """As asked for; workers of one study draw from seeds of their own."""
     seed = tune.seed + worker
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        match tune.sampler:
-            case "tpe":
-                return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
-            case "random":
-                return optuna.samplers.RandomSampler(seed=seed)
-            case "gp":
-                return optuna.samplers.GPSampler(seed=seed)
-            case "grid":
-                return optuna.samplers.GridSampler(spaces.grid(space), seed=tune.seed)
-            case "cmaes":
-                return optuna.samplers.CmaEsSampler(seed=seed)
+    match tune.sampler:
+        case "tpe":
+            return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+        case "random":
+            return optuna.samplers.RandomSampler(seed=seed)
+        case "gp":
+            return optuna.samplers.GPSampler(seed=seed)
+        case "grid":
+            return _Grid(spaces.grid(space), seed=tune.seed)
+        case "cmaes":
+            return optuna.samplers.CmaEsSampler(seed=seed)
 
 
 def pruner_of(tune: Tune, epochs: int) -> BasePruner:
@@ -67,6 +79,13 @@ def pruner_of(tune: Tune, epochs: int) -> BasePruner:
             return optuna.pruners.NopPruner()
 
 
+def _without_warnings(make: Callable[..., T], *given: Any, **how: Any) -> T:
+    """Of what Optuna calls experimental."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return make(*given, **how)
+
+
 def open_study(
     name: str,
     storage: BaseStorage,
@@ -81,8 +100,8 @@ def open_study(
         return optuna.create_study(
             study_name=name,
             storage=storage,
-            sampler=sampler_of(tune, space, worker=worker),
-            pruner=pruner_of(tune, epochs),
+            sampler=_without_warnings(sampler_of, tune, space, worker=worker),
+            pruner=_without_warnings(pruner_of, tune, epochs),
             direction=tune.direction,
             load_if_exists=True,
         )
