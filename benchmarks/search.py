@@ -4,8 +4,8 @@
 
 The job: 64 trials over LSTMs of 64 to 256 and 32 to 128 units, learning rate, dropout, decay and
 batch, on simulated demand: 24 rows of 11 columns, 3 rows ahead, about 200,000 training windows, 10
-epochs. `search` runs it without pruning, `pruned` with; `lightning` times three whole trials of it, one
-for each batch size, and extrapolates them to all of the search's trials by their batch size;
+epochs. `search` runs it without pruning, `pruned` with; `lightning` times three whole trials of it,
+one for each batch size, and extrapolates them to all of the search's trials by their batch size;
 `quality` searches a tenth of the data three times with trials together and three times one trial
 after another; `memory` notes what is in use at trials 20 and 200. Needs a GPU.
 """

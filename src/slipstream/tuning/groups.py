@@ -17,10 +17,12 @@ from slipstream.config import Config
 from slipstream.engine.lane import MAY_DIFFER
 from slipstream.tuning.candidates import Candidate
 
-FLOOR_ROWS_MS = {"cuda": 0.004, "cpu": 0.0}
-"""The least time of a step, per row of context and layer"""
-FLOPS_PER_MS = {"cuda": 6e10, "cpu": 2e7}
-"""What lanes are computed at, where they fill the device"""
+FLOOR_MS = {"cuda": (3e-3, 4e-5), "cpu": (0.0, 0.0)}
+"""The least time of a step, per row of context and layer: so much, and so much per unit of width"""
+OVERLAP = 0.5
+"""What is left of it beside other packs"""
+FLOPS_PER_MS = {"cuda": 1.5e11, "cpu": 2e7}
+"""What lanes are computed at, where they fill the device. All as seen on an H200."""
 
 
 class Shape(NamedTuple):
@@ -120,12 +122,12 @@ def _cost(shape: Shape, members: Iterable[Candidate], device: str, windows: int)
     every = list(members)
     config = every[0].config
     rows = config.data.context // config.model.patch
-    layers = len(shape.widths)
     before, work = 16, 0
     for width in shape.widths:
         work += 8 * width * (before + width)
         before = width
-    floor = FLOOR_ROWS_MS[device] * rows * layers
+    least, by_width = FLOOR_MS[device]
+    floor = OVERLAP * rows * sum(least + by_width * width for width in shape.widths)
     lane = 3 * work * rows * shape.batch / FLOPS_PER_MS[device]
     left = sorted(-(-windows // int(one.config.train.batch)) for one in every)
     total, done = 0.0, 0
