@@ -3,6 +3,7 @@
 from slipstream.config.base import Scalar
 from slipstream.config.reading import demo, differences, load, to_toml
 from slipstream.config.sections import (
+    CLASS_LOSSES,
     SIMULATED,
     Config,
     Data,
@@ -14,6 +15,7 @@ from slipstream.config.signature import Signature
 from slipstream.config.split import Split
 
 __all__ = [
+    "CLASS_LOSSES",
     "SIMULATED",
     "Config",
     "Data",
