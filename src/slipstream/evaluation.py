@@ -17,8 +17,8 @@ from slipstream.data.scaling import Scaler
 from slipstream.data.splits import SETS
 from slipstream.engine import ensemble as ensembles
 from slipstream.engine import plan, score
+from slipstream.engine.chunk import Chunk
 from slipstream.engine.ensemble import Covered
-from slipstream.engine.score import Chunk
 from slipstream.errors import UserError
 
 
@@ -60,7 +60,8 @@ def evaluate(
             for fold, voice, counted in zip(folds, voices, covered, strict=True):
                 pieces = fold.pieces(which, series, rows=config.engine.buffer_rows)
                 for chunk in score.chunks(voice.predict, pieces):
-                    counted.add(chunk)
+                    if not signature.classes:
+                        counted.add(chunk)
                     yield chunk
 
         scores = score.tally(chunks(), dataset, signature.quantiles)
@@ -69,7 +70,8 @@ def evaluate(
         "on": on if data is None else "data",
         "model": f"{trained.what}, fold by fold" if dataset.folds else trained.on_new_data,
         "metrics": scores["overall"],
-        "scaled": scores["scaled"],
+        **({"scaled": scores["scaled"]} if "scaled" in scores else {}),
+        **({"classes": list(signature.classes)} if signature.classes else {}),
         "coverage": ensembles.coverage(covered) or None,
         "windows": sum(fold.count[which] for fold in folds),
         "detail": scores,
