@@ -48,6 +48,11 @@ def load(
     known = signature.horizon if targets else 0
     store = _store(data, signature, given, targets, min_rows=signature.context + known)
     if _other_step(store.layout, signature, resample):
+        if targets and signature.classes:
+            raise UserError(
+                "labels cannot be resampled: what lies between two classes is neither; bring the "
+                f"rows and their labels to the step {signature.step:g} beforehand"
+            )
         store = resampled(store, signature.step or 0.0)
     layout = store.layout
     strange = _unlike_training(store, scaler)

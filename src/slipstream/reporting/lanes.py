@@ -108,7 +108,8 @@ def folds(axes: Axes, summary: dict[str, Any]) -> None:
     turned: dict[str, Any] = {"rotation": 25, "ha": "right"} if len(labels) > 4 else {}
     axes.set_xticks(range(0, len(found), every), labels, fontsize=8.5, **turned)
     axes.set_xlim(-0.4, len(found) - 0.6)
-    axes.set_ylim(bottom=0)
+    if headline.key == "mae":  # log-losses differ little where there is little to see
+        axes.set_ylim(bottom=0)
     axes.set_xlabel("test block from")
     axes.set_ylabel(f"test {headline.heading}", color=INK)
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=5)

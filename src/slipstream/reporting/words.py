@@ -43,9 +43,9 @@ def _class_verdict(summary: dict[str, Any]) -> str:
     against = summary["against_majority"]
     surer, truer = (beats(against["model"], key) for key in LOWER_IS_BETTER)
     others = [
-        name
+        f"{name} does by its {' and '.join(IN_WORDS[key] for key in won)}"
         for name, found in against.items()
-        if name != "model" and any(beats(found, key) for key in LOWER_IS_BETTER)
+        if name != "model" and (won := [key for key in LOWER_IS_BETTER if beats(found, key)])
     ]
     if surer and truer:
         said = "The model beats the majority class"
@@ -54,7 +54,7 @@ def _class_verdict(summary: dict[str, Any]) -> str:
     elif truer:
         said = "The model chooses better than the majority class, its probabilities are no better"
     elif others:
-        said = f"The model does not beat the majority class; {' and '.join(others)} does"
+        said = f"The model does not beat the majority class ({', '.join(others)})"
     else:
         said = "Nothing here beats the majority class"
     told = ", ".join(_gap(summary, key) for key in LOWER_IS_BETTER)
