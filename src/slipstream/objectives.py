@@ -38,11 +38,12 @@ def _losses(prediction: Tensor, target: Tensor, train: Train) -> Tensor:
 
 
 def _class_losses(logits: Tensor, target: Tensor, train: Train) -> Tensor:
-    """Of classes given by number, [B, H, C]. A window that only pads a batch may have none: it
-    weighs nothing, and any class will do for it."""
-    number = target.long().clamp(min=0)
+    """Of classes given by number, [B, H, C]. A window that only pads a batch may have no label: it
+    weighs nothing anyway."""
     likely = torch.log_softmax(logits, dim=-1)
-    of_label = likely.gather(-1, number[..., None])[..., 0]
+    numbers = torch.arange(logits.shape[-1], device=logits.device)
+    is_label = target[..., None] == numbers  # a sum over it repeats its bits, a gather may not
+    of_label = (likely * is_label).sum(dim=-1)
     losses = -of_label
     if train.label_smoothing:
         losses = losses.lerp(-likely.mean(dim=-1), train.label_smoothing)
@@ -51,7 +52,7 @@ def _class_losses(logits: Tensor, target: Tensor, train: Train) -> Tensor:
         losses = losses * (1 - of_label.exp()).clamp(min=1e-6) ** train.focal_gamma
     assert train.class_weights != "balanced", "numbers by now, from the training windows"
     if train.class_weights != "none":
-        losses = losses * _constants(train.class_weights, like=logits)[number]
+        losses = losses * (_constants(train.class_weights, like=logits) * is_label).sum(dim=-1)
     return losses
 
 
