@@ -22,8 +22,11 @@ from slipstream.metrics.answers import Answers
 from slipstream.metrics.classes import ClassTally
 
 HEADLINE = "log_loss"
-LOGISTIC_NUMBERS = 20_000_000
-"""Features that the logistic regression may be fitted to; of more windows, it sees fewer."""
+LOGISTIC_WORK, LOGISTIC_PASSES = 2e11, 2000
+"""Multiplications that fitting the logistic regression may take, and for each weight and window;
+where all windows need more, it sees fewer."""
+LOGISTIC_NUMBERS = 2e7
+"""Features that it may hold at once"""
 LEAST_LIKELY = 1e-7
 """What a class that training never saw is given by the majority baseline"""
 COMPARED = ("log_loss", "balanced_accuracy")
@@ -173,7 +176,9 @@ def _majority(dataset: Dataset, counts: Tensor) -> Baseline:
 def _logistic(dataset: Dataset, pieces: Pieces) -> Baseline:
     signature = dataset.signature
     features = len(simple.STATISTICS) * len(signature.inputs) + len(signature.static)
-    most = max(LOGISTIC_NUMBERS // features, step.CHUNK)
+    outputs = signature.steps_out * len(signature.classes)
+    work = LOGISTIC_WORK / (LOGISTIC_PASSES * features * outputs)
+    most = max(int(min(work, LOGISTIC_NUMBERS / features)), step.CHUNK)
     every = -(-dataset.count["train"] // most)
     fitted = simple.fit_logistic(
         (_joined(_batches(pieces, which, every)) for which in ("train", "val")),

@@ -56,11 +56,12 @@ def train(
                 recover.free_memory()
     logged = list(runs.events(run))
     judged_by = scoring.judged_by(settings)
-    scores = {which: score.figures(one, dataset) for which, one in sums.items()}
-    told = scoring.by_set(scores)
-    beside = {name: scoring.told_of_baseline(*one, dataset) for name, one in found.items()}
-    tested = {name: one["test"] for name, (_, one) in found.items() if one}
-    more, detail = score.kind_of(dataset).certainty(sums["test"], tested, dataset)
+    with timed(seconds, "scoring"):
+        scores = {which: score.figures(one, dataset) for which, one in sums.items()}
+        told = scoring.by_set(scores)
+        beside = {name: scoring.told_of_baseline(*one, dataset) for name, one in found.items()}
+        tested = {name: one["test"] for name, (_, one) in found.items() if one}
+        more, detail = score.kind_of(dataset).certainty(sums["test"], tested, dataset)
     figures: dict[str, Any] = {
         "run": str(run.folder),
         "name": settings.name,

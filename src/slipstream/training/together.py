@@ -94,7 +94,8 @@ def train(
                 recover.free_memory()
     assert found is not None
     logged = list(runs.events(run))
-    summary, detail = figures.summary(task, groups, scored)
+    with timed(seconds, "scoring"):
+        summary, detail = figures.summary(task, groups, scored)
     figures.keep(task, groups, scored, summary["uses"])
     summary |= {
         "steps": found.progress.step,
