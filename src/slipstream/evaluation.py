@@ -9,7 +9,7 @@ from typing import Any
 
 from slipstream import config as configs
 from slipstream import runs
-from slipstream.config import Config
+from slipstream.config import Config, Signature
 from slipstream.data import dataset as datasets
 from slipstream.data import given
 from slipstream.data.dataset import Dataset
@@ -45,7 +45,7 @@ def evaluate(
     trained = ensembles.load(found, config, chosen, ensemble=ensemble)
     signature, scaler = trained.signature, trained.scaler
     if data is None:
-        dataset, which = _own_data(config, scaler), on
+        dataset, which = _own_data(config, signature, scaler), on
     else:
         dataset = given.load(config, signature, scaler, data, targets=True, resample=resample)
         which = "all"
@@ -80,9 +80,16 @@ def evaluate(
     }
 
 
-def _own_data(config: Config, scaler: Scaler) -> Dataset:
+def _own_data(config: Config, signature: Signature, scaler: Scaler) -> Dataset:
     """The run's data, if it still is what the model was trained on."""
     dataset = datasets.load(config)
+    if dataset.signature.classes != signature.classes:
+        raise UserError(
+            "the data of this run have changed since training: the classes now are "
+            f"{', '.join(dataset.signature.classes[:20])}, then "
+            f"{', '.join(signature.classes[:20])}; to score the model on them as new data, pass "
+            "them with --data"
+        )
     for name, shift in scaler.shift.items():
         now = dataset.scaler.shift.get(name, math.nan), dataset.scaler.size.get(name, math.nan)
         was = shift, scaler.size[name]

@@ -138,30 +138,11 @@ def load(config: Config, table: Any = None) -> Dataset:
     del sources
     layout = store.layout
     signature = _signature(config, roles, layout.step, names)
-    numbers = labelled.numbers(store) if names else None
-    found: tuple[Fold, ...] = ()
-    if data.split.stratified:
-        assert numbers is not None
-        by_set, training = labelled.stratified(layout, numbers, data, signature)
-        starts = {name: torch.from_numpy(some) for name, some in by_set.items()}
-    elif data.split.walk_forward is None:
-        runs, ranges = find_windows(layout, data, signature)
-        starts = {name: torch.from_numpy(some.starts()) for name, some in ranges.items()}
-        training = runs.mask(splits.TRAIN, 0, layout.num_rows)
-    else:
-        runs, found, told = folds.find(layout, store.time, data, signature)
-        starts, notes = found[-1].starts, [*notes, *told]
-        training = runs.mask(splits.TRAIN, 0, layout.num_rows)
-    if numbers is not None:
-        starts = labelled.kept(starts, numbers, signature)
-        found = tuple(
-            replace(fold, starts=labelled.kept(fold.starts, numbers, signature, fold=fold.label))
-            for fold in found
-        )
+    starts, found, training, told = _split(store, data, signature)
     if spans is not None and data.label_rows == "end":
         every = [fold.starts for fold in found] or [starts]
         used = [some.numpy() for sets in every for some in sets.values()]
-        notes = [*notes, *labels.told(spans, used, signature.lead)]
+        told += labels.told(spans, used, signature.lead)
     scaler = _fit(store, roles, training, data, names)
     series = scaled_series(store, scaler, signature)
     made = Dataset(
@@ -170,12 +151,39 @@ def load(config: Config, table: Any = None) -> Dataset:
         layout=layout,
         count={name: len(some) for name, some in starts.items()},
         period=data.period or season(layout),
-        notes=(*notes, *store.notes),
+        notes=(*notes, *told, *store.notes),
         memory=InMemory(series, starts, store.time),
         stream=None,
         folds=found,
     )
     return _with_notes_on_classes(made, config) if names else made
+
+
+def _split(
+    store: Store, data: Data, signature: Signature
+) -> tuple[dict[str, Tensor], tuple[Fold, ...], npt.NDArray[np.bool_], list[str]]:
+    """The windows by set, the folds of a walk, the rows that training may know, and notes."""
+    layout = store.layout
+    found: tuple[Fold, ...] = ()
+    told: list[str] = []
+    numbers = labelled.numbers(store) if signature.classes else None
+    if data.split.stratified:
+        assert numbers is not None
+        by_set, training = labelled.stratified(layout, numbers, data, signature)
+        return {name: torch.from_numpy(some) for name, some in by_set.items()}, (), training, []
+    if data.split.walk_forward is None:
+        runs, ranges = find_windows(layout, data, signature)
+        starts = {name: torch.from_numpy(some.starts()) for name, some in ranges.items()}
+    else:
+        runs, found, told = folds.find(layout, store.time, data, signature)
+        starts = found[-1].starts
+    if numbers is not None:
+        starts = labelled.kept(starts, numbers, signature)
+        found = tuple(
+            replace(fold, starts=labelled.kept(fold.starts, numbers, signature, fold=fold.label))
+            for fold in found
+        )
+    return starts, found, runs.mask(splits.TRAIN, 0, layout.num_rows), told
 
 
 def build_store(
@@ -195,23 +203,13 @@ def build_store(
 
 
 def _with_notes_on_classes(dataset: Dataset, config: Config) -> Dataset:
-    """How many windows of each class there are to learn from; weights that fit no class refused."""
-    names, weights = dataset.signature.classes, config.train.class_weights
-    if isinstance(weights, tuple) and len(weights) != len(names):
-        raise UserError(
-            f"train.class_weights has {len(weights)} weights, but there are {len(names)} classes: "
-            f"{', '.join(names[:20])}"
-        )
-    counts = dict(zip(names, dataset.class_counts().tolist(), strict=True))
-    shown = sorted(counts, key=lambda name: -counts[name])[:10]
-    fold = ", first fold" if dataset.folds else ""
-    told = ", ".join(f"{name} {counts[name]:,}" for name in shown)
-    rest = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
-    notes = [f"classes (training windows{fold}): {told}{rest}"]
-    unseen = [name for name in names if not counts[name]]
-    if unseen:
-        notes.append(f"no training window{fold} has the class {', '.join(unseen[:10])}")
-    return replace(dataset, notes=(*dataset.notes, *notes))
+    told = labelled.notes(
+        dataset.signature.classes,
+        dataset.class_counts(),
+        config.train.class_weights,
+        fold=", first fold" if dataset.folds else "",
+    )
+    return replace(dataset, notes=(*dataset.notes, *told))
 
 
 def _streams(config: Config, sources: list[Source], roles: Roles) -> bool:

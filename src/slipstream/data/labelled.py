@@ -15,6 +15,8 @@ from slipstream.data.prepare import Flags, Ints, Layout, Store
 from slipstream.data.splits import SETS, Runs
 from slipstream.errors import UserError
 
+MOST_NAMED = 10
+
 
 def numbers(store: Store) -> Ints:
     """Each row's class, from the store's last column; below 0 where there is no label."""
@@ -113,3 +115,23 @@ def balanced(counts: Ints) -> tuple[float, ...]:
     seen = counts > 0
     weights = np.where(seen, counts.sum() / (seen.sum() * np.maximum(counts, 1)), 1.0)
     return tuple(float(weight) for weight in weights)
+
+
+def notes(
+    names: tuple[str, ...], counts: Ints, weights: str | tuple[float, ...], *, fold: str
+) -> list[str]:
+    """How many windows of each class there are to learn from; weights that fit no class are
+    refused."""
+    if isinstance(weights, tuple) and len(weights) != len(names):
+        raise UserError(
+            f"train.class_weights has {len(weights)} weights, but there are {len(names)} classes: "
+            f"{', '.join(names[:20])}"
+        )
+    shown = np.argsort(-counts, kind="stable")[:MOST_NAMED]
+    told = ", ".join(f"{names[i]} {counts[i]:,}" for i in shown)
+    rest = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+    unseen = [name for name, count in zip(names, counts, strict=True) if not count]
+    found = [f"classes (training windows{fold}): {told}{rest}"]
+    if unseen:
+        found.append(f"no training window{fold} has the class {', '.join(unseen[:MOST_NAMED])}")
+    return found
