@@ -153,7 +153,7 @@ def taken(found, rows):
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_resample_has_the_figures_of_the_windows_drawn(size, steps):
     found = as_answers(60, steps, size)
-    figures = answers._Figures(found)
+    figures = answers._Figures(found, areas=True)
     draws = next(answers._draws(60, 4))
     assert draws.shape == (answers.AT_A_TIME, 60)
     assert (draws.sum(axis=1) == 60).all()
@@ -209,9 +209,10 @@ def test_intervals_hold_the_figure_and_are_wider_for_neighbours():
 
 def test_pairs_are_drawn_together():
     found = as_answers(200)
-    drawn_, _ = answers.resampled({"one": found, "other": found}, rows=1)
-    for name, values in drawn_["one"].items():
-        assert np.array_equal(values, drawn_["other"][name], equal_nan=True)
+    drawn_, _ = answers.resampled({"one": found, "other": as_answers(200)}, rows=1)
+    assert set(drawn_["one"]) - set(drawn_["other"]) == {"auc"}
+    for name, values in drawn_["other"].items():
+        assert np.array_equal(values, drawn_["one"][name])
 
 
 def test_no_interval_where_it_would_mean_nothing():

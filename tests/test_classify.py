@@ -403,3 +403,27 @@ def test_the_loss_and_the_horizon_follow_from_the_task():
     found = configs.load({"data": {"task": "classify", "targets": ["y"]}})
     assert (found.train.loss, found.data.horizon) == ("cross_entropy", 0)
     assert configs.load({"data": {"targets": ["y"]}}).train.loss == "mse"
+
+
+def test_a_class_missing_from_the_test_set_costs_its_area_only(tmp_path):
+    """Nothing is known of the spread of what means nothing, and it is null in JSON."""
+    table = states()
+    labels = ["calm" if i >= 900 else x for i, x in enumerate(table["state"].to_pylist())]
+    labels[-1] = "fast"
+    config = class_config(tmp_path, **merged(FAST, {"train": {"repeats": 2}}))
+    result = slipstream.train(config, table.set_column(3, "state", pa.array(labels)))
+    assert math.isnan(result.metrics["test"]["auc"])
+    assert math.isnan(result.summary["spread"]["auc"]["mean"])
+    assert result.summary["spread"]["accuracy"]["sd"] >= 0
+    saved = runs.read_json(result.run / "metrics.json")
+    assert saved["metrics"]["test"]["auc"] is None
+    assert saved["intervals"]["test"]["auc"] is None
+    slipstream.report(result.run)
+
+
+def test_a_run_from_before_there_were_classes_still_loads():
+    signature = datasets.load(class_config(), states()).signature
+    old = signature.model_dump()
+    del old["classes"]
+    assert configs.Signature.model_validate(old).classes == ()
+    assert configs.Signature.model_validate_json(signature.model_dump_json()) == signature

@@ -152,7 +152,8 @@ def block_length(start: Array, rows: int) -> int:
 def resampled(
     found: Mapping[str, Answers], *, rows: int
 ) -> tuple[dict[str, dict[str, Array]], int] | str:
-    """Each one's figures over the same resamples [R], and the blocks' length; or why not."""
+    """Each one's figures over the same resamples [R], and the blocks' length; or why not. Areas,
+    which take longest, are the first one's only."""
     first = next(iter(found.values()))
     num, steps = first.number.shape
     block = block_length(first.start, rows)
@@ -160,7 +161,7 @@ def resampled(
         return f"more than {MOST_ANSWERS:,} answers, which need none"
     if num < FEWEST_BLOCKS * block:
         return f"{num:,} windows hold fewer than {FEWEST_BLOCKS} that share no rows"
-    figures = {name: _Figures(one) for name, one in found.items()}
+    figures = {name: _Figures(one, areas=one is first) for name, one in found.items()}
     parts: dict[str, list[dict[str, Array]]] = {name: [] for name in found}
     for drawn in _draws(num, block):
         weights = np.repeat(drawn, steps, axis=1)
@@ -185,7 +186,7 @@ def _draws(num: int, block: int) -> Iterator[Array]:
 class _Figures:
     """Every metric of one set of answers, for any weights."""
 
-    def __init__(self, found: Answers) -> None:
+    def __init__(self, found: Answers, *, areas: bool) -> None:
         self.size = found.likely.shape[-1]
         likely, number = found.likely.reshape(-1, self.size), found.number.ravel()
         self.loss = -likely[np.arange(len(number)), number].astype(np.float64)
@@ -193,9 +194,11 @@ class _Figures:
         self.labels, self.guesses = _Groups(number, self.size), _Groups(guess, self.size)
         self.right = (guess == number).astype(np.float64)
         self.bins = _Bins(found)
-        few = found.likely.size <= MOST_SCORES
-        numbers = (1,) if self.size == 2 else range(self.size)
-        self.areas = [_Area(found, c) for c in numbers] if few else []
+        every = len(np.unique(number)) == self.size  # with a class missing there is no area
+        if not (areas and every and found.likely.size <= MOST_SCORES):
+            self.areas = []
+        else:
+            self.areas = [_Area(found, c) for c in ((1,) if self.size == 2 else range(self.size))]
 
     def of(self, weights: Array) -> dict[str, Array]:
         """[R, M] to [R] of each."""

@@ -65,9 +65,11 @@ def by_series(axes: Axes, per_series: dict[str, dict[str, float]]) -> None:
     """The series that are told apart worst."""
     worst = sorted(per_series, key=lambda name: per_series[name]["accuracy"])
     shown = worst[:MOST_BARS]
+    names = [_short(name) for name in shown]
     axes.bar(range(len(shown)), [per_series[n]["accuracy"] for n in shown], color=MODEL, width=0.7)
-    turned: dict[str, Any] = {"rotation": 40, "ha": "right"} if len(shown) > 8 else {}
-    axes.set_xticks(range(len(shown)), [_short(n) for n in shown], fontsize=8.5, **turned)
+    wide = len("".join(names)) > 60
+    turned: dict[str, Any] = {"rotation": 40, "ha": "right"} if wide else {}
+    axes.set_xticks(range(len(shown)), names, fontsize=8.5, **turned)
     axes.set_xlim(-0.7, max(len(shown), 6) - 0.3)
     axes.set_ylim(0, 1)
     axes.grid(axis="x", visible=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -306,15 +307,18 @@ def _spread(
             repeats.append(score.figures(merged, task.dataset)["overall"])
     if len(repeats) < 2:
         return None
+    return {name: _over([figures[name] for figures in repeats]) for name in repeats[0]}
+
+
+def _over(values: list[float]) -> dict[str, float]:
+    """Nothing is known where one of them means nothing, as R² of a constant truth does."""
+    if any(math.isnan(value) for value in values):
+        return dict.fromkeys(("mean", "sd", "min", "max"), math.nan)
     return {
-        name: {
-            "mean": statistics.fmean(values),
-            "sd": statistics.stdev(values),
-            "min": min(values),
-            "max": max(values),
-        }
-        for name in repeats[0]
-        for values in [[figures[name] for figures in repeats]]
+        "mean": statistics.fmean(values),
+        "sd": statistics.stdev(values),
+        "min": min(values),
+        "max": max(values),
     }
 
 
