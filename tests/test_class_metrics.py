@@ -191,33 +191,38 @@ def test_blocks_are_as_long_as_windows_share_rows(start, length):
 
 def test_intervals_hold_the_figure_and_are_wider_for_neighbours():
     found = as_answers(600)
-    alone, block = answers.resampled({"model": found}, rows=1)
-    assert block == 1
-    low, high = answers.interval(alone["model"]["accuracy"])
+    alone = answers.resampled({"model": found}, rows=1)
+    assert alone.how == "1,000 resamples in blocks of 1 windows"
+    low, high = alone.interval("model", "accuracy")
     accuracy = float((found.likely.argmax(-1) == found.number).mean())
     assert low < accuracy < high
     # a proportion's own error, from 600 that know nothing of each other
     wanted = 2 * 1.96 * math.sqrt(accuracy * (1 - accuracy) / 600)
     assert high - low == pytest.approx(wanted, rel=0.15)
     repeated = taken(found, np.repeat(np.arange(60), 10))._replace(start=np.arange(600))
-    blocks, length = answers.resampled({"model": repeated}, rows=10)
-    singles, _ = answers.resampled({"model": repeated}, rows=1)
-    assert length == 10
-    widths = [np.ptp(answers.interval(one["model"]["accuracy"])) for one in (blocks, singles)]
+    blocks, singles = (answers.resampled({"model": repeated}, rows=n) for n in (10, 1))
+    assert "blocks of 10" in blocks.how
+    widths = [np.ptp(one.interval("model", "accuracy")) for one in (blocks, singles)]
     assert widths[0] > 2.5 * widths[1]
 
 
 def test_pairs_are_drawn_together():
     found = as_answers(200)
-    drawn_, _ = answers.resampled({"one": found, "other": as_answers(200)}, rows=1)
-    assert set(drawn_["one"]) - set(drawn_["other"]) == {"auc"}
-    for name, values in drawn_["other"].items():
-        assert np.array_equal(values, drawn_["one"][name])
+    together = answers.resampled({"one": found, "other": as_answers(200)}, rows=1)
+    one, other = together.figures["one"], together.figures["other"]
+    assert set(one) - set(other) == {"auc"}
+    assert all(np.array_equal(values, one[name]) for name, values in other.items())
+    assert together.interval("one", "log_loss", beyond="other") == [0.0, 0.0]
 
 
 def test_no_interval_where_it_would_mean_nothing():
-    assert "fewer than 5" in answers.resampled({"model": as_answers(100)}, rows=30)
-    assert "more than" in answers.resampled({"model": as_answers(20_001)}, rows=1)
+    few = answers.resampled({"model": as_answers(100)}, rows=30)
+    assert "fewer than 5" in few.how
+    assert not few.enough
+    many = answers.resampled({"model": as_answers(20_001)}, rows=1)
+    assert "more than" in many.how
+    assert many.enough
+    assert few.interval("model", "accuracy") is many.interval("model", "accuracy") is None
     assert answers.interval(np.array([np.nan, np.nan])) is None
 
 

@@ -77,6 +77,7 @@ def test_what_can_be_told_apart_is_told_apart(trained):
     assert against["model"]["log_loss"]["interval"][1] < 0
     assert against["model"]["balanced_accuracy"]["interval"][0] > 0
     assert "beats the majority class" in verdict(result.summary)
+    assert result.summary["intervals"]["enough"]
     for name, (low, high) in result.summary["intervals"]["test"].items():
         assert low <= high
         if name != "ece":  # a resample's is larger, as that of few windows is
@@ -427,3 +428,11 @@ def test_a_run_from_before_there_were_classes_still_loads():
     del old["classes"]
     assert configs.Signature.model_validate(old).classes == ()
     assert configs.Signature.model_validate_json(signature.model_dump_json()) == signature
+
+
+def test_too_few_windows_beat_nothing(tmp_path):
+    config = class_config(tmp_path, data={"context": 40}, train={"epochs": 8})
+    result = slipstream.train(config, states(500, stay=20))
+    assert result.summary["windows"]["test"] == 100
+    assert set(result.summary["intervals"]["test"].values()) == {None}
+    assert "Too few windows to tell" in verdict(result.summary)

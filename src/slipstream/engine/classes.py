@@ -80,27 +80,15 @@ def certainty(
     test: ClassTally, beside: Mapping[str, ClassTally], dataset: Dataset
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Intervals, how far each is from the majority class, and the most wrong windows."""
-    found = {name: metrics.read_answers(sums) for name, sums in beside.items()}
-    found = {"model": metrics.read_answers(test)} | found
+    everybody = {"model": test, **beside}
+    found = {name: metrics.read_answers(sums) for name, sums in everybody.items()}
     drawn = answers.resampled(found, rows=dataset.signature.context)
-    overall = {
-        name: read(sums, dataset)["overall"] for name, sums in {"model": test, **beside}.items()
-    }
-    known = not isinstance(drawn, str)
-    intervals = {
-        key: answers.interval(drawn[0]["model"][key])
-        if not isinstance(drawn, str) and key in drawn[0]["model"]
-        else None
-        for key in metrics.NAMES
-    }
-    told = f"{answers.RESAMPLES:,} resamples in blocks of {drawn[1]:,} windows" if known else drawn
+    overall = {name: read(sums, dataset)["overall"] for name, sums in everybody.items()}
     against = {
         name: {
             key: {
                 "difference": overall[name][key] - overall["majority"][key],
-                "interval": None
-                if isinstance(drawn, str)
-                else answers.interval(drawn[0][name][key] - drawn[0]["majority"][key]),
+                "interval": drawn.interval(name, key, beyond="majority"),
             }
             for key in COMPARED
         }
@@ -109,7 +97,12 @@ def certainty(
     }
     summary = {
         "classes": list(dataset.signature.classes),
-        "intervals": {"test": intervals, "level": answers.LEVEL, "how": told},
+        "intervals": {
+            "test": {key: drawn.interval("model", key) for key in metrics.NAMES},
+            "level": answers.LEVEL,
+            "how": drawn.how,
+            "enough": drawn.enough,
+        },
         "against_majority": against,
     }
     return summary, {"worst": list(_worst(found["model"], dataset))}

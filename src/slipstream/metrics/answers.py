@@ -149,28 +149,46 @@ def block_length(start: Array, rows: int) -> int:
     return max(int(np.median(ahead)), 1)
 
 
-def resampled(
-    found: Mapping[str, Answers], *, rows: int
-) -> tuple[dict[str, dict[str, Array]], int] | str:
-    """Each one's figures over the same resamples [R], and the blocks' length; or why not. Areas,
-    which take longest, are the first one's only."""
+class Resampled(NamedTuple):
+    """Figures over the same resamples, of several who gave answers."""
+
+    figures: dict[str, dict[str, Array]]
+    """By whose they are and by name, [R]; empty where there are none"""
+    how: str
+    """They were drawn, or why not"""
+    enough: bool
+    """Whether there were windows enough to say anything"""
+
+    def interval(self, name: str, key: str, *, beyond: str | None = None) -> list[float] | None:
+        """What the middle of one's figures lies within, or of what they are beyond another's."""
+        values = self.figures.get(name, {}).get(key)
+        if values is None:
+            return None
+        return interval(values if beyond is None else values - self.figures[beyond][key])
+
+
+def resampled(found: Mapping[str, Answers], *, rows: int) -> Resampled:
+    """Each one's figures; areas, which take longest, are the first one's only."""
     first = next(iter(found.values()))
     num, steps = first.number.shape
     block = block_length(first.start, rows)
     if num * steps > MOST_ANSWERS:
-        return f"more than {MOST_ANSWERS:,} answers, which need none"
+        return Resampled({}, f"none, of more than {MOST_ANSWERS:,} predicted rows", enough=True)
     if num < FEWEST_BLOCKS * block:
-        return f"{num:,} windows hold fewer than {FEWEST_BLOCKS} that share no rows"
+        how = f"none: the {num:,} windows hold fewer than {FEWEST_BLOCKS} that share no rows"
+        return Resampled({}, how, enough=False)
     figures = {name: _Figures(one, areas=one is first) for name, one in found.items()}
     parts: dict[str, list[dict[str, Array]]] = {name: [] for name in found}
     for drawn in _draws(num, block):
         weights = np.repeat(drawn, steps, axis=1)
         for name, one in figures.items():
             parts[name].append(one.of(weights))
-    return {
+    joined = {
         name: {key: np.concatenate([part[key] for part in mine]) for key in mine[0]}
         for name, mine in parts.items()
-    }, block
+    }
+    how = f"{RESAMPLES:,} resamples in blocks of {block:,} windows"
+    return Resampled(joined, how, enough=True)
 
 
 def _draws(num: int, block: int) -> Iterator[Array]:

@@ -41,11 +41,11 @@ IN_WORDS = {"log_loss": "log-loss", "balanced_accuracy": "balanced accuracy"}
 def _class_verdict(summary: dict[str, Any]) -> str:
     """Against the majority class first: if nothing beats it, there is nothing to be seen."""
     against = summary["against_majority"]
-    surer, truer = (beats(against["model"], key) for key in LOWER_IS_BETTER)
+    surer, truer = (beats(summary, "model", key) for key in LOWER_IS_BETTER)
     others = [
         f"{name} does by its {' and '.join(IN_WORDS[key] for key in won)}"
-        for name, found in against.items()
-        if name != "model" and (won := [key for key in LOWER_IS_BETTER if beats(found, key)])
+        for name in against
+        if name != "model" and (won := [k for k in LOWER_IS_BETTER if beats(summary, name, k)])
     ]
     if surer and truer:
         said = "The model beats the majority class"
@@ -55,16 +55,19 @@ def _class_verdict(summary: dict[str, Any]) -> str:
         said = "The model chooses better than the majority class, its probabilities are no better"
     elif others:
         said = f"The model does not beat the majority class ({', '.join(others)})"
+    elif not summary["intervals"]["enough"]:
+        said = "Too few windows to tell whether the model beats the majority class"
     else:
         said = "Nothing here beats the majority class"
     told = ", ".join(_gap(summary, key) for key in LOWER_IS_BETTER)
     return f"{said}: {told}.{_beside_logistic(summary)}"
 
 
-def beats(found: dict[str, Any], key: str) -> bool:
+def beats(summary: dict[str, Any], name: str, key: str) -> bool:
     """Whether the difference to the majority class is on the right side, its interval with it."""
-    one, sign = found[key], -1 if LOWER_IS_BETTER[key] else 1
-    return all(sign * value > 0 for value in one["interval"] or [one["difference"]])
+    one, sign = summary["against_majority"][name][key], -1 if LOWER_IS_BETTER[key] else 1
+    bounds = one["interval"] or [one["difference"]]
+    return summary["intervals"]["enough"] and all(sign * value > 0 for value in bounds)
 
 
 def _gap(summary: dict[str, Any], key: str) -> str:
@@ -90,8 +93,9 @@ def lost(summary: dict[str, Any]) -> bool:
     """Whether the verdict is no good news."""
     if not summary.get("classes"):
         return bool(summary["beaten_by"])
-    model = summary["against_majority"]["model"]
-    return bool(summary["beaten_by"]) or not all(beats(model, key) for key in LOWER_IS_BETTER)
+    return bool(summary["beaten_by"]) or not all(
+        beats(summary, "model", key) for key in LOWER_IS_BETTER
+    )
 
 
 def number(value: float | None, decimals: int = 8) -> str:
