@@ -7,10 +7,11 @@ import re
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 
 from slipstream import UserError
 from slipstream.data import dataset as datasets
-from slipstream.data import given
+from slipstream.data import given, windows
 from tests.conftest import merged, small_config
 from tests.labelled import CLASSIFY, states
 
@@ -164,3 +165,18 @@ def test_a_column_of_that_name_is_no_input_by_accident(tmp_path):
 def test_no_test_window_with_a_label_says_so(table):
     with pytest.raises(UserError, match="no test window has a label"):
         load(table, "\n".join(LABELS.split("\n")[:6]) + "\n")
+
+
+def test_later_rows_and_labels_change_nothing_of_earlier_windows(table):
+    one = load(table, label_rows="every")
+    frame = states().drop_columns(["state"]).to_pandas()
+    frame.loc[960:, ["a", "b"]] = frame.loc[960:, ["a", "b"]].to_numpy()[::-1]
+    frame.to_csv(table, index=False)
+    other = load(table, LABELS.replace("970,1000,up", "961,990,down"), label_rows="every")
+    for which in ("train", "val"):
+        assert ends(one)[which] == ends(other)[which]
+        batches = [
+            windows.gather(each.memory.series, each.memory.starts[which]) for each in (one, other)
+        ]
+        assert torch.equal(batches[0].inputs, batches[1].inputs)
+        assert torch.equal(batches[0].targets, batches[1].targets)

@@ -20,13 +20,13 @@ from slipstream.metrics import answers
 from slipstream.metrics.answers import Answers, Array
 
 NAMES = ("accuracy", "balanced_accuracy", "f1_macro", "log_loss", "auc", "ece")
-MOST_KEPT = 50_000_000
+MOST_KEPT = 20_000_000
 """Probabilities that are kept of one set; of more, those of an even sample of windows"""
 HITS, LABELS, GUESSES = range(3)
 
 
 class Kept(NamedTuple):
-    """Some windows' answers, where they were made."""
+    """Some windows' answers, on the host: those of many models may be more than a GPU holds."""
 
     likely: Tensor
     """[B, H, Q]: logarithms of the probabilities"""
@@ -40,7 +40,7 @@ class Kept(NamedTuple):
 
 @dataclass(frozen=True)
 class ClassTally:
-    """Running counts of one set's answers. `add` never waits for the device."""
+    """Running counts of one set's answers, and the answers themselves."""
 
     confusion: Tensor
     """[Q, Q]: labels down, guesses across"""
@@ -75,7 +75,8 @@ class ClassTally:
         self.loss_by_place.add_(loss.sum(dim=0))
         self.loss_by_series.index_add_(0, series, loss.sum(dim=1))
         some = slice(None, None, self.every)
-        self.kept.append(Kept(likely[some], number[some], start[some], series[some]))
+        given = likely[some], number[some], start[some], series[some]
+        self.kept.append(Kept(*(tensor.cpu() for tensor in given)))
 
 
 def start(
@@ -109,10 +110,10 @@ def merged(tallies: Sequence[ClassTally]) -> ClassTally:
 
 
 def read_answers(tally: ClassTally) -> Answers:
-    """What was kept, on the host."""
+    """What was kept."""
 
     def joined(name: str) -> Array:
-        return torch.cat([getattr(kept, name) for kept in tally.kept]).cpu().numpy()
+        return torch.cat([getattr(kept, name) for kept in tally.kept]).numpy()
 
     return Answers(joined("likely"), joined("number"), joined("start"), joined("owner"))
 
