@@ -12,6 +12,8 @@ import time
 
 import numpy as np
 import optuna
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -39,8 +41,6 @@ def job(tmp_path, table=None, **changed):
     """A search that takes a second or two."""
     path = tmp_path / "waves.parquet"
     if not path.exists():
-        import pyarrow.parquet as pq
-
         pq.write_table(table if table is not None else waves(400), path)
     settings = {
         "name": "s",
@@ -247,6 +247,22 @@ def test_the_time_that_a_search_may_take(tmp_path):
     assert study.summary["search_s"] < 60
 
 
+def test_classes_are_searched_too(tmp_path):
+    """With weights that come from the training windows, and dropped in by every trial."""
+    table = waves(400)
+    first = np.asarray(table.column(1))
+    up = first > np.median(first)
+    table = table.append_column("up", pa.array(np.where(up, "yes", "no")))
+    inputs = table.column_names[1:-1]
+    data = {"task": "classify", "targets": ["up"], "horizon": 0, "inputs": inputs}
+    settings = job(tmp_path, table, data=data, train={"class_weights": "balanced"})
+    settings["tune"] |= {"retrain": 1, "retrain_seeds": 2, "trials": 3}
+    study, _ = found_by(settings)
+    assert study.summary["trials"]["finished"] == 3
+    assert study.summary["test"]["best"]["metrics"]["test"]["accuracy"] > 0.8
+    assert study.summary["comparison"]["metric"] == "log_loss"
+
+
 # folds
 
 
@@ -306,8 +322,6 @@ def test_the_test_set_is_out_of_reach_before_the_retraining(tmp_path):
     table = waves(400)
     other = table.to_pandas()
     other.iloc[-80:, 1:] = 1e6
-    import pyarrow as pa
-
     first, _ = found_by(job(tmp_path, table))
     (tmp_path / "b").mkdir()
     second, _ = found_by(job(tmp_path / "b", pa.Table.from_pandas(other, preserve_index=False)))

@@ -9,7 +9,7 @@ from typing import Any
 
 from slipstream import config as configs
 from slipstream import runs
-from slipstream.config import Config
+from slipstream.config import Config, Signature
 from slipstream.data import dataset as datasets
 from slipstream.data import given
 from slipstream.data.dataset import Dataset
@@ -17,8 +17,8 @@ from slipstream.data.scaling import Scaler
 from slipstream.data.splits import SETS
 from slipstream.engine import ensemble as ensembles
 from slipstream.engine import plan, score
+from slipstream.engine.chunk import Chunk
 from slipstream.engine.ensemble import Covered
-from slipstream.engine.score import Chunk
 from slipstream.errors import UserError
 
 
@@ -45,7 +45,7 @@ def evaluate(
     trained = ensembles.load(found, config, chosen, ensemble=ensemble)
     signature, scaler = trained.signature, trained.scaler
     if data is None:
-        dataset, which = _own_data(config, scaler), on
+        dataset, which = _own_data(config, signature, scaler), on
     else:
         dataset = given.load(config, signature, scaler, data, targets=True, resample=resample)
         which = "all"
@@ -60,7 +60,8 @@ def evaluate(
             for fold, voice, counted in zip(folds, voices, covered, strict=True):
                 pieces = fold.pieces(which, series, rows=config.engine.buffer_rows)
                 for chunk in score.chunks(voice.predict, pieces):
-                    counted.add(chunk)
+                    if not signature.classes:
+                        counted.add(chunk)
                     yield chunk
 
         scores = score.tally(chunks(), dataset, signature.quantiles)
@@ -69,7 +70,8 @@ def evaluate(
         "on": on if data is None else "data",
         "model": f"{trained.what}, fold by fold" if dataset.folds else trained.on_new_data,
         "metrics": scores["overall"],
-        "scaled": scores["scaled"],
+        **({"scaled": scores["scaled"]} if "scaled" in scores else {}),
+        **({"classes": list(signature.classes)} if signature.classes else {}),
         "coverage": ensembles.coverage(covered) or None,
         "windows": sum(fold.count[which] for fold in folds),
         "detail": scores,
@@ -78,9 +80,16 @@ def evaluate(
     }
 
 
-def _own_data(config: Config, scaler: Scaler) -> Dataset:
+def _own_data(config: Config, signature: Signature, scaler: Scaler) -> Dataset:
     """The run's data, if it still is what the model was trained on."""
     dataset = datasets.load(config)
+    if dataset.signature.classes != signature.classes:
+        raise UserError(
+            "the data of this run have changed since training: the classes now are "
+            f"{', '.join(dataset.signature.classes[:20])}, then "
+            f"{', '.join(signature.classes[:20])}; to score the model on them as new data, pass "
+            "them with --data"
+        )
     for name, shift in scaler.shift.items():
         now = dataset.scaler.shift.get(name, math.nan), dataset.scaler.size.get(name, math.nan)
         was = shift, scaler.size[name]

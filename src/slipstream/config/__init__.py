@@ -3,6 +3,7 @@
 from slipstream.config.base import Scalar
 from slipstream.config.reading import changed, demo, differences, load, to_toml
 from slipstream.config.sections import (
+    CLASS_LOSSES,
     SIMULATED,
     Config,
     Data,
@@ -15,6 +16,7 @@ from slipstream.config.split import Split
 from slipstream.config.tune import Range, Tune
 
 __all__ = [
+    "CLASS_LOSSES",
     "SIMULATED",
     "Config",
     "Data",

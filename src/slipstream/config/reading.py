@@ -22,7 +22,8 @@ from slipstream.errors import UserError
 def load(source: Config | str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Config:
     """Read a config from a TOML file, a mapping or a Config, then apply `section.key=value`s.
 
-    A relative `data.path` in a file is looked for beside the file, then in the working folder.
+    A relative `data.path` or `data.labels` in a file is looked for beside the file, then in the
+    working folder.
     """
     if isinstance(source, Config):
         settings, origin = source.model_dump(exclude_unset=True), "config"
@@ -128,6 +129,8 @@ def _read(path: Path) -> dict[str, Any]:
             data["path"] = _beside(data["path"], path)
         elif isinstance(data.get("path"), list):
             data["path"] = [_beside(p, path) if isinstance(p, str) else p for p in data["path"]]
+        if isinstance(data.get("labels"), str):
+            data["labels"] = _beside(data["labels"], path)
     return settings
 
 

@@ -25,6 +25,14 @@ class Signature(Section):
     step: float | None
     """Usual time from row to row: seconds for timestamps, else in the time column's own unit."""
 
+    classes: Names = ()
+    """To classify: their names, numbered in this order. Empty where numbers are predicted."""
+
+    @property
+    def outputs(self) -> int:
+        """Numbers for each predicted value: its quantiles, or how likely each class is."""
+        return max(len(self.quantiles), len(self.classes), 1)
+
     @property
     def steps_out(self) -> int:
         """Predicted rows per window."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.config import Config
+from slipstream.data import labelled
 from slipstream.data.dataset import Dataset
 from slipstream.data.windows import Series
 from slipstream.engine import homes, optim, step
@@ -36,6 +37,15 @@ class Task:
     run: Run
     fingerprint: str = ""
     """Of the data's content"""
+
+
+def weighed(config: Config, dataset: Dataset) -> Config:
+    """The config with balanced class weights as the numbers that they are for this data."""
+    if config.train.class_weights != "balanced":
+        return config
+    weights = labelled.balanced(dataset.class_counts())
+    train = config.train.model_copy(update={"class_weights": weights})
+    return config.model_copy(update={"train": train})
 
 
 @dataclass(frozen=True)

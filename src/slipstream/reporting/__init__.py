@@ -1,6 +1,7 @@
 """A run's report: one self-contained HTML page, drawn from what the run folder holds. No torch."""
 
 from slipstream.reporting.page import report
+from slipstream.reporting.shown import shown
 from slipstream.reporting.words import (
     covered,
     energy,
@@ -20,6 +21,7 @@ __all__ = [
     "number",
     "report",
     "seconds",
+    "shown",
     "usage",
     "verdict",
 ]

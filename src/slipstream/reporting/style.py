@@ -11,6 +11,8 @@ COLOURS = {
     "ridge": "#f59e0b",
     "seasonal": "#10b981",
     "repeat": "#9ca3af",
+    "logistic": "#f59e0b",
+    "majority": "#9ca3af",
 }
 STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",

@@ -6,12 +6,16 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from slipstream.reporting.shown import shown
+
 WORTH_TELLING = 0.01
 """Share of the time from which on a GPU that was held back is told of"""
 
 
 def verdict(summary: dict[str, Any]) -> str:
     """One sentence: does the model beat what costs seconds?"""
+    if summary.get("classes"):
+        return _class_verdict(summary)
     model = summary["scaled"]["test"]
     beside = {
         name: found["scaled"]["test"] for name, found in summary["baselines"].items() if found
@@ -27,6 +31,70 @@ def verdict(summary: dict[str, Any]) -> str:
     return (
         f"The model loses to {' and '.join(summary['beaten_by'])} on the test set: {told}, scaled. "
         f"As it stands, {closest} is the better choice."
+    )
+
+
+LOWER_IS_BETTER = {"log_loss": True, "balanced_accuracy": False}
+IN_WORDS = {"log_loss": "log-loss", "balanced_accuracy": "balanced accuracy"}
+
+
+def _class_verdict(summary: dict[str, Any]) -> str:
+    """Against the majority class first: if nothing beats it, there is nothing to be seen."""
+    against = summary["against_majority"]
+    surer, truer = (beats(summary, "model", key) for key in LOWER_IS_BETTER)
+    others = [
+        f"{name} does by its {' and '.join(IN_WORDS[key] for key in won)}"
+        for name in against
+        if name != "model" and (won := [k for k in LOWER_IS_BETTER if beats(summary, name, k)])
+    ]
+    if surer and truer:
+        said = "The model beats the majority class"
+    elif surer:
+        said = "The model's probabilities beat those of the majority class, its choices do not"
+    elif truer:
+        said = "The model chooses better than the majority class, its probabilities are no better"
+    elif others:
+        said = f"The model does not beat the majority class ({', '.join(others)})"
+    elif not summary["intervals"]["enough"]:
+        said = "Too few windows to tell whether the model beats the majority class"
+    else:
+        said = "Nothing here beats the majority class"
+    told = ", ".join(_gap(summary, key) for key in LOWER_IS_BETTER)
+    return f"{said}: {told}.{_beside_logistic(summary)}"
+
+
+def beats(summary: dict[str, Any], name: str, key: str) -> bool:
+    """Whether the difference to the majority class is on the right side, its interval with it."""
+    one, sign = summary["against_majority"][name][key], -1 if LOWER_IS_BETTER[key] else 1
+    bounds = one["interval"] or [one["difference"]]
+    return summary["intervals"]["enough"] and all(sign * value > 0 for value in bounds)
+
+
+def _gap(summary: dict[str, Any], key: str) -> str:
+    model, majority = (
+        one["metrics"]["test"][key] for one in (summary, summary["baselines"]["majority"])
+    )
+    found = summary["against_majority"]["model"][key]
+    told = f"{IN_WORDS[key]} {model:.3f} against {majority:.3f}"
+    if not found["interval"]:
+        return told
+    low, high = (f"{bound:+.3f}" for bound in found["interval"])
+    return f"{told} (difference {found['difference']:+.3f}, 95 % interval {low} to {high})"
+
+
+def _beside_logistic(summary: dict[str, Any]) -> str:
+    loss = summary["baselines"]["logistic"]["metrics"]["test"]["log_loss"]
+    if "logistic" in summary["beaten_by"]:
+        return f" It loses to logistic, whose log-loss is {loss:.3f}."
+    return f" It beats logistic, whose log-loss is {loss:.3f}."
+
+
+def lost(summary: dict[str, Any]) -> bool:
+    """Whether the verdict is no good news."""
+    if not summary.get("classes"):
+        return bool(summary["beaten_by"])
+    return bool(summary["beaten_by"]) or not all(
+        beats(summary, "model", key) for key in LOWER_IS_BETTER
     )
 
 
@@ -107,26 +175,29 @@ def lanes_told(summary: dict[str, Any]) -> Iterator[str]:
     if "lanes" not in summary:
         return
     spread, folds, together = summary["spread"], summary["folds"], summary["ensemble"]
+    headline = shown(summary).headline
+    name = headline.heading
     if spread:
-        mae = spread["mae"]
+        found = spread[headline.key]
         yield (
-            f"{_seeds(summary)} seeds: test MAE {number(mae['mean'])} ± {number(mae['sd'])} "
-            f"({number(mae['min'])} to {number(mae['max'])})"
+            f"{_seeds(summary)} seeds: test {name} {number(found['mean'])} ± "
+            f"{number(found['sd'])} ({number(found['min'])} to {number(found['max'])})"
         )
     if folds:
-        errors = [fold["metrics"]["test"]["mae"] for fold in folds]
-        told = ", ".join(number(error) for error in errors)
-        yield f"{len(folds)} folds: test MAE {told}; the model is the last fold's"
+        told = ", ".join(number(headline.of(fold)) for fold in folds)
+        yield f"{len(folds)} folds: test {name} {told}; the model is the last fold's"
     if together:
-        single, mean = (one["metrics"]["test"]["mae"] for one in (summary, together))
+        single, mean = (headline.of(one) for one in (summary, together))
         better = summary["uses"] == "ensemble"
         chosen = "so predict takes it" if better else "so predict takes the single model"
         side = "lower" if better else "not lower"
         yield (
-            f"their mean: test MAE {number(mean)} instead of {number(single)}; its validation "
+            f"their mean: test {name} {number(mean)} instead of {number(single)}; its validation "
             f"error is {side}, {chosen} unless told otherwise"
         )
-    yield covered((together if summary["uses"] == "ensemble" else summary)["coverage"])
+    coverage = (together if summary["uses"] == "ensemble" else summary)["coverage"]
+    if coverage:
+        yield covered(coverage)
 
 
 def _seeds(summary: dict[str, Any]) -> int:

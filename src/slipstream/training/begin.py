@@ -22,7 +22,7 @@ from slipstream.training import alone, together
 from slipstream.training.setup import Result, Start, timed
 
 MAY_CHANGE = {
-    *("name", "out", "data.path", "train.epochs", "train.patience", "train.minutes"),
+    *("name", "out", "data.path", "data.labels", "train.epochs", "train.patience", "train.minutes"),
     *("engine.device", "engine.log_every", "engine.checkpoint_minutes", "engine.plan"),
     *("engine.async_checkpoints", "engine.monitor"),
 }

@@ -63,6 +63,7 @@ def train(
 ) -> Result:
     """Train all lanes, score each, keep them, and write everything."""
     with monitor.Monitor(run, start.plan.device, on=settings.engine.monitor) as watching:
+        asked = settings
         task, chosen = setup.prepared(run, settings, dataset, start, seconds)
         settings = task.config
         every = lanes_of(settings, dataset)
@@ -73,7 +74,7 @@ def train(
             parameters = sum(p.numel() for p in task.model.parameters())
             _announce(task, packed, parameters, start.saved)
             packed, fits, trained = _fit(task, packed, start.saved, watching)
-            setup.keep_folder(run, settings)
+            setup.keep_folder(run, settings, asked)
             seconds |= {"training": trained["train_s"], "validation": trained["validate_s"]}
             chosen = setup.as_it_ran(run, chosen, trained["failures"])
             groups = figures.grouped(fits, dataset, settings.train.repeats)
@@ -93,7 +94,8 @@ def train(
                 recover.free_memory()
     assert found is not None
     logged = list(runs.events(run))
-    summary, detail = figures.summary(task, groups, scored)
+    with timed(seconds, "scoring"):
+        summary, detail = figures.summary(task, groups, scored)
     figures.keep(task, groups, scored, summary["uses"])
     summary |= {
         "steps": found.progress.step,

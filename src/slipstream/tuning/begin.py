@@ -261,7 +261,7 @@ def summarize(
         ],
         "test": {
             name: {
-                key: summary[key]
+                key: summary.get(key)
                 for key in ("run", "metrics", "scaled", "spread", "baselines", "beaten_by")
             }
             for name, summary in tested.items()

@@ -20,6 +20,7 @@ from slipstream import config as configs
 from slipstream import runs
 from slipstream.config import Config
 from slipstream.engine import checkpoint, lanes, lanestate, pack, packing, recover
+from slipstream.engine.job import weighed
 from slipstream.engine.lane import Lane, Room, refuse_larger
 from slipstream.engine.lanes import Guide, Rounds
 from slipstream.engine.lanestate import LaneFit
@@ -234,7 +235,7 @@ class _Packed:
         every = [lane for one in members for lane in _lanes(one, ready)]
         places = self.places = min(len(every), trainer.most.get(shape, packing.MOST_PLACES))
         self.queue.extend(every[places:])
-        widest = _widened(members[0].config, shape)
+        widest = weighed(_widened(members[0].config, shape), ready.dataset)
         roomy = [widest, *trainer.director.extremes(widest)]
         self.plan, mode = ready.plan(widest)
         with self._at_work(device):
@@ -415,7 +416,8 @@ def _owner(fit: LaneFit) -> tuple[Candidate, int]:
 
 
 def _lanes(one: Candidate, ready: Ready) -> list[TrialLane]:
-    return [TrialLane(one.config, starts, one, fold) for fold, starts in enumerate(ready.folds)]
+    config = weighed(one.config, ready.dataset)
+    return [TrialLane(config, starts, one, fold) for fold, starts in enumerate(ready.folds)]
 
 
 def _widened(config: Config, shape: Shape) -> Config:
