@@ -235,8 +235,8 @@ class _Packed:
         every = [lane for one in members for lane in _lanes(one, ready)]
         places = self.places = min(len(every), trainer.most.get(shape, packing.MOST_PLACES))
         self.queue.extend(every[places:])
-        widest = weighed(_widened(members[0].config, shape), ready.dataset)
-        roomy = [widest, *trainer.director.extremes(widest)]
+        widest = _widened(members[0].config, shape)
+        roomy = [weighed(c, ready.dataset) for c in (widest, *trainer.director.extremes(widest))]
         self.plan, mode = ready.plan(widest)
         with self._at_work(device):
             made = pack.make(
