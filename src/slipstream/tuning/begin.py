@@ -143,11 +143,12 @@ def refuse(settings: Config) -> None:
 
 
 def parallel_of(settings: Config) -> int:
-    """Trials under way at a time: half of all, so that the later half knows how the first went."""
+    """Trials under way at a time: three in four of all, so that the last know how the first went;
+    of many trials, as many as a pack has places."""
     asked = settings.tune.parallel
     if asked != "auto":
         return asked
-    return min(max(settings.tune.trials // 2, LEAST_PARALLEL), MOST_PLACES)
+    return min(max(settings.tune.trials * 3 // 4, LEAST_PARALLEL), MOST_PLACES)
 
 
 def _searched(run: Run, settings: Config) -> bool:
