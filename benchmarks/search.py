@@ -6,8 +6,8 @@ The job: 64 trials over LSTMs of 64 to 256 and 32 to 128 units, learning rate, d
 batch, on simulated demand: 24 rows of 11 columns, 3 rows ahead, about 200,000 training windows, 10
 epochs. `search` runs it without pruning, `pruned` with; `lightning` times three whole trials of it,
 of batches 128, 256 and 256, and extrapolates to all of the search's trials by their steps;
-`quality` searches 24 trials on a twentieth of the data three times with trials together and three times one trial
-after another; `memory` notes what is in use at trials 20 and 200. Needs a GPU.
+`quality` searches 24 trials on a twentieth of the data, three times with trials together and three
+times one trial after another; `memory` notes what is in use at trials 20 and 200. Needs a GPU.
 """
 
 from __future__ import annotations
