@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from matplotlib.ticker import MaxNLocator
 
 from slipstream.reporting import lanes
 from slipstream.reporting.style import COLOURS, INK, MODEL, MUTED, STYLE, VALIDATION
+from slipstream.reporting.svg import grid, log_if_wide, markup, svg
 
 Array = npt.NDArray[Any]
 
@@ -86,60 +86,29 @@ def all_figures(
     with mpl.rc_context(STYLE):
         return {
             **(_of_lanes if "lanes" in summary else _of_one)(summary, events),
-            "time": _svg(_time, 6.2, 1.5, summary["seconds_by_phase"], summary["seconds"]),
+            "time": svg(_time, 6.2, 1.5, summary["seconds_by_phase"], summary["seconds"]),
             "machine": _machine([e for e in events if e["event"] == "monitor"]),
             "examples": _examples(predictions, targets),
-            "scatter": _grid(_scatter, [(predictions, name) for name in targets], 3.0),
-            "histogram": _grid(_histogram, [(predictions, name) for name in targets], 2.6),
-            "by_step": _svg(_by_step, 6.2 if both else 12.4, 3.2, summary) if steps else None,
-            "by_series": _svg(_by_series, 6.2 if both else 12.4, 3.2, detail["per_series"])
+            "scatter": grid(_scatter, [(predictions, name) for name in targets], 3.0),
+            "histogram": grid(_histogram, [(predictions, name) for name in targets], 2.6),
+            "by_step": svg(_by_step, 6.2 if both else 12.4, 3.2, summary) if steps else None,
+            "by_series": svg(_by_series, 6.2 if both else 12.4, 3.2, detail["per_series"])
             if series
             else None,
         }
 
 
 def _of_one(summary: dict[str, Any], events: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    losses = _svg(_losses, 6.2, 3.3, events, summary["best_epoch"])
-    return {"losses": losses, "rates": _svg(_rates, 6.2, 1.5, events)}
+    losses = svg(_losses, 6.2, 3.3, events, summary["best_epoch"])
+    return {"losses": losses, "rates": svg(_rates, 6.2, 1.5, events)}
 
 
 def _of_lanes(summary: dict[str, Any], events: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Rates are each lane's own; the curves of all are what there is to see."""
-    drawn = {"losses": _svg(lanes.losses, 6.2, 3.3, events, summary["lanes"]), "rates": None}
+    drawn = {"losses": svg(lanes.losses, 6.2, 3.3, events, summary["lanes"]), "rates": None}
     if summary["folds"]:
-        return drawn | {"lanes": _svg(lanes.folds, 12.4, 3.2, summary)}
-    return drawn | {"lanes": _svg(lanes.seeds, 12.4, 3.0, summary) if summary["spread"] else None}
-
-
-def _svg(draw: Callable[..., None], width: float, height: float, *given: Any) -> str:
-    figure = Figure(figsize=(width, height), layout="constrained")
-    draw(figure.add_subplot(), *given)
-    return _markup(figure)
-
-
-def _grid(draw: Callable[..., None], each: list[tuple[Any, ...]], height: float) -> str:
-    """One small picture per item, up to four in a row."""
-    across = min(len(each), 4)
-    down = -(-len(each) // across)
-    full = 12.4 if across > 2 else 6.2
-    figure = Figure(figsize=(full, height * down), layout="constrained")
-    for place, given in enumerate(each, start=1):
-        draw(figure.add_subplot(down, across, place), *given)
-    return _markup(figure)
-
-
-_pictures = itertools.count()
-
-
-def _markup(figure: Figure) -> str:
-    """The figure as an <svg> element whose ids clash with no other's on the page."""
-    out = io.StringIO()
-    figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
-    svg = out.getvalue()
-    svg = re.sub(r'(id="|url\(#|href="#)', rf"\g<1>f{next(_pictures)}-", svg[svg.index("<svg") :])
-    return re.sub(
-        r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r' height="[\d.]+pt"', "", svg), count=1
-    )
+        return drawn | {"lanes": svg(lanes.folds, 12.4, 3.2, summary)}
+    return drawn | {"lanes": svg(lanes.seeds, 12.4, 3.0, summary) if summary["spread"] else None}
 
 
 def _losses(axes: Axes, events: Sequence[dict[str, Any]], best_epoch: float) -> None:
@@ -169,10 +138,7 @@ def _losses(axes: Axes, events: Sequence[dict[str, Any]], best_epoch: float) -> 
         fontsize=9,
     )
     shown = [e["loss"] for e in logs] + [e["val_loss"] for e in epochs]
-    if shown and min(shown) > 0 and max(shown) > 8 * min(shown):
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.yaxis.set_minor_formatter("")
+    log_if_wide(axes, shown)
     axes.set_xlim(left=0)
     axes.set_xlabel("epoch")
     axes.set_ylabel("loss (scaled)")
@@ -223,7 +189,7 @@ def _machine(samples: Sequence[dict[str, Any]]) -> str | None:
         axes.set_ylim(bottom=0)
         axes.set_xlabel(label)
         axes.yaxis.set_major_locator(MaxNLocator(3))
-    return _markup(figure)
+    return markup(figure)
 
 
 def _by_step(axes: Axes, summary: dict[str, Any]) -> None:
@@ -296,7 +262,7 @@ def _examples(predictions: Predictions, targets: list[str]) -> list[str]:
         names, first = np.unique(predictions["series"], return_index=True)
         shown = names[np.argsort(first)][:MOST_EXAMPLES]
         return [
-            _svg(_estimated, 6.2, 2.1, predictions, target, name)
+            svg(_estimated, 6.2, 2.1, predictions, target, name)
             for target in targets
             for name in shown[: max(MOST_EXAMPLES // len(targets), 1)]
         ]
@@ -305,9 +271,7 @@ def _examples(predictions: Predictions, targets: list[str]) -> list[str]:
     # spread evenly, each in the middle of its share, so that there is a past to show
     picked = [windows[len(windows) * (2 * i + 1) // (2 * each)] for i in range(each)]
     return [
-        _svg(_forecast, 6.2, 2.1, predictions, target, rows)
-        for target in targets
-        for rows in picked
+        svg(_forecast, 6.2, 2.1, predictions, target, rows) for target in targets for rows in picked
     ]
 
 

@@ -203,6 +203,7 @@ def _concluded(
         tested = retraining.test(run, settings, chosen, data, watch)
     runs.write_text(run.folder / "best.toml", configs.to_toml(chosen, only_set=True))
     summary = summarize(run, settings, trials, again, tested)
+    summary["space"] = spaces.told(board.space)
     summary["importances"] = importances(board.study)
     summary["seconds"] = time.perf_counter() - began
     runs.write_json(run.folder / "trials.json", [told(trial, STATES) for trial in trials])

@@ -21,6 +21,7 @@ from slipstream import config as configs
 from slipstream import runs, training
 from slipstream.config import Config
 from slipstream.runs import Event, Run
+from slipstream.tuning import groups
 from slipstream.tuning import space as spaces
 from slipstream.tuning.candidates import Candidate
 from slipstream.tuning.packs import Trainer
@@ -96,7 +97,10 @@ class Retraining:
         self.run.append("retrained", trial=trial, seed=seed, loss=math.inf, stopped=why)
 
     def extremes(self, config: Config) -> Sequence[Config]:
-        return [other for _, _, other in self.every]
+        """The others that have the same program."""
+        program = groups.shape_of(config, "cpu").program
+        others = [other for _, _, other in self.every]
+        return [other for other in others if groups.shape_of(other, "cpu").program == program]
 
 
 def _number(value: float | None) -> float:
