@@ -2,6 +2,7 @@
 
 from slipstream.reporting.page import report
 from slipstream.reporting.words import (
+    chosen,
     covered,
     energy,
     foresight,
@@ -18,6 +19,7 @@ from slipstream.reporting.words import (
 )
 
 __all__ = [
+    "chosen",
     "covered",
     "energy",
     "foresight",

@@ -14,6 +14,7 @@ from slipstream.reporting import trials as draw
 from slipstream.reporting.style import COLOURS, FAINT
 from slipstream.reporting.template import filled
 from slipstream.reporting.words import (
+    chosen,
     number,
     pruning_told,
     search_told,
@@ -45,7 +46,7 @@ def report(run: Run) -> Path:
         pruning=pruning_told(summary, epochs(trials, config)),
         gain=_gain(summary),
         names=short_names(summary["space"]),
-        best=[(name, setting(value)) for name, value in _chosen(summary, trials).items()],
+        best=[(name, setting(value)) for name, value in chosen(summary)["params"].items()],
         trials=ranked(trials),
         setting=setting,
         tested=tested(summary),
@@ -63,14 +64,6 @@ def report(run: Run) -> Path:
     path = run.folder / "report.html"
     runs.write_text(path, page)
     return path
-
-
-def _chosen(summary: Mapping[str, Any], trials: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The settings that best.toml has."""
-    numbers = [one["trial"] for one in summary["retrained"] if one["chosen"]]
-    number = numbers[0] if numbers else summary["best"]["trial"]
-    found: Mapping[str, Any] = next(one["params"] for one in trials if one["trial"] == number)
-    return found
 
 
 def _gain(summary: Mapping[str, Any]) -> str:

@@ -181,6 +181,13 @@ def search_verdict(summary: Mapping[str, Any]) -> str:
     return told + (f" Still, it loses to {' and '.join(beaten)}." if beaten else "")
 
 
+def chosen(summary: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The trial whose settings best.toml has: chosen from those trained again, else the best."""
+    again = [one for one in summary["retrained"] if one["chosen"]]
+    found: Mapping[str, Any] = again[0] if again else summary["best"]
+    return found
+
+
 def search_told(summary: Mapping[str, Any]) -> Iterator[str]:
     """What a search took, and what its best score was worth."""
     counts = summary["trials"]
@@ -190,13 +197,12 @@ def search_told(summary: Mapping[str, Any]) -> Iterator[str]:
         f"{summary['trials_per_hour']:,.0f} an hour, in {summary['packs']} packs; Optuna took "
         f"{100 * summary['optuna_share']:.1f} % of the time"
     )
-    chosen = next((one for one in summary["retrained"] if one["chosen"]), None)
-    if chosen is None:
-        return
-    yield (
-        f"chosen: {chosen['what']}, validation {summary['metric']} {number(chosen['mean'])} ± "
-        f"{number(chosen['sd'])} over {len(chosen['losses'])} seeds that the search had not used"
-    )
+    best = chosen(summary)
+    if "losses" in best:
+        yield (
+            f"chosen: {best['what']}, validation {summary['metric']} {number(best['mean'])} ± "
+            f"{number(best['sd'])} over {len(best['losses'])} seeds that the search had not used"
+        )
 
 
 def pruning_told(summary: Mapping[str, Any], epochs: tuple[float, float]) -> str:

@@ -69,15 +69,15 @@ class SearchScreen:
                 self.say(self.at.begun(event))
                 self._open()
             case "pack" if not self.live:
+                if self.at.first_again():
+                    self.say("training the best again from other seeds, beside the defaults ...")
                 self.say(self.at.packed(event))
             case "trial" if not self.live:
                 style = "bold" if event["best"] else STYLES[event["state"]]
                 self.say(self.at.trial(event), style)
             case "searched":
-                self._draw(now=True)
                 self._close()
                 self.say(self.at.searched(event), None)
-                self.say("training the best again from other seeds, beside the defaults ...")
             case "retrained":
                 self.say(self.at.retrained(event))
             case "recovery":
@@ -87,7 +87,7 @@ class SearchScreen:
                 self.say(f"{event['what']}: {event['why']}")
             case "trouble":
                 self.say(event["what"])
-        self._draw(now=what == "trial")
+        self._draw()
 
     def _open(self) -> None:
         if self.console.is_terminal and not self.console.quiet and not self.at.over:
@@ -103,13 +103,11 @@ class SearchScreen:
         if self.run:
             self.run.__exit__()
 
-    def _draw(self, *, now: bool = False) -> None:
+    def _draw(self) -> None:
         """Draw the table, at most ten times a second: it costs some milliseconds."""
-        if self.live is None:
-            return
-        at = time.monotonic()
-        if at - self.drawn_at >= REFRESH_S or (now and self.at.over):
-            self.drawn_at = at
+        now = time.monotonic()
+        if self.live is not None and now - self.drawn_at >= REFRESH_S:
+            self.drawn_at = now
             self.live.update(self.at.table(), refresh=True)
 
 
@@ -124,7 +122,8 @@ class Standing:
         self.last: collections.deque[dict[str, Any]] = collections.deque(maxlen=LAST)
         self.lowest: dict[int, tuple[int, float]] = {}
         """Epoch and loss of each trial under way, by its number"""
-        self.over = False
+        self.over = self.again = False
+        """Whether all trials are done, and whether the best are trained again"""
 
     @property
     def ended(self) -> int:
@@ -174,15 +173,23 @@ class Standing:
         way = "as one program" if event["mode"] == "together" else "side by side"
         count = event["places"]
         lanes = f"{count} lanes {way}" if count > 1 else "1 lane"
-        whose = f"trials {_listed(event['trials'])}: " if not self.over else ""
+        word = "trials" if len(event["trials"]) > 1 else "trial"
+        whose = f"{word} {_listed(event['trials'])}: " if not self.over else ""
         return f"pack {self.packs}: {whose}{lanes}, width {widths}, batch {event['batch']}"
+
+    def first_again(self) -> bool:
+        """Whether this is the first pack after the search."""
+        first = self.over and not self.again
+        self.again = self.over
+        return first
 
     def trial(self, event: dict[str, Any]) -> str:
         from slipstream.reporting import settings_told
 
+        best = ", best so far" if event["best"] else ""
         return (
-            f"{self.before + self.ended} of {self.total}: trial {event['trial']} "
-            f"{_outcome(event)}; {settings_told(event['params'])}"
+            f"{self.before + self.ended} of {self.total}: trial {event['trial']}: "
+            f"{_outcome(event)}{best}; {settings_told(event['params'])}"
         )
 
     def searched(self, event: dict[str, Any]) -> str:
@@ -190,7 +197,8 @@ class Standing:
 
         counts = ", ".join(f"{count} {state}" for state, count in self.counts.items())
         told = f"searched for {seconds(event['seconds'])}: {counts}"
-        return told + (f"; best {_outcome(self.best)}" if self.best else "")
+        best = self.best
+        return told + (f"; best {_loss(best['value'])}, trial {best['trial']}" if best else "")
 
     def retrained(self, event: dict[str, Any]) -> str:
         whose = "the defaults" if event["trial"] == DEFAULT else f"trial {event['trial']}"
@@ -210,7 +218,7 @@ class Standing:
         facts.add_row("speed", Text(speed))
         facts.add_row("running", Text(self._running()))
         if self.best:
-            best = f"{_outcome(self.best)}; trial {self.best['trial']}"
+            best = f"{_outcome(self.best)}, trial {self.best['trial']}"
             facts.add_row("best", Text(best, style="bold"))
             facts.add_row("", Text(settings_told(self.best["params"])))
         last = Table.grid(padding=(0, 2))
@@ -245,11 +253,10 @@ def _outcome(event: dict[str, Any]) -> str:
     """How a trial ended, in a few words."""
     if event["state"] == "failed":
         return f"failed: {event.get('stopped') or 'no finite loss'}"
-    epochs = f"{event['epochs']:.4g} epochs"
+    epochs = f"{event['epochs']:.4g} epoch{'' if event['epochs'] == 1 else 's'}"
     if event["state"] == "pruned":
         return f"pruned after {epochs}"
-    best = " (best so far)" if event["best"] else ""
-    return f"{_loss(event['value'])}{best} after {epochs}"
+    return f"{_loss(event['value'])} after {epochs}"
 
 
 def show_search(found: dict[str, Any], console: Console) -> None:
@@ -274,17 +281,17 @@ def show_search(found: dict[str, Any], console: Console) -> None:
 
 
 def _settings(found: dict[str, Any]) -> Table:
-    from slipstream.reporting import number, setting
+    from slipstream.reporting import chosen, setting
 
-    best = found["best"]
-    title = f"{found['name']}: best of {sum(found['trials'].values())} trials"
-    told = f"trial {best['trial']}, validation {found['metric']} {number(best['value'])}"
-    table = Table(title=f"{title}: {told}", title_justify="left")
+    best = chosen(found)
+    count = sum(found["trials"].values())
+    title = f"{found['name']}: the best settings of {count} trials, trial {best['trial']}"
+    table = Table(title=title, title_justify="left")
     table.add_column("setting")
     table.add_column("best", justify="right")
     table.add_column("tried")
     for name, value in best["params"].items():
-        table.add_row(Text(name), setting(value), Text(_tried(found["space"][name])))
+        table.add_row(Text(name), Text(setting(value)), Text(_tried(found["space"][name])))
     return table
 
 

@@ -242,6 +242,7 @@ def summarize(
             {
                 "trial": None if one.trial == retraining.DEFAULT else one.trial,
                 "what": "default" if one.trial == retraining.DEFAULT else f"trial {one.trial}",
+                "params": None if one.trial == retraining.DEFAULT else trials[one.trial].params,
                 "losses": one.losses,
                 "mean": one.mean,
                 "sd": _sd(one.losses),
