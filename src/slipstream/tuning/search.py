@@ -77,8 +77,8 @@ class Search:
 
     def pick_up(self) -> None:
         """Find the trials that were under way when the search was broken off."""
-        for trial in self.board.trials(TrialState.RUNNING):
-            self.left.append(self.again(trial.number))
+        under_way = self.board.trials(TrialState.RUNNING)
+        self.left = [self.again(trial.number) for trial in under_way]
 
     def validated(self, one: Candidate, epoch: int, loss: float) -> str:
         if not math.isfinite(loss):
