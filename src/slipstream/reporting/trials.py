@@ -79,6 +79,7 @@ def all_pictures(
     settings, best = settings_of(summary["space"]), summary["best"]["trial"]
     done = finished(trials)
     rows = len(summary["retrained"])
+    shape = (12.4, 3.8) if len(settings) > 2 else (6.2, 2.6)
     with mpl.rc_context(STYLE):
         return {
             "history": svg(history, 12.4, 3.2, trials, metric),
@@ -88,7 +89,7 @@ def all_pictures(
             else None,
             "ends": svg(ends, 6.2, 2.9, trials),
             "slices": grid(slices, [(one, trials, best) for one in settings], 2.5),
-            "parallel": svg(parallel, 12.4, 3.8, settings, done, best, metric)
+            "parallel": svg(parallel, *shape, settings, done, best, metric)
             if len(done) > 1
             else None,
             "retrained": svg(retrained, 12.4, 0.9 + 0.32 * rows, summary, trials, metric)
@@ -246,8 +247,12 @@ def slices(axes: Axes, one: Setting, trials: Sequence[Trial], best: int) -> None
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.xaxis.set_minor_formatter("")
+        aside = (one.high / one.low) ** 0.04 if one.high > one.low else 2.0
+        axes.set_xlim(one.low / aside, one.high * aside)
     else:
         axes.xaxis.set_major_locator(MaxNLocator(4))
+        aside = 0.04 * (one.high - one.low) or 1.0
+        axes.set_xlim(one.low - aside, one.high + aside)
 
 
 def _spread(one: Setting, trial: Trial) -> float:

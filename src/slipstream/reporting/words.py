@@ -190,12 +190,12 @@ def chosen(summary: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def search_told(summary: Mapping[str, Any]) -> Iterator[str]:
     """What a search took, and what its best score was worth."""
-    counts = summary["trials"]
+    counts, packs = summary["trials"], summary["packs"]
     told = ", ".join(f"{count} {state}" for state, count in counts.items())
     yield (
         f"{sum(counts.values())} trials in {seconds(summary['search_s'])}: {told}; "
-        f"{summary['trials_per_hour']:,.0f} an hour, in {summary['packs']} packs; Optuna took "
-        f"{100 * summary['optuna_share']:.1f} % of the time"
+        f"{summary['trials_per_hour']:,.0f} an hour, in {packs} pack{'' if packs == 1 else 's'}; "
+        f"Optuna took {100 * summary['optuna_share']:.1f} % of the time"
     )
     best = chosen(summary)
     if "losses" in best:

@@ -196,7 +196,8 @@ class Standing:
         from slipstream.reporting import seconds
 
         counts = ", ".join(f"{count} {state}" for state, count in self.counts.items())
-        told = f"searched for {seconds(event['seconds'])}: {counts}"
+        before = f", beside {self.before} before" if self.before else ""
+        told = f"searched for {seconds(event['seconds'])}: {counts}{before}"
         best = self.best
         return told + (f"; best {_loss(best['value'])}, trial {best['trial']}" if best else "")
 
