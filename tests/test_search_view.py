@@ -124,6 +124,15 @@ def test_a_terminal_gets_a_table_that_goes_away(searched):
     assert screen.live is None
 
 
+def test_quiet_is_quiet(searched, capfd):
+    _, run = searched
+    with SearchScreen(quiet=True) as screen:
+        for folder in (run, run / "retrained" / "best"):
+            for event in runs.events(runs.find(folder)):
+                screen.show(event)
+    assert capfd.readouterr() == ("", "")
+
+
 def test_a_resumed_search_counts_what_was_done(searched):
     _, run = searched
     first, *rest = runs.events(runs.find(run))
