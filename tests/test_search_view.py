@@ -15,7 +15,7 @@ from rich.console import Console
 
 import slipstream
 from slipstream import UserError, runs
-from slipstream.reporting import search_verdict, short_names
+from slipstream.reporting import chosen, search_told, search_verdict, short_names
 from slipstream.screen import SearchScreen, show_search
 from tests.conftest import close, small_config, waves
 from tests.test_cli import invoke, sets
@@ -294,6 +294,14 @@ def test_a_search_without_retraining_promises_nothing(untested):
     assert f"model: {untested.run}/best" in told
     found = slipstream.evaluate(untested.run, waves())
     assert found["model"] == "the search's best trial: the model"
+
+
+def test_a_lucky_trial_is_told_of(searched):
+    summary = json.loads(searched[0].stdout)
+    assert not any("lower mean" in line for line in search_told(summary))
+    lucky = summary | {"best": summary["best"] | {"trial": 99, "value": 0.5}}
+    assert "trial 99 had the lowest score (0.5000)" in list(search_told(lucky))[-1]
+    assert chosen(lucky)["trial"] == summary["best"]["trial"]
 
 
 def test_names_are_short_where_that_is_clear():

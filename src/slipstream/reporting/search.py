@@ -46,7 +46,7 @@ def report(run: Run) -> Path:
         pruning=pruning_told(summary, epochs(trials, config)),
         gain=_gain(summary),
         names=short_names(summary["space"]),
-        best=[(name, setting(value)) for name, value in chosen(summary)["params"].items()],
+        chosen=chosen(summary),
         trials=ranked(trials),
         setting=setting,
         tested=tested(summary),

@@ -15,7 +15,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator
 
 from slipstream.reporting.style import FAINT, INK, MODEL, MUTED, STYLE, VALIDATION
 from slipstream.reporting.svg import grid, log_if_wide, svg
-from slipstream.reporting.words import setting, short_names
+from slipstream.reporting.words import chosen, setting, short_names
 
 Trial = Mapping[str, Any]
 FINISHED, PRUNED, FAILED = MODEL, "#9ca3af", "#dc2626"
@@ -76,7 +76,7 @@ def all_pictures(
     summary: Mapping[str, Any], trials: Sequence[Trial], *, metric: str, curves: str
 ) -> dict[str, Any]:
     """Every picture by the name that its place has on the page; `curves` is their axis' name."""
-    settings, best = settings_of(summary["space"]), summary["best"]["trial"]
+    settings, best = settings_of(summary["space"]), chosen(summary)["trial"]
     done = finished(trials)
     rows = len(summary["retrained"])
     shape = (12.4, 3.8) if len(settings) > 2 else (6.2, 2.6)
@@ -135,7 +135,7 @@ def history(axes: Axes, trials: Sequence[Trial], metric: str) -> None:
 
 
 def learning(axes: Axes, trials: Sequence[Trial], best: int, metric: str, unit: str) -> None:
-    """Every trial's validations, faint; the best one's bold."""
+    """Every trial's validations, faint; the chosen one's bold."""
     lines: dict[str, list[Any]] = {"finished": [], "pruned": [], "failed": []}
     shown: list[float] = []
     for one in trials:
@@ -144,7 +144,7 @@ def learning(axes: Axes, trials: Sequence[Trial], best: int, metric: str, unit: 
             continue
         shown += list(curve[:, 1])
         if one["trial"] == best:
-            axes.plot(*curve.T, color=BEST, lw=2.4, zorder=4, label=f"the best, trial {best}")
+            axes.plot(*curve.T, color=BEST, lw=2.4, zorder=4, label=f"the chosen one, trial {best}")
         else:
             lines[one["state"]].append(curve)
     faint = {"finished": "#60a5fa", "pruned": PRUNED, "failed": FAILED}

@@ -197,12 +197,15 @@ def search_told(summary: Mapping[str, Any]) -> Iterator[str]:
         f"{summary['trials_per_hour']:,.0f} an hour, in {packs} pack{'' if packs == 1 else 's'}; "
         f"Optuna took {100 * summary['optuna_share']:.1f} % of the time"
     )
-    best = chosen(summary)
+    best, lowest = chosen(summary), summary["best"]
     if "losses" in best:
         yield (
             f"chosen: {best['what']}, validation {summary['metric']} {number(best['mean'])} ± "
             f"{number(best['sd'])} over {len(best['losses'])} seeds that the search had not used"
         )
+    if best["trial"] != lowest["trial"]:
+        told = f"trial {lowest['trial']} had the lowest score ({number(lowest['value'])})"
+        yield f"in the search, {told}; over other seeds, {best['what']} has the lower mean"
 
 
 def pruning_told(summary: Mapping[str, Any], epochs: tuple[float, float]) -> str:
