@@ -14,11 +14,13 @@ def test_public_names():
         "Config",
         "Interrupted",
         "Result",
+        "Study",
         "UserError",
         "evaluate",
         "predict",
         "report",
         "train",
+        "tune",
     ]
 
 
@@ -38,7 +40,8 @@ def test_signatures_of_the_four_verbs():
     def of(function):
         return list(inspect.signature(function).parameters)
 
-    assert of(slipstream.train) == ["config", "data", "overrides", "watch", "resume", "force"]
+    expected = ["config", "data", "overrides", "watch", "resume", "force", "folder"]
+    assert of(slipstream.train) == expected
     assert of(slipstream.evaluate) == ["run", "data", "on", "resample", "ensemble", "overrides"]
     assert of(slipstream.predict) == ["run", "data", "every", "resample", "ensemble", "overrides"]
     assert of(slipstream.report) == ["run"]

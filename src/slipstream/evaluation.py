@@ -34,12 +34,13 @@ def evaluate(
     """Metrics of a run's model: on one of its own sets, or on every window of new data.
 
     `data` is a path or a table. `on` is "train", "val" or "test" and goes with the run's own data;
-    there, every fold of a walk-forward run is scored by its own model. `ensemble` asks for the mean
-    of all repeats, or for the single model; by default it is what was better on the validation set.
+    there, every fold of a walk-forward run is scored by its own model. A search's model is that of
+    its best settings. `ensemble` asks for the mean of all repeats, or for the single model; by
+    default it is what was better on the validation set.
     """
     if on not in SETS:
         raise UserError(f'there is no set "{on}"; choose one of {", ".join(SETS)}')
-    found = runs.find(run)
+    found, whose = runs.with_model(runs.find(run))
     config = configs.load(found.folder / "config.toml", overrides)
     chosen = plan.make(config, data_bytes=0, training=False)
     trained = ensembles.load(found, config, chosen, ensemble=ensemble)
@@ -49,6 +50,11 @@ def evaluate(
     else:
         dataset = given.load(config, signature, scaler, data, targets=True, resample=resample)
         which = "all"
+    if len(dataset.folds) > len(trained.voices):
+        raise UserError(
+            f"{found.folder}: holds the model of one fold; set tune.retrain to have them all, or "
+            "pass data with --data"
+        )
     folds = [dataset.only(fold) for fold in dataset.folds] or [dataset]
     voices = trained.voices if dataset.folds else trained.voices[-1:]
     covered = [Covered(voice.reach or {}, signature.quantiles) for voice in voices]
@@ -65,10 +71,11 @@ def evaluate(
                     yield chunk
 
         scores = score.tally(chunks(), dataset, signature.quantiles)
+    model = f"{trained.what}, fold by fold" if dataset.folds else trained.on_new_data
     return {
         "run": str(found.folder),
         "on": on if data is None else "data",
-        "model": f"{trained.what}, fold by fold" if dataset.folds else trained.on_new_data,
+        "model": f"{whose}: {model}" if whose else model,
         "metrics": scores["overall"],
         **({"scaled": scores["scaled"]} if "scaled" in scores else {}),
         **({"classes": list(signature.classes)} if signature.classes else {}),

@@ -108,6 +108,17 @@ def find(folder: str | Path, watch: Callable[[Event], None] | None = None) -> Ru
     return Run(path.resolve(), watch)
 
 
+def with_model(run: Run) -> tuple[Run, str]:
+    """The run whose model is to be used, and a few words on it where it is not the run's own: a
+    search's is of its best settings, trained again or else as the best trial left it."""
+    inner = run.folder / "retrained" / "best", run.folder / "best"
+    if run.model.exists() or not any((folder / "model").exists() for folder in inner):
+        return run, ""
+    if (inner[0] / "metrics.json").exists():
+        return Run(inner[0], run.watch), "the search's best settings, trained again"
+    return Run(inner[1], run.watch), "the search's best trial"
+
+
 def last(out: str, name: str | None = None) -> Path:
     """The run folder under `out` that was written to most recently."""
     found = [path.parent for path in Path(out).glob("*/config.toml")]

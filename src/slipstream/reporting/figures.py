@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from matplotlib.ticker import MaxNLocator
 from slipstream.reporting import classes, lanes
 from slipstream.reporting.shown import shown
 from slipstream.reporting.style import COLOURS, INK, MODEL, MUTED, STYLE, VALIDATION
+from slipstream.reporting.svg import grid, log_if_wide, markup, svg
 
 Array = npt.NDArray[Any]
 
@@ -88,11 +88,11 @@ def all_figures(
     with mpl.rc_context(STYLE):
         return {
             **(_of_lanes if "lanes" in summary else _of_one)(summary, events),
-            "time": _svg(_time, 6.2, 1.5, summary["seconds_by_phase"], summary["seconds"]),
+            "time": svg(_time, 6.2, 1.5, summary["seconds_by_phase"], summary["seconds"]),
             "machine": _machine([e for e in events if e["event"] == "monitor"]),
             **(_of_classes(summary) if told_apart else _of_numbers(detail, predictions)),
-            "by_step": _svg(_by_step, 6.2 if both else 12.4, 3.2, summary) if steps else None,
-            "by_series": _svg(compared, 6.2 if both else 12.4, 3.2, detail["per_series"])
+            "by_step": svg(_by_step, 6.2 if both else 12.4, 3.2, summary) if steps else None,
+            "by_series": svg(compared, 6.2 if both else 12.4, 3.2, detail["per_series"])
             if series
             else None,
         }
@@ -102,8 +102,8 @@ def _of_numbers(detail: dict[str, Any], predictions: Predictions) -> dict[str, A
     targets = list(detail["per_target"])[:MOST_TARGETS]
     return {
         "examples": _examples(predictions, targets),
-        "scatter": _grid(_scatter, [(predictions, name) for name in targets], 3.0),
-        "histogram": _grid(_histogram, [(predictions, name) for name in targets], 2.6),
+        "scatter": grid(_scatter, [(predictions, name) for name in targets], 3.0),
+        "histogram": grid(_histogram, [(predictions, name) for name in targets], 2.6),
     }
 
 
@@ -111,57 +111,26 @@ def _of_classes(summary: dict[str, Any]) -> dict[str, Any]:
     detail, names = summary["detail"]["test"], summary["classes"]
     error = summary["metrics"]["test"]["ece"]
     return {
-        "confusion": _svg(classes.confusion, 6.2, 4.4, names, detail["confusion"]),
-        "reliability": _svg(classes.reliability, 6.2, 4.4, detail["reliability"], error),
-        "worst": [_svg(classes.window, 6.2, 2.4, one) for one in detail["worst"] if one["inputs"]],
+        "confusion": svg(classes.confusion, 6.2, 4.4, names, detail["confusion"]),
+        "reliability": svg(classes.reliability, 6.2, 4.4, detail["reliability"], error),
+        "worst": [svg(classes.window, 6.2, 2.4, one) for one in detail["worst"] if one["inputs"]],
     }
 
 
 def _of_one(summary: dict[str, Any], events: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    losses = _svg(_losses, 6.2, 3.3, events, summary["best_epoch"], _loss(summary))
-    return {"losses": losses, "rates": _svg(_rates, 6.2, 1.5, events)}
+    losses = svg(_losses, 6.2, 3.3, events, summary["best_epoch"], _loss(summary))
+    return {"losses": losses, "rates": svg(_rates, 6.2, 1.5, events)}
 
 
 def _of_lanes(summary: dict[str, Any], events: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Rates are each lane's own; the curves of all are what there is to see."""
     drawn = {
-        "losses": _svg(lanes.losses, 6.2, 3.3, events, summary["lanes"], _loss(summary)),
+        "losses": svg(lanes.losses, 6.2, 3.3, events, summary["lanes"], _loss(summary)),
         "rates": None,
     }
     if summary["folds"]:
-        return drawn | {"lanes": _svg(lanes.folds, 12.4, 3.2, summary)}
-    return drawn | {"lanes": _svg(lanes.seeds, 12.4, 3.0, summary) if summary["spread"] else None}
-
-
-def _svg(draw: Callable[..., None], width: float, height: float, *given: Any) -> str:
-    figure = Figure(figsize=(width, height), layout="constrained")
-    draw(figure.add_subplot(), *given)
-    return _markup(figure)
-
-
-def _grid(draw: Callable[..., None], each: list[tuple[Any, ...]], height: float) -> str:
-    """One small picture per item, up to four in a row."""
-    across = min(len(each), 4)
-    down = -(-len(each) // across)
-    full = 12.4 if across > 2 else 6.2
-    figure = Figure(figsize=(full, height * down), layout="constrained")
-    for place, given in enumerate(each, start=1):
-        draw(figure.add_subplot(down, across, place), *given)
-    return _markup(figure)
-
-
-_pictures = itertools.count()
-
-
-def _markup(figure: Figure) -> str:
-    """The figure as an <svg> element whose ids clash with no other's on the page."""
-    out = io.StringIO()
-    figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
-    svg = out.getvalue()
-    svg = re.sub(r'(id="|url\(#|href="#)', rf"\g<1>f{next(_pictures)}-", svg[svg.index("<svg") :])
-    return re.sub(
-        r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r' height="[\d.]+pt"', "", svg), count=1
-    )
+        return drawn | {"lanes": svg(lanes.folds, 12.4, 3.2, summary)}
+    return drawn | {"lanes": svg(lanes.seeds, 12.4, 3.0, summary) if summary["spread"] else None}
 
 
 def _loss(summary: dict[str, Any]) -> str:
@@ -195,10 +164,7 @@ def _losses(axes: Axes, events: Sequence[dict[str, Any]], best_epoch: float, lab
         fontsize=9,
     )
     shown = [e["loss"] for e in logs] + [e["val_loss"] for e in epochs]
-    if shown and min(shown) > 0 and max(shown) > 8 * min(shown):
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.yaxis.set_minor_formatter("")
+    log_if_wide(axes, shown)
     axes.set_xlim(left=0)
     axes.set_xlabel("epoch")
     axes.set_ylabel(label)
@@ -249,7 +215,7 @@ def _machine(samples: Sequence[dict[str, Any]]) -> str | None:
         axes.set_ylim(bottom=0)
         axes.set_xlabel(label)
         axes.yaxis.set_major_locator(MaxNLocator(3))
-    return _markup(figure)
+    return markup(figure)
 
 
 def _by_step(axes: Axes, summary: dict[str, Any]) -> None:
@@ -325,7 +291,7 @@ def _examples(predictions: Predictions, targets: list[str]) -> list[str]:
         names, first = np.unique(predictions["series"], return_index=True)
         shown = names[np.argsort(first)][:MOST_EXAMPLES]
         return [
-            _svg(_estimated, 6.2, 2.1, predictions, target, name)
+            svg(_estimated, 6.2, 2.1, predictions, target, name)
             for target in targets
             for name in shown[: max(MOST_EXAMPLES // len(targets), 1)]
         ]
@@ -334,9 +300,7 @@ def _examples(predictions: Predictions, targets: list[str]) -> list[str]:
     # spread evenly, each in the middle of its share, so that there is a past to show
     picked = [windows[len(windows) * (2 * i + 1) // (2 * each)] for i in range(each)]
     return [
-        _svg(_forecast, 6.2, 2.1, predictions, target, rows)
-        for target in targets
-        for rows in picked
+        svg(_forecast, 6.2, 2.1, predictions, target, rows) for target in targets for rows in picked
     ]
 
 

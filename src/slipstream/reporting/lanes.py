@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from slipstream.reporting.shown import shown
-from slipstream.reporting.style import COLOURS, INK, MODEL, MUTED, VALIDATION
+from slipstream.reporting.style import COLOURS, FAINT, INK, MODEL, MUTED, VALIDATION
+from slipstream.reporting.svg import log_if_wide
 
-FAINT = "#cbd5e1"
 MOST_TICKS = 12
 
 
@@ -39,10 +39,7 @@ def losses(
     if len(lanes) > 1:
         axes.plot([], [], color=FAINT, lw=1, label="validation of the others")
     axes.axvline(model["best_epoch"], color=MUTED, lw=0.8, ls=":")
-    if shown and min(shown) > 0 and max(shown) > 8 * min(shown):
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.yaxis.set_minor_formatter("")
+    log_if_wide(axes, shown)
     axes.set_xlim(left=0)
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     axes.set_xlabel("epoch")

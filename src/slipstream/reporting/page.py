@@ -3,42 +3,36 @@
 from __future__ import annotations
 
 import math
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from slipstream import runs
 from slipstream.reporting import figures as draw
-from slipstream.reporting.classes import when
+from slipstream.reporting import search
 from slipstream.reporting.shown import shown
 from slipstream.reporting.style import COLOURS
-from slipstream.reporting.words import (
-    energy,
-    foresight,
-    lanes_told,
-    lost,
-    number,
-    seconds,
-    usage,
-    verdict,
-)
+from slipstream.reporting.template import filled
+from slipstream.reporting.words import energy, foresight, lanes_told, lost, number, usage, verdict
+from slipstream.runs import Run
 
 
 def report(run: str | Path) -> Path:
-    """Draw report.html into the run's folder."""
+    """Draw report.html into the run's folder; of a search, also those of its models."""
     found = runs.find(run)
+    if not (found.folder / "trials.json").exists():
+        return _of_run(found)
+    for name in search.RETRAINED:
+        inner = found.folder / "retrained" / name
+        if (inner / "metrics.json").exists():
+            _of_run(Run(inner))
+    return search.report(found)
+
+
+def _of_run(found: Run) -> Path:
     summary = runs.read_json(found.folder / "metrics.json")
     predictions = draw.read_predictions(found.folder / "predictions.parquet")
-    environment = jinja2.Environment(
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        loader=jinja2.FunctionLoader(_template),
-    )
-    environment.filters |= {"number": number, "seconds": seconds, "when": when}
-    page = environment.get_template("page.html").render(
+    page = filled(
+        "page.html",
         summary=summary,
         shown=shown(summary),
         rows=_rows(summary),
@@ -55,10 +49,6 @@ def report(run: str | Path) -> Path:
     path = found.folder / "report.html"
     runs.write_text(path, page)
     return path
-
-
-def _template(name: str) -> str:
-    return resources.files("slipstream.reporting").joinpath(name).read_text("utf-8")
 
 
 def _rows(summary: dict[str, Any]) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 INK, MUTED, MODEL, VALIDATION = "#1f2937", "#6b7280", "#2563eb", "#f59e0b"
+FAINT = "#cbd5e1"
 COLOURS = {
     "model": MODEL,
     "ensemble": "#7c3aed",

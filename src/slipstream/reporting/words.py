@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from slipstream.reporting.shown import shown
@@ -202,3 +203,91 @@ def lanes_told(summary: dict[str, Any]) -> Iterator[str]:
 
 def _seeds(summary: dict[str, Any]) -> int:
     return len({lane["seed"] for lane in summary["lanes"]})
+
+
+def setting(value: Any) -> str:
+    """A setting's value, with four figures where it has more."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def short_names(names: Iterable[str]) -> dict[str, str]:
+    """Settings without their section, where no two are then alike."""
+    last = {name: name.partition(".")[2] or name for name in names}
+    count = collections.Counter(last.values())
+    return {name: short if count[short] == 1 else name for name, short in last.items()}
+
+
+def settings_told(params: Mapping[str, Any]) -> str:
+    """A trial's settings in one line."""
+    short = short_names(params)
+    return ", ".join(f"{short[name]} {setting(value)}" for name, value in params.items())
+
+
+def search_verdict(summary: Mapping[str, Any]) -> str:
+    """One sentence or two: how much better than the defaults, given what the seed alone does?"""
+    found, best = summary["comparison"], summary["best"]
+    if found is None:
+        return (
+            f"Trial {best['trial']} has the lowest validation {summary['metric']}, "
+            f"{number(best['value'])}. It was not trained again (tune.retrain = 0): how much of it "
+            "is luck is not known, and nobody has looked at the test set."
+        )
+    before, after = found["default"], found["chosen"]
+    percent = found["gain_percent"]
+    share = "" if percent is None else f", {-percent:+.0f} %"
+    change = f"test {found['metric'].upper()} {number(before['mean'])} → {number(after['mean'])}"
+    interval = (
+        f"{100 * found['level']:.0f} % interval of the gain {number(found['low'])} to "
+        f"{number(found['high'])}, {after['n']} seeds each"
+    )
+    told = {
+        "better": f"Better than the defaults: {change}{share} ({interval}).",
+        "worse": f"Worse than the defaults: {change}{share} ({interval}). Keep the defaults.",
+        "no difference shown": f"No difference shown: {change}{share}, which the seeds alone may "
+        f"do ({interval}). More seeds (tune.retrain_seeds) would tell finer.",
+    }[found["verdict"]]
+    beaten = summary["test"]["best"]["beaten_by"]
+    return told + (f" Still, it loses to {' and '.join(beaten)}." if beaten else "")
+
+
+def chosen(summary: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The trial whose settings best.toml has: chosen from those trained again, else the best."""
+    again = [one for one in summary["retrained"] if one["chosen"]]
+    found: Mapping[str, Any] = again[0] if again else summary["best"]
+    return found
+
+
+def search_told(summary: Mapping[str, Any]) -> Iterator[str]:
+    """What a search took, and what its best score was worth."""
+    counts, packs = summary["trials"], summary["packs"]
+    told = ", ".join(f"{count} {state}" for state, count in counts.items())
+    yield (
+        f"{sum(counts.values())} trials in {seconds(summary['search_s'])}: {told}; "
+        f"{summary['trials_per_hour']:,.0f} an hour, in {packs} pack{'' if packs == 1 else 's'}; "
+        f"Optuna took {100 * summary['optuna_share']:.1f} % of the time"
+    )
+    best, lowest = chosen(summary), summary["best"]
+    if "losses" in best:
+        yield (
+            f"chosen: {best['what']}, validation {summary['metric']} {number(best['mean'])} ± "
+            f"{number(best['sd'])} over {len(best['losses'])} seeds that the search had not used"
+        )
+    if best["trial"] != lowest["trial"]:
+        told = f"trial {lowest['trial']} had the lowest score ({number(lowest['value'])})"
+        yield f"in the search, {told}; over other seeds, {best['what']} has the lower mean"
+
+
+def pruning_told(summary: Mapping[str, Any], epochs: tuple[float, float]) -> str:
+    """How many trials were ended early, and what that saved; `epochs` trained and planned."""
+    counts = summary["trials"]
+    total, pruned, (trained, planned) = sum(counts.values()), counts["pruned"], epochs
+    told = f"{pruned} of {total} trials pruned ({100 * pruned / max(total, 1):.0f} %)"
+    saved = max(planned - trained, 0.0)
+    return (
+        f"{told}; {trained:,.0f} of {planned:,.0f} epochs trained, {100 * saved / planned:.0f} % "
+        "saved by pruning and early stopping"
+        if planned
+        else told
+    )

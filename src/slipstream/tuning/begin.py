@@ -215,6 +215,7 @@ def _concluded(
         tested = retraining.test(run, settings, chosen, data, watch)
     runs.write_text(run.folder / "best.toml", configs.to_toml(chosen, only_set=True))
     summary = summarize(run, settings, trials, again, tested)
+    summary["space"] = spaces.told(board.space)
     summary["importances"] = importances(board.study)
     summary["seconds"] = time.perf_counter() - began
     runs.write_json(run.folder / "trials.json", [told(trial, STATES) for trial in trials])
@@ -253,6 +254,7 @@ def summarize(
             {
                 "trial": None if one.trial == retraining.DEFAULT else one.trial,
                 "what": "default" if one.trial == retraining.DEFAULT else f"trial {one.trial}",
+                "params": None if one.trial == retraining.DEFAULT else trials[one.trial].params,
                 "losses": one.losses,
                 "mean": one.mean,
                 "sd": _sd(one.losses),

@@ -142,5 +142,13 @@ def applied(config: Config, space: Mapping[str, Any], params: Mapping[str, Any])
     return configs.changed(config, whole)
 
 
+def told(space: Mapping[str, Any]) -> dict[str, Any]:
+    """The space for a report: ranges as tables, choices as trials have them."""
+    return {
+        name: entry.model_dump() if isinstance(entry, Range) else [_text(value) for value in entry]
+        for name, entry in space.items()
+    }
+
+
 def _text(value: Any) -> Any:
     return json.dumps(value) if isinstance(value, (list, tuple)) else value
