@@ -300,6 +300,23 @@ def test_a_trial_is_scored_by_its_folds(tmp_path):
             close(value, float(np.mean(mine)), rel=1e-6)
 
 
+def test_all_folds_of_a_pruned_trial_end(tmp_path):
+    space = {"train.lr": [1e-7, 0.01, 0.02]}
+    tune = {"pruner": "median", "folds": 3, "trials": 12, "space": space, "sampler": "random"}
+    tune |= {"startup_trials": 1, "warmup_epochs": 0, "parallel": 2}
+    study, seen = found_by(job(tmp_path, train={"epochs": 4}, tune=tune))
+    pruned = [t.number for t in trials_of(study) if t.state == optuna.trial.TrialState.PRUNED]
+    assert pruned
+    ends = [event for event in seen if event["event"] == "lane" and event["trial"] in pruned]
+    assert len(ends) == 3 * len(pruned)
+    for number in pruned:
+        mine = [end for end in ends if end["trial"] == number]
+        assert {end["stopped"] for end in mine} <= {"pruned", "all epochs done"}
+        moments = [end["at_s"] for end in mine if end["stopped"] == "pruned"]
+        others = [event for event in seen if event["event"] == "epoch" and event["trial"] == number]
+        assert max(event["at_s"] for event in others) <= max(moments)
+
+
 def test_the_wilcoxon_pruner_compares_folds(tmp_path):
     space = {"train.lr": [1e-7, 0.01, 0.02]}
     tune = {"pruner": "wilcoxon", "folds": 4, "trials": 6, "space": space, "sampler": "grid"}

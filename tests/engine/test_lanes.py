@@ -247,9 +247,12 @@ def test_a_verdict_ends_one_lane_and_no_other(tmp_path, mode):
     some = lanes_of(MIXED[:3], dataset, train={"epochs": 4})
     seen = []
 
-    def verdict(one, val_loss):
-        seen.append((one.number, one.progress.epochs + 1, val_loss))
-        return "hopeless" if one.lane is some[1] and one.progress.epochs == 1 else ""
+    def verdict(validated):
+        seen.extend((one.number, one.progress.epochs + 1, loss) for one, loss in validated)
+        return [
+            "hopeless" if one.lane is some[1] and one.progress.epochs == 1 else ""
+            for one, _ in validated
+        ]
 
     fits, _ = trained(some, dataset, tmp_path, mode, guide=Guide(verdict=verdict))
     assert [one.stopped for one in fits] == ["all epochs done", "hopeless", "all epochs done"]

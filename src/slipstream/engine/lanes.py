@@ -29,8 +29,8 @@ EMPTY = 0.25
 OUT_OF_TIME, INTERRUPTED = "train.minutes have passed", "interrupted"
 Refill = Callable[[LaneFit], Lane | None]
 """What takes the place of a lane that has ended, if anything does"""
-Verdict = Callable[[LaneFit, float], str]
-"""A lane and its new validation loss to why it has to end; nothing lets it go on"""
+Verdict = Callable[[Sequence[tuple[LaneFit, float]]], Sequence[str]]
+"""Lanes and their new validation losses to why each has to end; nothing lets one go on"""
 
 
 Facts = Callable[[], Mapping[str, Any]]
@@ -42,6 +42,8 @@ class Guide(NamedTuple):
 
     refill: Refill | None = None
     verdict: Verdict | None = None
+    doomed: Callable[[LaneFit], str] | None = None
+    """Why a lane in the middle of an epoch has to end, where the verdict on others says so"""
     forget: bool = False
     """Keep nothing of a lane once `refill` has seen how it ended"""
 
@@ -240,7 +242,8 @@ def _finish_epochs(work: Work, spared: set[int], late: bool, guide: Guide) -> bo
         work.validate_s += time.perf_counter() - began
         if guide.verdict:
             mine = [one for place, one in over if place in due]
-            told = dict(zip(due, map(guide.verdict, mine, scores), strict=True))
+            verdicts = guide.verdict(list(zip(mine, scores, strict=True)))
+            told = dict(zip(due, verdicts, strict=True))
     begun = {}
     for place, one in over:
         at, train = one.progress, one.lane.config.train
@@ -255,6 +258,11 @@ def _finish_epochs(work: Work, spared: set[int], late: bool, guide: Guide) -> bo
             begun[place] = epoch_of(at)
     if begun:
         pack.begin(begun)
+    if due and guide.doomed:
+        for place, one in work.training():
+            why = "" if place in begun else guide.doomed(one)
+            if why:
+                _end(work, place, why, guide)
     return bool(due)
 
 

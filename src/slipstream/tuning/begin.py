@@ -171,11 +171,10 @@ def _spent(run: Run) -> float:
 
 def _search(run: Run, settings: Config, search: Search, board: Board, *, resumed: bool) -> None:
     trainer = Trainer(run, search.shelf, search, parallel=parallel_of(settings))
-    began = time.perf_counter()
     if resumed:
         search.pick_up()
     trainer.train()
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - search.began  # earlier parts included
     run.append(
         "searched",
         seconds=seconds,

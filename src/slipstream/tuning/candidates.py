@@ -36,6 +36,8 @@ class Candidate:
     folds: int = 1
     settled: bool = False
     """Whether its result stands, so that what is still trained of it does not count"""
+    verdict: str = ""
+    """Why it has to end, once that is decided"""
     began: float = field(default_factory=time.perf_counter)
     seen: dict[int, dict[int, float]] = field(default_factory=dict)
     """Validation losses, by epoch and fold"""
@@ -46,7 +48,7 @@ class Candidate:
 
     def anew(self) -> Candidate:
         """The same one, untrained."""
-        return Candidate(self.number, self.config, self.folds, self.settled, self.began)
+        return Candidate(self.number, self.config, self.folds, self.settled, began=self.began)
 
     def note(self, epoch: int, fold: int, loss: float) -> float | None:
         """A validation; the mean over the folds, once it is known for this epoch."""

@@ -331,15 +331,18 @@ class _Packed:
         return one
 
     def _guide(self) -> Guide:
-        return Guide(self._refill, self._verdict, forget=True)
+        return Guide(self._refill, self._verdict, _doomed, forget=True)
 
-    def _verdict(self, fit: LaneFit, loss: float) -> str:
-        one, fold = _owner(fit)
-        if one.settled:
-            return SETTLED
-        epoch = fit.progress.epochs + 1
-        mean = one.note(epoch, fold, loss)
-        return "" if mean is None else self.trainer.director.validated(one, epoch, mean)
+    def _verdict(self, validated: Sequence[tuple[LaneFit, float]]) -> list[str]:
+        """What has been decided of each lane's candidate; all of its folds end together."""
+        for fit, loss in validated:
+            one, fold = _owner(fit)
+            epoch = fit.progress.epochs + 1
+            mean = None if one.settled else one.note(epoch, fold, loss)
+            if mean is not None and not one.verdict:
+                one.verdict = self.trainer.director.validated(one, epoch, mean)
+        owners = [_owner(fit)[0] for fit, _ in validated]
+        return [SETTLED if one.settled else one.verdict for one in owners]
 
     def _refill(self, fit: LaneFit) -> Lane | None:
         one, fold = _owner(fit)
@@ -407,6 +410,10 @@ class _Packed:
                 },
             }
         }
+
+
+def _doomed(fit: LaneFit) -> str:
+    return _owner(fit)[0].verdict
 
 
 def _owner(fit: LaneFit) -> tuple[Candidate, int]:
