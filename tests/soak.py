@@ -26,6 +26,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ from slipstream.errors import Resumable
 from tests.conftest import waves
 from tests.test_resume import JOBS, configured, ended
 
-KILLS, STOPS, DAMAGES = 200, 40, 200
+KILLS, STOPS, DAMAGES, SEARCH_KILLS = 200, 40, 200, 10
 STREAMED = {"engine": {"home": "stream", "workers": 0, "buffer_rows": 300}, "train": {"epochs": 3}}
 LIMIT_S = 120
 
@@ -353,6 +354,54 @@ def on_gpu(folder: Path) -> Counter[str]:
     return soak.counts
 
 
+def killed_search(folder: Path, *, kills: int = SEARCH_KILLS, seed: int = 0) -> Counter[str]:
+    """One search, killed again and again and resumed: every trial once, each with the score that it
+    has in a search that was never broken."""
+    from tests.test_tuning import job
+
+    folder.mkdir(parents=True, exist_ok=True)
+    soak, draw = Soak(folder, seed), random.Random(seed)
+    settings = job(folder, train={"epochs": 30}, tune={"trials": 10, "parallel": 10})
+    settings["engine"]["checkpoint_minutes"] = 0.002
+    whole, broken = folder / "search-whole", folder / "search-broken"
+    began = time.monotonic()
+    code = waited(forked(lambda: slipstream.tune(settings | {"out": str(whole)}), soak.log))
+    assert code == 0, soak.log.read_text()
+    took = time.monotonic() - began
+    wanted = _scores(runs.last(str(whole)))
+    done = 0
+    while True:
+        found = list(broken.glob("*/study.log"))
+        how = {"resume": found[0].parent} if found else {"config": settings | {"out": str(broken)}}
+        pid = forked(lambda how=how: slipstream.tune(**how), soak.log)
+        if done < kills:
+            time.sleep(draw.uniform(0.05, 0.15) * took)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        code = waited(pid)
+        if code == 0:
+            break
+        done += 1
+        if code != -signal.SIGKILL:
+            soak.tell("kill -9 of a search", "lost", soak.log.read_text()[-2000:])
+            return soak.counts
+        soak.tell("kill -9 of a search", "survived")
+    scores = _scores(runs.last(str(broken)))
+    if scores != wanted:
+        soak.tell("search after kills", "wrong", f"{scores} instead of {wanted}")
+    else:
+        soak.tell("search after kills", "same trials, same scores, same best")
+    return soak.counts
+
+
+def _scores(folder: Path) -> dict[str, Any]:
+    trials = runs.read_json(folder / "trials.json")
+    told = [event["trial"] for event in runs.events(runs.Run(folder)) if event["event"] == "trial"]
+    best = runs.read_json(folder / "metrics.json")["best"]["trial"]
+    scores = {t["trial"]: [t["state"], f"{t['value']:.9g}", t["params"]] for t in trials}
+    return {"scores": scores, "told": sorted(set(told)), "best": best}
+
+
 def share(folder: Path, number: int, of: int, scale: float, seed: int) -> Counter[str]:
     """What one of several workers does."""
     folder.mkdir(parents=True)
@@ -369,6 +418,8 @@ def share(folder: Path, number: int, of: int, scale: float, seed: int) -> Counte
         soak.full_disk()
         soak.two_writers()
         soak.malicious()
+        kills = max(int(SEARCH_KILLS * scale), 1)
+        soak.counts += killed_search(folder / "search", kills=kills, seed=seed)
     return soak.counts
 
 

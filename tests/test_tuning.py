@@ -6,9 +6,6 @@ import json
 import math
 import os
 import signal
-import subprocess
-import sys
-import time
 
 import numpy as np
 import optuna
@@ -461,59 +458,6 @@ def same_results(study, whole):
     assert study.summary["best"] == whole.summary["best"] | {
         "value": pytest.approx(whole.summary["best"]["value"], rel=1e-6)
     }
-
-
-CHILD = """
-import sys, json, slipstream
-from slipstream import runs
-given = json.loads(sys.argv[1])
-if len(sys.argv) > 2:
-    slipstream.tune(resume=sys.argv[2])
-else:
-    slipstream.tune(given)
-"""
-
-
-def test_kills_lose_no_trial_and_count_none_twice(tmp_path):
-    """kill -9 wherever it stands, twice; ten times in the soak."""
-    tune = {"trials": 8, "parallel": 4}
-    settings = job(tmp_path, train={"epochs": 8}, tune=tune)
-    settings["engine"]["checkpoint_minutes"] = 0.001
-    whole, _ = found_by(settings | {"out": str(tmp_path / "whole")})
-    draw = np.random.default_rng(1)
-    folder = None
-    for attempt in range(8):
-        command = [sys.executable, "-c", CHILD, json.dumps(settings)]
-        child = subprocess.Popen([*command, *([str(folder)] if folder else [])])
-        if attempt < 2:
-            time.sleep(0.1)
-            deadline = time.monotonic() + 60
-            while not list((tmp_path / "runs").glob("*/study.log")) and time.monotonic() < deadline:
-                time.sleep(0.05)
-            time.sleep(float(draw.uniform(3.0, 6.0)) if folder else 1.0)
-            child.kill()
-        code = child.wait()
-        (folder,) = (tmp_path / "runs").iterdir()
-        if code == 0:
-            break
-    assert code == 0
-    study, _ = found_by(None, resume=folder)  # all done: it only tells again
-    numbers = [trial.number for trial in trials_of(study)]
-    assert numbers == list(range(8))
-    told = [event["trial"] for event in runs.events(runs.Run(folder)) if event["event"] == "trial"]
-    assert len(told) == len(set(told)) or set(told) == set(numbers)
-    assert all(t.state == optuna.trial.TrialState.COMPLETE for t in trials_of(study))
-    same_results_where_asked_alike(study, whole)
-    assert (folder / "best" / "model" / "weights.safetensors").exists()
-
-
-def same_results_where_asked_alike(study, whole):
-    """What the sampler draws depends on what is done when it is asked; what is drawn scores the
-    same, whenever it is trained."""
-    for trial in trials_of(study):
-        twin = [t for t in trials_of(whole) if t.params == trial.params]
-        if twin:
-            assert trial.value == pytest.approx(twin[0].value, rel=1e-5)
 
 
 def test_other_settings_are_refused_on_the_way_on(tmp_path):
