@@ -114,19 +114,30 @@ class Worker:
             assert self.process.stdin is not None
             self.process.stdin.write(json.dumps(asdict(self.task)) + "\n")
             self.process.stdin.flush()
-        Thread(target=self._listen, args=(self.process,), daemon=True).start()
+        self._listener = Thread(target=self._listen, args=(self.process,), daemon=True)
+        self._listener.start()
 
     def _listen(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
-        for line in process.stdout:
-            with suppress(json.JSONDecodeError):  # cut off by a kill
-                self.said.put(Said(self.task.index, json.loads(line)))
+        with process.stdout as lines:
+            for line in lines:
+                with suppress(json.JSONDecodeError):  # cut off by a kill
+                    self.said.put(Said(self.task.index, json.loads(line)))
         process.wait()
+        with suppress(OSError):
+            assert process.stdin is not None
+            process.stdin.close()
         self.said.put(Said(self.task.index, None))
 
     def stop(self, number: int) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
+
+    def end(self) -> None:
+        """At once, whatever it does."""
+        if self.process.poll() is None:
+            self.stop(signal.SIGKILL)
+        self._listener.join()
 
     def last_words(self) -> str:
         code = self.process.returncode
@@ -173,9 +184,7 @@ def _started(
         yield workers
     finally:
         for worker in workers:
-            if worker.process.poll() is None:
-                worker.stop(signal.SIGKILL)
-                worker.process.wait()
+            worker.end()
 
 
 def relay(run: Run, index: int, event: Event, ended: dict[int, Event]) -> None:

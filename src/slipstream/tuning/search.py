@@ -99,7 +99,8 @@ class Search:
         for trial in self.board.trials(TrialState.RUNNING):
             if self.share is not None and not self.share.owns(trial):
                 continue
-            self.left.append(self.again(trial.number))
+            found = self.again(trial.number)  # which makes a list of its own
+            self.left.append(found)
 
     def validated(self, one: Candidate, epoch: int, loss: float) -> str:
         if not math.isfinite(loss):
