@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 import slipstream
+from slipstream import config as configs
 from slipstream import runs
 from slipstream.errors import Interrupted, UserError
 from slipstream.runs import Run
@@ -18,70 +19,58 @@ from tests.conftest import close, small_config, waves
 from tests.tuning.several import job, one_of_two_is_killed
 
 
-def test_two_workers_share_a_study_and_one_that_is_killed_goes_on(tmp_path):
-    config = job(tmp_path, trials=6, epochs=8, parallel=4)
-    seen = []
+class Violent:
+    """Watches a search, and sends a signal at the first epoch that it hears of."""
 
-    def kill_once(event):
-        seen.append(event)
-        if event["event"] == "epoch" and event["worker"] == 1 and not killed:
-            started = [e for e in seen if e["event"] == "worker" and e["worker"] == 1]
-            killed.append(started[0]["pid"])
-            os.kill(killed[0], signal.SIGKILL)
+    def __init__(self, number: int, *, to_worker: int | None = None) -> None:
+        self.number, self.to_worker, self.sent = number, to_worker, False
+        self.pids: dict[int, int] = {}
+        self.died: list[runs.Event] = []
 
-    killed: list[int] = []
-    found = slipstream.tune(config, watch=kill_once, workers=2)
-    died = [e for e in seen if e["event"] == "worker" and e["what"] == "died"]
-    assert [(e["worker"], e["remedy"]) for e in died] == [(1, "started again")]
-    assert "SIGKILL" in died[0]["why"]
+    def __call__(self, event: runs.Event) -> None:
+        if event["event"] == "worker":
+            self.pids[event["worker"]] = event["pid"]
+            self.died += [event] if event["what"] == "died" else []
+        if self.sent or event["event"] != "epoch":
+            return
+        if self.to_worker in (None, event["worker"]):
+            self.sent = True
+            os.kill(self.pids.get(self.to_worker, os.getpid()), self.number)
+
+
+def test_two_workers_are_stopped_resumed_and_killed_and_find_every_trial_once(tmp_path):
+    config = job(tmp_path, trials=6, epochs=20, parallel=4)
+    stopping = Violent(signal.SIGTERM)
+    with pytest.raises(Interrupted, match="go on with: slipstream tune --resume") as stopped:
+        slipstream.tune(config, watch=stopping, workers=2)
+    assert stopped.value.signal_number == signal.SIGTERM
+    assert set(stopping.pids) == {0, 1}
+    assert not any(psutil.pid_exists(pid) for pid in stopping.pids.values())
+
+    killing = Violent(signal.SIGKILL, to_worker=1)
+    found = slipstream.tune(resume=runs.last(config.out), watch=killing)
+    assert [(e["worker"], e["remedy"]) for e in killing.died] == [(1, "started again")]
+    assert "SIGKILL" in killing.died[0]["why"]
     trials = runs.read_json(found.run / "trials.json")
     assert [trial["trial"] for trial in trials] == list(range(6))
+    assert {trial["epochs"] for trial in trials} == {20.0}
     assert found.summary["trials"] == {"finished": 6, "pruned": 0, "failed": 0}
     by = {e["trial"]: e["worker"] for e in runs.events(Run(found.run)) if e["event"] == "trial"}
     assert set(by) == set(range(6))
     assert set(by.values()) == {0, 1}
-    space = spaces.of(config)
     for worker in (0, 1):
         number = next(trial for trial, who in by.items() if who == worker)
-        alone = spaces.applied(config, space, trials[number]["params"])
+        alone = spaces.applied(config, spaces.of(config), trials[number]["params"])
         run = slipstream.train(alone.model_copy(update={"out": str(tmp_path / "alone")})).run
         losses = [e["val_loss"] for e in runs.events(Run(run)) if e["event"] == "epoch"]
         close(trials[number]["value"], min(losses))
     assert (found.run / "best" / "model" / "weights.safetensors").exists()
-    best = slipstream.config.load(found.run / "best" / "config.toml")
-    assert best.train.lr == found.best.train.lr
+    assert configs.load(found.run / "best" / "config.toml").train.lr == found.best.train.lr
 
 
 def test_trials_of_a_killed_worker_are_retried_once(tmp_path):
     config = job(tmp_path, trials=7, epochs=20)
     one_of_two_is_killed(config, database.own_database(tmp_path), tmp_path)
-
-
-def test_a_signal_stops_all_workers_and_resume_starts_them_again(tmp_path):
-    config = job(tmp_path, trials=4, epochs=40, parallel=4)
-    pids = set()
-
-    def interrupt(event):
-        if event["event"] == "worker":
-            pids.add(event["pid"])
-        if event["event"] == "epoch":
-            os.kill(os.getpid(), signal.SIGTERM)
-            watched.clear()
-
-    watched = [interrupt]
-    with pytest.raises(Interrupted, match="go on with: slipstream tune --resume") as stopped:
-        slipstream.tune(config, watch=lambda e: [w(e) for w in list(watched)], workers=2)
-    assert stopped.value.signal_number == signal.SIGTERM
-    assert len(pids) == 2
-    assert not any(psutil.pid_exists(pid) for pid in pids)
-    run = runs.last(config.out)
-    seen = []
-    found = slipstream.tune(resume=run, watch=seen.append)
-    assert {e["worker"] for e in seen if e["event"] == "worker"} == {0, 1}
-    trials = runs.read_json(found.run / "trials.json")
-    assert [trial["trial"] for trial in trials] == [0, 1, 2, 3]
-    assert {trial["epochs"] for trial in trials} == {40.0}
-    assert found.summary["trials"]["finished"] == 4
 
 
 def test_what_several_workers_cannot_do_is_refused_before_a_folder_is_made(tmp_path):
