@@ -9,6 +9,7 @@ import pytest
 
 import slipstream
 from slipstream import runs
+from slipstream.errors import Interrupted
 from slipstream.runs import Run
 from tests.tuning.several import job
 
@@ -45,3 +46,24 @@ def test_workers_on_ray_find_every_trial_once_even_if_one_is_killed(tmp_path):
     by = {e["trial"]: e["worker"] for e in runs.events(Run(found.run)) if e["event"] == "trial"}
     assert set(by) == set(range(6))
     assert set(by.values()) == {0, 1}
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_signal_stops_the_workers_on_ray_and_resume_goes_on(tmp_path):
+    config = job(tmp_path, trials=4, epochs=40, parallel=4)
+    sent: list[str] = []
+
+    def stop_once(event):
+        if event["event"] == "epoch" and not sent:
+            sent.append("SIGTERM")
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted, match="go on with: slipstream tune --resume"):
+        slipstream.tune(config, watch=stop_once, workers=2, on="ray")
+    folder = runs.last(config.out)
+    assert list(folder.glob("workers/*/packs/*/checkpoints/step-*"))
+    assert not list(folder.glob("workers/*/lock.json"))
+    found = slipstream.tune(resume=folder)
+    trials = runs.read_json(found.run / "trials.json")
+    assert [trial["trial"] for trial in trials] == [0, 1, 2, 3]
+    assert {trial["epochs"] for trial in trials} == {40.0}
