@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -111,6 +111,77 @@ def train(
             watching.say("drawing the report ...")
             path = report(result.run)
         _print_result(result.summary | {"report": str(path)}, as_json, quiet, screen.show_training)
+
+
+@app.command()
+def tune(
+    config: Annotated[
+        Path | None, typer.Argument(help="A TOML file; without one, the embedded demo's search.")
+    ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="Go on with a search's folder, or with the last: last."),
+    ] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="A database that several workers share."),
+    ] = None,
+    workers: Annotated[
+        str | None,
+        typer.Option(metavar="N|auto", help="Processes that search; auto: one for each GPU."),
+    ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option(metavar="ray", help="Start the workers on a Ray cluster."),
+    ] = None,
+    set_: Set = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Search for better settings, many trials at once, and train the best again."""
+    with _answering(as_json):
+        from slipstream import config as configs
+        from slipstream import runs
+
+        settings = None
+        if config or not resume:
+            settings = configs.load(config or configs.demo("search"), set_ or ())
+        if resume == "last":
+            asked = settings or configs.load({}, [t for t in set_ or () if t.startswith("out=")])
+            resume = str(runs.last(asked.out, settings.name if settings else None))
+        with screen.SearchScreen(quiet) as watching:
+            watching.say("loading torch and the data ...")
+            from slipstream.reporting import report
+            from slipstream.tuning import tune as run_search
+
+            found = run_search(
+                settings,
+                overrides=() if settings else tuple(set_ or ()),
+                watch=watching.show,
+                resume=resume,
+                storage=storage,
+                workers=_workers(workers),
+                on=_cluster(on),
+            )
+            watching.say("drawing the report ...")
+            path = report(found.run)
+        _print_result(found.summary | {"report": str(path)}, as_json, quiet, screen.show_search)
+
+
+def _workers(asked: str | None) -> int | Literal["auto"] | None:
+    if asked is None:
+        return None
+    if asked == "auto":
+        return "auto"
+    if not asked.isdecimal() or int(asked) < 1:
+        raise UserError(f"--workers is {asked}; give a number from 1, or auto")
+    return int(asked)
+
+
+def _cluster(asked: str | None) -> Literal["ray"] | None:
+    if asked not in (None, "ray"):
+        raise UserError(f"--on is {asked}; a search runs here, or on ray")
+    return "ray" if asked else None
 
 
 @app.command()

@@ -96,11 +96,9 @@ class Search:
 
     def pick_up(self) -> None:
         """Find this worker's trials that were under way when the search was broken off."""
-        for trial in self.board.trials(TrialState.RUNNING):
-            if self.share is not None and not self.share.owns(trial):
-                continue
-            found = self.again(trial.number)  # which makes a list of its own
-            self.left.append(found)
+        under_way = self.board.trials(TrialState.RUNNING)
+        mine = [trial for trial in under_way if self.share is None or self.share.owns(trial)]
+        self.left = [self.again(trial.number) for trial in mine]
 
     def validated(self, one: Candidate, epoch: int, loss: float) -> str:
         if not math.isfinite(loss):
