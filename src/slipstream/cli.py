@@ -173,7 +173,7 @@ def _workers(asked: str | None) -> int | Literal["auto"] | None:
         return None
     if asked == "auto":
         return "auto"
-    if not asked.isdecimal() or int(asked) < 1:
+    if not asked.isdecimal():
         raise UserError(f"--workers is {asked}; give a number from 1, or auto")
     return int(asked)
 

@@ -170,3 +170,15 @@ def test_another_search_of_the_same_name_is_refused(tmp_path):
     shared.join(study, configs.load(config, ["tune.trials=9", "engine.threads=3"]), "a")
     with pytest.raises(UserError, match=r"it differs in model\.hidden, the data\); give this one"):
         shared.join(study, configs.load(config, ["model.hidden=16"]), "b")
+
+
+def test_a_grid_is_searched_to_its_end_by_two_workers(tmp_path):
+    space = {"train.lr": [1e-3, 2e-3, 3e-3]}
+    config = job(tmp_path, trials=3, sampler="grid", space=space)
+    one, other = (search_of(config, tmp_path, name) for name in "ab")
+    found = []
+    for search in (one, other, one):
+        candidate = search.next()
+        found.append(candidate.config.train.lr)
+        finish(search, candidate)
+    assert sorted(found) == [1e-3, 2e-3, 3e-3]

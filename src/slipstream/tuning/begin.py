@@ -104,6 +104,7 @@ def tune(
             **crew.told(),
         )
         go_on = f"go on with: slipstream tune --resume {run.folder}"
+        go_on += "" if storage is None else " --storage URL"
         try:
             with monitor.Monitor(run, first.series.values.device, on=settings.engine.monitor):
                 if not _searched(run):

@@ -117,7 +117,9 @@ def of(
     """The crew that was asked for, or that a resumed search had; refused before a run begins."""
     began = {} if resumed is None else _beginning(resumed)
     on = on or began.get("on")
-    asked = workers or began.get("workers", 1)
+    asked = began.get("workers", 1) if workers is None else workers
+    if asked != "auto" and asked < 1:
+        raise UserError(f"--workers is {asked}; give a number from 1, or auto")
     if on == "ray":
         count = on_ray.number_of(asked, storage)
     else:

@@ -45,10 +45,10 @@ def open_storage(url: str, *, beat_s: int = BEAT_S, grace_s: int = GRACE_S) -> R
                 )
             break
         except (ImportError, exc.NoSuchModuleError):
-            raise _undriven(address) from None
+            raise _undriven(url, address) from None
         except (exc.DBAPIError, StorageInternalError) as error:
             if attempt == ATTEMPTS or "already exists" not in str(error).lower():
-                raise _unreachable(address, error) from None
+                raise _unreachable(url, address, error) from None
             time.sleep(0.2)  # another process has just made the same tables
         except RuntimeError as error:  # Optuna's: tables of another version
             raise UserError(f"--storage {safe(url)}: {error}") from None
@@ -92,21 +92,21 @@ def _text(address: sqlalchemy.URL) -> str:
     return address.render_as_string(hide_password=False)
 
 
-def _undriven(address: sqlalchemy.URL) -> UserError:
+def _undriven(url: str, address: sqlalchemy.URL) -> UserError:
     kind = address.drivername.split("+")[0]
     if kind == "postgresql":
         fix = "install it with: pip install 'slipstream[postgres]'"
     else:
         fix = "give sqlite:///FILE or postgresql://..."
-    return UserError(f"--storage {safe(_text(address))}: no driver for {kind} is here; {fix}")
+    return UserError(f"--storage {safe(url)}: no driver for {kind} is here; {fix}")
 
 
-def _unreachable(address: sqlalchemy.URL, error: Exception) -> UserError:
+def _unreachable(url: str, address: sqlalchemy.URL, error: Exception) -> UserError:
     said = str(getattr(error, "orig", None) or error.__cause__ or error).strip()
     why = said.split("\n")[0] if said else type(error).__name__
     if address.password:
         why = why.replace(str(address.password), "***")
     return UserError(
-        f"--storage {safe(_text(address))}: the database cannot be opened ({why}); is it running, "
+        f"--storage {safe(url)}: the database cannot be opened ({why}); is it running, "
         "and may this user write to it?"
     )

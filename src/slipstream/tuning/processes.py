@@ -26,8 +26,7 @@ from slipstream.errors import Interrupted, Resumable, UserError
 from slipstream.runs import Event, Run
 from slipstream.tuning import shared, work
 from slipstream.tuning.study import Board, best_of
-from slipstream.tuning.work import Task
-from slipstream.tuning.worker import REFUSED
+from slipstream.tuning.work import REFUSED, Task
 
 LOGGED = ("trial", "pack", "recovery", "fallback")
 """Workers' events that the search's own log has, too"""
@@ -40,8 +39,6 @@ LIVES = 2
 def number_of(asked: int | Literal["auto"], settings: Config) -> int:
     """How many workers: one for each GPU, or as many as are asked for."""
     if asked != "auto":
-        if asked < 1:
-            raise UserError(f"--workers is {asked}; give a number from 1, or auto")
         return asked
     device = hardware.choose_device(settings.engine.device)
     named = settings.engine.device.startswith("cuda:")
@@ -223,8 +220,8 @@ def _judge(run: Run, workers: Sequence[Worker], stop: Stop) -> None:
     if stop.requested:
         raise Interrupted("stopped", signal_number=stop.signal_number)
     for worker in workers:
-        if worker.process.returncode == REFUSED:
-            raise UserError(worker.refusal)
+        if worker.process.returncode == REFUSED:  # what it took the first time is no mistake
+            raise UserError(worker.refusal) if worker.lives == 1 else Resumable(worker.refusal)
     if all(worker.process.returncode != 0 for worker in workers):
         raise Resumable(
             f"every worker died ({workers[0].last_words()}; see {run.folder}/workers/*/{TROUBLES})"

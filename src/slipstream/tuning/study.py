@@ -56,9 +56,16 @@ def sampler_of(tune: Tune, space: Mapping[str, Any], *, worker: int = 0) -> Base
             case "gp":
                 return optuna.samplers.GPSampler(seed=seed)
             case "grid":
-                return optuna.samplers.GridSampler(spaces.grid(space), seed=tune.seed)
+                return Grid(spaces.grid(space), seed=tune.seed)
             case "cmaes":
                 return optuna.samplers.CmaEsSampler(seed=seed)
+
+
+class Grid(optuna.samplers.GridSampler):
+    """Optuna's would stop `Study.optimize` at its end, and raise where trials are asked for."""
+
+    def after_trial(self, *_: Any) -> None:
+        pass
 
 
 def pruner_of(tune: Tune, epochs: int) -> BasePruner:

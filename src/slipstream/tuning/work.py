@@ -28,6 +28,8 @@ from slipstream.tuning.study import Board, open_study, storage_of
 
 PAUSE_S = 1.0
 """Between looks at what the others are doing"""
+REFUSED, RESUMABLE = 2, 75
+"""Exit codes of a worker that met a user's mistake, or something outside that it did not survive"""
 
 
 @dataclass(frozen=True)

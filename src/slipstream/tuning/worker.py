@@ -17,9 +17,7 @@ from types import FrameType
 
 from slipstream.errors import Interrupted, Resumable, UserError
 from slipstream.runs import Event, to_json
-from slipstream.tuning.work import Task, carry_out
-
-REFUSED, RESUMABLE = 2, 75
+from slipstream.tuning.work import REFUSED, RESUMABLE, Task, carry_out
 
 
 def main() -> int:
