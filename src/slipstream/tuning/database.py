@@ -47,9 +47,10 @@ def open_storage(url: str, *, beat_s: int = BEAT_S, grace_s: int = GRACE_S) -> R
         except (ImportError, exc.NoSuchModuleError):
             raise _undriven(url, address) from None
         except (exc.DBAPIError, StorageInternalError) as error:
-            if attempt == ATTEMPTS or "already exists" not in str(error).lower():
+            raced = isinstance(error, exc.IntegrityError) or "already exists" in str(error)
+            if attempt == ATTEMPTS or not raced:
                 raise _unreachable(url, address, error) from None
-            time.sleep(0.2)  # another process has just made the same tables
+            time.sleep(0.2 * attempt)  # another process is making the same tables
         except RuntimeError as error:  # Optuna's: tables of another version
             raise UserError(f"--storage {safe(url)}: {error}") from None
     if address.get_backend_name() == "sqlite":  # who reads does not wait for who writes
