@@ -31,7 +31,7 @@ soak: $(VENV)/dev
 	$(BIN)/python -m tests.soak
 
 test-services: $(VENV)/services
-	$(BIN)/python -m pytest -m services
+	$(BIN)/python -m pytest -m services tests/services
 
 test-gpu: $(VENV)/dev
 	$(BIN)/python -m pytest -m gpu
