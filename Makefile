@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint types tests test-slow soak test-gpu format docs clean
+.PHONY: demo test lint types tests test-slow test-services soak test-gpu format docs clean
 
 demo: $(VENV)/core
 	$(BIN)/slipstream train
@@ -29,6 +29,9 @@ test-slow: $(VENV)/dev
 
 soak: $(VENV)/dev
 	$(BIN)/python -m tests.soak
+
+test-services: $(VENV)/services
+	$(BIN)/python -m pytest -m services tests/services
 
 test-gpu: $(VENV)/dev
 	$(BIN)/python -m pytest -m gpu
@@ -52,4 +55,8 @@ $(VENV)/core: pyproject.toml constraints.txt
 
 $(VENV)/dev: $(VENV)/core
 	$(PIP) --editable '.[dev]'
+	@touch $@
+
+$(VENV)/services: $(VENV)/dev
+	$(PIP) --editable '.[dev,services]'
 	@touch $@

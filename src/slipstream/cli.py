@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -126,6 +126,14 @@ def tune(
         str | None,
         typer.Option(metavar="URL", help="A database that several workers share."),
     ] = None,
+    workers: Annotated[
+        str | None,
+        typer.Option(metavar="N|auto", help="Processes that search; auto: one for each GPU."),
+    ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option(metavar="ray", help="Start the workers on a Ray cluster."),
+    ] = None,
     set_: Set = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -152,10 +160,28 @@ def tune(
                 watch=watching.show,
                 resume=resume,
                 storage=storage,
+                workers=_workers(workers),
+                on=_cluster(on),
             )
             watching.say("drawing the report ...")
             path = report(found.run)
         _print_result(found.summary | {"report": str(path)}, as_json, quiet, screen.show_search)
+
+
+def _workers(asked: str | None) -> int | Literal["auto"] | None:
+    if asked is None:
+        return None
+    if asked == "auto":
+        return "auto"
+    if not asked.isdecimal():
+        raise UserError(f"--workers is {asked}; give a number from 1, or auto")
+    return int(asked)
+
+
+def _cluster(asked: str | None) -> Literal["ray"] | None:
+    if asked not in (None, "ray"):
+        raise UserError(f"--on is {asked}; a search runs here, or on ray")
+    return "ray" if asked else None
 
 
 @app.command()

@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import optuna
+from optuna.exceptions import StorageInternalError
 from optuna.trial import FrozenTrial, TrialState
 
 from slipstream import config as configs
@@ -17,26 +18,16 @@ from slipstream import runs
 from slipstream.config import Config
 from slipstream.engine import monitor
 from slipstream.engine.packing import MOST_PLACES
-from slipstream.errors import Interrupted, UserError
+from slipstream.errors import Interrupted, Resumable, UserError
 from slipstream.runs import Event, Run
-from slipstream.tuning import retraining
+from slipstream.tuning import crew as crews
+from slipstream.tuning import retraining, shared, work
 from slipstream.tuning import space as spaces
-from slipstream.tuning.packs import Trainer
 from slipstream.tuning.retraining import Again
-from slipstream.tuning.search import STATES, Search
+from slipstream.tuning.search import STATES
 from slipstream.tuning.shelf import Shelf
-from slipstream.tuning.study import (
-    NOTES,
-    Board,
-    best_of,
-    importances,
-    num_trials,
-    open_study,
-    storage_of,
-    told,
-)
+from slipstream.tuning.study import NOTES, Board, best_of, importances, num_trials, told
 
-STUDY = "search"
 LEAST_PARALLEL = 8
 
 
@@ -60,13 +51,16 @@ def tune(
     watch: Callable[[Event], None] | None = None,
     resume: str | Path | None = None,
     storage: str | None = None,
+    workers: int | Literal["auto"] | None = None,
+    on: Literal["ray"] | None = None,
 ) -> Study:
     """Search the space of `config.tune` for the settings with the lowest validation loss.
 
     `watch` is shown every event. `resume` names a search to go on with: finished trials are kept,
     those under way continue from their pack's checkpoint. `storage` names a database that several
-    of these share (`sqlite:///...`, `postgresql://...`); else a journal in the run's folder is the
-    study.
+    of these share (`sqlite:///...`, `postgresql://...`); else the study is in the run's folder.
+    `workers` is how many processes search, `"auto"` one for each GPU; without it one, or as many
+    as the search that is resumed had. `on="ray"` starts them on a Ray cluster.
     """
     began = time.perf_counter()
     if resume is not None:
@@ -74,9 +68,7 @@ def tune(
         settings = configs.load(config or run.folder / "config.toml", overrides)
         was = configs.load(run.folder / "config.toml")
         changed = [
-            name
-            for name in configs.differences(was, settings)
-            if name not in ("tune.trials", "tune.minutes", "tune.retrain", "data.path", "out")
+            name for name in configs.differences(was, settings) if name not in shared.MAY_DIFFER
         ]
         if changed:
             raise UserError(
@@ -89,45 +81,52 @@ def tune(
         settings = configs.load(config, overrides)
     refuse(settings)
     space = spaces.of(settings)
+    going_on = None if resume is None else run
+    crew = crews.of(settings, data, resumed=going_on, storage=storage, workers=workers, on=on)
     shelf = Shelf(settings, data)
     first = shelf.get(settings)  # whatever is wrong with the data is said before a folder is made
     if resume is None:
         run = runs.create(settings.name, out=settings.out, watch=watch)
         runs.write_text(run.folder / "config.toml", configs.to_toml(settings))
     with runs.locked(run):
-        board = Board(
-            open_study(
-                STUDY if storage is None else settings.name,
-                storage_of(run.folder, storage),
-                settings.tune,
-                space,
-                epochs=settings.train.epochs,
-            ),
-            space,
-        )
+        board = crew.board(run)
+        if storage is not None:
+            shared.join(board.study, settings, first.fingerprint)
         run.append(
             "search" if resume is None else "resume",
             run=str(run.folder),
             trials=num_trials(settings.tune, space),
-            parallel=parallel_of(settings),
+            parallel=crew.count * parallel_of(settings, crew.count),
             space=list(space),
             windows=first.dataset.count,
             device=str(first.series.values.device),
-            done=len(board.trials(*STATES)),
+            done=len(shared.counted(board.trials(*STATES))),
+            **crew.told(),
         )
-        spent = _spent(run)
-        search = Search(settings, board, run, shelf, spent_s=spent)
+        go_on = f"go on with: slipstream tune --resume {run.folder}"
+        go_on += "" if storage is None else " --storage URL"
         try:
             with monitor.Monitor(run, first.series.values.device, on=settings.engine.monitor):
                 if not _searched(run, settings):
-                    _search(run, settings, search, board, resumed=resume is not None)
+                    crew.search(
+                        run,
+                        board,
+                        shelf,
+                        parallel=parallel_of(settings, crew.count),
+                        spent_s=_spent(run),
+                        resumed=resume is not None,
+                    )
                 return _concluded(run, settings, board, shelf, data, watch, began)
         except Interrupted as stop:
+            done = len(shared.counted(board.trials(*STATES)))
             raise Interrupted(
-                f"stopped with {len(board.trials(*STATES))} of {settings.tune.trials} trials done; "
-                f"go on with: slipstream tune --resume {run.folder}",
+                f"stopped with {done} of {settings.tune.trials} trials done; {go_on}",
                 signal_number=stop.signal_number,
             ) from None
+        except Resumable as error:
+            raise Resumable(f"{error}; {go_on}") from None
+        except StorageInternalError as error:
+            raise Resumable(f"{work.unanswered(crew.url(run), error)}; {go_on}") from None
 
 
 def refuse(settings: Config) -> None:
@@ -142,18 +141,19 @@ def refuse(settings: Config) -> None:
             raise UserError(f"{name} does not go with a search; {fix}")
 
 
-def parallel_of(settings: Config) -> int:
-    """Trials under way at a time: three in four of all, so that the last know how the first went;
-    of many trials, as many as a pack has places."""
+def parallel_of(settings: Config, workers: int = 1) -> int:
+    """Trials that a worker has under way at a time: of all workers together three in four of all,
+    so that the last know how the first went; of many trials, as many as a pack has places."""
     asked = settings.tune.parallel
     if asked != "auto":
-        return asked
-    return min(max(settings.tune.trials * 3 // 4, LEAST_PARALLEL), MOST_PLACES)
+        return -(-asked // workers)
+    together = max(settings.tune.trials * 3 // 4, LEAST_PARALLEL)
+    return min(-(-together // workers), MOST_PLACES)
 
 
 def _searched(run: Run, settings: Config) -> bool:
     """Whether there is nothing left to try; more can be asked for when it goes on."""
-    asked = {"trials": settings.tune.trials, "minutes": settings.tune.minutes}
+    asked = work.asked(settings)
     return any(
         event["event"] == "searched" and event["asked"] == asked for event in runs.events(run)
     )
@@ -169,21 +169,6 @@ def _spent(run: Run) -> float:
     return found
 
 
-def _search(run: Run, settings: Config, search: Search, board: Board, *, resumed: bool) -> None:
-    trainer = Trainer(run, search.shelf, search, parallel=parallel_of(settings))
-    if resumed:
-        search.pick_up()
-    trainer.train()
-    seconds = time.perf_counter() - search.began  # earlier parts included
-    run.append(
-        "searched",
-        seconds=seconds,
-        optuna_s=board.spent_s,
-        packs=trainer.packs,
-        asked={"trials": settings.tune.trials, "minutes": settings.tune.minutes},
-    )
-
-
 def _concluded(
     run: Run,
     settings: Config,
@@ -193,7 +178,7 @@ def _concluded(
     watch: Callable[[Event], None] | None,
     began: float,
 ) -> Study:
-    trials = board.trials()
+    trials = shared.counted(board.trials())
     best = best_of(trials)
     if best is None:
         reasons = {trial.user_attrs.get(NOTES, {}).get("stopped") for trial in trials}

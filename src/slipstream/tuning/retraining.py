@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from optuna.trial import FrozenTrial
-from scipy import stats
 
 from slipstream import config as configs
 from slipstream import runs, training
@@ -160,6 +159,8 @@ def compare(chosen: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
 
     The interval is Welch's, for the difference of two means.
     """
+    from scipy import stats  # takes a second, and workers do without
+
     kind = chosen["judged_by"]
     a, b = (one["spread"][kind] for one in (default, chosen))
     n = a["n"], b["n"]

@@ -15,12 +15,14 @@ from slipstream.config import Config, Range
 from slipstream.engine import checkpoint
 from slipstream.errors import UserError
 from slipstream.runs import Run
+from slipstream.tuning import shared
 from slipstream.tuning import space as spaces
 from slipstream.tuning.candidates import Candidate
+from slipstream.tuning.shared import Share
 from slipstream.tuning.shelf import Shelf
-from slipstream.tuning.study import Board, best_of, num_trials
+from slipstream.tuning.study import PRUNED, TAKEN, Board, best_of, num_trials
 
-PRUNED, OUT_OF_TIME = "pruned", "tune.minutes have passed"
+OUT_OF_TIME = "tune.minutes have passed"
 STATES = {TrialState.COMPLETE: "finished", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
 
 
@@ -28,9 +30,18 @@ class Search:
     """What `packs.Trainer` asks for trials, and tells how they go."""
 
     def __init__(
-        self, base: Config, board: Board, run: Run, shelf: Shelf, *, spent_s: float = 0.0
+        self,
+        base: Config,
+        board: Board,
+        run: Run,
+        shelf: Shelf,
+        *,
+        spent_s: float = 0.0,
+        share: Share | None = None,
     ) -> None:
         self.base, self.board, self.run, self.shelf = base, board, run, shelf
+        self.share = share
+        self.trials = num_trials(base.tune, board.space)
         self.under_way: dict[int, Trial] = {}
         self.began = time.perf_counter() - spent_s
         found = best_of(board.trials())
@@ -48,9 +59,18 @@ class Search:
         while not self.late:
             if self.left:
                 return self.left.pop(0)
-            if len(self.board.trials()) >= num_trials(self.base.tune, self.board.space):
+            if self.share is not None:
+                self.share.tidy()
+            trials = self.board.trials()
+            again = any(trial.state == TrialState.WAITING for trial in trials)
+            if not again and shared.begun(trials) >= self.trials:
                 return None
             trial = self.board.ask()
+            if self.share is not None:
+                self.share.mark(trial)
+                if shared.is_beyond(trial, self.board.trials(), self.trials):
+                    self.board.tell(trial, TrialState.FAIL, None, {"stopped": shared.SURPLUS})
+                    continue
             try:
                 return self._candidate(trial)
             except UserError as error:
@@ -76,22 +96,26 @@ class Search:
         return found
 
     def pick_up(self) -> None:
-        """Find the trials that were under way when the search was broken off."""
-        self.left = [self.again(trial.number) for trial in self.board.trials(TrialState.RUNNING)]
+        """Find this worker's trials that were under way when the search was broken off."""
+        under_way = self.board.trials(TrialState.RUNNING)
+        mine = [trial for trial in under_way if self.share is None or self.share.owns(trial)]
+        self.left = [self.again(trial.number) for trial in mine]
 
     def validated(self, one: Candidate, epoch: int, loss: float) -> str:
         if not math.isfinite(loss):
             return ""
         trial, wilcoxon = self.under_way[one.number], self.base.tune.pruner == "wilcoxon"
-        hopeless = not wilcoxon and self.board.report(trial, loss, epoch - 1)
-        if self.late:
-            return OUT_OF_TIME
-        return PRUNED if hopeless else ""
+        why = "" if wilcoxon else self.board.report(trial, loss, epoch - 1)
+        if why == TAKEN:
+            self._give_up(one)
+        return OUT_OF_TIME if self.late and why != TAKEN else why
 
     def lane_ended(self, one: Candidate, fold: int) -> None:
         loss = one.outcomes[fold].loss
         if self.base.tune.pruner == "wilcoxon" and math.isfinite(loss):
-            self.board.report(self.under_way[one.number], loss, fold)
+            why = self.board.report(self.under_way[one.number], loss, fold)
+            if why == TAKEN:
+                self._give_up(one)
 
     def ended(self, one: Candidate) -> None:
         told, score = one.told(), one.score
@@ -112,7 +136,9 @@ class Search:
         )
 
     def failed(self, one: Candidate, why: str) -> None:
-        trial = self.under_way.pop(one.number)
+        trial = self.under_way.pop(one.number, None)
+        if trial is None:  # it stood already, or is another worker's by now
+            return
         self._tell(trial, TrialState.FAIL, None, one.told() | {"stopped": why})
 
     def extremes(self, config: Config) -> Sequence[Config]:
@@ -131,6 +157,9 @@ class Search:
         self, trial: Trial, state: TrialState, value: float | None, notes: Mapping[str, Any]
     ) -> None:
         told = self.board.tell(trial, state, value, notes)
+        if told is None:
+            self.run.append("fallback", what=f"not counting trial {trial.number} here", why=TAKEN)
+            return
         self.run.append(
             "trial",
             trial=trial.number,
@@ -140,6 +169,12 @@ class Search:
             **notes,
             best=value is not None and value == self.best,
         )
+
+    def _give_up(self, one: Candidate) -> None:
+        """Another worker trains it from its start; what is left of it here does not count."""
+        one.settled = True
+        del self.under_way[one.number]
+        self.run.append("fallback", what=f"not counting trial {one.number} here", why=TAKEN)
 
     def _keep(self, one: Candidate) -> None:
         """Write the best trial's weights and settings."""

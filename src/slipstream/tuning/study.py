@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import optuna
+from optuna.exceptions import UpdateFinishedTrialError
 from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage, JournalStorage
@@ -19,24 +20,29 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from slipstream.config import Tune
 from slipstream.errors import UserError
+from slipstream.tuning import database
 from slipstream.tuning import space as spaces
 
 T = TypeVar("T")
 JOURNAL = "study.log"
 NOTES = "slipstream"
 """The user attribute that holds what we know of a trial"""
+PRUNED = "pruned"
+TAKEN = "given to another worker, because this one had been silent for too long"
+LOST = "the worker that trained it went away, and so did the next"
 
 
-def storage_of(folder: Path, url: str | None) -> BaseStorage:
+def storage_of(
+    folder: Path,
+    url: str | None,
+    *,
+    beat_s: int = database.BEAT_S,
+    grace_s: int = database.GRACE_S,
+) -> BaseStorage:
     """A journal in the run's folder, or the database that `url` names."""
     if url is None:
         return JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
-    return optuna.storages.RDBStorage(url)
-
-
-class _Grid(optuna.samplers.GridSampler):
-    def after_trial(self, *_: Any) -> None:
-        """Optuna's own would stop a loop of its own, which there is not; `num_trials` ends ours."""
+    return database.open_storage(url, beat_s=beat_s, grace_s=grace_s)
 
 
 def num_trials(tune: Tune, space: Mapping[str, Any]) -> int:
@@ -57,9 +63,16 @@ def sampler_of(tune: Tune, space: Mapping[str, Any], *, worker: int = 0) -> Base
         case "gp":
             return optuna.samplers.GPSampler(seed=seed)
         case "grid":
-            return _Grid(spaces.grid(space), seed=tune.seed)
+            return Grid(spaces.grid(space), seed=tune.seed)
         case "cmaes":
             return optuna.samplers.CmaEsSampler(seed=seed)
+
+
+class Grid(optuna.samplers.GridSampler):
+    """Optuna's would stop `Study.optimize` at its end, and raise where trials are asked for."""
+
+    def after_trial(self, *_: Any) -> None:
+        pass
 
 
 def pruner_of(tune: Tune, epochs: int) -> BasePruner:
@@ -142,18 +155,26 @@ class Board:
             found = self.study.get_trials(deepcopy=False)[number]
             return Trial(self.study, found._trial_id)
 
-    def report(self, trial: Trial, value: float, step: int) -> bool:
-        """Note an epoch's loss; whether the trial is hopeless."""
+    def report(self, trial: Trial, value: float, step: int) -> str:
+        """Note an epoch's loss; why the trial should end, if it should."""
         with self.timed():
-            trial.report(value, step)
-            return trial.should_prune()
+            try:
+                trial.report(value, step)
+                return PRUNED if trial.should_prune() else ""
+            except UpdateFinishedTrialError:
+                return TAKEN
 
     def tell(
         self, trial: Trial, state: TrialState, value: float | None, notes: Mapping[str, Any]
-    ) -> FrozenTrial:
+    ) -> FrozenTrial | None:
+        """The trial as it ended; nothing where another worker has been given it meanwhile."""
         with self.timed():
-            trial.set_user_attr(NOTES, dict(notes))
-            return self.study.tell(trial, value, state=state)
+            try:
+                trial.set_user_attr(NOTES, dict(notes))
+                told = self.study.tell(trial, value, state=state, skip_if_finished=True)
+            except UpdateFinishedTrialError:
+                return None
+        return told if told.state == state else None
 
 
 def importances(study: optuna.Study) -> dict[str, float]:
@@ -170,13 +191,14 @@ def importances(study: optuna.Study) -> dict[str, float]:
 
 def told(trial: FrozenTrial, states: Mapping[TrialState, str]) -> dict[str, Any]:
     """A trial for a report."""
+    lost = {"stopped": LOST} if trial.state == TrialState.FAIL else {}
     return {
         "trial": trial.number,
         "state": states.get(trial.state, "under way"),
         "value": trial.value,
         "params": trial.params,
         "losses": {step + 1: value for step, value in sorted(trial.intermediate_values.items())},
-        **trial.user_attrs.get(NOTES, {}),
+        **trial.user_attrs.get(NOTES, lost),
     }
 
 

@@ -1,0 +1,113 @@
+"""The database that several processes keep one study in."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import optuna
+import sqlalchemy
+from optuna.exceptions import StorageInternalError
+from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
+from sqlalchemy import exc
+
+from slipstream.errors import UserError
+
+DATABASE = "study.db"
+BEAT_S, GRACE_S = 10, 60
+"""From one sign of life to the next, and the silence after which a trial is given to others"""
+ATTEMPTS = 5
+
+
+def open_storage(url: str, *, beat_s: int = BEAT_S, grace_s: int = GRACE_S) -> RDBStorage:
+    """The database that `url` names, with its tables."""
+    address = _address(url)
+    options: dict[str, Any] = {"pool_pre_ping": True}
+    match address.get_backend_name():
+        case "sqlite":
+            options["connect_args"] = {"timeout": 60}  # others may be writing
+        case "postgresql":
+            options["connect_args"] = {"connect_timeout": 10}
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+                storage = RDBStorage(
+                    # Optuna fills in what is in braces
+                    _text(address).replace("{", "{{").replace("}", "}}"),
+                    engine_kwargs=options,
+                    heartbeat_interval=beat_s,
+                    grace_period=grace_s,
+                    heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(max_retry=1),
+                )
+            break
+        except (ImportError, exc.NoSuchModuleError):
+            raise _undriven(url, address) from None
+        except (exc.DBAPIError, StorageInternalError) as error:
+            raced = isinstance(error, exc.IntegrityError) or "already exists" in str(error)
+            if attempt == ATTEMPTS or not raced:
+                raise _unreachable(url, address, error) from None
+            time.sleep(0.2 * attempt)  # another process is making the same tables
+        except RuntimeError as error:  # Optuna's: tables of another version
+            raise UserError(f"--storage {safe(url)}: {error}") from None
+    if address.get_backend_name() == "sqlite":  # who reads does not wait for who writes
+        with suppress(exc.DBAPIError), storage.engine.connect() as connection:
+            connection.exec_driver_sql("PRAGMA journal_mode=WAL")
+    return storage
+
+
+def own_database(folder: Path) -> str:
+    """The URL of a database in a run's folder."""
+    return sqlalchemy.URL.create("sqlite", database=str(folder / DATABASE)).render_as_string()
+
+
+def is_sqlite(url: str) -> bool:
+    return _address(url).get_backend_name() == "sqlite"
+
+
+def safe(url: str) -> str:
+    """A URL to show: without its password."""
+    try:
+        return sqlalchemy.make_url(url).render_as_string(hide_password=True)
+    except exc.ArgumentError:
+        return f"{url.split(':', 1)[0]}:..."
+
+
+def _address(url: str) -> sqlalchemy.URL:
+    try:
+        address = sqlalchemy.make_url(url)
+    except exc.ArgumentError:
+        raise UserError(
+            f"--storage {safe(url)}: is not the URL of a database; give sqlite:///FILE or "
+            "postgresql://USER:PASSWORD@HOST/DATABASE"
+        ) from None
+    if address.drivername in ("postgresql", "postgres"):
+        return address.set(drivername="postgresql+psycopg2")
+    return address
+
+
+def _text(address: sqlalchemy.URL) -> str:
+    return address.render_as_string(hide_password=False)
+
+
+def _undriven(url: str, address: sqlalchemy.URL) -> UserError:
+    kind = address.drivername.split("+")[0]
+    if kind == "postgresql":
+        fix = "install it with: pip install 'slipstream[postgres]'"
+    else:
+        fix = "give sqlite:///FILE or postgresql://..."
+    return UserError(f"--storage {safe(url)}: no driver for {kind} is here; {fix}")
+
+
+def _unreachable(url: str, address: sqlalchemy.URL, error: Exception) -> UserError:
+    said = str(getattr(error, "orig", None) or error.__cause__ or error).strip()
+    why = said.split("\n")[0] if said else type(error).__name__
+    if address.password:
+        why = why.replace(str(address.password), "***")
+    return UserError(
+        f"--storage {safe(url)}: the database cannot be opened ({why}); is it running, "
+        "and may this user write to it?"
+    )

@@ -1,0 +1,115 @@
+"""Workers as tasks of a Ray cluster, one for each GPU; Ray places them, and again what dies."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Literal
+
+from slipstream.engine.loop import stoppable
+from slipstream.errors import Interrupted, Resumable, UserError
+from slipstream.runs import Event, Run
+from slipstream.tuning import database, processes, work
+from slipstream.tuning.work import Task
+
+SENT = ("trial", "pack", "epoch", "recovery", "fallback", "searched")
+"""Events that are worth the way over a network"""
+PATIENCE_S = 60.0
+"""For workers to save what they have, once they are asked to stop"""
+
+
+def number_of(asked: int | Literal["auto"], storage: str | None) -> int:
+    """One worker for each GPU of the cluster, for each machine where it has none; or as asked."""
+    ray = connected()
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    if len(nodes) > 1 and (storage is None or database.is_sqlite(storage)):
+        raise UserError(
+            f"--on ray: the cluster has {len(nodes)} machines, which need a database that all of "
+            "them reach; give --storage postgresql://..."
+        )
+    if asked != "auto":
+        return asked
+    return int(ray.cluster_resources().get("GPU", 0)) or len(nodes)
+
+
+def connected() -> Any:
+    """Ray, connected to the cluster that is there."""
+    try:
+        ray = importlib.import_module("ray")
+    except ModuleNotFoundError:
+        raise UserError(
+            "--on ray: Ray is not here; install it with: pip install 'slipstream[ray]'"
+        ) from None
+    if not ray.is_initialized():
+        try:
+            ray.init(address="auto", log_to_driver=False)
+        except ConnectionError:
+            raise UserError(
+                "--on ray: no Ray cluster answers; start one with `ray start --head`, or name one "
+                "with RAY_ADDRESS"
+            ) from None
+    return ray
+
+
+def search(run: Run, tasks: Sequence[Task]) -> dict[str, Any]:
+    """Let the workers search until none has anything left to do; what they say together."""
+    ray = connected()
+    events = importlib.import_module("ray.util.queue").Queue(actor_options={"num_cpus": 0})
+    on_gpus = ray.cluster_resources().get("GPU", 0) > 0
+    needs = {"num_gpus": 1} if on_gpus else {"num_cpus": 1}
+    remote = ray.remote(max_retries=1, scheduling_strategy="SPREAD", **needs)(carry_out)
+    under_way = {remote.remote(task, events): task.index for task in tasks}
+    ended: dict[int, Event] = {}
+    wrong: dict[int, Exception] = {}
+    try:
+        with stoppable() as stop:
+            while under_way and not stop.requested:
+                done, _ = ray.wait(list(under_way), timeout=0.5)
+                _relay(run, events, ended)
+                for one in done:
+                    index = under_way.pop(one)
+                    _end(ray, run, one, index, wrong)
+            if stop.requested:
+                for one in under_way:
+                    ray.cancel(one)
+                ray.wait(list(under_way), num_returns=len(under_way), timeout=PATIENCE_S)
+                raise Interrupted("stopped", signal_number=stop.signal_number)
+        _relay(run, events, ended)
+    finally:
+        events.shutdown()
+    if len(wrong) == len(tasks):
+        raise next(iter(wrong.values()))
+    return work.totals(ended)
+
+
+def _end(ray: Any, run: Run, one: Any, index: int, wrong: dict[int, Exception]) -> None:
+    """Note how a worker ended."""
+    try:
+        ray.get(one)
+    except ray.exceptions.RayTaskError as error:
+        cause = error.cause
+        if isinstance(cause, UserError):
+            raise cause from None
+        wrong[index] = Resumable(f"every worker died ({type(cause).__name__}: {cause})")
+    except ray.exceptions.RayError as error:
+        wrong[index] = Resumable(f"every worker died ({str(error).splitlines()[0]})")
+    if index in wrong:
+        remedy = "its trials are left to the others"
+        run.append("worker", worker=index, what="died", why=str(wrong[index]), remedy=remedy)
+
+
+def _relay(run: Run, events: Any, ended: dict[int, Event]) -> None:
+    for index, event in events.get_nowait_batch(events.qsize()):
+        processes.relay(run, index, event, ended)
+
+
+def carry_out(task: Task, events: Any) -> None:
+    """In the cluster: one worker, whose events go back through a queue."""
+
+    def tell(event: Event) -> None:
+        if event["event"] in SENT:
+            with suppress(Exception):  # who listens may be gone; the database has what counts
+                events.put((task.index, event))
+
+    work.carry_out(task, tell)

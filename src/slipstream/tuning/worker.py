@@ -1,0 +1,58 @@
+"""What `processes` starts: `python -m slipstream.tuning.worker`, one worker by itself.
+
+The first line on stdin is its task as JSON (not an argument: a URL may hold a password). Its events
+go to stdout, a line of JSON each. It stops, with what it has saved, when stdin is closed: then who
+started it is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from contextlib import suppress
+from threading import Thread
+from types import FrameType
+
+from slipstream.errors import Interrupted, Resumable, UserError
+from slipstream.runs import Event, to_json
+from slipstream.tuning.work import REFUSED, RESUMABLE, Task, carry_out
+
+
+def main() -> int:
+    task = Task(**json.loads(sys.stdin.readline()))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
+    Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        carry_out(task, _tell)
+    except UserError as error:
+        _tell({"event": "refused", "what": str(error)})
+        return REFUSED
+    except Resumable as error:
+        sys.stderr.write(f"{error}\n")
+        return RESUMABLE
+    except Interrupted as stop:
+        return 128 + stop.signal_number
+    return 0
+
+
+def _stop(number: int, _: FrameType | None) -> None:
+    raise Interrupted("stopped", signal_number=number)
+
+
+def _end_with_parent() -> None:
+    while os.read(sys.stdin.fileno(), 1):  # not sys.stdin.read: it would hold up the exit
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _tell(event: Event) -> None:
+    with suppress(OSError):  # nobody listens any more; stdin will say so
+        sys.stdout.write(to_json(event, indent=None) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

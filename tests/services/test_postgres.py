@@ -1,0 +1,44 @@
+"""Workers on a real PostgreSQL."""
+
+from __future__ import annotations
+
+import pytest
+
+import slipstream
+from slipstream.errors import UserError
+from slipstream.tuning import database
+from tests.tuning.several import job, one_of_two_is_killed
+
+pytestmark = pytest.mark.services
+
+
+def test_trials_of_a_killed_worker_are_retried_once(postgres, tmp_path):
+    one_of_two_is_killed(job(tmp_path, trials=7, epochs=20), postgres, tmp_path)
+
+
+def test_a_second_machine_joins_the_study_and_both_conclude(postgres, tmp_path):
+    config = job(tmp_path, trials=4).model_copy(update={"name": "joined"})
+    first = slipstream.tune(config, storage=postgres, workers=2)
+    assert first.summary["trials"] == {"finished": 4, "pruned": 0, "failed": 0}
+    assert "s3cret" not in (first.run / "events.jsonl").read_text()
+    second = slipstream.tune(config, storage=postgres)
+    assert second.run != first.run
+    assert second.summary["best"] == first.summary["best"]
+    assert second.summary["trials"] == first.summary["trials"]
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes", "told"),
+    [("s3cret", "w3ong", "password authentication failed"), ("/postgres", "/none", "not exist")],
+)
+def test_what_is_wrong_with_an_address_is_told_without_the_password(postgres, was, becomes, told):
+    with pytest.raises(UserError, match=told) as error:
+        database.open_storage(postgres.replace(was, becomes))
+    assert "slip:***@127.0.0.1" in str(error.value)
+    assert "s3cret" not in str(error.value)
+    assert "w3ong" not in str(error.value)
+
+
+def test_nobody_at_the_address_is_told():
+    with pytest.raises(UserError, match=r"cannot be opened \(.*[Cc]onnection refused"):
+        database.open_storage("postgresql://slip:s3cret@127.0.0.1:1/postgres")
