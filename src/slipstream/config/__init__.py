@@ -1,6 +1,7 @@
 """What a user can ask for. No torch here."""
 
 from slipstream.config.base import Scalar
+from slipstream.config.pretraining import Pretrain
 from slipstream.config.reading import demo, differences, load, to_toml
 from slipstream.config.sections import (
     SIMULATED,
@@ -19,6 +20,7 @@ __all__ = [
     "Data",
     "Engine",
     "Model",
+    "Pretrain",
     "Scalar",
     "Signature",
     "Split",

@@ -16,6 +16,7 @@ from slipstream.config.base import (
     Section,
     Sizes,
 )
+from slipstream.config.pretraining import Pretrain, with_defaults
 from slipstream.config.split import Split
 
 SIMULATED = "simulated:"
@@ -126,6 +127,8 @@ class Model(Section):
     """Number of layers; with a list in `hidden` it follows from that."""
     bidirectional: bool = False
     """LSTM and GRU: read the window in both directions."""
+    layer_norm: bool = False
+    """LSTM and GRU: normalize every layer's outputs over its units; a transformer always does."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Share of activations dropped between layers while training."""
     patch: PositiveInt = 1
@@ -170,12 +173,17 @@ class Model(Section):
                 )
         if self.bidirectional and self.kind not in ("lstm", "gru"):
             raise ValueError(f'model.bidirectional is for lstm and gru, not "{self.kind}"')
+        if self.layer_norm and self.kind not in ("lstm", "gru"):
+            raise ValueError(f'model.layer_norm is for lstm and gru, not "{self.kind}"')
         return self
 
 
 class Train(Section):
     """How the weights are fitted."""
 
+    objective: Literal["predict", "masked"] = "predict"
+    """What is learnt: to predict the targets, or, as `slipstream pretrain` sets it, to fill in
+    masked rows of the inputs."""
     loss: Literal["mse", "mae", "huber", "quantile"] = "mse"
     """What is minimised, on scaled values."""
     quantiles: Annotated[tuple[Fraction, ...], Field(strict=False, min_length=1)] = (0.1, 0.5, 0.9)
@@ -227,6 +235,16 @@ class Train(Section):
     repeats: PositiveInt = 1
     """Models to train at once, from the seeds `seed`, `seed + 1` and so on. The one with the lowest
     validation loss is the run's model; all of them are kept as an ensemble."""
+    init_from: str | None = None
+    """A run of `slipstream pretrain`, whose encoder this one starts from. What `[model]` does not
+    say is taken from there, and inputs are scaled as they were there."""
+    freeze_epochs: Annotated[int, Field(ge=0)] = 10
+    """With `init_from`: epochs at first in which the encoder stays as it is."""
+    encoder_lr: PositiveFloat = 0.3
+    """With `init_from`: the encoder's learning rate after that, as a multiple of `lr`."""
+    layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """With `init_from`: what is left of that rate from each layer of the encoder to the one below
+    it; 1 trains all alike."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -345,7 +363,47 @@ class Config(Section):
     data: Data = Data()
     model: Model = Model()
     train: Train = Train()
+    pretrain: Pretrain = Pretrain()
     engine: Engine = Engine()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _for_pretraining(cls, settings: Any) -> Any:
+        train = settings.get("train") if isinstance(settings, dict) else None
+        if isinstance(train, dict) and train.get("objective") == "masked":
+            return with_defaults(settings)
+        return settings
+
+    @property
+    def masked(self) -> bool:
+        """Whether an encoder is pre-trained"""
+        return self.train.objective == "masked"
+
+    @model_validator(mode="after")
+    def _fits_masks(self) -> Self:
+        if not self.masked:
+            return self
+        if self.model.kind in ("mlp", "linear"):
+            raise ValueError(
+                f'model.kind = "{self.model.kind}" reads a window as one row, so there is no '
+                'sequence to pre-train; use "lstm", "gru" or "transformer"'
+            )
+        fewest = 2 * (self.pretrain.length if self.pretrain.mask == "patch" else 1)
+        if self.data.context < fewest:
+            raise ValueError(
+                f"data.context = {self.data.context} is less than the {fewest} rows that masking "
+                "takes, since some must stay visible; raise it, or lower pretrain.length"
+            )
+        if self.train.loss not in ("mse", "mae", "huber"):
+            raise ValueError(
+                f'train.loss = "{self.train.loss}" cannot tell how well rows are filled in; for '
+                'pre-training use "mse", "mae" or "huber"'
+            )
+        if self.train.repeats > 1:
+            raise ValueError("train.repeats goes with training; one encoder is pre-trained")
+        if self.train.init_from is not None:
+            raise ValueError("train.init_from goes with training; pre-training begins anew")
+        return self
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

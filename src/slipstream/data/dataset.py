@@ -98,26 +98,31 @@ class InMemory:
     time: Times | None
 
 
-def load(config: Config, table: Any = None) -> Dataset:
-    """Read, check, split, scale and index what `config.data` names, or the given table."""
+def load(config: Config, table: Any = None, *, known: Scaler | None = None) -> Dataset:
+    """Read, check, split, scale and index what `config.data` names, or the given table.
+
+    Columns that are `known` to a scaler are scaled by it, and not learnt from these rows.
+    """
     data = config.data
     sources = read_sources(data, table)
     roles, notes = find_roles(sources[0], data)
+    if config.masked:
+        roles, data = _for_an_encoder(roles, data)
     roles = _in_stored_order(roles)
     if _streams(config, sources, roles):
-        return _streamed(config, sources, roles, notes)
+        return _streamed(config, data, sources, roles, notes, known)
     store = prepare.build(sources, data, roles, min_rows=data.context + data.horizon)
     del sources
     layout = store.layout
     signature = _signature(config, roles, layout.step)
     found: tuple[Fold, ...] = ()
-    if data.split.walk_forward is None:
+    if data.split.walk_forward is None or config.masked:
         runs, ranges = find_windows(layout, data, signature)
         starts = {name: torch.from_numpy(some.starts()) for name, some in ranges.items()}
     else:
         runs, found, told = folds.find(layout, store.time, data, signature)
         starts, notes = found[-1].starts, [*notes, *told]
-    scaler = _fit(store, roles, runs.mask(splits.TRAIN, 0, layout.num_rows), data)
+    scaler = _fit(store, roles, runs.mask(splits.TRAIN, 0, layout.num_rows), data, known)
     series = scaled_series(store, scaler, signature)
     return Dataset(
         signature=signature,
@@ -130,6 +135,12 @@ def load(config: Config, table: Any = None) -> Dataset:
         stream=None,
         folds=found,
     )
+
+
+def _for_an_encoder(roles: Roles, data: Data) -> tuple[Roles, Data]:
+    """What masked rows are filled in from: inputs alone, and windows of nothing but context."""
+    targets = roles.targets if data.channels == "independent" else ()
+    return Roles(roles.inputs, targets), data.model_copy(update={"horizon": 0, "static": ()})
 
 
 def _streams(config: Config, sources: list[Source], roles: Roles) -> bool:
@@ -145,8 +156,14 @@ def _streams(config: Config, sources: list[Source], roles: Roles) -> bool:
     return home == "stream" or (on_disk and needed > psutil.virtual_memory().available / 2)
 
 
-def _streamed(config: Config, sources: list[Source], roles: Roles, notes: list[str]) -> Dataset:
-    data = config.data
+def _streamed(
+    config: Config,
+    data: Data,
+    sources: list[Source],
+    roles: Roles,
+    notes: list[str],
+    known: Scaler | None,
+) -> Dataset:
     stream.refuse_what_needs_memory(data)
     source = sources[0]
     if len(sources) > 1:
@@ -156,6 +173,8 @@ def _streamed(config: Config, sources: list[Source], roles: Roles, notes: list[s
     signature = _signature(config, roles, layout.step)
     runs, ranges = find_windows(layout, data, signature)
     scaler, anchors = stream.scan_values(source, signature, runs, data.scale)
+    if known is not None:
+        scaler = scaler.joined(known.only(scaler.shift))
     if roles.static:
         trained = np.array(
             [
@@ -188,8 +207,12 @@ def _streamed(config: Config, sources: list[Source], roles: Roles, notes: list[s
 def find_windows(
     layout: Layout, data: Data, signature: Signature
 ) -> tuple[Runs, dict[str, Ranges]]:
-    """Which rows belong to which set, and each set's windows; every set must have some."""
-    runs = splits.assign(layout, data)
+    """Which rows belong to which set, and each set's windows; every set must have some.
+
+    An encoder's test rows are left alone, and so are those of a walk's first fold and all later.
+    """
+    walks = data.split.walk_forward is not None
+    runs = splits.walk_forward(layout, data.split)[0] if walks else splits.assign(layout, data)
     ranges = {
         name: windows.find_ranges(
             layout.breaks,
@@ -201,8 +224,10 @@ def find_windows(
         )
         for index, name in enumerate(SETS)
     }
+    if signature.masked:
+        ranges["test"] = ranges["test"].within(0, 0)
     for index, (name, found) in enumerate(ranges.items()):
-        if not len(found):
+        if not (len(found) or (signature.masked and name == "test")):
             raise UserError(splits.no_window(name, layout, runs.count(index), data))
     return runs, ranges
 
@@ -256,15 +281,24 @@ def _signature(config: Config, roles: Roles, step: float | None) -> Signature:
         static=roles.static,
         shared=len(set(roles.inputs) & set(roles.targets)),
         context=data.context,
-        horizon=data.horizon,
+        horizon=0 if config.masked else data.horizon,
         channels=data.channels,
         quantiles=config.train.quantiles if config.train.loss == "quantile" else (),
         step=step,
+        decoder=config.pretrain.decoder if config.masked else 0,
     )
 
 
-def _fit(store: Store, roles: Roles, training: npt.NDArray[np.bool_], data: Data) -> Scaler:
-    scaler = scaling.fit(store.values, store.columns, store.anchors, training, kind=data.scale)
+def _fit(
+    store: Store,
+    roles: Roles,
+    training: npt.NDArray[np.bool_],
+    data: Data,
+    known: Scaler | None,
+) -> Scaler:
+    scaler = scaling.fit(
+        store.values, store.columns, store.anchors, training, kind=data.scale, known=known
+    )
     if not roles.static:
         return scaler
     trained = np.logical_or.reduceat(training, store.layout.offsets[:-1])

@@ -23,7 +23,7 @@ from slipstream import runs
 from slipstream.config import Config, Signature
 from slipstream.data.scaling import Scaler
 from slipstream.errors import UserError
-from slipstream.models import Forecaster, build
+from slipstream.models import Forecaster, Masked, build
 from slipstream.runs import Run
 
 MANIFEST = "manifest.json"
@@ -185,7 +185,7 @@ def save_model(
 
 def load_model(
     run: Run, config: Config, device: torch.device
-) -> tuple[Forecaster, Signature, Scaler]:
+) -> tuple[Forecaster | Masked, Signature, Scaler]:
     """The trained model of a run."""
     files = verified(run.model)
     signature = Signature.model_validate_json(files["signature.json"])

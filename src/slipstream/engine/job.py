@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from slipstream.config import Config
 from slipstream.data.dataset import Dataset
 from slipstream.data.windows import Series
-from slipstream.engine import homes, optim, step
+from slipstream.engine import homes, objective, optim, step
 from slipstream.engine.capture import Captured
 from slipstream.engine.homes import Draw, Home, Program
 from slipstream.engine.optim import LossScale
@@ -100,20 +100,20 @@ def set_up(task: Task, plan: Plan, *, like: Job | None = None) -> Job:
     val_home = _home(task, plan, "val", chunk, chunk, None)
     tape = like.tape if like else step.tape(home.num_steps, device)
     val_tape = step.tape(val_home.num_steps, device)
-    fold = dataset.signature.fold
+    asked = objective.of(config, dataset.signature, plan, drops=drops(config.model))
     advance = step.training(
         model,
         optimizer,
         lr,
         home,
         tape,
+        objective=asked,
         train=train,
         plan=plan,
-        fold=fold,
         scale=scale,
         noise=_noise(config, device),
     )
-    check = step.validation(model, val_home, val_tape, train=train, plan=plan, fold=fold)
+    check = step.validation(model, val_home, val_tape, objective=asked)
     captured: dict[str, Captured] = {}
     if plan.capture:
         advance = captured[TRAINING] = Captured(advance, device, steps=plan.steps_per_graph)
@@ -135,7 +135,7 @@ def set_up(task: Task, plan: Plan, *, like: Job | None = None) -> Job:
 
 
 def _noise(config: Config, device: torch.device) -> Noise | None:
-    if not drops(config.model):
+    if not (drops(config.model) or objective.draws(config)):
         return None
     key = torch.full((), config.seed, dtype=torch.int64, device=device)
     return Noise(key, torch.full((), config.model.dropout, device=device))

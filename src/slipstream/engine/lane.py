@@ -78,6 +78,8 @@ def refuse_unlike(lanes: Sequence[Lane]) -> None:
         unlike = [name for name in found if name not in MAY_DIFFER]
         if "model.hidden" in found and first.model.kind == "transformer":
             unlike.append("model.hidden (of a transformer)")
+        if "model.hidden" in found and first.model.layer_norm:
+            unlike.append("model.hidden (with model.layer_norm)")
         if unlike:
             raise UserError(
                 f"models trained together cannot differ in {', '.join(unlike)}; train them in "

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from slipstream.config import Signature
 from slipstream.data.windows import Series
-from slipstream.engine import flat, optim, passes, widths
+from slipstream.engine import flat, objective, optim, passes, widths
 from slipstream.engine.capture import Captured
 from slipstream.engine.homes import Draw, Program
 from slipstream.engine.lane import Epoch, Lane, Room, refuse_larger, room_for
@@ -73,7 +73,7 @@ class Pack:
         self.lanes: list[Lane | None] = [None] * places
         self._going: set[int] = set()
         self._laid: dict[int, Laid] = {}
-        job = passes.Job(room.model, signature, room.config.train, series, plan, room.passes)
+        job = passes.Job(room.model, signature, room.config, series, plan, room.passes, room.drops)
         self._layout = passes.layout_of(job.build())
         self._allocate(places)
         self._passes = passes.WAYS[mode](job, self.live["weights"], self._layout)
@@ -294,7 +294,8 @@ class Pack:
         """One step of every active lane: gather, forward, loss, backward, clip, update."""
         live, tape, settings = self.live, self.tape, self.settings
         cursor, scale = tape["cursor"], live.get("scale")
-        noise = Noise(settings["seed"], settings["dropout"]) if self.room.drops else None
+        drawn = self.room.drops or objective.draws(self.room.config)
+        noise = Noise(settings["seed"], settings["dropout"]) if drawn else None
         loss, grads = self._passes.train(
             tape["rows"][self._index, cursor],
             tape["shares"][self._index, cursor],

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from slipstream.config import Model, Signature, Train
+from slipstream.config import Config, Model, Signature
 from slipstream.data import windows
-from slipstream.data.windows import Series
-from slipstream.engine import step
+from slipstream.data.windows import Batch, Series
+from slipstream.engine import objective, step
 from slipstream.engine.homes import Share
+from slipstream.engine.objective import Objective
 from slipstream.engine.plan import RECURRENT, Plan
 from slipstream.models import Noise, build, use
-from slipstream.objectives import window_losses
 
 Mode = Literal["together", "branches"]
 MOST_STREAMS = 16
@@ -67,10 +67,17 @@ class Job(NamedTuple):
 
     model: Model
     signature: Signature
-    train: Train
+    config: Config
+    """Of one of them"""
     series: Series
     plan: Plan
     passes: int
+    drops: bool
+    """Whether any of them drops something"""
+
+    @property
+    def objective(self) -> Objective:
+        return objective.of(self.config, self.signature, self.plan, drops=self.drops)
 
     def build(self) -> nn.Module:
         with torch.random.fork_rng([]):
@@ -100,7 +107,7 @@ class Together:
 
     def __init__(self, job: Job, weights: Tensor, layout: Layout) -> None:
         self.job, self.weights, self.layout = job, weights, layout
-        self.module = job.build()
+        self.module, self.objective = job.build(), job.objective
         if job.model.kind in RECURRENT:
             core: Any = self.module.core
             core.own = True
@@ -130,22 +137,24 @@ class Together:
         pass
 
     def _losses(self, weights: Tensor, rows: Tensor, shares: Tensor, noise: Noise | None) -> Tensor:
-        job, batch = self.job, windows.gather(self.job.series, rows)
-        named = views(weights, self.layout)
-        by_lane = (0, 0, None if batch.static is None else 0, None if noise is None else 0)
+        batch, named = windows.gather(self.job.series, rows), views(weights, self.layout)
+        of_noise = None if noise is None else 0
+        by_lane = (0, 0, None if batch.static is None else 0, 0, 0, of_noise)
 
-        def one(weights: dict[str, Tensor], *given: Any) -> Tensor:
-            found: Tensor = functional_call(self.module, weights, given)
-            return found
+        def one(
+            weights: dict[str, Tensor],
+            inputs: Tensor,
+            static: Tensor | None,
+            targets: Tensor,
+            shares: Tensor,
+            noise: Noise | None,
+        ) -> Tensor:
+            def model(*given: Any) -> Any:
+                return functional_call(self.module, weights, given)
 
-        def every(*given: Any) -> Tensor:
-            found: Tensor = vmap(one, in_dims=by_lane)(named, *given)
-            return found
+            return self.objective(model, Batch(inputs, static, targets), shares, noise)
 
-        prediction = step.forward(every, batch.inputs, batch.static, noise, plan=job.plan)
-        losses = window_losses(prediction.flatten(0, 1), batch.targets.flatten(0, 1), job.train)
-        losses = losses.view(*rows.shape, job.signature.fold)
-        losses = losses[..., 0] if job.signature.fold == 1 else losses.mean(dim=2)
+        losses: Tensor = vmap(one, in_dims=by_lane)(named, *batch, shares, noise)
         return (losses * shares).sum(dim=1)
 
 
@@ -153,7 +162,7 @@ class Branches:
     """Each lane through a module of its own, whose weights are a row of the pack's."""
 
     def __init__(self, job: Job, weights: Tensor, layout: Layout) -> None:
-        self.job, self.layout = job, layout
+        self.job, self.layout, self.objective = job, layout, job.objective
         K, P = weights.shape
         self.modules = [self._module(weights[k : k + 1]) for k in range(K)]
         self.places: set[int] = set()
@@ -211,10 +220,8 @@ class Branches:
             self.workers.shutdown()
 
     def _loss(self, module: nn.Module, rows: Tensor, shares: Tensor, noise: Noise | None) -> Tensor:
-        job = self.job
-        share = Share(windows.gather(job.series, rows), shares)
-        fold = job.signature.fold
-        return step.loss(module, share, noise, train=job.train, plan=job.plan, fold=fold)
+        share = Share(windows.gather(self.job.series, rows), shares)
+        return step.loss(module, share, noise, objective=self.objective)
 
     def _in_a_row(self, tensors: Sequence[Tensor]) -> Iterator[Tensor]:
         for tensor, entry in zip(tensors, self.layout, strict=True):

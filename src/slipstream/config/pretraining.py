@@ -1,0 +1,59 @@
+"""How an encoder is pre-trained, and what a run that does so has by default."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import PositiveInt
+
+from slipstream.config.base import Fraction, NonNegative, Section
+
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "data": {"split": {"train": 0.9, "val": 0.1}},
+    "train": {
+        "optimizer": "adamw",
+        "lr": 1e-3,
+        "weight_decay": 1e-4,
+        "schedule": "cosine",
+        "lr_min": 1e-5,
+        "epochs": 50,
+        "batch": 512,
+        "clip": 1.0,
+        "patience": 5,
+        "min_delta": 1e-3,
+    },
+}
+"""What `slipstream pretrain` takes where the config says nothing"""
+RECURRENT = {"bidirectional": True, "layer_norm": True}
+"""The same for lstm and gru"""
+
+
+class Pretrain(Section):
+    """Masked pre-training, `slipstream pretrain`: rows are hidden, and an encoder fills them in."""
+
+    mask: Literal["patch", "block", "random"] = "patch"
+    """What is hidden of a window: whole patches of rows, one block, or single rows anywhere."""
+    length: PositiveInt = 7
+    """Rows of a patch. The grid of patches begins at another row in every window, where the
+    context's rest leaves room."""
+    ratio: Fraction = 0.15
+    """Share of rows to hide, rounded to whole rows or patches: at least one, never all, and the
+    same number in every window."""
+    variance: NonNegative = 0.0
+    """Weight of a penalty where the encoder gives all windows of a batch the same: the mean of
+    relu(1 - deviation) over its units. 0.1 is usual."""
+    decoder: PositiveInt = 128
+    """Hidden units of the decoder that makes rows of the encoder's tokens."""
+
+
+def with_defaults(settings: dict[str, Any]) -> dict[str, Any]:
+    """A pre-training run's settings, with its own defaults where they say nothing."""
+    found = dict(settings)
+    for name, values in DEFAULTS.items():
+        given = found.get(name, {})
+        if isinstance(given, dict):
+            found[name] = values | given
+    model = found.get("model", {})
+    if isinstance(model, dict) and model.get("kind", "lstm") in ("lstm", "gru"):
+        found["model"] = RECURRENT | model
+    return found
