@@ -17,6 +17,7 @@ def test_public_names():
         "UserError",
         "evaluate",
         "predict",
+        "pretrain",
         "report",
         "train",
     ]
@@ -34,11 +35,12 @@ def test_an_unknown_name_is_an_attribute_error():
         _ = slipstream.trian
 
 
-def test_signatures_of_the_four_verbs():
+def test_signatures_of_the_verbs():
     def of(function):
         return list(inspect.signature(function).parameters)
 
     assert of(slipstream.train) == ["config", "data", "overrides", "watch", "resume", "force"]
+    assert of(slipstream.pretrain) == of(slipstream.train)
     assert of(slipstream.evaluate) == ["run", "data", "on", "resample", "ensemble", "overrides"]
     assert of(slipstream.predict) == ["run", "data", "every", "resample", "ensemble", "overrides"]
     assert of(slipstream.report) == ["run"]

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from slipstream.prediction import predict as predict
     from slipstream.reporting import report as report
     from slipstream.training import Result as Result
+    from slipstream.training import pretrain as pretrain
     from slipstream.training import train as train
 
 __version__ = "0.1.0"
@@ -23,6 +24,7 @@ __all__ = [
     "UserError",
     "evaluate",
     "predict",
+    "pretrain",
     "report",
     "train",
 ]
@@ -34,6 +36,7 @@ _HOME = {
     "UserError": "errors",
     "evaluate": "evaluation",
     "predict": "prediction",
+    "pretrain": "training",
     "report": "reporting",
     "train": "training",
 }

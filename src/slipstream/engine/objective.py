@@ -44,12 +44,13 @@ def forward(
     plan: Plan,
 ) -> Tensor:
     """The model's prediction, in fp32, computed in the plan's precision."""
-    with _in_precision(plan):
+    with in_precision(plan):
         prediction: Tensor = model(inputs, static, noise)
     return prediction.float()
 
 
-def _in_precision(plan: Plan) -> torch.autocast:
+def in_precision(plan: Plan) -> torch.autocast:
+    """Within it, products are computed in the plan's precision."""
     enabled = plan.autocast is not None
     return torch.autocast(plan.device.type, dtype=plan.autocast, enabled=enabled)
 
@@ -85,7 +86,7 @@ def _filled_in(
     """How far masked rows are from what they hide; in training, and how alike all windows are."""
     inputs, how = batch.inputs, config.pretrain
     mask = masks.of_windows(how, inputs, None if noise is None else noise.key)
-    with _in_precision(plan):
+    with in_precision(plan):
         rows, tokens = model(inputs, mask, noise if drops else None)
     losses = _by_window(masked_losses(rows.float(), inputs, mask, config.train), fold)
     if noise is None or not how.variance:

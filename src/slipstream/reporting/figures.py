@@ -85,33 +85,40 @@ def all_figures(
     both = steps and series
     with mpl.rc_context(STYLE):
         return {
-            **(_of_lanes if "lanes" in summary else _of_one)(summary, events),
-            "time": _svg(_time, 6.2, 1.5, summary["seconds_by_phase"], summary["seconds"]),
-            "machine": _machine([e for e in events if e["event"] == "monitor"]),
+            **of_training(summary, events),
             "examples": _examples(predictions, targets),
             "scatter": _grid(_scatter, [(predictions, name) for name in targets], 3.0),
             "histogram": _grid(_histogram, [(predictions, name) for name in targets], 2.6),
-            "by_step": _svg(_by_step, 6.2 if both else 12.4, 3.2, summary) if steps else None,
-            "by_series": _svg(_by_series, 6.2 if both else 12.4, 3.2, detail["per_series"])
+            "by_step": svg(_by_step, 6.2 if both else 12.4, 3.2, summary) if steps else None,
+            "by_series": svg(_by_series, 6.2 if both else 12.4, 3.2, detail["per_series"])
             if series
             else None,
         }
 
 
+def of_training(summary: dict[str, Any], events: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Losses, rates, time and machine: what every kind of run has."""
+    return {
+        **(_of_lanes if "lanes" in summary else _of_one)(summary, events),
+        "time": svg(_time, 6.2, 1.5, summary["seconds_by_phase"], summary["seconds"]),
+        "machine": _machine([e for e in events if e["event"] == "monitor"]),
+    }
+
+
 def _of_one(summary: dict[str, Any], events: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    losses = _svg(_losses, 6.2, 3.3, events, summary["best_epoch"])
-    return {"losses": losses, "rates": _svg(_rates, 6.2, 1.5, events)}
+    losses = svg(_losses, 6.2, 3.3, events, summary["best_epoch"])
+    return {"losses": losses, "rates": svg(_rates, 6.2, 1.5, events)}
 
 
 def _of_lanes(summary: dict[str, Any], events: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Rates are each lane's own; the curves of all are what there is to see."""
-    drawn = {"losses": _svg(lanes.losses, 6.2, 3.3, events, summary["lanes"]), "rates": None}
+    drawn = {"losses": svg(lanes.losses, 6.2, 3.3, events, summary["lanes"]), "rates": None}
     if summary["folds"]:
-        return drawn | {"lanes": _svg(lanes.folds, 12.4, 3.2, summary)}
-    return drawn | {"lanes": _svg(lanes.seeds, 12.4, 3.0, summary) if summary["spread"] else None}
+        return drawn | {"lanes": svg(lanes.folds, 12.4, 3.2, summary)}
+    return drawn | {"lanes": svg(lanes.seeds, 12.4, 3.0, summary) if summary["spread"] else None}
 
 
-def _svg(draw: Callable[..., None], width: float, height: float, *given: Any) -> str:
+def svg(draw: Callable[..., None], width: float, height: float, *given: Any) -> str:
     figure = Figure(figsize=(width, height), layout="constrained")
     draw(figure.add_subplot(), *given)
     return _markup(figure)
@@ -250,7 +257,7 @@ def _by_series(axes: Axes, per_series: dict[str, dict[str, float]]) -> None:
     )
     axes.bar(places, [per_series[n]["mae"] for n in shown], color=MODEL, width=0.7, label="MAE")
     turned: dict[str, Any] = {"rotation": 40, "ha": "right"} if len(shown) > 8 else {}
-    axes.set_xticks(places, [_short(n) for n in shown], fontsize=8.5, **turned)
+    axes.set_xticks(places, [short(n) for n in shown], fontsize=8.5, **turned)
     axes.set_xlim(-0.7, max(len(shown), 6) - 0.3)
     axes.grid(axis="x", visible=False)
     axes.set_ylabel("error")
@@ -261,7 +268,7 @@ def _by_series(axes: Axes, per_series: dict[str, dict[str, float]]) -> None:
     axes.legend(loc="upper right", ncols=2)
 
 
-def _short(name: str) -> str:
+def short(name: str) -> str:
     return name if len(name) <= 18 else f"{name[:8]}…{name[-8:]}"
 
 
@@ -296,7 +303,7 @@ def _examples(predictions: Predictions, targets: list[str]) -> list[str]:
         names, first = np.unique(predictions["series"], return_index=True)
         shown = names[np.argsort(first)][:MOST_EXAMPLES]
         return [
-            _svg(_estimated, 6.2, 2.1, predictions, target, name)
+            svg(_estimated, 6.2, 2.1, predictions, target, name)
             for target in targets
             for name in shown[: max(MOST_EXAMPLES // len(targets), 1)]
         ]
@@ -305,9 +312,7 @@ def _examples(predictions: Predictions, targets: list[str]) -> list[str]:
     # spread evenly, each in the middle of its share, so that there is a past to show
     picked = [windows[len(windows) * (2 * i + 1) // (2 * each)] for i in range(each)]
     return [
-        _svg(_forecast, 6.2, 2.1, predictions, target, rows)
-        for target in targets
-        for rows in picked
+        svg(_forecast, 6.2, 2.1, predictions, target, rows) for target in targets for rows in picked
     ]
 
 
@@ -326,7 +331,7 @@ def _estimated(axes: Axes, predictions: Predictions, target: str, series: str) -
     axes.plot(*_thinned(across, truth), color=INK, lw=1.2, label="true")
     axes.plot(*_thinned(across, predicted), color=MODEL, lw=1.0, label="predicted")
     axes.set_title(
-        f"{target} · {_short(series)} · mean error {np.abs(predicted - truth).mean():.3g}"
+        f"{target} · {short(series)} · mean error {np.abs(predicted - truth).mean():.3g}"
     )
     axes.set_xlabel(label)
     axes.legend(loc="best", ncols=2)
@@ -348,7 +353,7 @@ def _forecast(axes: Axes, predictions: Predictions, target: str, rows: slice) ->
     axes.plot(
         across, predictions[f"{target}_predicted"][rows], color=MODEL, lw=1.5, label="predicted"
     )
-    axes.set_title(f"{target} · {_short(series)}")
+    axes.set_title(f"{target} · {short(series)}")
     axes.set_xlabel(label)
     axes.tick_params(axis="x", labelsize=8.5)
     axes.xaxis.set_major_locator(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 
 from slipstream import runs
+from slipstream.reporting import encoder
 from slipstream.reporting import figures as draw
 from slipstream.reporting.style import COLOURS
 from slipstream.reporting.words import (
@@ -27,35 +29,74 @@ def report(run: str | Path) -> Path:
     """Draw report.html into the run's folder."""
     found = runs.find(run)
     summary = runs.read_json(found.folder / "metrics.json")
-    predictions = draw.read_predictions(found.folder / "predictions.parquet")
-    text = resources.files("slipstream.reporting").joinpath("page.html").read_text("utf-8")
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    events = list(runs.events(found))
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_template),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     environment.filters |= {"number": number, "seconds": seconds}
-    page = environment.from_string(text).render(
+    of_kind = _of_encoder if summary.get("objective") == "masked" else _of_predictions
+    page = environment.get_template(of_kind.template).render(
         summary=summary,
-        rows=_rows(summary),
-        verdict=verdict(summary),
         energy=energy(summary),
         usage=list(usage(summary)),
         foresight=foresight(summary),
-        lanes_told=list(lanes_told(summary)),
-        drawn=draw.all_figures(summary, list(runs.events(found)), predictions),
         config=(found.folder / "config.toml").read_text(encoding="utf-8"),
-        sampled=predictions.sampled,
+        **of_kind.parts(found.folder, summary, events),
     )
     path = found.folder / "report.html"
     runs.write_text(path, page)
     return path
 
 
-def _rows(summary: dict[str, Any]) -> list[dict[str, Any]]:
+def _template(name: str) -> str:
+    return resources.files("slipstream.reporting").joinpath(name).read_text("utf-8")
+
+
+def _predicted(
+    folder: Path, summary: dict[str, Any], events: list[dict[str, Any]]
+) -> dict[str, Any]:
+    predictions = draw.read_predictions(folder / "predictions.parquet")
+    return {
+        "rows": _rows(summary, "test"),
+        "verdict": verdict(summary),
+        "lanes_told": list(lanes_told(summary)),
+        "drawn": draw.all_figures(summary, events, predictions),
+        "sampled": predictions.sampled,
+    }
+
+
+def _filled_in(
+    folder: Path, summary: dict[str, Any], events: list[dict[str, Any]]
+) -> dict[str, Any]:
+    return {
+        "rows": _rows(summary, "val"),
+        "verdict": verdict(summary),
+        "drawn": encoder.all_figures(folder, summary, events),
+    }
+
+
+class Kind(NamedTuple):
+    """What a run's page is made from."""
+
+    template: str
+    parts: Callable[[Path, dict[str, Any], list[dict[str, Any]]], dict[str, Any]]
+
+
+_of_predictions = Kind("page.html", _predicted)
+_of_encoder = Kind("encoder.html", _filled_in)
+
+
+def _rows(summary: dict[str, Any], which: str) -> list[dict[str, Any]]:
     """The model and every baseline, best first."""
     rows = [
         {
             "name": "model",
             "what": "this run",
-            "test": summary["metrics"]["test"],
-            "scaled": summary["scaled"]["test"],
+            "test": summary["metrics"][which],
+            "scaled": summary["scaled"][which],
         }
     ]
     together = summary.get("ensemble")
@@ -65,7 +106,7 @@ def _rows(summary: dict[str, Any]) -> list[dict[str, Any]]:
         rows.append({"name": "ensemble", "what": what, "test": test, "scaled": scaled})
     for name, found in summary["baselines"].items():
         if found:
-            test, scaled = found["metrics"]["test"], found["scaled"]["test"]
+            test, scaled = found["metrics"][which], found["scaled"][which]
             rows.append({"name": name, "what": found["what"], "test": test, "scaled": scaled})
     for row in rows:
         row["colour"] = COLOURS[row["name"]]

@@ -11,6 +11,8 @@ COLOURS = {
     "ridge": "#f59e0b",
     "seasonal": "#10b981",
     "repeat": "#9ca3af",
+    "interpolate": "#f59e0b",
+    "mean": "#10b981",
 }
 STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",

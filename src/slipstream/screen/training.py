@@ -103,10 +103,10 @@ class Screen:
 
     def _start(self, event: dict[str, Any]) -> None:
         counts, plan = event["windows"], event["plan"]
+        tested = f", {counts['test']:,} test" if counts["test"] else ""
         self.say(
             f"{event['series']:,} series; windows: {counts['train']:,} training, "
-            f"{counts['val']:,} validation, {counts['test']:,} test; "
-            f"{event['parameters']:,} parameters"
+            f"{counts['val']:,} validation{tested}; {event['parameters']:,} parameters"
         )
         num_steps = event["steps_per_epoch"] * event["epochs"] * event.get("rounds", 1)
         if "pack" in event:
@@ -278,25 +278,33 @@ def algorithm(plan: dict[str, Any]) -> str:
 def show_training(found: dict[str, Any], console: Console) -> None:
     from slipstream.reporting import energy, foresight, lanes_told, number, seconds, usage, verdict
 
+    masked = found.get("objective") == "masked"
+    which, what = ("val", "masked rows of the validation set") if masked else ("test", "test set")
     table = Table(
-        title=f"{found['name']}: test set, {found['windows']['test']:,} windows",
+        title=f"{found['name']}: {what}, {found['windows'][which]:,} windows",
         title_justify="left",
     )
     table.add_column("")
     for heading in ("MAE", "RMSE", "max error", "R²", "scaled MSE", "scaled MAE"):
         table.add_column(heading, justify="right")
-    rows = {"model": (found["metrics"]["test"], found["scaled"]["test"])}
+    rows = {"model": (found["metrics"][which], found["scaled"][which])}
     if found.get("ensemble"):
         rows["ensemble"] = found["ensemble"]["metrics"]["test"], found["ensemble"]["scaled"]["test"]
     for name, beside in found["baselines"].items():
         if beside:
-            rows[name] = beside["metrics"]["test"], beside["scaled"]["test"]
+            rows[name] = beside["metrics"][which], beside["scaled"][which]
     for name, (test, scaled) in rows.items():
         cells = [number(test[key]) for key in ("mae", "rmse", "max_error")]
         cells += [number(test["r2"], 4), number(scaled["mse"]), number(scaled["mae"])]
         table.add_row(name, *cells, style="bold" if name == "model" else None)
     console.print(table)
     console.print(verdict(found))
+    if masked:
+        units = f"{found['latent']['collapsed']} of {found['latent']['units']} units"
+        console.print(
+            f"latent: deviation {number(found['latent']['mean_std'], 3)} on average, ", end=""
+        )
+        console.print(f"{units} say the same of every window")
     for line in lanes_told(found):
         console.print(line)
     cost = ", ".join(filter(None, (f"{seconds(found['seconds'])} in all", energy(found))))

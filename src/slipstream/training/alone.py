@@ -30,23 +30,11 @@ def train(
     """Train, score and write everything."""
     with monitor.Monitor(run, start.plan.device, on=settings.engine.monitor) as watching:
         task, chosen = setup.prepared(run, settings, dataset, start, seconds)
-        settings, model = task.config, task.model
+        settings = task.config
         with chosen.flags():
-            parameters = sum(p.numel() for p in model.parameters())
-            _announce(task, chosen, parameters)
-            fit = loop.fit(task, chosen, start.saved, watching)
-            setup.keep_folder(run, settings)
-            seconds["set-up"] += fit.setup_s
-            seconds |= {"training": fit.train_s, "validation": fit.validate_s}
-            chosen = setup.as_it_ran(run, fit.plan, fit.failures)
-            if fit.weights:
-                setup.keep_model(run, fit.weights, dataset)
-            if fit.signal_number:
-                raise _interrupted(run, fit)
+            fit, chosen = fitted(task, chosen, start, watching, seconds)
             with timed(seconds, "scoring"):
                 run.append("scoring", what="the model")
-                model.load_state_dict(fit.weights)
-                model.eval()
                 scores = scoring.score_model(task, chosen)
             with timed(seconds, "baselines"):
                 run.append("scoring", what="the baselines")
@@ -54,7 +42,6 @@ def train(
                 beside = scoring.score_baselines(found, task)
             if chosen.device.type == "cuda":
                 recover.free_memory()
-    logged = list(runs.events(run))
     judged_by = scoring.judged_by(settings)
     figures: dict[str, Any] = {
         "run": str(run.folder),
@@ -65,15 +52,7 @@ def train(
         "baselines": beside,
         "judged_by": judged_by,
         "beaten_by": scoring.beaten_by(scores["test"]["scaled"], beside, judged_by),
-        "steps": fit.progress.step,
-        "epochs": fit.progress.epoch,
-        "best_epoch": fit.progress.best_epoch,
-        "stopped": fit.stopped,
-        "parameters": parameters,
-        "windows_per_s": fit.progress.epoch * dataset.count["train"] / fit.train_s,
-        "plan": chosen.to_dict(),
-        "monitor": monitor.summarize(logged),
-        "estimate": monitor.judge(logged, steps=fit.progress.step, took_s=fit.train_s),
+        **how_it_went(task, fit, chosen),
         "notes": [
             *dataset.notes,
             *(f"no {name} baseline: {one.what}" for name, one in found.items() if not one.predict),
@@ -86,7 +65,47 @@ def train(
     return Result(run.folder, figures["metrics"], beside, figures)
 
 
-def _announce(task: Task, chosen: Plan, parameters: int) -> None:
+def fitted(
+    task: Task, chosen: Plan, start: Start, watching: monitor.Monitor, seconds: dict[str, float]
+) -> tuple[Fit, Plan]:
+    """Train; the model then has its best weights, which are kept, and the plan is as it ran."""
+    run, model = task.run, task.model
+    _announce(task, chosen)
+    fit = loop.fit(task, chosen, start.saved, watching)
+    setup.keep_folder(run, task.config)
+    seconds["set-up"] += fit.setup_s
+    seconds |= {"training": fit.train_s, "validation": fit.validate_s}
+    chosen = setup.as_it_ran(run, fit.plan, fit.failures)
+    if fit.weights:
+        setup.keep_model(run, fit.weights, task.dataset)
+    if fit.signal_number:
+        raise _interrupted(run, fit)
+    model.load_state_dict(fit.weights)
+    model.eval()
+    return fit, chosen
+
+
+def how_it_went(task: Task, fit: Fit, chosen: Plan) -> dict[str, Any]:
+    """What a summary tells of the training itself."""
+    logged = list(runs.events(task.run))
+    return {
+        "steps": fit.progress.step,
+        "epochs": fit.progress.epoch,
+        "best_epoch": fit.progress.best_epoch,
+        "stopped": fit.stopped,
+        "parameters": _num_parameters(task),
+        "windows_per_s": fit.progress.epoch * task.dataset.count["train"] / fit.train_s,
+        "plan": chosen.to_dict(),
+        "monitor": monitor.summarize(logged),
+        "estimate": monitor.judge(logged, steps=fit.progress.step, took_s=fit.train_s),
+    }
+
+
+def _num_parameters(task: Task) -> int:
+    return sum(p.numel() for p in task.model.parameters())
+
+
+def _announce(task: Task, chosen: Plan) -> None:
     train, dataset = task.config.train, task.dataset
     assert train.batch != "auto"
     task.run.append(
@@ -94,7 +113,7 @@ def _announce(task: Task, chosen: Plan, parameters: int) -> None:
         run=str(task.run.folder),
         windows=dataset.count,
         series=len(dataset.layout.series),
-        parameters=parameters,
+        parameters=_num_parameters(task),
         epochs=train.epochs,
         steps_per_epoch=-(-dataset.count["train"] // (train.batch * train.accumulate)),
         plan=chosen.to_dict(),

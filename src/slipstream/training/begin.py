@@ -18,9 +18,10 @@ from slipstream.engine import checkpoint, plan, state
 from slipstream.engine.plan import Plan
 from slipstream.errors import Interrupted, Resumable, UserError
 from slipstream.runs import Event, Run
-from slipstream.training import alone, together
+from slipstream.training import alone, encoding, together
 from slipstream.training.setup import Result, Start, timed
 
+MASKED = "train.objective=masked"
 MAY_CHANGE = {
     *("name", "out", "data.path", "train.epochs", "train.patience", "train.minutes"),
     *("engine.device", "engine.log_every", "engine.checkpoint_minutes", "engine.plan"),
@@ -65,6 +66,32 @@ def train(
         return _run(run, settings, dataset, start, seconds, began)
 
 
+def pretrain(
+    config: Config | str | Path | Mapping[str, Any] | None = None,
+    data: Any = None,
+    *,
+    overrides: tuple[str, ...] = (),
+    watch: Callable[[Event], None] | None = None,
+    resume: str | Path | None = None,
+    force: bool = False,
+) -> Result:
+    """Pre-train an encoder on windows without labels; all arguments are as for `train`.
+
+    It learns to fill in masked rows. `train.init_from` starts a model from the run's folder.
+    """
+    if config is not None:
+        config = configs.load(config, (*overrides, MASKED))
+        overrides = ()
+    elif resume is not None:
+        earlier = runs.find(resume)
+        if not configs.load(earlier.folder / "config.toml").masked:
+            raise UserError(
+                f"{earlier.folder}: is not a pre-training run; go on with: slipstream train "
+                f"--resume {earlier.folder}"
+            )
+    return train(config, data, overrides=overrides, watch=watch, resume=resume, force=force)
+
+
 def _run(
     run: Run,
     settings: Config,
@@ -73,6 +100,8 @@ def _run(
     seconds: dict[str, float],
     began: float,
 ) -> Result:
+    if settings.masked:
+        return encoding.pretrain(run, settings, dataset, start, seconds, began)
     if together.wanted(settings):
         return together.train(run, settings, dataset, start, seconds, began)
     return alone.train(run, settings, dataset, start, seconds, began)

@@ -32,7 +32,8 @@ weights are all that is left"""
 
 def wanted(settings: Config) -> bool:
     """Whether this is asked for, and not a run of one model."""
-    return settings.train.repeats > 1 or settings.data.split.walk_forward is not None
+    walks = settings.data.split.walk_forward is not None
+    return not settings.masked and (settings.train.repeats > 1 or walks)
 
 
 def refuse(settings: Config, dataset: Dataset, plan: Plan) -> None:
