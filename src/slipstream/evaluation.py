@@ -45,7 +45,7 @@ def evaluate(
     trained = ensembles.load(found, config, chosen, ensemble=ensemble)
     signature, scaler = trained.signature, trained.scaler
     if data is None:
-        dataset, which = _own_data(config, scaler), on
+        dataset, which = _own_data(config, scaler, signature.inputs), on
     else:
         dataset = given.load(config, signature, scaler, data, targets=True, resample=resample)
         which = "all"
@@ -78,9 +78,10 @@ def evaluate(
     }
 
 
-def _own_data(config: Config, scaler: Scaler) -> Dataset:
+def _own_data(config: Config, scaler: Scaler, inputs: tuple[str, ...]) -> Dataset:
     """The run's data, if it still is what the model was trained on."""
-    dataset = datasets.load(config)
+    known = scaler.only(inputs) if config.train.init_from else None  # an encoder's, not fitted here
+    dataset = datasets.load(config, known=known)
     for name, shift in scaler.shift.items():
         now = dataset.scaler.shift.get(name, math.nan), dataset.scaler.size.get(name, math.nan)
         was = shift, scaler.size[name]

@@ -211,8 +211,7 @@ def find_windows(
 
     An encoder's test rows are left alone, and so are those of a walk's first fold and all later.
     """
-    walks = data.split.walk_forward is not None
-    runs = splits.walk_forward(layout, data.split)[0] if walks else splits.assign(layout, data)
+    runs = _assigned(layout, data)
     ranges = {
         name: windows.find_ranges(
             layout.breaks,
@@ -230,6 +229,25 @@ def find_windows(
         if not (len(found) or (signature.masked and name == "test")):
             raise UserError(splits.no_window(name, layout, runs.count(index), data))
     return runs, ranges
+
+
+def _assigned(layout: Layout, data: Data) -> Runs:
+    walks = data.split.walk_forward is not None
+    return splits.walk_forward(layout, data.split)[0] if walks else splits.assign(layout, data)
+
+
+def shares_rows(dataset: Dataset, data: Data) -> bool:
+    """Whether test windows of a dataset have targets in what another split trains or validates."""
+    assert dataset.memory is not None
+    every = [dataset.memory.starts, *(fold.starts for fold in dataset.folds)]
+    runs, rows = _assigned(dataset.layout, data), dataset.layout.num_rows
+    seen = runs.mask(splits.TRAIN, 0, rows) | runs.mask(splits.VAL, 0, rows)
+    lead, steps = dataset.signature.lead, dataset.signature.steps_out
+    return any(
+        bool(seen[starts["test"].numpy() + lead + ahead].any())
+        for starts in every
+        for ahead in range(steps)
+    )
 
 
 def read_sources(data: Data, table: Any) -> list[Source]:

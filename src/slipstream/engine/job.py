@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from slipstream.config import Config
 from slipstream.data.dataset import Dataset
 from slipstream.data.windows import Series
-from slipstream.engine import homes, objective, optim, step
+from slipstream.engine import encoder, homes, objective, optim, step
 from slipstream.engine.capture import Captured
+from slipstream.engine.encoder import Match
 from slipstream.engine.homes import Draw, Home, Program
 from slipstream.engine.optim import LossScale
 from slipstream.engine.plan import Plan
@@ -35,6 +36,8 @@ class Task:
     run: Run
     fingerprint: str = ""
     """Of the data's content"""
+    init: Match | None = None
+    """A pre-trained encoder that the model starts from"""
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,8 @@ class Job:
     plan: Plan
     batch: int
     """Windows of one forward pass"""
+    frozen: bool = False
+    """Whether the encoder that training started from stays as it is"""
 
     def failures(self) -> dict[str, str]:
         return {name: p.failure for name, p in self.captured.items() if p.failure}
@@ -77,8 +82,12 @@ class Job:
         self.optimizer.zero_grad(set_to_none=True)
 
 
-def set_up(task: Task, plan: Plan, *, like: Job | None = None) -> Job:
-    """Everything that training needs. `like` hands on an earlier job's optimizer and tape."""
+def set_up(task: Task, plan: Plan, *, like: Job | None = None, frozen: bool | None = None) -> Job:
+    """Everything that training needs. `like` hands on an earlier job's optimizer and tape.
+
+    `frozen` says whether an encoder that training starts from stays as it is; by default it is as
+    before.
+    """
     config, model, dataset = task.config, task.model, task.dataset
     train, device = config.train, plan.device
     assert train.batch != "auto"
@@ -86,10 +95,15 @@ def set_up(task: Task, plan: Plan, *, like: Job | None = None) -> Job:
     use(model, algorithms=plan.cudnn, recompute=plan.recompute, compiled=plan.compile)
     if like is None:
         lr = torch.tensor(train.lr, device=device)
-        params = [p for p in model.parameters() if p.requires_grad]
-        optimizer = optim.build(train, params, lr, fused=plan.fused)
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        parts = [(part.rate, part.items) for part in encoder.parts(named, config)]
+        optimizer = optim.build(train, optim.with_rates(parts, lr), lr, fused=plan.fused)
     else:
         lr, optimizer = like.lr, like.optimizer
+    if frozen is None:
+        frozen = like is not None and like.frozen
+    if train.init_from is not None:
+        encoder.freeze(model, frozen)
     scale = None
     if plan.precision == "fp16":
         scale = (like and like.scale) or optim.loss_scale(device)
@@ -131,6 +145,7 @@ def set_up(task: Task, plan: Plan, *, like: Job | None = None) -> Job:
         scale=scale,
         plan=plan,
         batch=batch,
+        frozen=frozen,
     )
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from torch import Tensor
@@ -32,6 +32,8 @@ class Lane:
 
     config: Config
     starts: dict[str, Tensor]
+    init: Mapping[str, Tensor] = field(default_factory=dict)
+    """Weights that it starts from, where they are not drawn: a pre-trained encoder's"""
 
     def draw(self) -> Draw:
         batch = self.config.train.batch

@@ -349,7 +349,7 @@ def _key(task: Task, plan: Plan) -> str:
         "model": config.model.model_dump(),
         "data": config.data.model_dump(include={"context", "horizon", "channels"}),
         "train": config.train.model_dump(
-            include={"batch", "accumulate", "optimizer", "loss", "quantiles", "clip"}
+            include={"batch", "accumulate", "optimizer", "loss", "quantiles", "clip", "init_from"}
         ),
         "engine": config.engine.model_dump(exclude={"plan", "log_every", "monitor"}),
         "signature": task.dataset.signature.model_dump(exclude={"step"}),

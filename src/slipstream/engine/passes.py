@@ -6,6 +6,7 @@ beside each other, in threads or streams, and take any module. Shapes as in `eng
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,7 @@ from torch.func import functional_call, vmap
 from slipstream.config import Config, Model, Signature
 from slipstream.data import windows
 from slipstream.data.windows import Batch, Series
-from slipstream.engine import objective, step
+from slipstream.engine import encoder, objective, step
 from slipstream.engine.homes import Share
 from slipstream.engine.objective import Objective
 from slipstream.engine.plan import RECURRENT, Plan
@@ -59,6 +60,26 @@ def views(weights: Tensor, layout: Layout) -> dict[str, Tensor]:
         found[entry.name] = next(parts).view(-1, *entry.shape)
         if entry.padding:
             next(parts)
+    return found
+
+
+class Place(NamedTuple):
+    """A stretch of a lane's P numbers that are trained alike."""
+
+    place: slice
+    rate: float
+    """Of the learning rate"""
+    frozen_first: bool
+
+
+def parts_of(layout: Layout, config: Config) -> list[Place]:
+    """All of it, or what an encoder and a new head have each for themselves."""
+    ends = list(itertools.accumulate(entry.size + entry.padding for entry in layout))
+    named = ((entry.name, end) for entry, end in zip(layout, ends, strict=True))
+    found, begin = [], 0
+    for part in encoder.parts(named, config):
+        found.append(Place(slice(begin, part.items[-1]), part.rate, part.frozen_first))
+        begin = part.items[-1]
     return found
 
 

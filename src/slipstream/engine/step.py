@@ -76,6 +76,7 @@ def training(
     def advance() -> None:
         model.train()
         torch.index_select(tape.rates, 0, tape.cursor, out=lr.view(1))
+        optim.follow(optimizer, lr)
         optimizer.zero_grad(set_to_none=plan.set_to_none)
         total: Tensor | None = None
         for number, share in enumerate(home.take(tape.cursor)):

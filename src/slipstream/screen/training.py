@@ -71,6 +71,8 @@ class Screen:
                 differs = f", but not bit for bit: {event['differs']}" if event["differs"] else ""
                 done = f", with {event['lanes']}" if "lanes" in event else ""
                 self.say(f"going on from step {event['step']:,}{done}{differs}")
+            case "thaw":
+                self.say(f"from epoch {event['epoch']} on, {event['what']} is trained too")
             case "trouble":
                 self.say(event["what"])
             case "fallback":

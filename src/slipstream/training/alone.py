@@ -96,6 +96,7 @@ def how_it_went(task: Task, fit: Fit, chosen: Plan) -> dict[str, Any]:
         "parameters": _num_parameters(task),
         "windows_per_s": fit.progress.epoch * task.dataset.count["train"] / fit.train_s,
         "plan": chosen.to_dict(),
+        **({"init_from": task.init.told} if task.init else {}),
         "monitor": monitor.summarize(logged),
         "estimate": monitor.judge(logged, steps=fit.progress.step, took_s=fit.train_s),
     }

@@ -13,6 +13,7 @@ from slipstream.config import Config
 from slipstream.data.dataset import Dataset
 from slipstream.engine import lanes, measure, monitor, pack, packing, recover
 from slipstream.engine.checkpoint import Saved
+from slipstream.engine.encoder import Match
 from slipstream.engine.job import Task
 from slipstream.engine.lane import Lane
 from slipstream.engine.lanestate import LaneFit
@@ -66,7 +67,7 @@ def train(
     with monitor.Monitor(run, start.plan.device, on=settings.engine.monitor) as watching:
         task, chosen = setup.prepared(run, settings, dataset, start, seconds)
         settings = task.config
-        every = lanes_of(settings, dataset)
+        every = lanes_of(settings, dataset, task.init)
         with timed(seconds, "plan"):
             packed = _packed(task, every, chosen, start.saved)
         chosen = packed.plan
@@ -105,6 +106,7 @@ def train(
         "windows_per_s": sum(f.progress.epoch * len(f.lane.starts["train"]) for f in fits)
         / trained["train_s"],
         "plan": chosen.to_dict(),
+        **({"init_from": task.init.told} if task.init else {}),
         "pack": packed.told() | {"steps": trained["steps"]},
         "monitor": monitor.summarize(logged),
         "estimate": monitor.judge(logged, steps=trained["steps"], took_s=trained["train_s"])
@@ -118,13 +120,17 @@ def train(
     return Result(run.folder, summary["metrics"], summary["baselines"], summary)
 
 
-def lanes_of(settings: Config, dataset: Dataset) -> list[Lane]:
-    """Every fold's repeats, the earliest fold first."""
+def lanes_of(settings: Config, dataset: Dataset, init: Match | None = None) -> list[Lane]:
+    """Every fold's repeats, the earliest fold first, all from the same encoder if there is one."""
     assert dataset.memory is not None
     folds = [fold.starts for fold in dataset.folds] or [dataset.memory.starts]
     seeds = range(settings.seed, settings.seed + settings.train.repeats)
     configs = [settings.model_copy(update={"seed": seed}) for seed in seeds]
-    return [Lane(c, {s: starts[s] for s in ("train", "val")}) for starts in folds for c in configs]
+    return [
+        Lane(one, {name: starts[name] for name in ("train", "val")}, init.weights if init else {})
+        for starts in folds
+        for one in configs
+    ]
 
 
 @dataclass(frozen=True)
