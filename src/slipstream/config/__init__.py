@@ -1,5 +1,6 @@
 """What a user can ask for. No torch here."""
 
+from slipstream.config.augment import Augment
 from slipstream.config.base import Scalar
 from slipstream.config.pretraining import Pretrain
 from slipstream.config.reading import demo, differences, load, to_toml
@@ -16,6 +17,7 @@ from slipstream.config.split import Split
 
 __all__ = [
     "SIMULATED",
+    "Augment",
     "Config",
     "Data",
     "Engine",

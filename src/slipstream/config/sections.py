@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
+from slipstream.config.augment import Augment
 from slipstream.config.base import (
     Fraction,
     Names,
@@ -364,6 +365,7 @@ class Config(Section):
     model: Model = Model()
     train: Train = Train()
     pretrain: Pretrain = Pretrain()
+    augment: Augment = Augment()
     engine: Engine = Engine()
 
     @model_validator(mode="before")

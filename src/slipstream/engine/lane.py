@@ -82,6 +82,8 @@ def refuse_unlike(lanes: Sequence[Lane]) -> None:
             unlike.append("model.hidden (of a transformer)")
         if "model.hidden" in found and first.model.layer_norm:
             unlike.append("model.hidden (with model.layer_norm)")
+        if "model.hidden" in found and first.masked and first.pretrain.variance:
+            unlike.append("model.hidden (with pretrain.variance)")
         if unlike:
             raise UserError(
                 f"models trained together cannot differ in {', '.join(unlike)}; train them in "

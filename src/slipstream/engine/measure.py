@@ -351,6 +351,7 @@ def _key(task: Task, plan: Plan) -> str:
         "train": config.train.model_dump(
             include={"batch", "accumulate", "optimizer", "loss", "quantiles", "clip", "init_from"}
         ),
+        "random": [config.augment.kinds, config.pretrain.mask if config.masked else None],
         "engine": config.engine.model_dump(exclude={"plan", "log_every", "monitor"}),
         "signature": task.dataset.signature.model_dump(exclude={"step"}),
         "home": plan.home,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +16,8 @@ from torch import Tensor
 from slipstream.config import Config, Signature
 from slipstream.data.windows import Batch
 from slipstream.engine.plan import Plan
-from slipstream.models import Noise, masks
+from slipstream.models import Noise, augment, masks
+from slipstream.models.augment import Mixed
 from slipstream.objectives import collapse, masked_losses, window_losses
 
 Objective = Callable[[Callable[..., Any], Batch, Tensor, Noise | None], Tensor]
@@ -26,13 +27,43 @@ nothing is dropped, and masks are always the same: so is validation."""
 
 def of(config: Config, signature: Signature, plan: Plan, *, drops: bool) -> Objective:
     """The one that a run has; `drops` says whether the model gets the noise."""
-    find = _filled_in if signature.masked else _predicted
-    return partial(find, config=config, fold=signature.fold, plan=plan, drops=drops)
+    asked = Asked(config, signature.fold, signature.model_shared, plan, drops)
+    return partial(_filled_in if signature.masked else _predicted, asked)
+
+
+class Asked(NamedTuple):
+    """What an objective knows beside the windows."""
+
+    config: Config
+    fold: int
+    shared: int
+    """The last so many inputs of a sequence are its first targets"""
+    plan: Plan
+    drops: bool
+
+    def changed(self, batch: Batch, shares: Tensor, noise: Noise | None) -> Mixed:
+        """The windows, augmented in training."""
+        inputs, _, targets = batch
+        if noise is None or not self.config.augment.kinds:
+            return Mixed(inputs, targets, None, None)
+        return augment.augment(
+            self.config.augment,
+            noise.key,
+            inputs,
+            targets,
+            shared=self.shared,
+            shares=shares,
+            fold=self.fold,
+        )
+
+    def by_window(self, losses: Tensor) -> Tensor:
+        """Of the sequences that one window becomes, the mean."""
+        return losses if self.fold == 1 else losses.unflatten(0, (-1, self.fold)).mean(dim=1)
 
 
 def draws(config: Config) -> bool:
     """Whether it is random by itself, whatever the model drops."""
-    return config.masked
+    return config.masked or bool(config.augment.kinds)
 
 
 def forward(
@@ -56,44 +87,38 @@ def in_precision(plan: Plan) -> torch.autocast:
 
 
 def _predicted(
+    asked: Asked,
     model: Callable[..., Tensor],
     batch: Batch,
-    _: Tensor,
+    shares: Tensor,
     noise: Noise | None,
-    *,
-    config: Config,
-    fold: int,
-    plan: Plan,
-    drops: bool,
 ) -> Tensor:
-    """How far predictions are from the targets."""
-    inputs, static, targets = batch
-    prediction = forward(model, inputs, static, noise if drops else None, plan=plan)
-    return _by_window(window_losses(prediction, targets, config.train), fold)
+    """How far predictions are from the targets; of blended windows, from those of both."""
+    train = asked.config.train
+    inputs, targets, partner, share = asked.changed(batch, shares, noise)
+    dropping = noise if asked.drops else None
+    prediction = forward(model, inputs, batch.static, dropping, plan=asked.plan)
+    losses = window_losses(prediction, targets, train)
+    if partner is not None and share is not None:
+        others = window_losses(prediction, targets.index_select(0, partner), train)
+        losses = losses + (others - losses) * share
+    return asked.by_window(losses)
 
 
 def _filled_in(
+    asked: Asked,
     model: Callable[..., tuple[Tensor, Tensor]],
     batch: Batch,
     shares: Tensor,
     noise: Noise | None,
-    *,
-    config: Config,
-    fold: int,
-    plan: Plan,
-    drops: bool,
 ) -> Tensor:
     """How far masked rows are from what they hide; in training, and how alike all windows are."""
-    inputs, how = batch.inputs, config.pretrain
+    how, train = asked.config.pretrain, asked.config.train
+    inputs = asked.changed(batch, shares, noise).inputs
     mask = masks.of_windows(how, inputs, None if noise is None else noise.key)
-    with in_precision(plan):
-        rows, tokens = model(inputs, mask, noise if drops else None)
-    losses = _by_window(masked_losses(rows.float(), inputs, mask, config.train), fold)
+    with in_precision(asked.plan):
+        rows, tokens = model(inputs, mask, noise if asked.drops else None)
+    losses = asked.by_window(masked_losses(rows.float(), inputs, mask, train))
     if noise is None or not how.variance:
         return losses
-    return losses + how.variance * collapse(tokens.float(), shares.repeat_interleave(fold))
-
-
-def _by_window(losses: Tensor, fold: int) -> Tensor:
-    """Of the sequences that one window becomes, the mean."""
-    return losses if fold == 1 else losses.unflatten(0, (-1, fold)).mean(dim=1)
+    return losses + how.variance * collapse(tokens.float(), shares.repeat_interleave(asked.fold))
