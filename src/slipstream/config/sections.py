@@ -29,7 +29,7 @@ class Data(Section):
 
     path: str | Names | None = None
     """A file, a folder or a list of files: CSV, Parquet or Arrow. A file is one series unless `id`
-    names a column. `"simulated:cell"` is the embedded battery data."""
+    names a column. `"simulated:cell"` and `"simulated:bars"` are embedded: a battery, a market."""
     time: str | None = None
     """The column that orders the rows and shows gaps: timestamps, dates or plain numbers."""
     time_format: str | None = None

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from slipstream.config import SIMULATED, Config, Data, Signature
-from slipstream.data import cell, folds, prepare, scaling, splits, stream, tables, windows
+from slipstream.data import bars, cell, folds, prepare, scaling, splits, stream, tables, windows
 from slipstream.data.folds import Fold
 from slipstream.data.prepare import Layout, Store, Times
 from slipstream.data.roles import Roles, find_roles
@@ -267,10 +267,11 @@ def read_sources(data: Data, table: Any) -> list[Source]:
 
 
 def _simulated(path: str) -> Source:
-    name = path.removeprefix(SIMULATED)
-    if name != "cell":
-        raise UserError(f'data.path is "{path}", but the embedded data set is "{SIMULATED}cell"')
-    return tables.of_table(path, cell.simulate())
+    embedded = {f"{SIMULATED}cell": cell.simulate, f"{SIMULATED}bars": bars.simulate}
+    if path not in embedded:
+        known = " and ".join(f'"{name}"' for name in embedded)
+        raise UserError(f'data.path is "{path}", but the embedded data sets are {known}')
+    return tables.of_table(path, embedded[path]())
 
 
 def _check_folders(data: Data) -> None:
