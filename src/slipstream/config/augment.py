@@ -51,6 +51,22 @@ class Augment(Section):
     cutmix_chance: Chance = 0.5
     """Share of windows that get it."""
 
+    cache: Annotated[int, Field(ge=0)] = 0
+    """Instead of in every step: write so many augmented copies of all training windows to disk
+    once, and read them back, one in each epoch. Blends (`mixup`, `cutmix`) stay in the step.
+    `slipstream bench ladder` says which is faster."""
+
+    @property
+    def in_step(self) -> Augment:
+        """What is left to do where there are copies"""
+        if not self.cache:
+            return self
+        return self.model_copy(update=dict.fromkeys(KINDS[:-2], 0.0))
+
+    @property
+    def in_copies(self) -> Augment:
+        return self.model_copy(update=dict.fromkeys(KINDS[-2:], 0.0))
+
     @property
     def kinds(self) -> tuple[str, ...]:
         """Those that are on"""

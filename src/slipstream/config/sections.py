@@ -416,6 +416,11 @@ class Config(Section):
                 f"data.context = {self.data.context} is not a multiple of model.patch = "
                 f"{self.model.patch}; use {below or self.model.patch} or {below + self.model.patch}"
             )
+        if self.augment.cache and self.engine.home in ("loader", "stream"):
+            raise ValueError(
+                f'augment.cache has copies of its own to read; engine.home = "{self.engine.home}" '
+                "does not go with it: leave engine.home and engine.preset as they are"
+            )
         if self.seed + self.train.repeats > 2**63:
             raise ValueError(
                 f"seed = {self.seed} is too large for train.repeats = {self.train.repeats} seeds "

@@ -108,11 +108,11 @@ def write(folder: Path, tensors: Mapping[str, Tensors], facts: Mapping[str, Any]
             safetensors.torch.save_file(found, temporary / name)
         for name, value in facts.items():
             runs.write_json(temporary / name, value)
-        sums = {path.name: _sum(path) for path in sorted(temporary.iterdir())}
+        sums = {path.name: file_sum(path) for path in sorted(temporary.iterdir())}
         runs.write_json(temporary / MANIFEST, sums)
 
 
-def _sum(path: Path) -> str:
+def file_sum(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from slipstream.config import Config
 from slipstream.data.dataset import Dataset
 from slipstream.data.windows import Series
-from slipstream.engine import encoder, homes, objective, optim, step
+from slipstream.engine import copies, encoder, homes, objective, optim, step
 from slipstream.engine.capture import Captured
+from slipstream.engine.copies import Copies
 from slipstream.engine.encoder import Match
 from slipstream.engine.homes import Draw, Home, Program
 from slipstream.engine.optim import LossScale
@@ -38,6 +39,8 @@ class Task:
     """Of the data's content"""
     init: Match | None = None
     """A pre-trained encoder that the model starts from"""
+    copies: Copies | None = None
+    """Augmented training windows on disk, in place of the series'"""
 
 
 @dataclass(frozen=True)
@@ -173,6 +176,11 @@ def _home(task: Task, plan: Plan, which: str, effective: int, batch: int, seed: 
         )
     assert memory is not None
     assert task.series is not None
+    if which == "train" and task.copies is not None:
+        drawn = task.copies.draw(effective, batch, seed)
+        if plan.device.type == "cpu":
+            return copies.OnCpu(task.copies, drawn)
+        return copies.ToCuda(task.copies, drawn, plan.device, engine)
     draw = Draw(memory.starts[which], effective, batch, seed)
     match plan.home:
         case "device":

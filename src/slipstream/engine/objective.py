@@ -44,10 +44,11 @@ class Asked(NamedTuple):
     def changed(self, batch: Batch, shares: Tensor, noise: Noise | None) -> Mixed:
         """The windows, augmented in training."""
         inputs, _, targets = batch
-        if noise is None or not self.config.augment.kinds:
+        how = self.config.augment.in_step
+        if noise is None or not how.kinds:
             return Mixed(inputs, targets, None, None)
         return augment.augment(
-            self.config.augment,
+            how,
             noise.key,
             inputs,
             targets,
@@ -63,7 +64,7 @@ class Asked(NamedTuple):
 
 def draws(config: Config) -> bool:
     """Whether it is random by itself, whatever the model drops."""
-    return config.masked or bool(config.augment.kinds)
+    return config.masked or bool(config.augment.in_step.kinds)
 
 
 def forward(

@@ -71,6 +71,9 @@ class Screen:
                 differs = f", but not bit for bit: {event['differs']}" if event["differs"] else ""
                 done = f", with {event['lanes']}" if "lanes" in event else ""
                 self.say(f"going on from step {event['step']:,}{done}{differs}")
+            case "cache":
+                size = f"{event['copies']} augmented copies, {event['bytes'] / 1e6:,.0f} MB"
+                self.say(f"{event['what']} {size}: {event['folder']}")
             case "thaw":
                 self.say(f"from epoch {event['epoch']} on, {event['what']} is trained too")
             case "trouble":

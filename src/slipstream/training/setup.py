@@ -18,7 +18,7 @@ from slipstream import config as configs
 from slipstream import runs
 from slipstream.config import Config
 from slipstream.data.dataset import Dataset
-from slipstream.engine import checkpoint, measure
+from slipstream.engine import checkpoint, copies, measure
 from slipstream.engine.checkpoint import Saved
 from slipstream.engine.encoder import Match
 from slipstream.engine.job import Task
@@ -69,7 +69,8 @@ def prepared(
             if series is not None and chosen.home == "device":
                 series = series.to(chosen.device)
             model.to(chosen.device)
-        task = Task(settings, model, dataset, series, run, start.fingerprint, start.init)
+            found = copies.find(settings, dataset, run)
+        task = Task(settings, model, dataset, series, run, start.fingerprint, start.init, found)
         with timed(seconds, "plan"):
             if not start.settled:
                 task, chosen = _settle(task, chosen)

@@ -48,6 +48,11 @@ def refuse(settings: Config, dataset: Dataset, plan: Plan) -> None:
             f"to live elsewhere ({plan.home}: {plan.reasons['home']}); leave engine.home and "
             "engine.preset as they are, cut the data, or train one model"
         )
+    if settings.augment.cache:
+        raise UserError(
+            f"{what} trains several models from one copy of the series on the device, so windows "
+            "are augmented there; take augment.cache out, or train one model"
+        )
     if settings.engine.sync:
         raise UserError(
             f"{what} trains without waiting for single steps; take engine.sync out, or train one "
