@@ -17,10 +17,13 @@ from safetensors.torch import load_file
 import slipstream
 from slipstream import Interrupted, UserError, runs
 from slipstream import config as configs
+from slipstream.config import Augment
+from slipstream.config.augment import KINDS
 from slipstream.data import dataset as datasets
 from slipstream.data import windows
 from slipstream.engine import checkpoint, encoder
-from slipstream.models import masks
+from slipstream.models import build, masks
+from slipstream.models.augment import augment
 from tests.conftest import SMALL, close, merged, waves
 from tests.test_resume import ended, same, stopping_at
 
@@ -159,7 +162,7 @@ def test_a_walks_later_folds_are_never_read(table):
 
 
 def test_the_future_changes_nothing_of_a_past_window(table):
-    """Features, scaler and validation mask of windows that end before the rows that change."""
+    """Of windows that end before the rows that change: values, scaler, mask and augmentation."""
     split = {"split": {"train": 0.5, "val": 0.2, "test": 0.3}}
     rows = table.to_pydict()
     draw = np.random.default_rng(1).permutation(210)
@@ -174,7 +177,13 @@ def test_the_future_changes_nothing_of_a_past_window(table):
             starts = torch.cat([dataset.memory.starts[name] for name in ("train", "val")])
             batch = windows.gather(dataset.memory.series, starts)
             mask = masks.of_windows(config.pretrain, batch.inputs, None)
-            seen.append((dataset.scaler.to_dict(), starts, batch.inputs, batch.targets, mask))
+            shared, shares = dataset.signature.model_shared, torch.ones(len(starts))
+            how = Augment(**dict.fromkeys(KINDS, 0.3))
+            changed = augment(
+                how, torch.tensor(1), batch.inputs, batch.targets, shared=shared, shares=shares
+            )
+            found = (starts, batch.inputs, batch.targets, mask, changed.inputs, changed.targets)
+            seen.append((dataset.scaler.to_dict(), *found))
     for one, two in ((0, 2), (1, 3)):
         assert seen[one][0] == seen[two][0]
         for mine, theirs in zip(seen[one][1:], seen[two][1:], strict=True):
@@ -302,8 +311,6 @@ def test_columns_in_another_order_are_the_same_encoder(tmp_path, pretrained, tab
     found = encoder.find(asked)
     dataset = datasets.load(asked, table, known=found.scaler)
     assert dataset.signature.inputs == ("b", "c", "a")
-    from slipstream.models import build
-
     torch.manual_seed(0)
     model = build(asked.model, dataset.signature)
     taken = encoder.match(found, asked, dataset.signature, model)
@@ -343,7 +350,9 @@ def test_a_test_set_that_the_encoder_has_seen_is_told(tmp_path, table):
         short = {"train": {"epochs": 1}}
         made = slipstream.pretrain(settings(tmp_path, PRETRAIN, short, data))
         asked = tuned(tmp_path, made, {"data": {"path": str(tmp_path / "rows.csv")}}, short)
-        notes = slipstream.train(asked).summary["notes"]
+        result = slipstream.train(asked)
+        notes = result.summary["notes"]
+        assert slipstream.evaluate(result.run)["metrics"] == result.metrics["test"]
         told.append(any("has seen rows of this run's test set" in note for note in notes))
     assert told == [True, False]
 
@@ -376,3 +385,31 @@ def test_on_a_gpu_the_thaw_is_captured_too(tmp_path, pretrained, table, repeats)
         events = runs.events(runs.find(result.run))
         losses.append([event["val_loss"] for event in events if event["event"] == "epoch"])
     close(losses[0], losses[1])
+
+
+@pytest.mark.parametrize("home", ["stream", "loader"])
+def test_windows_may_come_from_elsewhere(tmp_path, table, home):
+    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet", row_group_size=200)
+    found = []
+    for engine in ({}, {"home": home, "workers": 0}):
+        part = {"data": {"path": str(tmp_path / "rows.parquet")}, "engine": engine}
+        asked = settings(tmp_path, PRETRAIN, part, {"train": {"epochs": 1}})
+        found.append(slipstream.pretrain(asked).summary)
+    assert found[0]["windows"] == found[1]["windows"]
+    for name in ("mean", "repeat", "interpolate"):
+        one, two = (summary["baselines"][name]["metrics"]["val"] for summary in found)
+        close(one["mae"], two["mae"])
+    if home == "loader":  # a stream draws in another order
+        close(found[0]["metrics"]["val"]["mae"], found[1]["metrics"]["val"]["mae"])
+
+
+def test_a_channel_is_an_encoder_of_its_own(tmp_path, table):
+    each = {"data": {"channels": "independent"}}
+    made = slipstream.pretrain(settings(tmp_path, PRETRAIN, each, {"train": {"epochs": 2}}), table)
+    assert weights_of(made.run)["token"].shape == (1,)
+    found = json.loads((made.run / "metrics.json").read_text())
+    assert found["detail"]["model"]["per_column"].keys() == {"a", "b", "c"}
+    asked = tuned(tmp_path, made, {"data": {"targets": ["c", "a"], "inputs": ["c", "a"]}})
+    result = slipstream.train(asked, table)
+    assert result.summary["init_from"]["matched"]
+    assert slipstream.report(made.run).exists()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import PositiveInt
 
 from slipstream.config.base import Fraction, NonNegative, Section
+
+if TYPE_CHECKING:
+    from slipstream.config.sections import Config
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "data": {"split": {"train": 0.9, "val": 0.1}},
@@ -57,3 +60,28 @@ def with_defaults(settings: dict[str, Any]) -> dict[str, Any]:
     if isinstance(model, dict) and model.get("kind", "lstm") in ("lstm", "gru"):
         found["model"] = RECURRENT | model
     return found
+
+
+def refuse_unfit(config: Config) -> None:
+    """A ValueError names what of a config cannot be pre-trained."""
+    kind, how, train = config.model.kind, config.pretrain, config.train
+    if kind in ("mlp", "linear"):
+        raise ValueError(
+            f'model.kind = "{kind}" reads a window as one row, so there is no sequence to '
+            'pre-train; use "lstm", "gru" or "transformer"'
+        )
+    fewest = 2 * (how.length if how.mask == "patch" else 1)
+    if config.data.context < fewest:
+        raise ValueError(
+            f"data.context = {config.data.context} is less than the {fewest} rows that masking "
+            "takes, since some must stay visible; raise it, or lower pretrain.length"
+        )
+    if train.loss not in ("mse", "mae", "huber"):
+        raise ValueError(
+            f'train.loss = "{train.loss}" cannot tell how well rows are filled in; for '
+            'pre-training use "mse", "mae" or "huber"'
+        )
+    if train.repeats > 1:
+        raise ValueError("train.repeats goes with training; one encoder is pre-trained")
+    if train.init_from is not None:
+        raise ValueError("train.init_from goes with training; pre-training begins anew")

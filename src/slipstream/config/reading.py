@@ -101,12 +101,13 @@ def _with_encoder(settings: dict[str, Any]) -> dict[str, Any]:
     sections = {name: settings.get(name, {}) for name in ("data", "model", "train")}
     if not all(isinstance(section, dict) for section in sections.values()):
         return settings
-    data, model, asked = sections["data"], sections["model"], sections["train"].get("init_from")
-    needed = [*(key for key in Model.model_fields if key not in model)]
+    data, model, train = sections["data"], sections["model"], sections["train"]
+    asked = train.get("init_from")
+    needed = [key for key in Model.model_fields if key not in model]
     needed += [key for key in OF_ENCODER if key not in data]
     if not isinstance(asked, str) or not needed:
-        return settings
-    folder = Path(asked)
+        return settings  # of a run that was begun: it does without the encoder's folder
+    folder = Path(asked).resolve()
     if not (folder / "config.toml").is_file():
         raise UserError(f'train.init_from = "{asked}": there is no such run')
     theirs = _read(folder / "config.toml")
@@ -114,7 +115,8 @@ def _with_encoder(settings: dict[str, Any]) -> dict[str, Any]:
     signature = folder / "model" / "signature.json"
     if signature.is_file():
         given["inputs"] = json.loads(signature.read_text(encoding="utf-8"))["inputs"]
-    return settings | {"data": given | data, "model": theirs["model"] | model}
+    filled = {"data": given | data, "model": theirs["model"] | model}
+    return settings | filled | {"train": train | {"init_from": str(folder)}}
 
 
 def _as_name(stem: str) -> str:

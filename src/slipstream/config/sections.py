@@ -17,7 +17,7 @@ from slipstream.config.base import (
     Section,
     Sizes,
 )
-from slipstream.config.pretraining import Pretrain, with_defaults
+from slipstream.config.pretraining import Pretrain, refuse_unfit, with_defaults
 from slipstream.config.split import Split
 
 SIMULATED = "simulated:"
@@ -383,28 +383,8 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _fits_masks(self) -> Self:
-        if not self.masked:
-            return self
-        if self.model.kind in ("mlp", "linear"):
-            raise ValueError(
-                f'model.kind = "{self.model.kind}" reads a window as one row, so there is no '
-                'sequence to pre-train; use "lstm", "gru" or "transformer"'
-            )
-        fewest = 2 * (self.pretrain.length if self.pretrain.mask == "patch" else 1)
-        if self.data.context < fewest:
-            raise ValueError(
-                f"data.context = {self.data.context} is less than the {fewest} rows that masking "
-                "takes, since some must stay visible; raise it, or lower pretrain.length"
-            )
-        if self.train.loss not in ("mse", "mae", "huber"):
-            raise ValueError(
-                f'train.loss = "{self.train.loss}" cannot tell how well rows are filled in; for '
-                'pre-training use "mse", "mae" or "huber"'
-            )
-        if self.train.repeats > 1:
-            raise ValueError("train.repeats goes with training; one encoder is pre-trained")
-        if self.train.init_from is not None:
-            raise ValueError("train.init_from goes with training; pre-training begins anew")
+        if self.masked:
+            refuse_unfit(self)
         return self
 
     @model_validator(mode="after")

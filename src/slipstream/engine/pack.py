@@ -317,8 +317,9 @@ class Pack:
         divisor, overflow = flat.divide(grads, settings["clip"], scale)
         moves = tape["active"] if overflow is None else tape["active"] & ~overflow
         live["count"].add_(moves)
-        thawed = moves & ~tape["frozen"]
+        thawed = moves
         if len(self._parts) > 1:
+            thawed = moves & ~tape["frozen"]
             live["encoder_count"].add_(thawed)
         lr = tape["rates"].gather(1, cursor[:, None])[:, 0]
         several = len(self.room.optimizers) > 1

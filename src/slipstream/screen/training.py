@@ -305,11 +305,11 @@ def show_training(found: dict[str, Any], console: Console) -> None:
     console.print(table)
     console.print(verdict(found))
     if masked:
-        units = f"{found['latent']['collapsed']} of {found['latent']['units']} units"
+        latent = found["latent"]
         console.print(
-            f"latent: deviation {number(found['latent']['mean_std'], 3)} on average, ", end=""
+            f"latent: deviation {number(latent['mean_std'], 3)} on average; {latent['collapsed']} "
+            f"of {latent['units']} units say the same of every window"
         )
-        console.print(f"{units} say the same of every window")
     for line in lanes_told(found):
         console.print(line)
     cost = ", ".join(filter(None, (f"{seconds(found['seconds'])} in all", energy(found))))
