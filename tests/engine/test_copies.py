@@ -8,11 +8,12 @@ import torch
 
 import slipstream
 from slipstream import Interrupted, UserError, runs
+from slipstream.config import Augment
 from slipstream.data import windows
 from slipstream.engine import copies
 from slipstream.models import Noise
 from slipstream.models.augment import augment
-from tests.conftest import merged, small_config, small_dataset, waves
+from tests.conftest import close, merged, small_config, small_dataset, waves
 from tests.engine.steps import run_steps
 from tests.test_resume import ended, same, stopping_at
 
@@ -72,8 +73,10 @@ def test_copies_hold_augmented_windows_in_the_order_of_the_series(shape, told):
         assert torch.equal(got.targets, wanted.targets[sequences])
         if shape == "static":
             assert torch.equal(got.static, batch.static[index])
-    losses, _ = run_steps(config, dataset, steps=3)
-    assert all(loss > 0 for loss in losses)
+    plain = config.model_copy(update={"augment": Augment()})
+    changed, unchanged = (run_steps(one, dataset, steps=12)[0] for one in (config, plain))
+    assert all(one != other for one, other in zip(changed, unchanged, strict=True))
+    close(changed, unchanged, rel=0.3)
 
 
 def test_they_are_written_once_kept_by_settings_and_checked(told, cache):
@@ -143,6 +146,19 @@ def test_what_copies_do_not_go_with_is_refused(tmp_path, told, monkeypatch):
     dataset = small_dataset(config)
     with pytest.raises(UserError, match=r"needs 0\.0 GB in .* lower it, or set SLIPSTREAM_CACHE"):
         copies.find(config, dataset, told[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", SHAPES)
+def test_on_a_gpu_copies_are_sent_ahead_and_steps_captured(shape):
+    def losses(capture, **engine):
+        config = small_config(**merged(AUGMENT, SHAPES[shape]), engine=engine)
+        dataset = small_dataset(config, static_table() if shape == "static" else waves(400))
+        return run_steps(config, dataset, steps=30, capture=capture)[0]
+
+    eager = losses(False, device="cuda", precision="fp32")
+    close(eager, losses(False), rel=1e-4)
+    assert eager == losses(True, device="cuda", precision="fp32")
 
 
 def test_only_blends_stay_in_the_step():
