@@ -266,7 +266,8 @@ def test_the_encoders_scaler_is_used_and_not_fitted_again(tmp_path, pretrained):
 
 
 @pytest.mark.parametrize("decay", [1.0, 0.5])
-def test_lanes_are_tuned_as_each_would_be_alone(tmp_path, pretrained, table, decay):
+def test_lanes_are_tuned_as_each_would_be_alone(tmp_path, pretrained, decay):
+    table = waves(350)
     asked = tuned(tmp_path, pretrained, {"train": {"layer_decay": decay}})
     many = slipstream.train(merged(asked, {"train": {"repeats": 2}}), table).summary
     for seed in range(2):
