@@ -3,9 +3,10 @@
     python benchmarks/lanes.py --out benchmarks/records/<date>-<hardware>-lanes [--cases A,B]
 
 First one recurrent layer, forward and backward, by cuDNN and by our own kernels, for one model and
-for 16. Then whole training steps of the standard cases: one model through cuDNN and through our
-kernels, 16 lanes and 64, and Lightning in its fastest ways. Repeats of all but Lightning take
-turns; figures are medians. Needs a GPU.
+for 16; then wide ones, which run step by step from 129 units on, for up to 64 models. Then whole
+training steps of the standard cases: one model through cuDNN and through our kernels, 16 lanes and
+64, and Lightning in its fastest ways. Repeats of all but Lightning take turns; figures are medians.
+Needs a GPU.
 """
 
 from __future__ import annotations
@@ -36,12 +37,22 @@ LAYERS = {  # rows, windows, inputs, units, and whether only the last output is 
     "C": (400, 200, 4, 128, True),
     "D": (150, 256, 4, 128, True),
 }
+WIDE = {  # rows, windows, inputs, units: a first layer, and layers after another one
+    "11 to 256": (24, 256, 11, 256, False),
+    "256 to 128": (24, 256, 256, 128, False),
+    "256 to 192": (24, 256, 256, 192, False),
+    "256 to 256": (24, 256, 256, 256, False),
+}
+INNER = 128
+"""Inputs from which on a layer comes after another one: they are in half precision and have a
+gradient"""
 LANES = {"A": [16], "B": [16, 64], "C": [16], "D": [16]}
 LIGHTNING = [("tf32", 0), ("tf32", 4), ("tf32", 8), ("bf16", 8)]
 ROUNDS = 5
 STRETCH_S = 0.04
 CUDNN, OWN, BEST = "one model, cuDNN", "one model, our kernels", "Lightning at its best"
 Step = Callable[[], Any]
+Size = tuple[int, int, int, int, bool]
 
 
 def captured(step: Step) -> Step:
@@ -84,26 +95,48 @@ def _ms(step: Step, count: int) -> float:
     return 1e3 * (time.perf_counter() - began) / count
 
 
-def layer_steps(kind: str, name: str) -> Iterator[tuple[str, Step]]:
-    T, B, D, H, last = LAYERS[name]
+def layer_steps(kind: str, size: Size, counts: tuple[int, ...]) -> Iterator[tuple[str, Step]]:
+    """A layer by cuDNN, and by ours for as many models as there are `counts` and memory for."""
+    T, B, D, H = size[:4]
+    inner = D >= INNER
     layer = {"lstm": nn.LSTM, "gru": nn.GRU}[kind](D, H).cuda()
     half = {"lstm": nn.LSTM, "gru": nn.GRU}[kind](D, H).cuda().half()
-    x16 = torch.randn(T, B, D, device="cuda").half()
+    x16 = torch.randn(T, B, D, device="cuda").half().requires_grad_(inner)
     grad16 = torch.randn(T, B, H, device="cuda").half()
-    weights16 = list(half.parameters())
-    yield CUDNN, captured(lambda: torch.autograd.grad(half(x16)[0], weights16, grad16))
-    for lanes in (1, 16):
-        weights = [w.detach().expand(lanes, *w.shape).clone() for w in layer.all_weights[0]]
-        x = torch.randn(lanes, T, B, D, device="cuda")
-        grad = torch.randn(lanes, *([] if last else [T]), B, H, device="cuda").half()
+    leaves16 = [*half.parameters(), *([x16] if inner else [])]
+    yield CUDNN, captured(lambda: torch.autograd.grad(half(x16)[0], leaves16, grad16))
+    for lanes in counts:
+        try:
+            own = own_step(kind, size, layer.all_weights[0], lanes)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            break
+        yield (OWN if lanes == 1 else f"{lanes} lanes"), own
 
-        def step(x: torch.Tensor = x, weights: Any = weights, grad: torch.Tensor = grad) -> Any:
-            leaves = [w.requires_grad_() for w in weights]
-            with torch.autocast("cuda", torch.float16):
-                out = torch.func.vmap(lambda x, *w: recurrent(kind, x, w, last=last))(x, *leaves)
-            return torch.autograd.grad(out, leaves, grad)
 
-        yield (OWN if lanes == 1 else f"{lanes} lanes"), captured(step)
+def own_step(kind: str, size: Size, of_one: list[torch.Tensor], lanes: int) -> Step:
+    T, B, D, H, last = size
+    inner = D >= INNER
+    weights = [w.detach().expand(lanes, *w.shape).clone().requires_grad_() for w in of_one]
+    x = torch.randn(lanes, T, B, D, device="cuda")
+    x = x.half().requires_grad_() if inner else x
+    grad = torch.randn(lanes, *([] if last else [T]), B, H, device="cuda").half()
+    leaves = [*weights, *([x] if inner else [])]
+
+    def step() -> Any:
+        with torch.autocast("cuda", torch.float16):
+            out = torch.func.vmap(lambda x, *w: recurrent(kind, x, w, last=last))(x, *weights)
+        return torch.autograd.grad(out, leaves, grad)
+
+    return captured(step)
+
+
+def layer_rows(kind: str, name: str, size: Size, counts: tuple[int, ...]) -> Iterator[Row]:
+    sizes = {f"{lanes} lanes": lanes for lanes in counts}
+    for way, times in in_turns(dict(layer_steps(kind, size, counts))).items():
+        each = [ms / sizes.get(way, 1) for ms in times]
+        yield Row(f"{kind.upper()} {name}", way, "ms per model", each)
+    torch.cuda.empty_cache()
 
 
 def solo(case: Case, **engine: Any) -> Step:
@@ -172,6 +205,26 @@ def layers_table(rows: list[Row]) -> Table:
     return Table("One recurrent layer", headings, cells, note)
 
 
+def wide_table(rows: list[Row]) -> Table:
+    ways = [OWN, "16 lanes", "64 lanes"]
+    cells = []
+    for name in dict.fromkeys(row.case for row in rows):
+        of_case = {row.way: row.median for row in rows if row.case == name}
+        theirs = of_case[CUDNN]
+        told = [
+            f"{of_case[way]:.4f} ({theirs / of_case[way]:.2f}x)" if way in of_case else ""
+            for way in ways
+        ]
+        cells.append([name, f"{theirs:.4f}", *told])
+    headings = ["inputs to units", "cuDNN", "our kernels", "16 lanes, each", "64 lanes, each"]
+    note = (
+        "One layer over 24 rows, batch 256, fp16, forward and backward, captured; ms per model, and"
+        " how much faster than cuDNN with one. Up to 128 units all steps are one kernel; wider"
+        " layers go step by step. Empty: out of memory."
+    )
+    return Table("Wide layers", headings, cells, note)
+
+
 def steps_table(rows: list[Row]) -> Table:
     cells = [
         [row.case, row.way, f"{row.median:.4f} ({min(row.repeats):.4f} to {max(row.repeats):.4f})"]
@@ -196,24 +249,25 @@ def main() -> None:
     given = arguments.parse_args()
     warnings.simplefilter("ignore")
     began = time.monotonic()
-    layers, steps = [], []
+    layers: list[Row] = []
+    wide: list[Row] = []
+    steps: list[Row] = []
     for kind in ("lstm", "gru"):
-        for name in LAYERS:
-            times = in_turns(dict(layer_steps(kind, name)))
-            for way, ms in times.items():
-                each = [one / 16 for one in ms] if way == "16 lanes" else ms
-                layers.append(Row(f"{kind.upper()} {name}", way, "ms per model", each))
-            torch.cuda.empty_cache()
+        for name, size in LAYERS.items():
+            layers += layer_rows(kind, name, size, (1, 16))
             print(f"{time.monotonic() - began:5.0f} s, layer {kind} {name}", flush=True)
+    for name, size in WIDE.items():
+        wide += layer_rows("lstm", name, size, (1, 16, 64))
+        print(f"{time.monotonic() - began:5.0f} s, layer lstm {name}", flush=True)
     for case in cases.standard(given.cases.split(",")):
         for row in step_rows(case):
             steps.append(row)
             print(
                 f"{time.monotonic() - began:5.0f} s, {row.case:12s} {row.way:45s} {row.median:.4f}"
             )
-        tables = [layers_table(layers), steps_table(steps)]
+        tables = [layers_table(layers), wide_table(wide), steps_table(steps)]
         spent = time.monotonic() - began
-        rows = [*layers, *steps]
+        rows = [*layers, *wide, *steps]
         record.write(Outcome("lanes", headline(steps), rows, tables, {}, spent), given.out)
 
 

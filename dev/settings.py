@@ -79,6 +79,12 @@ def rows(section: Any, prefix: str) -> Iterator[str]:
         yield f"| `{prefix}{name}` | {default(field)} | {kind(field.annotation)} | {told} |"
 
 
+def held(annotation: Any) -> Any:
+    """The section that a setting holds, or that entries of a table may be; None if neither."""
+    parts = get_args(get_args(annotation)[1]) if get_origin(annotation) is dict else (annotation,)
+    return next((part for part in parts if hasattr(part, "model_fields")), None)
+
+
 def page() -> str:
     parts = [INTRO, *rows(Config, "")]
     for name, field in Config.model_fields.items():
@@ -87,9 +93,11 @@ def page() -> str:
             continue
         parts += ["", f"## [{name}]", "", str(section.__doc__), "", *rows(section, f"{name}.")]
         for inner, deeper in section.model_fields.items():
-            if hasattr(deeper.annotation, "model_fields"):
-                parts += ["", f"### {name}.{inner}", "", str(deeper.annotation.__doc__), ""]
-                parts += rows(deeper.annotation, f"{name}.{inner}.")
+            found = held(deeper.annotation)
+            if found is not None:
+                whose = "" if found is deeper.annotation else "An entry of "
+                parts += ["", f"### {whose}{name}.{inner}", "", str(found.__doc__), ""]
+                parts += rows(found, "" if whose else f"{name}.{inner}.")
     return "\n".join(parts) + "\n"
 
 

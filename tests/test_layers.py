@@ -19,7 +19,7 @@ LAYERS = [
     {"engine"},
     {"training", "evaluation", "prediction"},
     {"reporting"},
-    {"bench", "doctor", "profiling"},
+    {"bench", "doctor", "profiling", "tuning"},
     {"screen"},
     {"cli"},
 ]

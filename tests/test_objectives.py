@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from slipstream.config import Train
-from slipstream.objectives import point, window_losses
+from slipstream.objectives import point, pooled, window_losses
 
 generator = torch.Generator().manual_seed(0)
 PREDICTION = torch.randn(7, 5, 3, 1, generator=generator)
@@ -45,3 +45,55 @@ def test_the_point_is_the_quantile_nearest_the_median():
     prediction = torch.arange(3.0).expand(2, 1, 1, 3)
     assert point(prediction, (0.1, 0.4, 0.9)).unique().item() == 1
     assert point(prediction[..., :1], ()).unique().item() == 0
+
+
+LOGITS = torch.randn(5, 2, 1, 4, generator=torch.Generator().manual_seed(1))
+NUMBERS = torch.tensor([[0, 1], [3, 2], [2, 2], [1, 0], [3, 3]])[..., None]
+
+
+@pytest.mark.parametrize("weights", ["none", (1.0, 2.0, 0.5, 3.0)])
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_cross_entropy_is_torchs(smoothing, weights):
+    train = Train(loss="cross_entropy", label_smoothing=smoothing, class_weights=weights)
+    found = window_losses(LOGITS, NUMBERS.float(), train)
+    one_hot = torch.nn.functional.one_hot(NUMBERS, 4) * (1 - smoothing) + smoothing / 4
+    losses = -(one_hot * LOGITS.log_softmax(-1)).sum(-1)
+    if weights != "none":
+        losses = losses * torch.tensor(weights)[NUMBERS]
+    torch.testing.assert_close(found, losses.flatten(1).mean(1))
+    if weights == "none":
+        wanted = torch.nn.functional.cross_entropy(
+            LOGITS.reshape(-1, 4), NUMBERS.flatten(), label_smoothing=smoothing, reduction="none"
+        )
+        torch.testing.assert_close(found, wanted.view(5, 2).mean(1))
+
+
+def test_focal_counts_what_is_known_less():
+    of_label = LOGITS.softmax(-1).gather(-1, NUMBERS[..., None])[..., 0]
+    wanted = ((1 - of_label) ** 2 * -of_label.log()).flatten(1).mean(1)
+    found = window_losses(LOGITS, NUMBERS.float(), Train(loss="focal"))
+    torch.testing.assert_close(found, wanted)
+    plain = window_losses(LOGITS, NUMBERS.float(), Train(loss="cross_entropy"))
+    same = window_losses(LOGITS, NUMBERS.float(), Train(loss="focal", focal_gamma=0.0))
+    torch.testing.assert_close(same, plain)
+
+
+@pytest.mark.parametrize("gamma", [0.5, 2.0])
+def test_gradients_stay_finite_where_the_model_is_certain(gamma):
+    logits = torch.tensor([[200.0, -200.0], [-200.0, 200.0]]).view(2, 1, 1, 2).requires_grad_()
+    labels = torch.zeros(2, 1, 1)
+    window_losses(logits, labels, Train(loss="focal", focal_gamma=gamma)).sum().backward()
+    assert torch.isfinite(logits.grad).all()
+
+
+def test_padding_without_a_label_has_a_finite_loss():
+    labels = torch.full((5, 2, 1), -1.0)
+    found = window_losses(LOGITS, labels, Train(loss="cross_entropy"))
+    assert torch.isfinite(found).all()
+
+
+def test_classes_are_pooled_by_their_probabilities():
+    other = LOGITS.flip(0) * 3
+    found = pooled([LOGITS, other], classes=True).softmax(-1)
+    torch.testing.assert_close(found, (LOGITS.softmax(-1) + other.softmax(-1)) / 2)
+    torch.testing.assert_close(pooled([LOGITS, other], classes=False), (LOGITS + other) / 2)

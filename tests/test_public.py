@@ -14,12 +14,14 @@ def test_public_names():
         "Config",
         "Interrupted",
         "Result",
+        "Study",
         "UserError",
         "evaluate",
         "predict",
         "pretrain",
         "report",
         "train",
+        "tune",
     ]
 
 
@@ -39,8 +41,9 @@ def test_signatures_of_the_verbs():
     def of(function):
         return list(inspect.signature(function).parameters)
 
-    assert of(slipstream.train) == ["config", "data", "overrides", "watch", "resume", "force"]
-    assert of(slipstream.pretrain) == of(slipstream.train)
+    expected = ["config", "data", "overrides", "watch", "resume", "force", "folder"]
+    assert of(slipstream.train) == expected
+    assert of(slipstream.pretrain) == expected[:-1]
     assert of(slipstream.evaluate) == ["run", "data", "on", "resample", "ensemble", "overrides"]
     assert of(slipstream.predict) == ["run", "data", "every", "resample", "ensemble", "overrides"]
     assert of(slipstream.report) == ["run"]

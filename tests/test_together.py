@@ -20,7 +20,7 @@ import slipstream
 from slipstream import Interrupted, UserError, runs
 from slipstream.config import Split
 from slipstream.data import dataset as datasets
-from slipstream.engine import lanes, pack, recover
+from slipstream.engine import lanes, pack, packing, recover
 from slipstream.screen import Screen
 from slipstream.training import together
 from tests.conftest import close, merged, small_config, waves
@@ -307,7 +307,7 @@ def test_every_kind_of_job_repeats(tmp_path, sections):
 
 
 def test_lanes_that_do_not_fit_at_once_follow_each_other(tmp_path, monkeypatch, repeated):
-    monkeypatch.setattr(together, "MOST_PLACES", 2)
+    monkeypatch.setattr(packing, "MOST_PLACES", 2)
     config = configured(tmp_path, train={"repeats": 3}, seed=5)
     summary = slipstream.train(config, waves(600)).summary
     assert summary["pack"]["places"] == 2
@@ -400,7 +400,7 @@ def ended(run):
 
 @pytest.mark.parametrize("places", [64, 2])
 def test_a_stopped_run_goes_on_to_the_same_end(tmp_path, monkeypatch, places):
-    monkeypatch.setattr(together, "MOST_PLACES", places)
+    monkeypatch.setattr(packing, "MOST_PLACES", places)
     sections = merged(merged(FOLDS, DURABLE), {"train": {"repeats": 2}})
     whole = slipstream.train(configured(tmp_path / "whole", **sections), waves(400)).run
     wanted = ended(runs.find(whole))

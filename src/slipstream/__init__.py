@@ -15,18 +15,22 @@ if TYPE_CHECKING:
     from slipstream.training import Result as Result
     from slipstream.training import pretrain as pretrain
     from slipstream.training import train as train
+    from slipstream.tuning import Study as Study
+    from slipstream.tuning import tune as tune
 
 __version__ = "0.1.0"
 __all__ = [
     "Config",
     "Interrupted",
     "Result",
+    "Study",
     "UserError",
     "evaluate",
     "predict",
     "pretrain",
     "report",
     "train",
+    "tune",
 ]
 
 _HOME = {
@@ -39,6 +43,8 @@ _HOME = {
     "pretrain": "training",
     "report": "reporting",
     "train": "training",
+    "tune": "tuning",
+    "Study": "tuning",
 }
 
 

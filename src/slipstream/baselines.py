@@ -1,6 +1,7 @@
 """What a model must beat to be worth its time. Each is a function of scaled windows.
 
-Shapes: T context rows, B sequences, F inputs, H predicted rows, C targets, D features.
+Shapes: T context rows, B sequences, F inputs, H predicted rows, C targets, D features, K static
+columns, Q classes.
 """
 
 from __future__ import annotations
@@ -9,7 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from scipy import optimize
 from torch import Tensor
 
 MAX_FEATURES = 2048
@@ -147,3 +151,81 @@ def interpolated(inputs: Tensor, seen: Seen) -> Tensor:
 
 def _rows_at(inputs: Tensor, index: Tensor) -> Tensor:
     return inputs.gather(0, index[..., None].expand_as(inputs))
+
+
+STATISTICS = ("mean", "deviation", "first", "last", "least", "most", "slope")
+"""What the logistic regression knows of each input"""
+RIDGES = (1.0, 1e-1, 1e-2, 1e-3, 1e-4)
+"""Its penalties to choose from, the strongest first: each begins where the one before ended"""
+MOST_ITERATIONS = 200
+
+
+def statistics(inputs: Tensor, static: Tensor | None) -> Tensor:
+    """Windows [T, B, F] to [B, 7 F + K] in float64: a few numbers of each input, and the static."""
+    rows = inputs.double()
+    time = torch.arange(len(rows), dtype=rows.dtype, device=rows.device)
+    time = (time - time.mean())[:, None, None]
+    slope = (time * rows).sum(dim=0) / time.square().sum().clamp(min=1.0)
+    deviation, mean = torch.std_mean(rows, dim=0, correction=0)
+    found = [mean, deviation, rows[0], rows[-1], rows.amin(dim=0), rows.amax(dim=0), slope]
+    return torch.cat(found if static is None else [*found, static.double()], dim=1)
+
+
+@dataclass(frozen=True)
+class Logistic:
+    """Multinomial logistic regression on standardised features, one for every predicted row."""
+
+    mean: Tensor
+    size: Tensor
+    weights: Tensor
+    """[D + 1, H * Q], the constant last"""
+    penalty: float
+
+    def predict(self, features: Tensor) -> Tensor:
+        """[B, D] to logits [B, H * Q]."""
+        return (_standardised(features, self.mean, self.size) @ self.weights).float()
+
+
+def fit_logistic(sets: Iterable[tuple[Tensor, Tensor]], *, classes: int) -> Logistic:
+    """Fit to features [B, D] and class numbers [B, H] of training; those of validation choose the
+    penalty."""
+    (features, numbers), (val_features, val_numbers) = sets
+    deviation, mean = torch.std_mean(features, dim=0, correction=0)
+    size = torch.where(deviation > 1e-12, deviation, 1.0)
+    x, val_x = (_standardised(some, mean, size) for some in (features, val_features))
+    weights = x.new_zeros(x.shape[1], numbers.shape[1] * classes)
+    best: tuple[float, Tensor, float] | None = None
+    for penalty in RIDGES:
+        weights = _least(x, numbers, weights, penalty)
+        loss = float(_log_loss(val_x @ weights, val_numbers))
+        if best is None or loss < best[0]:
+            best = loss, weights, penalty
+    assert best is not None
+    return Logistic(mean, size, best[1], best[2])
+
+
+def _standardised(features: Tensor, mean: Tensor, size: Tensor) -> Tensor:
+    """And a one."""
+    found = (features - mean) / size
+    return torch.cat([found, found.new_ones(len(found), 1)], dim=1)
+
+
+def _log_loss(logits: Tensor, numbers: Tensor) -> Tensor:
+    by_row = logits.unflatten(1, (numbers.shape[1], -1))
+    return torch.nn.functional.cross_entropy(by_row.flatten(0, 1), numbers.flatten())
+
+
+def _least(x: Tensor, numbers: Tensor, weights: Tensor, penalty: float) -> Tensor:
+    """The weights with the lowest penalised loss, from `weights` on; the constant is free."""
+
+    def loss(flat: npt.NDArray[np.float64]) -> tuple[float, npt.NDArray[np.float64]]:
+        with torch.enable_grad():
+            now = torch.from_numpy(flat).to(x.device).view_as(weights).requires_grad_()
+            found = _log_loss(x @ now, numbers) + 0.5 * penalty * now[:-1].square().sum()
+            (slope,) = torch.autograd.grad(found, now)
+        return float(found.detach()), slope.cpu().numpy().ravel()
+
+    start = weights.cpu().numpy().ravel()
+    options = {"maxiter": MOST_ITERATIONS}
+    found = optimize.minimize(loss, start, jac=True, method="L-BFGS-B", options=options)
+    return torch.from_numpy(found.x).to(x.device).view_as(weights)

@@ -147,6 +147,51 @@ def pretrain(
 
 
 @app.command()
+def tune(
+    config: Annotated[
+        Path | None, typer.Argument(help="A TOML file; without one, the embedded demo's search.")
+    ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="Go on with a search's folder, or with the last: last."),
+    ] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="A database that several workers share."),
+    ] = None,
+    set_: Set = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Search for better settings, many trials at once, and train the best again."""
+    with _answering(as_json):
+        from slipstream import config as configs
+        from slipstream import runs
+
+        settings = None
+        if config or not resume:
+            settings = configs.load(config or configs.demo("search"), set_ or ())
+        if resume == "last":
+            asked = settings or configs.load({}, [t for t in set_ or () if t.startswith("out=")])
+            resume = str(runs.last(asked.out, settings.name if settings else None))
+        with screen.SearchScreen(quiet) as watching:
+            watching.say("loading torch and the data ...")
+            from slipstream.reporting import report
+            from slipstream.tuning import tune as run_search
+
+            found = run_search(
+                settings,
+                overrides=() if settings else tuple(set_ or ()),
+                watch=watching.show,
+                resume=resume,
+                storage=storage,
+            )
+            watching.say("drawing the report ...")
+            path = report(found.run)
+        _print_result(found.summary | {"report": str(path)}, as_json, quiet, screen.show_search)
+
+
+@app.command()
 def evaluate(
     run: RunFolder,
     data: Annotated[Path | None, typer.Option("--data", help=DATA_HELP)] = None,

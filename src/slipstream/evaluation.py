@@ -9,7 +9,7 @@ from typing import Any
 
 from slipstream import config as configs
 from slipstream import runs
-from slipstream.config import Config
+from slipstream.config import Config, Signature
 from slipstream.data import dataset as datasets
 from slipstream.data import given
 from slipstream.data.dataset import Dataset
@@ -17,8 +17,8 @@ from slipstream.data.scaling import Scaler
 from slipstream.data.splits import SETS
 from slipstream.engine import ensemble as ensembles
 from slipstream.engine import plan, score
+from slipstream.engine.chunk import Chunk
 from slipstream.engine.ensemble import Covered
-from slipstream.engine.score import Chunk
 from slipstream.errors import UserError
 
 
@@ -34,21 +34,27 @@ def evaluate(
     """Metrics of a run's model: on one of its own sets, or on every window of new data.
 
     `data` is a path or a table. `on` is "train", "val" or "test" and goes with the run's own data;
-    there, every fold of a walk-forward run is scored by its own model. `ensemble` asks for the mean
-    of all repeats, or for the single model; by default it is what was better on the validation set.
+    there, every fold of a walk-forward run is scored by its own model. A search's model is that of
+    its best settings. `ensemble` asks for the mean of all repeats, or for the single model; by
+    default it is what was better on the validation set.
     """
     if on not in SETS:
         raise UserError(f'there is no set "{on}"; choose one of {", ".join(SETS)}')
-    found = runs.find(run)
+    found, whose = runs.with_model(runs.find(run))
     config = configs.load(found.folder / "config.toml", overrides)
     chosen = plan.make(config, data_bytes=0, training=False)
     trained = ensembles.load(found, config, chosen, ensemble=ensemble)
     signature, scaler = trained.signature, trained.scaler
     if data is None:
-        dataset, which = _own_data(config, scaler, signature.inputs), on
+        dataset, which = _own_data(config, signature, scaler), on
     else:
         dataset = given.load(config, signature, scaler, data, targets=True, resample=resample)
         which = "all"
+    if len(dataset.folds) > len(trained.voices):
+        raise UserError(
+            f"{found.folder}: holds the model of one fold; set tune.retrain to have them all, or "
+            "pass data with --data"
+        )
     folds = [dataset.only(fold) for fold in dataset.folds] or [dataset]
     voices = trained.voices if dataset.folds else trained.voices[-1:]
     covered = [Covered(voice.reach or {}, signature.quantiles) for voice in voices]
@@ -60,16 +66,19 @@ def evaluate(
             for fold, voice, counted in zip(folds, voices, covered, strict=True):
                 pieces = fold.pieces(which, series, rows=config.engine.buffer_rows)
                 for chunk in score.chunks(voice.predict, pieces):
-                    counted.add(chunk)
+                    if not signature.classes:
+                        counted.add(chunk)
                     yield chunk
 
         scores = score.tally(chunks(), dataset, signature.quantiles)
+    model = f"{trained.what}, fold by fold" if dataset.folds else trained.on_new_data
     return {
         "run": str(found.folder),
         "on": on if data is None else "data",
-        "model": f"{trained.what}, fold by fold" if dataset.folds else trained.on_new_data,
+        "model": f"{whose}: {model}" if whose else model,
         "metrics": scores["overall"],
-        "scaled": scores["scaled"],
+        **({"scaled": scores["scaled"]} if "scaled" in scores else {}),
+        **({"classes": list(signature.classes)} if signature.classes else {}),
         "coverage": ensembles.coverage(covered) or None,
         "windows": sum(fold.count[which] for fold in folds),
         "detail": scores,
@@ -78,10 +87,18 @@ def evaluate(
     }
 
 
-def _own_data(config: Config, scaler: Scaler, inputs: tuple[str, ...]) -> Dataset:
+def _own_data(config: Config, signature: Signature, scaler: Scaler) -> Dataset:
     """The run's data, if it still is what the model was trained on."""
-    known = scaler.only(inputs) if config.train.init_from else None  # an encoder's, not fitted here
+    asked = config.train.init_from  # then an encoder's, not fitted here
+    known = scaler.only(signature.inputs) if asked else None
     dataset = datasets.load(config, known=known)
+    if dataset.signature.classes != signature.classes:
+        raise UserError(
+            "the data of this run have changed since training: the classes now are "
+            f"{', '.join(dataset.signature.classes[:20])}, then "
+            f"{', '.join(signature.classes[:20])}; to score the model on them as new data, pass "
+            "them with --data"
+        )
     for name, shift in scaler.shift.items():
         now = dataset.scaler.shift.get(name, math.nan), dataset.scaler.size.get(name, math.nan)
         was = shift, scaler.size[name]

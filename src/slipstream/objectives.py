@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from slipstream.config import Train
+from slipstream.config import CLASS_LOSSES, Train
 
 SMALLEST = 1e-4
 """Variance whose root still has a gradient"""
@@ -14,7 +17,12 @@ SMALLEST = 1e-4
 
 def window_losses(prediction: Tensor, target: Tensor, train: Train) -> Tensor:
     """The mean loss of each window, [B], from predictions [B, H, C, Q] and targets [B, H, C]."""
-    losses = _losses(prediction, target[..., None], train).flatten(1)
+    if train.loss in CLASS_LOSSES:
+        losses = _class_losses(prediction, target, train).flatten(1)
+    else:
+        if train.loss != "quantile" and prediction.shape[-1] > 1:
+            prediction = point(prediction, train.quantiles)[..., None]
+        losses = _losses(prediction, target[..., None], train).flatten(1)
     return losses[:, 0] if losses.shape[1] == 1 else losses.mean(dim=1)
 
 
@@ -22,7 +30,7 @@ def _losses(prediction: Tensor, target: Tensor, train: Train) -> Tensor:
     """Every single loss, by torch's own kernels where it has one for all of it."""
     if train.loss == "quantile":
         error = prediction - target
-        level = _levels(train.quantiles, like=error)
+        level = _constants(train.quantiles, like=error)
         return torch.maximum(-level * error, (1 - level) * error)
     match train.loss:
         case "mse":
@@ -31,6 +39,42 @@ def _losses(prediction: Tensor, target: Tensor, train: Train) -> Tensor:
             return F.l1_loss(prediction, target, reduction="none")
         case "huber":
             return F.huber_loss(prediction, target, reduction="none", delta=train.huber_delta)
+    raise AssertionError(train.loss)
+
+
+def _class_losses(logits: Tensor, target: Tensor, train: Train) -> Tensor:
+    """Of classes given by number, [B, H, C]. A window that only pads a batch may have no label: it
+    weighs nothing anyway."""
+    likely = torch.log_softmax(logits, dim=-1)
+    numbers = torch.arange(logits.shape[-1], device=logits.device)
+    is_label = target[..., None] == numbers  # a sum over it repeats its bits, a gather may not
+    of_label = (likely * is_label).sum(dim=-1)
+    losses = -of_label
+    if train.label_smoothing:
+        losses = losses.lerp(-likely.mean(dim=-1), train.label_smoothing)
+    if train.loss == "focal":
+        # at 0 the power's slope may be infinite
+        losses = losses * (1 - of_label.exp()).clamp(min=1e-6) ** train.focal_gamma
+    assert train.class_weights != "balanced", "numbers by now, from the training windows"
+    if train.class_weights != "none":
+        losses = losses * (_constants(train.class_weights, like=logits) * is_label).sum(dim=-1)
+    return losses
+
+
+def pooled(predictions: Sequence[Tensor], *, classes: bool) -> Tensor:
+    """Several models' predictions as one: the mean, of classes that of their probabilities."""
+    if not classes:
+        total = predictions[0]
+        for another in predictions[1:]:
+            total = total + another
+        return total / len(predictions)
+    every = torch.stack([torch.log_softmax(one, dim=-1) for one in predictions])
+    return every.logsumexp(dim=0) - math.log(len(predictions))
+
+
+def for_validation(train: Train) -> Train:
+    """The same settings with what a validation is judged by as the loss."""
+    return train if train.metric == "loss" else train.model_copy(update={"loss": train.metric})
 
 
 def point(prediction: Tensor, quantiles: tuple[float, ...]) -> Tensor:
@@ -41,9 +85,9 @@ def point(prediction: Tensor, quantiles: tuple[float, ...]) -> Tensor:
     return prediction[..., nearest]
 
 
-def _levels(quantiles: tuple[float, ...], *, like: Tensor) -> Tensor:
+def _constants(values: tuple[float, ...], *, like: Tensor) -> Tensor:
     # built by fill kernels: copying a host tensor would not be allowed while a step is captured
-    return torch.cat([torch.full((1,), q, device=like.device, dtype=like.dtype) for q in quantiles])
+    return torch.cat([torch.full((1,), v, device=like.device, dtype=like.dtype) for v in values])
 
 
 def masked_losses(rows: Tensor, truth: Tensor, mask: Tensor, train: Train) -> Tensor:

@@ -39,9 +39,10 @@ def predict(
 
     A run with repeats predicts with the mean of all of them where `ensemble` is true, with the best
     one where it is false, and by default with what was better on the validation set; a run of lanes
-    adds intervals, `<target>_lo80` to `<target>_hi95`. The schema's metadata say what predicted.
+    adds intervals, `<target>_lo80` to `<target>_hi95`. A search predicts with the model of its best
+    settings. The schema's metadata say what predicted.
     """
-    found = runs.find(run)
+    found, whose = runs.with_model(runs.find(run))
     config = configs.load(found.folder / "config.toml", overrides)
     chosen = plan.make(config, data_bytes=0, training=False)
     trained = ensembles.load(found, config, chosen, ensemble=ensemble)
@@ -56,7 +57,8 @@ def predict(
             piece = piece._replace(starts=_at_the_ends(dataset, piece.starts))
         chunks = score.chunks(voice.predict, [piece], truth=False)
         table = pa.concat_tables([score.as_table(chunk, dataset, voice.reach) for chunk in chunks])
-    return table.replace_schema_metadata({"model": trained.on_new_data})
+    model = f"{whose}: {trained.on_new_data}" if whose else trained.on_new_data
+    return table.replace_schema_metadata({"model": model})
 
 
 def _at_the_ends(dataset: Dataset, starts: torch.Tensor) -> torch.Tensor:

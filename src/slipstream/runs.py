@@ -69,8 +69,17 @@ class Run:
             self.watch(line)
 
 
-def create(name: str, *, out: str, watch: Callable[[Event], None] | None = None) -> Run:
-    """Make `out/<name>-<UTC time>`, unlike any that exists."""
+def create(
+    name: str,
+    *,
+    out: str,
+    folder: Path | None = None,
+    watch: Callable[[Event], None] | None = None,
+) -> Run:
+    """Make `out/<name>-<UTC time>`, unlike any that exists; or the folder that is given."""
+    if folder is not None:
+        folder.mkdir(parents=True)
+        return Run(folder.resolve(), watch)
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     for attempt in range(1, 1000):
         folder = Path(out) / (f"{name}-{stamp}" + (f"-{attempt}" if attempt > 1 else ""))
@@ -97,6 +106,17 @@ def find(folder: str | Path, watch: Callable[[Event], None] | None = None) -> Ru
     if not (path / "config.toml").is_file():
         raise UserError(f"{path}: is not a run folder (it holds no config.toml)")
     return Run(path.resolve(), watch)
+
+
+def with_model(run: Run) -> tuple[Run, str]:
+    """The run whose model is to be used, and a few words on it where it is not the run's own: a
+    search's is of its best settings, trained again or else as the best trial left it."""
+    inner = run.folder / "retrained" / "best", run.folder / "best"
+    if run.model.exists() or not any((folder / "model").exists() for folder in inner):
+        return run, ""
+    if (inner[0] / "metrics.json").exists():
+        return Run(inner[0], run.watch), "the search's best settings, trained again"
+    return Run(inner[1], run.watch), "the search's best trial"
 
 
 def last(out: str, name: str | None = None) -> Path:

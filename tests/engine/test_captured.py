@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from contextlib import contextmanager
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import slipstream
+from slipstream.engine.capture import EAGER_FIRST, Captured
 from tests.conftest import KINDS, close, small_config, small_dataset, waves
 from tests.engine.steps import run_steps
 
@@ -139,3 +141,24 @@ def test_a_whole_run_is_the_same_captured_or_eager(kind, tmp_path):
     on_cpu = slipstream.evaluate(captured.run, waves(3000), overrides=("engine.device=cpu",))
     on_gpu = slipstream.evaluate(captured.run, waves(3000))
     assert on_cpu["metrics"]["mae"] == pytest.approx(on_gpu["metrics"]["mae"], rel=1e-4)
+
+
+def test_garbage_with_a_graph_in_it_does_not_end_a_recording():
+    device, x = torch.device("cuda"), torch.zeros(4, device="cuda")
+
+    def program() -> None:
+        _ = [[i] for i in range(1000)]  # enough for a collection
+        x.add_(1)
+
+    before = gc.get_threshold()
+    gc.set_threshold(100)
+    try:
+        for _ in range(3):
+            made = Captured(program, device)
+            for _ in range(EAGER_FIRST + 2):
+                made()
+            assert made.failure is None
+            made.cycle = made  # only a collection can free its graph
+    finally:
+        gc.set_threshold(*before)
+    assert x.tolist() == [3.0 * (EAGER_FIRST + 2)] * 4

@@ -10,12 +10,16 @@ import pytest
 import torch
 
 from slipstream import UserError, runs
+from slipstream.data import windows
 from slipstream.engine import checkpoint, lanes, loop, pack, plan
 from slipstream.engine.lane import Lane
+from slipstream.engine.lanes import Guide
+from slipstream.models import build
+from slipstream.objectives import point
 from slipstream.runs import Run
 from tests.conftest import KINDS, close, small_dataset, waves
 from tests.engine.steps import make_task
-from tests.engine.test_pack import BASE, CUDA, MODES, configured, lanes_of, packed
+from tests.engine.test_pack import BASE, CUDA, MIXED, MODES, configured, lanes_of, packed
 
 EVERYTHING = (
     {"train": {"epochs": 3, "lr": 0.01}},
@@ -172,7 +176,7 @@ def test_places_are_refilled_while_others_train(tmp_path, mode):
         assert one.stopped
         return waiting.pop(0) if waiting else None
 
-    fits, _ = trained(some[:2], dataset, tmp_path, mode, room=some, refill=refill)
+    fits, _ = trained(some[:2], dataset, tmp_path, mode, room=some, guide=Guide(refill))
     assert [one.lane for one in fits] == some
     for one, lane in zip(fits, some, strict=True):
         same_end(one, lane, dataset, tmp_path)
@@ -181,7 +185,7 @@ def test_places_are_refilled_while_others_train(tmp_path, mode):
 def test_a_time_limit_ends_all_with_a_validation(tmp_path):
     dataset = small_dataset(configured())
     some = lanes_of([{}, {"seed": 1, "train": {"minutes": 1e-6}}], dataset)
-    fits, _ = trained(some, dataset, tmp_path, refill=lambda one: one.lane)
+    fits, _ = trained(some, dataset, tmp_path, guide=Guide(lambda one: one.lane))
     assert len(fits) == 2  # nobody comes when the time is over
     assert all(one.stopped == lanes.OUT_OF_TIME and one.weights for one in fits)
 
@@ -234,3 +238,63 @@ def test_a_checkpoint_of_other_lanes_is_refused(tmp_path):
     saved, _ = checkpoint.newest(run)
     with pytest.raises(UserError, match=r"lane 0 has other settings than before \(seed, train"):
         lanes.resume(saved, some[::-1], dataset.signature, dataset.memory.series, run)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_verdict_ends_one_lane_and_no_other(tmp_path, mode):
+    """The others end as they would alone; what was ended keeps its best, and its place is given."""
+    dataset = small_dataset(configured())
+    some = lanes_of(MIXED[:3], dataset, train={"epochs": 4})
+    seen = []
+
+    def verdict(validated):
+        seen.extend((one.number, one.progress.epochs + 1, loss) for one, loss in validated)
+        return [
+            "hopeless" if one.lane is some[1] and one.progress.epochs == 1 else ""
+            for one, _ in validated
+        ]
+
+    fits, _ = trained(some, dataset, tmp_path, mode, guide=Guide(verdict=verdict))
+    assert [one.stopped for one in fits] == ["all epochs done", "hopeless", "all epochs done"]
+    assert fits[1].weights
+    assert fits[1].progress.epochs == 2
+    assert [(n, e) for n, e, _ in seen if n == 1] == [(1, 1), (1, 2)]
+    assert min(v for n, _, v in seen if n == 0) == fits[0].progress.best_loss
+    same_end(fits[0], some[0], dataset, tmp_path)
+    same_end(fits[2], some[2], dataset, tmp_path)
+
+
+def test_lanes_that_are_to_be_forgotten_leave_nothing(tmp_path):
+    dataset = small_dataset(configured())
+    some = lanes_of(MIXED[:3], dataset, train={"epochs": 2})
+    ended = []
+
+    def refill(one):
+        ended.append((one.number, bool(one.weights)))
+        return some[2] if one.number == 0 else None
+
+    fits, run = trained(some[:2], dataset, tmp_path, room=some, guide=Guide(refill, forget=True))
+    assert fits == []
+    assert sorted(ended) == [(0, True), (1, True), (2, True)]
+    saved, _ = checkpoint.newest(run)
+    assert saved.facts["lanes"] == []
+
+
+@pytest.mark.parametrize("metric", ["mse", "mae"])
+@pytest.mark.parametrize("mode", MODES)
+def test_what_a_validation_is_judged_by(tmp_path, metric, mode):
+    """An error of the point prediction, whatever the training loss is; the same alone."""
+    dataset = small_dataset(configured(None, train={"loss": "quantile"}))
+    train = {"loss": "quantile", "metric": metric, "epochs": 3}
+    some = lanes_of(MIXED[:2], dataset, train=train)
+    fits, _ = trained(some, dataset, tmp_path, mode)
+    for one, lane in zip(fits, some, strict=True):
+        same_end(one, lane, dataset, tmp_path)
+    model = build(some[0].config.model, dataset.signature)
+    model.load_state_dict(fits[0].weights)
+    series, starts = dataset.memory.series, dataset.memory.starts["val"]
+    batch = windows.gather(series, starts)
+    with torch.no_grad():
+        error = point(model.eval()(batch.inputs, batch.static), (0.1, 0.5, 0.9)) - batch.targets
+    wanted = error.square().mean() if metric == "mse" else error.abs().mean()
+    close(fits[0].progress.best_loss, float(wanted), rel=1e-4)

@@ -14,11 +14,13 @@ import torch
 import slipstream
 from slipstream import hardware, runs
 from slipstream.config import Model, Signature
+from slipstream.data import dataset as datasets
 from slipstream.engine import loop, measure, plan
 from slipstream.engine.job import set_up
 from slipstream.models import build, use
 from tests.conftest import KINDS, close, small_config, small_dataset, waves
 from tests.engine.steps import make_task, run_steps
+from tests.labelled import NAMES, class_config, states
 from tests.test_resume import ended, interrupted
 
 pytestmark = pytest.mark.gpu
@@ -87,6 +89,35 @@ def test_every_home_gives_the_same_bits(shape, home, capture):
     found = run_steps(other, dataset, steps=60, capture=capture)
     assert wanted[0] == found[0]
     assert all(torch.equal(wanted[1][name], found[1][name]) for name in wanted[1])
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "focal"])
+def test_a_captured_step_of_classes_gives_the_same_bits(loss):
+    train = {"loss": loss, "class_weights": [1.0, 2.0, 0.5], "label_smoothing": 0.1}
+    engine = {"device": "cuda", "precision": "fp32"}
+    config = class_config(model={"kind": "gru", "hidden": 16}, train=train, engine=engine)
+    dataset = datasets.load(config, states(900))
+    wanted = run_steps(config, dataset, steps=40, capture=False)
+    found = run_steps(config, dataset, steps=40, capture=True)
+    assert wanted[0] == found[0]
+    assert all(torch.equal(wanted[1][name], found[1][name]) for name in wanted[1])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_classes_are_told_apart_by_lanes(tmp_path, precision):
+    config = class_config(
+        tmp_path,
+        model={"kind": "gru", "hidden": 32},
+        train={"repeats": 3, "class_weights": "balanced"},
+        engine={"device": "cuda", "precision": precision},
+    )
+    result = slipstream.train(config, states(3000, stay=60))
+    assert all(
+        lane["metrics"]["test"]["balanced_accuracy"] > 0.8 for lane in result.summary["lanes"]
+    )
+    likely = slipstream.predict(result.run, states(100, seed=1), ensemble=True)
+    total = sum(likely[f"p_{name}"].to_numpy() for name in NAMES)
+    np.testing.assert_allclose(total, 1, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -221,7 +221,10 @@ def test_a_frozen_lane_stays_as_it_is(mode):
 @pytest.mark.parametrize("mode", MODES)
 def test_a_refilled_place_is_a_lane_like_any_other(mode, device):
     dataset = small_dataset(configured())
-    lanes = lanes_of(MIXED, dataset, device=device)
+    rounded = device == "cuda" and mode == "branches"  # cuBLAS repeats no bits beside other streams
+    # the last bits of a gradient that is next to nothing decide about Adam's whole first step
+    train_by = {"optimizer": "sgd" if rounded else "adamw"}
+    lanes = lanes_of(MIXED, dataset, device=device, train=train_by)
     calm = packed(lanes[:3], dataset, mode, room=lanes)
     train(calm, steps=6)
     pack = packed([lanes[0], lanes[4], lanes[2]], dataset, mode, room=lanes)
@@ -234,7 +237,7 @@ def test_a_refilled_place_is_a_lane_like_any_other(mode, device):
         pack.advance()
     for place in (1, 2):
         found, wanted = pack.live["weights"][place], calm.live["weights"][place]
-        if device == "cuda" and mode == "branches":  # cuBLAS repeats no bits beside other streams
+        if rounded:
             close(found.cpu(), wanted.cpu(), rel=1e-5)
         else:
             assert torch.equal(found, wanted)

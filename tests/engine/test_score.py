@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from slipstream.engine import plan, score
+from slipstream.engine import numbers, plan, score
 from slipstream.models import build
 from tests.conftest import small_config, small_dataset, waves
 
@@ -109,6 +109,6 @@ def test_the_seasonal_baseline_repeats_the_day_before():
 
 def test_the_ridge_sees_fewer_windows_where_all_would_take_too_long(monkeypatch):
     _, dataset, _ = made()
-    monkeypatch.setattr(score, "RIDGE_WORK", 1.0)
+    monkeypatch.setattr(numbers, "RIDGE_WORK", 1.0)
     found = score.find_baselines(dataset, lambda which: dataset.pieces(which, None, rows=1))
     assert "one training window in 3" in found["ridge"].what

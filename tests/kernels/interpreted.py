@@ -8,13 +8,15 @@ A process of its own: the interpreter is chosen when the kernels are imported.
 from __future__ import annotations
 
 import json
+import random
 import sys
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 from triton.runtime import interpreter
 
-from slipstream.kernels import fused, update
+from slipstream.kernels import fused, stepwise, update
 from slipstream.kernels.fused import Tile, Way
 from slipstream.kernels.shapes import Weights
 from tests.kernels.layers import Shape, apart, defined, drawn
@@ -28,6 +30,19 @@ SHAPES = [
     Shape("gru", K=2, T=4, B=20, D=3, H=16, W=2, states=True),
     Shape("gru", K=1, T=4, B=3, D=70, H=7, W=2, last=True, states=True),
 ]
+
+
+def stepwise_shapes(count: int) -> Iterator[Shape]:
+    """What lies at an end, more units than one program takes, and some drawn at random."""
+    for kind in ("lstm", "gru"):
+        yield Shape(kind, K=1, T=1, B=1, D=1, H=1)
+        yield Shape(kind, K=1, T=3, B=1, D=17, H=129, W=2, last=True)
+        yield Shape(kind, K=1, T=2, B=70, D=8, H=9, W=2)
+        yield Shape(kind, K=2, T=4, B=2, D=8, H=16)  # nothing to pad
+        draw = random.Random(kind)
+        for _ in range(count):
+            sizes = [draw.randint(1, most) for most in (5, 3, 20, 20, 20)]
+            yield Shape(kind, *sizes, W=draw.choice([1, 2]), last=draw.random() < 0.3)
 
 
 def mended() -> None:
@@ -92,6 +107,24 @@ def error_of(shape: Shape, dtype: torch.dtype, *, held: int) -> float:
     return apart(found, defined(shape, given, grad))
 
 
+def stepwise_error_of(shape: Shape, dtype: torch.dtype, *, loose: bool) -> float:
+    """Where `loose`, there are gaps between lanes of weights, and between rows of the gradient."""
+    given = drawn(shape, dtype)
+    way = stepwise.Way(shape.kind, shape.last, dtype, kernels=True)
+    weights = [with_gaps(tensor, 1) if loose else tensor for tensor in given[1:]]
+    out = stepwise.layer(way, given[0], Weights(*weights))
+    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    arriving = with_gaps(grad, -1) if loose else grad
+    found = [out, *torch.autograd.grad(out, given, arriving)]
+    return apart(found, defined(shape, given, grad))
+
+
+def with_gaps(tensor: torch.Tensor, dim: int) -> torch.Tensor:
+    return torch.cat([tensor, torch.full_like(tensor, torch.nan)], dim).split(
+        tensor.shape[dim], dim
+    )[0]
+
+
 def adam_error(*, decoupled: bool, columns: slice = slice(None)) -> float:
     """Against torch's own, three lanes of which one stays in its second step. `columns` are of a
     wider buffer, whose others must stay."""
@@ -145,4 +178,8 @@ if __name__ == "__main__":
         name = f"{shape.kind} {number}"
         found[f"{name} fp32"] = error_of(shape, torch.float32, held=4 if number % 2 else 1)
         found[f"{name} fp16"] = error_of(shape, torch.float16, held=1 if number % 2 else 4)
+    for number, shape in enumerate(stepwise_shapes(3)):
+        name, loose = f"stepwise {shape.kind} {number}", number % 2 == 0
+        found[f"{name} fp32"] = stepwise_error_of(shape, torch.float32, loose=loose)
+        found[f"{name} fp16"] = stepwise_error_of(shape, torch.float16, loose=not loose)
     json.dump(found, sys.stdout)

@@ -14,7 +14,7 @@ triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from slipstream.kernels import fused, recurrence, sums  # noqa: E402
+from slipstream.kernels import fused, pointwise, recurrence, sums  # noqa: E402
 
 
 class Card(NamedTuple):
@@ -32,6 +32,8 @@ CARDS = [
 ]
 TURING = Card("RTX 2080 Ti", 75, 65_536)
 REGISTERS = 65_536
+THREADS = 768
+"""That a processor runs at once at least, of kernels that wait for memory"""
 MOST_SPILLED = 128
 """Bytes of stack"""
 HALF = ("y", "final", "factors", "carry", "slots", "dy")
@@ -121,6 +123,36 @@ def test_weight_gradients_fit(card):
         assert needs.registers * 32 * 8 <= REGISTERS
         assert needs.stack <= MOST_SPILLED
         assert needs.calls == 0  # a call in a loop of products spoils them
+
+
+OF_STEPS = ("product", "x", "y", "out", "dy", "slots", "carry")
+STEP_TYPES = dict.fromkeys(("bias", "state"), "*fp32") | dict.fromkeys(("t", "T", "B"), "i32")
+STEP_TYPES |= dict.fromkeys(("dy_lane", "dy_time", "dy_row"), "i64")
+STEPS = [
+    *(pointwise.lstm_forward, pointwise.gru_forward),
+    *(pointwise.lstm_backward, pointwise.gru_backward),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "H", "W", "card"),
+    [
+        *(("fp16", 256, 1, card) for card in (TURING, *CARDS)),
+        *(("bf16", 136, 2, card) for card in (TURING, CARDS[-1])),
+        *(("fp32", 300, 2, card) for card in (TURING, CARDS[-1])),
+    ],
+    ids=str,
+)
+def test_a_step_takes_no_shared_memory_and_calls_nothing(kind, H, W, card):
+    constants = {"H": H, "W": W, "SPREAD": True, "KEEP": True, "LAST": True}
+    constants |= {"QUICK": kind != "fp32", "BLOCK": pointwise.BLOCK}
+    types = STEP_TYPES | dict.fromkeys(OF_STEPS, f"*{kind}")
+    for kernel in STEPS:
+        needs = compiled(kernel, card, constants, warps=pointwise.WARPS, types=types)
+        assert needs.shared == 0, kernel
+        assert needs.stack == 0, kernel
+        assert needs.calls == 0, kernel
+        assert needs.registers <= REGISTERS // THREADS, kernel
 
 
 def test_turing_is_left_to_cudnn():

@@ -6,8 +6,9 @@ import random
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
-from slipstream.kernels import fused
+from slipstream.kernels import fused, op, stepwise
 from slipstream.kernels.shapes import Weights
 from tests.kernels.layers import Shape, apart, defined, drawn
 
@@ -125,6 +126,102 @@ def test_the_way_back_runs_once():
     given = drawn(shape, torch.float16, "cuda")
     way, x, weights = way_for(shape, given, torch.float16)
     out = fused.layer(way, x, weights).sum()
+    out.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="runs once"):
+        out.backward()
+
+
+def wide_shapes(count, *, seed=0):
+    """Layers too wide for the kernels that hold their weights on chip."""
+    draw = random.Random(seed)
+    for _ in range(count):
+        T = draw.choice([1, 2, 3, 24, 50, 105])
+        yield Shape(
+            draw.choice(["lstm", "gru"]),
+            K=draw.choice([1, 2, 3, 4, 5]),
+            T=T,
+            B=draw.choice([1, 5, 16, 33, 256]),
+            D=draw.choice([1, 3, 11, 64, 130, 256]),
+            H=draw.choice([129, 136, 160, 192, 200, 255, 256, 257, 300]),
+            W=draw.choice([1, 2]),
+            last=draw.random() < 0.3,
+        )
+
+
+WIDE = [
+    Shape("lstm", K=16, T=24, B=256, D=11, H=256),
+    Shape("gru", K=2, T=400, B=16, D=4, H=256, W=2),
+]
+
+
+def stepwise_results(shape, dtype):
+    """The output and all gradients, and by the definition; weights' lanes lie apart."""
+    given = drawn(shape, dtype, "cuda")
+    way = stepwise.Way(shape.kind, shape.last, dtype, kernels=True, quick=dtype.itemsize == 2)
+    weights = Weights(*(torch.cat([w, w], dim=1).split(w.shape[1], dim=1)[0] for w in given[1:]))
+    out = stepwise.layer(way, given[0], weights)
+    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to("cuda", dtype)
+    return [out, *torch.autograd.grad(out, given, grad)], given, grad
+
+
+@pytest.mark.parametrize("dtype", MOST)
+@pytest.mark.parametrize("shape", [*wide_shapes(25), *WIDE], ids=str)
+def test_wide_layers_step_by_step(shape, dtype):
+    found, given, grad = stepwise_results(shape, dtype)
+    assert apart(found, defined(shape, given, grad)) < MOST[dtype]
+    again, _, _ = stepwise_results(shape, dtype)
+    assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_a_capture_of_a_wide_layer_gives_the_same_bits(kind):
+    shape = Shape(kind, K=4, T=12, B=50, D=11, H=200, W=2)
+    given = drawn(shape, torch.float16, "cuda")
+    grad = torch.randn(4, 12, 50, 400, device="cuda").half()
+
+    def step():
+        leaves = [tensor.detach().requires_grad_() for tensor in given]
+        by_way = [leaf[:, way] for way in range(2) for leaf in leaves[1:]]
+        with torch.autocast("cuda", torch.float16):
+            out = op.lanes(kind, False, leaves[0], *by_way)
+        return [out, *torch.autograd.grad(out, leaves, grad)]
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        eager = step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    graph.replay()
+    assert all(torch.equal(a, b) for a, b in zip(eager, captured, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+@pytest.mark.parametrize("W", [1, 2])
+def test_a_time_step_is_a_product_and_one_kernel(kind, W):
+    def seen(T):
+        """Our kernels each way, and all that are neither ours nor products."""
+        shape = Shape(kind, K=4, T=T, B=64, D=16, H=256, W=W)
+        torch.use_deterministic_algorithms(False)  # else it fills what `empty` gives
+        stepwise_results(shape, torch.float16)
+        with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
+            stepwise_results(shape, torch.float16)
+            torch.cuda.synchronize()
+        names = [event.name for event in profiler.events()]
+        ours = [sum(f"{kind}_{way}" in name for name in names) for way in ("forward", "backward")]
+        return ours, sum("at::native" in name for name in names)
+
+    (few, rest_of_few), (many, rest_of_many) = seen(4), seen(12)
+    assert few == [4, 4]
+    assert many == [12, 12]
+    assert rest_of_many == rest_of_few > 0
+
+
+def test_the_way_back_of_a_wide_layer_runs_once():
+    given = drawn(Shape("lstm", K=1, T=3, B=4, D=2, H=160), torch.float16, "cuda")
+    way = stepwise.Way("lstm", False, torch.float16, kernels=True, quick=True)
+    out = stepwise.layer(way, given[0], Weights(*given[1:])).sum()
     out.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="runs once"):
         out.backward()

@@ -64,12 +64,15 @@ def test_under_vmap_every_lane_is_its_own(kind, shared):
         Shape("gru", K=2, T=1, B=1, D=3, H=20, W=2),
         Shape("lstm", K=1, T=30, B=8, D=2, H=140, W=2),
         Shape("gru", K=2, T=12, B=5, D=4, H=6),
+        Shape("lstm", K=2, T=8, B=3, D=4, H=6, W=2, last=True),
+        Shape("gru", K=5, T=7, B=1, D=2, H=9, last=True),
     ],
     ids=str,
 )
 def test_step_by_step_is_what_is_defined(shape, dtype):
     given = drawn(shape, dtype)
-    out = stepwise.layer(shape.kind, given[0], Weights(*given[1:5]), dtype)
+    way = stepwise.Way(shape.kind, shape.last, dtype)
+    out = stepwise.layer(way, given[0], Weights(*given[1:5]))
     grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
     found = [out, *torch.autograd.grad(out, given, grad)]
     error = apart(found, defined(shape, given, grad))

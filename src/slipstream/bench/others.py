@@ -30,6 +30,7 @@ from slipstream.data import windows
 from slipstream.data.dataset import Dataset
 from slipstream.engine import optim
 from slipstream.engine.homes import Draw, SingleWindows
+from slipstream.engine.job import weighed
 from slipstream.engine.trial import Timed
 from slipstream.models import build
 from slipstream.models.recurrent import CELLS
@@ -194,7 +195,7 @@ class Plain:
     """A loop without any framework, as good as a page of advice makes it."""
 
     def __init__(self, config: Config, dataset: Dataset, way: Way) -> None:
-        self.config, self.dataset, self.way = config, dataset, way
+        self.config, self.dataset, self.way = weighed(config, dataset), dataset, way
         self.device = _device(config)
         self.model = network(config, dataset).to(self.device)
         self.parameters = list(self.model.parameters())
@@ -286,6 +287,8 @@ def has_lightning() -> bool:
 def _module(config: Config, dataset: Dataset, way: Way, rates: list[float] | None) -> Any:
     """The LightningModule; `rates` are the learning rates of a whole job."""
     import lightning
+
+    config = weighed(config, dataset)
 
     class Module(lightning.LightningModule):
         def __init__(self) -> None:

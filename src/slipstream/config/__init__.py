@@ -1,9 +1,9 @@
 """What a user can ask for. No torch here."""
 
 from slipstream.config.augment import Augment
-from slipstream.config.base import Scalar
+from slipstream.config.base import CLASS_LOSSES, Scalar
 from slipstream.config.pretraining import Pretrain
-from slipstream.config.reading import demo, differences, load, to_toml
+from slipstream.config.reading import changed, demo, differences, load, to_toml
 from slipstream.config.sections import (
     SIMULATED,
     Config,
@@ -14,8 +14,10 @@ from slipstream.config.sections import (
 )
 from slipstream.config.signature import Signature
 from slipstream.config.split import Split
+from slipstream.config.tune import Range, Tune
 
 __all__ = [
+    "CLASS_LOSSES",
     "SIMULATED",
     "Augment",
     "Config",
@@ -23,10 +25,13 @@ __all__ = [
     "Engine",
     "Model",
     "Pretrain",
+    "Range",
     "Scalar",
     "Signature",
     "Split",
     "Train",
+    "Tune",
+    "changed",
     "demo",
     "differences",
     "load",

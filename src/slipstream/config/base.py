@@ -12,7 +12,10 @@ Scalars = Annotated[tuple[Scalar, ...], Field(strict=False)]
 Sizes = Annotated[tuple[PositiveInt, ...], Field(strict=False, min_length=1)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 PositiveFloat = Annotated[float, Field(gt=0)]
+Weights = Annotated[tuple[PositiveFloat, ...], Field(strict=False, min_length=2)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+CLASS_LOSSES = ("cross_entropy", "focal")
 
 
 class Section(BaseModel):

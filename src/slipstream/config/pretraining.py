@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import PositiveInt
 
-from slipstream.config.base import Fraction, NonNegative, Section
+from slipstream.config.base import CLASS_LOSSES, Fraction, NonNegative, Section
 
 if TYPE_CHECKING:
     from slipstream.config.sections import Config
@@ -29,6 +29,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 """What `slipstream pretrain` takes where the config says nothing"""
 RECURRENT = {"bidirectional": True, "layer_norm": True}
 """The same for lstm and gru"""
+OF_CLASSES = ("focal_gamma", "label_smoothing", "class_weights")
+"""Of `[train]`, what an encoder has no use for"""
 
 
 class Pretrain(Section):
@@ -50,8 +52,18 @@ class Pretrain(Section):
 
 
 def with_defaults(settings: dict[str, Any]) -> dict[str, Any]:
-    """A pre-training run's settings, with its own defaults where they say nothing."""
+    """A pre-training run's settings, with its own defaults where they say nothing.
+
+    What they say of classes is for the training that follows, and left out.
+    """
     found = dict(settings)
+    train = found.get("train", {})
+    if isinstance(train, dict):
+        found["train"] = {
+            key: value
+            for key, value in train.items()
+            if key not in OF_CLASSES and not (key == "loss" and value in CLASS_LOSSES)
+        }
     for name, values in DEFAULTS.items():
         given = found.get(name, {})
         if isinstance(given, dict):

@@ -6,16 +6,17 @@ import difflib
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 import tomli_w
 from pydantic import ValidationError
 
 from slipstream.config.base import Section
 from slipstream.config.sections import SIMULATED, Config, Model
+from slipstream.config.tune import Tune
 from slipstream.errors import UserError
 
 OF_ENCODER = ("context", "scale", "channels", "inputs")
@@ -25,7 +26,8 @@ OF_ENCODER = ("context", "scale", "channels", "inputs")
 def load(source: Config | str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Config:
     """Read a config from a TOML file, a mapping or a Config, then apply `section.key=value`s.
 
-    A relative `data.path` in a file is looked for beside the file, then in the working folder.
+    A relative `data.path` or `data.labels` in a file is looked for beside the file, then in the
+    working folder.
     """
     if isinstance(source, Config):
         settings, origin = source.model_dump(exclude_unset=True), "config"
@@ -42,9 +44,45 @@ def load(source: Config | str | Path | Mapping[str, Any], overrides: Iterable[st
         raise UserError(f"{origin}: " + "\n  ".join(_explain(error))) from None
 
 
-def demo() -> Config:
-    """The embedded training job: an LSTM that estimates a simulated cell's state of charge."""
-    text = resources.files("slipstream").joinpath("demo.toml").read_text(encoding="utf-8")
+def changed(config: Config, settings: Mapping[str, Any]) -> Config:
+    """A config with some settings changed, by dotted name; `model.hidden.0` is one of a list."""
+    found = config.model_dump(exclude_unset=True)
+    for dotted, value in settings.items():
+        *sections, key = dotted.split(".")
+        if key.isdecimal():
+            _change_one(config, found, sections, int(key), value)
+            continue
+        inner = found
+        for name in sections:
+            inner = inner.setdefault(name, {})
+        inner[key] = value
+    try:
+        return Config.model_validate(found)
+    except ValidationError as error:
+        raise UserError("; ".join(_explain(error))) from None
+
+
+def _change_one(
+    config: Config, found: dict[str, Any], path: Sequence[str], index: int, value: Any
+) -> None:
+    """Change one of a list, such as one layer's width; a single number stands for all of them."""
+    section, key = path
+    given = found.setdefault(section, {})
+    if not isinstance(given.get(key), (list, tuple)):
+        given[key] = list(config.model.sizes) if path == ["model", "hidden"] else []
+    given[key] = list(given[key])
+    if index >= len(given[key]):
+        raise UserError(
+            f"tune.space has {'.'.join(path)}.{index}, but there are {len(given[key])} of them, "
+            "counted from 0"
+        )
+    given[key][index] = value
+
+
+def demo(name: str = "demo") -> Config:
+    """An embedded job: `demo`, an LSTM that estimates a simulated cell's state of charge, or
+    `search`, for better settings of it."""
+    text = resources.files("slipstream").joinpath(f"{name}.toml").read_text(encoding="utf-8")
     return Config.model_validate(tomllib.loads(text))
 
 
@@ -62,12 +100,18 @@ def differences(one: Config, other: Config) -> list[str]:
 
 def to_toml(config: Config, *, only_set: bool = False) -> str:
     """Every setting, or those that were given: a preset fills in the others."""
-    text = tomli_w.dumps(config.model_dump(exclude_none=True, exclude_unset=only_set))
-    return re.sub(r"\[\n((?: {4}.*,\n)+)\]", _on_one_line, text)
+    settings = config.model_dump(exclude_none=True, exclude_unset=only_set)
+    if config.tune == Tune():  # nobody asked for a search
+        settings.pop("tune", None)
+    text = tomli_w.dumps(settings)
+    before = ""
+    while text != before:  # the innermost lists first
+        before, text = text, re.sub(r"\[\n((?: +[^\n]*,\n)+?) *\]", _on_one_line, text)
+    return text
 
 
 def _on_one_line(array: re.Match[str]) -> str:
-    items = [line.strip(" ,") for line in array[1].strip("\n").split("\n")]
+    items = [line.strip().removesuffix(",") for line in array[1].strip("\n").split("\n")]
     joined = f"[{', '.join(items)}]"
     return joined if len(joined) <= 80 else array[0]
 
@@ -93,6 +137,8 @@ def _read(path: Path) -> dict[str, Any]:
             data["path"] = _beside(data["path"], path)
         elif isinstance(data.get("path"), list):
             data["path"] = [_beside(p, path) if isinstance(p, str) else p for p in data["path"]]
+        if isinstance(data.get("labels"), str):
+            data["labels"] = _beside(data["labels"], path)
     return settings
 
 
@@ -178,10 +224,15 @@ def _locate(loc: tuple[int | str, ...]) -> tuple[list[str], type[Section]]:
     """The setting's dotted path, without the branch names that unions add, and its section."""
     section: type[Section] = Config
     path: list[str] = []
+    entries = False
     for part in map(str, loc):
         path.append(part)
+        if entries:
+            break
         field = section.model_fields.get(part)
         inner = field.annotation if field else None
+        if entries := get_origin(inner) is dict:
+            continue  # the entry's own name follows
         if not (isinstance(inner, type) and issubclass(inner, Section)):
             break
         section = inner

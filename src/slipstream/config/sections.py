@@ -8,6 +8,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from slipstream.config.augment import Augment
 from slipstream.config.base import (
+    CLASS_LOSSES,
     Fraction,
     Names,
     NonNegative,
@@ -16,9 +17,11 @@ from slipstream.config.base import (
     Scalars,
     Section,
     Sizes,
+    Weights,
 )
 from slipstream.config.pretraining import Pretrain, refuse_unfit, with_defaults
 from slipstream.config.split import Split
+from slipstream.config.tune import Tune
 
 SIMULATED = "simulated:"
 """Paths that start so name an embedded data set instead of a file."""
@@ -30,6 +33,9 @@ class Data(Section):
     path: str | Names | None = None
     """A file, a folder or a list of files: CSV, Parquet or Arrow. A file is one series unless `id`
     names a column. `"simulated:cell"` and `"simulated:bars"` are embedded: a battery, a market."""
+    task: Literal["regress", "classify"] = "regress"
+    """What is asked of the model: numbers, or one of several classes (the target is then a column
+    of integers or text, or comes from `labels`)."""
     time: str | None = None
     """The column that orders the rows and shows gaps: timestamps, dates or plain numbers."""
     time_format: str | None = None
@@ -44,7 +50,14 @@ class Data(Section):
     0)."""
     targets: Names | None = None
     """What the model predicts. Default when forecasting: every input. Must be named where `horizon`
-    is 0."""
+    is 0. To classify, one column of integers or text; where it is empty, there is no window."""
+    labels: str | None = None
+    """To classify: a table beside the data instead of a target column, with the columns series
+    (where there are several), start, end and label. start and end are times, or rows counted from
+    0 where there is no `time`."""
+    label_rows: Literal["end", "every"] = "end"
+    """What a row of `labels` stands for: the one window that ends at its end, or every window whose
+    target rows lie between its start and its end."""
     static: Names = ()
     """Numeric columns that are constant within a series; they join at the model's head."""
     ignore: Names = ()
@@ -52,7 +65,8 @@ class Data(Section):
     context: PositiveInt = 96
     """Rows that the model sees."""
     horizon: Annotated[int, Field(ge=0)] = 24
-    """Rows to forecast; 0 estimates the targets at the window's last row."""
+    """Rows to forecast; 0 estimates the targets at the window's last row, which is the default to
+    classify."""
     stride: PositiveInt = 1
     """Rows from one window to the next, in every set."""
     channels: Literal["together", "independent"] = "together"
@@ -77,7 +91,8 @@ class Data(Section):
     split: Split = Split(train=0.7, val=0.1, test=0.2)
     """Shares of each series in time order, `{ rows = [a, b, c] }`, `{ by = "column", val = [...],
     test = [...] }`, `{ folders = true }` or `{ walk_forward = 6 }`. A window belongs to the set
-    that holds its target rows; its context may reach back over the border."""
+    that holds its target rows; its context may reach back over the border. To classify, also shares
+    of each class (`stratified`)."""
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -89,6 +104,37 @@ class Data(Section):
             () if self.path is None else (self.path,) if isinstance(self.path, str) else self.path
         )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _at_the_last_row(cls, settings: Any) -> Any:
+        if isinstance(settings, dict) and settings.get("task") == "classify":
+            return {"horizon": 0} | settings
+        return settings
+
+    @model_validator(mode="after")
+    def _classes(self) -> Self:
+        if self.task == "regress":
+            if self.labels is not None or self.split.stratified:
+                named = "data.labels" if self.labels is not None else "data.split.stratified"
+                raise ValueError(f'{named} is about classes; set data.task = "classify"')
+        elif self.labels is not None and self.targets is not None:
+            raise ValueError("data.labels says what the target is; take data.targets out")
+        elif self.labels is None and (self.targets is None or len(self.targets) != 1):
+            raise ValueError(
+                'data.task = "classify" needs one column of labels, as in targets = ["state"], or '
+                "a table of them (data.labels)"
+            )
+        elif self.labels is None and self.label_rows != "end":
+            raise ValueError("data.label_rows goes with data.labels, which is not set")
+        if self.task == "classify" and self.channels == "independent":
+            raise ValueError('data.channels = "independent" forecasts numbers, not classes')
+        if self.labels is not None and self.label_rows == "end" and self.stride > 1:
+            raise ValueError(
+                "data.labels says which windows there are, so data.stride has nothing to skip; "
+                'take it out, or set data.label_rows = "every"'
+            )
+        return self
+
     @model_validator(mode="after")
     def _roles(self) -> Self:
         for key in ("inputs", "targets"):
@@ -97,7 +143,7 @@ class Data(Section):
                 raise ValueError(f"data.{key} is empty; name at least one column or leave it out")
             if names is not None and len(set(names)) < len(names):
                 raise ValueError(f"data.{key} names a column twice")
-        if self.horizon == 0 and self.targets is None:
+        if self.horizon == 0 and self.targets is None and self.labels is None:
             raise ValueError("data.horizon is 0, so data.targets must name what to estimate")
         both = sorted(set(self.inputs or ()) & set(self.targets or ()))
         if self.horizon == 0 and both:
@@ -185,12 +231,21 @@ class Train(Section):
     objective: Literal["predict", "masked"] = "predict"
     """What is learnt: to predict the targets, or, as `slipstream pretrain` sets it, to fill in
     masked rows of the inputs."""
-    loss: Literal["mse", "mae", "huber", "quantile"] = "mse"
-    """What is minimised, on scaled values."""
+    loss: Literal["mse", "mae", "huber", "quantile", "cross_entropy", "focal"] = "mse"
+    """What is minimised, on scaled values. To classify: `"cross_entropy"`, the default there, or
+    `"focal"`."""
     quantiles: Annotated[tuple[Fraction, ...], Field(strict=False, min_length=1)] = (0.1, 0.5, 0.9)
     """Levels for the quantile loss; the middle one is the point prediction."""
     huber_delta: PositiveFloat = 1.0
     """Where the Huber loss turns from square to straight, in scaled units."""
+    focal_gamma: NonNegative = 2.0
+    """How much less the focal loss counts what is told apart already; 0 is cross-entropy."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """To classify: the share of each label that is spread over all classes."""
+    class_weights: Literal["none", "balanced"] | Weights = "none"
+    """To classify: what a class counts in the loss; `"balanced"` counts rare ones more, by the
+    training windows (of the first fold, where there are several), or a list, in the classes' order.
+    It shifts the probabilities too."""
     optimizer: Literal["adam", "adamw", "sgd", "rmsprop"] = "adamw"
     """Which optimizer."""
     lr: PositiveFloat = 1e-3
@@ -231,6 +286,9 @@ class Train(Section):
     """An improvement is a validation loss lower than the best by more than this."""
     validate_every: PositiveInt = 1
     """Epochs from one validation to the next."""
+    metric: Literal["loss", "mse", "mae"] = "loss"
+    """What a validation is judged by, for early stopping and the best weights: the training loss,
+    or an error of the point prediction in standardised units."""
     minutes: PositiveFloat | None = None
     """Stop training after this time."""
     repeats: PositiveInt = 1
@@ -352,6 +410,13 @@ class Engine(Section):
         return settings
 
 
+def _as_dict(section: Any) -> dict[str, Any] | None:
+    """What was given of a section; None where it is nothing that has settings."""
+    if isinstance(section, Section):
+        return section.model_dump(exclude_unset=True)
+    return section if isinstance(section, dict) else None
+
+
 class Config(Section):
     """Everything one run is asked to do."""
 
@@ -367,24 +432,44 @@ class Config(Section):
     pretrain: Pretrain = Pretrain()
     augment: Augment = Augment()
     engine: Engine = Engine()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _for_pretraining(cls, settings: Any) -> Any:
-        train = settings.get("train") if isinstance(settings, dict) else None
-        if isinstance(train, dict) and train.get("objective") == "masked":
-            return with_defaults(settings)
-        return settings
+    tune: Tune = Tune()
 
     @property
     def masked(self) -> bool:
         """Whether an encoder is pre-trained"""
         return self.train.objective == "masked"
 
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults(cls, settings: Any) -> Any:
+        """Pre-training has defaults of its own, and so have classes: a loss."""
+        if not isinstance(settings, dict):
+            return settings
+        data, train = (_as_dict(settings.get(name, {})) for name in ("data", "train"))
+        if train is not None and train.get("objective") == "masked":
+            return with_defaults(settings)
+        if data is None or train is None or data.get("task") != "classify" or "loss" in train:
+            return settings
+        return settings | {"train": train | {"loss": "cross_entropy"}}
+
     @model_validator(mode="after")
-    def _fits_masks(self) -> Self:
+    def _task(self) -> Self:
         if self.masked:
             refuse_unfit(self)
+            return self
+        classify, train = self.data.task == "classify", self.train
+        if classify != (train.loss in CLASS_LOSSES):
+            fit = CLASS_LOSSES if classify else ("mse", "mae", "huber", "quantile")
+            raise ValueError(
+                f'train.loss = "{train.loss}" does not go with data.task = "{self.data.task}"; '
+                f"choose one of {', '.join(fit)}"
+            )
+        for section in ("train", "tune"):
+            if classify and getattr(self, section).metric != "loss":
+                raise ValueError(f"{section}.metric is an error of numbers; take it out")
+        for name in ("label_smoothing", "class_weights"):
+            if not classify and getattr(train, name) != Train.model_fields[name].default:
+                raise ValueError(f'train.{name} is about classes; set data.task = "classify"')
         return self
 
     @model_validator(mode="after")

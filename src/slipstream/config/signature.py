@@ -24,6 +24,8 @@ class Signature(Section):
     """Empty for a point prediction."""
     step: float | None
     """Usual time from row to row: seconds for timestamps, else in the time column's own unit."""
+    classes: Names = ()
+    """To classify: their names, numbered in this order. Empty where numbers are predicted."""
     decoder: int = 0
     """Of a pre-trained encoder: hidden units of what makes rows of its tokens. 0: of a model that
     predicts"""
@@ -32,6 +34,11 @@ class Signature(Section):
     def masked(self) -> bool:
         """Whether this is an encoder's, which fills in masked rows of its inputs."""
         return self.decoder > 0
+
+    @property
+    def outputs(self) -> int:
+        """Numbers for each predicted value: its quantiles, or how likely each class is."""
+        return max(len(self.quantiles), len(self.classes), 1)
 
     @property
     def steps_out(self) -> int:

@@ -13,7 +13,7 @@ WALKING_SHARES = {"val": 0.1, "test": 0.2}
 
 
 class Split(Section):
-    """Which rows are for training, validation and test. Give one of the five forms."""
+    """Which rows are for training, validation and test. Give one of the six forms."""
 
     train: Fraction | Scalars | None = None
     """Share of each series, from its start (0.7); or, beside `by`, the values that train (default:
@@ -31,6 +31,10 @@ class Split(Section):
     """A column whose value says which set a row belongs to; `"series"` takes the series' name."""
     folders: bool = False
     """The folders train/, val/ and test/ below `data.path` hold the sets."""
+    stratified: bool = False
+    """Beside shares, to classify: cut each class by itself, so that every set has its part of all
+    classes. Windows that share rows with a later set are left out. Classes that come at other times
+    are then learnt at one time and tested at another: no forecast would have known that."""
     walk_forward: PositiveInt | None = None
     """Folds. The end of each series is cut into so many test blocks of one length, one after the
     other; each fold trains on what comes before its block and validates on the last of that."""
@@ -59,6 +63,8 @@ class Split(Section):
                 "data.split: give one of train/val/test shares, rows, by, folders, or "
                 "walk_forward, not several"
             )
+        if self.stratified and any((*forms, self.folders)):
+            raise ValueError("data.split.stratified goes with shares: train, val and test")
         if self.walk_forward is not None:
             self._check_walk()
             return self

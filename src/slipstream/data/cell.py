@@ -32,7 +32,8 @@ HEAT_J_PER_K, COOLING_W_PER_K = 42.0, 0.06
 RECORD_EVERY_S = 5
 LONGEST_S = 3 * 3600
 EMPTY_SOC, EMPTY_V = 0.05, 2.8
-# mean current and fluctuation of each way to drive, in ampere: rest, city, country, motorway
+WAYS = ("rest", "city", "country", "motorway")
+# mean current and fluctuation of each way to drive, in ampere
 MEAN_A = np.array([0.0, -1.6, -2.6, -4.5])
 SPREAD_A = np.array([0.02, 2.2, 1.6, 1.2])
 CHANGE_PROBABILITY = 1 / 150  # of the way to drive, each second
@@ -46,7 +47,8 @@ def open_circuit_voltage(soc: Array) -> Array:
 
 
 def simulate(seed: int = 0) -> pa.Table:
-    """One long table: cell, set, time_s, voltage_V, current_A, temperature_degC, soc_percent."""
+    """One long table: cell, set, time_s, voltage_V, current_A, temperature_degC, soc_percent, and
+    the way of driving: rest, city, country or motorway."""
     draw = np.random.default_rng(seed)
     cells = len(SETS)
     capacity_as = 3600 * CAPACITY_AH * (1 + 0.02 * draw.standard_normal(cells))
@@ -89,14 +91,14 @@ def simulate(seed: int = 0) -> pa.Table:
                 100 * soc,
             )
             for i in np.flatnonzero(running):
-                rows[i].append((second, *(float(column[i]) for column in measured)))
+                rows[i].append((second, *(float(column[i]) for column in measured), float(way[i])))
     return _table(rows)
 
 
 def _table(rows: list[list[tuple[float, ...]]]) -> pa.Table:
     lengths = [len(recorded) for recorded in rows]
     names = [f"cell-{i:02d}" for i in range(1, len(rows) + 1)]
-    time_s, *measured = np.array([row for recorded in rows for row in recorded]).T
+    time_s, *measured, way = np.array([row for recorded in rows for row in recorded]).T
     columns = ("voltage_V", "current_A", "temperature_degC", "soc_percent")
     return pa.table(
         {
@@ -104,5 +106,6 @@ def _table(rows: list[list[tuple[float, ...]]]) -> pa.Table:
             "set": np.repeat(SETS, lengths),
             "time_s": time_s.astype(np.int64),
             **dict(zip(columns, measured, strict=True)),
+            "drive": np.array(WAYS)[way.astype(np.int64)],
         }
     )

@@ -16,9 +16,22 @@ import torch
 from torch import Tensor
 
 from slipstream.config import SIMULATED, Config, Data, Signature
-from slipstream.data import bars, cell, folds, prepare, scaling, splits, stream, tables, windows
+from slipstream.data import (
+    bars,
+    cell,
+    classes,
+    folds,
+    labelled,
+    labels,
+    prepare,
+    scaling,
+    splits,
+    stream,
+    tables,
+    windows,
+)
 from slipstream.data.folds import Fold
-from slipstream.data.prepare import Layout, Store, Times
+from slipstream.data.prepare import Ints, Layout, Store, Times
 from slipstream.data.roles import Roles, find_roles
 from slipstream.data.scaling import Scaler
 from slipstream.data.splits import SETS, Runs
@@ -28,6 +41,7 @@ from slipstream.data.windows import Piece, Ranges, Series
 from slipstream.errors import UserError
 
 DAY_S = 86400.0
+COUNT_ROWS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -74,6 +88,17 @@ class Dataset:
         memory = replace(self.memory, starts=fold.starts)
         return replace(self, count=fold.count, memory=memory, folds=())
 
+    def class_counts(self, which: str = "train") -> Ints:
+        """Target rows of each class over a set's windows; of a walk, of its first fold's."""
+        dataset = self.only(self.folds[0]) if self.folds else self
+        counts = np.zeros(len(self.signature.classes), dtype=np.int64)
+        for piece in dataset.pieces(which, None, rows=COUNT_ROWS):
+            for some in piece.starts.split(-(-COUNT_ROWS // self.signature.steps_out)):
+                rows = some[:, None] + piece.series.target_rows
+                numbers = piece.series.targets[rows, 0].long().flatten()
+                counts += np.bincount(numbers.numpy(), minlength=len(counts))
+        return counts
+
     def pieces(
         self, which: str, series: Series | None, *, rows: int, with_time: bool = False
     ) -> Iterator[Piece]:
@@ -109,38 +134,96 @@ def load(config: Config, table: Any = None, *, known: Scaler | None = None) -> D
     if config.masked:
         roles, data = _for_an_encoder(roles, data)
     roles = _in_stored_order(roles)
+    names: tuple[str, ...] = ()
+    if data.task == "classify" and data.labels is None:
+        sources, names = classes.coded(sources, roles.targets[0], "data.targets")
+        classes.refuse_few(names, f'column "{roles.targets[0]}"')
     if _streams(config, sources, roles):
-        return _streamed(config, data, sources, roles, notes, known)
-    store = prepare.build(sources, data, roles, min_rows=data.context + data.horizon)
+        return _streamed(config, data, sources, roles, notes, names, known)
+    store, names, spans = build_store(sources, data, roles, names, data.context + data.horizon)
     del sources
     layout = store.layout
-    signature = _signature(config, roles, layout.step)
-    found: tuple[Fold, ...] = ()
-    if data.split.walk_forward is None or config.masked:
-        runs, ranges = find_windows(layout, data, signature)
-        starts = {name: torch.from_numpy(some.starts()) for name, some in ranges.items()}
-    else:
-        runs, found, told = folds.find(layout, store.time, data, signature)
-        starts, notes = found[-1].starts, [*notes, *told]
-    scaler = _fit(store, roles, runs.mask(splits.TRAIN, 0, layout.num_rows), data, known)
+    signature = _signature(config, roles, layout.step, names)
+    starts, found, training, told = _split(store, data, signature)
+    if spans is not None and data.label_rows == "end":
+        every = [fold.starts for fold in found] or [starts]
+        used = [some.numpy() for sets in every for some in sets.values()]
+        told += labels.told(spans, used, signature.lead)
+    scaler = _fit(store, roles, training, data, names, known)
     series = scaled_series(store, scaler, signature)
-    return Dataset(
+    made = Dataset(
         signature=signature,
         scaler=scaler,
         layout=layout,
         count={name: len(some) for name, some in starts.items()},
         period=data.period or season(layout),
-        notes=(*notes, *store.notes),
+        notes=(*notes, *told, *store.notes),
         memory=InMemory(series, starts, store.time),
         stream=None,
         folds=found,
     )
+    return _with_notes_on_classes(made, config) if names else made
+
+
+def _split(
+    store: Store, data: Data, signature: Signature
+) -> tuple[dict[str, Tensor], tuple[Fold, ...], npt.NDArray[np.bool_], list[str]]:
+    """The windows by set, the folds of a walk, the rows that training may know, and notes."""
+    layout = store.layout
+    found: tuple[Fold, ...] = ()
+    told: list[str] = []
+    numbers = labelled.numbers(store) if signature.classes else None
+    if data.split.stratified:
+        assert numbers is not None
+        by_set, training = labelled.stratified(layout, numbers, data, signature)
+        return {name: torch.from_numpy(some) for name, some in by_set.items()}, (), training, []
+    if data.split.walk_forward is None or signature.masked:
+        runs, ranges = find_windows(layout, data, signature)
+        starts = {name: torch.from_numpy(some.starts()) for name, some in ranges.items()}
+    else:
+        runs, found, told = folds.find(layout, store.time, data, signature)
+        starts = found[-1].starts
+    if numbers is not None:
+        starts = labelled.kept(starts, numbers, signature)
+        found = tuple(
+            replace(fold, starts=labelled.kept(fold.starts, numbers, signature, fold=fold.label))
+            for fold in found
+        )
+    return starts, found, runs.mask(splits.TRAIN, 0, layout.num_rows), told
+
+
+def build_store(
+    sources: list[Source],
+    data: Data,
+    roles: Roles,
+    names: tuple[str, ...],
+    min_rows: int,
+) -> tuple[Store, tuple[str, ...], labels.Spans | None]:
+    """The store, its classes, and where the labels of a table lie if they come from one."""
+    if data.labels is None:
+        return prepare.build(sources, data, roles, min_rows=min_rows), names, None
+    plain = prepare.build(sources, data, replace(roles, targets=()), min_rows=min_rows)
+    store, names, spans = labels.attach(plain, data, names)
+    classes.refuse_few(names, data.labels)
+    return store, names, spans
+
+
+def _with_notes_on_classes(dataset: Dataset, config: Config) -> Dataset:
+    told = labelled.notes(
+        dataset.signature.classes,
+        dataset.class_counts(),
+        config.train.class_weights,
+        fold=", first fold" if dataset.folds else "",
+    )
+    return replace(dataset, notes=(*dataset.notes, *told))
 
 
 def _for_an_encoder(roles: Roles, data: Data) -> tuple[Roles, Data]:
     """What masked rows are filled in from: inputs alone, and windows of nothing but context."""
     targets = roles.targets if data.channels == "independent" else ()
-    return Roles(roles.inputs, targets), data.model_copy(update={"horizon": 0, "static": ()})
+    split = data.split.model_copy(update={"stratified": False})
+    unasked = {"horizon": 0, "static": (), "task": "regress", "labels": None, "split": split}
+    return Roles(roles.inputs, targets), data.model_copy(update=unasked)
 
 
 def _streams(config: Config, sources: list[Source], roles: Roles) -> bool:
@@ -162,6 +245,7 @@ def _streamed(
     sources: list[Source],
     roles: Roles,
     notes: list[str],
+    names: tuple[str, ...],
     known: Scaler | None,
 ) -> Dataset:
     stream.refuse_what_needs_memory(data)
@@ -170,7 +254,7 @@ def _streamed(
         source = tables.join(sources)
         data = data.model_copy(update={"id": data.id or tables.FILE})
     layout, static = stream.scan_layout(source, data, roles.static)
-    signature = _signature(config, roles, layout.step)
+    signature = _signature(config, roles, layout.step, names)
     runs, ranges = find_windows(layout, data, signature)
     scaler, anchors = stream.scan_values(source, signature, runs, data.scale)
     if known is not None:
@@ -183,7 +267,9 @@ def _streamed(
             ]
         )
         scaler = scaler.joined(fit_static(static, roles.static, trained, data))
-    return Dataset(
+    if names:
+        scaler = scaler.joined(scaling.as_it_is(roles.targets[0], high=len(names) - 1.0))
+    made = Dataset(
         signature=signature,
         scaler=scaler,
         layout=layout,
@@ -202,6 +288,7 @@ def _streamed(
             ranges=ranges,
         ),
     )
+    return _with_notes_on_classes(made, config) if names else made
 
 
 def find_windows(
@@ -292,7 +379,9 @@ def _in_stored_order(roles: Roles) -> Roles:
     )
 
 
-def _signature(config: Config, roles: Roles, step: float | None) -> Signature:
+def _signature(
+    config: Config, roles: Roles, step: float | None, names: tuple[str, ...]
+) -> Signature:
     data = config.data
     return Signature(
         inputs=roles.inputs,
@@ -304,6 +393,7 @@ def _signature(config: Config, roles: Roles, step: float | None) -> Signature:
         channels=data.channels,
         quantiles=config.train.quantiles if config.train.loss == "quantile" else (),
         step=step,
+        classes=names,
         decoder=config.pretrain.decoder if config.masked else 0,
     )
 
@@ -313,11 +403,16 @@ def _fit(
     roles: Roles,
     training: npt.NDArray[np.bool_],
     data: Data,
+    names: tuple[str, ...],
     known: Scaler | None,
 ) -> Scaler:
+    """A label, which stands last, is a class's number and stays one."""
+    columns = store.columns[:-1] if names else store.columns
     scaler = scaling.fit(
-        store.values, store.columns, store.anchors, training, kind=data.scale, known=known
+        store.values, columns, store.anchors, training, kind=data.scale, known=known
     )
+    if names:
+        scaler = scaler.joined(scaling.as_it_is(store.columns[-1], high=len(names) - 1.0))
     if not roles.static:
         return scaler
     trained = np.logical_or.reduceat(training, store.layout.offsets[:-1])

@@ -68,6 +68,45 @@ def find(
     return walk[0], tuple(found), notes
 
 
+def back_from(
+    starts: dict[str, Tensor], count: int, *, offsets: Tensor, signature: Signature, purge: int
+) -> tuple[dict[str, Tensor], ...]:
+    """Folds of what a split trains and validates on: its own validation block is the last one's,
+    and every fold before has the block of that length before it, with earlier rows to train on.
+
+    Nothing of the test windows is in any of them.
+    """
+    train, val = starts["train"], starts["val"]
+    if count == 1:
+        return ({"train": train, "val": val},)
+    both = torch.cat([train, val]).unique()
+    owner = torch.bucketize(both, offsets, right=True) - 1
+    whose = torch.bucketize(val, offsets, right=True) - 1
+    first = torch.full((len(offsets) - 1,), torch.iinfo(torch.int64).max)
+    first.scatter_reduce_(0, whose, val + signature.lead, "amin")
+    last = torch.zeros(len(offsets) - 1, dtype=torch.int64)
+    last.scatter_reduce_(0, whose, val + signature.lead + signature.steps_out, "amax")
+    length = last - first
+    begin, end = both + signature.lead, both + signature.lead + signature.steps_out
+    found = []
+    for back in range(count - 1, 0, -1):
+        block = first[owner] - back * length[owner]
+        known = length[owner] > 0
+        fold = {
+            "train": both[known & (end <= block - purge)],
+            "val": both[known & (begin >= block) & (end <= block + length[owner])],
+        }
+        for name, some in fold.items():
+            if not len(some):
+                raise UserError(
+                    f"tune.folds = {count}: fold {count - back} has no {name} windows; the "
+                    "validation rows must come after training rows of the same series, and so many "
+                    "times their length before them; lower it"
+                )
+        found.append(fold)
+    return (*found, {"train": train, "val": val})
+
+
 def _starts(breaks: Ints, runs: Runs, which: int, data: Data, signature: Signature) -> Ints:
     return windows.find_ranges(
         breaks,

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from slipstream.config import Config, Signature, Split
+from slipstream.config import Config, Data, Signature, Split
+from slipstream.data import classes, labelled, prepare, splits, windows
 from slipstream.data import dataset as datasets
-from slipstream.data import prepare, splits, windows
 from slipstream.data.dataset import Dataset, InMemory
 from slipstream.data.prepare import Layout, Store
 from slipstream.data.resample import resampled
@@ -45,16 +45,14 @@ def load(
     )
     if isinstance(given, (str, Path)):
         data, given = data.model_copy(update={"path": str(given)}), None
-    roles = Roles(signature.inputs, signature.targets, signature.static)
     known = signature.horizon if targets else 0
-    store = prepare.build(
-        datasets.read_sources(data, given),
-        data,
-        roles,
-        min_rows=signature.context + known,
-        need_targets=targets,
-    )
+    store = _store(data, signature, given, targets, min_rows=signature.context + known)
     if _other_step(store.layout, signature, resample):
+        if targets and signature.classes:
+            raise UserError(
+                "labels cannot be resampled: what lies between two classes is neither; bring the "
+                f"rows and their labels to the step {signature.step:g} beforehand"
+            )
         store = resampled(store, signature.step or 0.0)
     layout = store.layout
     strange = _unlike_training(store, scaler)
@@ -70,16 +68,30 @@ def load(
     if not len(ranges):
         raise UserError(splits.no_window("full", layout, layout.num_rows, data))
     starts = {"all": torch.from_numpy(ranges.starts())}
+    if targets and signature.classes:
+        starts = labelled.kept(starts, labelled.numbers(store), signature)
     return Dataset(
         signature=signature,
         scaler=scaler,
         layout=layout,
-        count={"all": len(ranges)},
+        count={"all": len(starts["all"])},
         period=None,
         notes=(*strange, *store.notes),
         memory=InMemory(datasets.scaled_series(store, scaler, signature), starts, store.time),
         stream=None,
     )
+
+
+def _store(data: Data, signature: Signature, given: Any, targets: bool, *, min_rows: int) -> Store:
+    """What is given, with its labels as the model numbers them."""
+    sources = datasets.read_sources(data, given)
+    roles = Roles(signature.inputs, signature.targets, signature.static)
+    read = targets or signature.targets[0] in signature.inputs
+    if signature.classes and data.labels is None and read:
+        sources, _ = classes.coded(sources, signature.targets[0], "data.targets", signature.classes)
+    if targets:
+        return datasets.build_store(sources, data, roles, signature.classes, min_rows)[0]
+    return prepare.build(sources, data, roles, min_rows=min_rows, need_targets=False)
 
 
 def _other_step(layout: Layout, signature: Signature, resample: bool) -> bool:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from slipstream.config import Data
 from slipstream.data import tables, text, typed
+from slipstream.data.classes import LABEL
 from slipstream.data.tables import Source
 from slipstream.errors import UserError
 
@@ -27,12 +28,14 @@ class Roles:
 
 def find_roles(source: Source, data: Data) -> tuple[Roles, list[str]]:
     """Columns by role, with a note on what the defaults left out."""
+    targets = data.targets if data.labels is None else (LABEL,)
     if data.inputs is not None:
-        return Roles(data.inputs, data.targets or data.inputs, data.static), []
+        _refuse_taken(source, data, data.inputs)
+        return Roles(data.inputs, targets or data.inputs, data.static), []
     for name in data.targets or ():
         typed.require(source, name, "data.targets")
     spoken_for = {data.time, data.split.by, *data.ids, *data.static, *data.where, *data.ignore}
-    if data.horizon == 0:
+    if data.horizon == 0 or data.task == "classify":
         spoken_for |= set(data.targets or ())
     if source.parts:
         spoken_for.add(tables.FILE)
@@ -46,9 +49,18 @@ def find_roles(source: Source, data: Data) -> tuple[Roles, list[str]]:
     )
     if not inputs:
         raise UserError(f"{source.name}: has no numeric column to read; name data.inputs")
+    _refuse_taken(source, data, inputs)
     left = [name for name in free if name not in inputs]
     notes = [f"not used as inputs: {', '.join(left)}"] if left else []
-    return Roles(inputs, data.targets or inputs, data.static), notes
+    return Roles(inputs, targets or inputs, data.static), notes
+
+
+def _refuse_taken(source: Source, data: Data, inputs: tuple[str, ...]) -> None:
+    if data.labels is not None and LABEL in inputs:
+        raise UserError(
+            f'{source.name}: has a column "{LABEL}" among its inputs, which is what data.labels '
+            "brings; rename it, or name it in data.ignore"
+        )
 
 
 def matching(source: Source, data: Data) -> Ints | range:

@@ -66,6 +66,11 @@ class Scaler:
         )
 
 
+def as_it_is(name: str, *, high: float) -> Scaler:
+    """No scaling, of a column that goes from 0 to `high`."""
+    return Scaler("none", {name: 0.0}, {name: 1.0}, {name: 1.0}, {name: 0.0}, {name: high})
+
+
 def fit(
     values: Values,
     columns: tuple[str, ...],

@@ -36,6 +36,8 @@ def refuse_what_needs_memory(data: Data) -> None:
         "data.unsorted": data.unsorted != "error",
         "data.where": bool(data.where),
         "data.short": data.short != "error",
+        "data.labels": data.labels is not None,
+        "data.split.stratified": data.split.stratified,
     }
     for setting, wanted in asked.items():
         if wanted:
@@ -238,12 +240,15 @@ def scan_values(
         values = _values(stretch, signature, anchors)
         training = runs.mask(SETS.index("train"), begin, end)
         for i, name in enumerate(columns):
-            holes = np.flatnonzero(np.isnan(values[:, i]))
+            label = bool(signature.classes) and name in signature.targets
+            unlabelled = label & (values[:, i] + anchors[name] < 0)
+            holes = np.flatnonzero(np.isnan(values[:, i]) | unlabelled)
             if len(holes):
                 raise UserError(
                     f"{stretch.where(int(holes[0]), name)}: is missing; to stream a table, fill or "
                     "leave out what is missing beforehand"
                 )
-            sums.add(name, values[training, i], anchors[name])
+            if not label:
+                sums.add(name, values[training, i], anchors[name])
         tables.release_memory()
     return sums.scaler(kind), anchors

@@ -248,7 +248,7 @@ def files_in(folder: Path) -> list[Path]:
     return files
 
 
-def read(path: Path, *, name: str) -> Source:
+def read(path: Path, *, name: str, setting: str = "data.path") -> Source:
     """One file."""
     reader = READERS.get(path.suffix.lower())
     if reader is None:
@@ -257,7 +257,7 @@ def read(path: Path, *, name: str) -> Source:
         with path.open("rb") as file:
             head = file.read(65536)
     except FileNotFoundError:
-        raise UserError(f"{path}: there is no such file (data.path)") from None
+        raise UserError(f"{path}: there is no such file ({setting})") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     if not head.strip():

@@ -49,7 +49,7 @@ def column(source: Source, name: str, setting: str) -> pa.ChunkedArray:
     values = source.column(name)
     if pa.types.is_dictionary(values.type):
         values = values.cast(values.type.value_type)
-    if _is_text(values.type) and source.delimiter is None:  # a CSV's text was checked when read
+    if is_text(values.type) and source.delimiter is None:  # a CSV's text was checked when read
         try:
             values.validate(full=True)
         except pa.ArrowInvalid as error:
@@ -60,7 +60,7 @@ def column(source: Source, name: str, setting: str) -> pa.ChunkedArray:
 def numbers(source: Source, name: str, setting: str) -> npt.NDArray[np.float64]:
     """A column as float64, NaN where a value is missing. Refuses text and infinities."""
     values = column(source, name, setting)
-    if _is_text(values.type):
+    if is_text(values.type):
         values = _parse_numbers(source, name, values)
     elif not _is_numeric(values.type):
         raise UserError(
@@ -80,10 +80,10 @@ def numbers(source: Source, name: str, setting: str) -> npt.NDArray[np.float64]:
 def looks_numeric(source: Source, name: str) -> bool:
     """True for numbers, and for text of which half or more reads as numbers."""
     kind = source.columns.kind(name)
-    if not (_is_text(kind) or pa.types.is_dictionary(kind)):
+    if not (is_text(kind) or pa.types.is_dictionary(kind)):
         return _is_numeric(kind)
     values = column(source, name, "data.inputs")
-    if not _is_text(values.type):
+    if not is_text(values.type):
         return _is_numeric(values.type)
     text = _clean(values, source.delimiter)
     known = len(text) - text.null_count
@@ -102,19 +102,19 @@ def labels(source: Source, name: str, setting: str) -> tuple[npt.NDArray[np.int6
 
 
 def times(
-    source: Source, name: str, time_format: str | None
+    source: Source, name: str, time_format: str | None, setting: str = "data.time"
 ) -> npt.NDArray[np.int64] | npt.NDArray[np.float64]:
     """A time column: microseconds (int64) for dates and timestamps, float64 for plain numbers."""
-    values = column(source, name, "data.time")
+    values = column(source, name, setting)
     kind = values.type
-    if _is_text(kind):
+    if is_text(kind):
         if time_format is None and looks_numeric(source, name):
-            return _known_times(source, name, numbers(source, name, "data.time"))
+            return _known_times(source, name, numbers(source, name, setting))
         values = _parse_times(source, name, values, time_format)
     elif _is_numeric(kind):
-        return _known_times(source, name, numbers(source, name, "data.time"))
+        return _known_times(source, name, numbers(source, name, setting))
     elif not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
-        raise UserError(f'{source.name}: column "{name}" (data.time) holds {kind}, not times')
+        raise UserError(f'{source.name}: column "{name}" ({setting}) holds {kind}, not times')
     if values.null_count:
         row = pc.index(pc.is_null(values), True).as_py()
         raise UserError(f"{source.where(row, name)}: the time is missing")
@@ -131,7 +131,7 @@ def _known_times(
     return values
 
 
-def _is_text(kind: pa.DataType) -> bool:
+def is_text(kind: pa.DataType) -> bool:
     return bool(
         pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -88,7 +90,7 @@ class Captured:
         # then cannot be given back; so they go before the recording and after it
         torch._C._cuda_clearCublasWorkspaces()
         try:
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            with _uncollected(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 for _ in range(steps):
                     self._program()
             graph.instantiate()
@@ -100,6 +102,18 @@ class Captured:
         finally:
             torch._C._cuda_clearCublasWorkspaces()
         return graph
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage collection: what it may find, such as an earlier graph, ends a recording."""
+    on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if on:
+            gc.enable()
 
 
 def decisive(names: Iterable[str]) -> list[str]:

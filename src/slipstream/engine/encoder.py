@@ -118,6 +118,15 @@ def _other_settings(encoder: Encoder, config: Config) -> list[str]:
     return [f"{name} is {a}, there {b}" for name, (a, b) in pairs.items() if a != b]
 
 
+def settled(config: Config) -> tuple[str, ...]:
+    """The settings that cannot be other than those of the encoder that `train.init_from` names."""
+    kind = config.model.kind
+    if config.train.init_from is None:
+        return ()
+    more = ("data.context",) if kind == "transformer" else ()
+    return "model.kind", *(f"model.{name}" for name in SHAPE.get(kind, ())), "data.inputs", *more
+
+
 def _columns(signature: Signature) -> tuple[str, ...]:
     """What one sequence reads, by name; an independent channel has none."""
     if signature.channels == "together":

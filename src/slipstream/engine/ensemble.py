@@ -21,11 +21,11 @@ from torch import Tensor
 from slipstream.config import Config, Signature
 from slipstream.data.scaling import Scaler
 from slipstream.engine import checkpoint, score
+from slipstream.engine.chunk import Chunk, Pieces, Predictor
 from slipstream.engine.plan import Plan
-from slipstream.engine.score import Chunk, Pieces, Predictor
 from slipstream.errors import UserError
 from slipstream.models import build
-from slipstream.objectives import point
+from slipstream.objectives import point, pooled
 from slipstream.runs import Run
 
 LEVELS = {"80": 0.80, "95": 0.95}
@@ -37,29 +37,26 @@ Reach = dict[str, Tensor]
 """By level: how far its interval goes to either side, [H, C], scaled"""
 
 
-def mean_of(predictors: Sequence[Predictor]) -> Predictor:
+def mean_of(predictors: Sequence[Predictor], signature: Signature) -> Predictor:
     """Several models as one."""
 
     def predict(series: Any, starts: Tensor) -> Tensor:
-        total = predictors[0](series, starts)
-        for another in predictors[1:]:
-            total = total + another(series, starts)
-        return total / len(predictors)
+        every = [one(series, starts) for one in predictors]
+        return pooled(every, classes=bool(signature.classes))
 
     return predictors[0] if len(predictors) == 1 else predict
 
 
 def side_by_side(
-    predictors: Sequence[Predictor], pieces: Pieces, which: str
+    predictors: Sequence[Predictor], pieces: Pieces, which: str, signature: Signature
 ) -> Iterator[list[Chunk]]:
     """Each model's chunks of a set; of several, their mean comes last."""
     for each in zip(*(score.chunks(one, pieces(which)) for one in predictors), strict=True):
         beside = list(each)
         if len(beside) > 1:
-            total = beside[0].prediction
-            for chunk in beside[1:]:
-                total = total + chunk.prediction
-            beside.append(beside[0]._replace(prediction=total / len(each)))
+            every = [chunk.prediction for chunk in each]
+            mean = pooled(every, classes=bool(signature.classes))
+            beside.append(beside[0]._replace(prediction=mean))
         yield beside
 
 
@@ -205,7 +202,7 @@ def load(run: Run, config: Config, plan: Plan, *, ensemble: bool | None = None) 
         numbers = fold["lanes"] if uses == ENSEMBLE else [fold["lanes"][fold["best"]]]
         predictors = [_predictor(found, number, config, signature, plan) for number in numbers]
         reach = _scaled(fold["reach"][uses], scaler, signature)
-        voices.append(Voice(mean_of(predictors), reach))
+        voices.append(Voice(mean_of(predictors, signature), reach))
     return Trained(signature, scaler, _in_words(facts, uses), voices)
 
 

@@ -22,8 +22,8 @@ from slipstream.data import windows
 from slipstream.data.dataset import Dataset
 from slipstream.data.windows import Piece, Series
 from slipstream.engine import objective, recover, step
+from slipstream.engine.chunk import Pieces
 from slipstream.engine.plan import Plan
-from slipstream.engine.score import Pieces
 from slipstream.metrics import Tally
 from slipstream.models import masks
 

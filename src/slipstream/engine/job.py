@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.config import Config
+from slipstream.data import labelled
 from slipstream.data.dataset import Dataset
 from slipstream.data.windows import Series
 from slipstream.engine import copies, encoder, homes, objective, optim, step
@@ -41,6 +42,15 @@ class Task:
     """A pre-trained encoder that the model starts from"""
     copies: Copies | None = None
     """Augmented training windows on disk, in place of the series'"""
+
+
+def weighed(config: Config, dataset: Dataset) -> Config:
+    """The config with balanced class weights as the numbers that they are for this data."""
+    if config.train.class_weights != "balanced":
+        return config
+    weights = labelled.balanced(dataset.class_counts())
+    train = config.train.model_copy(update={"class_weights": weights})
+    return config.model_copy(update={"train": train})
 
 
 @dataclass(frozen=True)
@@ -130,7 +140,8 @@ def set_up(task: Task, plan: Plan, *, like: Job | None = None, frozen: bool | No
         scale=scale,
         noise=_noise(config, device),
     )
-    check = step.validation(model, val_home, val_tape, objective=asked)
+    judged = objective.in_validation(config, dataset.signature, plan)
+    check = step.validation(model, val_home, val_tape, objective=judged)
     captured: dict[str, Captured] = {}
     if plan.capture:
         advance = captured[TRAINING] = Captured(advance, device, steps=plan.steps_per_graph)

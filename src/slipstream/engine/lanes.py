@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -29,49 +29,93 @@ EMPTY = 0.25
 OUT_OF_TIME, INTERRUPTED = "train.minutes have passed", "interrupted"
 Refill = Callable[[LaneFit], Lane | None]
 """What takes the place of a lane that has ended, if anything does"""
+Verdict = Callable[[Sequence[tuple[LaneFit, float]]], Sequence[str]]
+"""Lanes and their new validation losses to why each has to end; nothing lets one go on"""
+
+
+Facts = Callable[[], Mapping[str, Any]]
+"""What a checkpoint keeps beside the lanes, as it stands then"""
+
+
+class Guide(NamedTuple):
+    """What decides over lanes from outside."""
+
+    refill: Refill | None = None
+    verdict: Verdict | None = None
+    doomed: Callable[[LaneFit], str] | None = None
+    """Why a lane in the middle of an epoch has to end, where the verdict on others says so"""
+    forget: bool = False
+    """Keep nothing of a lane once `refill` has seen how it ended"""
 
 
 def fit(
     pack: Pack,
     run: Run,
     *,
-    refill: Refill | None = None,
-    facts: Mapping[str, Any] | None = None,
+    guide: Guide = Guide(),  # noqa: B008 (a tuple)
+    facts: Facts = dict,
 ) -> list[LaneFit]:
     """Train every lane to its own end and close the pack; the fits come in the lanes' order.
 
-    `refill` is asked for another lane when one ends. `facts` are kept with each checkpoint. A
+    The guide is asked for another lane when one ends. `facts` go with each checkpoint. A
     signal stops it after the step in hand, with a checkpoint.
     """
+    with stoppable() as stop:
+        return _drained(rounds(started(pack, run), stop, guide=guide, facts=facts))
+
+
+def resume(
+    saved: Saved,
+    lanes: Sequence[Lane] | Mapping[int, Lane],
+    signature: Signature,
+    series: Series,
+    run: Run,
+    *,
+    guide: Guide = Guide(),  # noqa: B008
+    facts: Facts = dict,
+) -> list[LaneFit]:
+    """Go on from a checkpoint as if it had never stopped; `lanes` are all that had come until then,
+    by their number."""
+    work = lanestate.restored(saved, lanes, signature, series, run)
+    with stoppable() as stop:
+        return _drained(rounds(work, stop, guide=guide, facts=facts))
+
+
+Rounds = Generator[None, None, list[LaneFit]]
+
+
+def _drained(rounds: Rounds) -> list[LaneFit]:
+    while True:
+        try:
+            next(rounds)
+        except StopIteration as end:
+            found: list[LaneFit] = end.value
+            return found
+
+
+def started(pack: Pack, run: Run) -> Work:
+    """A pack with all of its lanes at their first step."""
     work = Work(pack, run, [None] * len(pack.lanes))
     for place, lane in enumerate(pack.lanes):
         assert lane is not None
         _enter(work, place, lane)
     pack.begin({place: Epoch() for place in range(len(pack.lanes))})
-    return _until_the_end(work, refill, facts or {})
+    return work
 
 
-def resume(
-    saved: Saved,
-    lanes: Sequence[Lane],
-    signature: Signature,
-    series: Series,
-    run: Run,
+def rounds(
+    work: Work,
+    stop: Stop,
     *,
-    refill: Refill | None = None,
-    facts: Mapping[str, Any] | None = None,
-) -> list[LaneFit]:
-    """Go on from a checkpoint as if it had never stopped; `lanes` are all that had come until then,
-    in their order."""
-    work = lanestate.restored(saved, lanes, signature, series, run)
-    return _until_the_end(work, refill, facts or {})
-
-
-def _until_the_end(work: Work, refill: Refill | None, facts: Mapping[str, Any]) -> list[LaneFit]:
+    guide: Guide = Guide(),  # noqa: B008
+    facts: Facts = dict,
+) -> Rounds:
+    """Train to the end, as `fit` does, one round at a time: while the device is busy with a round's
+    steps, other packs can have the host."""
     engine, plan = work.pack.room.config.engine, work.pack.plan
-    with stoppable() as stop, Writer(work.run, background=engine.async_checkpoints) as writer:
+    with Writer(work.run, background=engine.async_checkpoints) as writer:
         try:
-            _fit(work, stop, Keeper(work.run, engine, writer), refill, facts)
+            yield from _rounds(work, stop, Keeper(work.run, engine, writer), guide, facts)
         finally:
             work.pack.close()
             if plan.capture:
@@ -87,14 +131,14 @@ def _until_the_end(work: Work, refill: Refill | None, facts: Mapping[str, Any]) 
     return sorted(work.everyone(), key=lambda one: one.number)
 
 
-def _fit(
-    work: Work, stop: Stop, keeper: Keeper, refill: Refill | None, facts: Mapping[str, Any]
-) -> None:
+def _rounds(
+    work: Work, stop: Stop, keeper: Keeper, guide: Guide, facts: Facts
+) -> Generator[None, None, None]:
     spent_before = work.train_s + work.validate_s
     began = time.perf_counter()
 
     def save() -> None:
-        keeper.save(lambda: lanestate.take(work, facts), at=(work.steps, len(work.ended)))
+        keeper.save(lambda: lanestate.take(work, facts()), at=(work.steps, len(work.ended)))
 
     while training := work.training():
         pack, log_every = work.pack, work.pack.room.config.engine.log_every
@@ -104,7 +148,8 @@ def _fit(
         while taken < min(left, log_every) and not (taken and stop.requested):
             pack.advance()  # one program for all lanes, no host sync
             taken += 1
-        _prepare(work, taken)
+        _prepare(work, all_of_them=taken == left)
+        yield
         diverged = _read(work, taken)
         now = time.perf_counter()
         work.train_s += now - round_began
@@ -112,10 +157,10 @@ def _fit(
         limit = min((60 * m for m in minutes if m), default=math.inf)
         late = now - began + spent_before > limit
         for place in diverged:
-            _roll_back(work, place, refill)
+            _roll_back(work, place, guide)
         if stop.requested:
             break
-        validated = _finish_epochs(work, set(diverged), late, None if late else refill)
+        validated = _finish_epochs(work, set(diverged), late, guide)
         if keeper.due(validated=validated):
             save()
         _compact(work)
@@ -130,12 +175,16 @@ def _enter(work: Work, place: int, lane: Lane) -> None:
     work.came += 1
 
 
-def _prepare(work: Work, taken: int) -> None:
-    """Lay out the epochs that come next while the device is still busy with its steps."""
+def _prepare(work: Work, *, all_of_them: bool) -> None:
+    """Lay out epochs that come next while the device is busy with its steps: one a round, and at an
+    epoch's end those that are missing."""
+    pack = work.pack
     for place, one in work.training():
-        at, train = one.progress, one.lane.config.train
-        if at.done + taken == work.pack.num_steps(place) and at.epochs + 1 < train.epochs:
-            work.pack.prepare(place, at.epochs + 1)
+        coming = one.progress.epochs + 1
+        if coming < one.lane.config.train.epochs and not pack.is_prepared(place, coming):
+            pack.prepare(place, coming)
+            if not all_of_them:
+                return
 
 
 def _read(work: Work, taken: int) -> list[int]:
@@ -157,7 +206,7 @@ def _read(work: Work, taken: int) -> list[int]:
     return diverged
 
 
-def _roll_back(work: Work, place: int, refill: Refill | None) -> None:
+def _roll_back(work: Work, place: int, guide: Guide) -> None:
     """Put a lane back to its epoch's start with half its learning rate, or end it."""
     one = work.places[place]
     assert one is not None
@@ -166,7 +215,7 @@ def _roll_back(work: Work, place: int, refill: Refill | None) -> None:
     at.epoch = float(at.epochs)
     work.pack.go_back(place)
     if at.rollbacks == recover.MOST_ROLLBACKS:
-        _end(work, place, DIVERGED, refill)
+        _end(work, place, DIVERGED, guide)
         return
     at.rollbacks += 1
     at.rate /= 2
@@ -175,7 +224,7 @@ def _roll_back(work: Work, place: int, refill: Refill | None) -> None:
     work.pack.begin({place: epoch_of(at)})
 
 
-def _finish_epochs(work: Work, spared: set[int], late: bool, refill: Refill | None) -> bool:
+def _finish_epochs(work: Work, spared: set[int], late: bool, guide: Guide) -> bool:
     """Score the lanes whose epoch is over, or all when the time is; end them or go on."""
     pack = work.pack
     over = [
@@ -184,12 +233,17 @@ def _finish_epochs(work: Work, spared: set[int], late: bool, refill: Refill | No
         if place not in spared and (late or one.progress.done == pack.num_steps(place))
     ]
     due = [place for place, one in over if late or _validates(one)]
+    told: dict[int, str] = {}
     if due:
         began = time.perf_counter()
         scores = pack.score(due)
         better = [k for k, val_loss in zip(due, scores, strict=True) if _judge(work, k, val_loss)]
         pack.keep_best(better)
         work.validate_s += time.perf_counter() - began
+        if guide.verdict:
+            mine = [one for place, one in over if place in due]
+            verdicts = guide.verdict(list(zip(mine, scores, strict=True)))
+            told = dict(zip(due, verdicts, strict=True))
     begun = {}
     for place, one in over:
         at, train = one.progress, one.lane.config.train
@@ -197,12 +251,18 @@ def _finish_epochs(work: Work, spared: set[int], late: bool, refill: Refill | No
         stopped = OUT_OF_TIME if late else out_of_patience(at, train)
         if not stopped and at.epochs == train.epochs:
             stopped = "all epochs done"
+        stopped = stopped or told.get(place, "")
         if stopped:
-            _end(work, place, stopped, refill)
+            _end(work, place, stopped, guide._replace(refill=None) if late else guide)
         else:
             begun[place] = epoch_of(at)
     if begun:
         pack.begin(begun)
+    if due and guide.doomed:
+        for place, one in work.training():
+            why = "" if place in begun else guide.doomed(one)
+            if why:
+                _end(work, place, why, guide)
     return bool(due)
 
 
@@ -232,7 +292,7 @@ def _judge(work: Work, place: int, val_loss: float) -> bool:
     return improved
 
 
-def _end(work: Work, place: int, stopped: str, refill: Refill | None) -> None:
+def _end(work: Work, place: int, stopped: str, guide: Guide) -> None:
     """Freeze a lane, take its best weights, and give its place away."""
     one, pack = work.places[place], work.pack
     assert one is not None
@@ -241,7 +301,9 @@ def _end(work: Work, place: int, stopped: str, refill: Refill | None) -> None:
     work.run.append("lane", lane=one.number, stopped=stopped, **asdict(one.progress))
     work.places[place] = None
     pack.leave(place)
-    lane = refill(one) if refill else None
+    lane = guide.refill(one) if guide.refill else None
+    if guide.forget:
+        work.ended.pop()
     if lane is not None:
         pack.put(place, lane)
         _enter(work, place, lane)

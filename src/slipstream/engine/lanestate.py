@@ -102,17 +102,16 @@ def take(work: Work, facts: Mapping[str, Any]) -> Saved:
 
 
 def restored(
-    saved: Saved, lanes: Sequence[Lane], signature: Signature, series: Series, run: Run
+    saved: Saved,
+    lanes: Sequence[Lane] | Mapping[int, Lane],
+    signature: Signature,
+    series: Series,
+    run: Run,
 ) -> Work:
     """The pack of a checkpoint with every lane where it stood."""
     facts, places = saved.facts, saved.facts["places"]
-    room = facts["room"] | {
-        "config": Config.model_validate_json(facts["room"]["config"]),
-        "model": Model.model_validate_json(facts["room"]["model"]),
-        "optimizers": tuple(facts["room"]["optimizers"]),
-    }
     plan = Plan.from_dict(facts["plan"])
-    pack = Pack(len(places), Room(**room), signature, series, plan, facts["mode"])
+    pack = Pack(len(places), room_of(facts), signature, series, plan, facts["mode"])
     work = Work(pack, run, [None] * len(places), came=facts["came"], steps=saved.step)
     work.train_s, work.validate_s = facts["seconds"]
     for told in facts["lanes"]:
@@ -130,8 +129,22 @@ def restored(
     return work
 
 
+def room_of(facts: Mapping[str, Any]) -> Room:
+    """What the places of a checkpoint's pack can hold."""
+    told = facts["room"]
+    back = {
+        "config": Config.model_validate_json(told["config"]),
+        "model": Model.model_validate_json(told["model"]),
+        "optimizers": tuple(told["optimizers"]),
+    }
+    return Room(**(told | back))
+
+
 def _brought_back(
-    told: dict[str, Any], lanes: Sequence[Lane], ended: dict[str, Tensor], device: torch.device
+    told: dict[str, Any],
+    lanes: Sequence[Lane] | Mapping[int, Lane],
+    ended: dict[str, Tensor],
+    device: torch.device,
 ) -> LaneFit:
     number, lane = told["number"], lanes[told["number"]]
     changed = configs.differences(Config.model_validate_json(told["config"]), lane.config)

@@ -18,7 +18,7 @@ from slipstream.data.windows import Batch
 from slipstream.engine.plan import Plan
 from slipstream.models import Noise, augment, masks
 from slipstream.models.augment import Mixed
-from slipstream.objectives import collapse, masked_losses, window_losses
+from slipstream.objectives import collapse, for_validation, masked_losses, window_losses
 
 Objective = Callable[[Callable[..., Any], Batch, Tensor, Noise | None], Tensor]
 """From a model, windows, what each counts for (0: padding) and noise to losses [B]. Without noise
@@ -29,6 +29,12 @@ def of(config: Config, signature: Signature, plan: Plan, *, drops: bool) -> Obje
     """The one that a run has; `drops` says whether the model gets the noise."""
     asked = Asked(config, signature.fold, signature.model_shared, plan, drops)
     return partial(_filled_in if signature.masked else _predicted, asked)
+
+
+def in_validation(config: Config, signature: Signature, plan: Plan) -> Objective:
+    """The same, judged by `train.metric`."""
+    judged = config.model_copy(update={"train": for_validation(config.train)})
+    return of(judged, signature, plan, drops=False)
 
 
 class Asked(NamedTuple):

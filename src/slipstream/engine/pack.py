@@ -183,10 +183,13 @@ class Pack:
         assert lane is not None
         return lane
 
+    def is_prepared(self, place: int, number: int) -> bool:
+        laid = self._laid.get(place)
+        return laid is not None and laid.number == number
+
     def prepare(self, place: int, number: int) -> None:
         """Lay out an epoch on the host; `begin` has less to do then."""
-        laid = self._laid.get(place)
-        if laid is not None and laid.number == number:
+        if self.is_prepared(place, number):
             return
         lane, room = self._lane(place), self.room
         draw = lane.draw()

@@ -5,18 +5,40 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from slipstream import hardware
-from slipstream.config import Signature
+from slipstream.config import Config, Signature
 from slipstream.data.windows import Series
 from slipstream.engine import capture, pack, recover
 from slipstream.engine.lane import Epoch, Lane
 from slipstream.engine.measure import LONGEST_S, STRETCHES, TRIAL_S, WORTH
 from slipstream.engine.pack import Pack
 from slipstream.engine.passes import WAYS, Mode
-from slipstream.engine.plan import Plan
+from slipstream.engine.plan import RECURRENT, Plan
 from slipstream.errors import UserError
+
+MOST_PLACES = 64
+"""Lanes at a time, where that is not measured"""
+
+
+def rule(settings: Config, plan: Plan) -> Mode:
+    """The mode, unmeasured: a CPU has faster recurrent layers for one model than for many."""
+    on_cpu = plan.device.type == "cpu" and settings.model.kind in RECURRENT
+    return "branches" if on_cpu else "together"
+
+
+def as_pack(plan: Plan, mode: Mode, ms: float | None = None) -> Plan:
+    """The plan of one model, as a pack of several takes it."""
+    plan = replace(plan, steps_per_graph=1, ms_per_step=ms)
+    if mode == "branches":
+        return plan
+    reasons = plan.reasons | {
+        "cudnn": "lanes train together, by an operation that takes all of them",
+        "compile": "off: lanes train together",
+    }
+    return replace(plan, cudnn=(), kernels=[], compile=False, reasons=reasons)
 
 
 class Choice(NamedTuple):

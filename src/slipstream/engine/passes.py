@@ -97,8 +97,13 @@ class Job(NamedTuple):
     """Whether any of them drops something"""
 
     @property
-    def objective(self) -> Objective:
+    def asked(self) -> Objective:
         return objective.of(self.config, self.signature, self.plan, drops=self.drops)
+
+    @property
+    def judged(self) -> Objective:
+        """In validation"""
+        return objective.in_validation(self.config, self.signature, self.plan)
 
     def build(self) -> nn.Module:
         with torch.random.fork_rng([]):
@@ -128,7 +133,7 @@ class Together:
 
     def __init__(self, job: Job, weights: Tensor, layout: Layout) -> None:
         self.job, self.weights, self.layout = job, weights, layout
-        self.module, self.objective = job.build(), job.objective
+        self.module, self.asked, self.judged = job.build(), job.asked, job.judged
         if job.model.kind in RECURRENT:
             core: Any = self.module.core
             core.own = True
@@ -136,11 +141,12 @@ class Together:
     def train(
         self, rows: Tensor, shares: Tensor, noise: Noise | None, now: Tensor, scale: Tensor
     ) -> tuple[Tensor, Tensor]:
-        weights = self.weights.detach().requires_grad_()
+        job, weights = self.job, self.weights.detach().requires_grad_()
         total = grads = None
-        for number in range(self.job.passes):
+        for number in range(job.passes):
             here = noise and noise.at(now, number)
-            loss = self._losses(weights, rows[:, number], shares[:, number], here)
+            windows_of = rows[:, number], shares[:, number]
+            loss = self._losses(self.asked, weights, *windows_of, here)
             (found,) = torch.autograd.grad(loss, weights, scale)
             grads = found if grads is None else grads + found
             total = loss.detach() if total is None else total + loss.detach()
@@ -149,7 +155,7 @@ class Together:
         return total, grads
 
     def validate(self, rows: Tensor, shares: Tensor) -> Tensor:
-        return self._losses(self.weights, rows, shares, None)
+        return self._losses(self.judged, self.weights, rows, shares, None)
 
     def serve(self, places: set[int]) -> None:
         pass
@@ -157,7 +163,14 @@ class Together:
     def close(self) -> None:
         pass
 
-    def _losses(self, weights: Tensor, rows: Tensor, shares: Tensor, noise: Noise | None) -> Tensor:
+    def _losses(
+        self,
+        asked: Objective,
+        weights: Tensor,
+        rows: Tensor,
+        shares: Tensor,
+        noise: Noise | None,
+    ) -> Tensor:
         batch, named = windows.gather(self.job.series, rows), views(weights, self.layout)
         of_noise = None if noise is None else 0
         by_lane = (0, 0, None if batch.static is None else 0, 0, 0, of_noise)
@@ -173,7 +186,7 @@ class Together:
             def model(*given: Any) -> Any:
                 return functional_call(self.module, weights, given)
 
-            return self.objective(model, Batch(inputs, static, targets), shares, noise)
+            return asked(model, Batch(inputs, static, targets), shares, noise)
 
         losses: Tensor = vmap(one, in_dims=by_lane)(named, *batch, shares, noise)
         return (losses * shares).sum(dim=1)
@@ -183,7 +196,8 @@ class Branches:
     """Each lane through a module of its own, whose weights are a row of the pack's."""
 
     def __init__(self, job: Job, weights: Tensor, layout: Layout) -> None:
-        self.job, self.layout, self.objective = job, layout, job.objective
+        self.job, self.layout = job, layout
+        self.asked, self.judged = job.asked, job.judged
         K, P = weights.shape
         self.modules = [self._module(weights[k : k + 1]) for k in range(K)]
         self.places: set[int] = set()
@@ -213,7 +227,8 @@ class Branches:
             total, grads = None, None
             for number in range(self.job.passes):
                 here = noise and Noise(noise.key[k], noise.rate[k]).at(now[k], number)
-                loss = self._loss(module, rows[k, number], shares[k, number], here)
+                windows_of = rows[k, number], shares[k, number]
+                loss = self._loss(self.asked, module, *windows_of, here)
                 found = torch.autograd.grad(loss, weights, scale[k])
                 grads = found if grads is None else torch._foreach_add(grads, found)
                 total = loss.detach() if total is None else total + loss.detach()
@@ -228,7 +243,8 @@ class Branches:
     def validate(self, rows: Tensor, shares: Tensor) -> Tensor:
         @torch.no_grad()
         def one(k: int) -> None:
-            self.loss[k].copy_(self._loss(self.modules[k].eval(), rows[k], shares[k], None))
+            module = self.modules[k].eval()
+            self.loss[k].copy_(self._loss(self.judged, module, rows[k], shares[k], None))
 
         self._each(one)
         return self.loss
@@ -240,9 +256,16 @@ class Branches:
         if self.workers:
             self.workers.shutdown()
 
-    def _loss(self, module: nn.Module, rows: Tensor, shares: Tensor, noise: Noise | None) -> Tensor:
+    def _loss(
+        self,
+        asked: Objective,
+        module: nn.Module,
+        rows: Tensor,
+        shares: Tensor,
+        noise: Noise | None,
+    ) -> Tensor:
         share = Share(windows.gather(self.job.series, rows), shares)
-        return step.loss(module, share, noise, objective=self.objective)
+        return step.loss(module, share, noise, objective=asked)
 
     def _in_a_row(self, tensors: Sequence[Tensor]) -> Iterator[Tensor]:
         for tensor, entry in zip(tensors, self.layout, strict=True):

@@ -87,13 +87,20 @@ class Plan:
         return cls(**(saved | {"device": device, "cudnn": cudnn}))
 
 
-def make(config: Config, *, data_bytes: int, training: bool = True, streamed: bool = False) -> Plan:
-    """The plan by rules of thumb, within what the config asks for."""
+def make(
+    config: Config,
+    *,
+    data_bytes: int,
+    training: bool = True,
+    streamed: bool = False,
+    lanes: bool = False,
+) -> Plan:
+    """The plan by rules of thumb, within what the config asks for; of many models, with `lanes`."""
     engine, model = config.engine, config.model
     device = hardware.choose_device(engine.device)
     found = hardware.describe(device)
     reasons = {"device": str(found.get("gpu", found["cpu"]))}
-    precision, reasons["precision"] = _precision(config, device)
+    precision, reasons["precision"] = _precision(config, device, lanes=lanes)
     capture, reasons["capture"] = False, "only training steps are captured"
     if training:
         capture, reasons["capture"] = _capture(config, device)
@@ -150,7 +157,7 @@ def _refuse_own(hidden: int, *, recent: bool) -> None:
         )
 
 
-def _precision(config: Config, device: torch.device) -> tuple[str, str]:
+def _precision(config: Config, device: torch.device, *, lanes: bool) -> tuple[str, str]:
     asked = config.engine.precision
     if device.type == "cpu":
         if asked in ("tf32", "fp16"):
@@ -165,16 +172,16 @@ def _precision(config: Config, device: torch.device) -> tuple[str, str]:
         return asked, "asked for"
     if config.engine.preset == "classic":
         return "fp16", "the usual advice"
-    if half_pays(config):
+    if half_pays(config, lanes=lanes):
         return "fp16", "fast for recurrent layers of this size"
     return ("tf32", "this GPU has it") if has_tf32 else ("fp16", "this GPU has no tf32")
 
 
-def half_pays(config: Config) -> bool:
+def half_pays(config: Config, *, lanes: bool = False) -> bool:
     """Whether recurrent layers are taken to be faster in fp16 than in tf32, before measuring."""
     hidden = max(config.model.sizes)
     large = hidden >= HALF_PAYS_HIDDEN or hidden * _batch(config) >= HALF_PAYS
-    lanes = config.train.repeats > 1 or config.data.split.walk_forward is not None
+    lanes = lanes or config.train.repeats > 1 or config.data.split.walk_forward is not None
     return config.model.kind in RECURRENT and (large or lanes)  # lanes run by kernels made for fp16
 
 

@@ -16,7 +16,7 @@ from slipstream import hardware
 from slipstream.config import Config
 from slipstream.data.dataset import Dataset
 from slipstream.engine import capture, copies, measure, optim, plan
-from slipstream.engine.job import Task, set_up
+from slipstream.engine.job import Task, set_up, weighed
 from slipstream.engine.plan import Plan
 from slipstream.models import build
 from slipstream.runs import Run
@@ -27,6 +27,7 @@ NOWHERE = Run(Path(os.devnull))
 
 def prepared(config: Config, dataset: Dataset) -> tuple[Task, Plan]:
     """A freshly drawn model on its device, and the rules of thumb for it."""
+    config = weighed(config, dataset)
     chosen = plan.make(config, data_bytes=dataset.data_bytes, streamed=dataset.stream is not None)
     with torch.random.fork_rng([chosen.device] if chosen.device.type == "cuda" else []):
         torch.manual_seed(config.seed)

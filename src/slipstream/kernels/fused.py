@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from slipstream.kernels import recurrence, sums
-from slipstream.kernels.shapes import Weights
+from slipstream.kernels.shapes import Weights, widened, without
 
 SLOTS = 4
 MOST_INSIDE = 64
@@ -62,20 +62,10 @@ def layer(
     H = weights.hh.shape[3]
     more = _padded(H) - H
     if more:
-        gates = weights.hh.shape[2] // H
-        weights = Weights(*(_wider(weight, gates, more) for weight in weights))
-        weights = weights._replace(hh=F.pad(weights.hh, (0, more)))
+        weights = widened(weights, more)
         h0, c0 = (None if s is None else F.pad(s, (0, more)) for s in (h0, c0))
     out: Tensor = _Layer.apply(way, x, *weights, h0, c0)  # type: ignore[no-untyped-call]
-    return out if not more else out.unflatten(-1, (-1, H + more))[..., :H].flatten(-2)
-
-
-def _wider(weight: Tensor, gates: int, more: int) -> Tensor:
-    """A weight [K, W, G * H, ...] with more units, of zeros."""
-    by_gate = weight.unflatten(2, (gates, -1))
-    dims = by_gate.dim() - 4
-    wider: Tensor = F.pad(by_gate, (0, 0) * dims + (0, more)).flatten(2, 3)
-    return wider
+    return without(out, H, more) if more else out
 
 
 def choose(

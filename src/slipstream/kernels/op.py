@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -31,17 +32,23 @@ def lanes(kind: str, last: bool, x: Tensor, *weights: Tensor) -> Tensor:
     stacked = Weights(
         *(torch.stack(weights[i::4], dim=1) if both_ways else weights[i][:, None] for i in range(4))
     )
-    if x.is_cuda:
-        from slipstream.kernels import fused  # Triton is there where CUDA is
+    dtype, precision = _operands(x)
+    triton_runs = x.is_cuda and _triton_runs(x.device)
+    if triton_runs:
+        from slipstream.kernels import fused
 
-        way = fused.choose(kind, last, x, stacked, *_operands(x))
+        way = fused.choose(kind, last, x, stacked, dtype, precision)
         if way is not None:
             return fused.layer(way, x, stacked)
-    out = stepwise.layer(kind, x, stacked, _operands(x)[0])
-    if not last:
-        return out
-    H = stacked.hh.shape[3]
-    return torch.cat([out[:, -1, :, :H], out[:, 0, :, H:]], dim=-1)
+    half = dtype.itemsize == 2
+    own = triton_runs and dtype.itemsize <= 4
+    return stepwise.layer(stepwise.Way(kind, last, dtype, own, quick=own and half), x, stacked)
+
+
+@cache
+def _triton_runs(device: torch.device) -> bool:
+    """Triton is installed, and its kernels run on the GPU: Turing, or later."""
+    return find_spec("triton") is not None and torch.cuda.get_device_capability(device) >= (7, 5)
 
 
 def _operands(x: Tensor) -> tuple[torch.dtype, str]:

@@ -34,23 +34,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def _tanh(x, QUICK: tl.constexpr):
-    """QUICK is the GPU's own instruction, with an error of 2^-11: as much as fp16 rounds off."""
-    if QUICK:
-        return tl.inline_asm_elementwise(
-            "tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
-        )
-    return 2 * tl.sigmoid(2 * x) - 1
-
-
-@triton.jit
-def _sigmoid(x, QUICK: tl.constexpr):
-    """By way of tanh, which takes one instruction where exp and a division take several."""
-    if QUICK:
-        return 0.5 * _tanh(0.5 * x, QUICK) + 0.5
-    return tl.sigmoid(x)
+from slipstream.kernels.curves import sigmoid, tanh
 
 
 @triton.jit
@@ -214,11 +198,11 @@ def forward(
         p_3 = tl.dot(operand, u_3, p_3, input_precision=PRECISION)
 
         if LSTM:
-            i, f = _sigmoid(p_0, QUICK), _sigmoid(p_1, QUICK)
-            g, o = _tanh(p_2, QUICK), _sigmoid(p_3, QUICK)
+            i, f = sigmoid(p_0, QUICK), sigmoid(p_1, QUICK)
+            g, o = tanh(p_2, QUICK), sigmoid(p_3, QUICK)
             a_1 = c * f * (1 - f)
             c = f * c + i * g
-            tanh_c = _tanh(c, QUICK)
+            tanh_c = tanh(c, QUICK)
             h = o * tanh_c
             a_0 = g * i * (1 - i)
             a_2 = i * (1 - g * g)
@@ -228,8 +212,8 @@ def forward(
                 pair = tl.reshape(tl.join(a_c.to(kind), f.to(kind)), [BM, 2 * H])
                 tl.store(carry_at, pair, mask=there)
         else:
-            r, z = _sigmoid(p_0, QUICK), _sigmoid(p_1, QUICK)
-            n = _tanh(p_2 + r * p_3, QUICK)
+            r, z = sigmoid(p_0, QUICK), sigmoid(p_1, QUICK)
+            n = tanh(p_2 + r * p_3, QUICK)
             a_2 = (1 - z) * (1 - n * n)
             a_1 = (h - n) * z * (1 - z)
             a_3 = a_2 * r

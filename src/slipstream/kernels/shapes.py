@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from torch import Tensor
+from torch.nn import functional as F
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 """Adam's, as torch has them by default"""
@@ -21,3 +22,23 @@ class Weights(NamedTuple):
     """[K, W, G * H]"""
     b_hh: Tensor
     """[K, W, G * H]"""
+
+
+def widened(weights: Weights, more: int) -> Weights:
+    """A layer with more units, all of zeros: they stay zero and change nothing."""
+    H = weights.hh.shape[3]
+
+    def wider(weight: Tensor) -> Tensor:
+        by_gate = weight.unflatten(2, (-1, H))
+        dims = by_gate.dim() - 4
+        found: Tensor = F.pad(by_gate, (0, 0) * dims + (0, more)).flatten(2, 3)
+        return found
+
+    wide = Weights(*map(wider, weights))
+    return wide._replace(hh=F.pad(wide.hh, (0, more)))
+
+
+def without(out: Tensor, H: int, more: int) -> Tensor:
+    """Outputs [..., W * (H + more)] less those of the units that `widened` put in."""
+    by_way: Tensor = out.unflatten(-1, (-1, H + more))
+    return by_way[..., :H].flatten(-2)

@@ -56,8 +56,9 @@ class Forecaster(nn.Module):
         self.normalize = model.normalize
         self.steps = signature.steps_out
         self.targets = signature.model_targets
-        self.shared = signature.model_shared
-        self.quantiles = max(len(signature.quantiles), 1)
+        # a class has no size to restore
+        self.shared = 0 if signature.classes else signature.model_shared
+        self.quantiles = signature.outputs
         self.core = KINDS[model.kind](
             model,
             context=signature.context,

@@ -15,6 +15,7 @@ from matplotlib.ticker import MaxNLocator
 
 from slipstream.reporting import figures
 from slipstream.reporting.style import COLOURS, INK, MODEL, STYLE
+from slipstream.reporting.svg import svg
 
 SHADE = "#e5e7eb"
 MOST_COLUMNS, MOST_EXAMPLES = 3, 6
@@ -28,8 +29,8 @@ def all_figures(
         return {
             **figures.of_training(summary, events),
             "examples": _examples(folder / "reconstructions.parquet"),
-            "by_distance": figures.svg(_by_distance, 6.2, 3.0, summary),
-            "latent": figures.svg(_latent, 6.2, 2.6, summary["latent"]["std"]),
+            "by_distance": svg(_by_distance, 6.2, 3.0, summary),
+            "latent": svg(_latent, 6.2, 2.6, summary["latent"]["std"]),
         }
 
 
@@ -41,7 +42,7 @@ def _examples(path: Path) -> list[str]:
     windows = np.unique(table.column("window").to_numpy())[: MOST_EXAMPLES // len(columns)]
     number = table.column("window").to_numpy()
     return [
-        figures.svg(_window, 6.2, 2.1, table.filter(pa.array(number == window)), name)
+        svg(_window, 6.2, 2.1, table.filter(pa.array(number == window)), name)
         for window in windows
         for name in columns
     ]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from slipstream.reporting import lanes
+from slipstream.reporting import classes, lanes
+from slipstream.reporting.shown import shown
 from slipstream.reporting.style import COLOURS, INK, MODEL, MUTED, STYLE, VALIDATION
+from slipstream.reporting.svg import grid, log_if_wide, markup, svg
 
 Array = npt.NDArray[Any]
 
@@ -80,17 +81,16 @@ def all_figures(
 ) -> dict[str, Any]:
     """Every picture of the report by the name its place has on the page."""
     detail = summary["detail"]["test"]
-    targets = list(detail["per_target"])[:MOST_TARGETS]
     steps, series = len(detail["per_step"]) > 1, len(detail["per_series"]) > 1
     both = steps and series
+    told_apart = bool(summary.get("classes"))
+    compared = classes.by_series if told_apart else _by_series
     with mpl.rc_context(STYLE):
         return {
             **of_training(summary, events),
-            "examples": _examples(predictions, targets),
-            "scatter": _grid(_scatter, [(predictions, name) for name in targets], 3.0),
-            "histogram": _grid(_histogram, [(predictions, name) for name in targets], 2.6),
+            **(_of_classes(summary) if told_apart else _of_numbers(detail, predictions)),
             "by_step": svg(_by_step, 6.2 if both else 12.4, 3.2, summary) if steps else None,
-            "by_series": svg(_by_series, 6.2 if both else 12.4, 3.2, detail["per_series"])
+            "by_series": svg(compared, 6.2 if both else 12.4, 3.2, detail["per_series"])
             if series
             else None,
         }
@@ -105,51 +105,46 @@ def of_training(summary: dict[str, Any], events: Sequence[dict[str, Any]]) -> di
     }
 
 
+def _of_numbers(detail: dict[str, Any], predictions: Predictions) -> dict[str, Any]:
+    targets = list(detail["per_target"])[:MOST_TARGETS]
+    return {
+        "examples": _examples(predictions, targets),
+        "scatter": grid(_scatter, [(predictions, name) for name in targets], 3.0),
+        "histogram": grid(_histogram, [(predictions, name) for name in targets], 2.6),
+    }
+
+
+def _of_classes(summary: dict[str, Any]) -> dict[str, Any]:
+    detail, names = summary["detail"]["test"], summary["classes"]
+    error = summary["metrics"]["test"]["ece"]
+    return {
+        "confusion": svg(classes.confusion, 6.2, 4.4, names, detail["confusion"]),
+        "reliability": svg(classes.reliability, 6.2, 4.4, detail["reliability"], error),
+        "worst": [svg(classes.window, 6.2, 2.4, one) for one in detail["worst"] if one["inputs"]],
+    }
+
+
 def _of_one(summary: dict[str, Any], events: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    losses = svg(_losses, 6.2, 3.3, events, summary["best_epoch"])
+    losses = svg(_losses, 6.2, 3.3, events, summary["best_epoch"], _loss(summary))
     return {"losses": losses, "rates": svg(_rates, 6.2, 1.5, events)}
 
 
 def _of_lanes(summary: dict[str, Any], events: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Rates are each lane's own; the curves of all are what there is to see."""
-    drawn = {"losses": svg(lanes.losses, 6.2, 3.3, events, summary["lanes"]), "rates": None}
+    drawn = {
+        "losses": svg(lanes.losses, 6.2, 3.3, events, summary["lanes"], _loss(summary)),
+        "rates": None,
+    }
     if summary["folds"]:
         return drawn | {"lanes": svg(lanes.folds, 12.4, 3.2, summary)}
     return drawn | {"lanes": svg(lanes.seeds, 12.4, 3.0, summary) if summary["spread"] else None}
 
 
-def svg(draw: Callable[..., None], width: float, height: float, *given: Any) -> str:
-    figure = Figure(figsize=(width, height), layout="constrained")
-    draw(figure.add_subplot(), *given)
-    return _markup(figure)
+def _loss(summary: dict[str, Any]) -> str:
+    return "loss" if summary.get("classes") else "loss (scaled)"
 
 
-def _grid(draw: Callable[..., None], each: list[tuple[Any, ...]], height: float) -> str:
-    """One small picture per item, up to four in a row."""
-    across = min(len(each), 4)
-    down = -(-len(each) // across)
-    full = 12.4 if across > 2 else 6.2
-    figure = Figure(figsize=(full, height * down), layout="constrained")
-    for place, given in enumerate(each, start=1):
-        draw(figure.add_subplot(down, across, place), *given)
-    return _markup(figure)
-
-
-_pictures = itertools.count()
-
-
-def _markup(figure: Figure) -> str:
-    """The figure as an <svg> element whose ids clash with no other's on the page."""
-    out = io.StringIO()
-    figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
-    svg = out.getvalue()
-    svg = re.sub(r'(id="|url\(#|href="#)', rf"\g<1>f{next(_pictures)}-", svg[svg.index("<svg") :])
-    return re.sub(
-        r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r' height="[\d.]+pt"', "", svg), count=1
-    )
-
-
-def _losses(axes: Axes, events: Sequence[dict[str, Any]], best_epoch: float) -> None:
+def _losses(axes: Axes, events: Sequence[dict[str, Any]], best_epoch: float, label: str) -> None:
     logs = [e for e in events if e["event"] == "log" and e["loss"] is not None]
     epochs = [e for e in events if e["event"] == "epoch" and e["val_loss"] is not None]
     axes.plot([e["epoch"] for e in logs], [e["loss"] for e in logs], color="#bfdbfe", lw=1)
@@ -176,13 +171,10 @@ def _losses(axes: Axes, events: Sequence[dict[str, Any]], best_epoch: float) -> 
         fontsize=9,
     )
     shown = [e["loss"] for e in logs] + [e["val_loss"] for e in epochs]
-    if shown and min(shown) > 0 and max(shown) > 8 * min(shown):
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.yaxis.set_minor_formatter("")
+    log_if_wide(axes, shown)
     axes.set_xlim(left=0)
     axes.set_xlabel("epoch")
-    axes.set_ylabel("loss (scaled)")
+    axes.set_ylabel(label)
     axes.legend(loc="best")
 
 
@@ -230,21 +222,24 @@ def _machine(samples: Sequence[dict[str, Any]]) -> str | None:
         axes.set_ylim(bottom=0)
         axes.set_xlabel(label)
         axes.yaxis.set_major_locator(MaxNLocator(3))
-    return _markup(figure)
+    return markup(figure)
 
 
 def _by_step(axes: Axes, summary: dict[str, Any]) -> None:
-    mine = [step["mae"] for step in summary["detail"]["test"]["per_step"]]
+    headline = shown(summary).headline
+    mine = [step[headline.key] for step in summary["detail"]["test"]["per_step"]]
     steps = np.arange(1, len(mine) + 1)
     for name, found in summary["baselines"].items():
         if found:
-            axes.plot(steps, found["mae_by_step"], color=COLOURS[name], label=name, lw=1.1)
+            axes.plot(
+                steps, found[f"{headline.key}_by_step"], color=COLOURS[name], label=name, lw=1.1
+            )
     axes.plot(steps, mine, color=MODEL, label="model", lw=2)
     axes.set_xlim(1, len(mine))
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     axes.set_xlabel("rows ahead")
-    axes.set_ylabel("mean absolute error")
+    axes.set_ylabel("mean absolute error" if headline.key == "mae" else headline.heading)
     axes.legend(loc="lower right", ncols=2)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 INK, MUTED, MODEL, VALIDATION = "#1f2937", "#6b7280", "#2563eb", "#f59e0b"
+FAINT = "#cbd5e1"
 COLOURS = {
     "model": MODEL,
     "ensemble": "#7c3aed",
@@ -13,6 +14,8 @@ COLOURS = {
     "repeat": "#9ca3af",
     "interpolate": "#f59e0b",
     "mean": "#10b981",
+    "logistic": "#f59e0b",
+    "majority": "#9ca3af",
 }
 STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+
+from slipstream.reporting.shown import shown
 
 WORTH_TELLING = 0.01
 """Share of the time from which on a GPU that was held back is told of"""
@@ -12,8 +15,10 @@ WORTH_TELLING = 0.01
 
 def verdict(summary: dict[str, Any]) -> str:
     """One sentence: does the model beat what costs seconds?"""
-    masked = summary.get("objective") == "masked"
-    which, what = ("val", "the masked rows") if masked else ("test", "the test set")
+    if summary.get("classes"):
+        return _class_verdict(summary)
+    told_of = shown(summary)
+    which, what = told_of.which, f"the {told_of.what}"
     model = summary["scaled"][which]
     beside = {name: found["scaled"][which] for name, found in summary["baselines"].items() if found}
     kind = summary["judged_by"]
@@ -26,6 +31,70 @@ def verdict(summary: dict[str, Any]) -> str:
     return (
         f"The model loses to {' and '.join(summary['beaten_by'])} on {what}: {told}, scaled. "
         f"As it stands, {closest} is the better choice."
+    )
+
+
+LOWER_IS_BETTER = {"log_loss": True, "balanced_accuracy": False}
+IN_WORDS = {"log_loss": "log-loss", "balanced_accuracy": "balanced accuracy"}
+
+
+def _class_verdict(summary: dict[str, Any]) -> str:
+    """Against the majority class first: if nothing beats it, there is nothing to be seen."""
+    against = summary["against_majority"]
+    surer, truer = (beats(summary, "model", key) for key in LOWER_IS_BETTER)
+    others = [
+        f"{name} does by its {' and '.join(IN_WORDS[key] for key in won)}"
+        for name in against
+        if name != "model" and (won := [k for k in LOWER_IS_BETTER if beats(summary, name, k)])
+    ]
+    if surer and truer:
+        said = "The model beats the majority class"
+    elif surer:
+        said = "The model's probabilities beat those of the majority class, its choices do not"
+    elif truer:
+        said = "The model chooses better than the majority class, its probabilities are no better"
+    elif others:
+        said = f"The model does not beat the majority class ({', '.join(others)})"
+    elif not summary["intervals"]["enough"]:
+        said = "Too few windows to tell whether the model beats the majority class"
+    else:
+        said = "Nothing here beats the majority class"
+    told = ", ".join(_gap(summary, key) for key in LOWER_IS_BETTER)
+    return f"{said}: {told}.{_beside_logistic(summary)}"
+
+
+def beats(summary: dict[str, Any], name: str, key: str) -> bool:
+    """Whether the difference to the majority class is on the right side, its interval with it."""
+    one, sign = summary["against_majority"][name][key], -1 if LOWER_IS_BETTER[key] else 1
+    bounds = one["interval"] or [one["difference"]]
+    return summary["intervals"]["enough"] and all(sign * value > 0 for value in bounds)
+
+
+def _gap(summary: dict[str, Any], key: str) -> str:
+    model, majority = (
+        one["metrics"]["test"][key] for one in (summary, summary["baselines"]["majority"])
+    )
+    found = summary["against_majority"]["model"][key]
+    told = f"{IN_WORDS[key]} {model:.3f} against {majority:.3f}"
+    if not found["interval"]:
+        return told
+    low, high = (f"{bound:+.3f}" for bound in found["interval"])
+    return f"{told} (difference {found['difference']:+.3f}, 95 % interval {low} to {high})"
+
+
+def _beside_logistic(summary: dict[str, Any]) -> str:
+    loss = summary["baselines"]["logistic"]["metrics"]["test"]["log_loss"]
+    if "logistic" in summary["beaten_by"]:
+        return f" It loses to logistic, whose log-loss is {loss:.3f}."
+    return f" It beats logistic, whose log-loss is {loss:.3f}."
+
+
+def lost(summary: dict[str, Any]) -> bool:
+    """Whether the verdict is no good news."""
+    if not summary.get("classes"):
+        return bool(summary["beaten_by"])
+    return bool(summary["beaten_by"]) or not all(
+        beats(summary, "model", key) for key in LOWER_IS_BETTER
     )
 
 
@@ -106,27 +175,118 @@ def lanes_told(summary: dict[str, Any]) -> Iterator[str]:
     if "lanes" not in summary:
         return
     spread, folds, together = summary["spread"], summary["folds"], summary["ensemble"]
+    headline = shown(summary).headline
+    name = headline.heading
     if spread:
-        mae = spread["mae"]
+        found = spread[headline.key]
         yield (
-            f"{_seeds(summary)} seeds: test MAE {number(mae['mean'])} ± {number(mae['sd'])} "
-            f"({number(mae['min'])} to {number(mae['max'])})"
+            f"{_seeds(summary)} seeds: test {name} {number(found['mean'])} ± "
+            f"{number(found['sd'])} ({number(found['min'])} to {number(found['max'])})"
         )
     if folds:
-        errors = [fold["metrics"]["test"]["mae"] for fold in folds]
-        told = ", ".join(number(error) for error in errors)
-        yield f"{len(folds)} folds: test MAE {told}; the model is the last fold's"
+        told = ", ".join(number(headline.of(fold)) for fold in folds)
+        yield f"{len(folds)} folds: test {name} {told}; the model is the last fold's"
     if together:
-        single, mean = (one["metrics"]["test"]["mae"] for one in (summary, together))
+        single, mean = (headline.of(one) for one in (summary, together))
         better = summary["uses"] == "ensemble"
         chosen = "so predict takes it" if better else "so predict takes the single model"
         side = "lower" if better else "not lower"
         yield (
-            f"their mean: test MAE {number(mean)} instead of {number(single)}; its validation "
+            f"their mean: test {name} {number(mean)} instead of {number(single)}; its validation "
             f"error is {side}, {chosen} unless told otherwise"
         )
-    yield covered((together if summary["uses"] == "ensemble" else summary)["coverage"])
+    coverage = (together if summary["uses"] == "ensemble" else summary)["coverage"]
+    if coverage:
+        yield covered(coverage)
 
 
 def _seeds(summary: dict[str, Any]) -> int:
     return len({lane["seed"] for lane in summary["lanes"]})
+
+
+def setting(value: Any) -> str:
+    """A setting's value, with four figures where it has more."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def short_names(names: Iterable[str]) -> dict[str, str]:
+    """Settings without their section, where no two are then alike."""
+    last = {name: name.partition(".")[2] or name for name in names}
+    count = collections.Counter(last.values())
+    return {name: short if count[short] == 1 else name for name, short in last.items()}
+
+
+def settings_told(params: Mapping[str, Any]) -> str:
+    """A trial's settings in one line."""
+    short = short_names(params)
+    return ", ".join(f"{short[name]} {setting(value)}" for name, value in params.items())
+
+
+def search_verdict(summary: Mapping[str, Any]) -> str:
+    """One sentence or two: how much better than the defaults, given what the seed alone does?"""
+    found, best = summary["comparison"], summary["best"]
+    if found is None:
+        return (
+            f"Trial {best['trial']} has the lowest validation {summary['metric']}, "
+            f"{number(best['value'])}. It was not trained again (tune.retrain = 0): how much of it "
+            "is luck is not known, and nobody has looked at the test set."
+        )
+    before, after = found["default"], found["chosen"]
+    percent = found["gain_percent"]
+    share = "" if percent is None else f", {-percent:+.0f} %"
+    change = f"test {found['metric'].upper()} {number(before['mean'])} → {number(after['mean'])}"
+    interval = (
+        f"{100 * found['level']:.0f} % interval of the gain {number(found['low'])} to "
+        f"{number(found['high'])}, {after['n']} seeds each"
+    )
+    told = {
+        "better": f"Better than the defaults: {change}{share} ({interval}).",
+        "worse": f"Worse than the defaults: {change}{share} ({interval}). Keep the defaults.",
+        "no difference shown": f"No difference shown: {change}{share}, which the seeds alone may "
+        f"do ({interval}). More seeds (tune.retrain_seeds) would tell finer.",
+    }[found["verdict"]]
+    beaten = summary["test"]["best"]["beaten_by"]
+    return told + (f" Still, it loses to {' and '.join(beaten)}." if beaten else "")
+
+
+def chosen(summary: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The trial whose settings best.toml has: chosen from those trained again, else the best."""
+    again = [one for one in summary["retrained"] if one["chosen"]]
+    found: Mapping[str, Any] = again[0] if again else summary["best"]
+    return found
+
+
+def search_told(summary: Mapping[str, Any]) -> Iterator[str]:
+    """What a search took, and what its best score was worth."""
+    counts, packs = summary["trials"], summary["packs"]
+    told = ", ".join(f"{count} {state}" for state, count in counts.items())
+    yield (
+        f"{sum(counts.values())} trials in {seconds(summary['search_s'])}: {told}; "
+        f"{summary['trials_per_hour']:,.0f} an hour, in {packs} pack{'' if packs == 1 else 's'}; "
+        f"Optuna took {100 * summary['optuna_share']:.1f} % of the time"
+    )
+    best, lowest = chosen(summary), summary["best"]
+    if "losses" in best:
+        yield (
+            f"chosen: {best['what']}, validation {summary['metric']} {number(best['mean'])} ± "
+            f"{number(best['sd'])} over {len(best['losses'])} seeds that the search had not used"
+        )
+    if best["trial"] != lowest["trial"]:
+        told = f"trial {lowest['trial']} had the lowest score ({number(lowest['value'])})"
+        yield f"in the search, {told}; over other seeds, {best['what']} has the lower mean"
+
+
+def pruning_told(summary: Mapping[str, Any], epochs: tuple[float, float]) -> str:
+    """How many trials were ended early, and what that saved; `epochs` trained and planned."""
+    counts = summary["trials"]
+    total, pruned, (trained, planned) = sum(counts.values()), counts["pruned"], epochs
+    told = f"{pruned} of {total} trials pruned ({100 * pruned / max(total, 1):.0f} %)"
+    saved = max(planned - trained, 0.0)
+    return (
+        f"{told}; {trained:,.0f} of {planned:,.0f} epochs trained, {100 * saved / planned:.0f} % "
+        "saved by pruning and early stopping"
+        if planned
+        else told
+    )

@@ -2,6 +2,7 @@
 
 from slipstream.screen.bench import Meter, show_bench, show_profile
 from slipstream.screen.doctor import show_doctor
+from slipstream.screen.search import SearchScreen, show_search
 from slipstream.screen.training import (
     Screen,
     show_evaluation,
@@ -13,11 +14,13 @@ from slipstream.screen.training import (
 __all__ = [
     "Meter",
     "Screen",
+    "SearchScreen",
     "show_bench",
     "show_doctor",
     "show_evaluation",
     "show_prediction",
     "show_profile",
     "show_report",
+    "show_search",
     "show_training",
 ]

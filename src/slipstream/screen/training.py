@@ -281,30 +281,34 @@ def algorithm(plan: dict[str, Any]) -> str:
 
 
 def show_training(found: dict[str, Any], console: Console) -> None:
-    from slipstream.reporting import energy, foresight, lanes_told, number, seconds, usage, verdict
+    from slipstream.reporting import (
+        energy,
+        foresight,
+        lanes_told,
+        number,
+        seconds,
+        shown,
+        usage,
+        verdict,
+    )
 
-    masked = found.get("objective") == "masked"
-    which, what = ("val", "masked rows of the validation set") if masked else ("test", "test set")
+    told_of = shown(found)
+    columns, which = told_of.brief, told_of.which
     table = Table(
-        title=f"{found['name']}: {what}, {found['windows'][which]:,} windows",
+        title=f"{found['name']}: {told_of.what}, {found['windows'][which]:,} windows",
         title_justify="left",
     )
     table.add_column("")
-    for heading in ("MAE", "RMSE", "max error", "R²", "scaled MSE", "scaled MAE"):
-        table.add_column(heading, justify="right")
-    rows = {"model": (found["metrics"][which], found["scaled"][which])}
-    if found.get("ensemble"):
-        rows["ensemble"] = found["ensemble"]["metrics"]["test"], found["ensemble"]["scaled"]["test"]
-    for name, beside in found["baselines"].items():
+    for column in columns:
+        table.add_column(column.heading, justify="right")
+    rows = {"model": found, "ensemble": found.get("ensemble"), **found["baselines"]}
+    for name, beside in rows.items():
         if beside:
-            rows[name] = beside["metrics"][which], beside["scaled"][which]
-    for name, (test, scaled) in rows.items():
-        cells = [number(test[key]) for key in ("mae", "rmse", "max_error")]
-        cells += [number(test["r2"], 4), number(scaled["mse"]), number(scaled["mae"])]
-        table.add_row(name, *cells, style="bold" if name == "model" else None)
+            cells = [number(column.of(beside), column.decimals) for column in columns]
+            table.add_row(name, *cells, style="bold" if name == "model" else None)
     console.print(table)
     console.print(verdict(found))
-    if masked:
+    if "latent" in found:
         latent = found["latent"]
         console.print(
             f"latent: deviation {number(latent['mean_std'], 3)} on average; {latent['collapsed']} "
@@ -326,6 +330,12 @@ def show_evaluation(found: dict[str, Any], console: Console) -> None:
 
     title = f"{found['on']}: {found['windows']:,} windows; {found['model']}"
     table = Table(title=title, title_justify="left")
+    if found.get("classes"):
+        _show_classes(found, table)
+        console.print(table)
+        for note in found["notes"]:
+            console.print(f"note: {note}", markup=False)
+        return
     table.add_column("target")
     for heading in ("MAE", "RMSE", "max error", "bias", "R²"):
         table.add_column(heading, justify="right")
@@ -340,6 +350,21 @@ def show_evaluation(found: dict[str, Any], console: Console) -> None:
         console.print(covered(found["coverage"]))
     for note in found["notes"]:
         console.print(f"note: {note}", markup=False)
+
+
+def _show_classes(found: dict[str, Any], table: Table) -> None:
+    """One row per class, and one for all of them."""
+    from slipstream.reporting import number
+
+    for heading in ("class", "windows", "precision", "recall", "F1", "AUC"):
+        table.add_column(heading, justify="left" if heading == "class" else "right")
+    for name, one in found["detail"]["per_class"].items():
+        cells = [number(one[key], 4) for key in ("precision", "recall", "f1", "auc")]
+        table.add_row(name, f"{one['count']:,}", *cells)
+    told = found["metrics"]
+    cells = [number(told[key], 4) for key in ("balanced_accuracy", "f1_macro", "auc")]
+    loss = f"all; log-loss {number(told['log_loss'], 4)}, accuracy {number(told['accuracy'], 4)}"
+    table.add_row(loss, f"{found['windows']:,}", "", *cells, style="bold")
 
 
 def show_prediction(found: dict[str, Any], console: Console) -> None:

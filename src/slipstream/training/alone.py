@@ -29,50 +29,62 @@ def train(
 ) -> Result:
     """Train, score and write everything."""
     with monitor.Monitor(run, start.plan.device, on=settings.engine.monitor) as watching:
+        asked = settings
         task, chosen = setup.prepared(run, settings, dataset, start, seconds)
         settings = task.config
         with chosen.flags():
-            fit, chosen = fitted(task, chosen, start, watching, seconds)
+            fit, chosen = fitted(task, chosen, start, watching, seconds, asked)
             with timed(seconds, "scoring"):
                 run.append("scoring", what="the model")
-                scores = scoring.score_model(task, chosen)
+                sums = scoring.score_model(task, chosen)
             with timed(seconds, "baselines"):
                 run.append("scoring", what="the baselines")
-                found = score.find_baselines(dataset, scoring.pieces(task))
-                beside = scoring.score_baselines(found, task)
+                found = scoring.score_baselines(task)
             if chosen.device.type == "cuda":
                 recover.free_memory()
     judged_by = scoring.judged_by(settings)
+    with timed(seconds, "scoring"):
+        scores = {which: score.figures(one, dataset) for which, one in sums.items()}
+        told = scoring.by_set(scores)
+        beside = {name: scoring.told_of_baseline(*one, dataset) for name, one in found.items()}
+        tested = {name: one["test"] for name, (_, one) in found.items() if one}
+        more, detail = score.kind_of(dataset).certainty(sums["test"], tested, dataset)
     figures: dict[str, Any] = {
         "run": str(run.folder),
         "name": settings.name,
-        "metrics": {which: scored["overall"] for which, scored in scores.items()},
-        "scaled": {which: scored["scaled"] for which, scored in scores.items()},
+        **told,
         "windows": dataset.count,
         "baselines": beside,
         "judged_by": judged_by,
-        "beaten_by": scoring.beaten_by(scores["test"]["scaled"], beside, judged_by),
+        "beaten_by": scoring.beaten_by(told, beside, judged_by),
+        **more,
         **how_it_went(task, fit, chosen),
         "notes": [
             *dataset.notes,
-            *(f"no {name} baseline: {one.what}" for name, one in found.items() if not one.predict),
+            *(f"no {name} baseline: {one.what}" for name, (one, sums) in found.items() if not sums),
         ],
     }
     figures["seconds"] = time.perf_counter() - began
     figures["seconds_by_phase"] = seconds
+    scores["test"] |= detail
     runs.write_json(run.folder / "metrics.json", figures | {"detail": scores})
     run.append("end", seconds=figures["seconds"])
     return Result(run.folder, figures["metrics"], beside, figures)
 
 
 def fitted(
-    task: Task, chosen: Plan, start: Start, watching: monitor.Monitor, seconds: dict[str, float]
+    task: Task,
+    chosen: Plan,
+    start: Start,
+    watching: monitor.Monitor,
+    seconds: dict[str, float],
+    asked: Config,
 ) -> tuple[Fit, Plan]:
     """Train; the model then has its best weights, which are kept, and the plan is as it ran."""
     run, model = task.run, task.model
     _announce(task, chosen)
     fit = loop.fit(task, chosen, start.saved, watching)
-    setup.keep_folder(run, task.config)
+    setup.keep_folder(run, task.config, asked)
     seconds["set-up"] += fit.setup_s
     seconds |= {"training": fit.train_s, "validation": fit.validate_s}
     chosen = setup.as_it_ran(run, fit.plan, fit.failures)

@@ -6,30 +6,23 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from slipstream import config as configs
 from slipstream import runs
 from slipstream.config import Config
-from slipstream.data import dataset as datasets
 from slipstream.data.dataset import Dataset
 from slipstream.engine import checkpoint, plan, state
-from slipstream.engine import encoder as encoders
-from slipstream.engine.encoder import Encoder, Match
 from slipstream.engine.plan import Plan
 from slipstream.errors import Interrupted, Resumable, UserError
-from slipstream.models import build
 from slipstream.runs import Event, Run
-from slipstream.training import alone, encoding, together
+from slipstream.training import alone, encoding, reading, together
 from slipstream.training.setup import Result, Start, timed
 
 MASKED = "train.objective=masked"
 MAY_CHANGE = {
-    *("name", "out", "data.path", "train.epochs", "train.patience", "train.minutes"),
+    *("name", "out", "data.path", "data.labels", "train.epochs", "train.patience", "train.minutes"),
     *("engine.device", "engine.log_every", "engine.checkpoint_minutes", "engine.plan"),
     *("engine.async_checkpoints", "engine.monitor"),
 }
@@ -44,12 +37,14 @@ def train(
     watch: Callable[[Event], None] | None = None,
     resume: str | Path | None = None,
     force: bool = False,
+    folder: Path | None = None,
 ) -> Result:
     """Train the model that `config` describes on its data, or on the given table.
 
     `watch` is shown every event of the run as it is logged. `resume` names a run to go on with,
     from its newest checkpoint, to the same end as if it had never stopped; `config` may then be
-    left out. Other settings or other data are refused there unless `force` is given.
+    left out. Other settings or other data are refused there unless `force` is given. `folder` is
+    where the run is made, if not in a new one under `out`.
     """
     began = time.perf_counter()
     if resume is not None:
@@ -62,11 +57,11 @@ def train(
     settings = configs.load(config, overrides)
     seconds: dict[str, float] = {}
     with timed(seconds, "data"):
-        init, dataset = _data(settings, data)
+        init, dataset = reading.load(settings, data)
     rules = _rules(settings, dataset)
     if together.wanted(settings):
         together.refuse(settings, dataset, rules)
-    run = runs.create(settings.name, out=settings.out, watch=watch)
+    run = runs.create(settings.name, out=settings.out, folder=folder, watch=watch)
     with runs.locked(run), _crashes_kept(run):
         start = Start(dataset.fingerprint(), rules, init=init)
         return _run(run, settings, dataset, start, seconds, began)
@@ -134,7 +129,7 @@ def _resumed(run: Run, settings: Config, data: Any, force: bool, began: float) -
         at = {"step": progress.step, "epoch": progress.epoch}
     seconds: dict[str, float] = {}
     with timed(seconds, "data"):
-        init, dataset = _data(settings, data)
+        init, dataset = reading.load(settings, data)
     fingerprint = dataset.fingerprint()
     if fingerprint != saved.facts["data"] and not force:
         raise UserError(
@@ -150,37 +145,6 @@ def _resumed(run: Run, settings: Config, data: Any, force: bool, began: float) -
     plan = then if keep else now
     start = Start(fingerprint, plan, settled=keep, saved=saved, init=init)
     return _run(run, settings, dataset, start, seconds, began)
-
-
-def _data(settings: Config, data: Any) -> tuple[Match | None, Dataset]:
-    """The encoder to start from, if any, and the windows, scaled as it knows them."""
-    encoder = encoders.find(settings)
-    if encoder is None:
-        return None, datasets.load(settings, data)
-    dataset = datasets.load(settings, data, known=encoder.scaler)
-    with torch.random.fork_rng([]):
-        model = build(settings.model, dataset.signature)
-    init = encoders.match(encoder, settings, dataset.signature, model)
-    notes = [
-        f"starts from the encoder of {encoder.folder}: {len(init.weights)} weights matched, new "
-        f"are {', '.join(init.told['new'])}; inputs are scaled as they were there"
-    ]
-    if data is None and _seen_before(encoder, settings, dataset):
-        notes.append(
-            "the encoder has seen rows of this run's test set, though not what is predicted there; "
-            "pre-train it with the same data.split to keep them unseen"
-        )
-    return init, replace(dataset, notes=(*dataset.notes, *notes))
-
-
-def _seen_before(encoder: Encoder, settings: Config, dataset: Dataset) -> bool:
-    """Whether the encoder was pre-trained on rows that are tested here, as far as can be told."""
-    theirs, mine = encoder.config.data, settings.data
-    same = all(
-        getattr(theirs, name) == getattr(mine, name) for name in ("paths", "ids", "where", "short")
-    )
-    alike = (theirs.split.by, theirs.split.folders) == (mine.split.by, mine.split.folders)
-    return dataset.memory is not None and same and alike and datasets.shares_rows(dataset, theirs)
 
 
 def _refuse_changes(run: Run, was: Config, settings: Config, force: bool) -> list[str]:

@@ -28,9 +28,9 @@ def pretrain(
     """Train, judge and write everything. The test rows, if the split names any, are not read."""
     with monitor.Monitor(run, start.plan.device, on=settings.engine.monitor) as watching:
         task, chosen = setup.prepared(run, settings, dataset, start, seconds)
-        settings = task.config
+        asked, settings = settings, task.config
         with chosen.flags():
-            fit, chosen = alone.fitted(task, chosen, start, watching, seconds)
+            fit, chosen = alone.fitted(task, chosen, start, watching, seconds, asked)
             with timed(seconds, "scoring"):
                 run.append("scoring", what="the encoder")
                 pieces = scoring.pieces(task)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -9,19 +10,18 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from slipstream import metrics
 from slipstream.data.dataset import Dataset
 from slipstream.data.folds import Fold
 from slipstream.data.splits import SETS
 from slipstream.engine import ensemble, score
+from slipstream.engine.chunk import Chunk
 from slipstream.engine.ensemble import ENSEMBLE, MODEL, Covered, Errors, Kept, Reach
 from slipstream.engine.job import Task
 from slipstream.engine.lanestate import LaneFit
 from slipstream.engine.plan import Plan
-from slipstream.engine.score import Baseline, Chunk
 from slipstream.errors import UserError
-from slipstream.metrics import Tally
 from slipstream.training import scoring
+from slipstream.training.scoring import Beside
 
 
 class Group(NamedTuple):
@@ -83,15 +83,15 @@ class Scored:
 
     best: int
     """Which of its lanes is the model"""
-    lanes: dict[str, list[Tally]]
+    lanes: dict[str, list[Any]]
     """val and test: of each lane that has a model"""
-    model: dict[str, Tally]
+    model: dict[str, Any]
     """Every set"""
-    ensemble: dict[str, Tally]
+    ensemble: dict[str, Any]
     """val and test; empty where there is one lane"""
     reach: dict[str, Reach]
     covered: dict[str, Covered]
-    baselines: dict[str, tuple[Baseline, dict[str, Tally]]]
+    baselines: Beside
 
 
 def score_all(task: Task, chosen: Plan, groups: Sequence[Group]) -> list[Scored]:
@@ -106,21 +106,23 @@ def _score(task: Task, chosen: Plan, group: Group, write: Callable[[pa.Table], N
     predictors = [ensemble.predictor(f.weights, task.config, signature, chosen) for f in fits]
     model = min(range(len(fits)), key=lambda i: fits[i].progress.best_loss)
     who = {MODEL: model} | ({ENSEMBLE: len(fits)} if len(fits) > 1 else {})
-    errors = {name: Errors(dataset.count["val"], signature) for name in who}
+    # a class has no interval: its probability says how sure it is
+    who_errs = {} if signature.classes else who
+    errors = {name: Errors(dataset.count["val"], signature) for name in who_errs}
 
     def validated() -> Iterator[list[Chunk]]:
-        for beside in ensemble.side_by_side(predictors, pieces, "val"):
-            for name, index in who.items():
+        for beside in ensemble.side_by_side(predictors, pieces, "val", signature):
+            for name, index in who_errs.items():
                 errors[name].add(beside[index])
             yield beside
 
     val = score.tallies(validated(), dataset, signature.quantiles)
-    reach = {name: found.reach() for name, found in errors.items()}
+    reach = {name: errors[name].reach() if name in errors else {} for name in who}
     covered = {name: Covered(reach[name], signature.quantiles) for name in who}
 
     def tested() -> Iterator[list[Chunk]]:
-        for beside in ensemble.side_by_side(predictors, pieces, "test"):
-            for name, index in who.items():
+        for beside in ensemble.side_by_side(predictors, pieces, "test", signature):
+            for name, index in who_errs.items():
                 covered[name].add(beside[index])
             table = score.as_table(beside[model], dataset, reach[MODEL])
             if group.fold is not None:
@@ -146,21 +148,9 @@ def _score(task: Task, chosen: Plan, group: Group, write: Callable[[pa.Table], N
 def with_baselines(task: Task, groups: Sequence[Group], scored: Sequence[Scored]) -> list[Scored]:
     """Each group's baselines beside it, fitted on its own training windows."""
     return [
-        replace(one, baselines=_baselines(group.task(task)))
+        replace(one, baselines=scoring.score_baselines(group.task(task)))
         for group, one in zip(groups, scored, strict=True)
     ]
-
-
-def _baselines(task: Task) -> dict[str, tuple[Baseline, dict[str, Tally]]]:
-    pieces, found = scoring.pieces(task), {}
-    for name, baseline in score.find_baselines(task.dataset, pieces).items():
-        sums = {}
-        for which in SETS if baseline.predict else ():
-            assert baseline.predict is not None
-            chunks = score.chunks(baseline.predict, pieces(which))
-            (sums[which],) = score.tallies(([chunk] for chunk in chunks), task.dataset, ())
-        found[name] = baseline, sums
-    return found
 
 
 def keep(task: Task, groups: Sequence[Group], scored: Sequence[Scored], uses: str) -> None:
@@ -184,24 +174,31 @@ def summary(
     """What was found, of all groups together, and the details."""
     dataset, settings = task.dataset, task.config
     kind = scoring.judged_by(settings)
-    detail = {
-        name: score.figures(metrics.merged([one.model[name] for one in scored]), dataset)
-        for name in SETS
-    }
-    beside = _pooled_baselines(dataset, scored)
-    together = _pooled_ensemble(dataset, scored)
-    better = (
-        together is not None and together["scaled"]["val"][kind] < detail["val"]["scaled"][kind]
+    merged = score.kind_of(dataset).merged
+    model = {name: merged([one.model[name] for one in scored]) for name in SETS}
+    detail = {name: score.figures(sums, dataset) for name, sums in model.items()}
+    mine = scoring.by_set(detail)
+    pooled = _pooled_baselines(dataset, scored)
+    beside = {name: scoring.told_of_baseline(*one, dataset) for name, one in pooled.items()}
+    ensembles = _pooled_ensemble(dataset, scored)
+    together = _told_of_ensemble(dataset, scored, ensembles) if ensembles else None
+    better = together is not None and (
+        scoring.judged(together, "val", kind) < scoring.judged(mine, "val", kind)
     )
+    tested = {name: sums["test"] for name, (_, sums) in pooled.items() if sums}
+    if ensembles:
+        tested[ENSEMBLE] = ensembles["test"]
+    more, in_detail = score.kind_of(dataset).certainty(model["test"], tested, dataset)
+    detail["test"] |= in_detail
     found: dict[str, Any] = {
         "run": str(task.run.folder),
         "name": settings.name,
-        "metrics": {which: figures["overall"] for which, figures in detail.items()},
-        "scaled": {which: figures["scaled"] for which, figures in detail.items()},
+        **mine,
         "windows": windows(dataset),
         "baselines": beside,
         "judged_by": kind,
-        "beaten_by": scoring.beaten_by(detail["test"]["scaled"], beside, kind),
+        "beaten_by": scoring.beaten_by(mine, beside, kind),
+        **more,
         "lanes": [
             told
             for group, one in zip(groups, scored, strict=True)
@@ -222,33 +219,33 @@ def summary(
     return found, detail
 
 
-def _overall(sums: dict[str, Tally], dataset: Dataset) -> dict[str, Any]:
-    read = {which: score.figures(tally, dataset) for which, tally in sums.items()}
+def _overall(sums: dict[str, Any], dataset: Dataset) -> dict[str, Any]:
+    return scoring.by_set({which: score.figures(one, dataset) for which, one in sums.items()})
+
+
+def _pooled_baselines(dataset: Dataset, scored: Sequence[Scored]) -> Beside:
+    """Of all groups together."""
+    merged = score.kind_of(dataset).merged
     return {
-        "metrics": {which: figures["overall"] for which, figures in read.items()},
-        "scaled": {which: figures["scaled"] for which, figures in read.items()},
+        name: (
+            baseline,
+            {which: merged([one.baselines[name][1][which] for one in scored]) for which in sums},
+        )
+        for name, (baseline, sums) in scored[-1].baselines.items()
     }
 
 
-def _pooled_baselines(dataset: Dataset, scored: Sequence[Scored]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, (baseline, sums) in scored[-1].baselines.items():
-        found[name] = None
-        if sums:
-            by_set = {
-                which: score.figures(
-                    metrics.merged([one.baselines[name][1][which] for one in scored]), dataset
-                )
-                for which in SETS
-            }
-            found[name] = scoring.told_of_baseline(baseline, by_set)
-    return found
-
-
-def _pooled_ensemble(dataset: Dataset, scored: Sequence[Scored]) -> dict[str, Any] | None:
+def _pooled_ensemble(dataset: Dataset, scored: Sequence[Scored]) -> dict[str, Any]:
+    """Of all groups together; nothing where one of them has none."""
     if not all(one.ensemble for one in scored):
-        return None
-    pooled = {w: metrics.merged([one.ensemble[w] for one in scored]) for w in ("val", "test")}
+        return {}
+    merged = score.kind_of(dataset).merged
+    return {which: merged([one.ensemble[which] for one in scored]) for which in ("val", "test")}
+
+
+def _told_of_ensemble(
+    dataset: Dataset, scored: Sequence[Scored], pooled: dict[str, Any]
+) -> dict[str, Any]:
     covered = ensemble.coverage([one.covered[ENSEMBLE] for one in scored])
     return _overall(pooled, dataset) | {"coverage": covered}
 
@@ -268,8 +265,9 @@ def _lanes(dataset: Dataset, group: Group, one: Scored) -> Iterator[dict[str, An
             "steps": fit.progress.step,
             "stopped": fit.stopped,
             "metrics": None,
-            "scaled": None,
         }
+        if not dataset.signature.classes:
+            told["scaled"] = None
         if fit.weights:
             sums = {which: tallies[sound.index(fit)] for which, tallies in one.lanes.items()}
             told |= _overall(sums, dataset)
@@ -305,18 +303,23 @@ def _spread(
             if fit.lane.config.seed == seed
         ]
         if len(mine) == len(groups):
-            repeats.append(score.figures(metrics.merged(mine), task.dataset)["overall"])
+            merged = score.kind_of(task.dataset).merged(mine)
+            repeats.append(score.figures(merged, task.dataset)["overall"])
     if len(repeats) < 2:
         return None
+    return {name: _over([figures[name] for figures in repeats]) for name in repeats[0]}
+
+
+def _over(values: list[float]) -> dict[str, float]:
+    """Nothing is known where one of them means nothing, as R² of a constant truth does."""
+    if any(math.isnan(value) for value in values):
+        return dict.fromkeys(("mean", "sd", "min", "max"), math.nan) | {"n": len(values)}
     return {
-        name: {
-            "mean": statistics.fmean(values),
-            "sd": statistics.stdev(values),
-            "min": min(values),
-            "max": max(values),
-        }
-        for name in metrics.NAMES
-        for values in [[figures[name] for figures in repeats]]
+        "mean": statistics.fmean(values),
+        "sd": statistics.stdev(values),
+        "min": min(values),
+        "max": max(values),
+        "n": len(values),
     }
 
 

@@ -12,28 +12,30 @@ import pyarrow.parquet
 
 from slipstream import runs
 from slipstream.config import Config
+from slipstream.data.dataset import Dataset
 from slipstream.data.splits import SETS
 from slipstream.engine import score
+from slipstream.engine.chunk import Baseline, Chunk, Pieces
 from slipstream.engine.job import Task
 from slipstream.engine.plan import Plan
-from slipstream.engine.score import Baseline, Chunk
 
 
-def pieces(task: Task, *, with_time: bool = False) -> score.Pieces:
+def pieces(task: Task, *, with_time: bool = False) -> Pieces:
     rows = task.config.engine.buffer_rows
     return lambda which: task.dataset.pieces(which, task.series, rows=rows, with_time=with_time)
 
 
 def score_model(task: Task, chosen: Plan) -> dict[str, Any]:
-    """Every set's figures; predictions.parquet is written on the way."""
+    """Every set's sums; predictions.parquet is written on the way."""
     dataset, predict = task.dataset, score.of_model(task.model, chosen)
-    scores = {}
+    sums = {}
     for name in SETS:
         chunks = score.chunks(predict, pieces(task, with_time=name == "test")(name))
         if name == "test":
             chunks = _written(chunks, task)
-        scores[name] = score.tally(chunks, dataset, dataset.signature.quantiles)
-    return scores
+        beside = ([chunk] for chunk in chunks)
+        (sums[name],) = score.tallies(beside, dataset, dataset.signature.quantiles)
+    return sums
 
 
 def _written(chunks: Iterator[Chunk], task: Task) -> Iterator[Chunk]:
@@ -62,40 +64,58 @@ def writing(path: Path) -> Iterator[Callable[[pa.Table], None]]:
                 writer.close()
 
 
-def score_baselines(found: dict[str, Baseline], task: Task) -> dict[str, Any]:
-    figures: dict[str, Any] = {}
-    for name, baseline in found.items():
-        if baseline.predict is None:
-            figures[name] = None
-            continue
-        by_set = {
-            which: score.tally(
-                score.chunks(baseline.predict, pieces(task)(which)), task.dataset, ()
-            )
-            for which in SETS
-        }
-        figures[name] = told_of_baseline(baseline, by_set)
-    return figures
+Beside = dict[str, tuple[Baseline, dict[str, Any]]]
+"""Baselines by name, with the sums of every set; none where it means nothing"""
 
 
-def told_of_baseline(baseline: Baseline, by_set: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "what": baseline.what,
-        "metrics": {which: scored["overall"] for which, scored in by_set.items()},
-        "scaled": {which: scored["scaled"] for which, scored in by_set.items()},
-        "mae_by_step": [row["mae"] for row in by_set["test"]["per_step"]],
-    }
+def score_baselines(task: Task) -> Beside:
+    """Every baseline, fitted on the task's own training windows."""
+    found: Beside = {}
+    for name, baseline in score.find_baselines(task.dataset, pieces(task)).items():
+        sums = {}
+        for which in SETS if baseline.predict else ():
+            assert baseline.predict is not None
+            chunks = score.chunks(baseline.predict, pieces(task)(which))
+            (sums[which],) = score.tallies(([chunk] for chunk in chunks), task.dataset, ())
+        found[name] = baseline, sums
+    return found
+
+
+def by_set(figures: dict[str, Any]) -> dict[str, Any]:
+    """Each set's metrics, and in standardised units where there are such."""
+    found = {"metrics": {which: read["overall"] for which, read in figures.items()}}
+    if all("scaled" in read for read in figures.values()):
+        found["scaled"] = {which: read["scaled"] for which, read in figures.items()}
+    return found
+
+
+def told_of_baseline(
+    baseline: Baseline, sums: dict[str, Any], dataset: Dataset
+) -> dict[str, Any] | None:
+    if not sums:
+        return None
+    figures = {which: score.figures(one, dataset) for which, one in sums.items()}
+    headline = score.kind_of(dataset).HEADLINE
+    by_step = [row[headline] for row in figures["test"]["per_step"]]
+    return {"what": baseline.what, **by_set(figures), f"{headline}_by_step": by_step}
 
 
 def judged_by(config: Config) -> str:
-    """The error that models are compared by, in standardised units."""
+    """The error that models are compared by: log-loss, or one in standardised units."""
+    if config.data.task == "classify":
+        return "log_loss"
     return "mae" if config.train.loss in ("mae", "quantile") else "mse"
 
 
-def beaten_by(model: dict[str, float], beside: dict[str, Any], kind: str) -> list[str]:
-    """Baselines with a lower scaled test error than the model."""
+def judged(found: dict[str, Any], which: str, kind: str) -> float:
+    """That error of a model or a baseline, on one set."""
+    return float(found.get("scaled", found["metrics"])[which][kind])
+
+
+def beaten_by(model: dict[str, Any], beside: dict[str, Any], kind: str) -> list[str]:
+    """Baselines with a lower test error than the model."""
     return [
         name
         for name, found in beside.items()
-        if found is not None and found["scaled"]["test"][kind] < model[kind]
+        if found is not None and judged(found, "test", kind) < judged(model, "test", kind)
     ]

@@ -21,7 +21,7 @@ from slipstream.data.dataset import Dataset
 from slipstream.engine import checkpoint, copies, measure
 from slipstream.engine.checkpoint import Saved
 from slipstream.engine.encoder import Match
-from slipstream.engine.job import Task
+from slipstream.engine.job import Task, weighed
 from slipstream.engine.plan import Plan
 from slipstream.errors import Resumable
 from slipstream.models import build
@@ -34,9 +34,11 @@ class Result:
 
     run: Path
     metrics: dict[str, dict[str, float]]
-    """By set: mae, rmse, mse, r2, max_error, bias, in physical units."""
+    """By set: mae, rmse, mse, r2, max_error, bias, in physical units; of classes, accuracy,
+    balanced_accuracy, f1_macro, log_loss, auc, ece."""
     baselines: dict[str, Any]
-    """repeat, seasonal, ridge: the same figures, or None where one means nothing."""
+    """repeat, seasonal, ridge, or majority and logistic: the same figures, or None where one means
+    nothing."""
     summary: dict[str, Any]
 
 
@@ -57,7 +59,8 @@ def prepared(
     run: Run, settings: Config, dataset: Dataset, start: Start, seconds: dict[str, float]
 ) -> tuple[Task, Plan]:
     """The model and its data in place and the plan made, both written down."""
-    chosen = start.plan
+    chosen, asked = start.plan, settings
+    settings = weighed(settings, dataset)
     with seeded(settings.seed, chosen.device):
         model = build(settings.model, dataset.signature)
         if start.init is not None:
@@ -74,9 +77,16 @@ def prepared(
         with timed(seconds, "plan"):
             if not start.settled:
                 task, chosen = _settle(task, chosen)
-    runs.write_text(run.folder / "config.toml", configs.to_toml(task.config))
+    write_config(run, task.config, asked)
     runs.write_json(run.folder / "plan.json", chosen.to_dict())
     return task, chosen
+
+
+def write_config(run: Run, config: Config, asked: Config) -> None:
+    """What was asked, with what was left to measuring."""
+    train = config.train.model_copy(update={"class_weights": asked.train.class_weights})
+    told = config.model_copy(update={"train": train})
+    runs.write_text(run.folder / "config.toml", configs.to_toml(told))
 
 
 def _settle(task: Task, chosen: Plan) -> tuple[Task, Plan]:
@@ -106,11 +116,11 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
         yield
 
 
-def keep_folder(run: Run, settings: Config) -> None:
+def keep_folder(run: Run, settings: Config, asked: Config) -> None:
     """Make the folder again where it was removed under our feet."""
     if not (run.folder / "config.toml").exists():
         run.folder.mkdir(parents=True, exist_ok=True)
-        runs.write_text(run.folder / "config.toml", configs.to_toml(settings))
+        write_config(run, settings, asked)
 
 
 def keep_model(run: Run, weights: Mapping[str, Tensor], dataset: Dataset) -> None:

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from slipstream import runs
@@ -16,16 +17,15 @@ from slipstream.engine.checkpoint import Saved
 from slipstream.engine.encoder import Match
 from slipstream.engine.job import Task
 from slipstream.engine.lane import Lane
+from slipstream.engine.lanes import Guide
 from slipstream.engine.lanestate import LaneFit
 from slipstream.engine.passes import Mode
-from slipstream.engine.plan import RECURRENT, Plan
+from slipstream.engine.plan import Plan
 from slipstream.errors import Interrupted, UserError
 from slipstream.runs import Event, Run
 from slipstream.training import figures, setup
 from slipstream.training.setup import Result, Start, timed
 
-MOST_PLACES = 64
-"""Lanes at a time, where that is not measured"""
 FIXED = {"train.epochs", "train.patience", "train.minutes"}
 """What only a run of one model may change when it is resumed: of lanes that have ended, the best
 weights are all that is left"""
@@ -70,6 +70,7 @@ def train(
 ) -> Result:
     """Train all lanes, score each, keep them, and write everything."""
     with monitor.Monitor(run, start.plan.device, on=settings.engine.monitor) as watching:
+        asked = settings
         task, chosen = setup.prepared(run, settings, dataset, start, seconds)
         settings = task.config
         every = lanes_of(settings, dataset, task.init)
@@ -80,7 +81,7 @@ def train(
             parameters = sum(p.numel() for p in task.model.parameters())
             _announce(task, packed, parameters, start.saved)
             packed, fits, trained = _fit(task, packed, start.saved, watching)
-            setup.keep_folder(run, settings)
+            setup.keep_folder(run, settings, asked)
             seconds |= {"training": trained["train_s"], "validation": trained["validate_s"]}
             chosen = setup.as_it_ran(run, chosen, trained["failures"])
             groups = figures.grouped(fits, dataset, settings.train.repeats)
@@ -100,7 +101,8 @@ def train(
                 recover.free_memory()
     assert found is not None
     logged = list(runs.events(run))
-    summary, detail = figures.summary(task, groups, scored)
+    with timed(seconds, "scoring"):
+        summary, detail = figures.summary(task, groups, scored)
     figures.keep(task, groups, scored, summary["uses"])
     summary |= {
         "steps": found.progress.step,
@@ -132,7 +134,11 @@ def lanes_of(settings: Config, dataset: Dataset, init: Match | None = None) -> l
     seeds = range(settings.seed, settings.seed + settings.train.repeats)
     configs = [settings.model_copy(update={"seed": seed}) for seed in seeds]
     return [
-        Lane(one, {name: starts[name] for name in ("train", "val")}, init.weights if init else {})
+        Lane(
+            one,
+            {name: starts[name] for name in ("train", "val")},
+            init=init.weights if init else {},
+        )
         for starts in folds
         for one in configs
     ]
@@ -175,12 +181,12 @@ def _packed(task: Task, every: list[Lane], chosen: Plan, saved: Saved | None) ->
         )
     if saved is not None:
         mode, places = saved.facts["mode"], saved.facts["pack"]["places"]
-        return Packed(every, _as_pack(chosen, mode, None), mode, places, "as it began", [])
+        return Packed(every, packing.as_pack(chosen, mode, None), mode, places, "as it began", [])
     limit_s = min(measure.LONGEST_S, _share_s(task, chosen, len(every)))
     if task.config.train.minutes is not None:
         why, places = "all at a time, since train.minutes is for all of them", len(every)
     elif task.config.engine.plan == "off" or limit_s < measure.FIRST_TRIAL_S:
-        why, places = "a rule of thumb", min(len(every), MOST_PLACES)
+        why, places = "a rule of thumb", min(len(every), packing.MOST_PLACES)
     else:
         signature = task.dataset.signature
         choice = packing.choose(every, signature, task.series, chosen, limit_s=limit_s)
@@ -189,32 +195,14 @@ def _packed(task: Task, every: list[Lane], chosen: Plan, saved: Saved | None) ->
             for told in choice.evidence
             if "ms" in told and (told["mode"], told["places"]) == (choice.mode, choice.places)
         )
-        plan = _as_pack(chosen, choice.mode, ms)
+        plan = packing.as_pack(chosen, choice.mode, ms)
         return Packed(every, plan, choice.mode, choice.places, "measured", choice.evidence)
-    mode = _rule(task.config, chosen)
-    return Packed(every, _as_pack(chosen, mode, None), mode, places, why, [])
-
-
-def _rule(settings: Config, chosen: Plan) -> Mode:
-    """A CPU has faster recurrent layers for one model than we have for many."""
-    on_cpu = chosen.device.type == "cpu" and settings.model.kind in RECURRENT
-    return "branches" if on_cpu else "together"
+    mode = packing.rule(task.config, chosen)
+    return Packed(every, packing.as_pack(chosen, mode, None), mode, places, why, [])
 
 
 def _share_s(task: Task, chosen: Plan, count: int) -> float:
     return measure.SHARE_OF_RUN * measure.guess_s(task, chosen) * count
-
-
-def _as_pack(chosen: Plan, mode: Mode, ms: float | None) -> Plan:
-    """The plan of one model, as a pack of several takes it."""
-    chosen = replace(chosen, steps_per_graph=1, ms_per_step=ms)
-    if mode == "branches":
-        return chosen
-    reasons = chosen.reasons | {
-        "cudnn": "lanes train together, by an operation that takes all of them",
-        "compile": "off: lanes train together",
-    }
-    return replace(chosen, cudnn=(), kernels=[], compile=False, reasons=reasons)
 
 
 def _announce(task: Task, packed: Packed, parameters: int, saved: Saved | None) -> None:
@@ -267,17 +255,17 @@ def _fit(
     what = task.dataset.signature, task.series
     if saved is not None:
         then = _as_now(saved, packed)
-        refill = _following(packed.lanes[saved.facts["came"] :])
-        facts = _facts(task, packed)
-        fits = lanes.resume(then, packed.lanes, *what, run, refill=refill, facts=facts)
+        guide = Guide(_following(packed.lanes[saved.facts["came"] :]))
+        told = partial(_facts, task, packed)
+        fits = lanes.resume(then, packed.lanes, *what, run, guide=guide, facts=told)
         return packed, fits, trained
     size = runs.log_size(run)
     while True:
         first, rest = packed.lanes[: packed.places], packed.lanes[packed.places :]
         try:
             made = pack.make(first, *what, packed.plan, mode=packed.mode, room=packed.lanes)
-            facts = _facts(task, packed)
-            fits = lanes.fit(made, run, refill=_following(rest), facts=facts)
+            told = partial(_facts, task, packed)
+            fits = lanes.fit(made, run, guide=Guide(_following(rest)), facts=told)
             return packed, fits, trained
         except RuntimeError as error:
             if packed.places == 1 or not recover.is_out_of_memory(error):

@@ -1,0 +1,255 @@
+"""Measures a search whose trials train together, beside Optuna and Lightning one after another.
+
+    python benchmarks/search.py --out benchmarks/records/<date>-<hardware>-search [--parts ...]
+
+The job: 64 trials over LSTMs of 64 to 256 and 32 to 128 units, learning rate, dropout, decay and
+batch, on simulated demand: 24 rows of 11 columns, 3 rows ahead, about 200,000 training windows, 10
+epochs. `search` runs it without pruning, `pruned` with; `lightning` times three whole trials of it,
+of batches 128, 256 and 256, and extrapolates to all of the search's trials by their steps;
+`quality` searches 24 trials on a twentieth of the data, three times with trials together and three
+times one trial after another; `memory` notes what is in use at trials 20 and 200. Needs a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet
+import torch
+
+import slipstream
+from slipstream import config as configs
+from slipstream.bench import record
+from slipstream.bench.record import Outcome, Row, Table
+
+STATIONS, ROWS = 100, 2_530
+WINDOWS = 199_800
+TRIALS, EPOCHS = 64, 10
+BATCHES = (64, 128, 256)
+SPACE = {
+    "model.hidden.0": {"low": 64, "high": 256, "step": 16},
+    "model.hidden.1": {"low": 32, "high": 128, "step": 16},
+    "train.lr": {"low": 1e-4, "high": 1e-2, "log": True},
+    "train.weight_decay": {"low": 1e-6, "high": 1e-2, "log": True},
+    "model.dropout": {"low": 0.0, "high": 0.4},
+    "train.batch": list(BATCHES),
+}
+TOGETHER, PRUNED, USUAL = (
+    "trials together, no pruning",
+    "trials together, median pruner",
+    "Optuna and Lightning, one after another",
+)
+
+
+def demand(rows: int = ROWS) -> pa.Table:
+    """Hourly demand at stations: days, weeks, weather, holidays, and noise of their own."""
+    draw = np.random.default_rng(0)
+    hour = np.arange(rows)
+    parts = []
+    for station in range(STATIONS):
+        level, swing, shift = draw.uniform(5, 50), draw.uniform(0.2, 0.8), draw.uniform(0, 24)
+        day, week = 2 * np.pi * (hour + shift) / 24, 2 * np.pi * hour / 168
+        warmth = np.convolve(draw.standard_normal(rows + 47), np.ones(48) / 48, "valid")[:rows] * 7
+        rain = np.maximum(np.convolve(draw.standard_normal(rows + 5), np.ones(6) / 6, "valid"), 0)
+        holiday = (draw.random(rows // 24 + 1) < 0.03).repeat(24)[:rows]
+        price = np.cumsum(draw.standard_normal(rows)) * 0.01
+        noise = np.zeros(rows)
+        shocks = draw.standard_normal(rows)
+        for t in range(1, rows):
+            noise[t] = 0.8 * noise[t - 1] + 0.6 * shocks[t]
+        shape = 1 + swing * np.sin(day) + 0.3 * np.sin(week) + 0.15 * warmth - 0.4 * rain[:rows]
+        values = level * (shape * (1 - 0.5 * holiday) - 0.2 * price + 0.15 * noise)
+        parts.append(
+            {
+                "station": np.full(rows, station),
+                "hour": hour,
+                "demand": values,
+                "hour_sin": np.sin(2 * np.pi * hour / 24),
+                "hour_cos": np.cos(2 * np.pi * hour / 24),
+                "week_sin": np.sin(week),
+                "week_cos": np.cos(week),
+                "warmth": warmth,
+                "rain": rain[:rows],
+                "holiday": holiday.astype(float),
+                "price": price,
+                "level": np.full(rows, level),
+                "trend": hour / rows,
+            }
+        )
+    return pa.table({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+
+
+def job(path: Path, out: Path, **tune: Any) -> dict[str, Any]:
+    return {
+        "name": "demand",
+        "out": str(out),
+        "data": {
+            "path": str(path),
+            "time": "hour",
+            "id": "station",
+            "targets": ["demand"],
+            "context": 24,
+            "horizon": 3,
+            "split": {"train": 0.8, "val": 0.1, "test": 0.1},
+        },
+        "model": {"kind": "lstm", "hidden": [128, 64], "dropout": 0.1},
+        "train": {"epochs": EPOCHS, "patience": "off", "batch": 128},
+        "tune": {"trials": TRIALS, "retrain": 0, "pruner": "none", "space": SPACE} | tune,
+    }
+
+
+def searched(
+    settings: dict[str, Any], watch: Any = None
+) -> tuple[dict[str, Any], float, list[Any]]:
+    began = time.perf_counter()
+    found = slipstream.tune(settings, watch=watch)
+    trials = found.study.get_trials(deepcopy=False)
+    return found.summary, time.perf_counter() - began, trials
+
+
+def lightning_s(path: Path, out: Path, batch: int, precision: str, workers: int) -> float:
+    """Seconds of one whole trial, from starting Python to its end."""
+    settings = job(path, out)
+    del settings["tune"]
+    settings["train"] |= {"batch": batch}
+    settings["model"] |= {"hidden": [160, 80]}
+    file = out / f"trial-{batch}.toml"
+    file.write_text(configs.to_toml(configs.load(settings)), encoding="utf-8")
+    command = [sys.executable, "-m", "slipstream.bench.others", str(file)]
+    began = time.perf_counter()
+    subprocess.run([*command, "lightning", precision, str(workers), "plain"], check=True)
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--out", type=Path, required=True)
+    arguments.add_argument("--parts", default="search,pruned,lightning,quality,memory")
+    arguments.add_argument("--precision", default="tf32")
+    arguments.add_argument("--workers", type=int, default=4)
+    arguments.add_argument("--parallel", type=int, default=0)
+    given = arguments.parse_args()
+    parts = given.parts.split(",")
+    began = time.perf_counter()
+
+    def tell(what: str) -> None:
+        print(f"{time.perf_counter() - began:5.0f} s, {what}", flush=True)
+
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        path = folder / "demand.parquet"
+        pa.parquet.write_table(demand(), path)
+        trials: list[Any] = []
+        for part, way, pruner in (("search", TOGETHER, "none"), ("pruned", PRUNED, "median")):
+            if part in parts:
+
+                def show(event: dict[str, Any]) -> None:
+                    if event["event"] == "pack":
+                        told = {k: event[k] for k in ("places", "widths", "batch", "mode")}
+                        tell(f"pack {told} {event['plan']['precision']} {len(event['trials'])}")
+                    elif event["event"] in ("recovery", "fallback"):
+                        tell(str(event))
+
+                more = {"parallel": given.parallel} if given.parallel else {}
+                summary, whole_s, found = searched(job(path, folder, pruner=pruner, **more), show)
+                trials = trials or found
+                best = summary["best"]["value"]
+                more = {
+                    "whole_s": whole_s,
+                    "optuna_share": summary["optuna_share"],
+                    "best": best,
+                    "trials": summary["trials"],
+                    "packs": summary["packs"],
+                }
+                rows.append(Row("demand", way, "s", [summary["search_s"]], more))
+                tell(f"{way}: {summary['search_s']:.1f} s, {whole_s:.1f} s in all, {more}")
+        if "lightning" in parts:
+            timed = []
+            for batch in (256, 128, 256):
+                took = lightning_s(path, folder, batch, given.precision, given.workers)
+                timed.append((-(-WINDOWS // batch) * EPOCHS, took))
+                tell(f"Lightning, batch {batch}: {took:.1f} s")
+            start_s, each_s = _line(timed)
+            steps = [-(-WINDOWS // trial.params["train.batch"]) * EPOCHS for trial in trials]
+            total = sum(start_s + each_s * count for count in steps)
+            more = {"timed": timed, "start_s": start_s, "ms_per_step": 1e3 * each_s}
+            rows.append(Row("demand", USUAL, "s", [total], more | {"extrapolated": True}))
+            tell(f"{USUAL}: {total:.0f} s, extrapolated; {1e3 * each_s:.2f} ms a step")
+        if "quality" in parts:
+            small = folder / "small.parquet"
+            pa.parquet.write_table(demand(ROWS // 20), small)
+            for way, parallel in (("together", "auto"), ("one after another", 1)):
+                bests, took = [], []
+                for seed in range(3):
+                    tune = {"seed": seed, "parallel": parallel, "trials": 24}
+                    summary, _, _ = searched(job(small, folder, **tune))
+                    bests.append(summary["best"]["value"])
+                    took.append(summary["search_s"])
+                rows.append(Row("quality", way, "best validation loss", bests, {"search_s": took}))
+                tell(f"quality, {way}: {bests}, {took}")
+        if "memory" in parts:
+            seen = {}
+            tiny = folder / "tiny.parquet"
+            pa.parquet.write_table(demand(200), tiny)
+
+            def note(event: dict[str, Any]) -> None:
+                if event["event"] == "trial" and event["trial"] in (20, 60, 100, 200):
+                    host = psutil.Process().memory_info().rss / 1e6
+                    device = torch.cuda.memory_reserved() / 1e6 if torch.cuda.is_available() else 0
+                    seen[event["trial"]] = {"host_mb": host, "device_mb": device}
+
+            settings = job(tiny, folder, trials=204, parallel=16)
+            settings["train"]["epochs"] = 1
+            searched(settings, note)
+            rows.append(Row("memory", "trials 20, 60, 100, 200", "MB", [], {"seen": seen}))
+            tell(f"memory: {seen}")
+    spent = time.perf_counter() - began
+    settings = {"space": SPACE, "trials": TRIALS, "epochs": EPOCHS}
+    found = Outcome("search", _headline(rows), rows, [_table(rows)], settings, spent)
+    record.write(found, given.out)
+
+
+def _line(timed: list[tuple[int, float]]) -> tuple[float, float]:
+    """Seconds to start and seconds per step, by least squares."""
+    slope, start = np.polyfit([steps for steps, _ in timed], [took for _, took in timed], 1)
+    return float(start), float(slope)
+
+
+def _headline(rows: list[Row]) -> str:
+    by = {row.way: row for row in rows}
+    if TOGETHER in by and USUAL in by:
+        ratio = by[USUAL].median / by[TOGETHER].median
+        return (
+            f"{TRIALS} trials in {by[TOGETHER].median:.0f} s; Optuna and Lightning, one after "
+            f"another, {by[USUAL].median:,.0f} s (three trials timed, the rest extrapolated): "
+            f"{ratio:.0f}x"
+        )
+    return "parts of the search's measurements"
+
+
+def _table(rows: list[Row]) -> Table:
+    cells = [
+        [row.case, row.way, f"{row.median:.4g} {row.unit}" if row.repeats else str(row.more)]
+        for row in rows
+    ]
+    usual = [row for row in rows if row.case == "quality"]
+    note = ""
+    if len(usual) == 2:
+        means = [statistics.fmean(row.repeats) for row in usual]
+        note = f"Mean of three studies' best: {means[0]:.5g} together, {means[1]:.5g} one by one."
+    return Table("A search of 64 trials", ["case", "way", "result"], cells, note)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""Labels from a table beside the data: series, start, end, label.
+
+Both ends belong to a label. Where one ends at the row that the next begins with, the row belongs to
+the one that ends there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from slipstream.config import Data
+from slipstream.data import classes, tables, typed
+from slipstream.data.classes import LABEL
+from slipstream.data.prepare import Ints, Layout, Store, Times, is_date
+from slipstream.data.tables import Source
+from slipstream.errors import UserError
+
+SETTING = "data.labels"
+
+
+class Spans(NamedTuple):
+    """Labelled stretches of rows, in the order of the table."""
+
+    first: Ints
+    """Among all series' rows"""
+    last: Ints
+    number: Ints
+    """Of the class"""
+
+
+def attach(
+    store: Store, data: Data, known: tuple[str, ...] = ()
+) -> tuple[Store, tuple[str, ...], Spans]:
+    """The store with one more column, the class numbers, and the classes' names; `known` are those
+    of a trained model."""
+    assert data.labels is not None
+    source = tables.read(Path(data.labels), name=Path(data.labels).name, setting=SETTING)
+    codes, texts = classes.read(source, LABEL, SETTING)
+    if (codes == classes.UNKNOWN).any():
+        row = int(np.flatnonzero(codes == classes.UNKNOWN)[0])
+        raise UserError(f"{source.where(row, LABEL)}: is empty; take the row out")
+    names = known or classes.in_order(texts)
+    numbers = classes.numbered(codes, texts, names, source, LABEL)
+    spans = Spans(*_rows(source, store, data), numbers)
+    _refuse_conflicts(source, spans, names)
+    column = np.full((len(store.values), 1), classes.UNKNOWN, dtype=np.float32)
+    if data.label_rows == "end":
+        column[spans.last, 0] = spans.number
+    else:
+        order = np.argsort(-spans.first, kind="stable")  # at a shared row, the earlier one wins
+        for i in order:
+            column[spans.first[i] : spans.last[i] + 1, 0] = spans.number[i]
+    labelled = replace(
+        store,
+        values=np.concatenate([store.values, column], axis=1),
+        columns=(*store.columns, LABEL),
+        anchors=store.anchors | {LABEL: 0.0},
+    )
+    return labelled, names, spans
+
+
+def _rows(source: Source, store: Store, data: Data) -> tuple[Ints, Ints]:
+    """First and last row of every label."""
+    layout = store.layout
+    owners = _owners(source, layout)
+    starts, ends = (_places(source, name, store, data) for name in ("start", "end"))
+    backwards = np.flatnonzero(ends < starts)
+    if len(backwards):
+        raise UserError(f"{source.where(int(backwards[0]), 'end')}: is before its start")
+    first, last = np.empty_like(owners), np.empty_like(owners)
+    for owner in np.unique(owners):
+        mine = np.flatnonzero(owners == owner)
+        begin, end = int(layout.offsets[owner]), int(layout.offsets[owner + 1])
+        at: Times = np.arange(end - begin) if store.time is None else store.time[begin:end]
+        outside = mine[(starts[mine] < at[0]) | (ends[mine] > at[-1])]
+        if len(outside):
+            _refuse_outside(source, int(outside[0]), layout.series[owner], at, store)
+        first[mine] = begin + np.searchsorted(at, starts[mine], side="left")
+        last[mine] = begin + np.searchsorted(at, ends[mine], side="right") - 1
+    empty = np.flatnonzero(last < first)
+    if len(empty):
+        raise UserError(
+            f"{source.place(int(empty[0]))}: no row of the series lies between start and end"
+        )
+    return first, last
+
+
+def _owners(source: Source, layout: Layout) -> Ints:
+    """Which series each label is of: by its name, or its file's name without the ending."""
+    if "series" not in source.names and len(layout.series) == 1:
+        return np.zeros(source.num_rows, dtype=np.int64)
+    codes, texts = typed.labels(source, "series", SETTING)
+    place = {PurePosixPath(name).stem: i for i, name in enumerate(layout.series)}
+    place |= {name: i for i, name in enumerate(layout.series)}
+    for code, text in enumerate(texts):
+        if text.strip() not in place:
+            row = int(np.flatnonzero(codes == code)[0])
+            some = ", ".join(layout.series[:10])
+            raise UserError(
+                f'{source.where(row, "series")}: there is no series "{text}"; there is {some}'
+            )
+    return np.array([place[text.strip()] for text in texts], dtype=np.int64)[codes]
+
+
+def _places(source: Source, name: str, store: Store, data: Data) -> Times:
+    """A column of times, of the kind that the data have, or of row numbers."""
+    if store.time is not None:
+        times = typed.times(source, name, data.time_format, SETTING)
+        if is_date(times) != is_date(store.time):
+            wanted, found = ("dates", "numbers") if is_date(store.time) else ("numbers", "dates")
+            raise UserError(
+                f'{source.name}: column "{name}" ({SETTING}) holds {found}, but the data\'s time '
+                f'"{data.time}" holds {wanted}'
+            )
+        return times
+    if data.missing == "drop" or data.where:
+        asked = "data.where" if data.where else 'data.missing = "drop"'
+        raise UserError(
+            f"{SETTING} counts rows, since there is no data.time, and {asked} would shift them; "
+            "name data.time, or prepare the data beforehand"
+        )
+    numbers = typed.numbers(source, name, SETTING)
+    wrong = np.flatnonzero(~(numbers == np.round(numbers)))
+    if len(wrong):
+        raise UserError(
+            f"{source.where(int(wrong[0]), name)}: is no row number; rows count from 0, or name "
+            "the time column (data.time)"
+        )
+    return numbers.astype(np.int64)
+
+
+def _refuse_outside(source: Source, row: int, series: str, at: Times, store: Store) -> None:
+    what = "rows 0" if store.time is None else str(_shown(at[0], store))
+    until = _shown(at[-1], store)
+    raise UserError(
+        f'{source.place(row)}: the label lies outside of series "{series}", which has {what} to '
+        f"{until}; correct it, or cut it to the data"
+    )
+
+
+def _shown(moment: Any, store: Store) -> Any:
+    if store.time is not None and is_date(store.time):
+        return np.datetime64(int(moment), "us")
+    return moment
+
+
+def _refuse_conflicts(source: Source, spans: Spans, names: tuple[str, ...]) -> None:
+    """Two labels for one row, unless one ends where the other begins."""
+    order = np.lexsort((spans.last, spans.first))
+    reach, owner = -1, -1
+    for i in order:
+        overlaps = spans.first[i] < reach or (spans.first[i] == reach == spans.last[i])
+        if overlaps and spans.number[i] != spans.number[owner]:
+            mine, other = names[spans.number[i]], names[spans.number[owner]]
+            raise UserError(
+                f'{source.place(int(i))}: is "{mine}", but overlaps with {source.place(owner)}, '
+                f'which is "{other}"; a row has one label'
+            )
+        if spans.last[i] > reach:
+            reach, owner = int(spans.last[i]), int(i)
+
+
+def told(spans: Spans, starts: Sequence[Ints], lead: int) -> list[str]:
+    """A note on labels that have no window of their own."""
+    used = np.unique(np.concatenate([some + lead for some in starts]))
+    without = int((~np.isin(spans.last, used)).sum())
+    if not without:
+        return []
+    return [
+        f"{without:,} of {len(spans.last):,} labels have no window: too few rows in one piece come "
+        "before them, or their rows are in no set"
+    ]

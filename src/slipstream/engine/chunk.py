@@ -1,0 +1,73 @@
+"""Some windows' predictions, and what a task's figures are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from slipstream.data.dataset import Dataset
+from slipstream.data.windows import Piece, Series
+
+
+class Chunk(NamedTuple):
+    """Some windows' predictions, scaled."""
+
+    piece: Piece
+    starts: Tensor
+    """[B], within the piece"""
+    prediction: Tensor
+    """[B, H, C, Q]"""
+    truth: Tensor | None
+    """[B, H, C]; None where the future is not known"""
+
+
+Predictor = Callable[[Series, Tensor], Tensor]
+"""First rows of windows to their predictions, one row per sequence: [B * fold, H, C / fold, Q]."""
+
+
+class Baseline(NamedTuple):
+    what: str
+    """In a few words; where there is none here, why"""
+    predict: Predictor | None
+
+
+Pieces = Callable[[str], Iterable[Piece]]
+"""A set's name to its windows."""
+
+
+class Kind(Protocol):
+    """What a task's figures are: sums over windows, what they say, and what to hold them against.
+
+    The modules `numbers` and `classes` are one each.
+    """
+
+    HEADLINE: str
+    """The metric that pictures and sentences show first"""
+
+    def begin(self, dataset: Dataset, chunk: Chunk) -> Any:
+        """Empty sums, on the chunk's device."""
+
+    def add(self, sums: Any, chunk: Chunk, owner: Tensor, quantiles: tuple[float, ...], /) -> None:
+        """Take in a chunk whose windows are of these series."""
+
+    def merged(self, sums: Sequence[Any]) -> Any:
+        """The sums over several sets."""
+
+    def read(self, sums: Any, dataset: Dataset) -> dict[str, Any]:
+        """Figures: overall, and in detail."""
+
+    def columns(
+        self, chunk: Chunk, dataset: Dataset, reach: Mapping[str, Tensor] | None, /
+    ) -> dict[str, Any]:
+        """Truths, where they are known, and predictions, as columns of a table."""
+
+    def baselines(self, dataset: Dataset, pieces: Pieces) -> dict[str, Baseline]:
+        """What a model must beat, as far as each means something for this data."""
+
+    def certainty(
+        self, test: Any, beside: Mapping[str, Any], dataset: Dataset, /
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What else the test set's sums tell, held against those of others, by name: for the
+        summary, and for the test set's detail."""

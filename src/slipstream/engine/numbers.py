@@ -1,0 +1,152 @@
+"""What is told of predicted numbers: errors, and the baselines repeat, seasonal and ridge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slipstream import baselines as simple
+from slipstream import metrics
+from slipstream.data import windows
+from slipstream.data.dataset import Dataset
+from slipstream.data.windows import Series
+from slipstream.engine import step
+from slipstream.engine.chunk import Baseline, Chunk, Pieces
+from slipstream.metrics import Tally
+from slipstream.objectives import point
+
+HEADLINE = "mae"
+RIDGE_WORK = 2e11
+"""Multiplications that fitting the ridge may take; where all windows need more, it sees fewer."""
+
+
+def begin(dataset: Dataset, chunk: Chunk) -> Tally:
+    assert chunk.truth is not None
+    targets, scaler = dataset.signature.targets, dataset.scaler
+    return metrics.start(
+        size=[scaler.size[name] for name in targets],
+        deviation=[scaler.deviation[name] for name in targets],
+        steps=dataset.signature.steps_out,
+        series=len(dataset.layout.series),
+        device=chunk.truth.device,
+    )
+
+
+def add(sums: Tally, chunk: Chunk, owner: Tensor, quantiles: tuple[float, ...]) -> None:
+    assert chunk.truth is not None
+    band = (chunk.prediction[..., 0], chunk.prediction[..., -1]) if quantiles else None
+    sums.add(point(chunk.prediction, quantiles), chunk.truth, owner, band)
+
+
+def merged(sums: Sequence[Tally]) -> Tally:
+    return metrics.merged(sums)
+
+
+def read(sums: Tally, dataset: Dataset) -> dict[str, Any]:
+    return metrics.read(sums, targets=dataset.signature.targets, series=dataset.layout.series)
+
+
+def certainty(
+    _: Tally, __: Mapping[str, Tally], ___: Dataset
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Nothing: errors of numbers come without intervals."""
+    return {}, {}
+
+
+def columns(chunk: Chunk, dataset: Dataset, reach: Mapping[str, Tensor] | None) -> dict[str, Any]:
+    """In physical units, with quantiles or intervals where there are."""
+    signature, scaler = dataset.signature, dataset.scaler
+    found: dict[str, Any] = {}
+    for i, name in enumerate(signature.targets):
+        shift, size = scaler.shift[name], scaler.size[name]
+
+        def physical(values: Tensor, shift: float = shift, size: float = size) -> Any:
+            return (values.double() * size + shift).float().cpu().numpy().ravel()
+
+        if chunk.truth is not None:
+            found[name] = physical(chunk.truth[..., i])
+        value = point(chunk.prediction, signature.quantiles)[..., i]
+        found[f"{name}_predicted"] = physical(value)
+        for q, level in enumerate(signature.quantiles):
+            found[f"{name}_q{100 * level:g}"] = physical(chunk.prediction[..., i, q])
+        for percent, far in (reach or {}).items():
+            off = far[:, i].to(value.device)
+            found[f"{name}_lo{percent}"] = physical(value - off)
+            found[f"{name}_hi{percent}"] = physical(value + off)
+    return found
+
+
+def baselines(dataset: Dataset, pieces: Pieces) -> dict[str, Baseline]:
+    return {
+        "repeat": _repeat(dataset, pieces),
+        "seasonal": _seasonal(dataset),
+        "ridge": _ridge(dataset, pieces),
+    }
+
+
+def _repeat(dataset: Dataset, pieces: Pieces) -> Baseline:
+    signature = dataset.signature
+    if signature.horizon:
+        return Baseline(
+            "the last known value",
+            lambda series, starts: simple.repeat(
+                windows.gather_past(series, starts), signature.steps_out
+            )[..., None],
+        )
+    total = torch.zeros(len(signature.targets), dtype=torch.float64)
+    for piece in pieces("train"):
+        rows = piece.starts.to(piece.series.values.device) + signature.lead
+        total += piece.series.targets[rows].double().sum(dim=0).cpu()
+    mean = (total / dataset.count["train"]).float()
+    return Baseline(
+        "the training mean (no past target is known when estimating)",
+        lambda _, starts: mean.to(starts.device).expand(len(starts), 1, -1)[..., None],
+    )
+
+
+def _seasonal(dataset: Dataset) -> Baseline:
+    signature, period = dataset.signature, dataset.period
+    if not signature.horizon:
+        return Baseline("estimation has no season", None)
+    if period is None:
+        return Baseline("no period is known; set data.period", None)
+    if period > signature.context:
+        return Baseline(f"its {period} rows are more than data.context", None)
+    return Baseline(
+        f"the values {period} rows ago",
+        lambda series, starts: simple.seasonal(
+            windows.gather_past(series, starts), signature.steps_out, period
+        )[..., None],
+    )
+
+
+def _ridge(dataset: Dataset, pieces: Pieces) -> Baseline:
+    signature = dataset.signature
+    features = min(signature.context * signature.model_inputs, simple.MAX_FEATURES)
+    most = max(int(RIDGE_WORK / (features**2 * signature.fold)), step.CHUNK)
+    every = -(-dataset.count["train"] // most)
+
+    def batches(which: str) -> Iterator[tuple[Tensor, Tensor]]:
+        for piece in pieces(which):
+            for some in piece.starts[::every].split(step.CHUNK):
+                here = some.to(piece.series.values.device)
+                batch = windows.gather(piece.series, here)
+                yield batch.inputs, batch.targets
+
+    fitted = simple.fit_ridge(
+        batches("train"),
+        batches("val"),
+        context=signature.context,
+        inputs=signature.model_inputs,
+        relative=signature.model_shared == signature.model_targets,
+    )
+
+    def predict(series: Series, starts: Tensor) -> Tensor:
+        inputs, _ = windows.gather_inputs(series, starts)
+        return fitted.predict(inputs, signature.steps_out)[..., None]
+
+    seen = "every training window" if every == 1 else f"one training window in {every}"
+    return Baseline(f"least squares on the window's rows, from {seen}", predict)

@@ -1,0 +1,113 @@
+"""Puts the page of a search together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from slipstream import config as configs
+from slipstream import runs
+from slipstream.config import Config
+from slipstream.reporting import trials as draw
+from slipstream.reporting.style import COLOURS, FAINT
+from slipstream.reporting.template import filled
+from slipstream.reporting.words import (
+    chosen,
+    number,
+    pruning_told,
+    search_told,
+    search_verdict,
+    setting,
+    short_names,
+)
+from slipstream.runs import Run
+
+RETRAINED = ("best", "default")
+"""Runs below retrained/"""
+SHOWN = ("mae", "rmse", "max_error", "r2")
+
+
+def report(run: Run) -> Path:
+    """Draw report.html into the search's folder."""
+    summary = runs.read_json(run.folder / "metrics.json")
+    trials = runs.read_json(run.folder / "trials.json")
+    config = configs.load(run.folder / "config.toml")
+    tune = config.tune
+    page = filled(
+        "search.html",
+        summary=summary,
+        tune=tune,
+        verdict=search_verdict(summary),
+        good=(summary["comparison"] or {}).get("verdict") == "better"
+        and not summary["test"]["best"]["beaten_by"],
+        told=list(search_told(summary)),
+        pruning=pruning_told(summary, epochs(trials, config)),
+        gain=_gain(summary),
+        names=short_names(summary["space"]),
+        chosen=chosen(summary),
+        trials=ranked(trials),
+        setting=setting,
+        tested=tested(summary),
+        reports=[name for name in RETRAINED if (run.folder / "retrained" / name).exists()],
+        journal=run.folder / "study.log" if (run.folder / "study.log").exists() else None,
+        drawn=draw.all_pictures(
+            summary,
+            trials,
+            metric=summary["metric"],
+            curves="fold" if tune.pruner == "wilcoxon" else "epoch",
+        ),
+        best_toml=(run.folder / "best.toml").read_text(encoding="utf-8"),
+        config=(run.folder / "config.toml").read_text(encoding="utf-8"),
+    )
+    path = run.folder / "report.html"
+    runs.write_text(path, page)
+    return path
+
+
+def _gain(summary: Mapping[str, Any]) -> str:
+    """In per cent, where it was found out."""
+    found = summary["comparison"]
+    if not found or found["gain_percent"] is None:
+        return "–"
+    return f"{-found['gain_percent']:+.0f} %"
+
+
+def epochs(trials: Sequence[Mapping[str, Any]], config: Config) -> tuple[float, float]:
+    """Epochs that trials trained, and would have if none had been ended early."""
+    ran = [one for one in trials if one.get("epochs")]
+    planned = [one["params"].get("train.epochs", config.train.epochs) for one in ran]
+    return sum(one["epochs"] for one in ran), float(sum(planned))
+
+
+def ranked(trials: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The best first; those that did not run in full last, in the order they were drawn."""
+
+    def key(one: Mapping[str, Any]) -> tuple[float, int]:
+        return one["value"] if one["state"] == "finished" else math.inf, one["trial"]
+
+    return sorted(trials, key=key)
+
+
+def tested(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The chosen settings, the defaults and the baselines on the test set, as cells of a table."""
+    found = summary["test"]
+    if not found:
+        return []
+    rows = []
+    for name, what in (("best", "the chosen settings"), ("default", "without a search")):
+        spread, scaled = found[name]["spread"], found[name]["scaled"]["test"]
+        cells = [f"{number(spread[key]['mean'])} ± {number(spread[key]['sd'])}" for key in SHOWN]
+        cells += [number(scaled["mse"]), number(scaled["mae"])]
+        colour = COLOURS["model"] if name == "best" else FAINT
+        rows.append({"name": name, "what": what, "cells": cells, "colour": colour})
+    for name, beside in found["best"]["baselines"].items():
+        if beside:
+            test, scaled = beside["metrics"]["test"], beside["scaled"]["test"]
+            cells = [number(test[key]) for key in SHOWN]
+            cells += [number(scaled["mse"]), number(scaled["mae"])]
+            rows.append(
+                {"name": name, "what": beside["what"], "cells": cells, "colour": COLOURS[name]}
+            )
+    return rows

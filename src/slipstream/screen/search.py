@@ -1,0 +1,342 @@
+"""What a terminal shows of a search: where it stands, and what it found."""
+
+from __future__ import annotations
+
+import collections
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from slipstream.screen.training import REFRESH_S, Screen
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+LAST = 5
+"""Trials that the table shows"""
+STYLES = {"finished": None, "pruned": "dim", "failed": "red"}
+DEFAULT = -1
+"""Instead of a trial's number: the settings without a search"""
+
+
+class SearchScreen:
+    """What stderr shows of a search: a table on a terminal, else a line per trial."""
+
+    def __init__(self, quiet: bool) -> None:
+        self.quiet = quiet
+        self.console = Console(stderr=True, highlight=False, quiet=quiet, soft_wrap=True)
+        self.at = Standing()
+        self.live: Live | None = None
+        self.drawn_at = 0.0
+        self.run: Screen | None = None
+        """Of the ordinary run that is being trained in the end"""
+
+    def __enter__(self) -> SearchScreen:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def say(self, text: str, style: str | None = "dim") -> None:
+        self.console.print(text, style=style, markup=False)
+
+    def show(self, event: dict[str, Any]) -> None:
+        """Take in one event of the search, or of a run that follows it."""
+        what = event["event"]
+        if what in ("start", "resume") and "space" not in event:
+            self._follow(event)
+        elif self.run is not None:
+            self.run.show(event)
+        else:
+            self._take_in(what, event)
+
+    def _follow(self, event: dict[str, Any]) -> None:
+        """An ordinary run begins, or goes on."""
+        self._close()
+        if event["event"] == "start" and "run" in event:
+            self.say(f"training {event['run']}, to be tested")
+        self.run = Screen(self.quiet)
+        self.run.show(event)
+
+    def _take_in(self, what: str, event: dict[str, Any]) -> None:
+        self.at.take_in(event)
+        match what:
+            case "search" | "resume":
+                self.say(self.at.begun(event))
+                self._open()
+            case "pack" if not self.live:
+                if self.at.first_again():
+                    self.say("training the best again from other seeds, beside the defaults ...")
+                self.say(self.at.packed(event))
+            case "trial" if not self.live:
+                style = "bold" if event["best"] else STYLES[event["state"]]
+                self.say(self.at.trial(event), style)
+            case "searched":
+                self._close()
+                self.say(self.at.searched(event), None)
+            case "retrained":
+                self.say(self.at.retrained(event))
+            case "recovery":
+                whose = f"trial {event['trial']}: " if "trial" in event else ""
+                self.say(f"{whose}{event['what']}: going on with {event['remedy']}")
+            case "fallback":
+                self.say(f"{event['what']}: {event['why']}")
+            case "trouble":
+                self.say(event["what"])
+        self._draw()
+
+    def _open(self) -> None:
+        if self.console.is_terminal and not self.console.quiet and not self.at.over:
+            from rich.live import Live
+
+            self.live = Live(console=self.console, auto_refresh=False, transient=True)
+            self.live.start()
+
+    def _close(self) -> None:
+        if self.live:
+            self.live.stop()
+            self.live = None
+        if self.run:
+            self.run.__exit__()
+
+    def _draw(self) -> None:
+        """Draw the table, at most ten times a second: it costs some milliseconds."""
+        now = time.monotonic()
+        if self.live is not None and now - self.drawn_at >= REFRESH_S:
+            self.drawn_at = now
+            self.live.update(self.at.table(), refresh=True)
+
+
+class Standing:
+    """Where a search stands, from its events."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self.total = self.before = self.packs = self.lanes = 0
+        self.counts: dict[str, int] = dict.fromkeys(STYLES, 0)
+        self.best: dict[str, Any] | None = None
+        self.last: collections.deque[dict[str, Any]] = collections.deque(maxlen=LAST)
+        self.lowest: dict[int, tuple[int, float]] = {}
+        """Epoch and loss of each trial under way, by its number"""
+        self.over = self.again = False
+        """Whether all trials are done, and whether the best are trained again"""
+
+    @property
+    def ended(self) -> int:
+        return sum(self.counts.values())
+
+    def take_in(self, event: dict[str, Any]) -> None:
+        match event["event"]:
+            case "search" | "resume":
+                self.began = time.monotonic()
+                self.total, self.before = event["trials"], event["done"]
+                self.over = self.before >= self.total
+            case "pack":
+                self.packs, self.lanes = self.packs + 1, event["places"]
+            case "log":
+                self.lanes = len(event["losses"])
+            case "epoch" if not self.over:
+                self.lowest[event["trial"]] = event["epoch"], event["val_loss"]
+            case "trial":
+                self.counts[event["state"]] += 1
+                self.last.appendleft(event)
+                self.lowest.pop(event["trial"], None)
+                if event["best"]:
+                    self.best = event
+            case "searched":
+                self.over = True
+
+    def rate(self) -> float:
+        """Trials a second, of this sitting."""
+        return self.ended / max(time.monotonic() - self.began, 1e-9)
+
+    def left_s(self) -> float | None:
+        """Seconds until all trials are done, at the rate so far."""
+        left = self.total - self.before - self.ended
+        return left / self.rate() if self.ended else None
+
+    def begun(self, event: dict[str, Any]) -> str:
+        windows = event["windows"]
+        done = f", {event['done']} of them done" if event["done"] else ""
+        return (
+            f"search on {event['device']}: {event['trials']} trials{done}, {event['parallel']} "
+            f"under way at a time, of {', '.join(event['space'])}; windows: "
+            f"{windows['train']:,} training, {windows['val']:,} validation"
+        )
+
+    def packed(self, event: dict[str, Any]) -> str:
+        widths = " x ".join(map(str, event["widths"]))
+        way = "as one program" if event["mode"] == "together" else "side by side"
+        count = event["places"]
+        lanes = f"{count} lanes {way}" if count > 1 else "1 lane"
+        word = "trials" if len(event["trials"]) > 1 else "trial"
+        whose = f"{word} {_listed(event['trials'])}: " if not self.over else ""
+        return f"pack {self.packs}: {whose}{lanes}, width {widths}, batch {event['batch']}"
+
+    def first_again(self) -> bool:
+        """Whether this is the first pack after the search."""
+        first = self.over and not self.again
+        self.again = self.over
+        return first
+
+    def trial(self, event: dict[str, Any]) -> str:
+        from slipstream.reporting import settings_told
+
+        best = ", best so far" if event["best"] else ""
+        return (
+            f"{self.before + self.ended} of {self.total}: trial {event['trial']}: "
+            f"{_outcome(event)}{best}; {settings_told(event['params'])}"
+        )
+
+    def searched(self, event: dict[str, Any]) -> str:
+        from slipstream.reporting import seconds
+
+        counts = ", ".join(f"{count} {state}" for state, count in self.counts.items())
+        before = f", beside {self.before} before" if self.before else ""
+        told = f"searched for {seconds(event['seconds'])}: {counts}{before}"
+        best = self.best
+        return told + (f"; best {_loss(best['value'])}, trial {best['trial']}" if best else "")
+
+    def retrained(self, event: dict[str, Any]) -> str:
+        whose = "the defaults" if event["trial"] == DEFAULT else f"trial {event['trial']}"
+        return f"{whose}, seed {event['seed']}: {_loss(event['loss'])}, {event['stopped']}"
+
+    def table(self) -> Group:
+        """What a terminal shows while it searches."""
+        from slipstream.reporting import seconds, settings_told
+
+        facts = Table.grid(padding=(0, 2))
+        left = self.left_s()
+        time_left = "" if left is None else f", ~{seconds(left)} left"
+        counts = ", ".join(f"{count} {state}" for state, count in self.counts.items())
+        done = self.before + self.ended
+        facts.add_row("trials", Text(f"{done} of {self.total} done: {counts}"))
+        speed = f"{3600 * self.rate():,.0f} trials an hour{time_left}" if self.ended else "–"
+        facts.add_row("speed", Text(speed))
+        facts.add_row("running", Text(self._running()))
+        if self.best:
+            best = f"{_outcome(self.best)}, trial {self.best['trial']}"
+            facts.add_row("best", Text(best, style="bold"))
+            facts.add_row("", Text(settings_told(self.best["params"])))
+        last = Table.grid(padding=(0, 2))
+        for event in self.last:
+            last.add_row(
+                Text(f"trial {event['trial']}"),
+                Text(_outcome(event)),
+                Text(settings_told(event["params"])),
+                style=STYLES[event["state"]],
+            )
+        return Group(facts, Text(""), last) if self.last else Group(facts)
+
+    def _running(self) -> str:
+        told = f"{self.lanes} lanes in pack {self.packs}" if self.packs else "–"
+        if not self.lowest:
+            return told
+        ahead = max(epoch for epoch, _ in self.lowest.values())
+        number, (epoch, loss) = min(self.lowest.items(), key=lambda one: one[1][1])
+        return f"{told}, up to epoch {ahead}; lowest {_loss(loss)} (trial {number}, epoch {epoch})"
+
+
+def _listed(numbers: list[int]) -> str:
+    shown = ", ".join(map(str, numbers[:8]))
+    return shown + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
+
+
+def _loss(value: float | None) -> str:
+    return f"{value:.4g}" if value is not None and math.isfinite(value) else "no finite loss"
+
+
+def _outcome(event: dict[str, Any]) -> str:
+    """How a trial ended, in a few words."""
+    if event["state"] == "failed":
+        return f"failed: {event.get('stopped') or 'no finite loss'}"
+    epochs = f"{event['epochs']:.4g} epoch{'' if event['epochs'] == 1 else 's'}"
+    if event["state"] == "pruned":
+        return f"pruned after {epochs}"
+    return f"{_loss(event['value'])} after {epochs}"
+
+
+def show_search(found: dict[str, Any], console: Console) -> None:
+    """The best settings, what they are worth, and where everything is."""
+    from slipstream.reporting import search_told, search_verdict
+
+    console.print(_settings(found))
+    if found["retrained"]:
+        console.print(_again(found))
+    if found["test"]:
+        console.print(_tested(found))
+    console.print(search_verdict(found), style="bold", markup=False)
+    for line in search_told(found):
+        console.print(line, markup=False)
+    model = "retrained/best" if found["test"] else "best"
+    console.print(
+        f"run: {found['run']}\nreport: {found['report']}\nmodel: {found['run']}/{model}\n"
+        f"best settings: {found['best_config']}; train with them: slipstream train "
+        f"{found['best_config']}",
+        markup=False,
+    )
+
+
+def _settings(found: dict[str, Any]) -> Table:
+    from slipstream.reporting import chosen, setting
+
+    best = chosen(found)
+    count = sum(found["trials"].values())
+    title = f"{found['name']}: the best settings of {count} trials, trial {best['trial']}"
+    table = Table(title=title, title_justify="left")
+    table.add_column("setting")
+    table.add_column("best", justify="right")
+    table.add_column("tried")
+    for name, value in best["params"].items():
+        table.add_row(Text(name), Text(setting(value)), Text(_tried(found["space"][name])))
+    return table
+
+
+def _tried(entry: Any) -> str:
+    from slipstream.reporting import setting
+
+    if isinstance(entry, dict):
+        how = ", log" if entry["log"] else ""
+        return f"{setting(entry['low'])} to {setting(entry['high'])}{how}"
+    return ", ".join(setting(one) for one in entry)
+
+
+def _again(found: dict[str, Any]) -> Table:
+    from slipstream.reporting import number
+
+    count = len(found["retrained"][0]["losses"])
+    title = f"trained again from {count} other seeds: validation {found['metric']}"
+    table = Table(title=title, title_justify="left")
+    for heading in ("", "mean ± sd", "by seed"):
+        table.add_column(heading, justify="left" if heading == "" else "right")
+    for one in found["retrained"]:
+        table.add_row(
+            one["what"] + (", chosen" if one["chosen"] else ""),
+            f"{number(one['mean'])} ± {number(one['sd'])}",
+            ", ".join(number(loss) for loss in one["losses"]),
+            style="bold" if one["chosen"] else None,
+        )
+    return table
+
+
+def _tested(found: dict[str, Any]) -> Table:
+    from slipstream.reporting import number
+
+    shown = {"MAE": "mae", "RMSE": "rmse", "R²": "r2"}
+    table = Table(title="test set", title_justify="left")
+    table.add_column("")
+    for heading in shown:
+        table.add_column(heading, justify="right")
+    for name, tested in found["test"].items():
+        spread = tested["spread"]
+        cells = [f"{number(spread[k]['mean'])} ± {number(spread[k]['sd'])}" for k in shown.values()]
+        table.add_row(name, *cells, style="bold" if name == "best" else None)
+    for name, beside in found["test"]["best"]["baselines"].items():
+        if beside:
+            test = beside["metrics"]["test"]
+            table.add_row(name, *(number(test[key]) for key in shown.values()))
+    return table

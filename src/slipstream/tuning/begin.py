@@ -1,0 +1,289 @@
+"""From a config, or an earlier search, to the best settings and a model of them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from slipstream import config as configs
+from slipstream import runs
+from slipstream.config import Config
+from slipstream.engine import monitor
+from slipstream.engine.packing import MOST_PLACES
+from slipstream.errors import Interrupted, UserError
+from slipstream.runs import Event, Run
+from slipstream.tuning import retraining
+from slipstream.tuning import space as spaces
+from slipstream.tuning.packs import Trainer
+from slipstream.tuning.retraining import Again
+from slipstream.tuning.search import STATES, Search
+from slipstream.tuning.shelf import Shelf
+from slipstream.tuning.study import (
+    NOTES,
+    Board,
+    best_of,
+    importances,
+    num_trials,
+    open_study,
+    storage_of,
+    told,
+)
+
+STUDY = "search"
+LEAST_PARALLEL = 8
+
+
+@dataclass(frozen=True)
+class Study:
+    """What a search found. `summary` is what `slipstream tune --json` prints."""
+
+    run: Path
+    best: Config
+    """The chosen settings"""
+    summary: dict[str, Any]
+    study: optuna.Study
+    """Optuna's own"""
+
+
+def tune(
+    config: Config | str | Path | Mapping[str, Any] | None = None,
+    data: Any = None,
+    *,
+    overrides: tuple[str, ...] = (),
+    watch: Callable[[Event], None] | None = None,
+    resume: str | Path | None = None,
+    storage: str | None = None,
+) -> Study:
+    """Search the space of `config.tune` for the settings with the lowest validation loss.
+
+    `watch` is shown every event. `resume` names a search to go on with: finished trials are kept,
+    those under way continue from their pack's checkpoint. `storage` names a database that several
+    of these share (`sqlite:///...`, `postgresql://...`); else a journal in the run's folder is the
+    study.
+    """
+    began = time.perf_counter()
+    if resume is not None:
+        run = runs.find(resume, watch)
+        settings = configs.load(config or run.folder / "config.toml", overrides)
+        was = configs.load(run.folder / "config.toml")
+        changed = [
+            name
+            for name in configs.differences(was, settings)
+            if name not in ("tune.trials", "tune.minutes", "tune.retrain", "data.path", "out")
+        ]
+        if changed:
+            raise UserError(
+                f"{run.folder}: cannot go on with other settings than it began with "
+                f"({', '.join(changed)}); start a new search"
+            )
+    else:
+        if config is None:
+            raise UserError("there is neither a config nor a search to resume")
+        settings = configs.load(config, overrides)
+    refuse(settings)
+    space = spaces.of(settings)
+    shelf = Shelf(settings, data)
+    first = shelf.get(settings)  # whatever is wrong with the data is said before a folder is made
+    if resume is None:
+        run = runs.create(settings.name, out=settings.out, watch=watch)
+        runs.write_text(run.folder / "config.toml", configs.to_toml(settings))
+    with runs.locked(run):
+        board = Board(
+            open_study(
+                STUDY if storage is None else settings.name,
+                storage_of(run.folder, storage),
+                settings.tune,
+                space,
+                epochs=settings.train.epochs,
+            ),
+            space,
+        )
+        run.append(
+            "search" if resume is None else "resume",
+            run=str(run.folder),
+            trials=num_trials(settings.tune, space),
+            parallel=parallel_of(settings),
+            space=list(space),
+            windows=first.dataset.count,
+            device=str(first.series.values.device),
+            done=len(board.trials(*STATES)),
+        )
+        spent = _spent(run)
+        search = Search(settings, board, run, shelf, spent_s=spent)
+        try:
+            with monitor.Monitor(run, first.series.values.device, on=settings.engine.monitor):
+                if not _searched(run, settings):
+                    _search(run, settings, search, board, resumed=resume is not None)
+                return _concluded(run, settings, board, shelf, data, watch, began)
+        except Interrupted as stop:
+            raise Interrupted(
+                f"stopped with {len(board.trials(*STATES))} of {settings.tune.trials} trials done; "
+                f"go on with: slipstream tune --resume {run.folder}",
+                signal_number=stop.signal_number,
+            ) from None
+
+
+def refuse(settings: Config) -> None:
+    """A UserError names what does not go with a search."""
+    for name, found, fix in (
+        ("train.repeats", settings.train.repeats > 1, "set tune.retrain_seeds instead"),
+        ("train.minutes", settings.train.minutes is not None, "set tune.minutes instead"),
+        ("train.batch", settings.train.batch == "auto", "a search needs a number"),
+        (
+            "train.objective",
+            settings.masked,
+            "pre-train first, then set train.init_from",
+        ),
+        ("augment.cache", settings.augment.cache > 0, "take it out"),
+        ("engine.sync", settings.engine.sync, "take it out"),
+    ):
+        if found:
+            raise UserError(f"{name} does not go with a search; {fix}")
+
+
+def parallel_of(settings: Config) -> int:
+    """Trials under way at a time: three in four of all, so that the last know how the first went;
+    of many trials, as many as a pack has places."""
+    asked = settings.tune.parallel
+    if asked != "auto":
+        return asked
+    return min(max(settings.tune.trials * 3 // 4, LEAST_PARALLEL), MOST_PLACES)
+
+
+def _searched(run: Run, settings: Config) -> bool:
+    """Whether there is nothing left to try; more can be asked for when it goes on."""
+    asked = {"trials": settings.tune.trials, "minutes": settings.tune.minutes}
+    return any(
+        event["event"] == "searched" and event["asked"] == asked for event in runs.events(run)
+    )
+
+
+def _spent(run: Run) -> float:
+    """Seconds that earlier parts of a search took."""
+    found, last = 0.0, 0.0
+    for event in runs.events(run):
+        if event["event"] in ("search", "resume"):
+            found, last = found + last, 0.0
+        last = max(last, event["at_s"])
+    return found
+
+
+def _search(run: Run, settings: Config, search: Search, board: Board, *, resumed: bool) -> None:
+    trainer = Trainer(run, search.shelf, search, parallel=parallel_of(settings))
+    if resumed:
+        search.pick_up()
+    trainer.train()
+    seconds = time.perf_counter() - search.began  # earlier parts included
+    run.append(
+        "searched",
+        seconds=seconds,
+        optuna_s=board.spent_s,
+        packs=trainer.packs,
+        asked={"trials": settings.tune.trials, "minutes": settings.tune.minutes},
+    )
+
+
+def _concluded(
+    run: Run,
+    settings: Config,
+    board: Board,
+    shelf: Shelf,
+    data: Any,
+    watch: Callable[[Event], None] | None,
+    began: float,
+) -> Study:
+    trials = board.trials()
+    best = best_of(trials)
+    if best is None:
+        reasons = {trial.user_attrs.get(NOTES, {}).get("stopped") for trial in trials}
+        why = "; ".join(sorted(filter(None, reasons))[:3])
+        raise UserError(
+            f"no trial ran to its end ({why or 'none began'}); mend tune.space or tune.minutes"
+        )
+    chosen = spaces.applied(settings, board.space, best.params)
+    again: list[Again] = []
+    tested: dict[str, dict[str, Any]] = {}
+    if settings.tune.retrain:
+        done = [trial for trial in trials if trial.state == TrialState.COMPLETE]
+        ranked = sorted(done, key=lambda trial: (trial.value, trial.number))
+        again = retraining.choose(
+            run, settings, ranked[: settings.tune.retrain], board.space, shelf
+        )
+        chosen = again[0].config
+        tested = retraining.test(run, settings, chosen, data, watch)
+    runs.write_text(run.folder / "best.toml", configs.to_toml(chosen, only_set=True))
+    summary = summarize(run, settings, trials, again, tested)
+    summary["space"] = spaces.told(board.space)
+    summary["importances"] = importances(board.study)
+    summary["seconds"] = time.perf_counter() - began
+    runs.write_json(run.folder / "trials.json", [told(trial, STATES) for trial in trials])
+    runs.write_json(run.folder / "metrics.json", summary)
+    run.append("end", seconds=summary["seconds"])
+    return Study(run.folder, chosen, summary, board.study)
+
+
+def summarize(
+    run: Run,
+    settings: Config,
+    trials: list[FrozenTrial],
+    again: list[Again],
+    tested: dict[str, dict[str, Any]],
+) -> dict[str, Any]:
+    best = best_of(trials)
+    assert best is not None
+    searched = [event for event in runs.events(run) if event["event"] == "searched"][-1]
+    counts = dict.fromkeys(STATES.values(), 0)
+    for trial in trials:
+        if trial.state in STATES:
+            counts[STATES[trial.state]] += 1
+    found: dict[str, Any] = {
+        "run": str(run.folder),
+        "name": settings.name,
+        "metric": settings.tune.metric,
+        "trials": counts,
+        "best": {"trial": best.number, "value": best.value, "params": best.params},
+        "best_config": str(run.folder / "best.toml"),
+        "search_s": searched["seconds"],
+        "trials_per_hour": 3600 * sum(counts.values()) / max(searched["seconds"], 1e-9),
+        "optuna_s": searched["optuna_s"],
+        "optuna_share": searched["optuna_s"] / max(searched["seconds"], 1e-9),
+        "packs": searched["packs"],
+        "retrained": [
+            {
+                "trial": None if one.trial == retraining.DEFAULT else one.trial,
+                "what": "default" if one.trial == retraining.DEFAULT else f"trial {one.trial}",
+                "params": None if one.trial == retraining.DEFAULT else trials[one.trial].params,
+                "losses": one.losses,
+                "mean": one.mean,
+                "sd": _sd(one.losses),
+                "chosen": one is again[0],
+            }
+            for one in again
+        ],
+        "test": {
+            name: {
+                key: summary.get(key)
+                for key in ("run", "metrics", "scaled", "spread", "baselines", "beaten_by")
+            }
+            for name, summary in tested.items()
+        },
+        "comparison": None,
+    }
+    if tested:
+        found["comparison"] = retraining.compare(tested["best"], tested["default"])
+    return found
+
+
+def _sd(values: list[float]) -> float | None:
+    finite = [value for value in values if math.isfinite(value)]
+    if len(finite) < 2:
+        return None
+    mean = sum(finite) / len(finite)
+    return math.sqrt(sum((value - mean) ** 2 for value in finite) / (len(finite) - 1))

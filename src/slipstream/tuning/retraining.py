@@ -1,0 +1,184 @@
+"""After a search: the best settings from other seeds, beside those without a search.
+
+A search picks the luckiest of many trials, so its best score flatters. Here the best few are
+trained again from seeds that the search did not use, and the one with the lowest mean validation
+loss is chosen. Only then is the test set looked at, once: for the chosen settings and for those
+that the config had before the search.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from optuna.trial import FrozenTrial
+from scipy import stats
+
+from slipstream import config as configs
+from slipstream import runs, training
+from slipstream.config import Config
+from slipstream.runs import Event, Run
+from slipstream.tuning import space as spaces
+from slipstream.tuning.candidates import Candidate
+from slipstream.tuning.packs import Trainer
+from slipstream.tuning.shelf import Shelf
+
+DEFAULT = -1
+"""Instead of a trial's number: the config as it was before the search"""
+SEEDS_ON = 1000
+"""From the config's own seed to the first one here"""
+LEVEL = 0.95
+
+
+class Again(NamedTuple):
+    """One of the best, or the default, over several seeds."""
+
+    trial: int
+    config: Config
+    losses: list[float]
+    """Validation losses, by seed"""
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.losses) if self.losses else math.inf
+
+
+class Retraining:
+    """Hands the candidates out, and notes how they end."""
+
+    def __init__(self, run: Run, base: Config, entries: Sequence[tuple[int, Config]]) -> None:
+        self.run, self.seeds = run, base.tune.retrain_seeds
+        self.found = {trial: Again(trial, config, []) for trial, config in entries}
+        first = base.seed + SEEDS_ON
+        self.every = [
+            (trial, seed, config.model_copy(update={"seed": seed}))
+            for trial, config in entries
+            for seed in range(first, first + self.seeds)
+        ]
+        known = {
+            (event["trial"], event["seed"]): event["loss"]
+            for event in runs.events(run)
+            if event["event"] == "retrained"
+        }
+        for trial, seed, _ in self.every:
+            if (trial, seed) in known:
+                self.found[trial].losses.append(_number(known[trial, seed]))
+        self.left = [
+            number
+            for number, (trial, seed, _) in enumerate(self.every)
+            if (trial, seed) not in known
+        ]
+
+    def next(self) -> Candidate | None:
+        return self.again(self.left.pop(0)) if self.left else None
+
+    def again(self, number: int) -> Candidate:
+        self.left = [one for one in self.left if one != number]
+        return Candidate(number, self.every[number][2])
+
+    def validated(self, one: Candidate, epoch: int, loss: float) -> str:
+        return ""
+
+    def lane_ended(self, one: Candidate, fold: int) -> None:
+        pass
+
+    def ended(self, one: Candidate) -> None:
+        trial, seed, _ = self.every[one.number]
+        self.found[trial].losses.append(one.score)
+        self.run.append("retrained", trial=trial, seed=seed, loss=one.score, **one.told())
+
+    def failed(self, one: Candidate, why: str) -> None:
+        trial, seed, _ = self.every[one.number]
+        self.found[trial].losses.append(math.inf)
+        self.run.append("retrained", trial=trial, seed=seed, loss=math.inf, stopped=why)
+
+    def extremes(self, config: Config) -> Sequence[Config]:
+        return []  # all are known from the start
+
+
+def _number(value: float | None) -> float:
+    return math.inf if value is None else value
+
+
+def choose(
+    run: Run, base: Config, best: Sequence[FrozenTrial], space: Mapping[str, Any], shelf: Shelf
+) -> list[Again]:
+    """Train the best trials and the default again; the chosen one first, the default last."""
+    plain = configs.changed(base, {"train.metric": base.tune.metric})
+    entries = [(t.number, spaces.applied(base, space, t.params)) for t in best]
+    director = Retraining(run, base, [*entries, (DEFAULT, plain)])
+    once = Shelf(base.model_copy(update={"tune": base.tune.model_copy(update={"folds": None})}))
+    once.table = shelf.table
+    trainer = Trainer(run, once, director, parallel=max(len(director.every), 1))
+    trainer.train()
+    found = director.found
+    ranked = sorted((found[trial] for trial, _ in entries), key=lambda again: again.mean)
+    return [*ranked, found[DEFAULT]]
+
+
+def test(
+    run: Run,
+    base: Config,
+    chosen: Config,
+    data: Any,
+    watch: Callable[[Event], None] | None,
+) -> dict[str, dict[str, Any]]:
+    """Ordinary runs of the chosen settings and of the default, over several seeds each."""
+    found = {}
+    for name, config in (("best", chosen), ("default", base)):
+        repeated = configs.changed(
+            config,
+            {
+                "name": f"{base.name}-{name}",
+                "seed": base.seed + SEEDS_ON,
+                "train.repeats": base.tune.retrain_seeds,
+                "train.metric": base.tune.metric,
+            },
+        )
+        found[name] = _trained(run.folder / "retrained" / name, repeated, data, watch)
+    return found
+
+
+def _trained(
+    folder: Path, config: Config, data: Any, watch: Callable[[Event], None] | None
+) -> dict[str, Any]:
+    """One run's summary; a run that is done stands, one that was broken off goes on."""
+    if (folder / "metrics.json").exists():
+        done: dict[str, Any] = runs.read_json(folder / "metrics.json")
+        return done
+    if any((folder / "checkpoints").glob("step-*")):
+        return training.train(None, data, resume=folder, watch=watch).summary
+    runs.remove(folder)
+    return training.train(config, data, folder=folder, watch=watch).summary
+
+
+def compare(chosen: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
+    """How much lower the chosen settings' test error is than the default's, given the seeds.
+
+    The interval is Welch's, for the difference of two means.
+    """
+    kind = chosen["judged_by"]
+    a, b = (one["spread"][kind] for one in (default, chosen))
+    n = a["n"], b["n"]
+    spread = [one["sd"] ** 2 / count for one, count in zip((a, b), n, strict=True)]
+    gain, error = a["mean"] - b["mean"], math.sqrt(sum(spread))
+    freedom = sum(spread) ** 2 / max(
+        sum(part**2 / (count - 1) for part, count in zip(spread, n, strict=True)), 1e-300
+    )
+    reach = float(stats.t.ppf((1 + LEVEL) / 2, max(freedom, 1.0))) * error if error else 0.0
+    low, high = gain - reach, gain + reach
+    verdict = "better" if low > 0 else "worse" if high < 0 else "no difference shown"
+    return {
+        "metric": kind,
+        "default": a,
+        "chosen": b,
+        "gain": gain,
+        "gain_percent": 100 * gain / a["mean"] if a["mean"] else None,
+        "low": low,
+        "high": high,
+        "level": LEVEL,
+        "verdict": verdict,
+    }

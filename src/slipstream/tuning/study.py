@@ -1,0 +1,186 @@
+"""The Optuna study behind a search: where it is kept, who samples, who prunes."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import optuna
+from optuna.pruners import BasePruner
+from optuna.samplers import BaseSampler
+from optuna.storages import BaseStorage, JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from slipstream.config import Tune
+from slipstream.errors import UserError
+from slipstream.tuning import space as spaces
+
+T = TypeVar("T")
+JOURNAL = "study.log"
+NOTES = "slipstream"
+"""The user attribute that holds what we know of a trial"""
+
+
+def storage_of(folder: Path, url: str | None) -> BaseStorage:
+    """A journal in the run's folder, or the database that `url` names."""
+    if url is None:
+        return JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
+    return optuna.storages.RDBStorage(url)
+
+
+class _Grid(optuna.samplers.GridSampler):
+    def after_trial(self, *_: Any) -> None:
+        """Optuna's own would stop a loop of its own, which there is not; `num_trials` ends ours."""
+
+
+def num_trials(tune: Tune, space: Mapping[str, Any]) -> int:
+    """As many as asked for; of a grid, no more than it has."""
+    if tune.sampler != "grid":
+        return tune.trials
+    return min(tune.trials, math.prod(len(values) for values in spaces.grid(space).values()))
+
+
+def sampler_of(tune: Tune, space: Mapping[str, Any], *, worker: int = 0) -> BaseSampler:
+    """As asked for; workers of one study draw from seeds of their own."""
+    seed = tune.seed + worker
+    match tune.sampler:
+        case "tpe":
+            return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+        case "random":
+            return optuna.samplers.RandomSampler(seed=seed)
+        case "gp":
+            return optuna.samplers.GPSampler(seed=seed)
+        case "grid":
+            return _Grid(spaces.grid(space), seed=tune.seed)
+        case "cmaes":
+            return optuna.samplers.CmaEsSampler(seed=seed)
+
+
+def pruner_of(tune: Tune, epochs: int) -> BasePruner:
+    least = max(tune.warmup_epochs, 1)
+    match tune.pruner:
+        case "median":
+            return optuna.pruners.MedianPruner(
+                n_startup_trials=tune.startup_trials, n_warmup_steps=tune.warmup_epochs
+            )
+        case "hyperband":
+            return optuna.pruners.HyperbandPruner(min_resource=least, max_resource=epochs)
+        case "halving":
+            return optuna.pruners.SuccessiveHalvingPruner(min_resource=least)
+        case "wilcoxon":
+            return optuna.pruners.WilcoxonPruner()
+        case "none":
+            return optuna.pruners.NopPruner()
+
+
+def _without_warnings(make: Callable[..., T], *given: Any, **how: Any) -> T:
+    """Of what Optuna calls experimental."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return make(*given, **how)
+
+
+def open_study(
+    name: str,
+    storage: BaseStorage,
+    tune: Tune,
+    space: Mapping[str, Any],
+    *,
+    epochs: int,
+    worker: int = 0,
+) -> optuna.Study:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        return optuna.create_study(
+            study_name=name,
+            storage=storage,
+            sampler=_without_warnings(sampler_of, tune, space, worker=worker),
+            pruner=_without_warnings(pruner_of, tune, epochs),
+            direction=tune.direction,
+            load_if_exists=True,
+        )
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f'tune.sampler = "{tune.sampler}" needs the package {error.name}; install it, or take '
+            '"tpe"'
+        ) from None
+
+
+class Board:
+    """The study, and the time that asking it takes."""
+
+    def __init__(self, study: optuna.Study, space: Mapping[str, Any]) -> None:
+        self.study, self.space = study, space
+        self.distributions = spaces.distributions(space)
+        self.spent_s = 0.0
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        began = time.perf_counter()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of steps that are reported again after a resume
+            yield
+        self.spent_s += time.perf_counter() - began
+
+    def trials(self, *states: TrialState) -> list[FrozenTrial]:
+        with self.timed():
+            return self.study.get_trials(deepcopy=False, states=states or None)
+
+    def ask(self) -> Trial:
+        with self.timed():
+            return self.study.ask(self.distributions)
+
+    def again(self, number: int) -> Trial:
+        """A trial that is under way, by its number."""
+        with self.timed():
+            found = self.study.get_trials(deepcopy=False)[number]
+            return Trial(self.study, found._trial_id)
+
+    def report(self, trial: Trial, value: float, step: int) -> bool:
+        """Note an epoch's loss; whether the trial is hopeless."""
+        with self.timed():
+            trial.report(value, step)
+            return trial.should_prune()
+
+    def tell(
+        self, trial: Trial, state: TrialState, value: float | None, notes: Mapping[str, Any]
+    ) -> FrozenTrial:
+        with self.timed():
+            trial.set_user_attr(NOTES, dict(notes))
+            return self.study.tell(trial, value, state=state)
+
+
+def importances(study: optuna.Study) -> dict[str, float]:
+    """How much of the difference between good trials and the others each setting explains; nothing
+    where there are too few to tell."""
+    evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return optuna.importance.get_param_importances(study, evaluator=evaluator)
+    except (ValueError, RuntimeError, ZeroDivisionError):
+        return {}
+
+
+def told(trial: FrozenTrial, states: Mapping[TrialState, str]) -> dict[str, Any]:
+    """A trial for a report."""
+    return {
+        "trial": trial.number,
+        "state": states.get(trial.state, "under way"),
+        "value": trial.value,
+        "params": trial.params,
+        "losses": {step + 1: value for step, value in sorted(trial.intermediate_values.items())},
+        **trial.user_attrs.get(NOTES, {}),
+    }
+
+
+def best_of(trials: list[FrozenTrial]) -> FrozenTrial | None:
+    """The one with the lowest score among those that ran in full."""
+    done = [trial for trial in trials if trial.state == TrialState.COMPLETE]
+    return min(done, key=lambda trial: (trial.value, trial.number), default=None)

@@ -1,0 +1,557 @@
+"""A search: what is tried, how trials share packs, what is counted, and that nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import optuna
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import slipstream
+from slipstream import Interrupted, UserError, runs
+from slipstream import config as configs
+from slipstream.config import Range
+from slipstream.data import dataset as datasets
+from slipstream.data import folds
+from slipstream.engine import pack as packs_of_lanes
+from slipstream.tuning import groups, retraining
+from slipstream.tuning import space as spaces
+from slipstream.tuning.candidates import Candidate
+from slipstream.tuning.study import NOTES
+from tests.conftest import close, waves
+
+SPACE = {
+    "train.lr": {"low": 1e-3, "high": 3e-2, "log": True},
+    "model.hidden": [4, 8],
+    "train.batch": [16, 32],
+}
+
+
+def job(tmp_path, table=None, **changed):
+    """A search that takes a second or two."""
+    path = tmp_path / "waves.parquet"
+    if not path.exists():
+        pq.write_table(table if table is not None else waves(400), path)
+    settings = {
+        "name": "s",
+        "out": str(tmp_path / "runs"),
+        "data": {"path": str(path), "context": 8, "horizon": 2},
+        "model": {"hidden": 8, "layers": 1, "dropout": 0.0},
+        "train": {"epochs": 3, "batch": 32, "lr": 0.01},
+        "engine": {"device": "cpu", "monitor": False},
+        "tune": {"trials": 6, "retrain": 0, "pruner": "none", "space": SPACE},
+    }
+    for section, values in changed.items():
+        settings[section] = settings[section] | values
+    return settings
+
+
+def found_by(settings, **how):
+    seen = []
+    study = slipstream.tune(settings, watch=seen.append, **how)
+    return study, seen
+
+
+def trials_of(study):
+    return study.study.get_trials(deepcopy=False)
+
+
+# what is tried
+
+
+def test_every_kind_of_entry():
+    config = configs.load(
+        {
+            "tune": {
+                "space": {
+                    "train.lr": {"low": 1e-4, "high": 1e-2, "log": True},
+                    "model.hidden.0": {"low": 64, "high": 250, "step": 16},
+                    "model.dropout": {"low": 0.0, "high": 0.5, "step": 0.25},
+                    "model.kind": ["lstm", "gru"],
+                    "data.context": [24, 48],
+                    "model.hidden": [[8, 4], [16, 8]],
+                }
+            }
+        }
+    )
+    found = spaces.distributions(spaces.of(config))
+    assert found["train.lr"].log
+    assert (found["model.hidden.0"].high, found["model.hidden.0"].step) == (240, 16)
+    assert found["model.dropout"].step == 0.25
+    assert found["model.kind"].choices == ("lstm", "gru")
+    one = spaces.applied(
+        config,
+        config.tune.space,
+        {"model.hidden": "[8, 4]", "model.kind": "gru", "train.lr": 0.005, "data.context": 48},
+    )
+    assert one.model.sizes == (8, 4)
+    assert (one.model.kind, one.train.lr, one.data.context) == ("gru", 0.005, 48)
+
+
+def test_the_usual_space_is_one_that_every_kind_of_model_takes():
+    for kind in ("lstm", "gru", "transformer", "mlp", "linear"):
+        config = configs.load({"model": {"kind": kind}})
+        space = spaces.of(config)
+        for name, entry in space.items():
+            for value in (entry.low, entry.high) if isinstance(entry, Range) else entry:
+                assert configs.changed(config, {name: value})
+
+
+@pytest.mark.parametrize(
+    ("space", "told"),
+    [
+        ({"train.lrr": [1, 2]}, 'did you mean "train.lr"'),
+        ({"data.horizon": [1, 2]}, "another horizon"),
+        ({"data.scale": ["standard", "none"]}, "units of the score"),
+        ({"seed": [1, 2]}, "chance"),
+        ({"engine.precision": ["fp32", "bf16"]}, "does not change a model"),
+        ({"train.loss": ["mse", "mae"]}, "tune.metric"),
+        ({"train.lr": [0.1, -1]}, "greater than 0"),
+        ({"train.batch": [32, "auto"]}, "a number"),
+        ({"model.hidden.5": [4, 8]}, "counted from 0"),
+    ],
+)
+def test_a_wrong_space_is_named_before_a_folder_is_made(tmp_path, space, told):
+    with pytest.raises(UserError, match=told):
+        slipstream.tune(job(tmp_path, tune={"space": space}))
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [("train", "repeats", 3), ("train", "minutes", 1.0), ("train", "batch", "auto")],
+)
+def test_what_does_not_go_with_a_search(tmp_path, section, key, value):
+    settings = job(tmp_path, tune={"space": {"train.lr": [0.1, 0.01]}})
+    settings[section] = settings[section] | {key: value}
+    with pytest.raises(UserError, match=f"{section}.{key}"):
+        slipstream.tune(settings)
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "grid", "gp", "cmaes"])
+def test_every_sampler(tmp_path, sampler):
+    settings = job(tmp_path, train={"epochs": 1}, tune={"sampler": sampler, "trials": 4})
+    if sampler == "grid":
+        settings["tune"]["space"] = {"model.hidden": [4, 8], "train.batch": [16, 32]}
+    study, _ = found_by(settings)
+    tried = [tuple(trial.params.values()) for trial in trials_of(study)]
+    assert len(set(tried)) == 4
+    assert study.summary["trials"] == {"finished": 4, "pruned": 0, "failed": 0}
+
+
+def test_a_grid_needs_finitely_many_values(tmp_path):
+    with pytest.raises(UserError, match=r'"train\.lr"'):
+        slipstream.tune(job(tmp_path, tune={"sampler": "grid"}))
+
+
+# how trials are trained
+
+
+def test_a_trial_scores_what_it_would_score_alone(tmp_path):
+    """Whatever pack it was in: other widths, batches, neighbours, places taken over."""
+    settings = job(tmp_path, tune={"trials": 8, "parallel": 3})
+    study, seen = found_by(settings)
+    base = configs.load(settings)
+    assert study.summary["trials"]["finished"] == 8
+    assert sum(event["event"] == "pack" for event in seen) < 8
+    for trial in trials_of(study):
+        config = spaces.applied(base, base.tune.space, trial.params)
+        alone = slipstream.train(configs.changed(config, {"out": str(tmp_path / "alone")}))
+        losses = [e["val_loss"] for e in runs.events(runs.Run(alone.run)) if e["event"] == "epoch"]
+        close(list(trial.intermediate_values.values()), losses, rel=1e-4)
+        close(trial.value, min(losses), rel=1e-4)
+
+
+def test_kinds_and_contexts_make_packs_of_their_own(tmp_path):
+    space = {"model.kind": ["lstm", "mlp"], "data.context": [8, 12], "train.lr": [0.01, 0.003]}
+    study, seen = found_by(job(tmp_path, tune={"space": space, "sampler": "grid", "trials": 8}))
+    assert study.summary["trials"]["finished"] == 8
+    for event in (event for event in seen if event["event"] == "pack"):
+        chosen = [trials_of(study)[number].params for number in event["trials"]]
+        assert len({(one["model.kind"], one["data.context"]) for one in chosen}) == 1
+
+
+def test_impossible_settings_fail_by_name_and_the_search_goes_on(tmp_path):
+    space = {"model.kind": ["transformer", "mlp"], "model.hidden": [6, 8], "train.lr": [0.01, 0.02]}
+    study, _ = found_by(job(tmp_path, tune={"space": space, "sampler": "grid", "trials": 8}))
+    failed = [t for t in trials_of(study) if t.state == optuna.trial.TrialState.FAIL]
+    assert {(t.params["model.kind"], t.params["model.hidden"]) for t in failed} == {
+        ("transformer", 6)
+    }
+    assert "does not divide" in failed[0].user_attrs[NOTES]["stopped"]
+    assert study.summary["trials"] == {"finished": 6, "pruned": 0, "failed": 2}
+
+
+def test_a_loss_that_is_not_finite_fails_alone(tmp_path):
+    space = {"train.lr": [0.01, 1e18]}
+    settings = job(tmp_path, train={"clip": "off", "optimizer": "sgd"})
+    settings["tune"] |= {"space": space, "sampler": "grid", "trials": 2}
+    study, _ = found_by(settings)
+    by_rate = {t.params["train.lr"]: t for t in trials_of(study)}
+    assert by_rate[0.01].state == optuna.trial.TrialState.COMPLETE
+    assert by_rate[1e18].state == optuna.trial.TrialState.FAIL
+    assert "finite" in by_rate[1e18].user_attrs[NOTES]["stopped"]
+
+
+def test_memory_that_runs_out_halves_the_lanes(tmp_path, monkeypatch):
+    made = packs_of_lanes.make
+    sizes = []
+
+    def short(lanes, *given, **how):
+        sizes.append(len(lanes))
+        if len(lanes) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory (planted)")
+        return made(lanes, *given, **how)
+
+    monkeypatch.setattr(packs_of_lanes, "make", short)
+    space = {"train.lr": {"low": 0.001, "high": 0.01}}
+    study, seen = found_by(job(tmp_path, tune={"space": space, "trials": 5}))
+    assert sizes[0] == 5
+    assert study.summary["trials"]["finished"] == 5
+    assert any(event["event"] == "recovery" for event in seen)
+
+
+@pytest.mark.parametrize("pruner", ["median", "hyperband", "halving"])
+def test_hopeless_trials_are_pruned(tmp_path, pruner):
+    """A learning rate next to nothing learns nothing, which shows after an epoch."""
+    space = {"train.lr": [1e-7, 2e-7, 0.01, 0.02, 0.03]}
+    tune = {"pruner": pruner, "trials": 16, "parallel": 2, "startup_trials": 2, "warmup_epochs": 0}
+    settings = job(tmp_path, train={"epochs": 4}, tune=tune | {"space": space, "sampler": "random"})
+    study, _ = found_by(settings)
+    pruned = [t for t in trials_of(study) if t.state == optuna.trial.TrialState.PRUNED]
+    assert pruned
+    assert study.summary["trials"]["pruned"] == len(pruned)
+    assert study.summary["best"]["params"]["train.lr"] >= 0.01
+    for trial in pruned:
+        assert trial.user_attrs[NOTES]["epochs"] == len(trial.intermediate_values)
+    if pruner == "median":
+        assert {t.params["train.lr"] for t in pruned} <= {1e-7, 2e-7, 0.01, 0.02, 0.03}
+        assert any(t.params["train.lr"] < 1e-6 for t in pruned)
+
+
+def test_the_time_that_a_search_may_take(tmp_path):
+    tune = {"trials": 500, "minutes": 0.05, "parallel": 4}
+    study, _ = found_by(job(tmp_path, train={"epochs": 40}, tune=tune))
+    counts = study.summary["trials"]
+    assert 0 < sum(counts.values()) < 500
+    assert study.summary["search_s"] < 60
+
+
+def test_classes_are_searched_too(tmp_path):
+    """With weights that come from the training windows, and dropped in by every trial."""
+    table = waves(400)
+    first = np.asarray(table.column(1))
+    up = first > np.median(first)
+    table = table.append_column("up", pa.array(np.where(up, "yes", "no")))
+    inputs = table.column_names[1:-1]
+    data = {"task": "classify", "targets": ["up"], "horizon": 0, "inputs": inputs}
+    settings = job(tmp_path, table, data=data, train={"class_weights": "balanced"})
+    settings["tune"] |= {"retrain": 1, "retrain_seeds": 2, "trials": 3}
+    study, _ = found_by(settings)
+    assert study.summary["trials"]["finished"] == 3
+    assert study.summary["test"]["best"]["metrics"]["test"]["accuracy"] > 0.8
+    assert study.summary["comparison"]["metric"] == "log_loss"
+
+
+# folds
+
+
+def test_folds_walk_back_from_the_validation_block():
+    config = configs.load({"data": {"context": 8, "horizon": 2}})
+    dataset = datasets.load(config, waves(400))
+    starts, signature = dataset.memory.starts, dataset.signature
+    offsets = torch.from_numpy(dataset.layout.offsets)
+    found = folds.back_from(starts, 3, offsets=offsets, signature=signature, purge=0)
+    assert torch.equal(found[-1]["train"], starts["train"])
+    assert torch.equal(found[-1]["val"], starts["val"])
+    first_test = int(starts["test"].min()) + signature.lead
+    sizes = [len(fold["val"]) for fold in found]
+    assert max(sizes) - min(sizes) <= 1
+    for fold in found:
+        last_of_training = int(fold["train"].max()) + signature.lead + signature.steps_out
+        assert last_of_training <= int(fold["val"].min()) + signature.lead
+        assert int(fold["val"].max()) + signature.lead + signature.steps_out <= first_test
+    before = [int(fold["val"].min()) for fold in found]
+    assert before == sorted(before)
+
+
+def test_a_trial_is_scored_by_its_folds(tmp_path):
+    settings = job(tmp_path, tune={"folds": 3, "trials": 4})
+    study, seen = found_by(settings)
+    epochs = [event for event in seen if event["event"] == "epoch"]
+    for trial in trials_of(study):
+        for step, value in trial.intermediate_values.items():
+            mine = [
+                event["val_loss"]
+                for event in epochs
+                if event["trial"] == trial.number and event["epoch"] == step + 1
+            ]
+            assert len(mine) == 3
+            close(value, float(np.mean(mine)), rel=1e-6)
+
+
+def test_all_folds_of_a_pruned_trial_end(tmp_path):
+    space = {"train.lr": [1e-7, 0.01, 0.02]}
+    tune = {"pruner": "median", "folds": 3, "trials": 12, "space": space, "sampler": "random"}
+    tune |= {"startup_trials": 1, "warmup_epochs": 0, "parallel": 2}
+    study, seen = found_by(job(tmp_path, train={"epochs": 4}, tune=tune))
+    pruned = [t.number for t in trials_of(study) if t.state == optuna.trial.TrialState.PRUNED]
+    assert pruned
+    ends = [event for event in seen if event["event"] == "lane" and event["trial"] in pruned]
+    assert len(ends) == 3 * len(pruned)
+    for number in pruned:
+        mine = [end for end in ends if end["trial"] == number]
+        assert {end["stopped"] for end in mine} <= {"pruned", "all epochs done"}
+        moments = [end["at_s"] for end in mine if end["stopped"] == "pruned"]
+        others = [event for event in seen if event["event"] == "epoch" and event["trial"] == number]
+        assert max(event["at_s"] for event in others) <= max(moments)
+
+
+def test_the_wilcoxon_pruner_compares_folds(tmp_path):
+    space = {"train.lr": [1e-7, 0.01, 0.02]}
+    tune = {"pruner": "wilcoxon", "folds": 4, "trials": 6, "space": space, "sampler": "grid"}
+    study, _ = found_by(job(tmp_path, tune=tune))
+    for trial in trials_of(study):
+        if trial.state == optuna.trial.TrialState.COMPLETE:
+            assert sorted(trial.intermediate_values) == [0, 1, 2, 3]
+
+
+def test_too_many_folds_are_refused(tmp_path):
+    with pytest.raises(UserError, match=r"tune\.folds = 9"):
+        slipstream.tune(job(tmp_path, tune={"folds": 9}))
+
+
+# the test set, retraining
+
+
+def test_the_test_set_is_out_of_reach_before_the_retraining(tmp_path):
+    """Other test rows, same search: to the bit."""
+    table = waves(400)
+    other = table.to_pandas()
+    other.iloc[-80:, 1:] = 1e6
+    first, _ = found_by(job(tmp_path, table))
+    (tmp_path / "b").mkdir()
+    second, _ = found_by(job(tmp_path / "b", pa.Table.from_pandas(other, preserve_index=False)))
+    assert [t.intermediate_values for t in trials_of(first)] == [
+        t.intermediate_values for t in trials_of(second)
+    ]
+
+
+def test_the_best_are_trained_again_and_told_beside_the_default(tmp_path):
+    settings = job(tmp_path, tune={"retrain": 2, "retrain_seeds": 2, "trials": 4})
+    study, _ = found_by(settings)
+    summary = json.loads((study.run / "metrics.json").read_text())
+    assert [one["what"] for one in summary["retrained"]][-1] == "default"
+    assert len(summary["retrained"]) == 3
+    assert all(len(one["losses"]) == 2 for one in summary["retrained"])
+    chosen = summary["retrained"][0]
+    assert chosen["mean"] == min(one["mean"] for one in summary["retrained"][:-1])
+    for name in ("best", "default"):
+        run = study.run / "retrained" / name
+        done = json.loads((run / "metrics.json").read_text())
+        assert done["metrics"] == summary["test"][name]["metrics"]
+        assert len(done["lanes"]) == 2
+    assert configs.load(study.run / "best.toml").model.sizes == study.best.model.sizes
+    assert summary["comparison"]["verdict"] in ("better", "worse", "no difference shown")
+
+
+def test_how_much_better_it_is_given_the_seeds():
+    def told(mean, sd, n=3):
+        return {"judged_by": "mse", "spread": {"mse": {"mean": mean, "sd": sd, "n": n}}}
+
+    clear = retraining.compare(told(1.0, 0.1), told(2.0, 0.1))
+    assert clear["verdict"] == "better"
+    assert clear["gain"] == 1.0
+    # Welch by hand: standard error 0.1 * sqrt(2 / 3), 4 degrees of freedom
+    assert clear["low"] == pytest.approx(1 - 2.7764 * 0.1 * math.sqrt(2 / 3), abs=1e-4)
+    assert retraining.compare(told(1.0, 1.0), told(2.0, 1.0))["verdict"] == "no difference shown"
+    assert retraining.compare(told(3.0, 0.1), told(2.0, 0.1))["verdict"] == "worse"
+
+
+# groups
+
+
+def candidate(number, **settings):
+    base = configs.load({"model": {"hidden": 64, "layers": 1}, "train": {"batch": 128}})
+    return Candidate(number, configs.changed(base, settings))
+
+
+def test_shapes_share_what_lanes_may_differ_in():
+    one, other, wider, deeper = (
+        candidate(0, **{"train.lr": 0.1}),
+        candidate(1, **{"seed": 5, "train.weight_decay": 0.1, "model.hidden": 60}),
+        candidate(2, **{"model.hidden": 100}),
+        candidate(3, **{"model.layers": 2}),
+    )
+    shapes = [groups.shape_of(c.config, "cuda") for c in (one, other, wider, deeper)]
+    assert shapes[0] == shapes[1]
+    assert shapes[2].takes(shapes[0])
+    assert not shapes[0].takes(shapes[2])
+    assert shapes[3].program != shapes[0].program
+
+
+def test_few_of_a_shape_join_others_where_a_step_costs_more_than_padding():
+    waiting = [candidate(i, **{"model.hidden": 128}) for i in range(12)]
+    waiting += [candidate(20, **{"model.hidden": 96}), candidate(21, **{"model.hidden": 48})]
+    assert len(groups.grouped(waiting, "cuda", 100_000)) == 1
+    alone = groups.grouped(waiting, "cpu", 100_000)
+    assert len(alone) == 3
+
+
+def test_every_candidate_is_in_one_group():
+    draw = np.random.default_rng(0)
+    waiting = [
+        candidate(
+            i,
+            **{
+                "model.hidden": int(draw.choice([16, 40, 64, 120, 200])),
+                "train.batch": int(draw.choice([64, 128, 256])),
+                "data.context": int(draw.choice([24, 48])),
+            },
+        )
+        for i in range(60)
+    ]
+    for device in ("cuda", "cpu"):
+        found = groups.grouped(waiting, device, 50_000)
+        assert sorted(one.number for group in found for one in group.members) == list(range(60))
+        for group in found:
+            for one in group.members:
+                assert group.shape.takes(groups.shape_of(one.config, device))
+
+
+# nothing is lost
+
+
+def test_a_stopped_search_goes_on_to_the_same_end(tmp_path):
+    settings = job(tmp_path, train={"epochs": 6}, tune={"trials": 6, "parallel": 6})
+    whole, _ = found_by(settings | {"out": str(tmp_path / "whole")})
+
+    stopped_at = []
+
+    def stop_once(event):
+        if event["event"] == "epoch" and event["epoch"] == 3 and not stopped_at:
+            stopped_at.append(event["trial"])
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted) as stopped:
+        slipstream.tune(settings, watch=stop_once)
+    assert "slipstream tune --resume" in str(stopped.value)
+    (folder,) = (tmp_path / "runs").iterdir()
+    study, _ = found_by(None, resume=folder)
+    same_results(study, whole)
+
+
+def same_results(study, whole):
+    assert len(trials_of(study)) == len(trials_of(whole))
+    for one, other in zip(trials_of(study), trials_of(whole), strict=True):
+        assert one.params == other.params
+        assert one.state == other.state
+        assert one.value == pytest.approx(other.value, rel=1e-6)
+        assert one.intermediate_values.keys() == other.intermediate_values.keys()
+    assert study.summary["best"] == whole.summary["best"] | {
+        "value": pytest.approx(whole.summary["best"]["value"], rel=1e-6)
+    }
+
+
+CHILD = """
+import sys, json, slipstream
+from slipstream import runs
+given = json.loads(sys.argv[1])
+if len(sys.argv) > 2:
+    slipstream.tune(resume=sys.argv[2])
+else:
+    slipstream.tune(given)
+"""
+
+
+def test_kills_lose_no_trial_and_count_none_twice(tmp_path):
+    """kill -9 wherever it stands, twice; ten times in the soak."""
+    tune = {"trials": 8, "parallel": 4}
+    settings = job(tmp_path, train={"epochs": 8}, tune=tune)
+    settings["engine"]["checkpoint_minutes"] = 0.001
+    whole, _ = found_by(settings | {"out": str(tmp_path / "whole")})
+    draw = np.random.default_rng(1)
+    folder = None
+    for attempt in range(8):
+        command = [sys.executable, "-c", CHILD, json.dumps(settings)]
+        child = subprocess.Popen([*command, *([str(folder)] if folder else [])])
+        if attempt < 2:
+            time.sleep(0.1)
+            deadline = time.monotonic() + 60
+            while not list((tmp_path / "runs").glob("*/study.log")) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            time.sleep(float(draw.uniform(3.0, 6.0)) if folder else 1.0)
+            child.kill()
+        code = child.wait()
+        (folder,) = (tmp_path / "runs").iterdir()
+        if code == 0:
+            break
+    assert code == 0
+    study, _ = found_by(None, resume=folder)  # all done: it only tells again
+    numbers = [trial.number for trial in trials_of(study)]
+    assert numbers == list(range(8))
+    told = [event["trial"] for event in runs.events(runs.Run(folder)) if event["event"] == "trial"]
+    assert len(told) == len(set(told)) or set(told) == set(numbers)
+    assert all(t.state == optuna.trial.TrialState.COMPLETE for t in trials_of(study))
+    same_results_where_asked_alike(study, whole)
+    assert (folder / "best" / "model" / "weights.safetensors").exists()
+
+
+def same_results_where_asked_alike(study, whole):
+    """What the sampler draws depends on what is done when it is asked; what is drawn scores the
+    same, whenever it is trained."""
+    for trial in trials_of(study):
+        twin = [t for t in trials_of(whole) if t.params == trial.params]
+        if twin:
+            assert trial.value == pytest.approx(twin[0].value, rel=1e-5)
+
+
+def test_other_settings_are_refused_on_the_way_on(tmp_path):
+    settings = job(tmp_path, train={"epochs": 1}, tune={"trials": 2})
+    study, _ = found_by(settings)
+    with pytest.raises(UserError, match=r"train\.lr"):
+        slipstream.tune(None, resume=study.run, overrides=("train.lr=0.5",))
+    more, _ = found_by(None, resume=study.run, overrides=("tune.trials=4",))
+    assert len(trials_of(more)) == 4
+
+
+def test_the_study_opens_in_optuna(tmp_path):
+    study, _ = found_by(job(tmp_path, train={"epochs": 1}, tune={"trials": 3}))
+    storage = optuna.storages.JournalStorage(
+        optuna.storages.journal.JournalFileBackend(str(study.run / "study.log"))
+    )
+    names = optuna.study.get_all_study_names(storage)
+    again = optuna.load_study(study_name=names[0], storage=storage)
+    assert again.best_value == study.summary["best"]["value"]
+    assert len(again.trials) == 3
+
+
+def test_memory_does_not_grow_with_trials(tmp_path):
+    """Nothing of an ended trial stays: no weights, no lanes, no candidates."""
+    kept = []
+
+    def look(event):
+        if event["event"] == "trial":
+            import gc
+
+            gc.collect()
+            found = [o for o in gc.get_objects() if type(o) is Candidate]
+            tensors = sum(type(o) is torch.Tensor for o in gc.get_objects())
+            kept.append((len(found), tensors))
+
+    settings = job(tmp_path, train={"epochs": 1}, tune={"trials": 40, "parallel": 4})
+    settings["tune"]["space"] = {"train.lr": {"low": 1e-3, "high": 1e-2}}
+    slipstream.tune(settings, watch=look)
+    early, late = kept[8:16], kept[-12:-4]
+    assert max(count for count, _ in late) <= max(count for count, _ in early)
+    assert max(count for _, count in late) <= max(count for _, count in early) + 8
