@@ -3,6 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slipstream import baselines
 from slipstream.training import train
@@ -91,3 +93,19 @@ def test_ridge_reaches_the_known_figure_on_etth1(tmp_path):
     assert found["ridge"]["mse"] == pytest.approx(0.3702, abs=0.005)
     assert found["ridge"]["mae"] == pytest.approx(0.3914, abs=0.005)
     assert found["repeat"]["mse"] == pytest.approx(1.2944, abs=0.001)
+
+
+@given(mask=st.lists(st.booleans(), min_size=2, max_size=12).filter(lambda m: not all(m)))
+def test_masked_rows_are_filled_in_from_the_nearest_visible_ones(mask):
+    rows = len(mask)
+    values = torch.linspace(-1, 2, rows).square()[:, None, None]
+    seen = baselines.visible(torch.tensor(mask)[:, None])
+    last = baselines.last_visible(values, seen)
+    straight = baselines.interpolated(values, seen)
+    shown = [row for row in range(rows) if not mask[row]]
+    wanted = np.interp(range(rows), shown, values[shown, 0, 0].numpy())
+    close(straight[:, 0, 0], wanted, rel=1e-5)
+    for row in range(rows):
+        assert int(seen.distance[row, 0]) == min(abs(row - one) for one in shown)
+        before = [one for one in shown if one <= row]
+        assert last[row, 0, 0] == values[before[-1] if before else shown[0], 0, 0]

@@ -207,3 +207,27 @@ def test_profile_says_what_holds_a_step_back(job, tmp_path):
     for part in ("A step takes", "times its floor", "the costliest operations", "timeline"):
         assert part in found.stdout
     assert "recording 3 steps" in found.stderr
+
+
+def test_pretraining_and_training_from_it(job):
+    lstm = ("model.kind=lstm", "data.context=16", "train.epochs=1", "train.batch=32")
+    found = invoke("pretrain", job, "--json", *sets(*lstm))
+    assert found.exit_code == 0, found.output
+    summary = json.loads(found.stdout)
+    assert summary["objective"] == "masked"
+    assert summary["metrics"]["val"]["mae"] > 0
+    assert set(summary["baselines"]) == {"mean", "repeat", "interpolate"}
+    shown = invoke("pretrain", job, *sets(*lstm))
+    assert "masked rows of the validation set" in shown.stdout
+    assert "latent: deviation" in shown.stdout
+    encoder = f"train.init_from={summary['run']}"
+    settings = [text for text in SMALL if not text.startswith(("model.", "data.context"))]
+    given = [word for text in (*settings, encoder) for word in ("--set", text)]
+    tuned = invoke("train", job, "--json", *given)
+    assert tuned.exit_code == 0, tuned.output
+    assert json.loads(tuned.stdout)["init_from"]["from"] == summary["run"]
+    refused = invoke("train", job, *given, "--set", "model.hidden=5")
+    assert refused.exit_code == 2
+    assert "model.hidden is [5, 5], there [8, 8]" in refused.stderr
+    assert invoke("pretrain").exit_code == 2
+    assert invoke("evaluate", summary["run"]).exit_code == 2

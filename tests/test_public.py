@@ -18,6 +18,7 @@ def test_public_names():
         "UserError",
         "evaluate",
         "predict",
+        "pretrain",
         "report",
         "train",
         "tune",
@@ -36,12 +37,13 @@ def test_an_unknown_name_is_an_attribute_error():
         _ = slipstream.trian
 
 
-def test_signatures_of_the_four_verbs():
+def test_signatures_of_the_verbs():
     def of(function):
         return list(inspect.signature(function).parameters)
 
     expected = ["config", "data", "overrides", "watch", "resume", "force", "folder"]
     assert of(slipstream.train) == expected
+    assert of(slipstream.pretrain) == expected[:-1]
     assert of(slipstream.evaluate) == ["run", "data", "on", "resample", "ensemble", "overrides"]
     assert of(slipstream.predict) == ["run", "data", "every", "resample", "ensemble", "overrides"]
     assert of(slipstream.report) == ["run"]

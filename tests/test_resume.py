@@ -33,6 +33,8 @@ JOBS = {
         "train": {"optimizer": "rmsprop", "schedule": "restarts", "restart_epochs": 2},
     },
     "validated every second epoch": {"train": {"validate_every": 2}},
+    "augmented": {"augment": {"jitter": 0.1, "warp": 0.3, "mixup": 0.4}},
+    "masked": {"train": {"objective": "masked", "epochs": 3, "batch": 32}},
 }
 
 

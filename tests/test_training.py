@@ -17,7 +17,7 @@ from slipstream import config as configs
 from slipstream import runs
 from slipstream.config import Config
 from slipstream.data import dataset as datasets
-from slipstream.engine import score, step
+from slipstream.engine import objective, score
 from tests.conftest import KINDS, close, real_file, small_config, waves
 
 
@@ -291,14 +291,14 @@ def test_a_few_epochs_of_the_demo_clearly_beat_every_baseline(tmp_path):
 
 def test_scoring_survives_a_full_memory(tmp_path, monkeypatch):
     calm = slipstream.train(small_config(tmp_path), waves(3000))
-    forward = step.forward
+    forward = objective.forward
 
     def tight(model, inputs, static, noise=None, *, plan):
         if not model.training and torch.is_inference_mode_enabled() and inputs.shape[1] > 100:
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return forward(model, inputs, static, noise, plan=plan)
 
-    monkeypatch.setattr(step, "forward", tight)
+    monkeypatch.setattr(objective, "forward", tight)
     found = slipstream.train(small_config(tmp_path), waves(3000))
     close(found.metrics["test"]["mae"], calm.metrics["test"]["mae"], rel=1e-5)
     assert found.summary["windows"] == calm.summary["windows"]

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from slipstream.prediction import predict as predict
     from slipstream.reporting import report as report
     from slipstream.training import Result as Result
+    from slipstream.training import pretrain as pretrain
     from slipstream.training import train as train
     from slipstream.tuning import Study as Study
     from slipstream.tuning import tune as tune
@@ -26,6 +27,7 @@ __all__ = [
     "UserError",
     "evaluate",
     "predict",
+    "pretrain",
     "report",
     "train",
     "tune",
@@ -38,6 +40,7 @@ _HOME = {
     "UserError": "errors",
     "evaluate": "evaluation",
     "predict": "prediction",
+    "pretrain": "training",
     "report": "reporting",
     "train": "training",
     "tune": "tuning",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -108,6 +109,48 @@ def _features(inputs: Tensor, pooled: int, relative: bool) -> Tensor:
         inputs = torch.cat([means, inputs[-1:]])
     rows = inputs.transpose(0, 1).flatten(1).double()
     return torch.cat([rows, rows.new_ones(len(rows), 1)], dim=1)
+
+
+class Seen(NamedTuple):
+    """For each row of windows, [T, B]: where the nearest row lies that is not masked."""
+
+    before: Tensor
+    """At or before it; -1 where there is none"""
+    after: Tensor
+    """At or after it; T where there is none"""
+    distance: Tensor
+    """Rows to the nearer of the two; 0 where it is not masked itself"""
+
+
+def visible(mask: Tensor) -> Seen:
+    """What masked rows [T, B] can be filled in from."""
+    rows = len(mask)
+    place = torch.arange(rows, device=mask.device)[:, None].expand_as(mask)
+    before = place.masked_fill(mask, -1).cummax(dim=0).values
+    after = place.masked_fill(mask, rows).flip(0).cummin(dim=0).values.flip(0)
+    back = (place - before).masked_fill(before < 0, rows)
+    ahead = (after - place).masked_fill(after == rows, rows)
+    return Seen(before, after, torch.minimum(back, ahead))
+
+
+def last_visible(inputs: Tensor, seen: Seen) -> Tensor:
+    """Every row [T, B, F] as the last one that is not masked; before the first such, as that."""
+    return _rows_at(inputs, torch.where(seen.before < 0, seen.after, seen.before))
+
+
+def interpolated(inputs: Tensor, seen: Seen) -> Tensor:
+    """Every row on the straight line between those around it that are not masked."""
+    rows = len(inputs)
+    left = torch.where(seen.before < 0, seen.after, seen.before)
+    right = torch.where(seen.after == rows, seen.before, seen.after)
+    place = torch.arange(rows, device=inputs.device)[:, None]
+    share = (place - left) / (right - left).clamp(min=1)
+    first, second = _rows_at(inputs, left), _rows_at(inputs, right)
+    return first + (second - first) * share[..., None]
+
+
+def _rows_at(inputs: Tensor, index: Tensor) -> Tensor:
+    return inputs.gather(0, index[..., None].expand_as(inputs))
 
 
 STATISTICS = ("mean", "deviation", "first", "last", "least", "most", "slope")

@@ -50,6 +50,13 @@ Ensemble = Annotated[
         show_default="what was better on the validation set",
     ),
 ]
+Resume = Annotated[
+    str | None,
+    typer.Option(metavar="RUN", help="Go on with a run's folder, or with the last one: last."),
+]
+Force = Annotated[
+    bool, typer.Option("--force", help="Resume even though settings or data have changed.")
+]
 DATA_HELP = "A file or folder with the columns that the model was trained on."
 
 
@@ -73,18 +80,25 @@ def train(
     config: Annotated[
         Path | None, typer.Argument(help="A TOML file; without one, the embedded demo trains.")
     ] = None,
-    resume: Annotated[
-        str | None,
-        typer.Option(metavar="RUN", help="Go on with a run's folder, or with the last one: last."),
-    ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Resume even though settings or data have changed.")
-    ] = False,
+    resume: Resume = None,
+    force: Force = False,
     set_: Set = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Train a model, score it beside the baselines, write a report."""
+    _train("train", config, resume, force, set_, as_json, quiet)
+
+
+def _train(
+    verb: str,
+    config: Path | None,
+    resume: str | None,
+    force: bool,
+    set_: list[str] | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
     with _answering(as_json):
         from slipstream import config as configs
         from slipstream import runs
@@ -98,10 +112,11 @@ def train(
             resume = str(runs.last(asked.out, settings.name if settings else None))
         with Screen(quiet) as watching:
             watching.say("loading torch and the data ...")
+            from slipstream import training
             from slipstream.reporting import report
-            from slipstream.training import train as run_training
 
-            result = run_training(
+            run = {"train": training.train, "pretrain": training.pretrain}[verb]
+            result = run(
                 settings,
                 overrides=() if settings else tuple(set_ or ()),
                 watch=watching.show,
@@ -111,6 +126,24 @@ def train(
             watching.say("drawing the report ...")
             path = report(result.run)
         _print_result(result.summary | {"report": str(path)}, as_json, quiet, screen.show_training)
+
+
+@app.command()
+def pretrain(
+    config: Annotated[
+        Path | None, typer.Argument(help="A TOML file; targets and labels are not needed.")
+    ] = None,
+    resume: Resume = None,
+    force: Force = False,
+    set_: Set = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Pre-train an encoder on windows without labels, for train.init_from."""
+    if config is None and resume is None:
+        with _answering(as_json):
+            raise UserError("name a config to pre-train from, or a run to --resume")
+    _train("pretrain", config, resume, force, set_, as_json, quiet)
 
 
 @app.command()

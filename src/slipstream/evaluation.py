@@ -89,7 +89,9 @@ def evaluate(
 
 def _own_data(config: Config, signature: Signature, scaler: Scaler) -> Dataset:
     """The run's data, if it still is what the model was trained on."""
-    dataset = datasets.load(config)
+    asked = config.train.init_from  # then an encoder's, not fitted here
+    known = scaler.only(signature.inputs) if asked else None
+    dataset = datasets.load(config, known=known)
     if dataset.signature.classes != signature.classes:
         raise UserError(
             "the data of this run have changed since training: the classes now are "

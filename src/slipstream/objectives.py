@@ -11,6 +11,9 @@ from torch.nn import functional as F
 
 from slipstream.config import CLASS_LOSSES, Train
 
+SMALLEST = 1e-4
+"""Variance whose root still has a gradient"""
+
 
 def window_losses(prediction: Tensor, target: Tensor, train: Train) -> Tensor:
     """The mean loss of each window, [B], from predictions [B, H, C, Q] and targets [B, H, C]."""
@@ -85,3 +88,21 @@ def point(prediction: Tensor, quantiles: tuple[float, ...]) -> Tensor:
 def _constants(values: tuple[float, ...], *, like: Tensor) -> Tensor:
     # built by fill kernels: copying a host tensor would not be allowed while a step is captured
     return torch.cat([torch.full((1,), v, device=like.device, dtype=like.dtype) for v in values])
+
+
+def masked_losses(rows: Tensor, truth: Tensor, mask: Tensor, train: Train) -> Tensor:
+    """The mean loss of each window's masked rows, [B], of rows [T, B, F] with the mask [T, B]."""
+    losses = _losses(rows, truth, train).mean(dim=2)
+    return (losses * mask).sum(dim=0) / mask.sum(dim=0)
+
+
+def collapse(tokens: Tensor, shares: Tensor) -> Tensor:
+    """How little windows differ: the mean of relu(1 - deviation) over tokens [T, B, D] and units.
+
+    Windows of no share are left out.
+    """
+    counts = (shares > 0).float()
+    weights = (counts / counts.sum().clamp(min=1.0))[:, None]
+    mean = (tokens * weights).sum(dim=1, keepdim=True)
+    variance = ((tokens - mean).square() * weights).sum(dim=1)
+    return torch.relu(1 - torch.sqrt(variance + SMALLEST)).mean()

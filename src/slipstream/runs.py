@@ -205,6 +205,13 @@ def _refuse_if_alive(path: Path, mine: dict[str, Any]) -> None:
             raise UserError(f"{path.parent}: process {pid} on this machine is writing to this run")
 
 
+def cache_folder() -> Path:
+    """Where what can be made again is kept from run to run."""
+    home = os.environ.get("SLIPSTREAM_CACHE") or os.environ.get("XDG_CACHE_HOME")
+    base = Path(home) if home else Path.home() / ".cache"
+    return base / "slipstream"
+
+
 def to_json(value: Any, *, indent: int | None = 1) -> str:
     """JSON that every reader takes: what is not finite becomes null."""
     return json.dumps(_finite(value), indent=indent, allow_nan=False, ensure_ascii=False)

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
+from slipstream import config as configs
 from slipstream.bench import comparison, ladder, pictures, record
 from slipstream.bench.cases import STANDARD, standard
 from slipstream.bench.others import Way
@@ -101,3 +103,22 @@ def test_a_folder_without_results_is_refused(tmp_path):
     (tmp_path / "results.json").write_text("[]")
     with pytest.raises(UserError, match="holds no results of slipstream bench"):
         comparison.compare(tmp_path, tmp_path)
+
+
+def test_augmenting_in_the_step_is_timed_beside_copies_on_disk(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path))
+    case = small_case()
+    for cache, other in ((0, "in 2 copies on disk"), (3, "in the step")):
+        config = configs.load(case.config, ["augment.jitter=0.1", f"augment.cache={cache}"])
+        steps = list(ladder.rungs(config, on_gpu=False))
+        assert [rung.technique for rung in steps[-2:]] == [
+            f"auto, augmented {other}",
+            "auto, all measured",
+        ]
+        augmented = replace(case, config=config)
+        for rung in steps[-2:]:
+            how = rung._replace(how=rung.how | {"device": "cpu", "plan": "off", "threads": 1})
+            trial, _ = ladder._opened(augmented, how, torch.device("cpu"))
+            reads_copies = hasattr(trial.job.home, "copies")
+            assert reads_copies == ((rung.copies if rung.copies is not None else cache) > 0)
+            trial.close()

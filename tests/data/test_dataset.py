@@ -55,7 +55,9 @@ def test_several_files_with_an_id_make_one_long_table(tmp_path):
 
 
 def test_an_unknown_embedded_set_is_named():
-    with pytest.raises(UserError, match=r'the embedded data set is "simulated:cell"'):
+    with pytest.raises(
+        UserError, match=r'the embedded data sets are "simulated:cell" and "simulated:bars"'
+    ):
         datasets.load(small_config(data={"path": "simulated:sell"}))
 
 

@@ -11,7 +11,7 @@ import torch
 
 from slipstream.config import Config
 from slipstream.data.dataset import Dataset
-from slipstream.engine import optim, plan
+from slipstream.engine import copies, optim, plan
 from slipstream.engine.job import Task, set_up
 from slipstream.models import build
 from slipstream.runs import Run
@@ -23,7 +23,9 @@ def make_task(config: Config, dataset: Dataset, chosen: plan.Plan, run: Run | No
     series = None if dataset.memory is None else dataset.memory.series
     if series is not None and chosen.home == "device":
         series = series.to(chosen.device)
-    return Task(config, model, dataset, series, run or Run(Path("nowhere")))
+    run = run or Run(Path("nowhere"))
+    found = copies.find(config, dataset, run)
+    return Task(config, model, dataset, series, run, copies=found)
 
 
 def run_steps(

@@ -146,6 +146,18 @@ def test_every_shape_of_a_job(sections, mode):
     same_as_alone(lanes, dataset, pack, train(pack, steps=15))
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_lanes_with_normalized_layers(mode):
+    model = {"layer_norm": True, "bidirectional": True, "hidden": 6, "layers": 2}
+    dataset = small_dataset(configured())
+    lanes = lanes_of([{}, {"seed": 4}], dataset, model=model)
+    pack = packed(lanes, dataset, mode)
+    same_as_alone(lanes, dataset, pack, train(pack, steps=15))
+    lanes = lanes_of([{}, {"model": {"hidden": 4}}], dataset, model=model)
+    with pytest.raises(UserError, match=r"model.hidden \(with model.layer_norm\)"):
+        packed(lanes, dataset, mode)
+
+
 def test_threads_change_nothing():
     dataset = small_dataset(configured())
     found = []

@@ -24,6 +24,7 @@ VARIANTS = {
     "last": {"model": {"normalize": "last"}},
     "window": {"model": {"normalize": "window"}},
     "bidirectional": {"model": {"bidirectional": True}},
+    "layer norm": {"model": {"layer_norm": True, "bidirectional": True, "layers": 2}},
     "sinusoidal": {"model": {"positions": "sinusoidal"}},
     "quantiles": {"train": {"loss": "quantile"}},
     "independent": {"data": {"channels": "independent"}, "model": {"normalize": "last"}},
@@ -39,7 +40,7 @@ def variant(kind, name):
     if kind == "transformer" and isinstance(sections["model"].get("hidden"), list):
         sections["model"] |= {"hidden": 8, "layers": 2}
     if sections["model"].get("bidirectional") and kind not in ("lstm", "gru"):
-        pytest.skip("only recurrent models read both ways")
+        pytest.skip("only recurrent models read both ways, or choose to normalize layers")
     config = small_config(**sections)
     table = waves(200).to_pydict()
     table["id"], table["k"] = [0] * 100 + [1] * 100, [0.5] * 100 + [1.5] * 100

@@ -118,6 +118,8 @@ def _drawn(name: str, small: bool, train: dict[str, Any]) -> Case:
 def of_config(source: Config | str | Path | Mapping[str, Any], overrides: Iterable[str]) -> Case:
     """The user's job. Its engine settings are the bench's to vary; only the device is kept."""
     config = configs.load(source, overrides)
+    if config.masked:
+        raise UserError('the bench measures training; take train.objective = "masked" out')
     dataset = datasets.load(config)
     if dataset.memory is None:
         raise UserError(

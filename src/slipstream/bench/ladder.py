@@ -22,6 +22,8 @@ from slipstream.reporting import seconds
 REPEATS = 5
 MOST_STEPS, LEAST_STEPS = 2000, 2
 WARM_S = 0.1
+COPIES = 2
+"""Augmented ones on disk, to compare with augmenting in the step"""
 COMPILE_S = 15.0
 """What torch.compile may take before its first step"""
 
@@ -34,6 +36,8 @@ class Rung(NamedTuple):
     how: Way | dict[str, Any]
     """A plain PyTorch loop, or Slipstream with these settings of `engine`"""
     takes_s: float = 0.0
+    copies: int | None = None
+    """Another `augment.cache` than the config's"""
 
 
 def rungs(config: Config, *, on_gpu: bool) -> Iterator[Rung]:
@@ -79,7 +83,12 @@ def rungs(config: Config, *, on_gpu: bool) -> Iterator[Rung]:
         yield more("+ threads, oneDNN", plan="measure")
     if not recurrent:
         yield more("+ torch.compile", COMPILE_S, compile=True, plan="off")
-    yield Rung("auto, all measured", {"device": device, "plan": "measure"})
+    best = {"device": device, "plan": "measure"}
+    if config.augment.in_copies.kinds:
+        other = "in the step" if config.augment.cache else f"in {COPIES} copies on disk"
+        copies = 0 if config.augment.cache else COPIES
+        yield Rung(f"auto, augmented {other}", best, copies=copies)
+    yield Rung("auto, all measured", best)
 
 
 def ladder(cases: Sequence[Case], *, minutes: float, watch: Watch) -> Outcome:
@@ -157,6 +166,9 @@ def _opened(case: Case, rung: Rung, device: torch.device) -> tuple[Runs | str, d
         else:
             engine = type(case.config.engine)(**rung.how)
             config = case.config.model_copy(update={"engine": engine})
+            if rung.copies is not None:
+                augment = config.augment.model_copy(update={"cache": rung.copies})
+                config = config.model_copy(update={"augment": augment})
             trial = Trial(config, case.dataset)
         trial.stretch(1)
     except (RuntimeError, UserError) as error:

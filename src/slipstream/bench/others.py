@@ -101,7 +101,7 @@ def network(config: Config, dataset: Dataset) -> nn.Module:
         model.kind in ("lstm", "gru")
         and (model.pool, model.normalize, model.patch) == ("last", "none", 1)
         and len(set(model.sizes)) == 1
-        and not dataset.signature.static
+        and not (dataset.signature.static or model.layer_norm)
     )
     return PlainRecurrent(config, ours) if as_people_write_it else ours
 

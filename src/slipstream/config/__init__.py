@@ -1,9 +1,10 @@
 """What a user can ask for. No torch here."""
 
-from slipstream.config.base import Scalar
+from slipstream.config.augment import Augment
+from slipstream.config.base import CLASS_LOSSES, Scalar
+from slipstream.config.pretraining import Pretrain
 from slipstream.config.reading import changed, demo, differences, load, to_toml
 from slipstream.config.sections import (
-    CLASS_LOSSES,
     SIMULATED,
     Config,
     Data,
@@ -18,10 +19,12 @@ from slipstream.config.tune import Range, Tune
 __all__ = [
     "CLASS_LOSSES",
     "SIMULATED",
+    "Augment",
     "Config",
     "Data",
     "Engine",
     "Model",
+    "Pretrain",
     "Range",
     "Scalar",
     "Signature",

@@ -15,6 +15,8 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 Weights = Annotated[tuple[PositiveFloat, ...], Field(strict=False, min_length=2)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
+CLASS_LOSSES = ("cross_entropy", "focal")
+
 
 class Section(BaseModel):
     model_config = ConfigDict(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,9 +15,12 @@ import tomli_w
 from pydantic import ValidationError
 
 from slipstream.config.base import Section
-from slipstream.config.sections import SIMULATED, Config
+from slipstream.config.sections import SIMULATED, Config, Model
 from slipstream.config.tune import Tune
 from slipstream.errors import UserError
+
+OF_ENCODER = ("context", "scale", "channels", "inputs")
+"""Of `[data]`, what an encoder settles"""
 
 
 def load(source: Config | str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Config:
@@ -33,6 +37,7 @@ def load(source: Config | str | Path | Mapping[str, Any], overrides: Iterable[st
         settings, origin = _read(Path(source)), str(source)
     for override in overrides:
         _apply(settings, override)
+    settings = _with_encoder(settings)
     try:
         return Config.model_validate(settings)
     except ValidationError as error:
@@ -123,6 +128,9 @@ def _read(path: Path) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path}: is not valid TOML: {error}") from None
     settings.setdefault("name", _as_name(path.stem))
+    train = settings.get("train")
+    if isinstance(train, dict) and isinstance(train.get("init_from"), str):
+        train["init_from"] = _beside(train["init_from"], path)
     data = settings.get("data")
     if isinstance(data, dict):
         if isinstance(data.get("path"), str):
@@ -132,6 +140,29 @@ def _read(path: Path) -> dict[str, Any]:
         if isinstance(data.get("labels"), str):
             data["labels"] = _beside(data["labels"], path)
     return settings
+
+
+def _with_encoder(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings that follow from the encoder of `train.init_from`, where they say nothing."""
+    sections = {name: settings.get(name, {}) for name in ("data", "model", "train")}
+    if not all(isinstance(section, dict) for section in sections.values()):
+        return settings
+    data, model, train = sections["data"], sections["model"], sections["train"]
+    asked = train.get("init_from")
+    needed = [key for key in Model.model_fields if key not in model]
+    needed += [key for key in OF_ENCODER if key not in data]
+    if not isinstance(asked, str) or not needed:
+        return settings  # of a run that was begun: it does without the encoder's folder
+    folder = Path(asked).resolve()
+    if not (folder / "config.toml").is_file():
+        raise UserError(f'train.init_from = "{asked}": there is no such run')
+    theirs = _read(folder / "config.toml")
+    given = {key: value for key, value in theirs["data"].items() if key in OF_ENCODER}
+    signature = folder / "model" / "signature.json"
+    if signature.is_file():
+        given["inputs"] = json.loads(signature.read_text(encoding="utf-8"))["inputs"]
+    filled = {"data": given | data, "model": theirs["model"] | model}
+    return settings | filled | {"train": train | {"init_from": str(folder)}}
 
 
 def _as_name(stem: str) -> str:

@@ -6,7 +6,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
+from slipstream.config.augment import Augment
 from slipstream.config.base import (
+    CLASS_LOSSES,
     Fraction,
     Names,
     NonNegative,
@@ -17,12 +19,12 @@ from slipstream.config.base import (
     Sizes,
     Weights,
 )
+from slipstream.config.pretraining import Pretrain, refuse_unfit, with_defaults
 from slipstream.config.split import Split
 from slipstream.config.tune import Tune
 
 SIMULATED = "simulated:"
 """Paths that start so name an embedded data set instead of a file."""
-CLASS_LOSSES = ("cross_entropy", "focal")
 
 
 class Data(Section):
@@ -30,7 +32,7 @@ class Data(Section):
 
     path: str | Names | None = None
     """A file, a folder or a list of files: CSV, Parquet or Arrow. A file is one series unless `id`
-    names a column. `"simulated:cell"` is the embedded battery data."""
+    names a column. `"simulated:cell"` and `"simulated:bars"` are embedded: a battery, a market."""
     task: Literal["regress", "classify"] = "regress"
     """What is asked of the model: numbers, or one of several classes (the target is then a column
     of integers or text, or comes from `labels`)."""
@@ -172,6 +174,8 @@ class Model(Section):
     """Number of layers; with a list in `hidden` it follows from that."""
     bidirectional: bool = False
     """LSTM and GRU: read the window in both directions."""
+    layer_norm: bool = False
+    """LSTM and GRU: normalize every layer's outputs over its units; a transformer always does."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Share of activations dropped between layers while training."""
     patch: PositiveInt = 1
@@ -216,12 +220,17 @@ class Model(Section):
                 )
         if self.bidirectional and self.kind not in ("lstm", "gru"):
             raise ValueError(f'model.bidirectional is for lstm and gru, not "{self.kind}"')
+        if self.layer_norm and self.kind not in ("lstm", "gru"):
+            raise ValueError(f'model.layer_norm is for lstm and gru, not "{self.kind}"')
         return self
 
 
 class Train(Section):
     """How the weights are fitted."""
 
+    objective: Literal["predict", "masked"] = "predict"
+    """What is learnt: to predict the targets, or, as `slipstream pretrain` sets it, to fill in
+    masked rows of the inputs."""
     loss: Literal["mse", "mae", "huber", "quantile", "cross_entropy", "focal"] = "mse"
     """What is minimised, on scaled values. To classify: `"cross_entropy"`, the default there, or
     `"focal"`."""
@@ -285,6 +294,16 @@ class Train(Section):
     repeats: PositiveInt = 1
     """Models to train at once, from the seeds `seed`, `seed + 1` and so on. The one with the lowest
     validation loss is the run's model; all of them are kept as an ensemble."""
+    init_from: str | None = None
+    """A run of `slipstream pretrain`, whose encoder this one starts from. What `[model]` does not
+    say is taken from there, and inputs are scaled as they were there."""
+    freeze_epochs: Annotated[int, Field(ge=0)] = 10
+    """With `init_from`: epochs at first in which the encoder stays as it is."""
+    encoder_lr: PositiveFloat = 0.3
+    """With `init_from`: the encoder's learning rate after that, as a multiple of `lr`."""
+    layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """With `init_from`: what is left of that rate from each layer of the encoder to the one below
+    it; 1 trains all alike."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -410,22 +429,34 @@ class Config(Section):
     data: Data = Data()
     model: Model = Model()
     train: Train = Train()
+    pretrain: Pretrain = Pretrain()
+    augment: Augment = Augment()
     engine: Engine = Engine()
     tune: Tune = Tune()
 
+    @property
+    def masked(self) -> bool:
+        """Whether an encoder is pre-trained"""
+        return self.train.objective == "masked"
+
     @model_validator(mode="before")
     @classmethod
-    def _class_loss(cls, settings: Any) -> Any:
-        """Classes have a loss of their own, also where none was named."""
+    def _defaults(cls, settings: Any) -> Any:
+        """Pre-training has defaults of its own, and so have classes: a loss."""
         if not isinstance(settings, dict):
             return settings
         data, train = (_as_dict(settings.get(name, {})) for name in ("data", "train"))
+        if train is not None and train.get("objective") == "masked":
+            return with_defaults(settings)
         if data is None or train is None or data.get("task") != "classify" or "loss" in train:
             return settings
         return settings | {"train": train | {"loss": "cross_entropy"}}
 
     @model_validator(mode="after")
     def _task(self) -> Self:
+        if self.masked:
+            refuse_unfit(self)
+            return self
         classify, train = self.data.task == "classify", self.train
         if classify != (train.loss in CLASS_LOSSES):
             fit = CLASS_LOSSES if classify else ("mse", "mae", "huber", "quantile")
@@ -449,6 +480,11 @@ class Config(Section):
             raise ValueError(
                 f"data.context = {self.data.context} is not a multiple of model.patch = "
                 f"{self.model.patch}; use {below or self.model.patch} or {below + self.model.patch}"
+            )
+        if self.augment.cache and self.engine.home in ("loader", "stream"):
+            raise ValueError(
+                f'augment.cache has copies of its own to read; engine.home = "{self.engine.home}" '
+                "does not go with it: leave engine.home and engine.preset as they are"
             )
         if self.seed + self.train.repeats > 2**63:
             raise ValueError(

@@ -24,9 +24,16 @@ class Signature(Section):
     """Empty for a point prediction."""
     step: float | None
     """Usual time from row to row: seconds for timestamps, else in the time column's own unit."""
-
     classes: Names = ()
     """To classify: their names, numbered in this order. Empty where numbers are predicted."""
+    decoder: int = 0
+    """Of a pre-trained encoder: hidden units of what makes rows of its tokens. 0: of a model that
+    predicts"""
+
+    @property
+    def masked(self) -> bool:
+        """Whether this is an encoder's, which fills in masked rows of its inputs."""
+        return self.decoder > 0
 
     @property
     def outputs(self) -> int:
@@ -35,8 +42,8 @@ class Signature(Section):
 
     @property
     def steps_out(self) -> int:
-        """Predicted rows per window."""
-        return max(self.horizon, 1)
+        """Predicted rows per window; an encoder's are all of it."""
+        return self.context if self.masked else max(self.horizon, 1)
 
     @property
     def fold(self) -> int:
@@ -60,4 +67,6 @@ class Signature(Section):
     @property
     def lead(self) -> int:
         """Rows from a window's first row to its first target row."""
+        if self.masked:
+            return 0
         return self.context if self.horizon else self.context - 1

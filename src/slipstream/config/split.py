@@ -22,8 +22,9 @@ class Split(Section):
     """Share of each series after the training rows; or, beside `by`, the values that validate.
     Beside `walk_forward`, every fold's share (default 0.1)."""
     test: Fraction | Scalars | None = None
-    """Share of each series after the validation rows; or, beside `by`, the values that test. Beside
-    `walk_forward`, the share of all test blocks together (default 0.2)."""
+    """Share of each series after the validation rows, which only pre-training does without; or,
+    beside `by`, the values that test. Beside `walk_forward`, the share of all test blocks together
+    (default 0.2)."""
     rows: Annotated[tuple[PositiveInt, ...], Field(strict=False)] | None = None
     """Training, validation and test rows of each series, in that order; what follows is unused."""
     by: str | None = None
@@ -76,6 +77,9 @@ class Split(Section):
         self._check_sets()
         return self
 
+    def _given(self) -> list[Any]:
+        return [share for share in (self.train, self.val, self.test) if share is not None]
+
     def _check_walk(self) -> None:
         if self.train is not None:
             raise ValueError(
@@ -105,7 +109,7 @@ class Split(Section):
                 raise ValueError("rows takes three counts: training, validation, test")
         else:
             fractions = [share for share in shares if isinstance(share, float)]
-            if len(fractions) != 3:
+            if self.train is None or self.val is None or len(fractions) != len(self._given()):
                 raise ValueError("give all of train, val and test as shares of each series")
             if sum(fractions) > 1 + 1e-9:
                 raise ValueError(f"the shares add up to {sum(fractions):g}, which is more than 1")

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from slipstream.config import SIMULATED, Config, Data, Signature
 from slipstream.data import (
+    bars,
     cell,
     classes,
     folds,
@@ -122,18 +123,23 @@ class InMemory:
     time: Times | None
 
 
-def load(config: Config, table: Any = None) -> Dataset:
-    """Read, check, split, scale and index what `config.data` names, or the given table."""
+def load(config: Config, table: Any = None, *, known: Scaler | None = None) -> Dataset:
+    """Read, check, split, scale and index what `config.data` names, or the given table.
+
+    Columns that are `known` to a scaler are scaled by it, and not learnt from these rows.
+    """
     data = config.data
     sources = read_sources(data, table)
     roles, notes = find_roles(sources[0], data)
+    if config.masked:
+        roles, data = _for_an_encoder(roles, data)
     roles = _in_stored_order(roles)
     names: tuple[str, ...] = ()
     if data.task == "classify" and data.labels is None:
         sources, names = classes.coded(sources, roles.targets[0], "data.targets")
         classes.refuse_few(names, f'column "{roles.targets[0]}"')
     if _streams(config, sources, roles):
-        return _streamed(config, sources, roles, notes, names)
+        return _streamed(config, data, sources, roles, notes, names, known)
     store, names, spans = build_store(sources, data, roles, names, data.context + data.horizon)
     del sources
     layout = store.layout
@@ -143,7 +149,7 @@ def load(config: Config, table: Any = None) -> Dataset:
         every = [fold.starts for fold in found] or [starts]
         used = [some.numpy() for sets in every for some in sets.values()]
         told += labels.told(spans, used, signature.lead)
-    scaler = _fit(store, roles, training, data, names)
+    scaler = _fit(store, roles, training, data, names, known)
     series = scaled_series(store, scaler, signature)
     made = Dataset(
         signature=signature,
@@ -171,7 +177,7 @@ def _split(
         assert numbers is not None
         by_set, training = labelled.stratified(layout, numbers, data, signature)
         return {name: torch.from_numpy(some) for name, some in by_set.items()}, (), training, []
-    if data.split.walk_forward is None:
+    if data.split.walk_forward is None or signature.masked:
         runs, ranges = find_windows(layout, data, signature)
         starts = {name: torch.from_numpy(some.starts()) for name, some in ranges.items()}
     else:
@@ -212,6 +218,14 @@ def _with_notes_on_classes(dataset: Dataset, config: Config) -> Dataset:
     return replace(dataset, notes=(*dataset.notes, *told))
 
 
+def _for_an_encoder(roles: Roles, data: Data) -> tuple[Roles, Data]:
+    """What masked rows are filled in from: inputs alone, and windows of nothing but context."""
+    targets = roles.targets if data.channels == "independent" else ()
+    split = data.split.model_copy(update={"stratified": False})
+    unasked = {"horizon": 0, "static": (), "task": "regress", "labels": None, "split": split}
+    return Roles(roles.inputs, targets), data.model_copy(update=unasked)
+
+
 def _streams(config: Config, sources: list[Source], roles: Roles) -> bool:
     """Whether the rows stay on disk: if asked to, or where they would fill half of the memory."""
     home = config.engine.home
@@ -227,12 +241,13 @@ def _streams(config: Config, sources: list[Source], roles: Roles) -> bool:
 
 def _streamed(
     config: Config,
+    data: Data,
     sources: list[Source],
     roles: Roles,
     notes: list[str],
     names: tuple[str, ...],
+    known: Scaler | None,
 ) -> Dataset:
-    data = config.data
     stream.refuse_what_needs_memory(data)
     source = sources[0]
     if len(sources) > 1:
@@ -242,6 +257,8 @@ def _streamed(
     signature = _signature(config, roles, layout.step, names)
     runs, ranges = find_windows(layout, data, signature)
     scaler, anchors = stream.scan_values(source, signature, runs, data.scale)
+    if known is not None:
+        scaler = scaler.joined(known.only(scaler.shift))
     if roles.static:
         trained = np.array(
             [
@@ -277,8 +294,11 @@ def _streamed(
 def find_windows(
     layout: Layout, data: Data, signature: Signature
 ) -> tuple[Runs, dict[str, Ranges]]:
-    """Which rows belong to which set, and each set's windows; every set must have some."""
-    runs = splits.assign(layout, data)
+    """Which rows belong to which set, and each set's windows; every set must have some.
+
+    An encoder's test rows are left alone, and so are those of a walk's first fold and all later.
+    """
+    runs = _assigned(layout, data)
     ranges = {
         name: windows.find_ranges(
             layout.breaks,
@@ -290,10 +310,31 @@ def find_windows(
         )
         for index, name in enumerate(SETS)
     }
+    if signature.masked:
+        ranges["test"] = ranges["test"].within(0, 0)
     for index, (name, found) in enumerate(ranges.items()):
-        if not len(found):
+        if not (len(found) or (signature.masked and name == "test")):
             raise UserError(splits.no_window(name, layout, runs.count(index), data))
     return runs, ranges
+
+
+def _assigned(layout: Layout, data: Data) -> Runs:
+    walks = data.split.walk_forward is not None
+    return splits.walk_forward(layout, data.split)[0] if walks else splits.assign(layout, data)
+
+
+def shares_rows(dataset: Dataset, data: Data) -> bool:
+    """Whether test windows of a dataset have targets in what another split trains or validates."""
+    assert dataset.memory is not None
+    every = [dataset.memory.starts, *(fold.starts for fold in dataset.folds)]
+    runs, rows = _assigned(dataset.layout, data), dataset.layout.num_rows
+    seen = runs.mask(splits.TRAIN, 0, rows) | runs.mask(splits.VAL, 0, rows)
+    lead, steps = dataset.signature.lead, dataset.signature.steps_out
+    return any(
+        bool(seen[starts["test"].numpy() + lead + ahead].any())
+        for starts in every
+        for ahead in range(steps)
+    )
 
 
 def read_sources(data: Data, table: Any) -> list[Source]:
@@ -313,10 +354,11 @@ def read_sources(data: Data, table: Any) -> list[Source]:
 
 
 def _simulated(path: str) -> Source:
-    name = path.removeprefix(SIMULATED)
-    if name != "cell":
-        raise UserError(f'data.path is "{path}", but the embedded data set is "{SIMULATED}cell"')
-    return tables.of_table(path, cell.simulate())
+    embedded = {f"{SIMULATED}cell": cell.simulate, f"{SIMULATED}bars": bars.simulate}
+    if path not in embedded:
+        known = " and ".join(f'"{name}"' for name in embedded)
+        raise UserError(f'data.path is "{path}", but the embedded data sets are {known}')
+    return tables.of_table(path, embedded[path]())
 
 
 def _check_folders(data: Data) -> None:
@@ -347,11 +389,12 @@ def _signature(
         static=roles.static,
         shared=len(set(roles.inputs) & set(roles.targets)),
         context=data.context,
-        horizon=data.horizon,
+        horizon=0 if config.masked else data.horizon,
         channels=data.channels,
         quantiles=config.train.quantiles if config.train.loss == "quantile" else (),
         step=step,
         classes=names,
+        decoder=config.pretrain.decoder if config.masked else 0,
     )
 
 
@@ -361,10 +404,13 @@ def _fit(
     training: npt.NDArray[np.bool_],
     data: Data,
     names: tuple[str, ...],
+    known: Scaler | None,
 ) -> Scaler:
     """A label, which stands last, is a class's number and stays one."""
     columns = store.columns[:-1] if names else store.columns
-    scaler = scaling.fit(store.values, columns, store.anchors, training, kind=data.scale)
+    scaler = scaling.fit(
+        store.values, columns, store.anchors, training, kind=data.scale, known=known
+    )
     if names:
         scaler = scaler.joined(scaling.as_it_is(store.columns[-1], high=len(names) - 1.0))
     if not roles.static:

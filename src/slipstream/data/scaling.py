@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
@@ -45,6 +46,14 @@ class Scaler:
     def from_dict(cls, saved: dict[str, Any]) -> Self:
         return cls(**saved)
 
+    def only(self, columns: Collection[str]) -> Self:
+        """The same for some columns."""
+        parts: dict[str, Any] = {
+            field: {name: value for name, value in getattr(self, field).items() if name in columns}
+            for field in ("shift", "size", "deviation", "low", "high")
+        }
+        return replace(self, **parts)
+
     def joined(self, other: Self) -> Self:
         """One scaler for the columns of both."""
         return replace(
@@ -69,12 +78,18 @@ def fit(
     rows: npt.NDArray[np.bool_],
     *,
     kind: str,
+    known: Scaler | None = None,
 ) -> Scaler:
-    """Learn each column's shift and size from `rows`. A column that never changes is refused."""
+    """Learn each column's shift and size from `rows`, or take those that are known.
+
+    A column that never changes is refused.
+    """
     sums = Sums({}, {}, {}, {}, {})
     for i, name in enumerate(columns):
-        sums.add(name, values[rows, i], anchors[name])
-    return sums.scaler(kind)
+        if known is None or name not in known.shift:
+            sums.add(name, values[rows, i], anchors[name])
+    scaler = sums.scaler(kind)
+    return scaler if known is None else scaler.joined(known.only(columns))
 
 
 @dataclass(frozen=True)

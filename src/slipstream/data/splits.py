@@ -121,7 +121,7 @@ def _counts(data: Data, num_rows: int) -> tuple[int, int, int]:
     train, val, test = split.train, split.val, split.test
     assert isinstance(train, float)
     assert isinstance(val, float)
-    assert isinstance(test, float)
+    test = test if isinstance(test, float) else 0.0
     # borders are rounded, not lengths, so that shares which add up to 1 use every row
     first, second, third = (round(num_rows * s) for s in (train, train + val, train + val + test))
     return first, second - first, third - second

@@ -23,7 +23,7 @@ from slipstream import runs
 from slipstream.config import Config, Signature
 from slipstream.data.scaling import Scaler
 from slipstream.errors import UserError
-from slipstream.models import Forecaster, build
+from slipstream.models import Forecaster, Masked, build
 from slipstream.runs import Run
 
 MANIFEST = "manifest.json"
@@ -108,11 +108,11 @@ def write(folder: Path, tensors: Mapping[str, Tensors], facts: Mapping[str, Any]
             safetensors.torch.save_file(found, temporary / name)
         for name, value in facts.items():
             runs.write_json(temporary / name, value)
-        sums = {path.name: _sum(path) for path in sorted(temporary.iterdir())}
+        sums = {path.name: file_sum(path) for path in sorted(temporary.iterdir())}
         runs.write_json(temporary / MANIFEST, sums)
 
 
-def _sum(path: Path) -> str:
+def file_sum(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -185,7 +185,7 @@ def save_model(
 
 def load_model(
     run: Run, config: Config, device: torch.device
-) -> tuple[Forecaster, Signature, Scaler]:
+) -> tuple[Forecaster | Masked, Signature, Scaler]:
     """The trained model of a run."""
     files = verified(run.model)
     signature = Signature.model_validate_json(files["signature.json"])

@@ -177,6 +177,11 @@ class Trained:
 def load(run: Run, config: Config, plan: Plan, *, ensemble: bool | None = None) -> Trained:
     """The run's model, or the ensemble; by default, what was better on the validation set."""
     model, signature, scaler = checkpoint.load_model(run, config, plan.device)
+    if signature.masked:
+        raise UserError(
+            f"{run.folder}: holds a pre-trained encoder, which predicts nothing yet; train from it "
+            f'with train.init_from = "{run.folder}"'
+        )
     model.eval()
     if not (run.folder / "lanes").exists():
         if ensemble:

@@ -180,9 +180,9 @@ class OnHost(Fed):
     """Series in host memory; while a step runs, the next one's windows are gathered and copied."""
 
     def __init__(self, series: Series, draw: Draw, device: torch.device, engine: Engine) -> None:
-        example = windows.gather(series, draw.starts[:1].repeat(draw.batch))
-        super().__init__(example, draw.batch, draw.passes, device, engine)
         self.series, self.draw, self.num_steps = series, draw, draw.num_steps
+        example = self.gather(draw.starts[:1].repeat(draw.batch))
+        super().__init__(example, draw.batch, draw.passes, device, engine)
         pinned = engine.pinned
         host = torch.device("cpu")
         self.outgoing = [[_like(s, host, pinned=pinned) for s in self.slot] for _ in range(2)]
@@ -190,6 +190,10 @@ class OnHost(Fed):
         self.side = torch.cuda.Stream(device)
         self.arrived = [torch.cuda.Event() for _ in range(2)]
         self.taken = [torch.cuda.Event() for _ in range(2)]
+
+    def gather(self, rows: Tensor) -> Batch:
+        """The windows of a pass, on the host."""
+        return windows.gather(self.series, rows)
 
     def begin(self, epoch: int, *, at: int = 0) -> None:
         self.rows, self.weights = self.draw.order(epoch)
@@ -205,7 +209,7 @@ class OnHost(Fed):
         turn = self.sent % 2
         self.arrived[turn].synchronize()  # the buffer's last copy, two steps ago
         for i, share in enumerate(self.outgoing[turn]):
-            batch = windows.gather(self.series, self.rows[self.sent, i])
+            batch = self.gather(self.rows[self.sent, i])
             _copy(Share(batch, self.weights[self.sent, i]), share)
         with torch.cuda.stream(self.side):
             self.side.wait_event(self.taken[turn])

@@ -11,15 +11,16 @@ from slipstream.config import Config
 from slipstream.data import labelled
 from slipstream.data.dataset import Dataset
 from slipstream.data.windows import Series
-from slipstream.engine import homes, optim, step
+from slipstream.engine import copies, encoder, homes, objective, optim, step
 from slipstream.engine.capture import Captured
+from slipstream.engine.copies import Copies
+from slipstream.engine.encoder import Match
 from slipstream.engine.homes import Draw, Home, Program
 from slipstream.engine.optim import LossScale
 from slipstream.engine.plan import Plan
 from slipstream.engine.step import Tape
 from slipstream.engine.streaming import Streamed
 from slipstream.models import Noise, drops, use
-from slipstream.objectives import for_validation
 from slipstream.runs import Run
 
 TRAINING = "training step"
@@ -37,6 +38,10 @@ class Task:
     run: Run
     fingerprint: str = ""
     """Of the data's content"""
+    init: Match | None = None
+    """A pre-trained encoder that the model starts from"""
+    copies: Copies | None = None
+    """Augmented training windows on disk, in place of the series'"""
 
 
 def weighed(config: Config, dataset: Dataset) -> Config:
@@ -66,6 +71,8 @@ class Job:
     plan: Plan
     batch: int
     """Windows of one forward pass"""
+    frozen: bool = False
+    """Whether the encoder that training started from stays as it is"""
 
     def failures(self) -> dict[str, str]:
         return {name: p.failure for name, p in self.captured.items() if p.failure}
@@ -88,8 +95,12 @@ class Job:
         self.optimizer.zero_grad(set_to_none=True)
 
 
-def set_up(task: Task, plan: Plan, *, like: Job | None = None) -> Job:
-    """Everything that training needs. `like` hands on an earlier job's optimizer and tape."""
+def set_up(task: Task, plan: Plan, *, like: Job | None = None, frozen: bool | None = None) -> Job:
+    """Everything that training needs. `like` hands on an earlier job's optimizer and tape.
+
+    `frozen` says whether an encoder that training starts from stays as it is; by default it is as
+    before.
+    """
     config, model, dataset = task.config, task.model, task.dataset
     train, device = config.train, plan.device
     assert train.batch != "auto"
@@ -97,10 +108,15 @@ def set_up(task: Task, plan: Plan, *, like: Job | None = None) -> Job:
     use(model, algorithms=plan.cudnn, recompute=plan.recompute, compiled=plan.compile)
     if like is None:
         lr = torch.tensor(train.lr, device=device)
-        params = [p for p in model.parameters() if p.requires_grad]
-        optimizer = optim.build(train, params, lr, fused=plan.fused)
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        parts = [(part.rate, part.items) for part in encoder.parts(named, config)]
+        optimizer = optim.build(train, optim.with_rates(parts, lr), lr, fused=plan.fused)
     else:
         lr, optimizer = like.lr, like.optimizer
+    if frozen is None:
+        frozen = like is not None and like.frozen
+    if train.init_from is not None:
+        encoder.freeze(model, frozen)
     scale = None
     if plan.precision == "fp16":
         scale = (like and like.scale) or optim.loss_scale(device)
@@ -111,21 +127,21 @@ def set_up(task: Task, plan: Plan, *, like: Job | None = None) -> Job:
     val_home = _home(task, plan, "val", chunk, chunk, None)
     tape = like.tape if like else step.tape(home.num_steps, device)
     val_tape = step.tape(val_home.num_steps, device)
-    fold = dataset.signature.fold
+    asked = objective.of(config, dataset.signature, plan, drops=drops(config.model))
     advance = step.training(
         model,
         optimizer,
         lr,
         home,
         tape,
+        objective=asked,
         train=train,
         plan=plan,
-        fold=fold,
         scale=scale,
         noise=_noise(config, device),
     )
-    judged = for_validation(train)
-    check = step.validation(model, val_home, val_tape, train=judged, plan=plan, fold=fold)
+    judged = objective.in_validation(config, dataset.signature, plan)
+    check = step.validation(model, val_home, val_tape, objective=judged)
     captured: dict[str, Captured] = {}
     if plan.capture:
         advance = captured[TRAINING] = Captured(advance, device, steps=plan.steps_per_graph)
@@ -143,11 +159,12 @@ def set_up(task: Task, plan: Plan, *, like: Job | None = None) -> Job:
         scale=scale,
         plan=plan,
         batch=batch,
+        frozen=frozen,
     )
 
 
 def _noise(config: Config, device: torch.device) -> Noise | None:
-    if not drops(config.model):
+    if not (drops(config.model) or objective.draws(config)):
         return None
     key = torch.full((), config.seed, dtype=torch.int64, device=device)
     return Noise(key, torch.full((), config.model.dropout, device=device))
@@ -170,6 +187,11 @@ def _home(task: Task, plan: Plan, which: str, effective: int, batch: int, seed: 
         )
     assert memory is not None
     assert task.series is not None
+    if which == "train" and task.copies is not None:
+        drawn = task.copies.draw(effective, batch, seed)
+        if plan.device.type == "cpu":
+            return copies.OnCpu(task.copies, drawn)
+        return copies.ToCuda(task.copies, drawn, plan.device, engine)
     draw = Draw(memory.starts[which], effective, batch, seed)
     match plan.home:
         case "device":

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from torch import Tensor
@@ -32,6 +32,8 @@ class Lane:
 
     config: Config
     starts: dict[str, Tensor]
+    init: Mapping[str, Tensor] = field(default_factory=dict, kw_only=True)
+    """Weights that it starts from, where they are not drawn: a pre-trained encoder's"""
 
     def draw(self) -> Draw:
         batch = self.config.train.batch
@@ -76,8 +78,13 @@ def refuse_unlike(lanes: Sequence[Lane]) -> None:
     for lane in lanes[1:]:
         found = configs.differences(first, lane.config)
         unlike = [name for name in found if name not in MAY_DIFFER]
-        if "model.hidden" in found and first.model.kind == "transformer":
+        wider = first.model.sizes != lane.config.model.sizes
+        if wider and first.model.kind == "transformer":
             unlike.append("model.hidden (of a transformer)")
+        if wider and first.model.layer_norm:
+            unlike.append("model.hidden (with model.layer_norm)")
+        if wider and first.masked and first.pretrain.variance:
+            unlike.append("model.hidden (with pretrain.variance)")
         if unlike:
             raise UserError(
                 f"models trained together cannot differ in {', '.join(unlike)}; train them in "

@@ -14,7 +14,7 @@ from types import FrameType
 from torch import Tensor, nn
 
 from slipstream.config import Engine, Train
-from slipstream.engine import optim, recover, state
+from slipstream.engine import encoder, optim, recover, state
 from slipstream.engine.checkpoint import Saved, Writer
 from slipstream.engine.job import Job, Task, set_up
 from slipstream.engine.monitor import Estimate, Monitor
@@ -72,7 +72,10 @@ def fit(task: Task, plan: Plan, saved: Saved | None = None, monitor: Monitor | N
     with stoppable() as stop:
         began = time.perf_counter()
         monitor = monitor or Monitor(task.run, plan.device, on=False)
-        jobs = [set_up(task, plan)]  # the last one is the one at work; recoveries add others
+        epochs = 0 if saved is None else state.progress_of(saved).epochs
+        frozen = encoder.is_frozen(task.config.train, epochs)
+        # the last one is the one at work; recoveries and a thaw add others
+        jobs = [set_up(task, plan, frozen=frozen)]
         result = Fit(Progress(), plan)
         good = None if saved is None else state.put(saved, task, jobs[-1], result)
         result.setup_s += time.perf_counter() - began
@@ -158,6 +161,8 @@ def _fit(
 
     while at.epochs < train.epochs and not result.stopped:
         epoch_began = logged_at = time.perf_counter()
+        if job.frozen and not encoder.is_frozen(train, at.epochs):
+            job = jobs[-1] = _thawed(task, job, at)
         if good is None or not at.done:
             good = recover.snapshot(task.model, job.optimizer, job.scale)
         first_step = at.step - at.done
@@ -310,6 +315,15 @@ def _halved(task: Task, job: Job, why: str) -> Job:
     return set_up(task, replace(job.plan, micro_batch=batch), like=job)
 
 
+def _thawed(task: Task, job: Job, at: Progress) -> Job:
+    """The job with the encoder in it, and nothing left of the step that spared it."""
+    job.close()
+    if job.plan.capture:
+        recover.free_memory()
+    task.run.append("thaw", what="the encoder", epoch=at.epochs + 1, step=at.step)
+    return set_up(task, job.plan, like=job, frozen=False)
+
+
 def _after_divergence(task: Task, job: Job, at: Progress, result: Fit) -> Job:
     """After a rollback: leave fp16 if that is where it was, else halve the learning rate."""
     if at.rollbacks == recover.MOST_ROLLBACKS:
@@ -349,6 +363,8 @@ def judge(at: Progress, val_loss: float, improved: bool, train: Train) -> None:
     if improved:
         at.best_loss, at.best_epoch, at.best_step = val_loss, at.epoch, at.step
         at.since_best = at.since_cut = 0
+        return
+    if encoder.is_frozen(train, at.epochs):  # patience begins with the whole model
         return
     at.since_best += 1
     at.since_cut += 1

@@ -11,7 +11,6 @@ import copy
 import hashlib
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -53,7 +52,7 @@ def decide(task: Task, plan: Plan) -> Plan:
     config = task.config
     if config.engine.plan == "off":
         return plan
-    path, key = _cache_path(), _key(task, plan)
+    path, key = runs.cache_folder() / "plans.json", _key(task, plan)
     if SHARE_OF_RUN * guess_s(task, plan) < FIRST_TRIAL_S:
         told = "rules of thumb: the steps are too few to measure"
         return replace(plan, reasons=plan.reasons | {"plan": told})
@@ -336,12 +335,6 @@ def find_batch(task: Task, plan: Plan) -> tuple[int, list[dict[str, Any]]]:
     return best, evidence
 
 
-def _cache_path() -> Path:
-    home = os.environ.get("SLIPSTREAM_CACHE") or os.environ.get("XDG_CACHE_HOME")
-    base = Path(home) if home else Path.home() / ".cache"
-    return base / "slipstream" / "plans.json"
-
-
 def _key(task: Task, plan: Plan) -> str:
     """What a plan's speed depends on."""
     config = task.config
@@ -349,8 +342,13 @@ def _key(task: Task, plan: Plan) -> str:
         "model": config.model.model_dump(),
         "data": config.data.model_dump(include={"context", "horizon", "channels"}),
         "train": config.train.model_dump(
-            include={"batch", "accumulate", "optimizer", "loss", "quantiles", "clip"}
+            include={"batch", "accumulate", "optimizer", "loss", "quantiles", "clip", "init_from"}
         ),
+        "random": [
+            config.augment.kinds,
+            config.augment.cache,
+            config.pretrain.mask if config.masked else None,
+        ],
         "engine": config.engine.model_dump(exclude={"plan", "log_every", "monitor"}),
         "signature": task.dataset.signature.model_dump(exclude={"step"}),
         "home": plan.home,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +16,12 @@ from torch import Tensor, nn
 
 from slipstream.config import Train
 
+Params = list[nn.Parameter] | list[dict[str, Any]]
 FIRST_SCALE = 2.0**16
 GROWTH, BACKOFF, GROW_AFTER = 2.0, 0.5, 2000
 
 
-def build(
-    train: Train, params: list[nn.Parameter], lr: Tensor, *, fused: bool = True
-) -> torch.optim.Optimizer:
+def build(train: Train, params: Params, lr: Tensor, *, fused: bool = True) -> torch.optim.Optimizer:
     """The optimizer that `train` names; `lr` is read anew at every step."""
     _spare_the_compiler()
     on_cuda = lr.device.type == "cuda"
@@ -42,6 +42,23 @@ def build(
             return torch.optim.RMSprop(
                 params, lr=lr, weight_decay=decay, capturable=on_cuda, foreach=on_cuda
             )
+
+
+def with_rates(parts: Sequence[tuple[float, list[nn.Parameter]]], lr: Tensor) -> Params:
+    """Parameters by the share of the learning rate that each has; all of it needs no groups."""
+    if [rate for rate, _ in parts] == [1.0]:
+        return parts[0][1]
+    return [
+        {"params": found, "lr": lr if rate == 1.0 else lr.clone(), "rate": rate}
+        for rate, found in parts
+    ]
+
+
+def follow(optimizer: torch.optim.Optimizer, lr: Tensor) -> None:
+    """Give every group its share of the learning rate, which has just been set."""
+    for group in optimizer.param_groups:
+        if group["lr"] is not lr:
+            torch.mul(lr, group["rate"], out=group["lr"])
 
 
 def _spare_the_compiler() -> None:

@@ -10,6 +10,7 @@ V validation batches of C windows.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from slipstream.config import Signature
 from slipstream.data.windows import Series
-from slipstream.engine import flat, optim, passes, widths
+from slipstream.engine import encoder, flat, objective, optim, passes, widths
 from slipstream.engine.capture import Captured
 from slipstream.engine.homes import Draw, Program
 from slipstream.engine.lane import Epoch, Lane, Room, refuse_larger, room_for
@@ -73,8 +74,9 @@ class Pack:
         self.lanes: list[Lane | None] = [None] * places
         self._going: set[int] = set()
         self._laid: dict[int, Laid] = {}
-        job = passes.Job(room.model, signature, room.config.train, series, plan, room.passes)
+        job = passes.Job(room.model, signature, room.config, series, plan, room.passes, room.drops)
         self._layout = passes.layout_of(job.build())
+        self._parts = passes.parts_of(self._layout, room.config)
         self._allocate(places)
         self._passes = passes.WAYS[mode](job, self.live["weights"], self._layout)
         self.advance: Program = self._advance
@@ -93,6 +95,8 @@ class Pack:
         def moving() -> dict[str, Tensor]:
             found = {name: zeros(P) for name in ("weights", "first", "second")}
             found["count"] = zeros()
+            if len(self._parts) > 1:
+                found["encoder_count"] = zeros()
             if self.plan.precision == "fp16":
                 found |= {"scale": zeros(), "since_growth": zeros(dtype=torch.int32)}
             return found
@@ -110,6 +114,7 @@ class Pack:
             "cursor": zeros(dtype=torch.int64),
             "before": zeros(dtype=torch.int64),
             "active": zeros(dtype=torch.bool),
+            "frozen": zeros(dtype=torch.bool),
             "val_rows": zeros(room.val_steps, room.chunk, dtype=torch.int64),
             "val_shares": zeros(room.val_steps, room.chunk),
             "val_losses": zeros(room.val_steps),
@@ -142,7 +147,7 @@ class Pack:
         device = self.plan.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(lane.config.seed)
-            alone = dict(build(model, self.signature).named_parameters())
+            alone = dict(build(model, self.signature).named_parameters()) | dict(lane.init)
         padded = widths.pad(alone, model, self.room.model, self._tokens)
         views = passes.views(self.live["weights"], self._layout)
         with torch.no_grad():
@@ -214,6 +219,9 @@ class Pack:
             "cursor": torch.tensor([epochs[place].at for place in places]),
             "before": torch.tensor([epochs[place].before for place in places]),
             "active": torch.ones(len(places), dtype=torch.bool),
+            "frozen": torch.tensor(
+                [encoder.is_frozen(self._lane(k).config.train, epochs[k].number) for k in places]
+            ),
         }
         index = self._at(places)
         for name, value in given.items():
@@ -297,7 +305,8 @@ class Pack:
         """One step of every active lane: gather, forward, loss, backward, clip, update."""
         live, tape, settings = self.live, self.tape, self.settings
         cursor, scale = tape["cursor"], live.get("scale")
-        noise = Noise(settings["seed"], settings["dropout"]) if self.room.drops else None
+        drawn = self.room.drops or objective.draws(self.room.config)
+        noise = Noise(settings["seed"], settings["dropout"]) if drawn else None
         loss, grads = self._passes.train(
             tape["rows"][self._index, cursor],
             tape["shares"][self._index, cursor],
@@ -305,24 +314,34 @@ class Pack:
             tape["before"] + cursor,
             self._ones if scale is None else scale,
         )
+        for part in self._parts:
+            if part.frozen_first:
+                grads[:, part.place].masked_fill_(tape["frozen"][:, None], 0.0)
         divisor, overflow = flat.divide(grads, settings["clip"], scale)
         moves = tape["active"] if overflow is None else tape["active"] & ~overflow
         live["count"].add_(moves)
+        thawed = moves
+        if len(self._parts) > 1:
+            thawed = moves & ~tape["frozen"]
+            live["encoder_count"].add_(thawed)
         lr = tape["rates"].gather(1, cursor[:, None])[:, 0]
         several = len(self.room.optimizers) > 1
-        for code, optimizer in enumerate(self.room.optimizers):
+        for part, (code, optimizer) in itertools.product(
+            self._parts, enumerate(self.room.optimizers)
+        ):
+            moving = thawed if part.frozen_first else moves
             flat.flat_update(
                 optimizer,
-                live["weights"],
-                grads,
-                live["first"],
-                live["second"],
-                lr=lr,
+                live["weights"][:, part.place],
+                grads[:, part.place],
+                live["first"][:, part.place],
+                live["second"][:, part.place],
+                lr=lr if part.rate == 1.0 else lr * part.rate,
                 decay=settings["decay"],
                 momentum=settings["momentum"],
-                count=live["count"],
+                count=live["encoder_count" if part.frozen_first else "count"],
                 divisor=divisor,
-                moves=moves & (settings["optimizer"] == code) if several else moves,
+                moves=moving & (settings["optimizer"] == code) if several else moving,
             )
         if scale is not None and overflow is not None:
             flat.rescale(scale, live["since_growth"], overflow, tape["active"])

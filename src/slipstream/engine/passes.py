@@ -6,6 +6,7 @@ beside each other, in threads or streams, and take any module. Shapes as in `eng
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,14 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from slipstream.config import Model, Signature, Train
+from slipstream.config import Config, Model, Signature
 from slipstream.data import windows
-from slipstream.data.windows import Series
-from slipstream.engine import step
+from slipstream.data.windows import Batch, Series
+from slipstream.engine import encoder, objective, step
 from slipstream.engine.homes import Share
+from slipstream.engine.objective import Objective
 from slipstream.engine.plan import RECURRENT, Plan
 from slipstream.models import Noise, build, use
-from slipstream.objectives import for_validation, window_losses
 
 Mode = Literal["together", "branches"]
 MOST_STREAMS = 16
@@ -62,15 +63,47 @@ def views(weights: Tensor, layout: Layout) -> dict[str, Tensor]:
     return found
 
 
+class Place(NamedTuple):
+    """A stretch of a lane's P numbers that are trained alike."""
+
+    place: slice
+    rate: float
+    """Of the learning rate"""
+    frozen_first: bool
+
+
+def parts_of(layout: Layout, config: Config) -> list[Place]:
+    """All of it, or what an encoder and a new head have each for themselves."""
+    ends = list(itertools.accumulate(entry.size + entry.padding for entry in layout))
+    named = ((entry.name, end) for entry, end in zip(layout, ends, strict=True))
+    found, begin = [], 0
+    for part in encoder.parts(named, config):
+        found.append(Place(slice(begin, part.items[-1]), part.rate, part.frozen_first))
+        begin = part.items[-1]
+    return found
+
+
 class Job(NamedTuple):
     """What the lanes have in common."""
 
     model: Model
     signature: Signature
-    train: Train
+    config: Config
+    """Of one of them"""
     series: Series
     plan: Plan
     passes: int
+    drops: bool
+    """Whether any of them drops something"""
+
+    @property
+    def asked(self) -> Objective:
+        return objective.of(self.config, self.signature, self.plan, drops=self.drops)
+
+    @property
+    def judged(self) -> Objective:
+        """In validation"""
+        return objective.in_validation(self.config, self.signature, self.plan)
 
     def build(self) -> nn.Module:
         with torch.random.fork_rng([]):
@@ -100,7 +133,7 @@ class Together:
 
     def __init__(self, job: Job, weights: Tensor, layout: Layout) -> None:
         self.job, self.weights, self.layout = job, weights, layout
-        self.module = job.build()
+        self.module, self.asked, self.judged = job.build(), job.asked, job.judged
         if job.model.kind in RECURRENT:
             core: Any = self.module.core
             core.own = True
@@ -112,7 +145,8 @@ class Together:
         total = grads = None
         for number in range(job.passes):
             here = noise and noise.at(now, number)
-            loss = self._losses(weights, rows[:, number], shares[:, number], here, job.train)
+            windows_of = rows[:, number], shares[:, number]
+            loss = self._losses(self.asked, weights, *windows_of, here)
             (found,) = torch.autograd.grad(loss, weights, scale)
             grads = found if grads is None else grads + found
             total = loss.detach() if total is None else total + loss.detach()
@@ -121,7 +155,7 @@ class Together:
         return total, grads
 
     def validate(self, rows: Tensor, shares: Tensor) -> Tensor:
-        return self._losses(self.weights, rows, shares, None, for_validation(self.job.train))
+        return self._losses(self.judged, self.weights, rows, shares, None)
 
     def serve(self, places: set[int]) -> None:
         pass
@@ -130,24 +164,31 @@ class Together:
         pass
 
     def _losses(
-        self, weights: Tensor, rows: Tensor, shares: Tensor, noise: Noise | None, train: Train
+        self,
+        asked: Objective,
+        weights: Tensor,
+        rows: Tensor,
+        shares: Tensor,
+        noise: Noise | None,
     ) -> Tensor:
-        job, batch = self.job, windows.gather(self.job.series, rows)
-        named = views(weights, self.layout)
-        by_lane = (0, 0, None if batch.static is None else 0, None if noise is None else 0)
+        batch, named = windows.gather(self.job.series, rows), views(weights, self.layout)
+        of_noise = None if noise is None else 0
+        by_lane = (0, 0, None if batch.static is None else 0, 0, 0, of_noise)
 
-        def one(weights: dict[str, Tensor], *given: Any) -> Tensor:
-            found: Tensor = functional_call(self.module, weights, given)
-            return found
+        def one(
+            weights: dict[str, Tensor],
+            inputs: Tensor,
+            static: Tensor | None,
+            targets: Tensor,
+            shares: Tensor,
+            noise: Noise | None,
+        ) -> Tensor:
+            def model(*given: Any) -> Any:
+                return functional_call(self.module, weights, given)
 
-        def every(*given: Any) -> Tensor:
-            found: Tensor = vmap(one, in_dims=by_lane)(named, *given)
-            return found
+            return asked(model, Batch(inputs, static, targets), shares, noise)
 
-        prediction = step.forward(every, batch.inputs, batch.static, noise, plan=job.plan)
-        losses = window_losses(prediction.flatten(0, 1), batch.targets.flatten(0, 1), train)
-        losses = losses.view(*rows.shape, job.signature.fold)
-        losses = losses[..., 0] if job.signature.fold == 1 else losses.mean(dim=2)
+        losses: Tensor = vmap(one, in_dims=by_lane)(named, *batch, shares, noise)
         return (losses * shares).sum(dim=1)
 
 
@@ -156,6 +197,7 @@ class Branches:
 
     def __init__(self, job: Job, weights: Tensor, layout: Layout) -> None:
         self.job, self.layout = job, layout
+        self.asked, self.judged = job.asked, job.judged
         K, P = weights.shape
         self.modules = [self._module(weights[k : k + 1]) for k in range(K)]
         self.places: set[int] = set()
@@ -179,15 +221,14 @@ class Branches:
     def train(
         self, rows: Tensor, shares: Tensor, noise: Noise | None, now: Tensor, scale: Tensor
     ) -> tuple[Tensor, Tensor]:
-        train = self.job.train
-
         def one(k: int) -> None:
             module = self.modules[k].train()
             weights = list(module.parameters())
             total, grads = None, None
             for number in range(self.job.passes):
                 here = noise and Noise(noise.key[k], noise.rate[k]).at(now[k], number)
-                loss = self._loss(module, rows[k, number], shares[k, number], here, train)
+                windows_of = rows[k, number], shares[k, number]
+                loss = self._loss(self.asked, module, *windows_of, here)
                 found = torch.autograd.grad(loss, weights, scale[k])
                 grads = found if grads is None else torch._foreach_add(grads, found)
                 total = loss.detach() if total is None else total + loss.detach()
@@ -200,11 +241,10 @@ class Branches:
         return self.loss, self.grads
 
     def validate(self, rows: Tensor, shares: Tensor) -> Tensor:
-        judged = for_validation(self.job.train)
-
         @torch.no_grad()
         def one(k: int) -> None:
-            self.loss[k].copy_(self._loss(self.modules[k].eval(), rows[k], shares[k], None, judged))
+            module = self.modules[k].eval()
+            self.loss[k].copy_(self._loss(self.judged, module, rows[k], shares[k], None))
 
         self._each(one)
         return self.loss
@@ -217,12 +257,15 @@ class Branches:
             self.workers.shutdown()
 
     def _loss(
-        self, module: nn.Module, rows: Tensor, shares: Tensor, noise: Noise | None, train: Train
+        self,
+        asked: Objective,
+        module: nn.Module,
+        rows: Tensor,
+        shares: Tensor,
+        noise: Noise | None,
     ) -> Tensor:
-        job = self.job
-        share = Share(windows.gather(job.series, rows), shares)
-        fold = job.signature.fold
-        return step.loss(module, share, noise, train=train, plan=job.plan, fold=fold)
+        share = Share(windows.gather(self.job.series, rows), shares)
+        return step.loss(module, share, noise, objective=asked)
 
     def _in_a_row(self, tensors: Sequence[Tensor]) -> Iterator[Tensor]:
         for tensor, entry in zip(tensors, self.layout, strict=True):

@@ -14,7 +14,7 @@ from slipstream.data import windows
 from slipstream.data.dataset import Dataset
 from slipstream.data.prepare import MICROSECONDS
 from slipstream.data.windows import Piece, Series
-from slipstream.engine import classes, numbers, recover, step
+from slipstream.engine import classes, numbers, objective, recover, step
 from slipstream.engine.chunk import Baseline, Chunk, Kind, Pieces, Predictor
 from slipstream.engine.plan import Plan
 
@@ -28,7 +28,7 @@ def of_model(model: nn.Module, plan: Plan) -> Predictor:
         try:
             inputs, static = windows.gather_inputs(series, starts)
             inputs = inputs.to(plan.device)
-            return step.forward(
+            return objective.forward(
                 model, inputs, None if static is None else static.to(plan.device), plan=plan
             )
         except RuntimeError as error:

@@ -6,7 +6,6 @@ the step's windows, the tape its learning rate, and takes its loss.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,10 +14,10 @@ from torch import Tensor, nn
 from slipstream.config import Train
 from slipstream.engine import optim
 from slipstream.engine.homes import Home, Program, Share
+from slipstream.engine.objective import Objective
 from slipstream.engine.optim import LossScale
 from slipstream.engine.plan import Plan
 from slipstream.models import Noise
-from slipstream.objectives import window_losses
 
 CHUNK = 1024
 """Windows in one forward pass without gradients."""
@@ -63,9 +62,9 @@ def training(
     home: Home,
     tape: Tape,
     *,
+    objective: Objective,
     train: Train,
     plan: Plan,
-    fold: int,
     scale: LossScale | None,
     noise: Noise | None,
 ) -> Program:
@@ -77,11 +76,12 @@ def training(
     def advance() -> None:
         model.train()
         torch.index_select(tape.rates, 0, tape.cursor, out=lr.view(1))
+        optim.follow(optimizer, lr)
         optimizer.zero_grad(set_to_none=plan.set_to_none)
         total: Tensor | None = None
         for number, share in enumerate(home.take(tape.cursor)):
             here = noise and noise.at((tape.first + tape.cursor)[0], number)
-            found = loss(model, share, here, train=train, plan=plan, fold=fold)
+            found = loss(model, share, here, objective=objective)
             found.backward(unscaled if scale is None else scale.scale)
             total = found.detach() if total is None else total + found.detach()
         assert total is not None
@@ -92,43 +92,21 @@ def training(
     return advance
 
 
-def validation(
-    model: nn.Module, home: Home, tape: Tape, *, train: Train, plan: Plan, fold: int
-) -> Program:
+def validation(model: nn.Module, home: Home, tape: Tape, *, objective: Objective) -> Program:
     """One batch of the validation set; its summed loss goes onto the tape."""
 
     @torch.no_grad()
     def advance() -> None:
         model.eval()
         (share,) = home.take(tape.cursor)
-        found = loss(model, share, None, train=train, plan=plan, fold=fold)
+        found = loss(model, share, None, objective=objective)
         tape.losses.index_copy_(0, tape.cursor, found[None])
         tape.cursor.add_(1)
 
     return advance
 
 
-def loss(
-    model: nn.Module, share: Share, noise: Noise | None, *, train: Train, plan: Plan, fold: int
-) -> Tensor:
+def loss(model: nn.Module, share: Share, noise: Noise | None, *, objective: Objective) -> Tensor:
     """The windows' weighted loss; padding weighs nothing."""
-    inputs, static, targets = share.batch
-    losses = window_losses(forward(model, inputs, static, noise, plan=plan), targets, train)
-    if fold > 1:
-        losses = losses.unflatten(0, (-1, fold)).mean(dim=1)
+    losses = objective(model, share.batch, share.weights, noise)
     return (losses * share.weights).sum()
-
-
-def forward(
-    model: Callable[..., Tensor],
-    inputs: Tensor,
-    static: Tensor | None,
-    noise: Noise | None = None,
-    *,
-    plan: Plan,
-) -> Tensor:
-    """The model's prediction, in fp32, computed in the plan's precision."""
-    enabled = plan.autocast is not None
-    with torch.autocast(plan.device.type, dtype=plan.autocast, enabled=enabled):
-        prediction: Tensor = model(inputs, static, noise)
-    return prediction.float()

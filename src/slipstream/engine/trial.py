@@ -15,7 +15,7 @@ import torch
 from slipstream import hardware
 from slipstream.config import Config
 from slipstream.data.dataset import Dataset
-from slipstream.engine import capture, measure, optim, plan
+from slipstream.engine import capture, copies, measure, optim, plan
 from slipstream.engine.job import Task, set_up, weighed
 from slipstream.engine.plan import Plan
 from slipstream.models import build
@@ -35,7 +35,8 @@ def prepared(config: Config, dataset: Dataset) -> tuple[Task, Plan]:
     series = None if dataset.memory is None else dataset.memory.series
     if series is not None and chosen.home == "device":
         series = series.to(chosen.device)
-    return Task(config, model, dataset, series, NOWHERE), chosen
+    found = copies.find(config, dataset, NOWHERE)
+    return Task(config, model, dataset, series, NOWHERE, copies=found), chosen
 
 
 def changed(config: Config, *, engine_anew: bool = False, **sections: Mapping[str, Any]) -> Config:

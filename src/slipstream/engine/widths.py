@@ -66,7 +66,7 @@ def _places(
 
 
 def _axes(name: str, model: Model, tokens: int, dims: int) -> Sequence[Axis]:
-    """What lies along each axis of one of the core's weights."""
+    """What lies along each axis of one of the weights."""
     if model.kind in ("linear", "transformer"):
         return (None,) * dims
     ways = 2 if model.bidirectional else 1
@@ -80,10 +80,16 @@ def _axes(name: str, model: Model, tokens: int, dims: int) -> Sequence[Axis]:
         case ["body", number, _]:
             layer = int(number) // 3
             return ((layer, 1), (layer - 1, 1) if layer else None)[:dims]
+        case ["norms", *_]:  # such models differ in no width: zeros would count as units
+            return (None,) * dims
         case ["pool", *_]:
             return (None, (end, ways))[:dims]
         case ["head", *_]:
             flat = model.kind != "mlp" and model.pool == "flatten"
             return (None, (end, ways * tokens if flat else ways))[:dims]
+        case ["hidden", *_]:  # a decoder's, on top of an encoder
+            return (None, (end, ways))[:dims]
+        case [] | ["out", *_]:
+            return (None,) * dims
         case _:
             raise AssertionError(f"no widths are known for {name}")

@@ -13,7 +13,7 @@ from slipstream.kernels.shapes import BETA1, BETA2, EPSILON
 BLOCK = 1024
 
 
-@triton.jit(do_not_specialize=["P"])
+@triton.jit(do_not_specialize=["P", "row", "grad_row"])
 def _adam(
     weights,
     grads,
@@ -25,6 +25,8 @@ def _adam(
     divisor,
     moves,
     P,
+    row,
+    grad_row,
     DECOUPLED: tl.constexpr,
     BETA1: tl.constexpr,
     BETA2: tl.constexpr,
@@ -36,7 +38,7 @@ def _adam(
     lane = tl.program_id(1).to(tl.int64)
     if tl.load(moves + lane):
         at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        mine, here = at < P, lane * P + at
+        mine, here = at < P, lane * row + at
         rate, shrink = tl.load(lr + lane), tl.load(decay + lane)
         taken = tl.load(count + lane).to(tl.float64)
         one = 1 - tl.exp(taken * LOG1)
@@ -45,7 +47,7 @@ def _adam(
         spread = tl.sqrt(two).to(tl.float32)
 
         weight = tl.load(weights + here, mask=mine, other=0.0)
-        grad = tl.load(grads + here, mask=mine, other=0.0) / tl.load(divisor + lane)
+        grad = tl.load(grads + lane * grad_row + at, mask=mine, other=0.0) / tl.load(divisor + lane)
         if DECOUPLED:
             weight *= 1 - rate * shrink
         else:
@@ -73,11 +75,15 @@ def adam(
     moves: Tensor,
     decoupled: bool,
 ) -> None:
-    """In place, for the lanes that move. `decoupled` decay is AdamW's."""
+    """In place, for the lanes that move. `decoupled` decay is AdamW's.
+
+    The buffers may be columns of larger ones, all of one width; gradients of another.
+    """
     K, P = weights.shape
+    grads = grads if grads.stride(1) == 1 else grads.contiguous()
     _adam[(triton.cdiv(P, BLOCK), K)](
         weights,
-        grads.contiguous(),
+        grads,
         first,
         second,
         lr,
@@ -86,6 +92,8 @@ def adam(
         divisor,
         moves,
         P,
+        weights.stride(0),
+        grads.stride(0),
         DECOUPLED=decoupled,
         BETA1=BETA1,
         BETA2=BETA2,

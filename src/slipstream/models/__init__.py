@@ -6,5 +6,6 @@ T context rows, B windows, F inputs, K static columns, H predicted rows, C targe
 
 from slipstream.models.build import OWN, Forecaster, build, drops, use
 from slipstream.models.dropout import Noise
+from slipstream.models.masked import Masked
 
-__all__ = ["OWN", "Forecaster", "Noise", "build", "drops", "use"]
+__all__ = ["OWN", "Forecaster", "Masked", "Noise", "build", "drops", "use"]

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from slipstream.config import Model, Signature
 from slipstream.models.dropout import Noise
 from slipstream.models.feedforward import FeedForward
+from slipstream.models.masked import Masked
+from slipstream.models.parts import SMALLEST_VARIANCE
 from slipstream.models.recurrent import Recurrent
 from slipstream.models.transformer import Transformer
 
@@ -20,13 +22,13 @@ KINDS = {
     "mlp": FeedForward,
     "linear": FeedForward,
 }
-SMALLEST_VARIANCE = 1e-5
 OWN = "off"
 """Instead of a cuDNN algorithm: our own kernels"""
 
 
-def build(model: Model, signature: Signature) -> Forecaster:
-    return Forecaster(model, signature)
+def build(model: Model, signature: Signature) -> Forecaster | Masked:
+    """The network that the signature asks for: one that predicts, or an encoder in training."""
+    return Masked(model, signature) if signature.masked else Forecaster(model, signature)
 
 
 def drops(model: Model) -> bool:

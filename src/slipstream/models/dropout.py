@@ -35,8 +35,8 @@ class Noise(NamedTuple):
 
     def at(self, step: Tensor, number: int) -> Noise:
         """Of forward pass `number` of a step, counted over the whole run."""
-        of_pass = (number * PASS + 2**63) % 2**64 - 2**63  # as an int64 would overflow
-        return Noise(_mixed(self.key * SEED + step * STEP + of_pass), self.rate)
+        of_pass = as_int64(number * PASS)
+        return Noise(mixed(self.key * SEED + step * STEP + of_pass), self.rate)
 
 
 def dropout(x: Tensor, noise: Noise | None, site: int, *, ways: int = 1) -> Tensor:
@@ -75,7 +75,12 @@ def in_torch(x: Tensor, noise: Noise, site: int, ways: int) -> Tensor:
     return (x * scale).masked_fill(bits < (rate * 2**32 - 2**31).to(torch.int32), 0.0)
 
 
-def _mixed(number: Tensor) -> Tensor:
+def as_int64(number: int) -> int:
+    """A whole number as an int64 would overflow."""
+    return (number + 2**63) % 2**64 - 2**63
+
+
+def mixed(number: Tensor) -> Tensor:
     number = (number ^ (number >> 32)) * MIX
     return number ^ (number >> 29)
 
@@ -85,7 +90,7 @@ def _rows(key: Tensor, x: Tensor) -> Tensor:
     places = torch.arange(x.shape[-2], device=x.device)[:, None]
     if x.dim() == 3:
         places = places + (torch.arange(x.shape[0], device=x.device) << 32)[:, None, None]
-    return (_mixed((places + key) * MIX) >> 32).to(torch.int32) | 1
+    return (mixed((places + key) * MIX) >> 32).to(torch.int32) | 1
 
 
 def _units(x: Tensor, site: int, ways: int) -> Tensor:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+SMALLEST_VARIANCE = 1e-5
+"""Of a window, where it is divided by"""
+
 
 def to_patches(inputs: Tensor, patch: int) -> Tensor:
     """[T, B, F] to [T / patch, B, patch * F]: each token holds `patch` rows."""

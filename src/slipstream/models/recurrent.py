@@ -28,8 +28,9 @@ class Recurrent(nn.Module):
     """Layers of one cell kind, each with its own width, dropout between them."""
 
     def __init__(
-        self, model: Model, *, context: int, inputs: int, static: int, outputs: int
+        self, model: Model, *, context: int, inputs: int, static: int, outputs: int | None
     ) -> None:
+        """Without `outputs` it is an encoder: no pool, no head, and its tokens come out."""
         super().__init__()
         self.patch = model.patch
         self.algorithms: tuple[str, ...] = ("persistent",) * len(model.sizes)
@@ -47,17 +48,29 @@ class Recurrent(nn.Module):
         for size in model.sizes:
             self.layers.append(CELLS[model.kind](width, size, bidirectional=model.bidirectional))
             width = size * ways
-        self.pool = Pool(
-            model.pool, width=width, length=context // model.patch, both_ways=model.bidirectional
-        )
-        self.head = Head(self.pool.out, static, outputs)
+        self.norms: nn.ModuleList | None = None
+        if model.layer_norm:
+            self.norms = nn.ModuleList(nn.LayerNorm(size * ways) for size in model.sizes)
+        self.width: int = width
+        self.pool: Pool | None = None
+        self.head: Head | None = None
+        if outputs is not None:
+            length, both_ways = context // model.patch, model.bidirectional
+            self.pool = Pool(model.pool, width=width, length=length, both_ways=both_ways)
+            self.head = Head(self.pool.out, static, outputs)
+
+    def encode(self, inputs: Tensor, noise: Noise | None = None) -> Tensor:
+        """Tokens [T / patch, B, D]."""
+        sequence = to_patches(inputs, self.patch)
+        return self._by_own_op(sequence, noise) if self.own else self._by_torch(sequence, noise)
 
     def forward(self, inputs: Tensor, static: Tensor | None, noise: Noise | None = None) -> Tensor:
-        sequence = to_patches(inputs, self.patch)
-        if self.own:
-            pooled = self._by_own_op(sequence, noise)
+        if self.pool is None or self.head is None:
+            return self.encode(inputs, noise)
+        if self.own and self.norms is None and self.pool.kind == "last":
+            pooled = self._by_own_op(to_patches(inputs, self.patch), noise, last=True)
         else:
-            pooled = self.pool(self._by_torch(sequence, noise))
+            pooled = self.pool(self.encode(inputs, noise))
         if self.pool.kind != "flatten":  # a head this small costs less than its casts
             with torch.autocast(pooled.device.type, enabled=False):
                 small: Tensor = self.head(pooled.float(), static)
@@ -65,18 +78,23 @@ class Recurrent(nn.Module):
         out: Tensor = self.head(pooled, static)
         return out
 
-    def _by_own_op(self, sequence: Tensor, noise: Noise | None) -> Tensor:
-        """The layers and the pool."""
-        last = len(self.layers) - 1
+    def _by_own_op(self, sequence: Tensor, noise: Noise | None, *, last: bool = False) -> Tensor:
+        """The layers; with `last`, each way's last output, [B, D]."""
+        end = len(self.layers) - 1
         for depth, layer in enumerate(self.layers):
             weights = [weight for way in _weights(layer) for weight in way]
             if depth:
                 sequence = dropout(sequence, noise, depth, ways=self.ways)
-            if depth == last and self.pool.kind == "last":
-                return recurrent(self.kind, sequence, weights, last=True)
-            sequence = recurrent(self.kind, sequence, weights)
-        pooled: Tensor = self.pool(sequence)
-        return pooled
+            sequence = recurrent(self.kind, sequence, weights, last=last and depth == end)
+            sequence = self._normed(depth, sequence)
+        return sequence
+
+    def _normed(self, depth: int, sequence: Tensor) -> Tensor:
+        """A layer's outputs, normalized in fp32 where the model asks for it."""
+        if self.norms is None:
+            return sequence
+        normed: Tensor = self.norms[depth](sequence.float())
+        return normed.to(sequence.dtype)
 
     def _by_torch(self, sequence: Tensor, noise: Noise | None) -> Tensor:
         if sequence.is_cuda:
@@ -85,19 +103,21 @@ class Recurrent(nn.Module):
             if depth:
                 sequence = dropout(sequence, noise, depth, ways=self.ways)
             sequence = self._kept_or_not(partial(_call_module, layer), sequence)
+            sequence = self._normed(depth, sequence)
         return sequence
 
     def _on_cuda(self, sequence: Tensor, noise: Noise | None) -> Tensor:
         if torch.is_autocast_enabled("cuda"):
             sequence = sequence.to(torch.get_autocast_dtype("cuda"))
-        merge = self.one_size and noise is None and len(set(self.algorithms)) == 1
+        merge = self.one_size and noise is None and self.norms is None
+        merge = merge and len(set(self.algorithms)) == 1
         calls = [list(self.layers)] if merge else [[layer] for layer in self.layers]
         with torch.autocast("cuda", enabled=False):
             for depth, (layers, algorithm) in enumerate(zip(calls, self.algorithms, strict=False)):
                 if depth:
                     sequence = dropout(sequence, noise, depth, ways=self.ways)
                 call = partial(_call_cudnn, layers, algorithm, self._zeros(layers, sequence))
-                sequence = self._kept_or_not(call, sequence)
+                sequence = self._normed(depth, self._kept_or_not(call, sequence))
         return sequence
 
     def _zeros(self, layers: Sequence[Any], sequence: Tensor) -> Tensor:

@@ -21,8 +21,9 @@ class Transformer(nn.Module):
     on attention's own weights."""
 
     def __init__(
-        self, model: Model, *, context: int, inputs: int, static: int, outputs: int
+        self, model: Model, *, context: int, inputs: int, static: int, outputs: int | None
     ) -> None:
+        """Without `outputs` it is an encoder: no pool, no head, and its tokens come out."""
         super().__init__()
         width, tokens = model.sizes[0], context // model.patch
         self.patch = model.patch
@@ -41,10 +42,22 @@ class Transformer(nn.Module):
             for _ in model.sizes
         )
         self.norm = nn.LayerNorm(width)
-        self.pool = Pool(model.pool, width=width, length=tokens)
-        self.head = Head(self.pool.out, static, outputs)
+        self.width: int = width
+        self.pool: Pool | None = None
+        self.head: Head | None = None
+        if outputs is not None:
+            self.pool = Pool(model.pool, width=width, length=tokens)
+            self.head = Head(self.pool.out, static, outputs)
 
     def forward(self, inputs: Tensor, static: Tensor | None, noise: Noise | None = None) -> Tensor:
+        tokens = self.encode(inputs, noise)
+        if self.pool is None or self.head is None:
+            return tokens
+        out: Tensor = self.head(self.pool(tokens), static)
+        return out
+
+    def encode(self, inputs: Tensor, noise: Noise | None = None) -> Tensor:
+        """Tokens [T / patch, B, D]."""
         tokens = self.embed(to_patches(inputs, self.patch)) + self.positions
         tokens = dropout(tokens, noise, 0)
         for depth, layer in enumerate(self.layers):
@@ -53,8 +66,8 @@ class Transformer(nn.Module):
                 tokens = checkpoint(_layer, *given, use_reentrant=False, preserve_rng_state=False)
             else:
                 tokens = _layer(*given)
-        out: Tensor = self.head(self.pool(self.norm(tokens)), static)
-        return out
+        normed: Tensor = self.norm(tokens)
+        return normed
 
 
 def _layer(layer: Any, tokens: Tensor, noise: Noise | None, site: int) -> Tensor:

@@ -87,15 +87,22 @@ def all_figures(
     compared = classes.by_series if told_apart else _by_series
     with mpl.rc_context(STYLE):
         return {
-            **(_of_lanes if "lanes" in summary else _of_one)(summary, events),
-            "time": svg(_time, 6.2, 1.5, summary["seconds_by_phase"], summary["seconds"]),
-            "machine": _machine([e for e in events if e["event"] == "monitor"]),
+            **of_training(summary, events),
             **(_of_classes(summary) if told_apart else _of_numbers(detail, predictions)),
             "by_step": svg(_by_step, 6.2 if both else 12.4, 3.2, summary) if steps else None,
             "by_series": svg(compared, 6.2 if both else 12.4, 3.2, detail["per_series"])
             if series
             else None,
         }
+
+
+def of_training(summary: dict[str, Any], events: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Losses, rates, time and machine: what every kind of run has."""
+    return {
+        **(_of_lanes if "lanes" in summary else _of_one)(summary, events),
+        "time": svg(_time, 6.2, 1.5, summary["seconds_by_phase"], summary["seconds"]),
+        "machine": _machine([e for e in events if e["event"] == "monitor"]),
+    }
 
 
 def _of_numbers(detail: dict[str, Any], predictions: Predictions) -> dict[str, Any]:
@@ -245,7 +252,7 @@ def _by_series(axes: Axes, per_series: dict[str, dict[str, float]]) -> None:
     )
     axes.bar(places, [per_series[n]["mae"] for n in shown], color=MODEL, width=0.7, label="MAE")
     turned: dict[str, Any] = {"rotation": 40, "ha": "right"} if len(shown) > 8 else {}
-    axes.set_xticks(places, [_short(n) for n in shown], fontsize=8.5, **turned)
+    axes.set_xticks(places, [short(n) for n in shown], fontsize=8.5, **turned)
     axes.set_xlim(-0.7, max(len(shown), 6) - 0.3)
     axes.grid(axis="x", visible=False)
     axes.set_ylabel("error")
@@ -256,7 +263,7 @@ def _by_series(axes: Axes, per_series: dict[str, dict[str, float]]) -> None:
     axes.legend(loc="upper right", ncols=2)
 
 
-def _short(name: str) -> str:
+def short(name: str) -> str:
     return name if len(name) <= 18 else f"{name[:8]}…{name[-8:]}"
 
 
@@ -319,7 +326,7 @@ def _estimated(axes: Axes, predictions: Predictions, target: str, series: str) -
     axes.plot(*_thinned(across, truth), color=INK, lw=1.2, label="true")
     axes.plot(*_thinned(across, predicted), color=MODEL, lw=1.0, label="predicted")
     axes.set_title(
-        f"{target} · {_short(series)} · mean error {np.abs(predicted - truth).mean():.3g}"
+        f"{target} · {short(series)} · mean error {np.abs(predicted - truth).mean():.3g}"
     )
     axes.set_xlabel(label)
     axes.legend(loc="best", ncols=2)
@@ -341,7 +348,7 @@ def _forecast(axes: Axes, predictions: Predictions, target: str, rows: slice) ->
     axes.plot(
         across, predictions[f"{target}_predicted"][rows], color=MODEL, lw=1.5, label="predicted"
     )
-    axes.set_title(f"{target} · {_short(series)}")
+    axes.set_title(f"{target} · {short(series)}")
     axes.set_xlabel(label)
     axes.tick_params(axis="x", labelsize=8.5)
     axes.xaxis.set_major_locator(

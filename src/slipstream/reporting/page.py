@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from slipstream import runs
+from slipstream.reporting import encoder, search
 from slipstream.reporting import figures as draw
-from slipstream.reporting import search
 from slipstream.reporting.shown import shown
 from slipstream.reporting.style import COLOURS
 from slipstream.reporting.template import filled
@@ -30,7 +30,6 @@ def report(run: str | Path) -> Path:
 
 def _of_run(found: Run) -> Path:
     summary = runs.read_json(found.folder / "metrics.json")
-    predictions = draw.read_predictions(found.folder / "predictions.parquet")
     page = filled(
         "page.html",
         summary=summary,
@@ -41,14 +40,22 @@ def _of_run(found: Run) -> Path:
         energy=energy(summary),
         usage=list(usage(summary)),
         foresight=foresight(summary),
-        lanes_told=list(lanes_told(summary)),
-        drawn=draw.all_figures(summary, list(runs.events(found)), predictions),
         config=(found.folder / "config.toml").read_text(encoding="utf-8"),
-        sampled=predictions.sampled,
+        lanes_told=list(lanes_told(summary)),
+        **_drawn(found.folder, summary, list(runs.events(found))),
     )
     path = found.folder / "report.html"
     runs.write_text(path, page)
     return path
+
+
+def _drawn(folder: Path, summary: dict[str, Any], events: list[dict[str, Any]]) -> dict[str, Any]:
+    """The pictures, and whether they show only a sample."""
+    if summary.get("objective") == "masked":
+        return {"drawn": encoder.all_figures(folder, summary, events)}
+    predictions = draw.read_predictions(folder / "predictions.parquet")
+    drawn = draw.all_figures(summary, events, predictions)
+    return {"drawn": drawn, "sampled": predictions.sampled}
 
 
 def _rows(summary: dict[str, Any]) -> list[dict[str, Any]]:

@@ -13,10 +13,11 @@ class Column(NamedTuple):
     """Of the summary: metrics or scaled"""
     key: str
     decimals: int = 8
+    which: str = "test"
 
     def of(self, found: dict[str, Any]) -> Any:
-        """On the test set; None where it means nothing."""
-        return found[self.section]["test"][self.key]
+        """On its set; None where it means nothing."""
+        return found[self.section][self.which][self.key]
 
 
 class Shown(NamedTuple):
@@ -30,6 +31,9 @@ class Shown(NamedTuple):
     units: str
     page: str
     """The part of the report that is this task's own"""
+    which: str = "test"
+    what: str = "test set"
+    """What all of it is of"""
 
 
 def _column(heading: str, key: str, decimals: int = 8) -> Column:
@@ -67,7 +71,21 @@ CLASSES = Shown(
     units="lower is better for log-loss and ECE",
     page="classes.html",
 )
+_FILLED = tuple(column._replace(which="val") for column in NUMBERS.brief)
+ENCODER = Shown(
+    columns=_FILLED,
+    brief=_FILLED,
+    headline=_FILLED[0],
+    second=_FILLED[1],
+    facts=((_FILLED[4], "scaled MSE of masked rows"), (_FILLED[3], "R² of masked rows")),
+    units="physical units",
+    page="encoder.html",
+    which="val",
+    what="masked rows of the validation set",
+)
 
 
 def shown(summary: dict[str, Any]) -> Shown:
+    if summary.get("objective") == "masked":
+        return ENCODER
     return CLASSES if summary.get("classes") else NUMBERS

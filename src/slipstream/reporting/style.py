@@ -12,6 +12,8 @@ COLOURS = {
     "ridge": "#f59e0b",
     "seasonal": "#10b981",
     "repeat": "#9ca3af",
+    "interpolate": "#f59e0b",
+    "mean": "#10b981",
     "logistic": "#f59e0b",
     "majority": "#9ca3af",
 }

@@ -17,20 +17,19 @@ def verdict(summary: dict[str, Any]) -> str:
     """One sentence: does the model beat what costs seconds?"""
     if summary.get("classes"):
         return _class_verdict(summary)
-    model = summary["scaled"]["test"]
-    beside = {
-        name: found["scaled"]["test"] for name, found in summary["baselines"].items() if found
-    }
+    told_of = shown(summary)
+    which, what = told_of.which, f"the {told_of.what}"
+    model = summary["scaled"][which]
+    beside = {name: found["scaled"][which] for name, found in summary["baselines"].items() if found}
     kind = summary["judged_by"]
     closest = min(beside, key=lambda name: beside[name][kind] or math.inf)
     told = f"{kind.upper()} {number(model[kind])} against {number(beside[closest][kind])}"
     if not summary["beaten_by"]:
         return (
-            f"The model beats every baseline on the test set; the closest is {closest}: {told}, "
-            "scaled."
+            f"The model beats every baseline on {what}; the closest is {closest}: {told}, scaled."
         )
     return (
-        f"The model loses to {' and '.join(summary['beaten_by'])} on the test set: {told}, scaled. "
+        f"The model loses to {' and '.join(summary['beaten_by'])} on {what}: {told}, scaled. "
         f"As it stands, {closest} is the better choice."
     )
 

@@ -71,6 +71,11 @@ class Screen:
                 differs = f", but not bit for bit: {event['differs']}" if event["differs"] else ""
                 done = f", with {event['lanes']}" if "lanes" in event else ""
                 self.say(f"going on from step {event['step']:,}{done}{differs}")
+            case "cache":
+                size = f"{event['copies']} augmented copies, {event['bytes'] / 1e6:,.0f} MB"
+                self.say(f"{event['what']} {size}: {event['folder']}")
+            case "thaw":
+                self.say(f"from epoch {event['epoch']} on, {event['what']} is trained too")
             case "trouble":
                 self.say(event["what"])
             case "fallback":
@@ -103,10 +108,10 @@ class Screen:
 
     def _start(self, event: dict[str, Any]) -> None:
         counts, plan = event["windows"], event["plan"]
+        tested = f", {counts['test']:,} test" if counts["test"] else ""
         self.say(
             f"{event['series']:,} series; windows: {counts['train']:,} training, "
-            f"{counts['val']:,} validation, {counts['test']:,} test; "
-            f"{event['parameters']:,} parameters"
+            f"{counts['val']:,} validation{tested}; {event['parameters']:,} parameters"
         )
         num_steps = event["steps_per_epoch"] * event["epochs"] * event.get("rounds", 1)
         if "pack" in event:
@@ -287,9 +292,10 @@ def show_training(found: dict[str, Any], console: Console) -> None:
         verdict,
     )
 
-    columns = shown(found).brief
+    told_of = shown(found)
+    columns, which = told_of.brief, told_of.which
     table = Table(
-        title=f"{found['name']}: test set, {found['windows']['test']:,} windows",
+        title=f"{found['name']}: {told_of.what}, {found['windows'][which]:,} windows",
         title_justify="left",
     )
     table.add_column("")
@@ -302,6 +308,12 @@ def show_training(found: dict[str, Any], console: Console) -> None:
             table.add_row(name, *cells, style="bold" if name == "model" else None)
     console.print(table)
     console.print(verdict(found))
+    if "latent" in found:
+        latent = found["latent"]
+        console.print(
+            f"latent: deviation {number(latent['mean_std'], 3)} on average; {latent['collapsed']} "
+            f"of {latent['units']} units say the same of every window"
+        )
     for line in lanes_told(found):
         console.print(line)
     cost = ", ".join(filter(None, (f"{seconds(found['seconds'])} in all", energy(found))))

@@ -31,30 +31,17 @@ def train(
     with monitor.Monitor(run, start.plan.device, on=settings.engine.monitor) as watching:
         asked = settings
         task, chosen = setup.prepared(run, settings, dataset, start, seconds)
-        settings, model = task.config, task.model
+        settings = task.config
         with chosen.flags():
-            parameters = sum(p.numel() for p in model.parameters())
-            _announce(task, chosen, parameters)
-            fit = loop.fit(task, chosen, start.saved, watching)
-            setup.keep_folder(run, settings, asked)
-            seconds["set-up"] += fit.setup_s
-            seconds |= {"training": fit.train_s, "validation": fit.validate_s}
-            chosen = setup.as_it_ran(run, fit.plan, fit.failures)
-            if fit.weights:
-                setup.keep_model(run, fit.weights, dataset)
-            if fit.signal_number:
-                raise _interrupted(run, fit)
+            fit, chosen = fitted(task, chosen, start, watching, seconds, asked)
             with timed(seconds, "scoring"):
                 run.append("scoring", what="the model")
-                model.load_state_dict(fit.weights)
-                model.eval()
                 sums = scoring.score_model(task, chosen)
             with timed(seconds, "baselines"):
                 run.append("scoring", what="the baselines")
                 found = scoring.score_baselines(task)
             if chosen.device.type == "cuda":
                 recover.free_memory()
-    logged = list(runs.events(run))
     judged_by = scoring.judged_by(settings)
     with timed(seconds, "scoring"):
         scores = {which: score.figures(one, dataset) for which, one in sums.items()}
@@ -71,15 +58,7 @@ def train(
         "judged_by": judged_by,
         "beaten_by": scoring.beaten_by(told, beside, judged_by),
         **more,
-        "steps": fit.progress.step,
-        "epochs": fit.progress.epoch,
-        "best_epoch": fit.progress.best_epoch,
-        "stopped": fit.stopped,
-        "parameters": parameters,
-        "windows_per_s": fit.progress.epoch * dataset.count["train"] / fit.train_s,
-        "plan": chosen.to_dict(),
-        "monitor": monitor.summarize(logged),
-        "estimate": monitor.judge(logged, steps=fit.progress.step, took_s=fit.train_s),
+        **how_it_went(task, fit, chosen),
         "notes": [
             *dataset.notes,
             *(f"no {name} baseline: {one.what}" for name, (one, sums) in found.items() if not sums),
@@ -93,7 +72,53 @@ def train(
     return Result(run.folder, figures["metrics"], beside, figures)
 
 
-def _announce(task: Task, chosen: Plan, parameters: int) -> None:
+def fitted(
+    task: Task,
+    chosen: Plan,
+    start: Start,
+    watching: monitor.Monitor,
+    seconds: dict[str, float],
+    asked: Config,
+) -> tuple[Fit, Plan]:
+    """Train; the model then has its best weights, which are kept, and the plan is as it ran."""
+    run, model = task.run, task.model
+    _announce(task, chosen)
+    fit = loop.fit(task, chosen, start.saved, watching)
+    setup.keep_folder(run, task.config, asked)
+    seconds["set-up"] += fit.setup_s
+    seconds |= {"training": fit.train_s, "validation": fit.validate_s}
+    chosen = setup.as_it_ran(run, fit.plan, fit.failures)
+    if fit.weights:
+        setup.keep_model(run, fit.weights, task.dataset)
+    if fit.signal_number:
+        raise _interrupted(run, fit)
+    model.load_state_dict(fit.weights)
+    model.eval()
+    return fit, chosen
+
+
+def how_it_went(task: Task, fit: Fit, chosen: Plan) -> dict[str, Any]:
+    """What a summary tells of the training itself."""
+    logged = list(runs.events(task.run))
+    return {
+        "steps": fit.progress.step,
+        "epochs": fit.progress.epoch,
+        "best_epoch": fit.progress.best_epoch,
+        "stopped": fit.stopped,
+        "parameters": _num_parameters(task),
+        "windows_per_s": fit.progress.epoch * task.dataset.count["train"] / fit.train_s,
+        "plan": chosen.to_dict(),
+        **({"init_from": task.init.told} if task.init else {}),
+        "monitor": monitor.summarize(logged),
+        "estimate": monitor.judge(logged, steps=fit.progress.step, took_s=fit.train_s),
+    }
+
+
+def _num_parameters(task: Task) -> int:
+    return sum(p.numel() for p in task.model.parameters())
+
+
+def _announce(task: Task, chosen: Plan) -> None:
     train, dataset = task.config.train, task.dataset
     assert train.batch != "auto"
     task.run.append(
@@ -101,7 +126,7 @@ def _announce(task: Task, chosen: Plan, parameters: int) -> None:
         run=str(task.run.folder),
         windows=dataset.count,
         series=len(dataset.layout.series),
-        parameters=parameters,
+        parameters=_num_parameters(task),
         epochs=train.epochs,
         steps_per_epoch=-(-dataset.count["train"] // (train.batch * train.accumulate)),
         plan=chosen.to_dict(),

@@ -12,15 +12,15 @@ from typing import Any
 from slipstream import config as configs
 from slipstream import runs
 from slipstream.config import Config
-from slipstream.data import dataset as datasets
 from slipstream.data.dataset import Dataset
 from slipstream.engine import checkpoint, plan, state
 from slipstream.engine.plan import Plan
 from slipstream.errors import Interrupted, Resumable, UserError
 from slipstream.runs import Event, Run
-from slipstream.training import alone, together
+from slipstream.training import alone, encoding, reading, together
 from slipstream.training.setup import Result, Start, timed
 
+MASKED = "train.objective=masked"
 MAY_CHANGE = {
     *("name", "out", "data.path", "data.labels", "train.epochs", "train.patience", "train.minutes"),
     *("engine.device", "engine.log_every", "engine.checkpoint_minutes", "engine.plan"),
@@ -57,14 +57,40 @@ def train(
     settings = configs.load(config, overrides)
     seconds: dict[str, float] = {}
     with timed(seconds, "data"):
-        dataset = datasets.load(settings, data)
+        init, dataset = reading.load(settings, data)
     rules = _rules(settings, dataset)
     if together.wanted(settings):
         together.refuse(settings, dataset, rules)
     run = runs.create(settings.name, out=settings.out, folder=folder, watch=watch)
     with runs.locked(run), _crashes_kept(run):
-        start = Start(dataset.fingerprint(), rules)
+        start = Start(dataset.fingerprint(), rules, init=init)
         return _run(run, settings, dataset, start, seconds, began)
+
+
+def pretrain(
+    config: Config | str | Path | Mapping[str, Any] | None = None,
+    data: Any = None,
+    *,
+    overrides: tuple[str, ...] = (),
+    watch: Callable[[Event], None] | None = None,
+    resume: str | Path | None = None,
+    force: bool = False,
+) -> Result:
+    """Pre-train an encoder on windows without labels; all arguments are as for `train`.
+
+    It learns to fill in masked rows. `train.init_from` starts a model from the run's folder.
+    """
+    if config is not None:
+        config = configs.load(config, (*overrides, MASKED))
+        overrides = ()
+    elif resume is not None:
+        earlier = runs.find(resume)
+        if not configs.load(earlier.folder / "config.toml").masked:
+            raise UserError(
+                f"{earlier.folder}: is not a pre-training run; go on with: slipstream train "
+                f"--resume {earlier.folder}"
+            )
+    return train(config, data, overrides=overrides, watch=watch, resume=resume, force=force)
 
 
 def _run(
@@ -75,6 +101,8 @@ def _run(
     seconds: dict[str, float],
     began: float,
 ) -> Result:
+    if settings.masked:
+        return encoding.pretrain(run, settings, dataset, start, seconds, began)
     if together.wanted(settings):
         return together.train(run, settings, dataset, start, seconds, began)
     return alone.train(run, settings, dataset, start, seconds, began)
@@ -101,7 +129,7 @@ def _resumed(run: Run, settings: Config, data: Any, force: bool, began: float) -
         at = {"step": progress.step, "epoch": progress.epoch}
     seconds: dict[str, float] = {}
     with timed(seconds, "data"):
-        dataset = datasets.load(settings, data)
+        init, dataset = reading.load(settings, data)
     fingerprint = dataset.fingerprint()
     if fingerprint != saved.facts["data"] and not force:
         raise UserError(
@@ -114,7 +142,8 @@ def _resumed(run: Run, settings: Config, data: Any, force: bool, began: float) -
         run.append("fallback", what="an older checkpoint is used", why=problem)
     run.append("resume", **at, differs=_what_differs(then, now, changed))
     keep = then.device == now.device and not changed
-    start = Start(fingerprint, then if keep else now, settled=keep, saved=saved)
+    plan = then if keep else now
+    start = Start(fingerprint, plan, settled=keep, saved=saved, init=init)
     return _run(run, settings, dataset, start, seconds, began)
 
 

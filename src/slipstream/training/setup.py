@@ -18,8 +18,9 @@ from slipstream import config as configs
 from slipstream import runs
 from slipstream.config import Config
 from slipstream.data.dataset import Dataset
-from slipstream.engine import checkpoint, measure
+from slipstream.engine import checkpoint, copies, measure
 from slipstream.engine.checkpoint import Saved
+from slipstream.engine.encoder import Match
 from slipstream.engine.job import Task, weighed
 from slipstream.engine.plan import Plan
 from slipstream.errors import Resumable
@@ -50,6 +51,8 @@ class Start:
     settled: bool = False
     """Whether the plan is taken as it is, not as rules of thumb to measure from"""
     saved: Saved | None = None
+    init: Match | None = None
+    """What `train.init_from` names, as the model takes it"""
 
 
 def prepared(
@@ -60,12 +63,17 @@ def prepared(
     settings = weighed(settings, dataset)
     with seeded(settings.seed, chosen.device):
         model = build(settings.model, dataset.signature)
+        if start.init is not None:
+            model.load_state_dict(start.init.weights, strict=False)
+            if start.saved is None:
+                run.append("init", **start.init.told)
         with timed(seconds, "set-up"):
             series = None if dataset.memory is None else dataset.memory.series
             if series is not None and chosen.home == "device":
                 series = series.to(chosen.device)
             model.to(chosen.device)
-        task = Task(settings, model, dataset, series, run, start.fingerprint)
+            found = copies.find(settings, dataset, run)
+        task = Task(settings, model, dataset, series, run, start.fingerprint, start.init, found)
         with timed(seconds, "plan"):
             if not start.settled:
                 task, chosen = _settle(task, chosen)

@@ -14,6 +14,7 @@ from slipstream.config import Config
 from slipstream.data.dataset import Dataset
 from slipstream.engine import lanes, measure, monitor, pack, packing, recover
 from slipstream.engine.checkpoint import Saved
+from slipstream.engine.encoder import Match
 from slipstream.engine.job import Task
 from slipstream.engine.lane import Lane
 from slipstream.engine.lanes import Guide
@@ -32,7 +33,8 @@ weights are all that is left"""
 
 def wanted(settings: Config) -> bool:
     """Whether this is asked for, and not a run of one model."""
-    return settings.train.repeats > 1 or settings.data.split.walk_forward is not None
+    walks = settings.data.split.walk_forward is not None
+    return not settings.masked and (settings.train.repeats > 1 or walks)
 
 
 def refuse(settings: Config, dataset: Dataset, plan: Plan) -> None:
@@ -45,6 +47,11 @@ def refuse(settings: Config, dataset: Dataset, plan: Plan) -> None:
             f"{what} trains several models from one copy of the series on the device, but they are "
             f"to live elsewhere ({plan.home}: {plan.reasons['home']}); leave engine.home and "
             "engine.preset as they are, cut the data, or train one model"
+        )
+    if settings.augment.cache:
+        raise UserError(
+            f"{what} trains several models from one copy of the series on the device, so windows "
+            "are augmented there; take augment.cache out, or train one model"
         )
     if settings.engine.sync:
         raise UserError(
@@ -66,7 +73,7 @@ def train(
         asked = settings
         task, chosen = setup.prepared(run, settings, dataset, start, seconds)
         settings = task.config
-        every = lanes_of(settings, dataset)
+        every = lanes_of(settings, dataset, task.init)
         with timed(seconds, "plan"):
             packed = _packed(task, every, chosen, start.saved)
         chosen = packed.plan
@@ -106,6 +113,7 @@ def train(
         "windows_per_s": sum(f.progress.epoch * len(f.lane.starts["train"]) for f in fits)
         / trained["train_s"],
         "plan": chosen.to_dict(),
+        **({"init_from": task.init.told} if task.init else {}),
         "pack": packed.told() | {"steps": trained["steps"]},
         "monitor": monitor.summarize(logged),
         "estimate": monitor.judge(logged, steps=trained["steps"], took_s=trained["train_s"])
@@ -119,13 +127,21 @@ def train(
     return Result(run.folder, summary["metrics"], summary["baselines"], summary)
 
 
-def lanes_of(settings: Config, dataset: Dataset) -> list[Lane]:
-    """Every fold's repeats, the earliest fold first."""
+def lanes_of(settings: Config, dataset: Dataset, init: Match | None = None) -> list[Lane]:
+    """Every fold's repeats, the earliest fold first, all from the same encoder if there is one."""
     assert dataset.memory is not None
     folds = [fold.starts for fold in dataset.folds] or [dataset.memory.starts]
     seeds = range(settings.seed, settings.seed + settings.train.repeats)
     configs = [settings.model_copy(update={"seed": seed}) for seed in seeds]
-    return [Lane(c, {s: starts[s] for s in ("train", "val")}) for starts in folds for c in configs]
+    return [
+        Lane(
+            one,
+            {name: starts[name] for name in ("train", "val")},
+            init=init.weights if init else {},
+        )
+        for starts in folds
+        for one in configs
+    ]
 
 
 @dataclass(frozen=True)

@@ -135,6 +135,12 @@ def refuse(settings: Config) -> None:
         ("train.repeats", settings.train.repeats > 1, "set tune.retrain_seeds instead"),
         ("train.minutes", settings.train.minutes is not None, "set tune.minutes instead"),
         ("train.batch", settings.train.batch == "auto", "a search needs a number"),
+        (
+            "train.objective",
+            settings.masked,
+            "pre-train first, then set train.init_from",
+        ),
+        ("augment.cache", settings.augment.cache > 0, "take it out"),
         ("engine.sync", settings.engine.sync, "take it out"),
     ):
         if found:

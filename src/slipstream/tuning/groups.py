@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from slipstream.config import Config
+from slipstream.config import Config, Model
 from slipstream.engine.lane import MAY_DIFFER
 from slipstream.tuning.candidates import Candidate
 
@@ -59,13 +59,18 @@ def shape_of(config: Config, device: str) -> Shape:
             if name not in MAY_DIFFER:
                 common[name] = value
     sizes = config.model.sizes
-    if config.model.kind == "transformer":
+    if of_one_width(config.model):
         common["model.hidden"] = sizes
-    if config.model.kind != "linear":
+    elif config.model.kind != "linear":
         sizes = tuple(_rounded(size, device) for size in sizes)
     batch = config.train.batch
     assert batch != "auto"
     return Shape(json.dumps(common, sort_keys=True, default=str), batch, sizes)
+
+
+def of_one_width(model: Model) -> bool:
+    """Whether padding would change what such models compute, so that all of a pack are as wide."""
+    return model.kind == "transformer" or model.layer_norm
 
 
 def _rounded(size: int, device: str) -> int:

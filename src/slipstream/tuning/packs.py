@@ -424,11 +424,14 @@ def _owner(fit: LaneFit) -> tuple[Candidate, int]:
 
 def _lanes(one: Candidate, ready: Ready) -> list[TrialLane]:
     config = weighed(one.config, ready.dataset)
-    return [TrialLane(config, starts, one, fold) for fold, starts in enumerate(ready.folds)]
+    return [
+        TrialLane(config, starts, one, fold, init=ready.init)
+        for fold, starts in enumerate(ready.folds)
+    ]
 
 
 def _widened(config: Config, shape: Shape) -> Config:
     """The same settings, as wide as the pack."""
-    if config.model.kind in ("transformer", "linear"):
+    if config.model.kind == "linear" or groups.of_one_width(config.model):
         return config
     return configs.changed(config, {"model.hidden": shape.widths, "train.batch": shape.batch})

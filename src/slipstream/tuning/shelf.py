@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,6 @@ import torch
 from torch import Tensor
 
 from slipstream.config import Config
-from slipstream.data import dataset as datasets
 from slipstream.data import folds
 from slipstream.data.dataset import Dataset
 from slipstream.data.windows import Series
@@ -18,6 +18,7 @@ from slipstream.engine import packing, plan
 from slipstream.engine.passes import Mode
 from slipstream.engine.plan import Plan
 from slipstream.errors import UserError
+from slipstream.training import reading
 
 MOST = 4
 """Data sets that are kept at a time"""
@@ -33,6 +34,8 @@ class Ready:
     folds: tuple[Starts, ...]
     """What each lane of a trial trains and validates on; test windows are in none"""
     fingerprint: str
+    init: Mapping[str, Tensor]
+    """What models start from: the weights of a pre-trained encoder, if there is one"""
 
     def plan(self, config: Config) -> tuple[Plan, Mode]:
         """How a pack of such models is run."""
@@ -60,7 +63,7 @@ class Shelf:
         return found
 
     def _read(self, config: Config) -> Ready:
-        dataset = datasets.load(config, self.table)
+        init, dataset = reading.load(config, self.table)
         made = plan.make(config, data_bytes=dataset.data_bytes, lanes=True)
         if dataset.memory is None or made.home != "device":
             raise UserError(
@@ -78,4 +81,10 @@ class Shelf:
             signature=dataset.signature,
             purge=config.data.split.purge,
         )
-        return Ready(dataset, memory.series.to(made.device), walked, dataset.fingerprint())
+        return Ready(
+            dataset,
+            memory.series.to(made.device),
+            walked,
+            dataset.fingerprint(),
+            init.weights if init else {},
+        )

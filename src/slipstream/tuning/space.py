@@ -16,6 +16,7 @@ from optuna.distributions import (
 
 from slipstream import config as configs
 from slipstream.config import Config, Range
+from slipstream.engine import encoder
 from slipstream.errors import UserError
 
 INCOMPARABLE = {
@@ -28,7 +29,10 @@ INCOMPARABLE = {
     "data.where": "the windows that trials are scored on",
     "data.stride": "the windows that trials are scored on",
     "data.channels": "what a window is",
+    "train.objective": "what is learnt",
+    "train.init_from": "how the data are scaled",
     "train.metric": "the score; set tune.metric",
+    "augment.cache": "where windows come from",
     "train.repeats": "how many models a trial is; set tune.folds or tune.retrain",
     "train.batch": 'a number, not "auto"',
 }
@@ -48,6 +52,7 @@ def usual(config: Config) -> dict[str, Any]:
     }
     if config.model.kind != "linear":
         space["model.dropout"] = Range(low=0.0, high=max(dropout, 0.4))
+    if config.model.kind != "linear" and config.train.init_from is None:
         heads = config.model.heads if config.model.kind == "transformer" else 1
         widths = {hidden // 2, hidden, hidden * 2}
         space["model.hidden"] = tuple(sorted(max(w // heads * heads, heads) for w in widths))
@@ -63,7 +68,11 @@ def of(config: Config) -> dict[str, Any]:
         told = INCOMPARABLE.get(name)
         if told and not (name == "train.batch" and "auto" not in _ends(entry)):
             raise UserError(f'tune.space has "{name}", which changes {told}')
-        if section in ("engine", "tune", "name", "out"):
+        if _setting(name) in encoder.settled(config):
+            raise UserError(
+                f'tune.space has "{name}", which the encoder that train.init_from names settles'
+            )
+        if section in ("engine", "tune", "pretrain", "name", "out"):
             raise UserError(f'tune.space has "{name}", which does not change a model')
         for value in _ends(entry):
             try:
@@ -80,6 +89,12 @@ def of(config: Config) -> dict[str, Any]:
     return space
 
 
+def _setting(name: str) -> str:
+    """Without the number of one of a list."""
+    head, _, last = name.rpartition(".")
+    return head if last.isdecimal() else name
+
+
 def _ends(entry: Any) -> tuple[Any, ...]:
     return (entry.low, entry.high) if isinstance(entry, Range) else tuple(entry)
 
@@ -89,7 +104,7 @@ def _refuse_unknown(name: str, config: Config) -> None:
     known = {
         f"{section}.{key}" for section, v in settings.items() if isinstance(v, dict) for key in v
     }
-    base = name.rsplit(".", 1)[0] if name.rsplit(".", 1)[-1].isdecimal() else name
+    base = _setting(name)
     if base not in known | {"seed"}:
         close = difflib.get_close_matches(base, known, n=1)
         hint = f'; did you mean "{close[0]}"?' if close else ""

@@ -1,0 +1,131 @@
+"""What a step asks of the model: one function from some windows to the loss of each.
+
+Training alone, captured or not, and every lane of a pack call the same. Shapes: B windows,
+T context rows, F inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from slipstream.config import Config, Signature
+from slipstream.data.windows import Batch
+from slipstream.engine.plan import Plan
+from slipstream.models import Noise, augment, masks
+from slipstream.models.augment import Mixed
+from slipstream.objectives import collapse, for_validation, masked_losses, window_losses
+
+Objective = Callable[[Callable[..., Any], Batch, Tensor, Noise | None], Tensor]
+"""From a model, windows, what each counts for (0: padding) and noise to losses [B]. Without noise
+nothing is dropped, and masks are always the same: so is validation."""
+
+
+def of(config: Config, signature: Signature, plan: Plan, *, drops: bool) -> Objective:
+    """The one that a run has; `drops` says whether the model gets the noise."""
+    asked = Asked(config, signature.fold, signature.model_shared, plan, drops)
+    return partial(_filled_in if signature.masked else _predicted, asked)
+
+
+def in_validation(config: Config, signature: Signature, plan: Plan) -> Objective:
+    """The same, judged by `train.metric`."""
+    judged = config.model_copy(update={"train": for_validation(config.train)})
+    return of(judged, signature, plan, drops=False)
+
+
+class Asked(NamedTuple):
+    """What an objective knows beside the windows."""
+
+    config: Config
+    fold: int
+    shared: int
+    """The last so many inputs of a sequence are its first targets"""
+    plan: Plan
+    drops: bool
+
+    def changed(self, batch: Batch, shares: Tensor, noise: Noise | None) -> Mixed:
+        """The windows, augmented in training."""
+        inputs, _, targets = batch
+        how = self.config.augment.in_step
+        if noise is None or not how.kinds:
+            return Mixed(inputs, targets, None, None)
+        return augment.augment(
+            how,
+            noise.key,
+            inputs,
+            targets,
+            shared=self.shared,
+            shares=shares,
+            fold=self.fold,
+        )
+
+    def by_window(self, losses: Tensor) -> Tensor:
+        """Of the sequences that one window becomes, the mean."""
+        return losses if self.fold == 1 else losses.unflatten(0, (-1, self.fold)).mean(dim=1)
+
+
+def draws(config: Config) -> bool:
+    """Whether it is random by itself, whatever the model drops."""
+    return config.masked or bool(config.augment.in_step.kinds)
+
+
+def forward(
+    model: Callable[..., Tensor],
+    inputs: Tensor,
+    static: Tensor | None,
+    noise: Noise | None = None,
+    *,
+    plan: Plan,
+) -> Tensor:
+    """The model's prediction, in fp32, computed in the plan's precision."""
+    with in_precision(plan):
+        prediction: Tensor = model(inputs, static, noise)
+    return prediction.float()
+
+
+def in_precision(plan: Plan) -> torch.autocast:
+    """Within it, products are computed in the plan's precision."""
+    enabled = plan.autocast is not None
+    return torch.autocast(plan.device.type, dtype=plan.autocast, enabled=enabled)
+
+
+def _predicted(
+    asked: Asked,
+    model: Callable[..., Tensor],
+    batch: Batch,
+    shares: Tensor,
+    noise: Noise | None,
+) -> Tensor:
+    """How far predictions are from the targets; of blended windows, from those of both."""
+    train = asked.config.train
+    inputs, targets, partner, share = asked.changed(batch, shares, noise)
+    dropping = noise if asked.drops else None
+    prediction = forward(model, inputs, batch.static, dropping, plan=asked.plan)
+    losses = window_losses(prediction, targets, train)
+    if partner is not None and share is not None:
+        others = window_losses(prediction, targets.index_select(0, partner), train)
+        losses = losses + (others - losses) * share
+    return asked.by_window(losses)
+
+
+def _filled_in(
+    asked: Asked,
+    model: Callable[..., tuple[Tensor, Tensor]],
+    batch: Batch,
+    shares: Tensor,
+    noise: Noise | None,
+) -> Tensor:
+    """How far masked rows are from what they hide; in training, and how alike all windows are."""
+    how, train = asked.config.pretrain, asked.config.train
+    inputs = asked.changed(batch, shares, noise).inputs
+    mask = masks.of_windows(how, inputs, None if noise is None else noise.key)
+    with in_precision(asked.plan):
+        rows, tokens = model(inputs, mask, noise if asked.drops else None)
+    losses = asked.by_window(masked_losses(rows.float(), inputs, mask, train))
+    if noise is None or not how.variance:
+        return losses
+    return losses + how.variance * collapse(tokens.float(), shares.repeat_interleave(asked.fold))

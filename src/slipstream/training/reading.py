@@ -1,0 +1,46 @@
+"""The windows of a run, and the encoder that it starts from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from slipstream.config import Config
+from slipstream.data import dataset as datasets
+from slipstream.data.dataset import Dataset
+from slipstream.engine import encoder as encoders
+from slipstream.engine.encoder import Encoder, Match
+from slipstream.models import build
+
+
+def load(settings: Config, data: Any = None) -> tuple[Match | None, Dataset]:
+    """The encoder to start from, if any, and the windows, scaled as it knows them."""
+    encoder = encoders.find(settings)
+    if encoder is None:
+        return None, datasets.load(settings, data)
+    dataset = datasets.load(settings, data, known=encoder.scaler)
+    with torch.random.fork_rng([]):
+        model = build(settings.model, dataset.signature)
+    init = encoders.match(encoder, settings, dataset.signature, model)
+    notes = [
+        f"starts from the encoder of {encoder.folder}: {len(init.weights)} weights matched, new "
+        f"are {', '.join(init.told['new'])}; inputs are scaled as they were there"
+    ]
+    if data is None and _seen_before(encoder, settings, dataset):
+        notes.append(
+            "the encoder has seen rows of this run's test set, though not what is predicted there; "
+            "pre-train it with the same data.split to keep them unseen"
+        )
+    return init, replace(dataset, notes=(*dataset.notes, *notes))
+
+
+def _seen_before(encoder: Encoder, settings: Config, dataset: Dataset) -> bool:
+    """Whether the encoder was pre-trained on rows that are tested here, as far as can be told."""
+    theirs, mine = encoder.config.data, settings.data
+    same = all(
+        getattr(theirs, name) == getattr(mine, name) for name in ("paths", "ids", "where", "short")
+    )
+    alike = (theirs.split.by, theirs.split.folders) == (mine.split.by, mine.split.folders)
+    return dataset.memory is not None and same and alike and datasets.shares_rows(dataset, theirs)

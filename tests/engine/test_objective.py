@@ -1,0 +1,209 @@
+"""One objective for every way to train: alone, captured, in lanes; masked and augmented."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from slipstream import config as configs
+from slipstream.config.augment import KINDS
+from slipstream.data import windows
+from slipstream.engine import objective, plan
+from slipstream.engine.lane import Lane
+from slipstream.errors import UserError
+from slipstream.models import Noise, build, masks
+from slipstream.objectives import collapse, window_losses
+from tests.conftest import SMALL, close, merged, small_config, small_dataset
+from tests.engine.steps import run_steps
+from tests.engine.test_pack import MODES, packed, same_as_alone, train
+
+MASKED = {"train": {"objective": "masked", "batch": 32, "epochs": 12, "lr": 0.01}}
+EVERY = dict.fromkeys(KINDS, 0.3)
+JOBS = {
+    "masked lstm": merged(MASKED, {"pretrain": {"variance": 0.1}, "model": {"layer_norm": False}}),
+    "masked transformer": merged(
+        MASKED, {"model": {"kind": "transformer", "patch": 2, "normalize": "window"}}
+    ),
+    "masked channels": merged(MASKED, {"data": {"channels": "independent"}, "augment": EVERY}),
+    "augmented": {"augment": EVERY, "train": {"epochs": 12}, "model": {"kind": "gru"}},
+    "augmented channels": {
+        "augment": EVERY,
+        "data": {"channels": "independent"},
+        "model": {"normalize": "last", "kind": "mlp"},
+        "train": {"epochs": 12, "accumulate": 2},
+    },
+}
+
+
+def of(config, dataset):
+    chosen = plan.make(config, data_bytes=0)
+    return objective.of(config, dataset.signature, chosen, drops=False)
+
+
+def some(dataset, count=12):
+    return windows.gather(dataset.memory.series, dataset.memory.starts["train"][:count])
+
+
+def noise(number=3):
+    return Noise(torch.tensor(number), torch.tensor(0.0))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("job", JOBS)
+def test_lanes_do_what_each_would_alone(job, mode):
+    config = small_config(**JOBS[job])
+    dataset = small_dataset(config)
+    lanes = [
+        Lane(config.model_copy(update={"seed": seed}), dataset.memory.starts) for seed in (0, 5)
+    ]
+    pack = packed(lanes, dataset, mode)
+    same_as_alone(lanes, dataset, pack, train(pack, steps=20))
+    pack.close()
+
+
+def test_masked_lanes_may_differ_in_width():
+    for variance in (0.0, 0.1):
+        config = small_config(**merged(JOBS["masked lstm"], {"pretrain": {"variance": variance}}))
+        dataset = small_dataset(config)
+        wide = config.model.model_copy(update={"hidden": 11})
+        lanes = [
+            Lane(config.model_copy(update={"model": model}), dataset.memory.starts)
+            for model in (config.model, wide)
+        ]
+        if variance:  # its mean is over all units, and zeros would be some
+            with pytest.raises(UserError, match=r"model.hidden \(with pretrain.variance\)"):
+                packed(lanes, dataset, "together")
+            continue
+        pack = packed(lanes, dataset, "together")
+        same_as_alone(lanes, dataset, pack, train(pack, steps=20))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("job", JOBS)
+def test_captured_steps_are_the_eager_ones(job, precision):
+    engine = {"device": "cuda", "precision": precision}
+    config = small_config(**merged(JOBS[job], {"engine": engine}))
+    dataset = small_dataset(config)
+    eager, weights = run_steps(config, dataset, steps=20)
+    captured, others = run_steps(config, dataset, steps=20, capture=True)
+    assert eager == captured
+    assert all(torch.equal(weights[name], others[name]) for name in weights)
+
+
+def test_only_masked_rows_count():
+    config = small_config(**MASKED)
+    dataset = small_dataset(config)
+    batch = some(dataset)
+    shares = torch.ones(12)
+    mask = masks.of_windows(config.pretrain, batch.inputs, noise().key)
+    off = torch.arange(36.0).view(12, 3)  # by window and column
+
+    def model(inputs, given, _):
+        assert torch.equal(given, mask)
+        return torch.where(mask[..., None], inputs + off, 1e6), torch.zeros(16, 12, 4)
+
+    found = of(config, dataset)(model, batch, shares, noise())
+    close(found, off.square().mean(dim=1))
+
+
+def test_the_model_cannot_see_what_is_masked():
+    for normalize in ("none", "last", "window"):
+        config = small_config(**merged(MASKED, {"model": {"normalize": normalize}}))
+        dataset = small_dataset(config)
+        torch.manual_seed(0)
+        model = build(config.model, dataset.signature).eval()
+        inputs = some(dataset).inputs
+        mask = masks.of_windows(config.pretrain, inputs, noise().key)
+        other = torch.where(mask[..., None], inputs + 100 * torch.randn_like(inputs), inputs)
+        for one, two in zip(model(inputs, mask), model(other, mask), strict=True):
+            assert torch.equal(one, two)
+
+
+def test_validation_masks_the_same_rows_and_adds_no_penalty():
+    config = small_config(**merged(MASKED, {"pretrain": {"variance": 5.0}}))
+    dataset = small_dataset(config)
+    torch.manual_seed(0)
+    model = build(config.model, dataset.signature).eval()
+    batch = some(dataset)
+    asked = of(config, dataset)
+    with torch.no_grad():
+        whole = asked(model, batch, torch.ones(12), None)
+        turned = batch._replace(inputs=batch.inputs.flip(1))
+        close(asked(model, turned, torch.ones(12), None), whole.flip(0))
+        plain = of(small_config(**MASKED), dataset)
+        close(plain(model, batch, torch.ones(12), None), whole)
+        trained = asked(model, batch, torch.ones(12), noise())
+        _, tokens = model(
+            batch.inputs, masks.of_windows(config.pretrain, batch.inputs, noise().key)
+        )
+        without = plain(model, batch, torch.ones(12), noise())
+        close(trained - without, (5.0 * collapse(tokens, torch.ones(12))).expand(12), rel=1e-4)
+
+
+def test_collapse_is_one_where_windows_are_alike_and_leaves_padding_out():
+    tokens = torch.randn(6, 40, 5) * 3
+    alike = tokens[:, :1].expand(-1, 40, -1)
+    assert float(collapse(alike, torch.ones(40))) == pytest.approx(0.99, abs=1e-3)
+    assert float(collapse(tokens, torch.ones(40))) < 0.05
+    shares = torch.ones(40)
+    shares[20:] = 0
+    padded = torch.cat([tokens[:, :20], 1e3 * torch.ones(6, 20, 5)], dim=1)
+    close(collapse(padded, shares), collapse(tokens[:, :20], torch.ones(20)))
+    deviation = tokens.std(dim=1, correction=0)
+    close(collapse(tokens, torch.ones(40)) + 1, torch.relu(1 - deviation).mean() + 1, rel=1e-4)
+
+
+def test_validation_is_never_augmented_and_training_is():
+    config = small_config(augment=EVERY)
+    dataset = small_dataset(config)
+    torch.manual_seed(0)
+    model = build(config.model, dataset.signature).eval()
+    batch, shares = some(dataset), torch.ones(12)
+    plain = window_losses(model(batch.inputs, None), batch.targets, config.train)
+    asked = of(config, dataset)
+    assert torch.equal(asked(model, batch, shares, None), plain)
+    assert not torch.allclose(asked(model, batch, shares, noise()), plain)
+
+
+def test_blended_windows_have_blended_losses():
+    config = small_config(augment={"mixup": 0.5, "mixup_chance": 1.0})
+    dataset = small_dataset(config)
+    batch, shares = some(dataset), torch.ones(12)
+    seen = {}
+
+    def model(inputs, *_):
+        seen["inputs"] = inputs
+        return torch.zeros(*batch.targets.shape, 1)
+
+    found = of(config, dataset)(model, batch, shares, noise())
+    alone = batch.targets.square().flatten(1).mean(dim=1)
+    blend = (seen["inputs"] - batch.inputs).abs().sum(dim=(0, 2))
+    assert (blend > 0).all()
+    for window in range(12):
+        # the blend says which partner it was, and how much of it
+        mixes = [
+            (partner, share)
+            for partner in range(12)
+            if partner != window
+            and (share := _share(seen["inputs"], batch.inputs, window, partner))
+        ]
+        ((partner, share),) = mixes
+        close(found[window], (1 - share) * alone[window] + share * alone[partner], rel=1e-4)
+
+
+def _share(mixed, inputs, window, partner):
+    """How much of a partner is in a window; None where it is not the partner."""
+    towards = inputs[:, partner] - inputs[:, window]
+    step = mixed[:, window] - inputs[:, window]
+    share = float((step * towards).sum() / towards.square().sum())
+    return share if torch.allclose(step, share * towards, atol=1e-5) else None
+
+
+def test_without_augmentation_not_a_bit_changes():
+    config = small_config(model={"kind": "gru", "dropout": 0.0})
+    dataset = small_dataset(config)
+    plain = run_steps(config, dataset, steps=10)
+    asked = configs.load(merged(SMALL, {"model": {"kind": "gru", "dropout": 0.0}, "augment": {}}))
+    again = run_steps(asked, dataset, steps=10)
+    assert plain[0] == again[0]
