@@ -41,9 +41,9 @@ def test_signatures_of_the_verbs():
     def of(function):
         return list(inspect.signature(function).parameters)
 
-    expected = ["config", "data", "overrides", "watch", "resume", "force", "folder"]
-    assert of(slipstream.train) == expected
-    assert of(slipstream.pretrain) == expected[:-1]
+    expected = ["config", "data", "overrides", "watch", "resume", "force"]
+    assert of(slipstream.train) == [*expected, "folder", "model"]
+    assert of(slipstream.pretrain) == expected
     assert of(slipstream.evaluate) == ["run", "data", "on", "resample", "ensemble", "overrides"]
     assert of(slipstream.predict) == ["run", "data", "every", "resample", "ensemble", "overrides"]
     assert of(slipstream.report) == ["run"]

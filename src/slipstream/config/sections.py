@@ -23,6 +23,7 @@ from slipstream.config.pretraining import Pretrain, refuse_unfit, with_defaults
 from slipstream.config.split import Split
 from slipstream.config.tune import Tune
 
+OwnKind = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 SIMULATED = "simulated:"
 """Paths that start so name an embedded data set instead of a file."""
 
@@ -166,8 +167,10 @@ class Data(Section):
 class Model(Section):
     """The network."""
 
-    kind: Literal["lstm", "gru", "transformer", "mlp", "linear"] = "lstm"
-    """Which network."""
+    kind: Literal["lstm", "gru", "transformer", "mlp", "linear"] | OwnKind = "lstm"
+    """Which network; `"nets:Mixer"` is your own class `Mixer` of the module `nets`."""
+    options: dict[str, Scalar | Scalars] = Field(default={})
+    """Keywords for a class of your own; other networks take none."""
     hidden: PositiveInt | Sizes = 128
     """Width of each layer, or a list with one width per layer."""
     layers: PositiveInt = 2
@@ -191,6 +194,11 @@ class Model(Section):
     """Transformer: how tokens know their place."""
     expansion: PositiveInt = 2
     """Transformer: width of the feed-forward part, as a multiple of `hidden`."""
+
+    @property
+    def own(self) -> bool:
+        """Whether it is the user's own class"""
+        return ":" in self.kind
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -218,6 +226,8 @@ class Model(Section):
                 raise ValueError(
                     f"model.hidden = {self.sizes[0]} does not divide by model.heads = {self.heads}"
                 )
+        if self.options and not self.own:
+            raise ValueError(f'model.options are for a class of your own, not "{self.kind}"')
         if self.bidirectional and self.kind not in ("lstm", "gru"):
             raise ValueError(f'model.bidirectional is for lstm and gru, not "{self.kind}"')
         if self.layer_norm and self.kind not in ("lstm", "gru"):

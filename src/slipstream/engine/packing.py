@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from slipstream import hardware
 from slipstream.config import Config, Signature
 from slipstream.data.windows import Series
-from slipstream.engine import capture, pack, recover
+from slipstream.engine import capture, pack, passes, recover
 from slipstream.engine.lane import Epoch, Lane
 from slipstream.engine.measure import LONGEST_S, STRETCHES, TRIAL_S, WORTH
 from slipstream.engine.pack import Pack
@@ -19,6 +19,7 @@ from slipstream.engine.passes import WAYS, Mode
 from slipstream.engine.plan import RECURRENT, Plan
 from slipstream.errors import UserError
 
+RULE = "a rule of thumb"
 MOST_PLACES = 64
 """Lanes at a time, where that is not measured"""
 
@@ -27,6 +28,13 @@ def rule(settings: Config, plan: Plan) -> Mode:
     """The mode, unmeasured: a CPU has faster recurrent layers for one model than for many."""
     on_cpu = plan.device.type == "cpu" and settings.model.kind in RECURRENT
     return "branches" if on_cpu else "together"
+
+
+def mode_for(settings: Config, signature: Signature, plan: Plan) -> tuple[Mode, str]:
+    """The mode by that rule, and why; a class of the user's own must go through `vmap` for it."""
+    if settings.model.own and (refusal := passes.refused_by_vmap(settings.model, signature)):
+        return "branches", f"each lane for itself: vmap refuses {settings.model.kind} ({refusal})"
+    return rule(settings, plan), RULE
 
 
 def as_pack(plan: Plan, mode: Mode, ms: float | None = None) -> Plan:

@@ -23,7 +23,9 @@ from slipstream.engine import encoder, objective, step
 from slipstream.engine.homes import Share
 from slipstream.engine.objective import Objective
 from slipstream.engine.plan import RECURRENT, Plan
+from slipstream.errors import UserError
 from slipstream.models import Noise, build, use
+from slipstream.models.own import kept_aside
 
 Mode = Literal["together", "branches"]
 MOST_STREAMS = 16
@@ -45,6 +47,13 @@ Layout = Sequence[Entry]
 
 
 def layout_of(model: nn.Module) -> Layout:
+    """A UserError where a model is more than its weights."""
+    aside = kept_aside(model)
+    if aside:
+        raise UserError(
+            f"the model keeps more than weights ({', '.join(aside[:3])}), which models trained "
+            "together cannot; use nn.LayerNorm or nn.GroupNorm in it, or train one model"
+        )
     return [
         Entry(name, tuple(weight.shape), weight.numel(), -weight.numel() % ALIGNED)
         for name, weight in model.named_parameters()
@@ -81,6 +90,25 @@ def parts_of(layout: Layout, config: Config) -> list[Place]:
         found.append(Place(slice(begin, part.items[-1]), part.rate, part.frozen_first))
         begin = part.items[-1]
     return found
+
+
+def refused_by_vmap(model: Model, signature: Signature) -> str:
+    """Why lanes of such a model cannot train together; nothing where they can."""
+    with torch.random.fork_rng([]):
+        module = build(model, signature).train()
+        weights = {name: torch.stack([w, w]).detach() for name, w in module.named_parameters()}
+        inputs = torch.zeros(2, signature.context, 2, signature.model_inputs)
+        static = torch.zeros(2, 2, len(signature.static)) if signature.static else None
+
+        def one(weights: dict[str, Tensor], *given: Any) -> Tensor:
+            found: Tensor = functional_call(module, weights, given)
+            return found
+
+        try:
+            vmap(one, in_dims=(0, 0, None if static is None else 0))(weights, inputs, static)
+        except RuntimeError as error:
+            return str(error).strip().split("\n", 1)[0][:200]
+    return ""
 
 
 class Job(NamedTuple):

@@ -67,7 +67,7 @@ def _places(
 
 def _axes(name: str, model: Model, tokens: int, dims: int) -> Sequence[Axis]:
     """What lies along each axis of one of the weights."""
-    if model.kind in ("linear", "transformer"):
+    if model.kind in ("linear", "transformer") or model.own:
         return (None,) * dims
     ways = 2 if model.bidirectional else 1
     end = len(model.sizes) - 1

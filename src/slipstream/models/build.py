@@ -11,6 +11,7 @@ from slipstream.config import Model, Signature
 from slipstream.models.dropout import Noise
 from slipstream.models.feedforward import FeedForward
 from slipstream.models.masked import Masked
+from slipstream.models.own import Own
 from slipstream.models.parts import SMALLEST_VARIANCE
 from slipstream.models.recurrent import Recurrent
 from slipstream.models.transformer import Transformer
@@ -33,6 +34,8 @@ def build(model: Model, signature: Signature) -> Forecaster | Masked:
 
 def drops(model: Model) -> bool:
     """Whether a model has anything to drop."""
+    if model.own:  # what it drops is its own affair
+        return False
     between = len(model.sizes) > 1 if model.kind in ("lstm", "gru") else model.kind != "linear"
     return model.dropout > 0 and between
 
@@ -59,7 +62,7 @@ class Forecaster(nn.Module):
         # a class has no size to restore
         self.shared = 0 if signature.classes else signature.model_shared
         self.quantiles = signature.outputs
-        self.core = KINDS[model.kind](
+        self.core = KINDS.get(model.kind, Own)(
             model,
             context=signature.context,
             inputs=signature.model_inputs,

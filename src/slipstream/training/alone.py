@@ -83,7 +83,8 @@ def fitted(
     """Train; the model then has its best weights, which are kept, and the plan is as it ran."""
     run, model = task.run, task.model
     _announce(task, chosen)
-    fit = loop.fit(task, chosen, start.saved, watching)
+    with setup.seeded(task.config.seed, chosen.device):  # a user's own class may draw
+        fit = loop.fit(task, chosen, start.saved, watching)
     setup.keep_folder(run, task.config, asked)
     seconds["set-up"] += fit.setup_s
     seconds |= {"training": fit.train_s, "validation": fit.validate_s}

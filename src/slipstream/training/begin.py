@@ -9,6 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from slipstream import config as configs
 from slipstream import runs
 from slipstream.config import Config
@@ -16,6 +18,7 @@ from slipstream.data.dataset import Dataset
 from slipstream.engine import checkpoint, plan, state
 from slipstream.engine.plan import Plan
 from slipstream.errors import Interrupted, Resumable, UserError
+from slipstream.models import own
 from slipstream.runs import Event, Run
 from slipstream.training import alone, encoding, reading, together
 from slipstream.training.setup import Result, Start, timed
@@ -38,15 +41,19 @@ def train(
     resume: str | Path | None = None,
     force: bool = False,
     folder: Path | None = None,
+    model: type[nn.Module] | None = None,
 ) -> Result:
     """Train the model that `config` describes on its data, or on the given table.
 
     `watch` is shown every event of the run as it is logged. `resume` names a run to go on with,
     from its newest checkpoint, to the same end as if it had never stopped; `config` may then be
     left out. Other settings or other data are refused there unless `force` is given. `folder` is
-    where the run is made, if not in a new one under `out`.
+    where the run is made, if not in a new one under `out`. `model` is a network of your own, as
+    `model.kind` may name it: see `slipstream.models.own`.
     """
     began = time.perf_counter()
+    if model is not None:
+        overrides = (*overrides, f"model.kind={own.named(model)}")
     if resume is not None:
         earlier = runs.find(resume, watch)
         with runs.locked(earlier), _crashes_kept(earlier):

@@ -186,7 +186,7 @@ def _packed(task: Task, every: list[Lane], chosen: Plan, saved: Saved | None) ->
     if task.config.train.minutes is not None:
         why, places = "all at a time, since train.minutes is for all of them", len(every)
     elif task.config.engine.plan == "off" or limit_s < measure.FIRST_TRIAL_S:
-        why, places = "a rule of thumb", min(len(every), packing.MOST_PLACES)
+        why, places = packing.RULE, min(len(every), packing.MOST_PLACES)
     else:
         signature = task.dataset.signature
         choice = packing.choose(every, signature, task.series, chosen, limit_s=limit_s)
@@ -197,7 +197,8 @@ def _packed(task: Task, every: list[Lane], chosen: Plan, saved: Saved | None) ->
         )
         plan = packing.as_pack(chosen, choice.mode, ms)
         return Packed(every, plan, choice.mode, choice.places, "measured", choice.evidence)
-    mode = packing.rule(task.config, chosen)
+    mode, told = packing.mode_for(task.config, task.dataset.signature, chosen)
+    why = told if why == packing.RULE else why
     return Packed(every, packing.as_pack(chosen, mode, None), mode, places, why, [])
 
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import optuna
 from optuna.exceptions import StorageInternalError
 from optuna.trial import FrozenTrial, TrialState
+from torch import nn
 
 from slipstream import config as configs
 from slipstream import runs
@@ -19,6 +20,7 @@ from slipstream.config import Config
 from slipstream.engine import monitor
 from slipstream.engine.packing import MOST_PLACES
 from slipstream.errors import Interrupted, Resumable, UserError
+from slipstream.models import own
 from slipstream.runs import Event, Run
 from slipstream.tuning import crew as crews
 from slipstream.tuning import retraining, shared, work
@@ -53,6 +55,7 @@ def tune(
     storage: str | None = None,
     workers: int | Literal["auto"] | None = None,
     on: Literal["ray"] | None = None,
+    model: type[nn.Module] | None = None,
 ) -> Study:
     """Search the space of `config.tune` for the settings with the lowest validation loss.
 
@@ -60,9 +63,12 @@ def tune(
     those under way continue from their pack's checkpoint. `storage` names a database that several
     of these share (`sqlite:///...`, `postgresql://...`); else the study is in the run's folder.
     `workers` is how many processes search, `"auto"` one for each GPU; without it one, or as many
-    as the search that is resumed had. `on="ray"` starts them on a Ray cluster.
+    as the search that is resumed had. `on="ray"` starts them on a Ray cluster. `model` is a
+    network of your own, as in `slipstream.train`.
     """
     began = time.perf_counter()
+    if model is not None:
+        overrides = (*overrides, f"model.kind={own.named(model)}")
     if resume is not None:
         run = runs.find(resume, watch)
         settings = configs.load(config or run.folder / "config.toml", overrides)

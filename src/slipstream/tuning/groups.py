@@ -70,7 +70,7 @@ def shape_of(config: Config, device: str) -> Shape:
 
 def of_one_width(model: Model) -> bool:
     """Whether padding would change what such models compute, so that all of a pack are as wide."""
-    return model.kind == "transformer" or model.layer_norm
+    return model.kind == "transformer" or model.layer_norm or model.own
 
 
 def _rounded(size: int, device: str) -> int:

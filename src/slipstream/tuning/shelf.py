@@ -40,7 +40,7 @@ class Ready:
     def plan(self, config: Config) -> tuple[Plan, Mode]:
         """How a pack of such models is run."""
         made = plan.make(config, data_bytes=self.dataset.data_bytes, lanes=True)
-        mode = packing.rule(config, made)
+        mode, _ = packing.mode_for(config, self.dataset.signature, made)
         return packing.as_pack(made, mode), mode
 
 

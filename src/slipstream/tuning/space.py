@@ -50,9 +50,9 @@ def usual(config: Config) -> dict[str, Any]:
         if batch != "auto"
         else (128, 256, 512),
     }
-    if config.model.kind != "linear":
+    if config.model.kind != "linear" and not config.model.own:
         space["model.dropout"] = Range(low=0.0, high=max(dropout, 0.4))
-    if config.model.kind != "linear" and config.train.init_from is None:
+    if config.model.kind != "linear" and not config.model.own and config.train.init_from is None:
         heads = config.model.heads if config.model.kind == "transformer" else 1
         widths = {hidden // 2, hidden, hidden * 2}
         space["model.hidden"] = tuple(sorted(max(w // heads * heads, heads) for w in widths))
@@ -105,7 +105,7 @@ def _refuse_unknown(name: str, config: Config) -> None:
         f"{section}.{key}" for section, v in settings.items() if isinstance(v, dict) for key in v
     }
     base = _setting(name)
-    if base not in known | {"seed"}:
+    if base not in known | {"seed"} and not name.startswith("model.options."):
         close = difflib.get_close_matches(base, known, n=1)
         hint = f'; did you mean "{close[0]}"?' if close else ""
         raise UserError(f'tune.space has "{name}", which is not a setting{hint}')

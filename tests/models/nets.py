@@ -1,0 +1,61 @@
+"""Networks as a user may bring them."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+class Mixer(nn.Module):
+    """Rows through a linear layer each, their mean through another."""
+
+    def __init__(self, *, context, inputs, static, outputs, width=8):
+        super().__init__()
+        self.rows = nn.Linear(inputs, width)
+        self.head = nn.Linear(width + static, outputs)
+
+    def forward(self, inputs, static):
+        found = torch.tanh(self.rows(inputs)).mean(dim=0)
+        return self.head(found if static is None else torch.cat([found, static], dim=-1))
+
+
+class Dropping(Mixer):
+    """With a dropout of torch's own, which `vmap` refuses."""
+
+    def __init__(self, **shape):
+        super().__init__(**shape)
+        self.drop = nn.Dropout(0.2)
+
+    def forward(self, inputs, static):
+        return self.head(self.drop(torch.tanh(self.rows(inputs)).mean(dim=0)))
+
+
+class Deciding(Mixer):
+    """Looks at its values on the way, which `vmap` refuses."""
+
+    def forward(self, inputs, static):
+        found = torch.tanh(self.rows(inputs)).mean(dim=0)
+        if float(found.detach().abs().sum()) < 0:
+            found = -found
+        return self.head(found)
+
+
+class Normed(Mixer):
+    """Keeps running means."""
+
+    def __init__(self, **shape):
+        super().__init__(**shape)
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, inputs, static):
+        return self.head(self.norm(torch.tanh(self.rows(inputs)).mean(dim=0)))
+
+
+class TooMany(Mixer):
+    def forward(self, inputs, static):
+        return torch.cat([super().forward(inputs, static)] * 2, dim=-1)
+
+
+class Nameless(nn.Module):
+    def __init__(self):
+        super().__init__()
