@@ -93,8 +93,13 @@ def test_the_gpu_trains_as_the_cpu_does():
     close(fast, slow, rel=1e-3)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
-@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd", "rmsprop"])
+@pytest.mark.parametrize(
+    ("optimizer", "precision"),
+    [
+        *((name, precision) for name in ("adam", "adamw", "sgd") for precision in ("fp32", "fp16")),
+        ("rmsprop", "fp32"),  # in fp16, eager, it has to ask for overflows: nothing of it is fused
+    ],
+)
 @pytest.mark.parametrize("loss", ["mse", "quantile"])
 def test_no_step_waits_for_the_device(optimizer, precision, loss):
     config = small_config(
