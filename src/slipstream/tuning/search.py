@@ -75,6 +75,8 @@ class Search:
                 return self._candidate(trial)
             except UserError as error:
                 self._tell(trial, TrialState.FAIL, None, {"stopped": str(error)})
+        while self.left:
+            self.failed(self.left.pop(), OUT_OF_TIME)
         return None
 
     def _candidate(self, trial: Trial) -> Candidate:
