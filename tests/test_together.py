@@ -106,6 +106,7 @@ def test_the_summary_has_all_that_a_solo_run_has_and_more(repeated, tmp_path):
             "sd": np.std(errors, ddof=1),
             "min": min(errors),
             "max": max(errors),
+            "n": len(errors),
         }
     )
     assert result.summary["folds"] is None

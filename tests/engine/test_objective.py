@@ -16,6 +16,7 @@ from slipstream.objectives import collapse, window_losses
 from tests.conftest import SMALL, close, merged, small_config, small_dataset
 from tests.engine.steps import run_steps
 from tests.engine.test_pack import MODES, packed, same_as_alone, train
+from tests.labelled import CLASSIFY, states
 
 MASKED = {"train": {"objective": "masked", "batch": 32, "epochs": 12, "lr": 0.01}}
 EVERY = dict.fromkeys(KINDS, 0.3)
@@ -32,6 +33,9 @@ JOBS = {
         "model": {"normalize": "last", "kind": "mlp"},
         "train": {"epochs": 12, "accumulate": 2},
     },
+    "augmented classes": merged(
+        CLASSIFY, {"augment": EVERY, "train": {"class_weights": [1.0, 2.0, 3.0], "epochs": 12}}
+    ),
 }
 
 
@@ -48,11 +52,15 @@ def noise(number=3):
     return Noise(torch.tensor(number), torch.tensor(0.0))
 
 
+def data_of(config):
+    return small_dataset(config, states() if config.data.task == "classify" else None)
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("job", JOBS)
 def test_lanes_do_what_each_would_alone(job, mode):
     config = small_config(**JOBS[job])
-    dataset = small_dataset(config)
+    dataset = data_of(config)
     lanes = [
         Lane(config.model_copy(update={"seed": seed}), dataset.memory.starts) for seed in (0, 5)
     ]
@@ -166,18 +174,23 @@ def test_validation_is_never_augmented_and_training_is():
     assert not torch.allclose(asked(model, batch, shares, noise()), plain)
 
 
-def test_blended_windows_have_blended_losses():
-    config = small_config(augment={"mixup": 0.5, "mixup_chance": 1.0})
-    dataset = small_dataset(config)
+@pytest.mark.parametrize("task", [{}, CLASSIFY])
+def test_blended_windows_have_blended_losses(task):
+    config = small_config(**merged(task, {"augment": {"mixup": 0.5, "mixup_chance": 1.0}}))
+    dataset = data_of(config)
     batch, shares = some(dataset), torch.ones(12)
     seen = {}
+    said = torch.linspace(-1, 1, dataset.signature.outputs) if task else torch.zeros(1)
 
     def model(inputs, *_):
         seen["inputs"] = inputs
-        return torch.zeros(*batch.targets.shape, 1)
+        return said.expand(*batch.targets.shape, -1)
 
     found = of(config, dataset)(model, batch, shares, noise())
     alone = batch.targets.square().flatten(1).mean(dim=1)
+    if task:
+        alone = -said.log_softmax(0)[batch.targets.long()].flatten()
+        assert len(set(alone.tolist())) > 1
     blend = (seen["inputs"] - batch.inputs).abs().sum(dim=(0, 2))
     assert (blend > 0).all()
     for window in range(12):
@@ -190,6 +203,19 @@ def test_blended_windows_have_blended_losses():
         ]
         ((partner, share),) = mixes
         close(found[window], (1 - share) * alone[window] + share * alone[partner], rel=1e-4)
+
+
+def test_validations_are_judged_by_the_metric():
+    config = small_config(train={"loss": "quantile", "metric": "mae"}, augment=EVERY)
+    dataset = small_dataset(config)
+    torch.manual_seed(0)
+    model = build(config.model, dataset.signature).eval()
+    batch, shares = some(dataset), torch.ones(12)
+    chosen = plan.make(config, data_bytes=0)
+    judged = objective.in_validation(config, dataset.signature, chosen)
+    errors = (model(batch.inputs, None)[..., 1] - batch.targets).abs().flatten(1).mean(dim=1)
+    with torch.no_grad():
+        close(judged(model, batch, shares, None), errors.detach())
 
 
 def _share(mixed, inputs, window, partner):

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from slipstream import runs
-from slipstream.config import Config
+from slipstream.config import CLASS_LOSSES, Config
 from slipstream.data.dataset import Dataset
 from slipstream.data.splits import SETS
 from slipstream.engine import score
@@ -102,7 +102,7 @@ def told_of_baseline(
 
 def judged_by(config: Config) -> str:
     """The error that models are compared by: log-loss, or one in standardised units."""
-    if config.data.task == "classify":
+    if config.train.loss in CLASS_LOSSES:
         return "log_loss"
     return "mae" if config.train.loss in ("mae", "quantile") else "mse"
 
