@@ -2,18 +2,15 @@
 
 from slipstream.config.augment import Augment
 from slipstream.config.base import CLASS_LOSSES, Scalar
+from slipstream.config.data import SIMULATED, Data
+from slipstream.config.engine import Engine
+from slipstream.config.model import Model
 from slipstream.config.pretraining import Pretrain
 from slipstream.config.reading import changed, demo, differences, load, to_toml
-from slipstream.config.sections import (
-    SIMULATED,
-    Config,
-    Data,
-    Engine,
-    Model,
-    Train,
-)
+from slipstream.config.sections import Config
 from slipstream.config.signature import Signature
 from slipstream.config.split import Split
+from slipstream.config.train import Train
 from slipstream.config.tune import Range, Tune
 
 __all__ = [

@@ -15,7 +15,9 @@ import tomli_w
 from pydantic import ValidationError
 
 from slipstream.config.base import Section
-from slipstream.config.sections import SIMULATED, Config, Model
+from slipstream.config.data import SIMULATED
+from slipstream.config.model import Model
+from slipstream.config.sections import Config
 from slipstream.config.tune import Tune
 from slipstream.errors import UserError
 

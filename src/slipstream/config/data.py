@@ -1,0 +1,155 @@
+"""Where the series are, and how they become windows."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, PositiveInt, model_validator
+
+from slipstream.config.base import (
+    Names,
+    PositiveFloat,
+    Scalar,
+    Scalars,
+    Section,
+)
+from slipstream.config.split import Split
+
+SIMULATED = "simulated:"
+"""Paths that start so name an embedded data set instead of a file."""
+
+
+class Data(Section):
+    """Where the series are and how they become windows."""
+
+    path: str | Names | None = None
+    """A file, a folder or a list of files: CSV, Parquet or Arrow. A file is one series unless `id`
+    names a column. `"simulated:cell"` and `"simulated:bars"` are embedded: a battery, a market."""
+    task: Literal["regress", "classify"] = "regress"
+    """What is asked of the model: numbers, or one of several classes (the target is then a column
+    of integers or text, or comes from `labels`)."""
+    time: str | None = None
+    """The column that orders the rows and shows gaps: timestamps, dates or plain numbers."""
+    time_format: str | None = None
+    """How text in the time column reads, as for strptime (`"%d.%m.%Y %H:%M"`); ISO needs none."""
+    id: str | Names | None = None
+    """The column or columns that tell the series of a long table apart. Several files then make
+    one table; `"file"` stands for a row's file."""
+    where: dict[str, Scalar | Scalars] = Field(default={})
+    """Keep only the rows whose column has this value, or one of these values."""
+    inputs: Names | None = None
+    """What the model reads. Default: every numeric column (without the targets where `horizon` is
+    0)."""
+    targets: Names | None = None
+    """What the model predicts. Default when forecasting: every input. Must be named where `horizon`
+    is 0. To classify, one column of integers or text; where it is empty, there is no window."""
+    labels: str | None = None
+    """To classify: a table beside the data instead of a target column, with the columns series
+    (where there are several), start, end and label. start and end are times, or rows counted from
+    0 where there is no `time`."""
+    label_rows: Literal["end", "every"] = "end"
+    """What a row of `labels` stands for: the one window that ends at its end, or every window whose
+    target rows lie between its start and its end."""
+    static: Names = ()
+    """Numeric columns that are constant within a series; they join at the model's head."""
+    ignore: Names = ()
+    """Columns that are never inputs, for use with the default `inputs`."""
+    context: PositiveInt = 96
+    """Rows that the model sees."""
+    horizon: Annotated[int, Field(ge=0)] = 24
+    """Rows to forecast; 0 estimates the targets at the window's last row, which is the default to
+    classify."""
+    stride: PositiveInt = 1
+    """Rows from one window to the next, in every set."""
+    channels: Literal["together", "independent"] = "together"
+    """`"independent"`: every target column is its own series through one model; inputs that are not
+    targets are seen by all of them."""
+    scale: Literal["standard", "minmax", "none"] = "standard"
+    """How columns are scaled. Fitted on training rows only (of the first fold, where there are
+    several)."""
+    missing: Literal["error", "forward", "drop"] = "error"
+    """Missing values: refuse them, repeat the last known value, or drop the row (no window crosses
+    it)."""
+    unsorted: Literal["error", "sort"] = "error"
+    """Rows whose time runs backwards: refuse them, or sort each series by time."""
+    gap_tolerance: PositiveFloat = 0.5
+    """A time step that differs from the series' usual one by more than this share of it is a gap,
+    and no window crosses it. `inf`: rows always follow each other."""
+    short: Literal["error", "drop"] = "error"
+    """Series with fewer rows than one window: refuse or drop."""
+    period: PositiveInt | None = None
+    """Rows of one season, for the seasonal baseline. Default: a day, week or year, by the time
+    column's step."""
+    split: Split = Split(train=0.7, val=0.1, test=0.2)
+    """Shares of each series in time order, `{ rows = [a, b, c] }`, `{ by = "column", val = [...],
+    test = [...] }`, `{ folders = true }` or `{ walk_forward = 6 }`. A window belongs to the set
+    that holds its target rows; its context may reach back over the border. To classify, also shares
+    of each class (`stratified`)."""
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return () if self.id is None else (self.id,) if isinstance(self.id, str) else self.id
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return (
+            () if self.path is None else (self.path,) if isinstance(self.path, str) else self.path
+        )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _at_the_last_row(cls, settings: Any) -> Any:
+        if isinstance(settings, dict) and settings.get("task") == "classify":
+            return {"horizon": 0} | settings
+        return settings
+
+    @model_validator(mode="after")
+    def _classes(self) -> Self:
+        if self.task == "regress":
+            if self.labels is not None or self.split.stratified:
+                named = "data.labels" if self.labels is not None else "data.split.stratified"
+                raise ValueError(f'{named} is about classes; set data.task = "classify"')
+        elif self.labels is not None and self.targets is not None:
+            raise ValueError("data.labels says what the target is; take data.targets out")
+        elif self.labels is None and (self.targets is None or len(self.targets) != 1):
+            raise ValueError(
+                'data.task = "classify" needs one column of labels, as in targets = ["state"], or '
+                "a table of them (data.labels)"
+            )
+        elif self.labels is None and self.label_rows != "end":
+            raise ValueError("data.label_rows goes with data.labels, which is not set")
+        if self.task == "classify" and self.channels == "independent":
+            raise ValueError('data.channels = "independent" forecasts numbers, not classes')
+        if self.labels is not None and self.label_rows == "end" and self.stride > 1:
+            raise ValueError(
+                "data.labels says which windows there are, so data.stride has nothing to skip; "
+                'take it out, or set data.label_rows = "every"'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _roles(self) -> Self:
+        for key in ("inputs", "targets"):
+            names = getattr(self, key)
+            if names is not None and not names:
+                raise ValueError(f"data.{key} is empty; name at least one column or leave it out")
+            if names is not None and len(set(names)) < len(names):
+                raise ValueError(f"data.{key} names a column twice")
+        if self.horizon == 0 and self.targets is None and self.labels is None:
+            raise ValueError("data.horizon is 0, so data.targets must name what to estimate")
+        both = sorted(set(self.inputs or ()) & set(self.targets or ()))
+        if self.horizon == 0 and both:
+            raise ValueError(
+                f'data.inputs has the target "{both[0]}": with data.horizon = 0 the model would '
+                "read its own answer; take it out of data.inputs"
+            )
+        if self.horizon == 0 and self.channels == "independent":
+            raise ValueError('data.channels = "independent" forecasts; it needs data.horizon > 0')
+        if self.channels == "independent" and self.inputs and self.targets:
+            lost = sorted(set(self.targets) - set(self.inputs))
+            if lost:
+                raise ValueError(
+                    f'data.channels = "independent" reads every target; add "{lost[0]}" to '
+                    "data.inputs"
+                )
+        return self
