@@ -149,7 +149,7 @@ def test_the_demo_has_a_hundred_labels():
     dataset = datasets.load(
         configs.changed(config, {"data.inputs": ["open", "high", "low", "close", "volume"]})
     )
-    assert dataset.count == {"train": 100, "val": 50, "test": 3680}
+    assert dataset.count == {"train": 100, "val": 50, "test": 1840}
 
 
 def test_shuffling_the_future_never_changes_a_past_windows_label():

@@ -11,7 +11,7 @@ over:
 All have about the same spread, and every instrument a size and a volume of its own, so that one bar
 says little; a window's autocorrelation, bursts and volume tell the regime. Few bars have been
 looked at by somebody: `label` is the regime of 5 bars of each instrument in its first 70 %, of 2 or
-3 in the next 10 %, and of every fourth bar of the rest, to test with; elsewhere it is empty.
+3 in the next 10 %, and of every eighth bar of the rest, to test with; elsewhere it is empty.
 A bar is told as logarithmic returns in per cent from the close before it. One seed gives one data
 set, on any machine.
 """
@@ -35,7 +35,7 @@ BUSY = np.array([0.0, 0.15, 0.1, 0.25])
 """Logarithm of the volume, on average"""
 LABELLED = ((0, 0.7, (5, 5)), (0.7, 0.8, (2, 3)))
 """Shares of an instrument's bars from and to, and how many of them have a label, by turns"""
-TEST_FROM, TEST_EVERY = 0.8, 4
+TEST_FROM, TEST_EVERY = 0.8, 8
 CLEAR = 64
 """Bars after a border that have no label, so that windows of a set share none with those before"""
 SIZE_MEMORY, VOLUME_MEMORY = 0.9, 0.6
