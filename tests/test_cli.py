@@ -229,5 +229,5 @@ def test_pretraining_and_training_from_it(job):
     refused = invoke("train", job, *given, "--set", "model.hidden=5")
     assert refused.exit_code == 2
     assert "model.hidden is [5, 5], there [8, 8]" in refused.stderr
-    assert invoke("pretrain").exit_code == 2
+    assert invoke("pretrain", "--encoder", summary["run"]).exit_code == 2
     assert invoke("evaluate", summary["run"]).exit_code == 2

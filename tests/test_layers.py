@@ -19,7 +19,7 @@ LAYERS = [
     {"engine"},
     {"training", "evaluation", "prediction"},
     {"reporting"},
-    {"bench", "doctor", "profiling", "tuning"},
+    {"bench", "doctor", "probing", "profiling", "tuning"},
     {"screen"},
     {"cli"},
 ]

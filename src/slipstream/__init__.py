@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from slipstream.errors import UserError as UserError
     from slipstream.evaluation import evaluate as evaluate
     from slipstream.prediction import predict as predict
+    from slipstream.probing import Probe as Probe
+    from slipstream.probing import probe as probe
     from slipstream.reporting import report as report
     from slipstream.training import Result as Result
     from slipstream.training import pretrain as pretrain
@@ -22,12 +24,14 @@ __version__ = "0.1.0"
 __all__ = [
     "Config",
     "Interrupted",
+    "Probe",
     "Result",
     "Study",
     "UserError",
     "evaluate",
     "predict",
     "pretrain",
+    "probe",
     "report",
     "train",
     "tune",
@@ -36,11 +40,13 @@ __all__ = [
 _HOME = {
     "Config": "config",
     "Interrupted": "errors",
+    "Probe": "probing",
     "Result": "training",
     "UserError": "errors",
     "evaluate": "evaluation",
     "predict": "prediction",
     "pretrain": "training",
+    "probe": "probing",
     "report": "reporting",
     "train": "training",
     "tune": "tuning",

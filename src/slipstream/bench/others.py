@@ -32,9 +32,9 @@ from slipstream.engine import optim
 from slipstream.engine.homes import Draw, SingleWindows
 from slipstream.engine.job import weighed
 from slipstream.engine.trial import Timed
-from slipstream.models import build
+from slipstream.models import build, masks
 from slipstream.models.recurrent import CELLS
-from slipstream.objectives import window_losses
+from slipstream.objectives import masked_losses, window_losses
 
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 IN_LIGHTNING = {"fp32": "32-true", "tf32": "32-true", "fp16": "16-mixed", "bf16": "bf16-mixed"}
@@ -101,7 +101,7 @@ def network(config: Config, dataset: Dataset) -> nn.Module:
         model.kind in ("lstm", "gru")
         and (model.pool, model.normalize, model.patch) == ("last", "none", 1)
         and len(set(model.sizes)) == 1
-        and not (dataset.signature.static or model.layer_norm)
+        and not (dataset.signature.static or model.layer_norm or dataset.signature.masked)
     )
     return PlainRecurrent(config, ours) if as_people_write_it else ours
 
@@ -150,8 +150,18 @@ def loss_of(model: nn.Module, batch: list[Tensor], config: Config, dataset: Data
     folded = windows.folded(
         inputs.transpose(0, 1), targets, static[0] if static else None, dataset.memory.series
     )
+    if dataset.signature.masked:
+        return _masked_loss(model, folded.inputs, config)
     out = model(folded.inputs, folded.static)
     return window_losses(out.float(), folded.targets, config.train).mean()
+
+
+def _masked_loss(model: nn.Module, inputs: Tensor, config: Config) -> Tensor:
+    """Of rows that are masked anew in every step; of a validation window always the same."""
+    key = torch.randint(2**62, (), device=inputs.device) if model.training else None
+    mask = masks.of_windows(config.pretrain, inputs, key)
+    rows, _ = model(inputs, mask)
+    return masked_losses(rows.float(), inputs, mask, config.train).mean()
 
 
 @contextmanager

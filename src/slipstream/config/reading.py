@@ -82,8 +82,9 @@ def _change_one(
 
 
 def demo(name: str = "demo") -> Config:
-    """An embedded job: `demo`, an LSTM that estimates a simulated cell's state of charge, or
-    `search`, for better settings of it."""
+    """An embedded job: `demo`, an LSTM that estimates a simulated cell's state of charge;
+    `search`, for better settings of it; `bars`, an encoder of simulated bars, and `regimes`, to
+    tell their regimes from a hundred labels."""
     text = resources.files("slipstream").joinpath(f"{name}.toml").read_text(encoding="utf-8")
     return Config.model_validate(tomllib.loads(text))
 

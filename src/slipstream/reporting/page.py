@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream import runs
-from slipstream.reporting import encoder, search
+from slipstream.reporting import encoder, probe, search
 from slipstream.reporting import figures as draw
 from slipstream.reporting.shown import shown
 from slipstream.reporting.style import COLOURS
@@ -18,6 +18,8 @@ from slipstream.runs import Run
 
 def report(run: str | Path) -> Path:
     """Draw report.html into the run's folder; of a search, also those of its models."""
+    if (Path(run) / "labels.toml").exists():
+        return probe.report(Path(run))
     found = runs.find(run)
     if not (found.folder / "trials.json").exists():
         return _of_run(found)

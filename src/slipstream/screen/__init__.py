@@ -2,6 +2,7 @@
 
 from slipstream.screen.bench import Meter, show_bench, show_profile
 from slipstream.screen.doctor import show_doctor
+from slipstream.screen.probe import show_probe
 from slipstream.screen.search import SearchScreen, show_search
 from slipstream.screen.training import (
     Screen,
@@ -19,6 +20,7 @@ __all__ = [
     "show_doctor",
     "show_evaluation",
     "show_prediction",
+    "show_probe",
     "show_profile",
     "show_report",
     "show_search",

@@ -74,6 +74,8 @@ class Screen:
             case "cache":
                 size = f"{event['copies']} augmented copies, {event['bytes'] / 1e6:,.0f} MB"
                 self.say(f"{event['what']} {size}: {event['folder']}")
+            case "probe":
+                self.say(event["what"])
             case "thaw":
                 self.say(f"from epoch {event['epoch']} on, {event['what']} is trained too")
             case "trouble":

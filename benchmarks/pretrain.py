@@ -1,0 +1,226 @@
+"""Measures what masking and augmentation cost of a step, and a whole pre-training beside others.
+
+    python benchmarks/pretrain.py --out benchmarks/records/<date>-<hardware>-augment
+    python benchmarks/pretrain.py --case-a --out benchmarks/records/<date>-<hardware>-pretrain
+
+The first takes turns at training steps of case A: filling in rows that one mask hides in every
+step, and rows that are drawn anew; predicting, plainly and with each kind of augmentation. Ratios
+are of neighbours in time; without a GPU, of one thread's own time, which others on the machine
+disturb less. The second runs whole commands: 59,365 windows of 105 rows x 4,
+bidirectional LSTM 128 x 2, batch 512, 50 epochs, from the command to its end, as slipstream
+pretrain, as a plain loop and under Lightning, with the same masked model. Without a GPU both are
+small.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import torch
+from torch import Tensor
+
+from slipstream import config as configs
+from slipstream.bench import cases, others, record
+from slipstream.bench.record import Outcome, Row, Table, percent, spread
+from slipstream.config import Config, Pretrain
+from slipstream.config.augment import KINDS
+from slipstream.data import dataset as datasets
+from slipstream.engine.trial import Trial, changed
+from slipstream.models import masks
+
+WINDOWS, VALIDATION, CONTEXT = 59_365, 6_000, 105
+STRENGTH, ROUNDS, STRETCH_S = 0.2, 9, 0.3
+FIXED, PLAIN = "masked, always the same rows", "predicting"
+MASKS = {"masked, random": "random", "masked, block": "block", "masked, patch": "patch"}
+PEERS = [("plain", "tf32", 4), ("plain", "fp16", 4), ("lightning", "tf32", 4)]
+PEERS_ON_CPU = [("plain", "fp32", 0), ("lightning", "fp32", 0)]
+
+
+class WithoutDrawing(Trial):
+    """Pre-training whose first mask is kept."""
+
+    @contextmanager
+    def settings(self) -> Iterator[None]:
+        draws: Callable[..., Tensor] = masks.of_windows
+        kept = self.__dict__.setdefault("kept", {})
+
+        def first(how: Pretrain, inputs: Tensor, key: Tensor | None) -> Tensor:
+            shape = inputs.shape[:2]
+            if shape not in kept:
+                kept[shape] = draws(how, inputs, key)
+            found: Tensor = kept[shape]
+            return found
+
+        masks.of_windows = first
+        try:
+            with super().settings():
+                yield
+        finally:
+            masks.of_windows = draws
+
+
+def trials() -> dict[str, Trial]:
+    """Every way to take a step of case A."""
+    case = cases.standard(["A"])[0]
+    data = case.config.data
+    table = _drawn(len(data.inputs or ()), case.dataset.layout.num_rows)
+    table = table.append_column("y", table.column("x0"))
+    engine = {"plan": "off", "threads": 1}
+    plain = changed(case.config, engine=engine)
+    masked = changed(
+        plain, train={"objective": "masked"}, data={"split": {"train": 0.9, "val": 0.1}}
+    )
+    predicting, filling = datasets.load(plain, table), datasets.load(masked, table)
+    found: dict[str, Trial] = {
+        FIXED: WithoutDrawing(changed(masked, pretrain={"mask": "random"}), filling)
+    }
+    for name, mask in MASKS.items():
+        found[name] = Trial(changed(masked, pretrain={"mask": mask}), filling)
+    found[PLAIN] = Trial(plain, predicting)
+    for kind in KINDS:
+        found[kind] = Trial(changed(plain, augment={kind: STRENGTH}), predicting)
+    every = dict.fromkeys(KINDS, STRENGTH)
+    found["all seven"] = Trial(changed(plain, augment=every), predicting)
+    return found
+
+
+def step_ms(trial: Trial, steps: int) -> float:
+    """Milliseconds per step; on a CPU, of this process."""
+    if trial.device.type == "cuda":
+        return trial.stretch(steps)
+    with trial.settings():
+        began = time.process_time()
+        trial.run(steps)
+        return 1e3 * (time.process_time() - began) / steps
+
+
+def costs() -> Outcome:
+    began = time.monotonic()
+    every = trials()
+    steps = {name: max(2, int(1e3 * STRETCH_S / step_ms(one, 3))) for name, one in every.items()}
+    times: dict[str, list[float]] = {name: [] for name in every}
+    for number in range(ROUNDS):
+        for name, one in every.items():
+            times[name].append(step_ms(one, steps[name]))
+        print(f"round {number + 1} of {ROUNDS}", flush=True)
+    rows, cells = [], []
+    for name, found in times.items():
+        base = FIXED if name.startswith("masked") else PLAIN
+        ratios = [mine / theirs for mine, theirs in zip(found, times[base], strict=True)]
+        row = Row("A", name, "ms per step", found, {"against": base, "ratios": ratios})
+        rows.append(row)
+        told = "" if name == base else percent(statistics.median(ratios) - 1)
+        cells.append([name, spread(row), told])
+    config = next(iter(every.values())).config
+    both = "bidirectional " if config.model.bidirectional else ""
+    note = (
+        f"{both}LSTM {config.model.hidden} x {config.model.layers}, {config.data.context} rows, "
+        f"batch {config.train.batch}, strength {STRENGTH}, chance 0.5. Cost: the median over "
+        "rounds of the ratio to the same round's step without it."
+    )
+    table = Table("One training step", ["way", "ms per step", "cost"], cells, note)
+    worst = max(
+        (statistics.median(row.more["ratios"]) - 1, row.way)
+        for row in rows
+        if row.way not in (FIXED, PLAIN, "all seven")
+    )
+    headline = f"Masking and augmentation: at most {percent(worst[0])} of a step ({worst[1]})"
+    settings = {"strength": STRENGTH, "rounds": ROUNDS, "steps": steps}
+    return Outcome("augment", headline, rows, [table], settings, time.monotonic() - began)
+
+
+def _drawn(columns: int, rows: int) -> pa.Table:
+    """Columns that remember: something for an encoder to learn."""
+    draw = np.random.default_rng(0)
+    values = draw.standard_normal((rows, columns))
+    for row in range(1, rows):
+        values[row] = 0.9 * values[row - 1] + 0.436 * values[row]
+    return pa.table({f"x{i}": values[:, i] for i in range(columns)})
+
+
+def job(folder: Path, *, small: bool, epochs: int) -> Path:
+    """The case's data and config, ready for a command."""
+    windows, validation = (2_000, 400) if small else (WINDOWS, VALIDATION)
+    rows = [windows + CONTEXT - 1, validation + CONTEXT - 1, CONTEXT]
+    pa.parquet.write_table(_drawn(4, sum(rows)), folder / "rows.parquet")
+    config: Config = configs.load(
+        {
+            "name": "case-a",
+            "out": str(folder / "runs"),
+            "data": {"path": "rows.parquet", "context": CONTEXT, "split": {"rows": rows}},
+            "model": {"kind": "lstm", "hidden": 32 if small else 128, "layers": 2},
+            "train": {"objective": "masked", "epochs": epochs, "batch": 512, "patience": "off"},
+        }
+    )
+    (folder / "job.toml").write_text(configs.to_toml(config, only_set=True), encoding="utf-8")
+    return folder / "job.toml"
+
+
+def timed(command: list[str]) -> float:
+    """Seconds from the start of Python to its end."""
+    began = time.perf_counter()
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed: {done.stderr[-1500:]}")
+    return time.perf_counter() - began
+
+
+def whole(repeats: int, epochs: int | None) -> Outcome:
+    began = time.monotonic()
+    small = not torch.cuda.is_available()
+    epochs = epochs or (2 if small else 50)
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(job(Path(folder), small=small, epochs=epochs))
+        ours = ["-m", "slipstream", "pretrain", path]
+        ways = {"slipstream pretrain": [*ours, "--quiet"]}
+        ways["slipstream pretrain, classic"] = [*ours, "--quiet", "--set", "engine.preset=classic"]
+        for framework, precision, workers in PEERS_ON_CPU if small else PEERS:
+            if framework == "lightning" and not others.has_lightning():
+                continue
+            told = [framework, precision, str(workers), "habits"]
+            name = f"{framework}, {precision}, {workers} workers"
+            ways[name] = ["-m", "slipstream.bench.others", path, *told]
+        times: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(repeats):
+            for name, command in ways.items():
+                times[name].append(timed(command))
+                print(f"{name}: {times[name][-1]:.1f} s", flush=True)
+    first = statistics.median(times["slipstream pretrain"])
+    rows = [Row("A", name, "s", found) for name, found in times.items()]
+    cells = [[row.way, spread(row), record.ratio(row.median / first)] for row in rows]
+    size = f"{2_000 if small else WINDOWS:,} windows, {epochs} epochs"
+    note = "From the command to its end; ours also judges what it filled in and draws the report."
+    table = Table(
+        f"Whole pre-training: {size}", ["way", "seconds", "ours is faster by"], cells, note
+    )
+    headline = f"Whole pre-training of case A ({size}): {first:.1f} s"
+    settings: dict[str, Any] = {"epochs": epochs, "small": small}
+    return Outcome("pretrain", headline, rows, [table], settings, time.monotonic() - began)
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--out", type=Path, required=True)
+    arguments.add_argument("--case-a", action="store_true")
+    arguments.add_argument("--repeats", type=int, default=3)
+    arguments.add_argument("--epochs", type=int)
+    given = arguments.parse_args()
+    found = whole(given.repeats, given.epochs) if given.case_a else costs()
+    record.write(found, given.out)
+    print(found.headline)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,275 @@
+"""Does pre-training help? One job trained from scratch, on the frozen encoder, and fine-tuned.
+
+The three have the same windows, architecture and seeds, so that each seed's figures are compared
+with those of the same seed. The intervals tell what other seeds would give, with this encoder and
+these labels; other labels would be another question.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slipstream import config as configs
+from slipstream import runs, training
+from slipstream.config import Config
+from slipstream.errors import UserError
+from slipstream.reporting import probe_verdict
+from slipstream.runs import Event
+
+LEVEL = 0.95
+SCRATCH, FROZEN, TUNED = WAYS = ("scratch", "frozen", "fine-tuned")
+WHAT = {
+    SCRATCH: "the encoder's architecture, without its weights",
+    FROZEN: "the encoder as it is, only the head is trained",
+    TUNED: "the encoder is trained too, after train.freeze_epochs",
+}
+HIGHER_IS_BETTER = {"balanced_accuracy"}
+BETTER, WORSE, NEITHER = "better", "worse", "no difference shown"
+SUMMARY = "summary.json"
+Source = Config | str | Path | Mapping[str, Any]
+Watch = Callable[[Event], None]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What was found. `summary` is what `slipstream pretrain --probe --json` prints."""
+
+    run: Path
+    summary: dict[str, Any]
+
+
+def probe(
+    encoder: Source | None,
+    labels: Source,
+    data: Any = None,
+    *,
+    run: str | Path | None = None,
+    seeds: int = 10,
+    overrides: tuple[str, ...] = (),
+    label_overrides: tuple[str, ...] = (),
+    watch: Watch | None = None,
+    folder: str | Path | None = None,
+) -> Probe:
+    """Pre-train as `encoder` says, or take the encoder of an earlier `run`; then train `labels`
+    three ways, from as many seeds, and hold them against each other.
+
+    `folder` is that of an earlier probe of the same settings, to go on with: what is finished there
+    is not trained again.
+    """
+    began = time.perf_counter()
+    first, asked = _asked(encoder, run, labels, seeds, overrides, label_overrides)
+    place = _place(first, folder, watch)
+    with runs.locked(place):
+        _keep_settings(place.folder, {"encoder": first, "labels": asked})
+        if run is None:
+            _tell(place, "the encoder: pre-training")
+            theirs = _trained(place.folder / "encoder", first, data, watch)
+        else:
+            theirs = runs.read_json(runs.find(run).folder / "metrics.json")
+        settings = ways(labels, label_overrides, Path(theirs["run"]), seeds)
+        found = {}
+        for name in WAYS:
+            _tell(place, f"{name}: {WHAT[name]}")
+            found[name] = _trained(place.folder / name, settings[name], data, watch)
+        summary = summarised(place.folder, first.name, theirs, found)
+        summary["seconds"] = time.perf_counter() - began
+        runs.write_json(place.folder / SUMMARY, summary)
+    return Probe(place.folder, summary)
+
+
+def _asked(
+    encoder: Source | None,
+    run: str | Path | None,
+    labels: Source,
+    seeds: int,
+    overrides: Iterable[str],
+    label_overrides: Iterable[str],
+) -> tuple[Config, Config]:
+    """Both configs, so that what is wrong in the second is told before the first is trained."""
+    if (encoder is None) == (run is None):
+        raise UserError(
+            "a probe takes a config to pre-train from, or the run of an encoder (--encoder RUN)"
+        )
+    if seeds < 2:
+        raise UserError(f"--seeds is {seeds}; an interval takes at least 2, and 10 are usual")
+    source = encoder if run is None else runs.find(run).folder / "config.toml"
+    assert source is not None
+    first = configs.load(source, (*overrides, training.MASKED))
+    given = configs.load(labels, (*label_overrides, f"train.repeats={seeds}"))
+    if given.masked:
+        raise UserError("the config to probe with is of a pre-training; name one that trains")
+    if given.train.init_from is not None:
+        raise UserError(
+            "train.init_from of the config to probe with is what the probe sets; take it out"
+        )
+    if given.train.freeze_epochs >= given.train.epochs:
+        raise UserError(
+            f"train.freeze_epochs = {given.train.freeze_epochs} leaves none of train.epochs = "
+            f"{given.train.epochs} for fine-tuning; lower it in the config to probe with"
+        )
+    return first, given
+
+
+def ways(labels: Source, overrides: Iterable[str], encoder: Path, seeds: int) -> dict[str, Config]:
+    """The same job three times; what it does not say of the model is the encoder's."""
+    start = f"train.init_from={runs.to_json(str(encoder))}"
+    tuned = configs.load(labels, (*overrides, f"train.repeats={seeds}", start))
+    return {
+        SCRATCH: configs.changed(tuned, {"train.init_from": None}),
+        FROZEN: configs.changed(tuned, {"train.freeze_epochs": tuned.train.epochs}),
+        TUNED: tuned,
+    }
+
+
+def _place(config: Config, folder: str | Path | None, watch: Watch | None) -> runs.Run:
+    if folder is None:
+        return runs.create(f"{config.name}-probe", out=config.out, watch=watch)
+    found = Path(folder).resolve()
+    if not (found / "labels.toml").is_file():
+        raise UserError(f"{folder}: is not the folder of a probe (it holds no labels.toml)")
+    return runs.Run(found, watch)
+
+
+def _keep_settings(folder: Path, asked: dict[str, Config]) -> None:
+    """Write down what is asked for; of an earlier probe, it must be the same."""
+    for name, config in asked.items():
+        path, text = folder / f"{name}.toml", configs.to_toml(config)
+        if path.exists() and path.read_text(encoding="utf-8") != text:
+            raise UserError(
+                f"{path}: the probe began with other settings; start a new one, without its folder"
+            )
+        runs.write_text(path, text)
+
+
+def _trained(folder: Path, config: Config, data: Any, watch: Watch | None) -> dict[str, Any]:
+    """A run's summary: of the finished one that is there, or of one that is trained now."""
+    if (folder / "metrics.json").exists():
+        found: dict[str, Any] = runs.read_json(folder / "metrics.json")
+        return found
+    if any((folder / "checkpoints").glob("step-*")):
+        return training.train(None, data, resume=folder, watch=watch).summary
+    runs.remove(folder)
+    return training.train(config, data, folder=folder, watch=watch).summary
+
+
+def _tell(place: runs.Run, what: str) -> None:
+    place.show({"event": "probe", "what": what})
+
+
+def summarised(
+    folder: Path, name: str, encoder: dict[str, Any], found: dict[str, dict[str, Any]]
+) -> dict[str, Any]:
+    """Every way's figures by seed, their differences to those from scratch, and a verdict."""
+    scratch = found[SCRATCH]
+    judged_by = scratch["judged_by"]
+    classes = bool(scratch.get("classes"))
+    keys = [judged_by, *(["balanced_accuracy"] if classes else [])]
+    by_seed = {way: {key: _by_seed(one, key) for key in keys} for way, one in found.items()}
+    shared = [
+        seed
+        for seed in by_seed[SCRATCH][judged_by]
+        if all(seed in by_seed[way][judged_by] for way in WAYS)
+    ]
+    if len(shared) < 2:
+        raise UserError(f"{folder}: fewer than two seeds trained to an end in all three ways")
+    values = {
+        way: {key: [by_seed[way][key][seed] for seed in shared] for key in keys} for way in WAYS
+    }
+    summary: dict[str, Any] = {
+        "run": str(folder),
+        "name": name,
+        "objective": "probe",
+        "seeds": shared,
+        "judged_by": judged_by,
+        "scaled": not classes,
+        "windows": scratch["windows"],
+        "encoder": {
+            "run": encoder["run"],
+            "judged_by": encoder["judged_by"],
+            "error": encoder["scaled"]["val"][encoder["judged_by"]],
+            "beaten_by": encoder["beaten_by"],
+            "seconds": encoder["seconds"],
+        },
+        "ways": {
+            way: {
+                "what": WHAT[way],
+                "run": found[way]["run"],
+                "metrics": {key: _spread(values[way][key]) for key in keys},
+                "seconds": found[way]["seconds"],
+            }
+            for way in WAYS
+        },
+        "baselines": {
+            name: {key: _of_test(one, key) for key in keys}
+            for name, one in scratch["baselines"].items()
+            if one
+        },
+        "against_scratch": {
+            way: {
+                key: compare(values[SCRATCH][key], values[way][key], higher=key in HIGHER_IS_BETTER)
+                for key in keys
+            }
+            for way in (FROZEN, TUNED)
+        },
+        "notes": _notes(found, shared),
+    }
+    summary["helped"] = summary["against_scratch"][TUNED][judged_by]["verdict"]
+    return summary | {"verdict": probe_verdict(summary)}
+
+
+def compare(scratch: Sequence[float], other: Sequence[float], *, higher: bool) -> dict[str, Any]:
+    """The mean of the seeds' differences with its interval: a paired t, two-sided."""
+    from scipy import stats  # takes a second
+
+    differences = [b - a for a, b in zip(scratch, other, strict=True)]
+    n = len(differences)
+    mean, error = statistics.fmean(differences), statistics.stdev(differences) / math.sqrt(n)
+    reach = float(stats.t.ppf((1 + LEVEL) / 2, n - 1)) * error
+    low, high = mean - reach, mean + reach
+    above, below = (BETTER, WORSE) if higher else (WORSE, BETTER)
+    verdict = above if low > 0 else below if high < 0 else NEITHER
+    return {"difference": mean, "low": low, "high": high, "level": LEVEL, "n": n} | {
+        "verdict": verdict
+    }
+
+
+def _by_seed(summary: dict[str, Any], key: str) -> dict[int, float]:
+    """Each seed's test figure; of a walk, the mean over its folds, where all of them ended."""
+    found: dict[int, list[Any]] = {}
+    for lane in summary["lanes"]:
+        found.setdefault(lane["seed"], []).append(lane)
+    return {
+        seed: statistics.fmean(_of_test(lane, key) for lane in lanes)
+        for seed, lanes in found.items()
+        if all(lane["metrics"] for lane in lanes)
+    }
+
+
+def _of_test(found: dict[str, Any], key: str) -> float:
+    """As models are judged: of numbers in standardised units."""
+    return float((found.get("scaled") or found["metrics"])["test"][key])
+
+
+def _spread(values: Sequence[float]) -> dict[str, Any]:
+    return {
+        "mean": statistics.fmean(values),
+        "sd": statistics.stdev(values),
+        "by_seed": list(values),
+    }
+
+
+def _notes(found: dict[str, dict[str, Any]], shared: Sequence[int]) -> list[str]:
+    """What the three runs say, once, and which seeds are missing."""
+    told = dict.fromkeys(note for one in found.values() for note in one["notes"])
+    asked = {lane["seed"] for lane in found[SCRATCH]["lanes"]}
+    lost = sorted(asked - set(shared))
+    if lost:
+        seeds = ", ".join(str(seed) for seed in lost)
+        told[f"left out, since not every way trained to an end from it: seed {seeds}"] = None
+    return list(told)

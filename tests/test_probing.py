@@ -1,0 +1,177 @@
+"""Whether pre-training helps: three ways to train, held against each other seed by seed."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pytest
+from typer.testing import CliRunner
+
+import slipstream
+from slipstream import UserError, probing, runs
+from slipstream import config as configs
+from slipstream.cli import app
+from slipstream.data import bars
+from slipstream.data import dataset as datasets
+from tests.conftest import SMALL, close, merged
+from tests.labelled import states
+
+SETTINGS = merged(SMALL, {"data": {"context": 12, "inputs": ["a", "b"]}, "model": {"hidden": 6}})
+ENCODER = merged(SETTINGS, {"name": "waves", "train": {"epochs": 1}, "pretrain": {"length": 3}})
+LABELS = {
+    "data": {"time": "time", "task": "classify", "targets": ["state"]},
+    "train": {"epochs": 3, "freeze_epochs": 1, "batch": 128, "lr": 0.01},
+    "engine": SMALL["engine"],
+}
+KEYS = {
+    *("run", "name", "objective", "seeds", "judged_by", "scaled", "windows", "encoder", "ways"),
+    *("baselines", "against_scratch", "notes", "helped", "verdict", "seconds"),
+}
+
+
+@pytest.fixture(scope="module")
+def table():
+    return states(600)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory, table):
+    out = tmp_path_factory.mktemp("probes")
+    return slipstream.probe({**ENCODER, "out": str(out)}, LABELS, table, seeds=2)
+
+
+def test_three_ways_are_trained_from_the_same_seeds(found):
+    summary = found.summary
+    assert set(summary) == KEYS
+    assert summary["seeds"] == [0, 1]
+    assert list(summary["ways"]) == ["scratch", "frozen", "fine-tuned"]
+    asked = {way: configs.load(found.run / way / "config.toml") for way in summary["ways"]}
+    assert asked["scratch"].train.init_from is None
+    assert asked["frozen"].train.freeze_epochs == asked["frozen"].train.epochs == 3
+    assert asked["fine-tuned"].train.freeze_epochs == 1
+    assert asked["fine-tuned"].train.init_from == str(found.run / "encoder")
+    for config in asked.values():
+        assert config.model == asked["scratch"].model
+        assert config.model.bidirectional
+        assert config.data == asked["scratch"].data
+    assert set(summary["baselines"]) == {"majority", "logistic"}
+
+
+def test_its_figures_are_those_of_the_runs(found):
+    for way, told in found.summary["ways"].items():
+        lanes = json.loads((found.run / way / "metrics.json").read_text())["lanes"]
+        for key in ("log_loss", "balanced_accuracy"):
+            wanted = [lane["metrics"]["test"][key] for lane in lanes]
+            assert told["metrics"][key]["by_seed"] == wanted
+            close(told["metrics"][key]["mean"], np.mean(wanted))
+    assert found.summary == json.loads((found.run / "summary.json").read_text())
+
+
+def test_what_is_finished_is_not_trained_twice(found, table):
+    logs = {path: path.stat().st_mtime_ns for path in found.run.glob("*/events.jsonl")}
+    assert len(logs) == 4
+    runs.remove(found.run / "frozen")
+    again = slipstream.probe(
+        configs.load(found.run / "encoder.toml"), LABELS, table, seeds=2, folder=found.run
+    )
+    close(
+        again.summary["ways"]["frozen"]["metrics"]["log_loss"]["by_seed"],
+        found.summary["ways"]["frozen"]["metrics"]["log_loss"]["by_seed"],
+    )
+    kept = {path for path, at in logs.items() if path.stat().st_mtime_ns == at}
+    assert {path.parent.name for path in kept} == {"encoder", "scratch", "fine-tuned"}
+    with pytest.raises(UserError, match="began with other settings"):
+        slipstream.probe(
+            configs.load(found.run / "encoder.toml"), LABELS, table, seeds=3, folder=found.run
+        )
+
+
+def test_the_report_draws_every_seed(found):
+    page = slipstream.report(found.run).read_text(encoding="utf-8")
+    assert page.count("<svg") == 2
+    assert found.summary["verdict"].split(":")[0] in page
+    assert "balanced accuracy" in page
+
+
+def test_the_command_answers_in_json(found, table, tmp_path):
+    pa.csv.write_csv(table, tmp_path / "states.csv")
+    job = configs.changed(
+        configs.load(LABELS), {"data.path": str(tmp_path / "states.csv"), "train.repeats": 1}
+    )
+    (tmp_path / "labels.toml").write_text(configs.to_toml(job, only_set=True))
+    given = ["--probe", str(tmp_path / "labels.toml"), "--encoder", str(found.run / "encoder")]
+    sets = ["--seeds", "2", "--set", f"out={tmp_path}", "--probe-set", "train.epochs=2", "--json"]
+    answer = CliRunner().invoke(app, ["pretrain", *given, *sets])
+    assert answer.exit_code == 0, answer.output
+    summary = json.loads(answer.stdout)
+    assert set(summary) == KEYS | {"report"}
+    assert summary["encoder"]["run"] == str(found.run / "encoder")
+
+
+def test_the_interval_is_that_of_a_paired_t():
+    scratch, other = [1.0, 1.2, 0.9, 1.1], [0.9, 1.0, 0.9, 0.8]
+    told = probing.compare(scratch, other, higher=False)
+    # differences -0.1, -0.2, 0, -0.3: mean -0.15, error 0.0645497; t(3) at 0.975 is 3.18245
+    close(told["difference"], -0.15)
+    close([told["low"], told["high"]], [-0.15 - 3.18245 * 0.0645497, -0.15 + 3.18245 * 0.0645497])
+    assert told["verdict"] == "no difference shown"
+    assert probing.compare(scratch, [one - 0.1 for one in scratch], higher=False)["verdict"] == (
+        "better"
+    )
+    assert probing.compare(scratch, [one - 0.1 for one in scratch], higher=True)["verdict"] == (
+        "worse"
+    )
+
+
+@pytest.mark.parametrize(
+    ("labels", "seeds", "said"),
+    [
+        ({"train": {"freeze_epochs": 3}}, 2, "leaves none of train.epochs = 3"),
+        ({"train": {"init_from": "elsewhere", "freeze_epochs": 1}}, 2, "elsewhere"),
+        ({}, 1, "an interval takes at least 2"),
+    ],
+)
+def test_what_cannot_be_probed_is_refused_before_anything_is_trained(
+    labels, seeds, said, table, tmp_path
+):
+    with pytest.raises(UserError, match=said):
+        slipstream.probe(
+            {**ENCODER, "out": str(tmp_path)}, merged(LABELS, labels), table, seeds=seeds
+        )
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_demo_has_a_hundred_labels():
+    config = configs.load(configs.demo("regimes"), ["data.context=32"])
+    dataset = datasets.load(
+        configs.changed(config, {"data.inputs": ["open", "high", "low", "close", "volume"]})
+    )
+    assert dataset.count == {"train": 100, "val": 50, "test": 1840}
+
+
+def test_shuffling_the_future_never_changes_a_past_windows_label():
+    table = bars.simulate()
+    config = configs.load(
+        configs.demo("regimes"), ['data.inputs=["close", "volume"]', "data.context=32"]
+    )
+    border, draw = 3000, np.random.default_rng(0)
+    order = np.arange(table.num_rows).reshape(bars.NUM_INSTRUMENTS, bars.NUM_BARS)
+    order[:, border:] = draw.permuted(order[:, border:], axis=1)
+    shuffled = table.take(pa.array(order.ravel()))
+    bar = table.column_names.index("bar")
+    shuffled = shuffled.set_column(bar, "bar", table.column("bar"))
+    seen = []
+    for given in (table, shuffled):
+        memory = datasets.load(config, given).memory
+        ends = {name: starts + 31 for name, starts in memory.starts.items()}
+        past = {
+            name: sorted(int(end) for end in some if int(end) % bars.NUM_BARS < border)
+            for name, some in ends.items()
+        }
+        labels = given.column("label").to_pylist()
+        seen.append({name: [(end, labels[end]) for end in some] for name, some in past.items()})
+    assert seen[0] == seen[1]
+    assert len(seen[0]["train"]) == 100
