@@ -79,7 +79,9 @@ def refuse_unlike(lanes: Sequence[Lane]) -> None:
         found = configs.differences(first, lane.config)
         unlike = [name for name in found if name not in MAY_DIFFER]
         wider = first.model.sizes != lane.config.model.sizes
-        if wider and (first.model.kind == "transformer" or first.model.own):
+        if wider and first.model.kind == "transformer":
+            unlike.append("model.hidden (of a transformer)")
+        if wider and first.model.own:
             unlike.append(f"model.hidden (of {first.model.kind})")
         if wider and first.model.layer_norm:
             unlike.append("model.hidden (with model.layer_norm)")
