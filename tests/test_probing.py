@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import slipstream
 from slipstream import UserError, probing, runs
 from slipstream import config as configs
 from slipstream.cli import app
-from slipstream.data import bars
+from slipstream.data import bars, windows
 from slipstream.data import dataset as datasets
 from tests.conftest import SMALL, close, merged
 from tests.labelled import states
@@ -166,12 +169,31 @@ def test_shuffling_the_future_never_changes_a_past_windows_label():
     seen = []
     for given in (table, shuffled):
         memory = datasets.load(config, given).memory
-        ends = {name: starts + 31 for name, starts in memory.starts.items()}
-        past = {
-            name: sorted(int(end) for end in some if int(end) % bars.NUM_BARS < border)
-            for name, some in ends.items()
-        }
-        labels = given.column("label").to_pylist()
-        seen.append({name: [(end, labels[end]) for end in some] for name, some in past.items()})
-    assert seen[0] == seen[1]
-    assert len(seen[0]["train"]) == 100
+        starts = torch.cat([memory.starts[name] for name in ("train", "val")])
+        past = starts[(starts + 31) % bars.NUM_BARS < border].sort().values
+        seen.append((past, windows.gather(memory.series, past).targets))
+    assert len(seen[0][0]) > 100
+    assert torch.equal(seen[0][0], seen[1][0])
+    assert torch.equal(seen[0][1], seen[1][1])
+
+
+def test_the_sp500s_label_looks_five_days_ahead_and_its_inputs_none():
+    path = Path(__file__).parents[1] / "dev" / "sp500.py"
+    spec = importlib.util.spec_from_file_location("sp500", path)
+    sp500 = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sp500)
+    draw = np.random.default_rng(0)
+    close_ = np.exp(np.cumsum(0.01 * draw.standard_normal(200)))
+    rows = {"date": np.arange(200), "high": 1.01 * close_, "low": 0.99 * close_, "close": close_}
+    rows["volume"] = np.exp(draw.standard_normal(200))
+    order = np.arange(200)
+    order[150:] = draw.permutation(order[150:])
+    changed = {name: values[order] for name, values in rows.items()}
+    one, two = (sp500.table(pa.table(given)) for given in (rows, changed))
+    inputs = ["return", "range", "volume_change"]
+    assert one.select(inputs).slice(0, 149).equals(two.select(inputs).slice(0, 149))
+    labels = [table.column("direction").to_pylist() for table in (one, two)]
+    assert labels[0][:144] == labels[1][:144]
+    assert labels[0][-5:] == [None] * 5
+    wanted = ["up" if close_[i + 5] > close_[i] else "down" for i in range(1, 195)]
+    assert labels[0][:-5] == wanted
