@@ -31,7 +31,7 @@ LABELS = {
 }
 KEYS = {
     *("run", "name", "objective", "seeds", "judged_by", "scaled", "windows", "encoder", "ways"),
-    *("baselines", "against_scratch", "notes", "helped", "verdict", "seconds"),
+    *("beat_majority", "baselines", "against_scratch", "notes", "helped", "verdict", "seconds"),
 }
 
 

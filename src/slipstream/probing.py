@@ -19,7 +19,7 @@ from slipstream import config as configs
 from slipstream import runs, training
 from slipstream.config import Config
 from slipstream.errors import UserError
-from slipstream.reporting import probe_verdict
+from slipstream.reporting import beats, probe_verdict
 from slipstream.runs import Event
 
 LEVEL = 0.95
@@ -217,6 +217,9 @@ def summarised(
             }
             for way in (FROZEN, TUNED)
         },
+        "beat_majority": [way for way in WAYS if beats(found[way], "model", judged_by)]
+        if classes
+        else None,
         "notes": _notes(found, shared),
     }
     summary["helped"] = summary["against_scratch"][TUNED][judged_by]["verdict"]

@@ -6,6 +6,7 @@ from slipstream.reporting.probe import probe_verdict
 from slipstream.reporting.probe import rows as probe_rows
 from slipstream.reporting.shown import shown
 from slipstream.reporting.words import (
+    beats,
     chosen,
     covered,
     energy,
@@ -23,6 +24,7 @@ from slipstream.reporting.words import (
 )
 
 __all__ = [
+    "beats",
     "chosen",
     "covered",
     "energy",

@@ -43,8 +43,15 @@ def probe_verdict(summary: dict[str, Any]) -> str:
     return (
         f"{said}: fine-tuned, the test {metric_name(summary, key)} is {told} from scratch, "
         f"{interval(tuned)} (95 % over {n} seeds). "
-        f"The frozen encoder {beside} ({interval(frozen)})."
+        f"The frozen encoder {beside} ({interval(frozen)}).{_beside_majority(summary)}"
     )
+
+
+def _beside_majority(summary: dict[str, Any]) -> str:
+    """Where no way has seen anything, how they differ says little."""
+    if summary["beat_majority"] is None or summary["beat_majority"]:
+        return ""
+    return " But none of the three is shown to beat the majority class on this test set."
 
 
 def interval(found: dict[str, Any]) -> str:
