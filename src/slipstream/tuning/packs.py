@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from slipstream import runs
 from slipstream.config import Config
@@ -70,6 +70,8 @@ class Trainer:
         self.most: dict[Shape, int] = {}
         """Places that fit into memory, where all did not"""
         self.packs = 0
+        self.looked_at: Any = None
+        """What stood the last time that packs were to be made"""
 
     @property
     def folder(self) -> Path:
@@ -127,8 +129,10 @@ class Trainer:
     def _start(self, stop: Stop) -> None:
         """Make packs of those that wait. A few wait for company while others train and more may
         come; then they cost a pack of their own."""
-        if not self.waiting:
+        now = [one.number for one in self.waiting], len(self.active), self.dry
+        if not self.waiting or now == self.looked_at:
             return
+        self.looked_at = now
         ready = self.shelf.get(self.waiting[0].config)
         device = ready.series.values.device.type
         windows = len(ready.folds[-1]["train"])
