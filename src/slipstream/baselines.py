@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy import optimize
 from torch import Tensor
 
 MAX_FEATURES = 2048
@@ -217,6 +216,7 @@ def _log_loss(logits: Tensor, numbers: Tensor) -> Tensor:
 
 def _least(x: Tensor, numbers: Tensor, weights: Tensor, penalty: float) -> Tensor:
     """The weights with the lowest penalised loss, from `weights` on; the constant is free."""
+    from scipy import optimize  # takes a while, and only classes need it
 
     def loss(flat: npt.NDArray[np.float64]) -> tuple[float, npt.NDArray[np.float64]]:
         with torch.enable_grad():

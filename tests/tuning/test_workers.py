@@ -18,6 +18,9 @@ from slipstream.tuning import space as spaces
 from tests.conftest import close, small_config, waves
 from tests.tuning.several import job, one_of_two_is_killed
 
+TRIALS, EPOCHS = 8, 100
+"""So many that a worker which starts seconds after the other still finds some"""
+
 
 class Violent:
     """Watches a search, and sends a signal at the first epoch that it hears of."""
@@ -39,7 +42,7 @@ class Violent:
 
 
 def test_two_workers_are_stopped_resumed_and_killed_and_find_every_trial_once(tmp_path):
-    config = job(tmp_path, trials=6, epochs=20, parallel=4)
+    config = job(tmp_path, trials=TRIALS, epochs=EPOCHS, parallel=4)
     stopping = Violent(signal.SIGTERM)
     with pytest.raises(Interrupted, match="go on with: slipstream tune --resume") as stopped:
         slipstream.tune(config, watch=stopping, workers=2)
@@ -52,11 +55,11 @@ def test_two_workers_are_stopped_resumed_and_killed_and_find_every_trial_once(tm
     assert [(e["worker"], e["remedy"]) for e in killing.died] == [(1, "started again")]
     assert "SIGKILL" in killing.died[0]["why"]
     trials = runs.read_json(found.run / "trials.json")
-    assert [trial["trial"] for trial in trials] == list(range(6))
-    assert {trial["epochs"] for trial in trials} == {20.0}
-    assert found.summary["trials"] == {"finished": 6, "pruned": 0, "failed": 0}
+    assert [trial["trial"] for trial in trials] == list(range(TRIALS))
+    assert {trial["epochs"] for trial in trials} == {float(EPOCHS)}
+    assert found.summary["trials"] == {"finished": TRIALS, "pruned": 0, "failed": 0}
     by = {e["trial"]: e["worker"] for e in runs.events(Run(found.run)) if e["event"] == "trial"}
-    assert set(by) == set(range(6))
+    assert set(by) == set(range(TRIALS))
     assert set(by.values()) == {0, 1}
     for worker in (0, 1):
         number = next(trial for trial, who in by.items() if who == worker)
