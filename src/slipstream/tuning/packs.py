@@ -196,3 +196,4 @@ class Trainer:
         remedy = f"{self.most[shape]} lanes at a time, from the start"
         self.run.append("recovery", what="out of memory", remedy=remedy, why=why)
         self.waiting = [one.anew() for one in members] + self.waiting
+        self.looked_at = None
