@@ -92,7 +92,7 @@ def test_masked_lanes_may_differ_in_width():
 def test_captured_steps_are_the_eager_ones(job, precision):
     engine = {"device": "cuda", "precision": precision}
     config = small_config(**merged(JOBS[job], {"engine": engine}))
-    dataset = small_dataset(config)
+    dataset = data_of(config)
     eager, weights = run_steps(config, dataset, steps=20)
     captured, others = run_steps(config, dataset, steps=20, capture=True)
     assert eager == captured

@@ -31,8 +31,6 @@ Refill = Callable[[LaneFit], Lane | None]
 """What takes the place of a lane that has ended, if anything does"""
 Verdict = Callable[[Sequence[tuple[LaneFit, float]]], Sequence[str]]
 """Lanes and their new validation losses to why each has to end; nothing lets one go on"""
-
-
 Facts = Callable[[], Mapping[str, Any]]
 """What a checkpoint keeps beside the lanes, as it stands then"""
 
@@ -48,11 +46,15 @@ class Guide(NamedTuple):
     """Keep nothing of a lane once `refill` has seen how it ended"""
 
 
+UNGUIDED = Guide()
+Rounds = Generator[None, None, list[LaneFit]]
+
+
 def fit(
     pack: Pack,
     run: Run,
     *,
-    guide: Guide = Guide(),  # noqa: B008 (a tuple)
+    guide: Guide = UNGUIDED,
     facts: Facts = dict,
 ) -> list[LaneFit]:
     """Train every lane to its own end and close the pack; the fits come in the lanes' order.
@@ -71,7 +73,7 @@ def resume(
     series: Series,
     run: Run,
     *,
-    guide: Guide = Guide(),  # noqa: B008
+    guide: Guide = UNGUIDED,
     facts: Facts = dict,
 ) -> list[LaneFit]:
     """Go on from a checkpoint as if it had never stopped; `lanes` are all that had come until then,
@@ -79,9 +81,6 @@ def resume(
     work = lanestate.restored(saved, lanes, signature, series, run)
     with stoppable() as stop:
         return _drained(rounds(work, stop, guide=guide, facts=facts))
-
-
-Rounds = Generator[None, None, list[LaneFit]]
 
 
 def _drained(rounds: Rounds) -> list[LaneFit]:
@@ -107,7 +106,7 @@ def rounds(
     work: Work,
     stop: Stop,
     *,
-    guide: Guide = Guide(),  # noqa: B008
+    guide: Guide = UNGUIDED,
     facts: Facts = dict,
 ) -> Rounds:
     """Train to the end, as `fit` does, one round at a time: while the device is busy with a round's

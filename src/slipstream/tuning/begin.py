@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -229,6 +230,7 @@ def summarize(
 ) -> dict[str, Any]:
     best = best_of(trials)
     assert best is not None
+    params = {trial.number: trial.params for trial in trials}  # numbers may have gaps
     searched = [event for event in runs.events(run) if event["event"] == "searched"][-1]
     counts = dict.fromkeys(STATES.values(), 0)
     for trial in trials:
@@ -250,7 +252,7 @@ def summarize(
             {
                 "trial": None if one.trial == retraining.DEFAULT else one.trial,
                 "what": "default" if one.trial == retraining.DEFAULT else f"trial {one.trial}",
-                "params": None if one.trial == retraining.DEFAULT else trials[one.trial].params,
+                "params": params.get(one.trial),
                 "losses": one.losses,
                 "mean": one.mean,
                 "sd": _sd(one.losses),
@@ -274,7 +276,4 @@ def summarize(
 
 def _sd(values: list[float]) -> float | None:
     finite = [value for value in values if math.isfinite(value)]
-    if len(finite) < 2:
-        return None
-    mean = sum(finite) / len(finite)
-    return math.sqrt(sum((value - mean) ** 2 for value in finite) / (len(finite) - 1))
+    return statistics.stdev(finite) if len(finite) > 1 else None

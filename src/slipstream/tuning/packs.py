@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from slipstream import runs
 from slipstream.config import Config
@@ -20,7 +20,7 @@ from slipstream.errors import Interrupted
 from slipstream.runs import Run
 from slipstream.tuning import groups
 from slipstream.tuning.candidates import Candidate
-from slipstream.tuning.groups import Shape
+from slipstream.tuning.groups import Group, Shape
 from slipstream.tuning.packed import Packed
 from slipstream.tuning.shelf import Shelf
 
@@ -70,8 +70,8 @@ class Trainer:
         self.most: dict[Shape, int] = {}
         """Places that fit into memory, where all did not"""
         self.packs = 0
-        self.looked_at: Any = None
-        """What stood the last time that packs were to be made"""
+        self.sorted: tuple[list[Candidate], list[Group]] = [], []
+        """Those that waited when groups were last made of them, and the groups"""
 
     @property
     def folder(self) -> Path:
@@ -129,14 +129,16 @@ class Trainer:
     def _start(self, stop: Stop) -> None:
         """Make packs of those that wait. A few wait for company while others train and more may
         come; then they cost a pack of their own."""
-        now = [one.number for one in self.waiting], len(self.active), self.dry
-        if not self.waiting or now == self.looked_at:
+        if not self.waiting:
             return
-        self.looked_at = now
         ready = self.shelf.get(self.waiting[0].config)
         device = ready.series.values.device.type
-        windows = len(ready.folds[-1]["train"])
-        for group in groups.grouped(self.waiting, device, windows):
+        if len(self.active) >= MOST_PACKS[device]:
+            return
+        if self.sorted[0] != self.waiting:
+            windows = len(ready.folds[-1]["train"])
+            self.sorted = list(self.waiting), groups.grouped(self.waiting, device, windows)
+        for group in self.sorted[1]:
             enough = self.dry or len(group.members) >= COMPANY
             if self.active and (len(self.active) >= MOST_PACKS[device] or not enough):
                 continue
@@ -196,4 +198,3 @@ class Trainer:
         remedy = f"{self.most[shape]} lanes at a time, from the start"
         self.run.append("recovery", what="out of memory", remedy=remedy, why=why)
         self.waiting = [one.anew() for one in members] + self.waiting
-        self.looked_at = None
