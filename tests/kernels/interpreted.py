@@ -14,9 +14,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+from torch.func import vmap
 from triton.runtime import interpreter
 
-from slipstream.kernels import fused, stepwise, update
+from slipstream.kernels import fused, norms, stepwise, update
 from slipstream.kernels.fused import Tile, Way
 from slipstream.kernels.shapes import Weights
 from tests.kernels.layers import Shape, apart, defined, drawn
@@ -119,6 +120,25 @@ def stepwise_error_of(shape: Shape, dtype: torch.dtype, *, loose: bool) -> float
     return apart(found, defined(shape, given, grad))
 
 
+def norm_error(shape: tuple[int, ...], dtype: torch.dtype, out: torch.dtype) -> float:
+    """x [K, ..., D] in one type and normalized in another, lanes' weights with gaps between."""
+    torch.manual_seed(0)
+    K, D = shape[0], shape[-1]
+    x = (3 * torch.randn(shape) + 1).to(dtype).requires_grad_()
+    weight, bias = (torch.randn(K, D, requires_grad=True) for _ in range(2))
+    given = with_gaps(weight, 1), with_gaps(bias, 1)
+    found = vmap(lambda *one: norms.norm(*one, 1e-5, out))(x, *given)
+    grad = torch.randn(shape).to(out)
+    wide, *by_lane = (one.detach().double().requires_grad_() for one in (x, weight, bias))
+    off = wide - wide.mean(-1, keepdim=True)
+    normal = off / (off.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    scale, shift = (one.view(K, *[1] * (len(shape) - 2), D) for one in by_lane)
+    wanted = normal * scale + shift
+    mine = [found, *torch.autograd.grad(found, [x, weight, bias], grad)]
+    theirs = torch.autograd.grad(wanted, [wide, *by_lane], grad.double())
+    return apart(mine, [wanted.detach(), *theirs])
+
+
 def with_gaps(tensor: torch.Tensor, dim: int) -> torch.Tensor:
     return torch.cat([tensor, torch.full_like(tensor, torch.nan)], dim).split(
         tensor.shape[dim], dim
@@ -174,6 +194,10 @@ if __name__ == "__main__":
     torch.use_deterministic_algorithms(True)  # fills what `empty` gives with NaN
     found = {"adam": adam_error(decoupled=False), "adamw": adam_error(decoupled=True)}
     found["adamw of some columns"] = adam_error(decoupled=True, columns=slice(8, 36))
+    for number, sizes in enumerate([(1, 1, 1), (2, 70, 2, 40), (3, 300, 64), (1, 5, 700)]):
+        found[f"norm {number} fp32"] = norm_error(sizes, torch.float32, torch.float32)
+        found[f"norm {number} fp16"] = norm_error(sizes, torch.float16, torch.float16)
+        found[f"norm {number} fp32 to fp16"] = norm_error(sizes, torch.float32, torch.float16)
     for number, shape in enumerate(SHAPES):
         name = f"{shape.kind} {number}"
         found[f"{name} fp32"] = error_of(shape, torch.float32, held=4 if number % 2 else 1)

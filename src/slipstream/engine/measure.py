@@ -24,6 +24,7 @@ from slipstream.engine import capture, optim, recover
 from slipstream.engine.job import Job, Task, set_up
 from slipstream.engine.plan import MOST_OWN, RECURRENT, Plan
 from slipstream.errors import UserError
+from slipstream.kernels import triton_runs
 from slipstream.models import OWN
 
 LONGEST_S = 10.0
@@ -37,11 +38,12 @@ WORTH = 0.97
 """A candidate replaces what is there if it takes less than this share of its time."""
 SAME_LOSS = 0.01
 """How far a candidate's mean loss may be from the first one's."""
-COMPILE_S, KERNELS_S = 8.0, 3.0
+COMPILE_S = 8.0
 CHOICES = (
     *("precision", "cudnn", "threads", "onednn", "fused", "workers", "compile", "capture"),
     *("micro_batch", "ms_per_step", "kernels", "evidence"),
 )
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 SMALLEST_BATCH, LARGEST_BATCH = 32, 16384
 PAYS = 1.1
 """How much faster a larger batch must be, since it takes fewer steps to learn in."""
@@ -56,6 +58,7 @@ def decide(task: Task, plan: Plan) -> Plan:
     if SHARE_OF_RUN * guess_s(task, plan) < FIRST_TRIAL_S:
         told = "rules of thumb: the steps are too few to measure"
         return replace(plan, reasons=plan.reasons | {"plan": told})
+    plan = _with_own(config, plan)
     if config.engine.plan == "cached":
         known = _read(path).get(key)
         if known:
@@ -72,6 +75,23 @@ def decide(task: Task, plan: Plan) -> Plan:
         choices = {name: getattr(decided, name) for name in CHOICES}
         _write(path, key, {"choices": choices, "reasons": changed})
     return decided
+
+
+def _with_own(config: Config, plan: Plan) -> Plan:
+    """The plan with our own recurrent kernels where these are taken to be fastest: not in a run so
+    short that building them would take longer than they save."""
+    precision = plan.precision if config.engine.precision != "auto" else "fp16"
+    fits = plan.device.type == "cuda" and config.model.kind in RECURRENT
+    fits = fits and config.engine.cudnn == "auto" and precision in ("fp16", "bf16")
+    if not (fits and max(config.model.sizes) <= MOST_OWN and hardware.has_tf32(plan.device)):
+        return plan
+    if not triton_runs(plan.device):
+        return plan
+    why = "our own kernels, which are faster than cuDNN's at this width"
+    own, reasons = (OWN,) * len(plan.cudnn), plan.reasons | {"cudnn": why}
+    if precision != plan.precision:
+        reasons["precision"] = "what our own kernels are made for"
+    return replace(plan, cudnn=own, precision=precision, reasons=reasons)
 
 
 def expected(task: Task, plan: Plan) -> dict[str, Any]:
@@ -108,7 +128,7 @@ class Candidate(NamedTuple):
     """The setting's value, given the plan so far"""
     takes_s: float = 0.0
     """What it needs before its first step, beyond what others need"""
-    also: Mapping[str, Any] = MappingProxyType({})
+    also: Mapping[str, Any] = NOTHING
     """Other settings that go with it"""
 
     @property
@@ -116,13 +136,15 @@ class Candidate(NamedTuple):
         return f"{self.setting} = {self.value}"
 
 
-def _values(setting: str, *values: Any, takes_s: float = 0.0) -> Iterator[Candidate]:
+def _values(
+    setting: str, *values: Any, takes_s: float = 0.0, also: Mapping[str, Any] = NOTHING
+) -> Iterator[Candidate]:
     for value in values:
 
         def change(_: Plan, value: Any = value) -> Any:
             return value
 
-        yield Candidate(setting, value, change, takes_s)
+        yield Candidate(setting, value, change, takes_s, also)
 
 
 def _candidates(config: Config, plan: Plan) -> Iterator[Candidate]:
@@ -137,7 +159,8 @@ def _candidates(config: Config, plan: Plan) -> Iterator[Candidate]:
             half = ["fp16"]
         if hardware.has_tf32(plan.device):
             half = ["tf32", *half]
-        yield from _values("precision", "fp32", *half)
+        for precision in ("fp32", *half):
+            yield from _values("precision", precision, also=_cudnn_for(precision, plan))
     if not on_gpu and engine.threads == "auto":
         cores = hardware.available_cores()
         yield from _values("threads", *sorted({1, max(cores // 2, 1), cores}))
@@ -146,11 +169,7 @@ def _candidates(config: Config, plan: Plan) -> Iterator[Candidate]:
     if not on_gpu and engine.precision == "auto" and hardware.has_fast_bf16():
         yield from _values("precision", "bf16")
     if on_gpu and recurrent and engine.cudnn == "auto":
-        yield from _algorithms(config.model.sizes)
-        if hardware.has_tf32(plan.device) and max(config.model.sizes) <= MOST_OWN:
-            with_it = {"precision": "fp16"} if engine.precision == "auto" else {}
-            own = (OWN,) * len(config.model.sizes)
-            yield Candidate("cudnn", OWN, lambda _: own, KERNELS_S, with_it)
+        yield from _algorithms(plan, config.model.sizes)
     if engine.fused == "auto":
         yield from _values("fused", False)
     if plan.home in ("stream", "loader") and engine.workers == "auto":
@@ -161,15 +180,31 @@ def _candidates(config: Config, plan: Plan) -> Iterator[Candidate]:
         yield from _values("capture", False)
 
 
-def _algorithms(sizes: Sequence[int]) -> Iterator[Candidate]:
-    """cuDNN's standard algorithm, for all layers of one size or for each layer by itself."""
+def _cudnn_for(precision: str, plan: Plan) -> Mapping[str, Any]:
+    """Wide precisions are cuDNN's: our own kernels hold no more than half as many units in them."""
+    if OWN not in plan.cudnn or precision in ("fp16", "bf16"):
+        return NOTHING
+    return {"cudnn": _by_cudnn(plan)}
+
+
+def _by_cudnn(plan: Plan) -> tuple[str, ...]:
+    """Its layers, by what PyTorch chooses."""
+    return ("persistent",) * len(plan.cudnn)
+
+
+def _algorithms(plan: Plan, sizes: Sequence[int]) -> Iterator[Candidate]:
+    """cuDNN's ways: as PyTorch chooses, and its standard algorithm for all layers of one size or
+    for each layer by itself."""
+    if OWN in plan.cudnn:
+        yield Candidate("cudnn", "persistent", _by_cudnn)
     if len(set(sizes)) == 1:
         yield Candidate("cudnn", "standard", lambda plan: ("standard",) * len(plan.cudnn))
         return
     for layer in range(len(sizes)):
 
         def change(plan: Plan, layer: int = layer) -> tuple[str, ...]:
-            return (*plan.cudnn[:layer], "standard", *plan.cudnn[layer + 1 :])
+            now = _by_cudnn(plan) if OWN in plan.cudnn else plan.cudnn
+            return (*now[:layer], "standard", *now[layer + 1 :])
 
         yield Candidate("cudnn", f"standard in layer {layer + 1}", change)
 
@@ -187,6 +222,10 @@ def _measured(task: Task, plan: Plan) -> tuple[Plan, bool]:
     began = time.perf_counter()
     hardware.wake(plan.device)
     best = _tried(task, plan, "rules of thumb", evidence)
+    if best is None and OWN in plan.cudnn and task.config.engine.cudnn == "auto":
+        reasons["cudnn"] = f"as PyTorch chooses: our own kernels failed ({evidence[-1]['failed']})"
+        plan = replace(plan, cudnn=_by_cudnn(plan))
+        best = _tried(task, plan, "cudnn = persistent", evidence)
     while best is None and evidence[-1]["out_of_memory"]:
         batch = plan.micro_batch or _batch(task.config)
         if batch == 1:
@@ -243,9 +282,11 @@ def _tried(task: Task, plan: Plan, name: str, evidence: list[dict[str, Any]]) ->
     """A candidate's time, losses and kernels; None, and why, if it fails."""
     try:
         trial = _trial(task, plan)
-    except RuntimeError as error:
+    except Exception as error:
+        if not isinstance(error, RuntimeError) and OWN not in plan.cudnn:
+            raise  # a compiler of kernels may raise anything
         why = str(error).strip().split("\n", 1)[0]
-        full = recover.is_out_of_memory(error)
+        full = isinstance(error, RuntimeError) and recover.is_out_of_memory(error)
         evidence.append({"candidate": name, "failed": why, "out_of_memory": full})
         return None
     finally:

@@ -175,7 +175,7 @@ class Together:
             here = noise and noise.at(now, number)
             windows_of = rows[:, number], shares[:, number]
             loss = self._losses(self.asked, weights, *windows_of, here)
-            (found,) = torch.autograd.grad(loss, weights, scale)
+            (found,) = torch.autograd.grad((loss * scale).sum(), weights)
             grads = found if grads is None else grads + found
             total = loss.detach() if total is None else total + loss.detach()
         assert total is not None
@@ -257,7 +257,7 @@ class Branches:
                 here = noise and Noise(noise.key[k], noise.rate[k]).at(now[k], number)
                 windows_of = rows[k, number], shares[k, number]
                 loss = self._loss(self.asked, module, *windows_of, here)
-                found = torch.autograd.grad(loss, weights, scale[k])
+                found = torch.autograd.grad(loss * scale[k], weights)
                 grads = found if grads is None else torch._foreach_add(grads, found)
                 total = loss.detach() if total is None else total + loss.detach()
             assert total is not None

@@ -71,7 +71,6 @@ def training(
     """One step: gather, forward, loss, backward, clip, update. The noise's key is the seed."""
     params = [p for p in model.parameters() if p.requires_grad]
     clip = None if train.clip == "off" else train.clip
-    unscaled = torch.ones((), device=lr.device)
 
     def advance() -> None:
         model.train()
@@ -82,7 +81,8 @@ def training(
         for number, share in enumerate(home.take(tape.cursor)):
             here = noise and noise.at((tape.first + tape.cursor)[0], number)
             found = loss(model, share, here, objective=objective)
-            found.backward(unscaled if scale is None else scale.scale)
+            # not backward(scale): a gradient that is handed in has torch load a second of modules
+            (found if scale is None else found * scale.scale).backward()
             total = found.detach() if total is None else total + found.detach()
         assert total is not None
         optim.update(optimizer, params, clip=clip, scale=scale)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, partial
-from importlib.util import find_spec
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from slipstream.kernels import stepwise
+from slipstream.kernels.available import triton_runs
 from slipstream.kernels.shapes import Weights
 from slipstream.kernels.vmapped import is_vmapped, over_lanes
 
@@ -33,22 +33,16 @@ def lanes(kind: str, last: bool, x: Tensor, *weights: Tensor) -> Tensor:
         *(torch.stack(weights[i::4], dim=1) if both_ways else weights[i][:, None] for i in range(4))
     )
     dtype, precision = _operands(x)
-    triton_runs = x.is_cuda and _triton_runs(x.device)
-    if triton_runs:
+    by_triton = x.is_cuda and triton_runs(x.device)
+    if by_triton:
         from slipstream.kernels import fused
 
         way = fused.choose(kind, last, x, stacked, dtype, precision)
         if way is not None:
             return fused.layer(way, x, stacked)
     half = dtype.itemsize == 2
-    own = triton_runs and dtype.itemsize <= 4
+    own = by_triton and dtype.itemsize <= 4
     return stepwise.layer(stepwise.Way(kind, last, dtype, own, quick=own and half), x, stacked)
-
-
-@cache
-def _triton_runs(device: torch.device) -> bool:
-    """Triton is installed, and its kernels run on the GPU: Turing, or later."""
-    return find_spec("triton") is not None and torch.cuda.get_device_capability(device) >= (7, 5)
 
 
 def _operands(x: Tensor) -> tuple[torch.dtype, str]:

@@ -6,12 +6,12 @@ for a lane of many (`vmap`, one key and rate for each), however far batch or wid
 
 from __future__ import annotations
 
-from functools import cache
-from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from slipstream.kernels import triton_runs
 
 # odd numbers of 64 and of 32 bits without structure, as signed integers
 SEED, STEP, PASS, MIX = (
@@ -48,22 +48,12 @@ def dropout(x: Tensor, noise: Noise | None, site: int, *, ways: int = 1) -> Tens
     if noise is None:
         return x
     # a compiler fuses the plain operations by itself
-    if x.is_cuda and not torch.compiler.is_compiling() and _has_kernel(x.device):
+    if x.is_cuda and not torch.compiler.is_compiling() and triton_runs(x.device):
         from slipstream.kernels import drops
 
         how = drops.Hash(MIX, UNIT, _of_site(site), LAST, WAY)
         return drops.drop(x, noise.key, noise.rate, how, ways)
     return in_torch(x, noise, site, ways)
-
-
-@cache
-def _has_kernel(device: torch.device) -> bool:
-    """Whether Triton is there and can build and run the kernel; it wants a C compiler."""
-    if find_spec("triton") is None:
-        return False
-    from slipstream.kernels import drops
-
-    return drops.works(device)
 
 
 def in_torch(x: Tensor, noise: Noise, site: int, ways: int) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from slipstream.config import Model
 from slipstream.kernels import recurrent
 from slipstream.models.dropout import Noise, dropout
-from slipstream.models.parts import Head, Pool, to_patches
+from slipstream.models.parts import Head, Pool, normed, to_patches
 
 CELLS = {"lstm": nn.LSTM, "gru": nn.GRU}
 
@@ -90,11 +90,10 @@ class Recurrent(nn.Module):
         return sequence
 
     def _normed(self, depth: int, sequence: Tensor) -> Tensor:
-        """A layer's outputs, normalized in fp32 where the model asks for it."""
+        """A layer's outputs, normalized where the model asks for it."""
         if self.norms is None:
             return sequence
-        normed: Tensor = self.norms[depth](sequence.float())
-        return normed.to(sequence.dtype)
+        return normed(cast(nn.LayerNorm, self.norms[depth]), sequence, sequence.dtype)
 
     def _by_torch(self, sequence: Tensor, noise: Noise | None) -> Tensor:
         if sequence.is_cuda:

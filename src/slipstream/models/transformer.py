@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from slipstream.config import Model
 from slipstream.kernels import attention
 from slipstream.models.dropout import Noise, dropout
-from slipstream.models.parts import Head, Pool, to_patches
+from slipstream.models.parts import Head, Pool, normed, to_patches
 
 
 class Transformer(nn.Module):
@@ -66,16 +66,22 @@ class Transformer(nn.Module):
                 tokens = checkpoint(_layer, *given, use_reentrant=False, preserve_rng_state=False)
             else:
                 tokens = _layer(*given)
-        normed: Tensor = self.norm(tokens)
-        return normed
+        return normed(self.norm, tokens, tokens.dtype)
 
 
 def _layer(layer: Any, tokens: Tensor, noise: Noise | None, site: int) -> Tensor:
     """What `nn.TransformerEncoderLayer` does with norms first, by its weights; sites from `site`
     on are its own."""
-    tokens = tokens + dropout(_attend(layer.self_attn, layer.norm1(tokens)), noise, site)
-    inner = dropout(F.gelu(layer.linear1(layer.norm2(tokens))), noise, site + 1)
+    tokens = tokens + dropout(_attend(layer.self_attn, _normed(layer.norm1, tokens)), noise, site)
+    inner = dropout(F.gelu(layer.linear1(_normed(layer.norm2, tokens))), noise, site + 1)
     return tokens + dropout(layer.linear2(inner), noise, site + 2)
+
+
+def _normed(norm: nn.LayerNorm, tokens: Tensor) -> Tensor:
+    """In the type that a product wants."""
+    kind = tokens.device.type
+    half = torch.is_autocast_enabled(kind)
+    return normed(norm, tokens, torch.get_autocast_dtype(kind) if half else tokens.dtype)
 
 
 def _attend(module: Any, tokens: Tensor) -> Tensor:
