@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from slipstream.config import Engine
@@ -74,21 +76,23 @@ class Draw(NamedTuple):
 
         Which windows a step takes depends on the effective batch alone, not on how it is passed.
         """
-        starts = self.starts
+        starts, whole = self.starts, self.num_steps * self.effective
         if self.seed is not None:
             starts = shuffled(starts, seed=self.seed, epoch=epoch)
-        weights = torch.ones(len(starts))
-        rows, weights = self._by_step(starts), self._by_step(weights)
+        rows = F.pad(starts, (0, whole - len(starts)))
+        weights = torch.ones(self.num_steps, self.effective)
+        last = self.effective - (whole - len(starts))
+        weights[-1:, last:] = 0
         if self.seed is not None:
-            weights = weights / weights.sum(dim=(1, 2), keepdim=True)
-        return rows, weights
+            weights[:-1] /= self.effective
+            weights[-1:] /= last
+        return self._by_pass(rows), self._by_pass(weights)
 
-    def _by_step(self, values: Tensor) -> Tensor:
-        """[windows] to [S, A, B], zeros where there is nothing."""
-        flat = torch.zeros(self.num_steps * self.effective, dtype=values.dtype)
-        flat[: len(values)] = values
-        laid = torch.zeros(self.num_steps, self.passes * self.batch, dtype=values.dtype)
-        laid[:, : self.effective] = flat.view(self.num_steps, self.effective)
+    def _by_pass(self, values: Tensor) -> Tensor:
+        """Values of every step to [S, A, B], zeros where there is nothing."""
+        by_step = values.view(self.num_steps, self.effective)
+        more = self.passes * self.batch - self.effective
+        laid = F.pad(by_step, (0, more)) if more else by_step
         return laid.view(self.num_steps, self.passes, self.batch)
 
 
@@ -98,20 +102,44 @@ def shuffled(starts: Tensor, *, seed: int, epoch: int) -> Tensor:
     return starts[torch.randperm(len(starts), generator=generator)]
 
 
+class Ahead:
+    """Epochs' orders: while the device works through one, the next is made."""
+
+    def __init__(self, draw: Draw) -> None:
+        self.draw, self.worker = draw, ThreadPoolExecutor(1)
+        self.coming: tuple[int, Future[tuple[Tensor, Tensor]]] | None = None
+
+    def order(self, epoch: int) -> tuple[Tensor, Tensor]:
+        ready = self.coming is not None and self.coming[0] == epoch
+        found = self.coming[1].result() if self.coming and ready else self.draw.order(epoch)
+        self.coming = epoch + 1, self.worker.submit(self.draw.order, epoch + 1)
+        return found
+
+    def close(self) -> None:
+        self.worker.shutdown(cancel_futures=True)
+
+
 class OnDevice:
     """Series on the device; windows are gathered there, inside the program."""
 
     def __init__(self, series: Series, draw: Draw) -> None:
         device = series.values.device
+        self.ahead = None if draw.seed is None else Ahead(draw)
+        self.laid: int | None = None
+        """The epoch whose order is on the device"""
         self.series, self.draw, self.num_steps = series, draw, draw.num_steps
         shape = (draw.num_steps, draw.passes, draw.batch)
         self.rows = torch.zeros(shape, dtype=torch.int64, device=device)
         self.weights = torch.zeros(shape, device=device)
 
     def begin(self, epoch: int, *, at: int = 0) -> None:
-        rows, weights = self.draw.order(epoch)
+        epoch = epoch if self.ahead else 0  # the order that is kept is the same in all
+        if epoch == self.laid:
+            return
+        rows, weights = (self.ahead or self.draw).order(epoch)
         self.rows.copy_(rows)
         self.weights.copy_(weights)
+        self.laid = epoch
 
     def take(self, cursor: Tensor) -> Iterator[Share]:
         rows = self.rows.index_select(0, cursor)[0]
@@ -123,7 +151,8 @@ class OnDevice:
         return program
 
     def close(self) -> None:
-        pass
+        if self.ahead:
+            self.ahead.close()
 
 
 class Fed:

@@ -79,7 +79,7 @@ def drop(x: Tensor, key: Tensor, rate: Tensor, how: Hash, ways: int) -> Tensor:
 
     if is_vmapped(x, key, rate):
         return over_lanes(of_lanes, x, key, rate)
-    return of_lanes(x[None], key[None], rate[None])[0]
+    return of_lanes(x[None], key[None], rate[None]).squeeze(0)
 
 
 class _Drop(torch.autograd.Function):

@@ -112,7 +112,7 @@ def norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype
 
     if is_vmapped(x, weight, bias):
         return over_lanes(of_lanes, x, weight, bias)
-    return of_lanes(x[None], weight[None], bias[None])[0]
+    return of_lanes(x[None], weight[None], bias[None]).squeeze(0)
 
 
 class _Norm(torch.autograd.Function):

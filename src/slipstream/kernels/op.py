@@ -22,7 +22,7 @@ def recurrent(kind: str, x: Tensor, weights: Sequence[Tensor], *, last: bool = F
     """
     if is_vmapped(x, *weights):
         return over_lanes(partial(lanes, kind, last), x, *weights)
-    return lanes(kind, last, x[None], *(weight[None] for weight in weights))[0]
+    return lanes(kind, last, x[None], *(weight[None] for weight in weights)).squeeze(0)
 
 
 def lanes(kind: str, last: bool, x: Tensor, *weights: Tensor) -> Tensor:
