@@ -90,10 +90,9 @@ def _constants(values: tuple[float, ...], *, like: Tensor) -> Tensor:
     return torch.cat([torch.full((1,), v, device=like.device, dtype=like.dtype) for v in values])
 
 
-def masked_losses(rows: Tensor, truth: Tensor, mask: Tensor, train: Train) -> Tensor:
-    """The mean loss of each window's masked rows, [B], of rows [T, B, F] with the mask [T, B]."""
-    losses = _losses(rows, truth, train).mean(dim=2)
-    return (losses * mask).sum(dim=0) / mask.sum(dim=0)
+def masked_losses(rows: Tensor, truth: Tensor, train: Train) -> Tensor:
+    """The mean loss of each window's masked rows [M, B, F], [B]."""
+    return _losses(rows, truth, train).mean(dim=(0, 2))
 
 
 def collapse(tokens: Tensor, shares: Tensor) -> Tensor:

@@ -107,12 +107,33 @@ def test_only_masked_rows_count():
     mask = masks.of_windows(config.pretrain, batch.inputs, noise().key)
     off = torch.arange(36.0).view(12, 3)  # by window and column
 
-    def model(inputs, given, _):
+    def model(inputs, given, _, places):
         assert torch.equal(given, mask)
-        return torch.where(mask[..., None], inputs + off, 1e6), torch.zeros(16, 12, 4)
+        rows = torch.where(mask[..., None], inputs + off, 1e6)
+        return masks.at(rows, places), torch.zeros(16, 12, 4)
 
     found = of(config, dataset)(model, batch, shares, noise())
     close(found, off.square().mean(dim=1))
+
+
+@pytest.mark.parametrize("patch", [1, 4])
+@pytest.mark.parametrize("mask", ["patch", "block", "random"])
+def test_decoding_what_is_masked_alone_gives_the_same_rows(mask, patch):
+    asked = {"model": {"patch": patch, "normalize": "window"}, "pretrain": {"mask": mask}}
+    config = small_config(**merged(MASKED, asked))
+    dataset = small_dataset(config)
+    torch.manual_seed(0)
+    model = build(config.model, dataset.signature).eval()
+    inputs = some(dataset).inputs
+    hidden = masks.of_windows(config.pretrain, inputs, noise().key)
+    places = masks.places(config.pretrain, hidden)
+    assert torch.equal(hidden, torch.zeros_like(hidden).scatter(0, places, True))
+    assert bool((places.diff(dim=0) > 0).all())
+    with torch.no_grad():
+        every, tokens = model(inputs, hidden)
+        only, same = model(inputs, hidden, None, places)
+    close(only, masks.at(every, places))
+    assert torch.equal(tokens, same)
 
 
 def test_the_model_cannot_see_what_is_masked():

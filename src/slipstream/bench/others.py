@@ -160,8 +160,10 @@ def _masked_loss(model: nn.Module, inputs: Tensor, config: Config) -> Tensor:
     """Of rows that are masked anew in every step; of a validation window always the same."""
     key = torch.randint(2**62, (), device=inputs.device) if model.training else None
     mask = masks.of_windows(config.pretrain, inputs, key)
+    places = masks.places(config.pretrain, mask)
     rows, _ = model(inputs, mask)
-    return masked_losses(rows.float(), inputs, mask, config.train).mean()
+    given, truth = masks.at(rows.float(), places), masks.at(inputs, places)
+    return masked_losses(given, truth, config.train).mean()
 
 
 @contextmanager

@@ -132,7 +132,7 @@ def judge(fill: Filler, dataset: Dataset, pieces: Pieces) -> tuple[dict[str, Any
                 owner = piece.owners[
                     piece.series.series_of(some.to(piece.series.offsets.device)).cpu()
                 ]
-                _count(tallies, far, filled, owner.to(device), signature.fold)
+                _count(tallies, far, filled, owner.to(device), signature.fold, fill.how)
                 latent.add(filled.tokens)
                 shown.add(filled, some, piece)
     read = {
@@ -149,23 +149,26 @@ def _count(
     filled: Filled,
     owner: Tensor,
     fold: int,
+    how: Pretrain,
 ) -> None:
     """Add the masked rows' errors to the sums."""
-    at = filled.mask.T.nonzero()[:, 1].view(filled.mask.shape[1], -1).T  # [M, B * fold]
-    distance = filled.distance.gather(0, at)
-    truth = _judged(filled.inputs, at, fold)
+    places = masks.places(how, filled.mask)  # [M, B * fold]
+    distance = filled.distance.gather(0, places)
+    truth = _judged(filled.inputs, places, fold)
     for name, rows in filled.rows.items():
-        given = _judged(rows, at, fold)
+        given = _judged(rows, places, fold)
         tallies[name].add(given, truth, owner, None)
         squares = (given - truth).square().double()
-        squares = squares.transpose(1, 2).reshape(-1, len(at)) if fold > 1 else squares.mean(dim=2)
+        squares = (
+            squares.transpose(1, 2).reshape(-1, len(places)) if fold > 1 else squares.mean(dim=2)
+        )
         sums = torch.stack([torch.ones_like(squares), squares]).flatten(1).cpu()
         far[name].index_add_(1, distance.T.flatten().cpu() - 1, sums)
 
 
-def _judged(rows: Tensor, at: Tensor, fold: int) -> Tensor:
+def _judged(rows: Tensor, places: Tensor, fold: int) -> Tensor:
     """The masked rows, [B, M, C]: all inputs, or every sequence's own channel."""
-    found = rows.gather(0, at[..., None].expand(-1, -1, rows.shape[2])).transpose(0, 1)
+    found = masks.at(rows, places).transpose(0, 1)
     if fold == 1:
         return found
     own: Tensor = found[..., -1].unflatten(0, (-1, fold))

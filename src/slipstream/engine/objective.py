@@ -123,9 +123,10 @@ def _filled_in(
     how, train = asked.config.pretrain, asked.config.train
     inputs = asked.changed(batch, shares, noise).inputs
     mask = masks.of_windows(how, inputs, None if noise is None else noise.key)
-    with in_precision(asked.plan):
-        rows, tokens = model(inputs, mask, noise if asked.drops else None)
-    losses = asked.by_window(masked_losses(rows.float(), inputs, mask, train))
+    places = masks.places(how, mask)
+    with in_precision(asked.plan):  # the decoder has no more to do than what counts
+        rows, tokens = model(inputs, mask, noise if asked.drops else None, places)
+    losses = asked.by_window(masked_losses(rows.float(), masks.at(inputs, places), train))
     if noise is None or not how.variance:
         return losses
     return losses + how.variance * collapse(tokens.float(), shares.repeat_interleave(asked.fold))

@@ -1,6 +1,6 @@
 """An encoder that learns without labels: it fills in rows that it does not see.
 
-Shapes: T context rows, B windows, F inputs, D the encoder's width.
+Shapes: T context rows, M of them masked, B windows, F inputs, D the encoder's width.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from slipstream.config import Model, Signature
 from slipstream.models.dropout import Noise
+from slipstream.models.masks import at
 from slipstream.models.parts import SMALLEST_VARIANCE
 from slipstream.models.recurrent import Recurrent
 from slipstream.models.transformer import Transformer
@@ -42,19 +43,37 @@ class Masked(nn.Module):
         )
 
     def forward(
-        self, inputs: Tensor, mask: Tensor, noise: Noise | None = None
+        self,
+        inputs: Tensor,
+        mask: Tensor,
+        noise: Noise | None = None,
+        places: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """All rows [T, B, F] as they are filled in, and the encoder's tokens [T / patch, B, D]."""
+        """All rows [T, B, F] as they are filled in, or those at places [M, B]; and the encoder's
+        tokens [T / patch, B, D]."""
         if self.normalize == "none":
-            return self._filled(inputs, mask, noise)
+            return self._filled(inputs, mask, noise, places)
         centre, spread = _visible_scale(inputs, mask, self.normalize)
-        rows, tokens = self._filled((inputs - centre) / spread, mask, noise)
+        rows, tokens = self._filled((inputs - centre) / spread, mask, noise, places)
         return rows * spread + centre, tokens
 
-    def _filled(self, rows: Tensor, mask: Tensor, noise: Noise | None) -> tuple[Tensor, Tensor]:
+    def _filled(
+        self, rows: Tensor, mask: Tensor, noise: Noise | None, places: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         tokens: Tensor = self.core(torch.where(mask[..., None], self.token, rows), None, noise)
+        if places is None:
+            return _to_rows(self._decoded(tokens), self.patch), tokens
+        found = self._decoded(at(tokens, places // self.patch if self.patch > 1 else places))
+        if self.patch > 1:
+            of_token = found.unflatten(-1, (self.patch, -1))
+            within = (places % self.patch)[..., None, None].expand(-1, -1, 1, self.inputs)
+            found = of_token.gather(2, within).squeeze(2)
+        return found, tokens
+
+    def _decoded(self, tokens: Tensor) -> Tensor:
         hidden = F.gelu(self.decoder["hidden"](tokens))
-        return _to_rows(self.decoder["out"](hidden).float(), self.patch), tokens
+        found: Tensor = self.decoder["out"](hidden)
+        return found.float()
 
 
 def _visible_scale(inputs: Tensor, mask: Tensor, kind: str) -> tuple[Tensor, Tensor]:

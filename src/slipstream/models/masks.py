@@ -50,6 +50,17 @@ def draw(how: Pretrain, key: Tensor, context: int, batch: int) -> Tensor:
             return _patches(how, key, context, batch)
 
 
+def places(how: Pretrain, mask: Tensor) -> Tensor:
+    """The masked rows of every window in order of time, int64 [M, B]."""
+    ordered = mask.to(torch.uint8).sort(dim=0, descending=True, stable=True)
+    return ordered.indices[: num_masked(how, len(mask))]
+
+
+def at(rows: Tensor, places: Tensor) -> Tensor:
+    """Of rows [T, B, F], those at places [M, B]: [M, B, F]."""
+    return rows.gather(0, places[..., None].expand(-1, -1, rows.shape[-1]))
+
+
 def _key_of(inputs: Tensor) -> Tensor:
     """int64 [B]: a key for each window, made of its values' bits and nothing else."""
     bits = inputs.float().contiguous().view(torch.int32).long()
