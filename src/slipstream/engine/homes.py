@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from slipstream.config import Engine
@@ -76,30 +76,28 @@ class Draw(NamedTuple):
 
         Which windows a step takes depends on the effective batch alone, not on how it is passed.
         """
-        starts, whole = self.starts, self.num_steps * self.effective
+        starts = self.starts
         if self.seed is not None:
             starts = shuffled(starts, seed=self.seed, epoch=epoch)
-        rows = F.pad(starts, (0, whole - len(starts)))
-        weights = torch.ones(self.num_steps, self.effective)
-        last = self.effective - (whole - len(starts))
-        weights[-1:, last:] = 0
-        if self.seed is not None:
-            weights[:-1] /= self.effective
-            weights[-1:] /= last
-        return self._by_pass(rows), self._by_pass(weights)
-
-    def _by_pass(self, values: Tensor) -> Tensor:
-        """Values of every step to [S, A, B], zeros where there is nothing."""
-        by_step = values.view(self.num_steps, self.effective)
-        more = self.passes * self.batch - self.effective
-        laid = F.pad(by_step, (0, more)) if more else by_step
-        return laid.view(self.num_steps, self.passes, self.batch)
+        whole, rest = divmod(len(starts), self.effective)
+        mean = self.seed is not None
+        weights = np.zeros((self.num_steps, self.passes * self.batch), dtype=np.float32)
+        weights[:whole, : self.effective] = 1 / self.effective if mean else 1
+        weights[whole:, :rest] = 1 / max(rest, 1) if mean else 1
+        rows = np.zeros(weights.shape, dtype=np.int64)
+        values = starts.numpy()
+        rows[:whole, : self.effective] = values[: len(values) - rest].reshape(whole, self.effective)
+        rows[whole:, :rest] = values[len(values) - rest :]
+        shape = (self.num_steps, self.passes, self.batch)
+        return torch.from_numpy(rows.reshape(shape)), torch.from_numpy(weights.reshape(shape))
 
 
 def shuffled(starts: Tensor, *, seed: int, epoch: int) -> Tensor:
-    """Every window once, in an order fixed by seed and epoch."""
+    """Every window once, in an order fixed by seed and epoch. By NumPy, as all that lays out an
+    epoch: torch would wake every thread for each of these small copies."""
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
-    return starts[torch.randperm(len(starts), generator=generator)]
+    order = torch.randperm(len(starts), generator=generator)
+    return torch.from_numpy(starts.numpy().take(order.numpy()))
 
 
 class Ahead:

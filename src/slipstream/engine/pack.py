@@ -15,6 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -194,10 +195,7 @@ class Pack:
         lane, room = self._lane(place), self.room
         draw = lane.draw()
         order = draw.order(number)
-        shape = (room.steps, room.passes, room.batch)
-        rows, shares = (torch.zeros(shape, dtype=part.dtype) for part in order)
-        for whole, part in zip((rows, shares), order, strict=True):
-            whole[: draw.num_steps, :, : draw.batch] = part
+        rows, shares = (_widened(part, (room.steps, room.passes, room.batch)) for part in order)
         rates = torch.zeros(room.steps, dtype=torch.float64)
         rates[: draw.num_steps] = torch.tensor(
             optim.rates(lane.config.train, number, draw.num_steps), dtype=torch.float64
@@ -356,6 +354,16 @@ class Pack:
         loss = self._passes.validate(rows, shares)
         self.tape["val_losses"].index_copy_(1, self._val_cursor, loss[:, None])
         self._val_cursor.add_(1)
+
+
+def _widened(part: Tensor, shape: tuple[int, int, int]) -> Tensor:
+    """Steps, passes and windows with zeros after them."""
+    if part.shape == shape:
+        return part
+    whole = np.zeros(shape, dtype=part.numpy().dtype)
+    steps, passes, batch = part.shape
+    whole[:steps, :passes, :batch] = part.numpy()
+    return torch.from_numpy(whole)
 
 
 def _copy(source: Mapping[str, Tensor], to: Mapping[str, Tensor], index: Tensor) -> None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from slipstream.config import Config, Model
 from slipstream.engine.lane import MAY_DIFFER
+from slipstream.engine.plan import MOST_OWN
 from slipstream.tuning.candidates import Candidate
 
 FLOOR_MS = {"cuda": (3e-3, 4e-5), "cpu": (0.0, 0.0)}
@@ -74,7 +75,10 @@ def of_one_width(model: Model) -> bool:
 
 
 def _rounded(size: int, device: str) -> int:
-    """Up to a power of two, as our kernels compute anyway; on a CPU also to half as much more."""
+    """Up to a power of two, as our kernels compute anyway; on a CPU also to half as much more, and
+    on a GPU to multiples of 64 where layers go step by step."""
+    if device == "cuda" and size > MOST_OWN:
+        return -(-size // 64) * 64
     power = max(16, 1 << (size - 1).bit_length())
     return power * 3 // 4 if device == "cpu" and size <= power * 3 // 4 else power
 
