@@ -100,6 +100,20 @@ def pretrain(
     return train(config, data, overrides=overrides, watch=watch, resume=resume, force=force)
 
 
+def trained(
+    folder: Path, config: Config, data: Any, watch: Callable[[Event], None] | None
+) -> dict[str, Any]:
+    """The summary of the run in `folder`: one that is done stands, one that was broken off goes on,
+    and where there is none, it is trained now."""
+    if (folder / "metrics.json").exists():
+        done: dict[str, Any] = runs.read_json(folder / "metrics.json")
+        return done
+    if any((folder / "checkpoints").glob("step-*")):
+        return train(None, data, resume=folder, watch=watch).summary
+    runs.remove(folder)
+    return train(config, data, folder=folder, watch=watch).summary
+
+
 def _run(begun: Begun) -> Result:
     if begun.settings.masked:
         return encoding.pretrain(begun)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from optuna.trial import FrozenTrial
@@ -137,21 +136,9 @@ def test(
                 "train.metric": base.tune.metric,
             },
         )
-        found[name] = _trained(run.folder / "retrained" / name, repeated, data, watch)
+        folder = run.folder / "retrained" / name
+        found[name] = training.trained(folder, repeated, data, watch)
     return found
-
-
-def _trained(
-    folder: Path, config: Config, data: Any, watch: Callable[[Event], None] | None
-) -> dict[str, Any]:
-    """One run's summary; a run that is done stands, one that was broken off goes on."""
-    if (folder / "metrics.json").exists():
-        done: dict[str, Any] = runs.read_json(folder / "metrics.json")
-        return done
-    if any((folder / "checkpoints").glob("step-*")):
-        return training.train(None, data, resume=folder, watch=watch).summary
-    runs.remove(folder)
-    return training.train(config, data, folder=folder, watch=watch).summary
 
 
 def compare(chosen: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
