@@ -317,10 +317,14 @@ def test_all_folds_of_a_pruned_trial_end(tmp_path):
 def test_the_wilcoxon_pruner_compares_folds(tmp_path):
     space = {"train.lr": [1e-7, 0.01, 0.02]}
     tune = {"pruner": "wilcoxon", "folds": 4, "trials": 6, "space": space, "sampler": "grid"}
+    tune |= {"retrain": 1, "retrain_seeds": 2}
     study, _ = found_by(job(tmp_path, tune=tune))
     for trial in trials_of(study):
         if trial.state == optuna.trial.TrialState.COMPLETE:
             assert sorted(trial.intermediate_values) == [0, 1, 2, 3]
+    again = study.summary["retrained"]
+    assert [len(one["losses"]) for one in again] == [2, 2]  # by seeds, no longer by folds
+    assert all(math.isfinite(loss) for one in again for loss in one["losses"])
 
 
 def test_too_many_folds_are_refused(tmp_path):

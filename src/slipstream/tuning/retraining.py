@@ -108,9 +108,10 @@ def choose(
     plain = configs.changed(base, {"train.metric": base.tune.metric})
     entries = [(t.number, spaces.applied(base, space, t.params)) for t in best]
     director = Retraining(run, base, [*entries, (DEFAULT, plain)])
-    once = Shelf(base.model_copy(update={"tune": base.tune.model_copy(update={"folds": None})}))
-    once.table = shelf.table
-    trainer = Trainer(run, once, director, parallel=max(len(director.every), 1))
+    if base.tune.folds is not None:
+        once = base.tune.model_copy(update={"folds": None})  # unchecked: a pruner may need them
+        shelf = Shelf(base.model_copy(update={"tune": once}), shelf.table)
+    trainer = Trainer(run, shelf, director, parallel=max(len(director.every), 1))
     trainer.train()
     found = director.found
     ranked = sorted((found[trial] for trial, _ in entries), key=lambda again: again.mean)
