@@ -20,6 +20,7 @@ from slipstream import config as configs
 from slipstream.config import Range
 from slipstream.data import dataset as datasets
 from slipstream.data import folds
+from slipstream.engine import checkpoint
 from slipstream.engine import pack as packs_of_lanes
 from slipstream.tuning import groups, retraining
 from slipstream.tuning import space as spaces
@@ -450,6 +451,34 @@ def test_a_stopped_search_goes_on_to_the_same_end(tmp_path):
     (folder,) = (tmp_path / "runs").iterdir()
     study, _ = found_by(None, resume=folder)
     same_results(study, whole)
+
+
+def test_a_search_stopped_between_the_folds_of_trials_knows_how_the_first_ended(tmp_path):
+    """Folds with fewer windows end earlier, and are not trained again."""
+    space = {"train.lr": {"low": 1e-3, "high": 3e-2}}
+    settings = job(tmp_path, tune={"folds": 3, "trials": 4, "parallel": 4, "space": space})
+    whole, _ = found_by(settings | {"out": str(tmp_path / "whole")})
+    ended = []
+
+    def stop_once(event):
+        if event["event"] == "lane":
+            ended.append((event["trial"], event["fold"]))
+        if event["event"] == "lane" and len(ended) == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        slipstream.tune(settings, watch=stop_once)
+    (folder,) = (tmp_path / "runs").iterdir()
+    (newest,) = folder.glob("packs/*")
+    saved, _ = checkpoint.newest(runs.Run(newest))
+    outcomes = saved.facts["search"]["outcomes"]
+    assert {(int(n), int(fold)) for n, told in outcomes.items() for fold in told} == set(ended)
+    study, seen = found_by(None, resume=folder)
+    for one, other in zip(trials_of(study), trials_of(whole), strict=True):
+        assert (one.params, one.state) == (other.params, other.state)
+        close(one.value, other.value, rel=1e-6)
+    later = [(event["trial"], event["fold"]) for event in seen if event["event"] == "lane"]
+    assert sorted(ended + later) == [(trial, fold) for trial in range(4) for fold in range(3)]
 
 
 def same_results(study, whole):
