@@ -126,6 +126,39 @@ def test_a_wrong_space_is_named_before_a_folder_is_made(tmp_path, space, told):
 
 
 @pytest.mark.parametrize(
+    ("base", "space"),
+    [
+        ({"kind": "transformer", "hidden": 8}, {"model.hidden": [6, 8], "model.heads": [2, 4]}),
+        ({"kind": "mlp"}, {"model.kind": ["mlp", "gru"], "model.bidirectional": [True, False]}),
+        ({"patch": 2}, {"data.context": [8, 9], "model.patch": [2, 3]}),
+        ({}, {"train.lr": [0.01, 0.1], "train.lr_min": [0.0, 0.05]}),
+        ({"bidirectional": True}, {"model.kind": ["lstm", "mlp"]}),
+    ],
+)
+def test_settings_that_do_not_go_together_are_no_fault_of_the_space(tmp_path, base, space):
+    config = configs.load(job(tmp_path, model=base, tune={"space": space}))
+    assert list(spaces.of(config)) == list(space)
+
+
+@pytest.mark.parametrize(
+    ("space", "told"),
+    [
+        ({"train.lr": [0.1, -1]}, r'"train\.lr": train\.lr is -1'),
+        ({"train.quantiles": [[0.5, 0.1], [0.1, 0.5]]}, "must rise"),
+        ({"model.hidden.0": [0, 4]}, r'"model\.hidden\.0": model\.hidden is'),
+        ({"data.context": [8, 9]}, r"not a multiple of model\.patch = 2"),
+        ({"model.options.width": [4, 8]}, "class of your own"),
+    ],
+)
+def test_a_value_that_no_other_choice_makes_fit_is_one(tmp_path, space, told):
+    """Whatever else is searched."""
+    kinds = {"model.kind": ["lstm", "gru"]}
+    settings = job(tmp_path, model={"patch": 2}, tune={"space": kinds | space})
+    with pytest.raises(UserError, match=told):
+        spaces.of(configs.load(settings))
+
+
+@pytest.mark.parametrize(
     ("section", "key", "value"),
     [("train", "repeats", 3), ("train", "minutes", 1.0), ("train", "batch", "auto")],
 )
@@ -188,6 +221,15 @@ def test_impossible_settings_fail_by_name_and_the_search_goes_on(tmp_path):
     }
     assert "does not divide" in failed[0].user_attrs[NOTES]["stopped"]
     assert study.summary["trials"] == {"finished": 6, "pruned": 0, "failed": 2}
+
+
+def test_an_odd_pair_of_drawn_settings_is_a_failed_trial(tmp_path):
+    space = {"data.context": [8, 9], "model.patch": [2, 3]}
+    tune = {"space": space, "sampler": "grid", "trials": 4}
+    study, _ = found_by(job(tmp_path, model={"patch": 2}, train={"epochs": 1}, tune=tune))
+    ended = {(t.params["data.context"], t.params["model.patch"]): t for t in trials_of(study)}
+    assert study.summary["trials"] == {"finished": 2, "pruned": 0, "failed": 2}
+    assert "not a multiple" in ended[9, 2].user_attrs[NOTES]["stopped"]
 
 
 def test_a_loss_that_is_not_finite_fails_alone(tmp_path):
