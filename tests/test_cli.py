@@ -94,6 +94,22 @@ def test_the_other_verbs_follow_a_run(job, tmp_path):
     assert "report.html" in json.loads(invoke("report", run, "--json").stdout)["report"]
 
 
+def test_last_is_the_newest_run_where_it_was_told_to_be(job, tmp_path):
+    run = json.loads(invoke("train", job, "--json", *sets()).stdout)["run"]
+    here = f"out={tmp_path / 'runs'}"
+    done = invoke("train", "--resume", "last", "--set", here)
+    assert done.exit_code == 2
+    assert f"{run}: is finished, after 2 epochs" in done.stderr
+    longer = invoke("train", job, "--resume", "last", "--json", *sets("train.epochs=3"))
+    assert longer.exit_code == 0, longer.output
+    found = json.loads(longer.stdout)
+    assert (found["run"], found["epochs"]) == (run, 3)
+    other = invoke("tune", job, "--resume", "last", *sets("train.lr=0.5"))
+    assert other.exit_code == 2
+    assert f"{run}: cannot go on with other settings than it began with" in other.stderr
+    assert "holds no run to resume" in invoke("tune", "--resume", "last", "--set", "out=x").stderr
+
+
 def test_a_wrong_setting_exits_with_2_and_writes_nothing(job, tmp_path):
     before = sorted(tmp_path.rglob("*"))
     found = invoke("train", job, "--json", *sets("train.lr=-1"))

@@ -20,6 +20,7 @@ from slipstream import config as configs
 from slipstream.config import Range
 from slipstream.data import dataset as datasets
 from slipstream.data import folds
+from slipstream.engine import checkpoint
 from slipstream.engine import pack as packs_of_lanes
 from slipstream.tuning import groups, retraining
 from slipstream.tuning import space as spaces
@@ -125,6 +126,39 @@ def test_a_wrong_space_is_named_before_a_folder_is_made(tmp_path, space, told):
 
 
 @pytest.mark.parametrize(
+    ("base", "space"),
+    [
+        ({"kind": "transformer", "hidden": 8}, {"model.hidden": [6, 8], "model.heads": [2, 4]}),
+        ({"kind": "mlp"}, {"model.kind": ["mlp", "gru"], "model.bidirectional": [True, False]}),
+        ({"patch": 2}, {"data.context": [8, 9], "model.patch": [2, 3]}),
+        ({}, {"train.lr": [0.01, 0.1], "train.lr_min": [0.0, 0.05]}),
+        ({"bidirectional": True}, {"model.kind": ["lstm", "mlp"]}),
+    ],
+)
+def test_settings_that_do_not_go_together_are_no_fault_of_the_space(tmp_path, base, space):
+    config = configs.load(job(tmp_path, model=base, tune={"space": space}))
+    assert list(spaces.of(config)) == list(space)
+
+
+@pytest.mark.parametrize(
+    ("space", "told"),
+    [
+        ({"train.lr": [0.1, -1]}, r'"train\.lr": train\.lr is -1'),
+        ({"train.quantiles": [[0.5, 0.1], [0.1, 0.5]]}, "must rise"),
+        ({"model.hidden.0": [0, 4]}, r'"model\.hidden\.0": model\.hidden is'),
+        ({"data.context": [8, 9]}, r"not a multiple of model\.patch = 2"),
+        ({"model.options.width": [4, 8]}, "class of your own"),
+    ],
+)
+def test_a_value_that_no_other_choice_makes_fit_is_one(tmp_path, space, told):
+    """Whatever else is searched."""
+    kinds = {"model.kind": ["lstm", "gru"]}
+    settings = job(tmp_path, model={"patch": 2}, tune={"space": kinds | space})
+    with pytest.raises(UserError, match=told):
+        spaces.of(configs.load(settings))
+
+
+@pytest.mark.parametrize(
     ("section", "key", "value"),
     [("train", "repeats", 3), ("train", "minutes", 1.0), ("train", "batch", "auto")],
 )
@@ -187,6 +221,15 @@ def test_impossible_settings_fail_by_name_and_the_search_goes_on(tmp_path):
     }
     assert "does not divide" in failed[0].user_attrs[NOTES]["stopped"]
     assert study.summary["trials"] == {"finished": 6, "pruned": 0, "failed": 2}
+
+
+def test_an_odd_pair_of_drawn_settings_is_a_failed_trial(tmp_path):
+    space = {"data.context": [8, 9], "model.patch": [2, 3]}
+    tune = {"space": space, "sampler": "grid", "trials": 4}
+    study, _ = found_by(job(tmp_path, model={"patch": 2}, train={"epochs": 1}, tune=tune))
+    ended = {(t.params["data.context"], t.params["model.patch"]): t for t in trials_of(study)}
+    assert study.summary["trials"] == {"finished": 2, "pruned": 0, "failed": 2}
+    assert "not a multiple" in ended[9, 2].user_attrs[NOTES]["stopped"]
 
 
 def test_a_loss_that_is_not_finite_fails_alone(tmp_path):
@@ -317,10 +360,14 @@ def test_all_folds_of_a_pruned_trial_end(tmp_path):
 def test_the_wilcoxon_pruner_compares_folds(tmp_path):
     space = {"train.lr": [1e-7, 0.01, 0.02]}
     tune = {"pruner": "wilcoxon", "folds": 4, "trials": 6, "space": space, "sampler": "grid"}
+    tune |= {"retrain": 1, "retrain_seeds": 2}
     study, _ = found_by(job(tmp_path, tune=tune))
     for trial in trials_of(study):
         if trial.state == optuna.trial.TrialState.COMPLETE:
             assert sorted(trial.intermediate_values) == [0, 1, 2, 3]
+    again = study.summary["retrained"]
+    assert [len(one["losses"]) for one in again] == [2, 2]  # by seeds, no longer by folds
+    assert all(math.isfinite(loss) for one in again for loss in one["losses"])
 
 
 def test_too_many_folds_are_refused(tmp_path):
@@ -446,6 +493,34 @@ def test_a_stopped_search_goes_on_to_the_same_end(tmp_path):
     (folder,) = (tmp_path / "runs").iterdir()
     study, _ = found_by(None, resume=folder)
     same_results(study, whole)
+
+
+def test_a_search_stopped_between_the_folds_of_trials_knows_how_the_first_ended(tmp_path):
+    """Folds with fewer windows end earlier, and are not trained again."""
+    space = {"train.lr": {"low": 1e-3, "high": 3e-2}}
+    settings = job(tmp_path, tune={"folds": 3, "trials": 4, "parallel": 4, "space": space})
+    whole, _ = found_by(settings | {"out": str(tmp_path / "whole")})
+    ended = []
+
+    def stop_once(event):
+        if event["event"] == "lane":
+            ended.append((event["trial"], event["fold"]))
+        if event["event"] == "lane" and len(ended) == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        slipstream.tune(settings, watch=stop_once)
+    (folder,) = (tmp_path / "runs").iterdir()
+    (newest,) = folder.glob("packs/*")
+    saved, _ = checkpoint.newest(runs.Run(newest))
+    outcomes = saved.facts["search"]["outcomes"]
+    assert {(int(n), int(fold)) for n, told in outcomes.items() for fold in told} == set(ended)
+    study, seen = found_by(None, resume=folder)
+    for one, other in zip(trials_of(study), trials_of(whole), strict=True):
+        assert (one.params, one.state) == (other.params, other.state)
+        close(one.value, other.value, rel=1e-6)
+    later = [(event["trial"], event["fold"]) for event in seen if event["event"] == "lane"]
+    assert sorted(ended + later) == [(trial, fold) for trial in range(4) for fold in range(3)]
 
 
 def same_results(study, whole):

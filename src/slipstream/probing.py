@@ -69,14 +69,14 @@ def probe(
         _keep_settings(place.folder, {"encoder": first, "labels": asked})
         if run is None:
             _tell(place, "the encoder: pre-training")
-            theirs = _trained(place.folder / "encoder", first, data, watch)
+            theirs = training.trained(place.folder / "encoder", first, data, watch)
         else:
             theirs = runs.read_json(runs.find(run).folder / "metrics.json")
         settings = ways(labels, label_overrides, Path(theirs["run"]), seeds)
         found = {}
         for name in WAYS:
             _tell(place, f"{name}: {WHAT[name]}")
-            found[name] = _trained(place.folder / name, settings[name], data, watch)
+            found[name] = training.trained(place.folder / name, settings[name], data, watch)
         summary = summarised(place.folder, first.name, theirs, found)
         summary["seconds"] = time.perf_counter() - began
         runs.write_json(place.folder / SUMMARY, summary)
@@ -145,17 +145,6 @@ def _keep_settings(folder: Path, asked: dict[str, Config]) -> None:
                 f"{path}: the probe began with other settings; start a new one, without its folder"
             )
         runs.write_text(path, text)
-
-
-def _trained(folder: Path, config: Config, data: Any, watch: Watch | None) -> dict[str, Any]:
-    """A run's summary: of the finished one that is there, or of one that is trained now."""
-    if (folder / "metrics.json").exists():
-        found: dict[str, Any] = runs.read_json(folder / "metrics.json")
-        return found
-    if any((folder / "checkpoints").glob("step-*")):
-        return training.train(None, data, resume=folder, watch=watch).summary
-    runs.remove(folder)
-    return training.train(config, data, folder=folder, watch=watch).summary
 
 
 def _tell(place: runs.Run, what: str) -> None:

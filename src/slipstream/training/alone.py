@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-import time
 from typing import Any
 
 from slipstream import runs
-from slipstream.config import Config
-from slipstream.data.dataset import Dataset
 from slipstream.engine import loop, measure, monitor, recover, score
 from slipstream.engine.job import Task
 from slipstream.engine.plan import Plan
@@ -16,24 +13,17 @@ from slipstream.engine.state import Fit
 from slipstream.errors import Interrupted
 from slipstream.runs import Run
 from slipstream.training import scoring, setup
-from slipstream.training.setup import Result, Start, timed
+from slipstream.training.setup import Begun, Result, timed
 
 
-def train(
-    run: Run,
-    settings: Config,
-    dataset: Dataset,
-    start: Start,
-    seconds: dict[str, float],
-    began: float,
-) -> Result:
+def train(begun: Begun) -> Result:
     """Train, score and write everything."""
-    with monitor.Monitor(run, start.plan.device, on=settings.engine.monitor) as watching:
-        asked = settings
-        task, chosen = setup.prepared(run, settings, dataset, start, seconds)
+    run, dataset, seconds = begun.run, begun.dataset, begun.seconds
+    with setup.watched(begun) as watching:
+        task, chosen = setup.prepared(begun)
         settings = task.config
         with chosen.flags():
-            fit, chosen = fitted(task, chosen, start, watching, seconds, asked)
+            fit, chosen = fitted(begun, task, chosen, watching)
             with timed(seconds, "scoring"):
                 run.append("scoring", what="the model")
                 sums = scoring.score_model(task, chosen)
@@ -64,28 +54,17 @@ def train(
             *(f"no {name} baseline: {one.what}" for name, (one, sums) in found.items() if not sums),
         ],
     }
-    figures["seconds"] = time.perf_counter() - began
-    figures["seconds_by_phase"] = seconds
     scores["test"] |= detail
-    runs.write_json(run.folder / "metrics.json", figures | {"detail": scores})
-    run.append("end", seconds=figures["seconds"])
-    return Result(run.folder, figures["metrics"], beside, figures)
+    return setup.ended(begun, figures, scores)
 
 
-def fitted(
-    task: Task,
-    chosen: Plan,
-    start: Start,
-    watching: monitor.Monitor,
-    seconds: dict[str, float],
-    asked: Config,
-) -> tuple[Fit, Plan]:
+def fitted(begun: Begun, task: Task, chosen: Plan, watching: monitor.Monitor) -> tuple[Fit, Plan]:
     """Train; the model then has its best weights, which are kept, and the plan is as it ran."""
-    run, model = task.run, task.model
+    run, model, seconds = begun.run, task.model, begun.seconds
     _announce(task, chosen)
     with setup.seeded(task.config.seed, chosen.device):  # a user's own class may draw
-        fit = loop.fit(task, chosen, start.saved, watching)
-    setup.keep_folder(run, task.config, asked)
+        fit = loop.fit(task, chosen, begun.start.saved, watching)
+    setup.keep_folder(run, task.config, begun.settings)
     seconds["set-up"] += fit.setup_s
     seconds |= {"training": fit.train_s, "validation": fit.validate_s}
     chosen = setup.as_it_ran(run, fit.plan, fit.failures)

@@ -21,7 +21,7 @@ from slipstream.errors import Interrupted, Resumable, UserError
 from slipstream.models import own
 from slipstream.runs import Event, Run
 from slipstream.training import alone, encoding, reading, together
-from slipstream.training.setup import Result, Start, timed
+from slipstream.training.setup import Begun, Result, Start, timed
 
 MASKED = "train.objective=masked"
 MAY_CHANGE = {
@@ -71,7 +71,7 @@ def train(
     run = runs.create(settings.name, out=settings.out, folder=folder, watch=watch)
     with runs.locked(run), _crashes_kept(run):
         start = Start(dataset.fingerprint(), rules, init=init)
-        return _run(run, settings, dataset, start, seconds, began)
+        return _run(Begun(run, settings, dataset, start, seconds, began))
 
 
 def pretrain(
@@ -100,19 +100,26 @@ def pretrain(
     return train(config, data, overrides=overrides, watch=watch, resume=resume, force=force)
 
 
-def _run(
-    run: Run,
-    settings: Config,
-    dataset: Dataset,
-    start: Start,
-    seconds: dict[str, float],
-    began: float,
-) -> Result:
-    if settings.masked:
-        return encoding.pretrain(run, settings, dataset, start, seconds, began)
-    if together.wanted(settings):
-        return together.train(run, settings, dataset, start, seconds, began)
-    return alone.train(run, settings, dataset, start, seconds, began)
+def trained(
+    folder: Path, config: Config, data: Any, watch: Callable[[Event], None] | None
+) -> dict[str, Any]:
+    """The summary of the run in `folder`: one that is done stands, one that was broken off goes on,
+    and where there is none, it is trained now."""
+    if (folder / "metrics.json").exists():
+        done: dict[str, Any] = runs.read_json(folder / "metrics.json")
+        return done
+    if any((folder / "checkpoints").glob("step-*")):
+        return train(None, data, resume=folder, watch=watch).summary
+    runs.remove(folder)
+    return train(config, data, folder=folder, watch=watch).summary
+
+
+def _run(begun: Begun) -> Result:
+    if begun.settings.masked:
+        return encoding.pretrain(begun)
+    if together.wanted(begun.settings):
+        return together.train(begun)
+    return alone.train(begun)
 
 
 def _resumed(run: Run, settings: Config, data: Any, force: bool, began: float) -> Result:
@@ -151,7 +158,7 @@ def _resumed(run: Run, settings: Config, data: Any, force: bool, began: float) -
     keep = then.device == now.device and not changed
     plan = then if keep else now
     start = Start(fingerprint, plan, settled=keep, saved=saved, init=init)
-    return _run(run, settings, dataset, start, seconds, began)
+    return _run(Begun(run, settings, dataset, start, seconds, began))
 
 
 def _refuse_changes(run: Run, was: Config, settings: Config, force: bool) -> list[str]:

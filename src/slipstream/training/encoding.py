@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
-from slipstream import runs
-from slipstream.config import Config
-from slipstream.data.dataset import Dataset
-from slipstream.engine import filling, monitor, recover
+from slipstream.engine import filling, recover
 from slipstream.engine.filling import BASELINES, MODEL
-from slipstream.runs import Run
 from slipstream.training import alone, scoring, setup
-from slipstream.training.setup import Result, Start, timed
+from slipstream.training.setup import Begun, Result, timed
 
 EXAMPLES = "reconstructions.parquet"
 
 
-def pretrain(
-    run: Run,
-    settings: Config,
-    dataset: Dataset,
-    start: Start,
-    seconds: dict[str, float],
-    began: float,
-) -> Result:
+def pretrain(begun: Begun) -> Result:
     """Train, judge and write everything. The test rows, if the split names any, are not read."""
-    with monitor.Monitor(run, start.plan.device, on=settings.engine.monitor) as watching:
-        task, chosen = setup.prepared(run, settings, dataset, start, seconds)
-        asked, settings = settings, task.config
+    run, dataset = begun.run, begun.dataset
+    with setup.watched(begun) as watching:
+        task, chosen = setup.prepared(begun)
+        settings = task.config
         with chosen.flags():
-            fit, chosen = alone.fitted(task, chosen, start, watching, seconds, asked)
-            with timed(seconds, "scoring"):
+            fit, chosen = alone.fitted(begun, task, chosen, watching)
+            with timed(begun.seconds, "scoring"):
                 run.append("scoring", what="the encoder")
                 pieces = scoring.pieces(task)
                 mean = filling.training_mean(dataset, pieces).to(chosen.device)
@@ -60,11 +49,7 @@ def pretrain(
         **alone.how_it_went(task, fit, chosen),
         "notes": list(dataset.notes),
     }
-    figures["seconds"] = time.perf_counter() - began
-    figures["seconds_by_phase"] = seconds
-    runs.write_json(run.folder / "metrics.json", figures | {"detail": found})
-    run.append("end", seconds=figures["seconds"])
-    return Result(run.folder, figures["metrics"], beside, figures)
+    return setup.ended(begun, figures, found)
 
 
 def _of_set(found: dict[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from slipstream import config as configs
 from slipstream import runs
 from slipstream.config import Config
 from slipstream.data.dataset import Dataset
-from slipstream.engine import checkpoint, copies, measure
+from slipstream.engine import checkpoint, copies, measure, monitor
 from slipstream.engine.checkpoint import Saved
 from slipstream.engine.encoder import Match
 from slipstream.engine.job import Task, weighed
@@ -55,12 +55,31 @@ class Start:
     """What `train.init_from` names, as the model takes it"""
 
 
-def prepared(
-    run: Run, settings: Config, dataset: Dataset, start: Start, seconds: dict[str, float]
-) -> tuple[Task, Plan]:
+@dataclass(frozen=True)
+class Begun:
+    """A run on its way: what its training is handed, however many models that trains."""
+
+    run: Run
+    settings: Config
+    """As asked for: what is left to measuring is not in them yet"""
+    dataset: Dataset
+    start: Start
+    seconds: dict[str, float]
+    """By phase; what each takes is added to it"""
+    began: float
+    """By `time.perf_counter`"""
+
+
+def watched(begun: Begun) -> monitor.Monitor:
+    """What looks at the device meanwhile."""
+    on = begun.settings.engine.monitor
+    return monitor.Monitor(begun.run, begun.start.plan.device, on=on)
+
+
+def prepared(begun: Begun) -> tuple[Task, Plan]:
     """The model and its data in place and the plan made, both written down."""
-    chosen, asked = start.plan, settings
-    settings = weighed(settings, dataset)
+    run, dataset, start, seconds = begun.run, begun.dataset, begun.start, begun.seconds
+    chosen, settings = start.plan, weighed(begun.settings, dataset)
     with seeded(settings.seed, chosen.device):
         model = build(settings.model, dataset.signature)
         if start.init is not None:
@@ -77,7 +96,7 @@ def prepared(
         with timed(seconds, "plan"):
             if not start.settled:
                 task, chosen = _settle(task, chosen)
-    write_config(run, task.config, asked)
+    write_config(run, task.config, begun.settings)
     runs.write_json(run.folder / "plan.json", chosen.to_dict())
     return task, chosen
 
@@ -146,3 +165,13 @@ def as_it_ran(run: Run, ran: Plan, failures: Mapping[str, str]) -> Plan:
         ran = replace(ran, capture=False, reasons=ran.reasons | {"capture": told})
     runs.write_json(run.folder / "plan.json", ran.to_dict())
     return ran
+
+
+def ended(begun: Begun, summary: dict[str, Any], detail: dict[str, Any]) -> Result:
+    """Write the figures down with the time that all of it took."""
+    run = begun.run
+    summary["seconds"] = time.perf_counter() - begun.began
+    summary["seconds_by_phase"] = begun.seconds
+    runs.write_json(run.folder / "metrics.json", summary | {"detail": detail})
+    run.append("end", seconds=summary["seconds"])
+    return Result(run.folder, summary["metrics"], summary["baselines"], summary)

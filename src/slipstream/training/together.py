@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +23,7 @@ from slipstream.engine.plan import Plan
 from slipstream.errors import Interrupted, UserError
 from slipstream.runs import Event, Run
 from slipstream.training import figures, setup
-from slipstream.training.setup import Result, Start, timed
+from slipstream.training.setup import Begun, Result, timed
 
 FIXED = {"train.epochs", "train.patience", "train.minutes"}
 """What only a run of one model may change when it is resumed: of lanes that have ended, the best
@@ -60,28 +59,21 @@ def refuse(settings: Config, dataset: Dataset, plan: Plan) -> None:
         )
 
 
-def train(
-    run: Run,
-    settings: Config,
-    dataset: Dataset,
-    start: Start,
-    seconds: dict[str, float],
-    began: float,
-) -> Result:
+def train(begun: Begun) -> Result:
     """Train all lanes, score each, keep them, and write everything."""
-    with monitor.Monitor(run, start.plan.device, on=settings.engine.monitor) as watching:
-        asked = settings
-        task, chosen = setup.prepared(run, settings, dataset, start, seconds)
+    run, dataset, seconds, saved = begun.run, begun.dataset, begun.seconds, begun.start.saved
+    with setup.watched(begun) as watching:
+        task, chosen = setup.prepared(begun)
         settings = task.config
         every = lanes_of(settings, dataset, task.init)
         with timed(seconds, "plan"):
-            packed = _packed(task, every, chosen, start.saved)
+            packed = _packed(task, every, chosen, saved)
         chosen = packed.plan
         with chosen.flags():
             parameters = sum(p.numel() for p in task.model.parameters())
-            _announce(task, packed, parameters, start.saved)
-            packed, fits, trained = _fit(task, packed, start.saved, watching)
-            setup.keep_folder(run, settings, asked)
+            _announce(task, packed, parameters, saved)
+            packed, fits, trained = _fit(task, packed, saved, watching)
+            setup.keep_folder(run, settings, begun.settings)
             seconds |= {"training": trained["train_s"], "validation": trained["validate_s"]}
             chosen = setup.as_it_ran(run, chosen, trained["failures"])
             groups = figures.grouped(fits, dataset, settings.train.repeats)
@@ -118,13 +110,9 @@ def train(
         "monitor": monitor.summarize(logged),
         "estimate": monitor.judge(logged, steps=trained["steps"], took_s=trained["train_s"])
         | {"planned_steps": None},
-        "seconds": time.perf_counter() - began,
-        "seconds_by_phase": seconds,
     }
     runs.write_json(run.folder / "plan.json", chosen.to_dict() | {"pack": packed.told()})
-    runs.write_json(run.folder / "metrics.json", summary | {"detail": detail})
-    run.append("end", seconds=summary["seconds"])
-    return Result(run.folder, summary["metrics"], summary["baselines"], summary)
+    return setup.ended(begun, summary, detail)
 
 
 def lanes_of(settings: Config, dataset: Dataset, init: Match | None = None) -> list[Lane]:

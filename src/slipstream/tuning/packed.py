@@ -14,9 +14,9 @@ from slipstream import config as configs
 from slipstream.config import Config
 from slipstream.engine import checkpoint, lanes, lanestate, pack, packing
 from slipstream.engine.job import weighed
-from slipstream.engine.lane import Lane, Room, refuse_larger
+from slipstream.engine.lane import Lane, refuse_larger
 from slipstream.engine.lanes import Guide, Rounds
-from slipstream.engine.lanestate import LaneFit
+from slipstream.engine.lanestate import LaneFit, Work
 from slipstream.engine.loop import Stop
 from slipstream.engine.plan import Plan
 from slipstream.errors import UserError
@@ -42,9 +42,8 @@ class Packed:
         """Of the pack, then those of its members: what may join them"""
         self.members: list[Candidate] = []
         self.places = 0
-        self.room: Room | None = None
         self.ready: Ready | None = None
-        self.plan: Plan | None = None
+        self.work: Work | None = None
         self.rounds: Rounds | None = None
         self.stream: torch.cuda.Stream | None = None
         self.done: torch.cuda.Event | None = None
@@ -65,17 +64,16 @@ class Packed:
         self.queue.extend(every[places:])
         widest = _widened(members[0].config, shape)
         roomy = [weighed(c, ready.dataset) for c in (widest, *trainer.director.extremes(widest))]
-        self.plan, mode = ready.plan(widest)
-        with self._at_work(device):
+        plan, mode = ready.plan(widest)
+        with self._at_work(plan):
             made = pack.make(
                 every[:places],
                 ready.dataset.signature,
                 ready.series,
-                self.plan,
+                plan,
                 mode=mode,
                 room=[*every, *(Lane(c, starts) for c in roomy for starts in ready.folds)],
             )
-            self.room = made.room
             self.came = [(lane.candidate.number, lane.fold) for lane in every[:places]]
             trainer.run.append(
                 "pack",
@@ -84,10 +82,9 @@ class Packed:
                 mode=mode,
                 widths=shape.widths,
                 batch=shape.batch,
-                plan=self.plan.to_dict(),
+                plan=plan.to_dict(),
             )
-            work = lanes.started(made, self.run)
-            self.rounds = lanes.rounds(work, stop, guide=self._guide(), facts=self._facts)
+            self._go(lanes.started(made, self.run), stop)
 
     def resume(self, stop: Stop) -> bool:
         """Go on from the newest checkpoint; whether anything was in training."""
@@ -99,7 +96,6 @@ class Packed:
         self.shapes = [Shape(name, batch, tuple(widths)) for name, batch, widths in facts["shapes"]]
         self.came = [(number, fold) for number, fold in facts["came"]]
         self.places = len(saved.facts["places"])
-        self.room = lanestate.room_of(saved.facts)
         training = {told["number"] for told in saved.facts["lanes"]}
         waiting = [(number, fold) for number, fold in facts["queue"]]
         owners = {self.came[at][0] for at in training} | {number for number, _ in waiting}
@@ -108,24 +104,26 @@ class Packed:
         found = {number: self._again(number, facts) for number in sorted(owners)}
         self.members = list(found.values())
         trainer.running += self.members
-        first = self.members[0].config
-        ready = self.ready = trainer.shelf.get(first)
+        ready = self.ready = trainer.shelf.get(self.members[0].config)
         of = {number: _lanes(one, ready) for number, one in found.items()}
         back = {at: of[self.came[at][0]][self.came[at][1]] for at in training}
         self.queue.extend(of[number][fold] for number, fold in waiting)
-        self.plan, _ = ready.plan(_widened(first, self.shapes[0]))
-        with self._at_work(ready.series.values.device):
+        with self._at_work(Plan.from_dict(saved.facts["plan"])):
             signature = ready.dataset.signature
-            work = lanestate.restored(saved, back, signature, ready.series, self.run)
-            self.rounds = lanes.rounds(work, stop, guide=self._guide(), facts=self._facts)
+            self._go(lanestate.restored(saved, back, signature, ready.series, self.run), stop)
         return True
 
+    def _go(self, work: Work, stop: Stop) -> None:
+        self.work = work
+        self.rounds = lanes.rounds(work, stop, guide=self._guide(), facts=self._facts)
+
     @contextmanager
-    def _at_work(self, device: torch.device) -> Iterator[None]:
+    def _at_work(self, plan: Plan) -> Iterator[None]:
         """In the pack's own stream, with torch's flags as its plan wants them."""
-        assert self.plan is not None
+        assert self.ready is not None
+        device = self.ready.series.values.device
         with ExitStack() as stack:
-            stack.enter_context(self.plan.flags())
+            stack.enter_context(plan.flags())
             if device.type == "cuda":
                 if self.stream is None:
                     self.stream = torch.cuda.Stream(device)
@@ -143,14 +141,18 @@ class Packed:
     def go_on(self) -> bool:
         """A round; whether there will be another."""
         assert self.rounds is not None
-        assert self.ready is not None
-        with self._at_work(self.ready.series.values.device):
-            return next(self.rounds, _END) is not _END
+        assert self.work is not None
+        with self._at_work(self.work.pack.plan):
+            going = next(self.rounds, _END) is not _END
+        if not going:
+            self.close()
+        return going
 
     def close(self) -> None:
+        """Let go of the pack's memory: what is left of this one lives until it is collected."""
         if self.rounds is not None:
             self.rounds.close()
-            self.rounds = None
+        self.rounds = self.work = None
 
     def _again(self, number: int, facts: dict[str, Any]) -> Candidate:
         one = self.trainer.director.again(number)
@@ -204,13 +206,13 @@ class Packed:
     def _fits(self, one: Candidate) -> bool:
         """Whether it may join; no captured program changes for it."""
         assert self.ready is not None
-        assert self.room is not None
+        assert self.work is not None
         device = self.ready.series.values.device.type
         if groups.shape_of(one.config, device) not in self.shapes:
             return False
         try:
             for lane in _lanes(one, self.ready):
-                refuse_larger(lane, self.room)
+                refuse_larger(lane, self.work.pack.room)
         except UserError:
             return False
         return True
@@ -226,7 +228,6 @@ class Packed:
 
     def _facts(self) -> dict[str, Any]:
         """What a checkpoint tells of the search."""
-        under_way = self.trainer.running
         return {
             "search": {
                 "shapes": list(self.shapes),
@@ -234,7 +235,7 @@ class Packed:
                 "queue": [(lane.candidate.number, lane.fold) for lane in self.queue],
                 "outcomes": {
                     str(one.number): {fold: asdict(end) for fold, end in one.outcomes.items()}
-                    for one in under_way
+                    for one in self.members
                 },
             }
         }

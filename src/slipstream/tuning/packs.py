@@ -83,13 +83,13 @@ class Trainer:
             try:
                 self._pick_up(stop)
                 self._ask()
-                while self.active or self.waiting:
-                    if stop.requested and not self.active:
-                        raise Interrupted("stopped", signal_number=stop.signal_number)
+                while self.active or (self.waiting and not stop.requested):
                     if not stop.requested:
                         self._ask()
                         self._start(stop)
                     self._turn()
+                if stop.requested:
+                    raise Interrupted("stopped", signal_number=stop.signal_number)
             finally:
                 for packed in self.active:
                     packed.close()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from optuna.trial import FrozenTrial
@@ -109,9 +108,10 @@ def choose(
     plain = configs.changed(base, {"train.metric": base.tune.metric})
     entries = [(t.number, spaces.applied(base, space, t.params)) for t in best]
     director = Retraining(run, base, [*entries, (DEFAULT, plain)])
-    once = Shelf(base.model_copy(update={"tune": base.tune.model_copy(update={"folds": None})}))
-    once.table = shelf.table
-    trainer = Trainer(run, once, director, parallel=max(len(director.every), 1))
+    if base.tune.folds is not None:
+        once = base.tune.model_copy(update={"folds": None})  # unchecked: a pruner may need them
+        shelf = Shelf(base.model_copy(update={"tune": once}), shelf.table)
+    trainer = Trainer(run, shelf, director, parallel=max(len(director.every), 1))
     trainer.train()
     found = director.found
     ranked = sorted((found[trial] for trial, _ in entries), key=lambda again: again.mean)
@@ -137,21 +137,9 @@ def test(
                 "train.metric": base.tune.metric,
             },
         )
-        found[name] = _trained(run.folder / "retrained" / name, repeated, data, watch)
+        folder = run.folder / "retrained" / name
+        found[name] = training.trained(folder, repeated, data, watch)
     return found
-
-
-def _trained(
-    folder: Path, config: Config, data: Any, watch: Callable[[Event], None] | None
-) -> dict[str, Any]:
-    """One run's summary; a run that is done stands, one that was broken off goes on."""
-    if (folder / "metrics.json").exists():
-        done: dict[str, Any] = runs.read_json(folder / "metrics.json")
-        return done
-    if any((folder / "checkpoints").glob("step-*")):
-        return training.train(None, data, resume=folder, watch=watch).summary
-    runs.remove(folder)
-    return training.train(config, data, folder=folder, watch=watch).summary
 
 
 def compare(chosen: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:

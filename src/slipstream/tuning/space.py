@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from optuna.distributions import (
@@ -75,18 +76,34 @@ def of(config: Config) -> dict[str, Any]:
         if section in ("engine", "tune", "pretrain", "name", "out"):
             raise UserError(f'tune.space has "{name}", which does not change a model')
         for value in _ends(entry):
-            try:
-                configs.changed(config, {name: value})
-            except UserError as error:
-                if "model.kind" in space or "does not divide" in str(error):
-                    continue  # it may fit beside another choice
-                raise UserError(f'tune.space."{name}": {error}') from None
+            _refuse_misfit(name, value, config, space)
     if "train.loss" in space and config.tune.metric == "loss":
         raise UserError(
             'tune.space has "train.loss", and different losses cannot be compared; set '
             'tune.metric = "mae" or "mse"'
         )
     return space
+
+
+def _refuse_misfit(name: str, value: Any, config: Config, space: Mapping[str, Any]) -> None:
+    """A UserError where the setting itself takes no such value. What only does not go with other
+    settings may go with what is drawn for those, and is a failed trial where it does not."""
+    try:
+        configs.changed(config, {name: value})
+    except UserError as error:
+        told, listed = str(error), name.rpartition(".")[0]
+        named = told.startswith((f"{name} ", f"{listed} ")) or "tune.space" in told
+        if named and not _fits_beside_another(name, value, config, space):
+            raise UserError(f'tune.space."{name}": {error}') from None
+
+
+def _fits_beside_another(name: str, value: Any, config: Config, space: Mapping[str, Any]) -> bool:
+    for other, entry in space.items():
+        for choice in _ends(entry) if other != name else ():
+            with suppress(UserError):
+                configs.changed(config, {other: choice, name: value})
+                return True
+    return False
 
 
 def _setting(name: str) -> str:

@@ -1,0 +1,44 @@
+"""The command line: the only place that parses arguments and prints.
+
+Results go to stdout, everything else to stderr. Torch is imported by the commands, not here.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from slipstream.cli.measuring import bench_app, doctor, profile
+from slipstream.cli.searching import tune
+from slipstream.cli.trained import evaluate, predict, report
+from slipstream.cli.training import pretrain, train
+
+app = typer.Typer(
+    name="slipstream",
+    help="Train sequence models on time series as fast as the hardware allows.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def main() -> None:
+    app()
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    if version:
+        from slipstream import __version__
+
+        print(__version__)
+        raise typer.Exit
+
+
+for command in (train, pretrain, tune, evaluate, predict, report, doctor, profile):
+    app.command()(command)
+app.add_typer(bench_app)
