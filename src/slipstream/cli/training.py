@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import threading
 from pathlib import Path
 from typing import Annotated
 
@@ -42,8 +44,8 @@ def _train(
         with Screen(quiet) as watching:
             watching.say("loading torch and the data ...")
             from slipstream import training
-            from slipstream.reporting import report
 
+            _load_meanwhile("slipstream.reporting")
             run = {"train": training.train, "pretrain": training.pretrain}[verb]
             result = run(
                 settings,
@@ -53,8 +55,15 @@ def _train(
                 force=force,
             )
             watching.say("drawing the report ...")
+            from slipstream.reporting import report
+
             path = report(result.run)
         print_result(result.summary | {"report": str(path)}, as_json, quiet, screen.show_training)
+
+
+def _load_meanwhile(module: str) -> None:
+    """Import while a model trains what takes a second, and is needed only after it."""
+    threading.Thread(target=importlib.import_module, args=(module,), daemon=True).start()
 
 
 def pretrain(
