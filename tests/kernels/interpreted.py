@@ -14,13 +14,12 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from torch.func import vmap
 from triton.runtime import interpreter
 
-from slipstream.kernels import fused, norms, stepwise, update
+from slipstream.kernels import fused, stepwise, update
 from slipstream.kernels.fused import Tile, Way
 from slipstream.kernels.shapes import Weights
-from tests.kernels.layers import Shape, apart, defined, drawn
+from tests.kernels.layers import Shape, apart, defined, drawn, norm_error, with_gaps
 
 SHAPES = [
     Shape("lstm", K=2, T=5, B=3, D=4, H=6),
@@ -118,31 +117,6 @@ def stepwise_error_of(shape: Shape, dtype: torch.dtype, *, loose: bool) -> float
     arriving = with_gaps(grad, -1) if loose else grad
     found = [out, *torch.autograd.grad(out, given, arriving)]
     return apart(found, defined(shape, given, grad))
-
-
-def norm_error(shape: tuple[int, ...], dtype: torch.dtype, out: torch.dtype) -> float:
-    """x [K, ..., D] in one type and normalized in another, lanes' weights with gaps between."""
-    torch.manual_seed(0)
-    K, D = shape[0], shape[-1]
-    x = (3 * torch.randn(shape) + 1).to(dtype).requires_grad_()
-    weight, bias = (torch.randn(K, D, requires_grad=True) for _ in range(2))
-    given = with_gaps(weight, 1), with_gaps(bias, 1)
-    found = vmap(lambda *one: norms.norm(*one, 1e-5, out))(x, *given)
-    grad = torch.randn(shape).to(out)
-    wide, *by_lane = (one.detach().double().requires_grad_() for one in (x, weight, bias))
-    off = wide - wide.mean(-1, keepdim=True)
-    normal = off / (off.square().mean(-1, keepdim=True) + 1e-5).sqrt()
-    scale, shift = (one.view(K, *[1] * (len(shape) - 2), D) for one in by_lane)
-    wanted = normal * scale + shift
-    mine = [found, *torch.autograd.grad(found, [x, weight, bias], grad)]
-    theirs = torch.autograd.grad(wanted, [wide, *by_lane], grad.double())
-    return apart(mine, [wanted.detach(), *theirs])
-
-
-def with_gaps(tensor: torch.Tensor, dim: int) -> torch.Tensor:
-    return torch.cat([tensor, torch.full_like(tensor, torch.nan)], dim).split(
-        tensor.shape[dim], dim
-    )[0]
 
 
 def adam_error(*, decoupled: bool, columns: slice = slice(None)) -> float:

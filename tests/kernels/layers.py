@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 
 from slipstream.kernels import reference
 from slipstream.kernels.shapes import Weights
@@ -57,3 +58,33 @@ def apart(found: list[Tensor], wanted: list[Tensor]) -> float:
         for a, b in zip(found, wanted, strict=True)
     ]
     return max(errors) if all(error == error for error in errors) else float("nan")
+
+
+def norm_error(
+    shape: tuple[int, ...], dtype: torch.dtype, out: torch.dtype, device: str = "cpu"
+) -> float:
+    """Layer norms by our kernel: x [K, ..., D] in one type, normalized in another, and gaps between
+    lanes' weights."""
+    from slipstream.kernels import norms
+
+    torch.manual_seed(0)
+    K, D = shape[0], shape[-1]
+    x = (3 * torch.randn(shape) + 1).to(device, dtype).requires_grad_()
+    weight, bias = (torch.randn(K, D, device=device, requires_grad=True) for _ in range(2))
+    given = with_gaps(weight, 1), with_gaps(bias, 1)
+    found = vmap(lambda *one: norms.norm(*one, 1e-5, out))(x, *given)
+    grad = torch.randn(shape).to(device, out)
+    wide, *by_lane = (one.detach().double().requires_grad_() for one in (x, weight, bias))
+    off = wide - wide.mean(-1, keepdim=True)
+    normal = off / (off.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    scale, shift = (one.view(K, *[1] * (len(shape) - 2), D) for one in by_lane)
+    wanted = normal * scale + shift
+    mine = [found, *torch.autograd.grad(found, [x, weight, bias], grad)]
+    theirs = torch.autograd.grad(wanted, [wide, *by_lane], grad.double())
+    return apart(mine, [wanted.detach(), *theirs])
+
+
+def with_gaps(tensor: torch.Tensor, dim: int) -> torch.Tensor:
+    return torch.cat([tensor, torch.full_like(tensor, torch.nan)], dim).split(
+        tensor.shape[dim], dim
+    )[0]

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from slipstream.kernels import fused, op, stepwise
+from slipstream.kernels import fused, norms, op, stepwise
 from slipstream.kernels.shapes import Weights
-from tests.kernels.layers import Shape, apart, defined, drawn
+from tests.kernels.layers import Shape, apart, defined, drawn, norm_error
 
 pytestmark = pytest.mark.gpu
 
@@ -225,3 +225,25 @@ def test_the_way_back_of_a_wide_layer_runs_once():
     out.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="runs once"):
         out.backward()
+
+
+@pytest.mark.parametrize("out", MOST)
+@pytest.mark.parametrize("dtype", MOST)
+@pytest.mark.parametrize(
+    "shape", [(1, 105, 512, 256), (16, 24, 256, 64), (3, 1, 1), (2, 777, 31), (1, 9, 2048)], ids=str
+)
+def test_layer_norms(shape, dtype, out):
+    assert norm_error(shape, dtype, out, "cuda") < max(MOST[dtype], MOST[out])
+
+
+def test_a_lanes_norm_knows_nothing_of_the_others():
+    x, weight, bias = torch.randn(4, 50, 70, device="cuda"), *torch.randn(2, 4, 70, device="cuda")
+    grad = torch.randn_like(x)
+
+    def gradients(lanes):
+        leaves = [t[:lanes].clone().requires_grad_() for t in (x, weight, bias)]
+        out = torch.func.vmap(lambda *one: norms.norm(*one, 1e-5, torch.float16))(*leaves)
+        return [out, *torch.autograd.grad(out, leaves, grad[:lanes].half())]
+
+    pairs = zip(gradients(4), gradients(1), strict=True)
+    assert all(torch.equal(many[:1], alone) for many, alone in pairs)
