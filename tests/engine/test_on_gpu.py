@@ -258,14 +258,15 @@ def test_a_poisoned_fp16_run_leaves_fp16(tmp_path):
     assert torch.isfinite(task.model.core.head.linear.bias).all()
 
 
-def test_the_plan_measures_and_tells(tmp_path, monkeypatch):
+@pytest.mark.parametrize("hidden", [160, 64])
+def test_the_plan_measures_and_tells(hidden, tmp_path, monkeypatch):
     monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path))
     draw = np.random.default_rng(0)
     table = pa.table({f"x{i}": draw.standard_normal(40_000) for i in range(4)})
     config = small_config(
         tmp_path,
         data={"time": None, "context": 100, "horizon": 1, "targets": ["x0"]},
-        model={"kind": "lstm", "hidden": 160, "layers": 1},
+        model={"kind": "lstm", "hidden": hidden, "layers": 1},
         train={"epochs": 10_000, "batch": 512},
         engine={"device": "cuda", "plan": "measure"},
     )
@@ -277,8 +278,10 @@ def test_the_plan_measures_and_tells(tmp_path, monkeypatch):
     assert {"cudnn = standard", "fused = False", "capture = False"} <= names
     fastest = min(item["ms"] for item in decided.evidence if "ms" in item)
     assert decided.ms_per_step <= fastest / measure.WORTH
+    assert ("cudnn = persistent" in names) == (hidden <= plan.MOST_OWN)
+    assert decided.cudnn != ("off",) or hidden <= plan.MOST_OWN
     persistent = any("Persist" in name for name in decided.kernels)
-    assert persistent == (decided.cudnn != ("standard",))
+    assert persistent == (decided.cudnn == ("persistent",))
 
 
 @pytest.mark.parametrize("kind", KINDS)
