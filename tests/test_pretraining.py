@@ -190,8 +190,20 @@ def test_the_future_changes_nothing_of_a_past_window(table):
             assert torch.equal(mine, theirs)
 
 
-def test_pretraining_is_resumed_to_the_same_encoder(tmp_path, table):
-    often = {"engine": {"log_every": 4, "checkpoint_minutes": 1e-9}, "train": {"epochs": 2}}
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {},
+        pytest.param({"device": "cuda", "precision": "fp32"}, marks=pytest.mark.gpu),
+        pytest.param(
+            {"device": "cuda", "precision": "fp16", "cudnn": "off"}, marks=pytest.mark.gpu
+        ),
+    ],
+    ids=["cpu", "gpu", "gpu, our kernels"],
+)
+def test_pretraining_is_resumed_to_the_same_encoder(tmp_path, table, engine):
+    engine = {"log_every": 4, "checkpoint_minutes": 1e-9} | engine
+    often = {"engine": engine, "train": {"epochs": 2}}
     whole = slipstream.pretrain(settings(tmp_path / "a", PRETRAIN, often), table)
     wanted = ended(runs.find(whole.run))
     asked = settings(tmp_path / "b", PRETRAIN, often)
