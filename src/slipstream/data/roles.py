@@ -63,6 +63,24 @@ def _refuse_taken(source: Source, data: Data, inputs: tuple[str, ...]) -> None:
         )
 
 
+def for_an_encoder(roles: Roles, data: Data) -> tuple[Roles, Data]:
+    """What masked rows are filled in from: inputs alone, and windows of nothing but context."""
+    targets = roles.targets if data.channels == "independent" else ()
+    split = data.split.model_copy(update={"stratified": False})
+    unasked = {"horizon": 0, "static": (), "task": "regress", "labels": None, "split": split}
+    return Roles(roles.inputs, targets), data.model_copy(update=unasked)
+
+
+def in_stored_order(roles: Roles) -> Roles:
+    """What is only an input first, then what is both, then what is only a target."""
+    both = [name for name in roles.targets if name in roles.inputs]
+    return Roles(
+        inputs=(*(name for name in roles.inputs if name not in both), *both),
+        targets=(*both, *(name for name in roles.targets if name not in both)),
+        static=roles.static,
+    )
+
+
 def matching(source: Source, data: Data) -> Ints | range:
     """The rows that `data.where` keeps."""
     if not data.where:
