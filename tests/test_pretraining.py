@@ -147,6 +147,15 @@ def test_a_column_may_be_called_as_if_it_were_filled_in(tmp_path):
     assert page.count("orders_filled · ") == 3
 
 
+def test_inputs_called_like_the_places_of_rows_are_left_out_of_the_examples(tmp_path):
+    table = waves(400).rename_columns(["time", "a", "row", "series"])
+    found = slipstream.pretrain(settings(tmp_path, PRETRAIN, {"train": {"epochs": 1}}), table)
+    shown = pa.parquet.read_table(found.run / "reconstructions.parquet")
+    assert shown.column_names == ["window", "series", "row", "a", "a_filled", "a_masked"]
+    assert shown.column("row").to_pylist()[1] == shown.column("row").to_pylist()[0] + 1
+    assert slipstream.report(found.run).exists()
+
+
 def test_rows_set_aside_for_the_test_are_never_read(tmp_path, table):
     split = {"data": {"split": {"train": 0.7, "val": 0.1, "test": 0.2}}}
     found = []
