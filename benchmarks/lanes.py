@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from slipstream.bench import cases, others, record
+from slipstream.bench import cases, in_lightning, record
 from slipstream.bench.cases import Case
-from slipstream.bench.others import Way
 from slipstream.bench.record import Outcome, Row, Table
+from slipstream.bench.ways import Way
 from slipstream.engine import pack
 from slipstream.engine.lane import Epoch, Lane
 from slipstream.engine.plan import RECURRENT
@@ -187,7 +187,7 @@ def step_rows(case: Case) -> Iterator[Row]:
     for precision, workers in LIGHTNING:
         name = f"{BEST}, {precision}, {workers} workers"
         way = Way(name, "lightning", precision, workers)
-        found = others.time_lightning(
+        found = in_lightning.time_steps(
             case.config, case.dataset, way, warm_up=4 + 2 * workers, stretches=5, steps=20
         )
         yield Row(case.name, name, "ms per step and model", found.times, {"lanes": 1})

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from slipstream import config as configs
-from slipstream.bench import cases, others, record
+from slipstream.bench import cases, in_lightning, record
 from slipstream.bench.record import Outcome, Row, Table, percent, spread
 from slipstream.config import Config, Pretrain
 from slipstream.config.augment import KINDS
@@ -193,7 +193,7 @@ def whole(repeats: int, epochs: int | None) -> Outcome:
         ways = {"slipstream pretrain": [*ours, "--quiet"]}
         ways["slipstream pretrain, classic"] = [*ours, "--quiet", "--set", "engine.preset=classic"]
         for framework, precision, workers in PEERS_ON_CPU if small else PEERS:
-            if framework == "lightning" and not others.has_lightning():
+            if framework == "lightning" and not in_lightning.has_lightning():
                 continue
             told = [framework, precision, str(workers), "habits"]
             name = f"{framework}, {precision}, {workers} workers"

@@ -119,6 +119,7 @@ def test_its_defaults_are_in_its_config(pretrained):
     ("wrong", "said"),
     [
         ({"model": {"kind": "mlp"}}, "no sequence to pre-train"),
+        ({"model": {"kind": "tests.models.nets:Mixer"}}, "has no encoder to pre-train"),
         ({"data": {"context": 12}}, "less than the 14 rows"),
         ({"train": {"loss": "quantile"}}, "for pre-training use"),
         ({"train": {"repeats": 2}}, "one encoder is pre-trained"),
@@ -137,6 +138,22 @@ def test_the_report_shows_filled_in_windows(pretrained):
     shown = pa.parquet.read_table(pretrained.run / "reconstructions.parquet")
     assert shown.num_rows == 6 * 24
     assert sum(shown.column("a_masked").to_pylist()) == 6 * 7
+
+
+def test_a_column_may_be_called_as_if_it_were_filled_in(tmp_path):
+    table = waves(400, columns=2).rename_columns(["time", "a", "orders_filled"])
+    found = slipstream.pretrain(settings(tmp_path, PRETRAIN, {"train": {"epochs": 1}}), table)
+    page = slipstream.report(found.run).read_text(encoding="utf-8")
+    assert page.count("orders_filled · ") == 3
+
+
+def test_inputs_called_like_the_places_of_rows_are_left_out_of_the_examples(tmp_path):
+    table = waves(400).rename_columns(["time", "a", "row", "series"])
+    found = slipstream.pretrain(settings(tmp_path, PRETRAIN, {"train": {"epochs": 1}}), table)
+    shown = pa.parquet.read_table(found.run / "reconstructions.parquet")
+    assert shown.column_names == ["window", "series", "row", "a", "a_filled", "a_masked"]
+    assert shown.column("row").to_pylist()[1] == shown.column("row").to_pylist()[0] + 1
+    assert slipstream.report(found.run).exists()
 
 
 def test_rows_set_aside_for_the_test_are_never_read(tmp_path, table):

@@ -77,6 +77,17 @@ def test_names_from_the_data_cannot_break_the_page(tmp_path):
     assert "b &amp; c" in text
 
 
+def test_what_makes_no_error_comes_first(tmp_path):
+    table = waves().to_pydict()
+    table["a"][290:] = [5.0] * 110  # repeating the last value is right in every test window
+    text, _ = page_of(tmp_path, table, data={"targets": ["a"], "split": {"rows": [240, 60, 84]}})
+    assert "loses to repeat" in text
+    assert "As it stands, repeat is the better choice" in text
+    figures = text.split("Against the baselines")[1]
+    places = [figures.index(f"</span>{name}<small>") for name in ("repeat", "model", "ridge")]
+    assert places[0] == min(places)
+
+
 def test_several_series_are_compared(tmp_path):
     table = waves(300).to_pydict()
     table["id"] = [f"s{i // 100}" for i in range(300)]
@@ -102,7 +113,12 @@ def test_numbers_have_four_figures(value, text):
 
 
 def test_durations():
-    assert [seconds(s) for s in (1.25, 75, 3 * 3600 + 120)] == ["1.2 s", "1 min 15 s", "3 h 2 min"]
+    assert [seconds(s) for s in (1.25, 59.97, 75, 3 * 3600 + 120)] == [
+        "1.2 s",
+        "1 min 0 s",
+        "1 min 15 s",
+        "3 h 2 min",
+    ]
 
 
 def test_thinning_keeps_the_extremes():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from rich.console import Console
 
 import slipstream
 from slipstream import Interrupted, UserError, runs
@@ -22,6 +24,7 @@ from slipstream.data import dataset as datasets
 from slipstream.data import folds
 from slipstream.engine import checkpoint
 from slipstream.engine import pack as packs_of_lanes
+from slipstream.screen import show_search
 from slipstream.tuning import groups, retraining
 from slipstream.tuning import space as spaces
 from slipstream.tuning.candidates import Candidate
@@ -301,6 +304,14 @@ def test_classes_are_searched_too(tmp_path):
     assert study.summary["trials"]["finished"] == 3
     assert study.summary["test"]["best"]["metrics"]["test"]["accuracy"] > 0.8
     assert study.summary["comparison"]["metric"] == "log_loss"
+    page = slipstream.report(study.run).read_text(encoding="utf-8")
+    figures = page.split("On the test set")[1].split("</table>")[0]
+    assert "<th>log-loss</th><th>balanced accuracy</th>" in figures
+    assert "majority" in figures
+    assert "test log-loss against the defaults" in page
+    out = io.StringIO()
+    show_search(study.summary | {"report": "report.html"}, Console(file=out, width=200))
+    assert "log-loss" in out.getvalue().split("test set")[1]
 
 
 # folds

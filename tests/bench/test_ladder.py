@@ -10,8 +10,8 @@ import torch
 from slipstream import config as configs
 from slipstream.bench import comparison, ladder, pictures, record
 from slipstream.bench.cases import STANDARD, standard
-from slipstream.bench.others import Way
 from slipstream.bench.record import Row
+from slipstream.bench.ways import Way
 from slipstream.config import Engine
 from tests.bench.small import small_case
 

@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from slipstream import config as configs
-from slipstream.bench import others, peers
-from slipstream.bench.others import Found, Way
+from slipstream.bench import in_lightning, peers, plain, work
+from slipstream.bench.ways import Found, Way
 from slipstream.data import dataset as datasets
 from slipstream.engine.trial import Trial
 from tests.bench.small import small_case
@@ -16,7 +16,7 @@ pytest.importorskip("lightning", reason="the peer is not installed")
 
 
 def first_losses(case, way):
-    timed = others.time_plain if way.framework == "plain" else others.time_lightning
+    timed = (plain if way.framework == "plain" else in_lightning).time_steps
     found = timed(case.config, case.dataset, way, warm_up=4, stretches=2, steps=2)
     assert len(found.times) == 2
     return found.losses[:4]
@@ -49,7 +49,7 @@ def test_bidirectional_layers_are_the_same_network():
     case = peers.alike(case)
     trial = Trial(case.config, case.dataset, first=4)
     trial.close()
-    assert isinstance(others.network(case.config, case.dataset), others.PlainRecurrent)
+    assert isinstance(work.network(case.config, case.dataset), work.PlainRecurrent)
     found = first_losses(case, Way("", "plain", "fp32", 0))
     assert found == pytest.approx(trial.first_losses, rel=1e-4)
 
@@ -57,9 +57,9 @@ def test_bidirectional_layers_are_the_same_network():
 def test_lightning_can_ask_for_the_precision_of_products():
     """In a fresh process and after ours; torch refuses where the two ways to set it disagree."""
     code = (
-        "import torch; from slipstream import hardware; from slipstream.bench import others\n"
+        "import torch; from slipstream import hardware; from slipstream.bench import ways\n"
         "for precision in ('tf32', 'fp16', 'fp32', 'tf32'):\n"
-        "    with others.settings_of(others.Way('', 'lightning', precision, 0)):\n"
+        "    with ways.settings_of(ways.Way('', 'lightning', precision, 0)):\n"
         "        found = torch.get_float32_matmul_precision()\n"
         "        assert found == ('high' if precision == 'tf32' else 'highest'), found\n"
         "    for tf32 in (True, False):\n"

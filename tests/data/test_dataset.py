@@ -116,3 +116,33 @@ def test_pm25_needs_a_word_on_missing_values():
     assert "pm2.5 2,067" in dataset.notes[1]
     dropped = datasets.load(small_config(data=settings | {"missing": "drop"}))
     assert len(dropped.memory.starts["train"]) < len(dataset.memory.starts["train"])
+
+
+@pytest.mark.parametrize(
+    ("names", "data"),
+    [
+        (["time", "a", "b", "row"], {}),
+        (["time", "a", "b", "series"], {"targets": ["series"]}),
+        (["time", "a", "b", "step"], {}),
+        (["at", "a", "b", "time"], {"time": "at"}),
+        (["time", "a", "b", "fold"], {"split": {"walk_forward": 2}}),
+        (["time", "a", "b", "a_predicted"], {}),
+    ],
+)
+def test_a_target_that_predictions_would_write_over_is_refused(names, data):
+    with pytest.raises(UserError, match=f'"{names[-1]}".*name of another column of predictions'):
+        small_dataset(small_config(data=data), waves().rename_columns(names))
+
+
+@pytest.mark.parametrize(
+    ("names", "data"),
+    [
+        (["time", "a", "b", "row"], {"targets": ["a"]}),
+        (["time", "a", "b", "step"], {"horizon": 0, "targets": ["step"]}),
+        (["time", "a", "b", "fold"], {}),
+        (["time", "a", "b", "b_predicted"], {"targets": ["a", "b_predicted"]}),
+    ],
+)
+def test_names_that_clash_with_nothing_are_fine(names, data):
+    dataset = small_dataset(small_config(data=data), waves().rename_columns(names))
+    assert names[-1] in (*dataset.signature.inputs, *dataset.signature.targets)

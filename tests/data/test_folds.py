@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from slipstream import UserError
 from slipstream.config import Data, Signature, Split
 from slipstream.data import dataset as datasets
-from slipstream.data import folds, splits, windows
+from slipstream.data import folds, sets, splits, windows
 from slipstream.data.prepare import Layout
 from slipstream.data.splits import SETS, TEST, TRAIN, UNUSED, Runs
 from tests.conftest import small_config, small_dataset, waves
@@ -221,7 +221,7 @@ def test_a_fold_has_the_windows_of_the_split_by_rows(walk, draw):
 
 def windows_by_rows(layout, data, signature):
     try:
-        ranges = datasets.find_windows(layout, data, signature)[1]
+        ranges = sets.find_windows(layout, data, signature)[1]
     except UserError:  # a block shorter than the horizon has windows in a walk alone
         assume(False)
     return {name: some.starts().tolist() for name, some in ranges.items()}

@@ -7,10 +7,10 @@ import pytest
 import slipstream
 from slipstream import UserError
 from slipstream import config as configs
-from slipstream.data import dataset as datasets
 from slipstream.data import prepare
 from slipstream.data.resample import resampled
 from slipstream.data.roles import Roles
+from slipstream.data.sources import read_sources
 from tests.conftest import small_config
 
 
@@ -22,7 +22,7 @@ def stored(times, values, ids=None):
             | ({} if ids is None else {"id": "id"})
         }
     )
-    sources = datasets.read_sources(config.data, pa.table(columns))
+    sources = read_sources(config.data, pa.table(columns))
     return prepare.build(sources, config.data, Roles(("a",), ("a",)), min_rows=2)
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -93,3 +95,17 @@ def test_a_mask_is_the_rows_of_a_set(runs, data):
         wanted = [value == which for value in by_row(made)]
         assert made.mask(which, begin, end).tolist() == wanted[begin:end]
         assert made.count(which) == sum(wanted)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 6), min_size=1, max_size=6),
+    sets=st.lists(st.integers(0, UNUSED), min_size=36, max_size=36),
+)
+def test_a_set_reaches_the_series_that_have_a_row_in_it(lengths, sets):
+    offsets = np.cumsum([0, *lengths])
+    rows = np.array(sets[: offsets[-1]], dtype=np.int8)
+    begins = np.flatnonzero(np.diff(rows, prepend=-1))  # runs go on from one series to the next
+    runs = Runs(begins, rows[begins], len(rows))
+    for which in range(len(SETS)):
+        expected = [bool((rows[a:b] == which).any()) for a, b in pairwise(offsets)]
+        assert runs.reaches(which, offsets).tolist() == expected

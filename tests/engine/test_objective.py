@@ -226,6 +226,24 @@ def test_blended_windows_have_blended_losses(task):
         close(found[window], (1 - share) * alone[window] + share * alone[partner], rel=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["scaling", "volatility"])
+def test_a_label_that_is_an_input_too_keeps_its_class(kind):
+    data = {"inputs": ["a", "state"], "horizon": 2}
+    config = small_config(**merged(CLASSIFY, {"data": data, "augment": {kind: 0.5}}))
+    dataset = data_of(config)
+    assert dataset.signature.shared == 1
+    batch, shares = some(dataset, 48), torch.ones(48)
+    said = torch.linspace(-1, 1, dataset.signature.outputs)
+    assert len(batch.targets.unique()) == 3
+
+    def model(*_):
+        return said.expand(*batch.targets.shape, -1)
+
+    asked = of(config, dataset)
+    plain = asked(model, batch, shares, None)
+    assert torch.equal(asked(model, batch, shares, noise()), plain)
+
+
 def test_validations_are_judged_by_the_metric():
     config = small_config(train={"loss": "quantile", "metric": "mae"}, augment=EVERY)
     dataset = small_dataset(config)

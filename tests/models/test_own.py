@@ -95,6 +95,13 @@ def test_a_class_that_does_not_fit_is_named(tmp_path, kind, told):
         slipstream.train(job(tmp_path, model={"kind": kind}))
 
 
+def test_a_module_that_breaks_says_where(tmp_path, monkeypatch):
+    (tmp_path / "broken_nets.py").write_text("import torch\ntorch.no_such_thing\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        slipstream.train(job(tmp_path, model={"kind": "broken_nets:Net"}))
+
+
 def test_a_class_inside_a_function_is_refused(tmp_path):
     class Inner(nn.Module):
         pass

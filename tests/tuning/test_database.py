@@ -34,6 +34,12 @@ def test_a_missing_driver_is_told_by_its_extra(monkeypatch):
     assert "me:***@localhost" in str(error.value)
 
 
+def test_a_password_is_hidden_wherever_an_address_has_it():
+    told = database.safe("postgresql://localhost/study?user=me&password=secret&sslmode=require")
+    assert "secret" not in told
+    assert "sslmode=require" in told
+
+
 def test_a_file_that_is_no_database_is_told(tmp_path):
     (tmp_path / "study.db").write_text("notes\n" * 400)
     with pytest.raises(UserError, match=r"cannot be opened \(file is not a database"):

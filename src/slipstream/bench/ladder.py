@@ -10,8 +10,9 @@ import torch
 
 from slipstream import hardware
 from slipstream.bench.cases import Case
-from slipstream.bench.others import PlainTrial, Way
+from slipstream.bench.plain import PlainTrial
 from slipstream.bench.record import Budget, Outcome, Row, Table, Watch, ratio, spread
+from slipstream.bench.ways import Way
 from slipstream.config import Config
 from slipstream.engine import recover, trace
 from slipstream.engine.plan import RECURRENT, Plan

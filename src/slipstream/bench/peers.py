@@ -19,10 +19,10 @@ from typing import Any
 
 from slipstream import config as configs
 from slipstream import hardware
-from slipstream.bench import others
+from slipstream.bench import in_lightning, plain
 from slipstream.bench.cases import Case
-from slipstream.bench.others import Found, Way
 from slipstream.bench.record import Budget, Outcome, Row, Table, Watch, ratio, spread
+from slipstream.bench.ways import Found, Way
 from slipstream.config import Engine
 from slipstream.engine.trial import Trial, changed
 from slipstream.errors import UserError
@@ -49,7 +49,7 @@ def _ways(*, on_gpu: bool) -> Iterator[Way]:
     usual = "fp16" if on_gpu else "fp32"
     for workers in counts[:2]:
         yield Way(f"plain loop, {usual}, {workers} workers", "plain", usual, workers)
-    if not others.has_lightning():
+    if not in_lightning.has_lightning():
         return
     yield Way(f"{USUAL}, {usual}", "lightning", usual, counts[1], habits=True)
     for precision in precisions:
@@ -69,7 +69,7 @@ def peers(
     """Steps of every case, then the whole of every job, as far as the time goes."""
     budget = Budget(minutes)
     notes = []
-    if not others.has_lightning():
+    if not in_lightning.has_lightning():
         notes.append("Lightning is not installed; pip install 'slipstream[lightning]' adds it")
     rows: list[Row] = []
     tables: list[Table] = []
@@ -157,7 +157,7 @@ def _count(known: list[float], reference: Found, each_s: float) -> int:
 
 
 def _theirs(case: Case, way: Way, steps: int) -> Found:
-    timed = others.time_plain if way.framework == "plain" else others.time_lightning
+    timed = plain.time_steps if way.framework == "plain" else in_lightning.time_steps
     warm_up = max(FIRST, 2 + 2 * way.workers)
     return timed(case.config, case.dataset, way, warm_up=warm_up, stretches=STRETCHES, steps=steps)
 

@@ -82,6 +82,11 @@ def refuse_unfit(config: Config) -> None:
             f'model.kind = "{kind}" reads a window as one row, so there is no sequence to '
             'pre-train; use "lstm", "gru" or "transformer"'
         )
+    if config.model.own:
+        raise ValueError(
+            f'model.kind = "{kind}" is a class of your own, which has no encoder to pre-train; use '
+            '"lstm", "gru" or "transformer"'
+        )
     fewest = 2 * (how.length if how.mask == "patch" else 1)
     if config.data.context < fewest:
         raise ValueError(

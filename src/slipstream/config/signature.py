@@ -61,8 +61,9 @@ class Signature(Section):
 
     @property
     def model_shared(self) -> int:
-        """How many of the sequence's last columns are its first targets."""
-        return self.shared // self.fold
+        """How many of the sequence's last columns are its first targets, in the same numbers: a
+        class has no size that changes with its column's."""
+        return 0 if self.classes else self.shared // self.fold
 
     @property
     def lead(self) -> int:

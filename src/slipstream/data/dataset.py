@@ -6,39 +6,22 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import psutil
 import torch
 from torch import Tensor
 
-from slipstream.config import SIMULATED, Config, Data, Signature
-from slipstream.data import (
-    bars,
-    cell,
-    classes,
-    folds,
-    labelled,
-    labels,
-    prepare,
-    scaling,
-    splits,
-    stream,
-    tables,
-    windows,
-)
+from slipstream.config import Config, Data, Signature
+from slipstream.data import classes, fitting, labelled, labels, sets, splits, stream, tables
 from slipstream.data.folds import Fold
-from slipstream.data.prepare import Ints, Layout, Store, Times
-from slipstream.data.roles import Roles, find_roles
+from slipstream.data.prepare import Ints, Layout, Times
+from slipstream.data.roles import Roles, find_roles, for_an_encoder, in_stored_order, refuse_clashes
 from slipstream.data.scaling import Scaler
-from slipstream.data.splits import SETS, Runs
+from slipstream.data.sources import build_store, read_sources, stay_on_disk
 from slipstream.data.stream import Stream
 from slipstream.data.tables import Source
-from slipstream.data.windows import Piece, Ranges, Series
-from slipstream.errors import UserError
+from slipstream.data.windows import Piece, Series
 
 DAY_S = 86400.0
 COUNT_ROWS = 1_000_000
@@ -132,25 +115,27 @@ def load(config: Config, table: Any = None, *, known: Scaler | None = None) -> D
     sources = read_sources(data, table)
     roles, notes = find_roles(sources[0], data)
     if config.masked:
-        roles, data = _for_an_encoder(roles, data)
-    roles = _in_stored_order(roles)
+        roles, data = for_an_encoder(roles, data)
+    else:
+        refuse_clashes(sources[0], data, roles)
+    roles = in_stored_order(roles)
     names: tuple[str, ...] = ()
     if data.task == "classify" and data.labels is None:
         sources, names = classes.coded(sources, roles.targets[0], "data.targets")
         classes.refuse_few(names, f'column "{roles.targets[0]}"')
-    if _streams(config, sources, roles):
+    if stay_on_disk(config, sources, roles):
         return _streamed(config, data, sources, roles, notes, names, known)
     store, names, spans = build_store(sources, data, roles, names, data.context + data.horizon)
     del sources
     layout = store.layout
     signature = _signature(config, roles, layout.step, names)
-    starts, found, training, told = _split(store, data, signature)
+    starts, found, training, told = sets.divide(store, data, signature)
     if spans is not None and data.label_rows == "end":
         every = [fold.starts for fold in found] or [starts]
-        used = [some.numpy() for sets in every for some in sets.values()]
+        used = [some.numpy() for by_set in every for some in by_set.values()]
         told += labels.told(spans, used, signature.lead)
-    scaler = _fit(store, roles, training, data, names, known)
-    series = scaled_series(store, scaler, signature)
+    scaler = fitting.fit(store, signature, training, data, known)
+    series = fitting.scaled_series(store, scaler, signature)
     made = Dataset(
         signature=signature,
         scaler=scaler,
@@ -163,80 +148,6 @@ def load(config: Config, table: Any = None, *, known: Scaler | None = None) -> D
         folds=found,
     )
     return _with_notes_on_classes(made, config) if names else made
-
-
-def _split(
-    store: Store, data: Data, signature: Signature
-) -> tuple[dict[str, Tensor], tuple[Fold, ...], npt.NDArray[np.bool_], list[str]]:
-    """The windows by set, the folds of a walk, the rows that training may know, and notes."""
-    layout = store.layout
-    found: tuple[Fold, ...] = ()
-    told: list[str] = []
-    numbers = labelled.numbers(store) if signature.classes else None
-    if data.split.stratified:
-        assert numbers is not None
-        by_set, training = labelled.stratified(layout, numbers, data, signature)
-        return {name: torch.from_numpy(some) for name, some in by_set.items()}, (), training, []
-    if data.split.walk_forward is None or signature.masked:
-        runs, ranges = find_windows(layout, data, signature)
-        starts = {name: torch.from_numpy(some.starts()) for name, some in ranges.items()}
-    else:
-        runs, found, told = folds.find(layout, store.time, data, signature)
-        starts = found[-1].starts
-    if numbers is not None:
-        starts = labelled.kept(starts, numbers, signature)
-        found = tuple(
-            replace(fold, starts=labelled.kept(fold.starts, numbers, signature, fold=fold.label))
-            for fold in found
-        )
-    return starts, found, runs.mask(splits.TRAIN, 0, layout.num_rows), told
-
-
-def build_store(
-    sources: list[Source],
-    data: Data,
-    roles: Roles,
-    names: tuple[str, ...],
-    min_rows: int,
-) -> tuple[Store, tuple[str, ...], labels.Spans | None]:
-    """The store, its classes, and where the labels of a table lie if they come from one."""
-    if data.labels is None:
-        return prepare.build(sources, data, roles, min_rows=min_rows), names, None
-    plain = prepare.build(sources, data, replace(roles, targets=()), min_rows=min_rows)
-    store, names, spans = labels.attach(plain, data, names)
-    classes.refuse_few(names, data.labels)
-    return store, names, spans
-
-
-def _with_notes_on_classes(dataset: Dataset, config: Config) -> Dataset:
-    told = labelled.notes(
-        dataset.signature.classes,
-        dataset.class_counts(),
-        config.train.class_weights,
-        fold=", first fold" if dataset.folds else "",
-    )
-    return replace(dataset, notes=(*dataset.notes, *told))
-
-
-def _for_an_encoder(roles: Roles, data: Data) -> tuple[Roles, Data]:
-    """What masked rows are filled in from: inputs alone, and windows of nothing but context."""
-    targets = roles.targets if data.channels == "independent" else ()
-    split = data.split.model_copy(update={"stratified": False})
-    unasked = {"horizon": 0, "static": (), "task": "regress", "labels": None, "split": split}
-    return Roles(roles.inputs, targets), data.model_copy(update=unasked)
-
-
-def _streams(config: Config, sources: list[Source], roles: Roles) -> bool:
-    """Whether the rows stay on disk: if asked to, or where they would fill half of the memory."""
-    home = config.engine.home
-    if home not in ("auto", "stream"):
-        return False
-    on_disk = all(source.groups for source in sources)
-    columns = len(set(roles.inputs) | set(roles.targets))
-    needed = 4 * columns * sum(source.num_rows for source in sources)
-    if home == "stream" and not on_disk:
-        raise UserError('engine.home = "stream" reads Parquet and Arrow files; convert the data')
-    return home == "stream" or (on_disk and needed > psutil.virtual_memory().available / 2)
 
 
 def _streamed(
@@ -255,20 +166,10 @@ def _streamed(
         data = data.model_copy(update={"id": data.id or tables.FILE})
     layout, static = stream.scan_layout(source, data, roles.static)
     signature = _signature(config, roles, layout.step, names)
-    runs, ranges = find_windows(layout, data, signature)
+    runs, ranges = sets.find_windows(layout, data, signature)
     scaler, anchors = stream.scan_values(source, signature, runs, data.scale)
-    if known is not None:
-        scaler = scaler.joined(known.only(scaler.shift))
-    if roles.static:
-        trained = np.array(
-            [
-                runs.mask(SETS.index("train"), int(a), int(b)).any()
-                for a, b in zip(layout.offsets[:-1], layout.offsets[1:], strict=True)
-            ]
-        )
-        scaler = scaler.joined(fit_static(static, roles.static, trained, data))
-    if names:
-        scaler = scaler.joined(scaling.as_it_is(roles.targets[0], high=len(names) - 1.0))
+    trained = runs.reaches(splits.TRAIN, layout.offsets)
+    scaler = fitting.completed(scaler, signature, static, trained, data, known)
     made = Dataset(
         signature=signature,
         scaler=scaler,
@@ -284,99 +185,11 @@ def _streamed(
             scaler=scaler,
             anchors=anchors,
             layout=layout,
-            static=scaled_static(static, scaler, signature) if roles.static else None,
+            static=fitting.scaled_static(static, scaler, signature) if roles.static else None,
             ranges=ranges,
         ),
     )
     return _with_notes_on_classes(made, config) if names else made
-
-
-def find_windows(
-    layout: Layout, data: Data, signature: Signature
-) -> tuple[Runs, dict[str, Ranges]]:
-    """Which rows belong to which set, and each set's windows; every set must have some.
-
-    An encoder's test rows are left alone, and so are those of a walk's first fold and all later.
-    """
-    runs = _assigned(layout, data)
-    ranges = {
-        name: windows.find_ranges(
-            layout.breaks,
-            runs,
-            which=index,
-            lead=signature.lead,
-            steps_out=signature.steps_out,
-            stride=data.stride,
-        )
-        for index, name in enumerate(SETS)
-    }
-    if signature.masked:
-        ranges["test"] = ranges["test"].within(0, 0)
-    for index, (name, found) in enumerate(ranges.items()):
-        if not (len(found) or (signature.masked and name == "test")):
-            raise UserError(splits.no_window(name, layout, runs.count(index), data))
-    return runs, ranges
-
-
-def _assigned(layout: Layout, data: Data) -> Runs:
-    walks = data.split.walk_forward is not None
-    return splits.walk_forward(layout, data.split)[0] if walks else splits.assign(layout, data)
-
-
-def shares_rows(dataset: Dataset, data: Data) -> bool:
-    """Whether test windows of a dataset have targets in what another split trains or validates."""
-    assert dataset.memory is not None
-    every = [dataset.memory.starts, *(fold.starts for fold in dataset.folds)]
-    runs, rows = _assigned(dataset.layout, data), dataset.layout.num_rows
-    seen = runs.mask(splits.TRAIN, 0, rows) | runs.mask(splits.VAL, 0, rows)
-    lead, steps = dataset.signature.lead, dataset.signature.steps_out
-    return any(
-        bool(seen[starts["test"].numpy() + lead + ahead].any())
-        for starts in every
-        for ahead in range(steps)
-    )
-
-
-def read_sources(data: Data, table: Any) -> list[Source]:
-    """The tables that the config names, or the one given in its place."""
-    if table is not None:
-        return [tables.from_memory(table)]
-    if not data.paths:
-        raise UserError("data.path is not set; name a file or a folder, or pass a table")
-    if data.paths[0].startswith(SIMULATED):
-        return [_simulated(data.paths[0])]
-    if data.split.folders:
-        _check_folders(data)
-    sources = list(tables.read_all(data.paths))
-    if (len(sources) > 1 or tables.FILE in data.ids) and data.ids and not data.split.folders:
-        return [tables.join(sources)]
-    return sources
-
-
-def _simulated(path: str) -> Source:
-    embedded = {f"{SIMULATED}cell": cell.simulate, f"{SIMULATED}bars": bars.simulate}
-    if path not in embedded:
-        known = " and ".join(f'"{name}"' for name in embedded)
-        raise UserError(f'data.path is "{path}", but the embedded data sets are {known}')
-    return tables.of_table(path, embedded[path]())
-
-
-def _check_folders(data: Data) -> None:
-    if len(data.paths) != 1 or not Path(data.paths[0]).is_dir():
-        raise UserError("data.split.folders needs data.path to be one folder")
-    for name in SETS:
-        if not (Path(data.paths[0]) / name).is_dir():
-            raise UserError(f"data.split.folders: {data.paths[0]} has no folder {name}/")
-
-
-def _in_stored_order(roles: Roles) -> Roles:
-    """What is only an input first, then what is both, then what is only a target."""
-    both = [name for name in roles.targets if name in roles.inputs]
-    return Roles(
-        inputs=(*(name for name in roles.inputs if name not in both), *both),
-        targets=(*both, *(name for name in roles.targets if name not in both)),
-        static=roles.static,
-    )
 
 
 def _signature(
@@ -398,60 +211,28 @@ def _signature(
     )
 
 
-def _fit(
-    store: Store,
-    roles: Roles,
-    training: npt.NDArray[np.bool_],
-    data: Data,
-    names: tuple[str, ...],
-    known: Scaler | None,
-) -> Scaler:
-    """A label, which stands last, is a class's number and stays one."""
-    columns = store.columns[:-1] if names else store.columns
-    scaler = scaling.fit(
-        store.values, columns, store.anchors, training, kind=data.scale, known=known
+def _with_notes_on_classes(dataset: Dataset, config: Config) -> Dataset:
+    told = labelled.notes(
+        dataset.signature.classes,
+        dataset.class_counts(),
+        config.train.class_weights,
+        fold=", first fold" if dataset.folds else "",
     )
-    if names:
-        scaler = scaler.joined(scaling.as_it_is(store.columns[-1], high=len(names) - 1.0))
-    if not roles.static:
-        return scaler
-    trained = np.logical_or.reduceat(training, store.layout.offsets[:-1])
-    return scaler.joined(fit_static(store.static, roles.static, trained, data))
+    return replace(dataset, notes=(*dataset.notes, *told))
 
 
-def fit_static(
-    static: npt.NDArray[np.float64],
-    names: tuple[str, ...],
-    trained: npt.NDArray[np.bool_],
-    data: Data,
-) -> Scaler:
-    anchors = dict.fromkeys(names, 0.0)
-    return scaling.fit(static.astype(np.float32), names, anchors, trained, kind=data.scale)
-
-
-def scaled_series(store: Store, scaler: Scaler, signature: Signature) -> Series:
-    """The store's values, scaled in place, in the signature's order of columns."""
-    columns = tuple(dict.fromkeys((*signature.inputs, *signature.targets)))
-    values = store.values
-    for i, name in enumerate(store.columns):
-        scaler.apply(name, values[:, i], store.anchors[name])
-    if store.columns != columns:  # targets that predict was not given are left unknown
-        found = {name: i for i, name in enumerate(store.columns)}
-        ordered = np.full((len(values), len(columns)), np.nan, dtype=np.float32)
-        for i, name in enumerate(columns):
-            if name in found:
-                ordered[:, i] = values[:, found[name]]
-        values = ordered
-    static = scaled_static(store.static, scaler, signature) if signature.static else None
-    offsets = torch.from_numpy(store.layout.offsets)
-    return windows.build(torch.from_numpy(values), static, offsets, signature)
-
-
-def scaled_static(static: npt.NDArray[np.float64], scaler: Scaler, signature: Signature) -> Tensor:
-    scaled = static.astype(np.float32)
-    for i, name in enumerate(signature.static):
-        scaler.apply(name, scaled[:, i], 0.0)
-    return torch.from_numpy(scaled)
+def shares_rows(dataset: Dataset, data: Data) -> bool:
+    """Whether test windows of a dataset have targets in what another split trains or validates."""
+    assert dataset.memory is not None
+    every = [dataset.memory.starts, *(fold.starts for fold in dataset.folds)]
+    runs, rows = sets.assigned(dataset.layout, data), dataset.layout.num_rows
+    seen = runs.mask(splits.TRAIN, 0, rows) | runs.mask(splits.VAL, 0, rows)
+    lead, steps = dataset.signature.lead, dataset.signature.steps_out
+    return any(
+        bool(seen[starts["test"].numpy() + lead + ahead].any())
+        for starts in every
+        for ahead in range(steps)
+    )
 
 
 def season(layout: Layout) -> int | None:

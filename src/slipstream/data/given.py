@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from slipstream.config import Config, Data, Signature, Split
-from slipstream.data import classes, labelled, prepare, splits, windows
-from slipstream.data import dataset as datasets
+from slipstream.data import classes, fitting, labelled, prepare, splits, windows
 from slipstream.data.dataset import Dataset, InMemory
 from slipstream.data.prepare import Layout, Store
 from slipstream.data.resample import resampled
 from slipstream.data.roles import Roles
 from slipstream.data.scaling import Scaler
+from slipstream.data.sources import build_store, read_sources
 from slipstream.data.splits import Runs
 from slipstream.errors import UserError
 
@@ -77,20 +77,20 @@ def load(
         count={"all": len(starts["all"])},
         period=None,
         notes=(*strange, *store.notes),
-        memory=InMemory(datasets.scaled_series(store, scaler, signature), starts, store.time),
+        memory=InMemory(fitting.scaled_series(store, scaler, signature), starts, store.time),
         stream=None,
     )
 
 
 def _store(data: Data, signature: Signature, given: Any, targets: bool, *, min_rows: int) -> Store:
     """What is given, with its labels as the model numbers them."""
-    sources = datasets.read_sources(data, given)
+    sources = read_sources(data, given)
     roles = Roles(signature.inputs, signature.targets, signature.static)
     read = targets or signature.targets[0] in signature.inputs
     if signature.classes and data.labels is None and read:
         sources, _ = classes.coded(sources, signature.targets[0], "data.targets", signature.classes)
     if targets:
-        return datasets.build_store(sources, data, roles, signature.classes, min_rows)[0]
+        return build_store(sources, data, roles, signature.classes, min_rows)[0]
     return prepare.build(sources, data, roles, min_rows=min_rows, need_targets=False)
 
 

@@ -39,6 +39,15 @@ class Runs:
             rows[max(first - begin, 0) : last - begin] = True
         return rows
 
+    def reaches(self, which: int, offsets: Ints) -> npt.NDArray[np.bool_]:
+        """For every series, from one offset to before the next: has it a row in this set?"""
+        mine = (self.sets == which) & (self.begins < self.ends)
+        first = np.searchsorted(offsets, self.begins[mine], side="right") - 1
+        last = np.searchsorted(offsets, self.ends[mine] - 1, side="right") - 1
+        begun = np.bincount(first, minlength=len(offsets))
+        ended = np.bincount(last + 1, minlength=len(offsets))
+        return np.cumsum(begun - ended)[: len(offsets) - 1] > 0
+
     def count(self, which: int) -> int:
         return int((self.ends - self.begins)[self.sets == which].sum())
 

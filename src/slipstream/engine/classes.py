@@ -83,7 +83,7 @@ def certainty(
     everybody = {"model": test, **beside}
     found = {name: metrics.read_answers(sums) for name, sums in everybody.items()}
     drawn = answers.resampled(found, rows=dataset.signature.context)
-    overall = {name: read(sums, dataset)["overall"] for name, sums in everybody.items()}
+    overall = {name: metrics.counted(sums) for name, sums in everybody.items()}
     against = {
         name: {
             key: {

@@ -127,7 +127,7 @@ def _write(
         )
     with runs.replacing(folder) as temporary:
         temporary.mkdir()
-        files = {name: temporary / f"{name}.bin" for name, shape in shapes.items()}
+        files = {name: temporary / f"{name}.bin" for name in shapes}
         with files["inputs"].open("wb") as inputs, files["targets"].open("wb") as targets:
             for batch in _augmented(config, dataset):
                 inputs.write(batch.inputs.transpose(0, 1).contiguous().numpy().tobytes())

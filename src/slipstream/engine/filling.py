@@ -243,6 +243,8 @@ class Shown:
         }
         names = signature.inputs if fold == 1 else signature.targets
         for i, name in enumerate(names):
+            if name in columns:  # the places of rows, or what another one was filled in with
+                continue
             sequence, column = (place, i) if fold == 1 else (place * fold + i, -1)
             for end, values in (("", filled.inputs), ("_filled", filled.rows[MODEL])):
                 scaled = values[:, sequence, column].double().cpu().numpy()

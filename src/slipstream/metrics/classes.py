@@ -120,14 +120,12 @@ def read_answers(tally: ClassTally) -> Answers:
 
 def read(tally: ClassTally, *, classes: tuple[str, ...], series: tuple[str, ...]) -> dict[str, Any]:
     """Everything the counts say: overall, per class, per predicted row and per series."""
-    confusion = tally.confusion.cpu().numpy()
-    found = read_answers(tally)
+    found, confusion = read_answers(tally), tally.confusion.cpu().numpy()
     areas, bins = answers.areas(found), answers.reliability(found)
-    counts = np.stack([np.diagonal(confusion), confusion.sum(axis=1), confusion.sum(axis=0)])
-    by_class = _by_class(counts)
+    by_class = _by_class(_counts(confusion))
     by_place, by_series = tally.by_place.cpu().numpy(), tally.by_series.cpu().numpy()
     place_loss, series_loss = tally.loss_by_place.tolist(), tally.loss_by_series.tolist()
-    overall = _overall(counts, sum(place_loss))
+    overall = counted(tally)
     overall["auc"] = answers.mean_area(areas)
     overall["ece"] = answers.expected_error(bins)
     return {
@@ -146,6 +144,17 @@ def read(tally: ClassTally, *, classes: tuple[str, ...], series: tuple[str, ...]
             if by_series[s, LABELS].any()
         },
     }
+
+
+def counted(tally: ClassTally) -> dict[str, float]:
+    """What counts alone say of all answers, which takes no time."""
+    counts = _counts(tally.confusion.cpu().numpy())
+    return _overall(counts, sum(tally.loss_by_place.tolist()))
+
+
+def _counts(confusion: Array) -> Array:
+    """Hits, labels and guesses, [3, Q]."""
+    return np.stack([np.diagonal(confusion), confusion.sum(axis=1), confusion.sum(axis=0)])
 
 
 def _overall(counts: Array, loss: float) -> dict[str, float]:

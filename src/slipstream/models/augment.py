@@ -166,8 +166,8 @@ def _mixed(
     fold: int,
 ) -> Mixed:
     """Blend another window in, and put rows of it in the place of own ones."""
-    rows, batch, _ = inputs.shape
-    partner = _partner(Dice(key, "mixup", batch), shares, fold)
+    rows = len(inputs)
+    partner = _partner(key, shares, fold)
     other = inputs.index_select(1, partner)
     kept = torch.ones_like(inputs[0, :, 0])
     if "mixup" in kinds:
@@ -186,11 +186,11 @@ def _mixed(
     return Mixed(inputs, targets, partner, 1 - kept)
 
 
-def _partner(dice: Dice, shares: Tensor, fold: int) -> Tensor:
+def _partner(key: Tensor, shares: Tensor, fold: int) -> Tensor:
     """Another window for each, of those that count, which come first; the same channel of it."""
     real = (shares > 0).sum().clamp(min=1)
     windows = torch.arange(len(shares), device=shares.device)
-    drawn = draws.uniform(dice.key, SITE + EACH * len(KINDS), 1, len(shares))[0]
+    drawn = draws.uniform(key, SITE + EACH * len(KINDS), 1, len(shares))[0]
     ahead = 1 + (drawn * (real - 1)).long()
     found = (windows + ahead) % real
     channel = torch.arange(fold, device=shares.device)

@@ -59,8 +59,7 @@ class Forecaster(nn.Module):
         self.normalize = model.normalize
         self.steps = signature.steps_out
         self.targets = signature.model_targets
-        # a class has no size to restore
-        self.shared = 0 if signature.classes else signature.model_shared
+        self.shared = signature.model_shared
         self.quantiles = signature.outputs
         self.core = KINDS.get(model.kind, Own)(
             model,

@@ -26,7 +26,7 @@ _tried: set[tuple[Any, ...]] = set()
 
 def named(kind: type[nn.Module]) -> str:
     """What `model.kind` says for a class."""
-    if "<locals>" in kind.__qualname__ or "." in kind.__qualname__:
+    if "." in kind.__qualname__:
         raise UserError(
             f"{kind.__qualname__} is defined inside something else, where no other process finds "
             "it; define it at the top of a module"
@@ -42,16 +42,17 @@ def found(kind: str) -> type[nn.Module]:
     if not known:
         sys.path.append(here)
     try:
-        made = getattr(importlib.import_module(module), name)
+        imported = importlib.import_module(module)
     except ImportError as error:
         raise UserError(
             f'model.kind = "{kind}": {error}; the module must be installed, or in {here}'
         ) from None
-    except AttributeError:
-        raise UserError(f'model.kind = "{kind}": {module} has no {name}') from None
     finally:
         if not known:
             sys.path.remove(here)
+    if not hasattr(imported, name):
+        raise UserError(f'model.kind = "{kind}": {module} has no {name}')
+    made = getattr(imported, name)
     if not (isinstance(made, type) and issubclass(made, nn.Module)):
         raise UserError(f'model.kind = "{kind}": {name} is no torch.nn.Module')
     return made

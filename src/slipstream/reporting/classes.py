@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from slipstream.reporting.style import INK, MODEL, MUTED
+from slipstream.reporting.svg import short
 
 MOST_NAMED, MOST_COUNTED = 30, 12
 MOST_BARS, MOST_LINES = 24, 4
@@ -21,7 +22,7 @@ def confusion(axes: Axes, names: Sequence[str], counts: Sequence[Sequence[int]])
     shares = found / np.maximum(found.sum(axis=1, keepdims=True), 1)
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
     every = -(-len(names) // MOST_NAMED)
-    ticks, shown = range(0, len(names), every), [_short(name) for name in names[::every]]
+    ticks, shown = range(0, len(names), every), [short(name) for name in names[::every]]
     turned: dict[str, Any] = {"rotation": 40, "ha": "right"} if len(shown) > 4 else {}
     axes.set_xticks(ticks, shown, **turned)
     axes.set_yticks(ticks, shown)
@@ -65,7 +66,7 @@ def by_series(axes: Axes, per_series: dict[str, dict[str, float]]) -> None:
     """The series that are told apart worst."""
     worst = sorted(per_series, key=lambda name: per_series[name]["accuracy"])
     shown = worst[:MOST_BARS]
-    names = [_short(name) for name in shown]
+    names = [short(name) for name in shown]
     axes.bar(range(len(shown)), [per_series[n]["accuracy"] for n in shown], color=MODEL, width=0.7)
     wide = len("".join(names)) > 60
     turned: dict[str, Any] = {"rotation": 40, "ha": "right"} if wide else {}
@@ -86,10 +87,10 @@ def window(axes: Axes, one: dict[str, Any]) -> None:
         found = np.array(values, dtype=float)
         low, high = float(found.min()), float(found.max())
         scaled = (found - low) / (high - low) if high > low else np.full_like(found, 0.5)
-        label = f"{_short(name)}\n{low:.3g} to {high:.3g}"
+        label = f"{short(name)}\n{low:.3g} to {high:.3g}"
         axes.plot(np.arange(len(found)) - len(found) + 1, scaled, color=colour, lw=1.1, label=label)
     axes.set_title(
-        f"{_short(one['series'])} · {when(one)} · label {one['label']} "
+        f"{short(one['series'])} · {when(one)} · label {one['label']} "
         f"({100 * one['p_label']:.1f} %), predicted {one['predicted']}"
     )
     axes.set_yticks([])
@@ -106,7 +107,3 @@ def when(one: dict[str, Any]) -> str:
         day, _, hour = one["time"].partition("T")
         return day if hour == "00:00:00.000000" else f"{day} {hour[:8]}"
     return f"{one['time']:.10g}"
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 18 else f"{name[:8]}…{name[-8:]}"

@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 
 from slipstream.reporting import figures
 from slipstream.reporting.style import COLOURS, INK, MODEL, STYLE
-from slipstream.reporting.svg import svg
+from slipstream.reporting.svg import short, svg
 
 SHADE = "#e5e7eb"
 MOST_COLUMNS, MOST_EXAMPLES = 3, 6
@@ -37,7 +37,8 @@ def all_figures(
 def _examples(path: Path) -> list[str]:
     """Masked windows, each column by itself, as many as the page takes."""
     table = pa.parquet.ParquetFile(path).read()  # read_table would load pandas
-    columns = [name.removesuffix("_filled") for name in table.column_names if _is_filled(name)]
+    ends = ("_filled", "_masked")
+    columns = [n for n in table.column_names if all(n + end in table.column_names for end in ends)]
     columns = columns[:MOST_COLUMNS]
     windows = np.unique(table.column("window").to_numpy())[: MOST_EXAMPLES // len(columns)]
     number = table.column("window").to_numpy()
@@ -46,10 +47,6 @@ def _examples(path: Path) -> list[str]:
         for window in windows
         for name in columns
     ]
-
-
-def _is_filled(name: str) -> bool:
-    return name.endswith("_filled")
 
 
 def _window(axes: Axes, table: pa.Table, name: str) -> None:
@@ -64,7 +61,7 @@ def _window(axes: Axes, table: pa.Table, name: str) -> None:
     axes.plot(row, shown, color=MODEL, lw=1.2, marker="o", ms=3, label="filled in")
     series = table.column("series")[0].as_py()
     error = float(np.abs(filled - truth)[masked].mean())
-    axes.set_title(f"{name} · {figures.short(series)} · mean error {error:.3g}")
+    axes.set_title(f"{name} · {short(series)} · mean error {error:.3g}")
     axes.set_xlabel("row")
     axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0.2)
 

@@ -22,7 +22,7 @@ from matplotlib.ticker import MaxNLocator
 from slipstream.reporting import classes, lanes
 from slipstream.reporting.shown import shown
 from slipstream.reporting.style import COLOURS, INK, MODEL, MUTED, STYLE, VALIDATION
-from slipstream.reporting.svg import grid, log_if_wide, markup, svg
+from slipstream.reporting.svg import grid, log_if_wide, markup, short, svg
 
 Array = npt.NDArray[Any]
 
@@ -261,10 +261,6 @@ def _by_series(axes: Axes, per_series: dict[str, dict[str, float]]) -> None:
             f"the {len(shown)} worst of {len(worst):,} series", fontsize=9.5, color=MUTED
         )
     axes.legend(loc="upper right", ncols=2)
-
-
-def short(name: str) -> str:
-    return name if len(name) <= 18 else f"{name[:8]}…{name[-8:]}"
 
 
 def _scatter(axes: Axes, predictions: Predictions, target: str) -> None:

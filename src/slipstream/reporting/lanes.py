@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,12 +23,12 @@ def losses(
     """Every lane's validation, and both losses of the one that is the model."""
     model = [lane for lane in lanes if lane["best"]][-1]
     shown = []
+    by_lane: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for e in events:
+        if e["event"] == "epoch" and e["val_loss"] is not None:
+            by_lane[e["lane"]].append(e)
     for lane in lanes:
-        epochs = [
-            e
-            for e in events
-            if e["event"] == "epoch" and e["lane"] == lane["lane"] and e["val_loss"] is not None
-        ]
+        epochs = by_lane[lane["lane"]]
         across, found = [e["epoch"] for e in epochs], [e["val_loss"] for e in epochs]
         shown += found
         if lane is not model:

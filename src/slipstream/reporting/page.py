@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,16 @@ from slipstream.reporting import figures as draw
 from slipstream.reporting.shown import shown
 from slipstream.reporting.style import COLOURS
 from slipstream.reporting.template import filled
-from slipstream.reporting.words import energy, foresight, lanes_told, lost, number, usage, verdict
+from slipstream.reporting.words import (
+    energy,
+    foresight,
+    known,
+    lanes_told,
+    lost,
+    number,
+    usage,
+    verdict,
+)
 from slipstream.runs import Run
 
 
@@ -80,4 +88,4 @@ def _rows(summary: dict[str, Any]) -> list[dict[str, Any]]:
         }
         for name, what, found in rows
     ]
-    return sorted(told, key=lambda row: row["error"] or math.inf)
+    return sorted(told, key=lambda row: known(row["error"]))

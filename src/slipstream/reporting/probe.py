@@ -12,9 +12,8 @@ from slipstream import runs
 from slipstream.reporting.style import COLOURS, FAINT, INK, MODEL, MUTED, STYLE
 from slipstream.reporting.svg import svg
 from slipstream.reporting.template import filled
-from slipstream.reporting.words import number
+from slipstream.reporting.words import IN_WORDS, number
 
-IN_WORDS = {"log_loss": "log-loss", "balanced_accuracy": "balanced accuracy"}
 SCRATCH, TUNED = "scratch", "fine-tuned"
 WAY_COLOURS = {SCRATCH: MUTED, "frozen": "#10b981", TUNED: MODEL}
 

@@ -11,10 +11,12 @@ from slipstream import config as configs
 from slipstream import runs
 from slipstream.config import Config
 from slipstream.reporting import trials as draw
+from slipstream.reporting.shown import CLASSES, NUMBERS, Column, Shown
 from slipstream.reporting.style import COLOURS, FAINT
 from slipstream.reporting.template import filled
 from slipstream.reporting.words import (
     chosen,
+    metric_name,
     number,
     pruning_told,
     search_told,
@@ -26,7 +28,6 @@ from slipstream.runs import Run
 
 RETRAINED = ("best", "default")
 """Runs below retrained/"""
-SHOWN = ("mae", "rmse", "max_error", "r2")
 
 
 def report(run: Run) -> Path:
@@ -50,6 +51,8 @@ def report(run: Run) -> Path:
         trials=ranked(trials),
         setting=setting,
         tested=tested(summary),
+        shown=_shown(summary["test"]) if summary["test"] else None,
+        metric_name=metric_name,
         reports=[name for name in RETRAINED if (run.folder / "retrained" / name).exists()],
         journal=run.folder / "study.log" if (run.folder / "study.log").exists() else None,
         drawn=draw.all_pictures(
@@ -95,19 +98,28 @@ def tested(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     found = summary["test"]
     if not found:
         return []
-    rows = []
+    rows, columns = [], _shown(found).brief
     for name, what in (("best", "the chosen settings"), ("default", "without a search")):
-        spread, scaled = found[name]["spread"], found[name]["scaled"]["test"]
-        cells = [f"{number(spread[key]['mean'])} ± {number(spread[key]['sd'])}" for key in SHOWN]
-        cells += [number(scaled["mse"]), number(scaled["mae"])]
+        cells = [_over_seeds(column, found[name]) for column in columns]
         colour = COLOURS["model"] if name == "best" else FAINT
         rows.append({"name": name, "what": what, "cells": cells, "colour": colour})
     for name, beside in found["best"]["baselines"].items():
         if beside:
-            test, scaled = beside["metrics"]["test"], beside["scaled"]["test"]
-            cells = [number(test[key]) for key in SHOWN]
-            cells += [number(scaled["mse"]), number(scaled["mae"])]
+            cells = [number(column.of(beside)) for column in columns]
             rows.append(
                 {"name": name, "what": beside["what"], "cells": cells, "colour": COLOURS[name]}
             )
     return rows
+
+
+def _shown(tested: Mapping[str, Any]) -> Shown:
+    """By the task, which scaled errors tell: classes have none."""
+    return NUMBERS if tested["best"]["scaled"] else CLASSES
+
+
+def _over_seeds(column: Column, tested: Mapping[str, Any]) -> str:
+    """Mean and deviation over the seeds; scaled errors are known of the best one."""
+    if column.section != "metrics":
+        return number(column.of(tested))
+    spread = tested["spread"][column.key]
+    return f"{number(spread['mean'])} ± {number(spread['sd'])}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 
@@ -15,7 +16,7 @@ class Column(NamedTuple):
     decimals: int = 8
     which: str = "test"
 
-    def of(self, found: dict[str, Any]) -> Any:
+    def of(self, found: Mapping[str, Any]) -> Any:
         """On its set; None where it means nothing."""
         return found[self.section][self.which][self.key]
 
@@ -85,7 +86,7 @@ ENCODER = Shown(
 )
 
 
-def shown(summary: dict[str, Any]) -> Shown:
+def shown(summary: Mapping[str, Any]) -> Shown:
     if summary.get("objective") == "masked":
         return ENCODER
     return CLASSES if summary.get("classes") else NUMBERS

@@ -47,6 +47,11 @@ def markup(figure: Figure) -> str:
     )
 
 
+def short(name: str) -> str:
+    """A name that fits beside a picture."""
+    return name if len(name) <= 18 else f"{name[:8]}…{name[-8:]}"
+
+
 def log_if_wide(axes: Axes, shown: Sequence[float]) -> None:
     """A logarithmic axis where losses are positive and far apart."""
     if not shown or min(shown) <= 0 or max(shown) <= WIDE * min(shown):

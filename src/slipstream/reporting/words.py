@@ -22,7 +22,7 @@ def verdict(summary: dict[str, Any]) -> str:
     model = summary["scaled"][which]
     beside = {name: found["scaled"][which] for name, found in summary["baselines"].items() if found}
     kind = summary["judged_by"]
-    closest = min(beside, key=lambda name: beside[name][kind] or math.inf)
+    closest = min(beside, key=lambda name: known(beside[name][kind]))
     told = f"{kind.upper()} {number(model[kind])} against {number(beside[closest][kind])}"
     if not summary["beaten_by"]:
         return (
@@ -98,6 +98,15 @@ def lost(summary: dict[str, Any]) -> bool:
     )
 
 
+def known(error: float | None) -> float:
+    """To rank by: what means nothing comes last."""
+    return math.inf if error is None else error
+
+
+def metric_name(key: str) -> str:
+    return IN_WORDS.get(key, key.upper())
+
+
 def number(value: float | None, decimals: int = 8) -> str:
     """Four figures and at most so many decimals."""
     if value is None or not math.isfinite(value):
@@ -109,7 +118,7 @@ def number(value: float | None, decimals: int = 8) -> str:
 
 
 def seconds(value: float) -> str:
-    if value < 60:
+    if value < 59.95:
         return f"{value:.1f} s"
     minutes, rest = divmod(round(value), 60)
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
@@ -236,7 +245,8 @@ def search_verdict(summary: Mapping[str, Any]) -> str:
     before, after = found["default"], found["chosen"]
     percent = found["gain_percent"]
     share = "" if percent is None else f", {-percent:+.0f} %"
-    change = f"test {found['metric'].upper()} {number(before['mean'])} → {number(after['mean'])}"
+    means = f"{number(before['mean'])} → {number(after['mean'])}"
+    change = f"test {metric_name(found['metric'])} {means}"
     interval = (
         f"{100 * found['level']:.0f} % interval of the gain {number(found['low'])} to "
         f"{number(found['high'])}, {after['n']} seeds each"

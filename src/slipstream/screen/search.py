@@ -327,6 +327,8 @@ def _tested(found: dict[str, Any]) -> Table:
     from slipstream.reporting import number
 
     shown = {"MAE": "mae", "RMSE": "rmse", "R²": "r2"}
+    if not found["test"]["best"]["scaled"]:
+        shown = {"log-loss": "log_loss", "balanced accuracy": "balanced_accuracy"}
     table = Table(title="test set", title_justify="left")
     table.add_column("")
     for heading in shown:

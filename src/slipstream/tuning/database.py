@@ -71,7 +71,10 @@ def is_sqlite(url: str) -> bool:
 def safe(url: str) -> str:
     """A URL to show: without its password."""
     try:
-        return sqlalchemy.make_url(url).render_as_string(hide_password=True)
+        address = sqlalchemy.make_url(url)
+        if "password" in address.query:
+            address = address.update_query_dict({"password": "***"})
+        return address.render_as_string(hide_password=True)
     except exc.ArgumentError:
         return f"{url.split(':', 1)[0]}:..."
 
