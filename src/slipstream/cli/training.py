@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import threading
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,9 @@ from slipstream.cli.answers import answering, print_result
 from slipstream.cli.options import Force, Json, Quiet, Resume, Set, asked
 from slipstream.errors import UserError
 from slipstream.screen import Screen
+
+if TYPE_CHECKING:
+    from slipstream.runs import Event
 
 
 def train(
@@ -45,12 +48,16 @@ def _train(
             watching.say("loading torch and the data ...")
             from slipstream import training
 
-            _load_meanwhile("slipstream.reporting")
+            def watch(event: Event) -> None:
+                if event["event"] == "start":
+                    _load_meanwhile("slipstream.reporting")
+                watching.show(event)
+
             run = {"train": training.train, "pretrain": training.pretrain}[verb]
             result = run(
                 settings,
                 overrides=() if settings else tuple(set_ or ()),
-                watch=watching.show,
+                watch=watch,
                 resume=resume,
                 force=force,
             )
