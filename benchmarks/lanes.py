@@ -1,12 +1,13 @@
 """Measures many models in one program, beside one model and beside Lightning at its best.
 
     python benchmarks/lanes.py --out benchmarks/records/<date>-<hardware>-lanes [--cases A,B]
+        [--alone]
 
 First one recurrent layer, forward and backward, by cuDNN and by our own kernels, for one model and
 for 16; then wide ones, which run step by step from 129 units on, for up to 64 models. Then whole
 training steps of the standard cases: one model through cuDNN and through our kernels, 16 lanes and
-64, and Lightning in its fastest ways. Repeats of all but Lightning take turns; figures are medians.
-Needs a GPU.
+64, and Lightning in its fastest ways, which --alone leaves out. Repeats of all but Lightning take
+turns; figures are medians. Needs a GPU.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,13 @@ INNER = 128
 """Inputs from which on a layer comes after another one: they are in half precision and have a
 gradient"""
 LANES = {"A": [16], "B": [16, 64], "C": [16], "D": [16]}
+SMALL: dict[str, tuple[str, dict[str, Any]]] = {  # of a standard case, what is smaller
+    "small MLP": ("MLP", {"model": {"hidden": [64, 32], "layers": 2}, "train": {"batch": 128}}),
+    "small Transformer": (
+        "Transformer",
+        {"model": {"hidden": 32, "layers": 2, "heads": 4}, "train": {"batch": 64}},
+    ),
+}
 LIGHTNING = [("tf32", 0), ("tf32", 4), ("tf32", 8), ("bf16", 8)]
 ROUNDS = 5
 STRETCH_S = 0.04
@@ -170,7 +179,15 @@ def together(case: Case, lanes: int) -> Step:
     return step
 
 
-def step_rows(case: Case) -> Iterator[Row]:
+def case_of(name: str) -> Case:
+    if name not in SMALL:
+        return cases.standard([name])[0]
+    like, smaller = SMALL[name]
+    case = cases.standard([like])[0]
+    return replace(case, name=name, config=changed(case.config, **smaller))
+
+
+def step_rows(case: Case, *, beside: bool) -> Iterator[Row]:
     steps = {CUDNN: solo(case, precision="fp16")}
     if case.config.model.kind in RECURRENT:
         steps[OWN] = solo(case, precision="fp16", cudnn="off")
@@ -184,7 +201,7 @@ def step_rows(case: Case) -> Iterator[Row]:
         yield Row(case.name, way, "ms per step and model", per_model, {"lanes": sizes[way]})
     del steps
     torch.cuda.empty_cache()
-    for precision, workers in LIGHTNING:
+    for precision, workers in LIGHTNING if beside else ():
         name = f"{BEST}, {precision}, {workers} workers"
         way = Way(name, "lightning", precision, workers)
         found = in_lightning.time_steps(
@@ -226,11 +243,17 @@ def wide_table(rows: list[Row]) -> Table:
 
 
 def steps_table(rows: list[Row]) -> Table:
+    one = {row.case: row.median for row in reversed(rows) if row.way.startswith("one model")}
     cells = [
-        [row.case, row.way, f"{row.median:.4f} ({min(row.repeats):.4f} to {max(row.repeats):.4f})"]
+        [
+            row.case,
+            row.way,
+            f"{row.median:.4f} ({min(row.repeats):.4f} to {max(row.repeats):.4f})",
+            record.ratio(one[row.case] / row.median),
+        ]
         for row in rows
     ]
-    headings = ["case", "way", "ms per step and model"]
+    headings = ["case", "way", "ms per step and model", "over one model"]
     note = "Whole training steps: gather, forward, loss, backward, clipping, update; ours in fp16."
     return Table("Training steps", headings, cells, note)
 
@@ -245,7 +268,8 @@ def headline(steps: list[Row]) -> str:
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--out", type=Path, required=True)
-    arguments.add_argument("--cases", default=",".join(cases.STANDARD))
+    arguments.add_argument("--cases", default=",".join([*cases.STANDARD, *SMALL]))
+    arguments.add_argument("--alone", action="store_true")
     given = arguments.parse_args()
     warnings.simplefilter("ignore")
     began = time.monotonic()
@@ -259,8 +283,8 @@ def main() -> None:
     for name, size in WIDE.items():
         wide += layer_rows("lstm", name, size, (1, 16, 64))
         print(f"{time.monotonic() - began:5.0f} s, layer lstm {name}", flush=True)
-    for case in cases.standard(given.cases.split(",")):
-        for row in step_rows(case):
+    for case in map(case_of, given.cases.split(",")):
+        for row in step_rows(case, beside=not given.alone):
             steps.append(row)
             print(
                 f"{time.monotonic() - began:5.0f} s, {row.case:12s} {row.way:45s} {row.median:.4f}"
