@@ -79,6 +79,8 @@ def trials() -> dict[str, Trial]:
     table = _drawn(len(data.inputs or ()), case.dataset.layout.num_rows)
     table = table.append_column("y", table.column("x0"))
     engine = {"plan": "off", "threads": 1}
+    if torch.cuda.is_available():  # as a plan would have it
+        engine |= {"precision": "fp16", "cudnn": "off"}
     plain = changed(case.config, engine=engine)
     masked = changed(
         plain, train={"objective": "masked"}, data={"split": {"train": 0.9, "val": 0.1}}

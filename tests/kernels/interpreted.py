@@ -19,7 +19,15 @@ from triton.runtime import interpreter
 from slipstream.kernels import fused, stepwise, update
 from slipstream.kernels.fused import Tile, Way
 from slipstream.kernels.shapes import Weights
-from tests.kernels.layers import Shape, apart, defined, drawn, norm_error, with_gaps
+from tests.kernels.layers import (
+    Shape,
+    apart,
+    defined,
+    drawn,
+    draws_agree,
+    norm_error,
+    with_gaps,
+)
 
 SHAPES = [
     Shape("lstm", K=2, T=5, B=3, D=4, H=6),
@@ -168,6 +176,8 @@ if __name__ == "__main__":
     torch.use_deterministic_algorithms(True)  # fills what `empty` gives with NaN
     found = {"adam": adam_error(decoupled=False), "adamw": adam_error(decoupled=True)}
     found["adamw of some columns"] = adam_error(decoupled=True, columns=slice(8, 36))
+    for name, keys in (("one key", 1), ("a key for each window", 37)):
+        found[f"draws by {name}"] = 0.0 if draws_agree("cpu", rows=41, batch=37, keys=keys) else 1.0
     for number, sizes in enumerate([(1, 1, 1), (2, 70, 2, 40), (3, 300, 64), (1, 5, 700)]):
         found[f"norm {number} fp32"] = norm_error(sizes, torch.float32, torch.float32)
         found[f"norm {number} fp16"] = norm_error(sizes, torch.float16, torch.float16)

@@ -88,3 +88,30 @@ def with_gaps(tensor: torch.Tensor, dim: int) -> torch.Tensor:
     return torch.cat([tensor, torch.full_like(tensor, torch.nan)], dim).split(
         tensor.shape[dim], dim
     )[0]
+
+
+def draws_agree(device: str, *, rows: int, batch: int, keys: int) -> bool:
+    """Numbers drawn by our kernel are those of torch's operations, to the bit: for lanes with one
+    key each, or one for each window."""
+    from slipstream.kernels import hashes
+    from slipstream.models import draws
+
+    many = torch.arange(1, 1 + 3 * keys).view(3, keys) * 0x1234567890ABCD
+    many = (many[:, 0] if keys == 1 else many).to(device)
+    found = True
+    for site in (0, 7, 1 << 20):
+        how = hashes.Hash(draws._of_site(site), draws.MIX, draws.BITS)
+        for name, dtype in (
+            ("whole", torch.int64),
+            ("uniform", torch.float32),
+            ("signed", torch.float32),
+        ):
+
+            def one(key: Tensor, how=how, name=name, dtype=dtype) -> Tensor:
+                return hashes.draw(key, how, rows, batch, dtype, signed=name == "signed")
+
+            wanted = [getattr(draws, name)(key.cpu(), site, rows, batch) for key in many]
+            mine = vmap(one)(many).cpu()
+            found = found and torch.equal(mine, torch.stack(wanted))
+            found = found and torch.equal(one(many[0]).cpu(), wanted[0])
+    return found

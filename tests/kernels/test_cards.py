@@ -14,7 +14,8 @@ triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from slipstream.kernels import fused, pointwise, recurrence, sums  # noqa: E402
+from slipstream.kernels import fused, hashes, norms, pointwise, recurrence, sums  # noqa: E402
+from slipstream.models import draws  # noqa: E402
 
 
 class Card(NamedTuple):
@@ -153,6 +154,29 @@ def test_a_step_takes_no_shared_memory_and_calls_nothing(kind, H, W, card):
         assert needs.stack == 0, kernel
         assert needs.calls == 0, kernel
         assert needs.registers <= REGISTERS // THREADS, kernel
+
+
+NORM_TYPES = dict.fromkeys(("weight", "bias", "sums"), "*fp32") | dict.fromkeys(
+    ("rows", "share", "weight_lane", "bias_lane"), "i32"
+)
+DRAW_TYPES = dict.fromkeys(("size", "batch", "key_lane", "key_window"), "i32")
+DRAW_TYPES |= {"keys": "*i64", "site": "i64"}
+
+
+@pytest.mark.parametrize("card", [TURING, CARDS[1], CARDS[-1]], ids=lambda card: card.name)
+def test_norms_and_draws_fit(card):
+    for kind, D in (("fp32", 64), ("fp16", 256), ("fp16", 2048)):
+        types = NORM_TYPES | dict.fromkeys(("x", "out", "dy", "dx"), f"*{kind}")
+        for kernel in (norms.forward, norms.backward):
+            constants = {"D": D, "EPS": 1e-5, **norms._cut(D)}
+            needs = compiled(kernel, card, constants, warps=4, types=types)
+            assert needs.shared <= card.shared
+            assert needs.stack == 0
+    for kind, signed in (("i64", False), ("fp32", False), ("fp32", True)):
+        constants = {"MIX": draws.MIX, "BITS": draws.BITS, "SIGNED": signed, "BLOCK": hashes.BLOCK}
+        types = DRAW_TYPES | {"out": f"*{kind}"}
+        needs = compiled(hashes._draw, card, constants, warps=4, types=types)
+        assert (needs.shared, needs.stack) == (0, 0)
 
 
 def test_turing_is_left_to_cudnn():

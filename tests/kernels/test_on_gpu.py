@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from slipstream.kernels import fused, norms, op, stepwise
 from slipstream.kernels.shapes import Weights
-from tests.kernels.layers import Shape, apart, defined, drawn, norm_error
+from tests.kernels.layers import Shape, apart, defined, drawn, draws_agree, norm_error
 
 pytestmark = pytest.mark.gpu
 
@@ -247,3 +247,8 @@ def test_a_lanes_norm_knows_nothing_of_the_others():
 
     pairs = zip(gradients(4), gradients(1), strict=True)
     assert all(torch.equal(many[:1], alone) for many, alone in pairs)
+
+
+@pytest.mark.parametrize("keys", [1, 300])
+def test_draws(keys):
+    assert draws_agree("cuda", rows=105, batch=300, keys=keys)

@@ -53,6 +53,9 @@ class Dice(NamedTuple):
     def normal(self, number: int, rows: int = 1) -> Tensor:
         return draws.normal(self.key, self._site(number), rows, self.batch)
 
+    def signed(self, number: int) -> Tensor:
+        return draws.signed(self.key, self._site(number), 1, self.batch)
+
     def met(self, how: Augment) -> Tensor:
         """bool [B]: which windows meet it."""
         chance: float = getattr(how, f"{self.kind}_chance")
@@ -151,7 +154,7 @@ def _resampled(how: Augment, kinds: dict[str, Dice], inputs: Tensor) -> Tensor:
 
 def _warp(how: Augment, dice: Dice, time: Tensor) -> Tensor:
     """[T, B]: what is added to times from 0 to 1; its slope is above -1, so none is overtaken."""
-    bend = (2 * dice.uniform(1) - 1) * how.warp * dice.met(how)
+    bend = dice.signed(1) * how.warp * dice.met(how)
     waves = 1 + (dice.uniform(2) < 0.5)  # one bend or two
     return bend * torch.sin(math.pi * waves * time) / (math.pi * waves)
 
