@@ -1,12 +1,12 @@
 """Measures many models in one program, beside one model and beside Lightning at its best.
 
     python benchmarks/lanes.py --out benchmarks/records/<date>-<hardware>-lanes [--cases A,B]
-        [--alone]
+        [--alone] [--steps]
 
 First one recurrent layer, forward and backward, by cuDNN and by our own kernels, for one model and
 for 16; then wide ones, which run step by step from 129 units on, for up to 64 models. Then whole
 training steps of the standard cases: one model through cuDNN and through our kernels, 16 lanes and
-64, and Lightning in its fastest ways, which --alone leaves out. Repeats of all but Lightning take
+64, and Lightning in its fastest ways, which --alone leaves out; --steps leaves out the layers. Repeats of all but Lightning take
 turns; figures are medians. Needs a GPU.
 """
 
@@ -273,17 +273,18 @@ def main() -> None:
     arguments.add_argument("--out", type=Path, required=True)
     arguments.add_argument("--cases", default=",".join([*cases.STANDARD, *SMALL]))
     arguments.add_argument("--alone", action="store_true")
+    arguments.add_argument("--steps", action="store_true")
     given = arguments.parse_args()
     warnings.simplefilter("ignore")
     began = time.monotonic()
     layers: list[Row] = []
     wide: list[Row] = []
     steps: list[Row] = []
-    for kind in ("lstm", "gru"):
+    for kind in ("lstm", "gru") if not given.steps else ():
         for name, size in LAYERS.items():
             layers += layer_rows(kind, name, size, (1, 16))
             print(f"{time.monotonic() - began:5.0f} s, layer {kind} {name}", flush=True)
-    for name, size in WIDE.items():
+    for name, size in WIDE.items() if not given.steps else ():
         wide += layer_rows("lstm", name, size, (1, 16, 64))
         print(f"{time.monotonic() - began:5.0f} s, layer lstm {name}", flush=True)
     for case in map(case_of, given.cases.split(",")):
@@ -292,7 +293,9 @@ def main() -> None:
             print(
                 f"{time.monotonic() - began:5.0f} s, {row.case:12s} {row.way:45s} {row.median:.4f}"
             )
-        tables = [layers_table(layers), wide_table(wide), steps_table(steps)]
+        tables = [steps_table(steps)]
+        if not given.steps:
+            tables = [layers_table(layers), wide_table(wide), *tables]
         spent = time.monotonic() - began
         rows = [*layers, *wide, *steps]
         record.write(Outcome("lanes", headline(steps), rows, tables, {}, spent), given.out)

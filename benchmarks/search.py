@@ -6,7 +6,7 @@ The job: 64 trials over LSTMs of 64 to 256 and 32 to 128 units, learning rate, d
 batch, on simulated demand: 24 rows of 11 columns, 3 rows ahead, about 200,000 training windows, 10
 epochs. `search` runs it without pruning, `pruned` with; `lightning` times three whole trials of it,
 of batches 128, 256 and 256, and extrapolates to all of the search's trials by their steps;
-`quality` searches 24 trials on a twentieth of the data, three times with trials together and three
+`quality` searches 16 trials on a twentieth of the data, three times with trials together and three
 times one trial after another; `memory` notes what is in use at trials 20 and 200. Needs a GPU.
 """
 
@@ -146,6 +146,13 @@ def main() -> None:
         print(f"{time.perf_counter() - began:5.0f} s, {what}", flush=True)
 
     rows: list[Row] = []
+
+    def write() -> None:
+        spent = time.perf_counter() - began
+        settings = {"space": SPACE, "trials": TRIALS, "epochs": EPOCHS}
+        found = Outcome("search", _headline(rows), rows, [_table(rows)], settings, spent)
+        record.write(found, given.out)
+
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         path = folder / "demand.parquet"
@@ -174,6 +181,7 @@ def main() -> None:
                 }
                 rows.append(Row("demand", way, "s", [summary["search_s"]], more))
                 tell(f"{way}: {summary['search_s']:.1f} s, {whole_s:.1f} s in all, {more}")
+                write()
         if "lightning" in parts:
             timed = []
             for batch in (256, 128, 256):
@@ -186,18 +194,20 @@ def main() -> None:
             more = {"timed": timed, "start_s": start_s, "ms_per_step": 1e3 * each_s}
             rows.append(Row("demand", USUAL, "s", [total], more | {"extrapolated": True}))
             tell(f"{USUAL}: {total:.0f} s, extrapolated; {1e3 * each_s:.2f} ms a step")
+            write()
         if "quality" in parts:
             small = folder / "small.parquet"
             pa.parquet.write_table(demand(ROWS // 20), small)
             for way, parallel in (("together", "auto"), ("one after another", 1)):
                 bests, took = [], []
                 for seed in range(3):
-                    tune = {"seed": seed, "parallel": parallel, "trials": 24}
+                    tune = {"seed": seed, "parallel": parallel, "trials": 16}
                     summary, _, _ = searched(job(small, folder, **tune))
                     bests.append(summary["best"]["value"])
                     took.append(summary["search_s"])
                 rows.append(Row("quality", way, "best validation loss", bests, {"search_s": took}))
                 tell(f"quality, {way}: {bests}, {took}")
+                write()
         if "memory" in parts:
             seen = {}
             tiny = folder / "tiny.parquet"
@@ -214,10 +224,7 @@ def main() -> None:
             searched(settings, note)
             rows.append(Row("memory", "trials 20, 60, 100, 200", "MB", [], {"seen": seen}))
             tell(f"memory: {seen}")
-    spent = time.perf_counter() - began
-    settings = {"space": SPACE, "trials": TRIALS, "epochs": EPOCHS}
-    found = Outcome("search", _headline(rows), rows, [_table(rows)], settings, spent)
-    record.write(found, given.out)
+            write()
 
 
 def _line(timed: list[tuple[int, float]]) -> tuple[float, float]:
