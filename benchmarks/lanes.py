@@ -6,8 +6,8 @@
 First one recurrent layer, forward and backward, by cuDNN and by our own kernels, for one model and
 for 16; then wide ones, which run step by step from 129 units on, for up to 64 models. Then whole
 training steps of the standard cases: one model through cuDNN and through our kernels, 16 lanes and
-64, and Lightning in its fastest ways, which --alone leaves out; --steps leaves out the layers. Repeats of all but Lightning take
-turns; figures are medians. Needs a GPU.
+64, and Lightning in its fastest ways, which --alone leaves out; --steps leaves out the layers.
+Repeats of all but Lightning take turns; figures are medians. Needs a GPU.
 """
 
 from __future__ import annotations
