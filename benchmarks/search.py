@@ -195,19 +195,6 @@ def main() -> None:
             rows.append(Row("demand", USUAL, "s", [total], more | {"extrapolated": True}))
             tell(f"{USUAL}: {total:.0f} s, extrapolated; {1e3 * each_s:.2f} ms a step")
             write()
-        if "quality" in parts:
-            small = folder / "small.parquet"
-            pa.parquet.write_table(demand(ROWS // 20), small)
-            for way, parallel in (("together", "auto"), ("one after another", 1)):
-                bests, took = [], []
-                for seed in range(3):
-                    tune = {"seed": seed, "parallel": parallel, "trials": 16}
-                    summary, _, _ = searched(job(small, folder, **tune))
-                    bests.append(summary["best"]["value"])
-                    took.append(summary["search_s"])
-                rows.append(Row("quality", way, "best validation loss", bests, {"search_s": took}))
-                tell(f"quality, {way}: {bests}, {took}")
-                write()
         if "memory" in parts:
             seen = {}
             tiny = folder / "tiny.parquet"
@@ -225,6 +212,19 @@ def main() -> None:
             rows.append(Row("memory", "trials 20, 60, 100, 200", "MB", [], {"seen": seen}))
             tell(f"memory: {seen}")
             write()
+        if "quality" in parts:
+            small = folder / "small.parquet"
+            pa.parquet.write_table(demand(ROWS // 20), small)
+            for way, parallel in (("together", "auto"), ("one after another", 1)):
+                bests, took = [], []
+                for seed in range(3):
+                    tune = {"seed": seed, "parallel": parallel, "trials": 16}
+                    summary, _, _ = searched(job(small, folder, **tune))
+                    bests.append(summary["best"]["value"])
+                    took.append(summary["search_s"])
+                rows.append(Row("quality", way, "best validation loss", bests, {"search_s": took}))
+                tell(f"quality, {way}: {bests}, {took}")
+                write()
 
 
 def _line(timed: list[tuple[int, float]]) -> tuple[float, float]:
