@@ -39,6 +39,9 @@ WORTH = 0.97
 SAME_LOSS = 0.01
 """How far a candidate's mean loss may be from the first one's."""
 COMPILE_S = 8.0
+BUILDING_PAYS_S = 30.0
+"""Of a run: kernels of our own take about 8 s to build, once on a machine, and save a third or more
+of the steps' time, which is guessed high"""
 CHOICES = (
     *("precision", "cudnn", "threads", "onednn", "fused", "workers", "compile", "capture"),
     *("micro_batch", "ms_per_step", "kernels", "evidence"),
@@ -58,7 +61,7 @@ def decide(task: Task, plan: Plan) -> Plan:
     if SHARE_OF_RUN * guess_s(task, plan) < FIRST_TRIAL_S:
         told = "rules of thumb: the steps are too few to measure"
         return replace(plan, reasons=plan.reasons | {"plan": told})
-    plan = _with_own(config, plan)
+    plan = _with_own(task, plan)
     if config.engine.plan == "cached":
         known = _read(path).get(key)
         if known:
@@ -77,15 +80,16 @@ def decide(task: Task, plan: Plan) -> Plan:
     return decided
 
 
-def _with_own(config: Config, plan: Plan) -> Plan:
+def _with_own(task: Task, plan: Plan) -> Plan:
     """The plan with our own recurrent kernels where these are taken to be fastest: not in a run so
     short that building them would take longer than they save."""
+    config = task.config
     precision = plan.precision if config.engine.precision != "auto" else "fp16"
     fits = plan.device.type == "cuda" and config.model.kind in RECURRENT
     fits = fits and config.engine.cudnn == "auto" and precision in ("fp16", "bf16")
     if not (fits and max(config.model.sizes) <= MOST_OWN and hardware.has_tf32(plan.device)):
         return plan
-    if not triton_runs(plan.device):
+    if guess_s(task, plan) < BUILDING_PAYS_S or not triton_runs(plan.device):
         return plan
     why = "our own kernels, which are faster than cuDNN's at this width"
     own, reasons = (OWN,) * len(plan.cudnn), plan.reasons | {"cudnn": why}
