@@ -530,6 +530,7 @@ def test_a_search_stopped_between_the_folds_of_trials_knows_how_the_first_ended(
     for one, other in zip(trials_of(study), trials_of(whole), strict=True):
         assert (one.params, one.state) == (other.params, other.state)
         close(one.value, other.value, rel=1e-6)
+        assert one.intermediate_values.keys() == other.intermediate_values.keys()
     later = [(event["trial"], event["fold"]) for event in seen if event["event"] == "lane"]
     assert sorted(ended + later) == [(trial, fold) for trial in range(4) for fold in range(3)]
 

@@ -56,6 +56,11 @@ class Candidate:
         row[fold] = loss
         return statistics.fmean(row.values()) if len(row) == self.folds else None
 
+    @property
+    def half_seen(self) -> dict[int, dict[int, float]]:
+        """Epochs that some of the folds have yet to reach."""
+        return {epoch: row for epoch, row in self.seen.items() if len(row) < self.folds}
+
     def end(self, fold: int, fit: LaneFit) -> bool:
         """One of its lanes has ended; whether that was the last."""
         at = fit.progress

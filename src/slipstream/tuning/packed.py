@@ -158,6 +158,8 @@ class Packed:
         one = self.trainer.director.again(number)
         ended = facts["outcomes"].get(str(number), {})
         one.outcomes = {int(fold): Outcome(**told) for fold, told in ended.items()}
+        for epoch, row in facts["seen"].get(str(number), {}).items():
+            one.seen[int(epoch)] = {int(fold): loss for fold, loss in row.items()}
         return one
 
     def _guide(self) -> Guide:
@@ -237,6 +239,7 @@ class Packed:
                     str(one.number): {fold: asdict(end) for fold, end in one.outcomes.items()}
                     for one in self.members
                 },
+                "seen": {str(one.number): one.half_seen for one in self.members},
             }
         }
 
