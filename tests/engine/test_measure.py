@@ -8,7 +8,7 @@ import torch
 
 from slipstream import UserError, runs
 from slipstream.config import Config
-from slipstream.engine import measure, plan
+from slipstream.engine import alternatives, measure, plan
 from tests.conftest import small_config, small_dataset, waves
 from tests.engine.steps import make_task
 
@@ -90,7 +90,7 @@ def test_what_does_not_fit_into_the_time_is_told(tmp_path, monkeypatch, cache):
 
 def propose(monkeypatch, setting, value):
     """Have one candidate tried and no other."""
-    monkeypatch.setattr(measure, "_candidates", lambda *_: measure._values(setting, value))
+    monkeypatch.setattr(alternatives, "candidates", lambda *_: alternatives.values(setting, value))
 
 
 def test_a_candidate_that_fails_is_shown_as_failed(tmp_path, monkeypatch):
@@ -161,24 +161,24 @@ def test_a_batch_that_does_not_fit_is_planned_in_smaller_passes(tmp_path):
 
 def test_layers_of_their_own_size_may_each_have_their_algorithm():
     chosen = plan.make(Config(model={"hidden": [8, 16]}, engine={"device": "cpu"}), data_bytes=0)
-    first, second = measure._algorithms(chosen, [8, 16])
+    first, second = alternatives.algorithms(chosen, [8, 16])
     assert chosen.cudnn == ("persistent", "persistent")
     chosen = replace(chosen, cudnn=first.change(chosen))
     assert chosen.cudnn == ("standard", "persistent")
     assert second.change(chosen) == ("standard", "standard")
-    (both,) = measure._algorithms(chosen, [8, 8])
+    (both,) = alternatives.algorithms(chosen, [8, 8])
     assert both.change(chosen) == ("standard", "standard")
 
 
 def test_cudnn_is_tried_where_our_own_kernels_are_the_start():
     chosen = plan.make(Config(model={"hidden": [8, 16]}, engine={"device": "cpu"}), data_bytes=0)
     own = replace(chosen, cudnn=("off", "off"))
-    tried = [one.change(own) for one in measure._algorithms(own, [8, 16])]
+    tried = [one.change(own) for one in alternatives.algorithms(own, [8, 16])]
     assert tried == [
         ("persistent", "persistent"),
         ("standard", "persistent"),
         ("persistent", "standard"),
     ]
-    assert measure._cudnn_for("tf32", own) == {"cudnn": ("persistent", "persistent")}
-    assert not measure._cudnn_for("fp16", own)
-    assert not measure._cudnn_for("tf32", chosen)
+    assert alternatives.cudnn_for("tf32", own) == {"cudnn": ("persistent", "persistent")}
+    assert not alternatives.cudnn_for("fp16", own)
+    assert not alternatives.cudnn_for("tf32", chosen)

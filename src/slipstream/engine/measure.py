@@ -12,19 +12,16 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from slipstream import hardware, runs
 from slipstream.config import Config
-from slipstream.engine import capture, optim, recover
+from slipstream.engine import alternatives, capture, optim, recover
 from slipstream.engine.job import Job, Task, set_up
-from slipstream.engine.plan import MOST_OWN, RECURRENT, Plan
+from slipstream.engine.plan import Plan
 from slipstream.errors import UserError
-from slipstream.kernels import triton_runs
 from slipstream.models import OWN
 
 LONGEST_S = 10.0
@@ -38,15 +35,10 @@ WORTH = 0.97
 """A candidate replaces what is there if it takes less than this share of its time."""
 SAME_LOSS = 0.01
 """How far a candidate's mean loss may be from the first one's."""
-COMPILE_S = 8.0
-BUILDING_PAYS_S = 30.0
-"""Of a run: kernels of our own take about 8 s to build, once on a machine, and save a third or more
-of the steps' time, which is guessed high"""
 CHOICES = (
     *("precision", "cudnn", "threads", "onednn", "fused", "workers", "compile", "capture"),
     *("micro_batch", "ms_per_step", "kernels", "evidence"),
 )
-NOTHING: Mapping[str, Any] = MappingProxyType({})
 SMALLEST_BATCH, LARGEST_BATCH = 32, 16384
 PAYS = 1.1
 """How much faster a larger batch must be, since it takes fewer steps to learn in."""
@@ -61,7 +53,7 @@ def decide(task: Task, plan: Plan) -> Plan:
     if SHARE_OF_RUN * guess_s(task, plan) < FIRST_TRIAL_S:
         told = "rules of thumb: the steps are too few to measure"
         return replace(plan, reasons=plan.reasons | {"plan": told})
-    plan = _with_own(task, plan)
+    plan = alternatives.with_own(config, plan, guess_s(task, plan))
     if config.engine.plan == "cached":
         known = _read(path).get(key)
         if known:
@@ -78,24 +70,6 @@ def decide(task: Task, plan: Plan) -> Plan:
         choices = {name: getattr(decided, name) for name in CHOICES}
         _write(path, key, {"choices": choices, "reasons": changed})
     return decided
-
-
-def _with_own(task: Task, plan: Plan) -> Plan:
-    """The plan with our own recurrent kernels where these are taken to be fastest: not in a run so
-    short that building them would take longer than they save."""
-    config = task.config
-    precision = plan.precision if config.engine.precision != "auto" else "fp16"
-    fits = plan.device.type == "cuda" and config.model.kind in RECURRENT
-    fits = fits and config.engine.cudnn == "auto" and precision in ("fp16", "bf16")
-    if not (fits and max(config.model.sizes) <= MOST_OWN and hardware.has_tf32(plan.device)):
-        return plan
-    if guess_s(task, plan) < BUILDING_PAYS_S or not triton_runs(plan.device):
-        return plan
-    why = "our own kernels, which are faster than cuDNN's at this width"
-    own, reasons = (OWN,) * len(plan.cudnn), plan.reasons | {"cudnn": why}
-    if precision != plan.precision:
-        reasons["precision"] = "what our own kernels are made for"
-    return replace(plan, cudnn=own, precision=precision, reasons=reasons)
 
 
 def expected(task: Task, plan: Plan) -> dict[str, Any]:
@@ -123,96 +97,6 @@ def guess_s(task: Task, plan: Plan) -> float:
     return products / speed + step_s * windows / _effective(config)
 
 
-class Candidate(NamedTuple):
-    """One setting changed."""
-
-    setting: str
-    value: Any
-    change: Callable[[Plan], Any]
-    """The setting's value, given the plan so far"""
-    takes_s: float = 0.0
-    """What it needs before its first step, beyond what others need"""
-    also: Mapping[str, Any] = NOTHING
-    """Other settings that go with it"""
-
-    @property
-    def name(self) -> str:
-        return f"{self.setting} = {self.value}"
-
-
-def _values(
-    setting: str, *values: Any, takes_s: float = 0.0, also: Mapping[str, Any] = NOTHING
-) -> Iterator[Candidate]:
-    for value in values:
-
-        def change(_: Plan, value: Any = value) -> Any:
-            return value
-
-        yield Candidate(setting, value, change, takes_s, also)
-
-
-def _candidates(config: Config, plan: Plan) -> Iterator[Candidate]:
-    """What the config leaves open and makes sense here: likely winners first, and at the end what
-    is tried to know what the rest is worth."""
-    engine, recurrent = config.engine, config.model.kind in RECURRENT
-    on_gpu = plan.device.type == "cuda"
-    if on_gpu and engine.precision == "auto":
-        known = hardware.hint(plan.hardware["gpu"])
-        half = ["fp16", "bf16"] if known and known.half == "fp16" else ["bf16", "fp16"]
-        if recurrent:  # cuDNN's bf16 recurrence has no persistent kernels
-            half = ["fp16"]
-        if hardware.has_tf32(plan.device):
-            half = ["tf32", *half]
-        for precision in ("fp32", *half):
-            yield from _values("precision", precision, also=_cudnn_for(precision, plan))
-    if not on_gpu and engine.threads == "auto":
-        cores = hardware.available_cores()
-        yield from _values("threads", *sorted({1, max(cores // 2, 1), cores}))
-    if not on_gpu and recurrent:
-        yield from _values("onednn", True, False)
-    if not on_gpu and engine.precision == "auto" and hardware.has_fast_bf16():
-        yield from _values("precision", "bf16")
-    if on_gpu and recurrent and engine.cudnn == "auto":
-        yield from _algorithms(plan, config.model.sizes)
-    if engine.fused == "auto":
-        yield from _values("fused", False)
-    if plan.home in ("stream", "loader") and engine.workers == "auto":
-        yield from _values("workers", 0, 2 * plan.workers)
-    if on_gpu and not recurrent and engine.compile == "auto":
-        yield from _values("compile", True, takes_s=COMPILE_S)
-    if on_gpu and engine.capture == "auto":
-        yield from _values("capture", False)
-
-
-def _cudnn_for(precision: str, plan: Plan) -> Mapping[str, Any]:
-    """Wide precisions are cuDNN's: our own kernels hold no more than half as many units in them."""
-    if OWN not in plan.cudnn or precision in ("fp16", "bf16"):
-        return NOTHING
-    return {"cudnn": _by_cudnn(plan)}
-
-
-def _by_cudnn(plan: Plan) -> tuple[str, ...]:
-    """Its layers, by what PyTorch chooses."""
-    return ("persistent",) * len(plan.cudnn)
-
-
-def _algorithms(plan: Plan, sizes: Sequence[int]) -> Iterator[Candidate]:
-    """cuDNN's ways: as PyTorch chooses, and its standard algorithm for all layers of one size or
-    for each layer by itself."""
-    if OWN in plan.cudnn:
-        yield Candidate("cudnn", "persistent", _by_cudnn)
-    if len(set(sizes)) == 1:
-        yield Candidate("cudnn", "standard", lambda plan: ("standard",) * len(plan.cudnn))
-        return
-    for layer in range(len(sizes)):
-
-        def change(plan: Plan, layer: int = layer) -> tuple[str, ...]:
-            now = _by_cudnn(plan) if OWN in plan.cudnn else plan.cudnn
-            return (*now[:layer], "standard", *now[layer + 1 :])
-
-        yield Candidate("cudnn", f"standard in layer {layer + 1}", change)
-
-
 class Trial(NamedTuple):
     ms: float
     loss: float
@@ -228,7 +112,7 @@ def _measured(task: Task, plan: Plan) -> tuple[Plan, bool]:
     best = _tried(task, plan, "rules of thumb", evidence)
     if best is None and OWN in plan.cudnn and task.config.engine.cudnn == "auto":
         reasons["cudnn"] = f"as PyTorch chooses: our own kernels failed ({evidence[-1]['failed']})"
-        plan = replace(plan, cudnn=_by_cudnn(plan))
+        plan = replace(plan, cudnn=alternatives.by_cudnn(plan))
         best = _tried(task, plan, "cudnn = persistent", evidence)
     while best is None and evidence[-1]["out_of_memory"]:
         batch = plan.micro_batch or _batch(task.config)
@@ -243,7 +127,7 @@ def _measured(task: Task, plan: Plan) -> tuple[Plan, bool]:
     share_s = SHARE_OF_RUN * best.ms / 1e3 * num_steps * task.config.train.epochs
     deadline = began + min(LONGEST_S, share_s)
     reference, cost = best.loss, TRIAL_S
-    for candidate in _candidates(task.config, plan):
+    for candidate in alternatives.candidates(task.config, plan):
         before, value = getattr(plan, candidate.setting), candidate.change(plan)
         if value == before:
             continue
