@@ -161,24 +161,24 @@ def test_a_batch_that_does_not_fit_is_planned_in_smaller_passes(tmp_path):
 
 def test_layers_of_their_own_size_may_each_have_their_algorithm():
     chosen = plan.make(Config(model={"hidden": [8, 16]}, engine={"device": "cpu"}), data_bytes=0)
-    first, second = alternatives.algorithms(chosen, [8, 16])
+    first, second = alternatives.algorithms([8, 16])
     assert chosen.cudnn == ("persistent", "persistent")
     chosen = replace(chosen, cudnn=first.change(chosen))
     assert chosen.cudnn == ("standard", "persistent")
     assert second.change(chosen) == ("standard", "standard")
-    (both,) = alternatives.algorithms(chosen, [8, 8])
+    (both,) = alternatives.algorithms([8, 8])
     assert both.change(chosen) == ("standard", "standard")
 
 
-def test_cudnn_is_tried_where_our_own_kernels_are_the_start():
-    chosen = plan.make(Config(model={"hidden": [8, 16]}, engine={"device": "cpu"}), data_bytes=0)
+def test_cudnn_is_tried_first_where_our_own_kernels_are_the_start():
+    config = Config(model={"hidden": [8, 16]}, engine={"device": "cpu"})
+    chosen = plan.make(config, data_bytes=0)
     own = replace(chosen, cudnn=("off", "off"))
-    tried = [one.change(own) for one in alternatives.algorithms(own, [8, 16])]
-    assert tried == [
-        ("persistent", "persistent"),
-        ("standard", "persistent"),
-        ("persistent", "standard"),
-    ]
+    first = next(alternatives.candidates(config, own))
+    assert (first.name, first.change(own)) == ("cudnn = persistent", ("persistent", "persistent"))
+    assert next(alternatives.candidates(config, chosen)).setting != "cudnn"
+    layers = [one.change(own) for one in alternatives.algorithms([8, 16])]
+    assert layers == [("standard", "persistent"), ("persistent", "standard")]
     assert alternatives.cudnn_for("tf32", own) == {"cudnn": ("persistent", "persistent")}
     assert not alternatives.cudnn_for("fp16", own)
     assert not alternatives.cudnn_for("tf32", chosen)

@@ -70,6 +70,8 @@ def candidates(config: Config, plan: Plan) -> Iterator[Candidate]:
     is tried to know what the rest is worth."""
     engine, recurrent = config.engine, config.model.kind in RECURRENT
     on_gpu = plan.device.type == "cuda"
+    if OWN in plan.cudnn and engine.cudnn == "auto":
+        yield Candidate("cudnn", "persistent", by_cudnn)
     if on_gpu and engine.precision == "auto":
         known = hardware.hint(plan.hardware["gpu"])
         half = ["fp16", "bf16"] if known and known.half == "fp16" else ["bf16", "fp16"]
@@ -87,7 +89,7 @@ def candidates(config: Config, plan: Plan) -> Iterator[Candidate]:
     if not on_gpu and engine.precision == "auto" and hardware.has_fast_bf16():
         yield from values("precision", "bf16")
     if on_gpu and recurrent and engine.cudnn == "auto":
-        yield from algorithms(plan, config.model.sizes)
+        yield from algorithms(config.model.sizes)
     if engine.fused == "auto":
         yield from values("fused", False)
     if plan.home in ("stream", "loader") and engine.workers == "auto":
@@ -110,11 +112,8 @@ def by_cudnn(plan: Plan) -> tuple[str, ...]:
     return ("persistent",) * len(plan.cudnn)
 
 
-def algorithms(plan: Plan, sizes: Sequence[int]) -> Iterator[Candidate]:
-    """cuDNN's ways: as PyTorch chooses, and its standard algorithm for all layers of one size or
-    for each layer by itself."""
-    if OWN in plan.cudnn:
-        yield Candidate("cudnn", "persistent", by_cudnn)
+def algorithms(sizes: Sequence[int]) -> Iterator[Candidate]:
+    """cuDNN's standard algorithm, for all layers of one size or for each layer by itself."""
     if len(set(sizes)) == 1:
         yield Candidate("cudnn", "standard", lambda plan: ("standard",) * len(plan.cudnn))
         return
