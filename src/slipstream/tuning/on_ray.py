@@ -71,12 +71,13 @@ def search(run: Run, tasks: Sequence[Task]) -> dict[str, Any]:
                     index = under_way.pop(one)
                     _end(ray, run, one, index, wrong)
             if stop.requested:
-                for one in under_way:
-                    ray.cancel(one)
-                ray.wait(list(under_way), num_returns=len(under_way), timeout=PATIENCE_S)
                 raise Interrupted("stopped", signal_number=stop.signal_number)
-        _relay(run, events, ended)
     finally:
+        for one in under_way:  # none is left behind, whatever ended the search
+            ray.cancel(one)
+        if under_way:
+            ray.wait(list(under_way), num_returns=len(under_way), timeout=PATIENCE_S)
+        _relay(run, events, ended)
         events.shutdown()
     if len(wrong) == len(tasks):
         raise next(iter(wrong.values()))
