@@ -100,7 +100,7 @@ def _asked(
         raise UserError(f"--seeds is {seeds}; an interval takes at least 2, and 10 are usual")
     source = encoder if run is None else runs.find(run).folder / "config.toml"
     assert source is not None
-    first = configs.load(source, (*overrides, training.MASKED))
+    first = configs.load(source, (*overrides, configs.MASKED))
     given = configs.load(labels, (*label_overrides, f"train.repeats={seeds}"))
     if given.masked:
         raise UserError("the config to probe with is of a pre-training; name one that trains")

@@ -40,15 +40,23 @@ DATA_HELP = "A file or folder with the columns that the model was trained on."
 
 
 def asked(
-    config: Path | None, resume: str | None, set_: Sequence[str] | None, *, demo: str
+    config: Path | None,
+    resume: str | None,
+    set_: Sequence[str] | None,
+    always: Sequence[str] = (),
+    *,
+    demo: str,
 ) -> tuple[Config | None, str | None]:
-    """The settings, none where a run goes on with its own; and that run's folder, if one does."""
+    """The settings, none where a run goes on with its own; and that run's folder, if one does.
+
+    What the command itself sets comes last.
+    """
     from slipstream import config as configs
     from slipstream import runs
 
     settings = None
     if config or not resume:
-        settings = configs.load(config or configs.demo(demo), set_ or ())
+        settings = configs.load(config or configs.demo(demo), (*(set_ or ()), *always))
     if resume == "last":
         where = [text for text in set_ or () if text.startswith("out=")]
         out = (settings or configs.load({}, where)).out

@@ -43,7 +43,10 @@ def _train(
     quiet: bool,
 ) -> None:
     with answering(as_json):
-        settings, resume = asked(config, resume, set_, demo="demo")
+        from slipstream import config as configs
+
+        always = [configs.MASKED] if verb == "pretrain" else []
+        settings, resume = asked(config, resume, set_, always, demo="demo")
         with Screen(quiet) as watching:
             watching.say("loading torch and the data ...")
             from slipstream import training

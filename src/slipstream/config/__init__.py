@@ -5,7 +5,7 @@ from slipstream.config.base import CLASS_LOSSES, Scalar
 from slipstream.config.data import SIMULATED, Data
 from slipstream.config.engine import Engine
 from slipstream.config.model import Model
-from slipstream.config.pretraining import Pretrain
+from slipstream.config.pretraining import MASKED, Pretrain
 from slipstream.config.reading import changed, demo, differences, load, to_toml
 from slipstream.config.sections import Config
 from slipstream.config.signature import Signature
@@ -15,6 +15,7 @@ from slipstream.config.tune import Range, Tune
 
 __all__ = [
     "CLASS_LOSSES",
+    "MASKED",
     "SIMULATED",
     "Augment",
     "Config",

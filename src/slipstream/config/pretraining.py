@@ -11,6 +11,8 @@ from slipstream.config.base import CLASS_LOSSES, Fraction, NonNegative, Section
 if TYPE_CHECKING:
     from slipstream.config.sections import Config
 
+MASKED = "train.objective=masked"
+"""As an override: what makes any job one of pre-training"""
 DEFAULTS: dict[str, dict[str, Any]] = {
     "data": {"split": {"train": 0.9, "val": 0.1}},
     "train": {

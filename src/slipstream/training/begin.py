@@ -23,7 +23,6 @@ from slipstream.runs import Event, Run
 from slipstream.training import alone, encoding, reading, together
 from slipstream.training.setup import Begun, Result, Start, timed
 
-MASKED = "train.objective=masked"
 MAY_CHANGE = {
     *("name", "out", "data.path", "data.labels", "train.epochs", "train.patience", "train.minutes"),
     *("engine.device", "engine.log_every", "engine.checkpoint_minutes", "engine.plan"),
@@ -88,7 +87,7 @@ def pretrain(
     It learns to fill in masked rows. `train.init_from` starts a model from the run's folder.
     """
     if config is not None:
-        config = configs.load(config, (*overrides, MASKED))
+        config = configs.load(config, (*overrides, configs.MASKED))
         overrides = ()
     elif resume is not None:
         earlier = runs.find(resume)
