@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from slipstream.kernels.vmapped import is_vmapped, over_lanes
+from slipstream.kernels.vmapped import of_lanes
 
 BLOCK = 1024
 
@@ -72,14 +72,8 @@ def _drop(
 def drop(x: Tensor, key: Tensor, rate: Tensor, how: Hash, ways: int) -> Tensor:
     """x [T, B, D] or [B, D] with one key and rate; under `vmap`, one of each for every lane."""
 
-    def of_lanes(x: Tensor, key: Tensor, rate: Tensor) -> Tensor:
-        apply: Any = _Drop.apply
-        out: Tensor = apply(x, key, rate, how, ways)
-        return out
-
-    if is_vmapped(x, key, rate):
-        return over_lanes(of_lanes, x, key, rate)
-    return of_lanes(x[None], key[None], rate[None]).squeeze(0)
+    apply: Any = _Drop.apply
+    return of_lanes(lambda *lanes: apply(*lanes, how, ways), x, key, rate)
 
 
 class _Drop(torch.autograd.Function):

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from slipstream.kernels.vmapped import is_vmapped, over_lanes
+from slipstream.kernels.vmapped import of_lanes
 
 BLOCK = 512
 
@@ -64,7 +64,7 @@ def draw(
 ) -> Tensor:
     """[rows, batch] by one key or one for each window; under `vmap`, by the keys of every lane."""
 
-    def of_lanes(keys: Tensor) -> Tensor:
+    def drawn(keys: Tensor) -> Tensor:
         K, size = len(keys), rows * batch
         out = torch.empty(K, rows, batch, dtype=dtype, device=keys.device)
         strides = keys.stride(0), keys.stride(1) if keys.dim() > 1 else 0
@@ -72,6 +72,4 @@ def draw(
         _draw[(triton.cdiv(size, BLOCK), K)](*given, BLOCK=BLOCK)
         return out
 
-    if is_vmapped(key):
-        return over_lanes(of_lanes, key)
-    return of_lanes(key[None]).squeeze(0)
+    return of_lanes(drawn, key)

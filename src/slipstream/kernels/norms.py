@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from slipstream.kernels.vmapped import is_vmapped, over_lanes
+from slipstream.kernels.vmapped import of_lanes
 
 ELEMENTS = 2048
 """Of the rows that a program has on chip at a time; wider ones are left to torch"""
@@ -105,14 +105,8 @@ def backward(
 def norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
     """x [..., D] normalized, in that type; under `vmap`, each lane by its own weight and bias."""
 
-    def of_lanes(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        apply: Any = _Norm.apply
-        out: Tensor = apply(x, weight, bias, eps, dtype)
-        return out
-
-    if is_vmapped(x, weight, bias):
-        return over_lanes(of_lanes, x, weight, bias)
-    return of_lanes(x[None], weight[None], bias[None]).squeeze(0)
+    apply: Any = _Norm.apply
+    return of_lanes(lambda *lanes: apply(*lanes, eps, dtype), x, weight, bias)
 
 
 class _Norm(torch.autograd.Function):

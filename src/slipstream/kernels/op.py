@@ -11,7 +11,7 @@ from torch import Tensor
 from slipstream.kernels import stepwise
 from slipstream.kernels.available import triton_runs
 from slipstream.kernels.shapes import Weights
-from slipstream.kernels.vmapped import is_vmapped, over_lanes
+from slipstream.kernels.vmapped import of_lanes
 
 
 def recurrent(kind: str, x: Tensor, weights: Sequence[Tensor], *, last: bool = False) -> Tensor:
@@ -20,9 +20,7 @@ def recurrent(kind: str, x: Tensor, weights: Sequence[Tensor], *, last: bool = F
     `weights` are those of `nn.LSTM` or `nn.GRU`, in their order: for one direction w_ih, w_hh, b_ih
     and b_hh, then those of the other. Under `vmap`, all lanes run as one program.
     """
-    if is_vmapped(x, *weights):
-        return over_lanes(partial(lanes, kind, last), x, *weights)
-    return lanes(kind, last, x[None], *(weight[None] for weight in weights)).squeeze(0)
+    return of_lanes(partial(lanes, kind, last), x, *weights)
 
 
 def lanes(kind: str, last: bool, x: Tensor, *weights: Tensor) -> Tensor:

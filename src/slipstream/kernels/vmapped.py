@@ -13,6 +13,14 @@ def is_vmapped(*tensors: Tensor) -> bool:
     return any(torch._C._functorch.is_batchedtensor(tensor) for tensor in tensors)
 
 
+def of_lanes(op: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """Call an op that knows lanes, within `vmap` for all of them, else for one."""
+    if is_vmapped(*tensors):
+        return over_lanes(op, *tensors)
+    # not [0], whose way back is a buffer of zeros and a copy
+    return op(*(tensor[None] for tensor in tensors)).squeeze(0)
+
+
 def over_lanes(op: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     """Within `vmap`, call an op that knows lanes: they come first in what it takes and gives."""
     apply: Any = _OverLanes.apply
