@@ -153,6 +153,8 @@ class Soak:
             code = waited(pid)
             if number != signal.SIGKILL:
                 self.slowest_stop = max(self.slowest_stop, time.monotonic() - began)
+            if code == 2 and list(out.glob("*/metrics.json")):
+                break  # the kill before this one came when all was done
             if code not in (0, -number, 128 + number):
                 self.tell(what, "lost", f"{job}: exit code {code}, {self.log.read_text()[-2000:]}")
                 return
