@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -340,3 +343,26 @@ def test_captured_packs_equal_eager_ones_to_the_bit(kind, mode, precision):
         pack.close()
     for name, row in rows[0].items():
         assert torch.equal(row, rows[1][name]), name
+
+
+@pytest.mark.parametrize("mode", ["together", "branches"])
+@pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)], ids=["cpu", "cuda"]
+)
+def test_a_closed_pack_is_gone_at_once(mode, device):
+    """Its memory does not wait for the garbage collector, which may come much later."""
+    config = small_config(engine={"device": device})
+    dataset = small_dataset(config)
+    lanes = [Lane(config.model_copy(update={"seed": s}), dataset.memory.starts) for s in (0, 1)]
+    gc.collect()
+    gc.disable()
+    try:
+        pack = packed(lanes, dataset, mode, capture=device == "cuda")
+        train(pack, steps=5)
+        gone = weakref.ref(pack)
+        pack.close()
+        assert pack.failures() == {}
+        del pack
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -16,6 +16,11 @@ EAGER_FIRST = 3
 DECISIVE = re.compile(r"RNN_|LSTM_|GRU_|fmha|flash", re.IGNORECASE)
 
 
+def ended() -> None:
+    """In a program's place once it is closed."""
+    raise RuntimeError("the program is closed")
+
+
 class Captured:
     """The same program as a CUDA graph.
 
@@ -62,11 +67,12 @@ class Captured:
         return [] if graph is None else decisive(_kernel_names(graph))
 
     def close(self) -> None:
-        """Give the graphs' memory back."""
+        """Give the graphs' memory back, and let go of the program and all that it holds."""
         for graph in (self._one, self._many):
             if graph is not None:
                 graph.reset()
         self._one = self._many = None
+        self._program = ended
 
     def _replay_one(self) -> None:
         self._one = self._one or self._record(1)

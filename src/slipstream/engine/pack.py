@@ -22,7 +22,7 @@ from torch import Tensor
 from slipstream.config import Signature
 from slipstream.data.windows import Series
 from slipstream.engine import encoder, flat, objective, optim, passes, widths
-from slipstream.engine.capture import Captured
+from slipstream.engine.capture import Captured, ended
 from slipstream.engine.homes import Draw, Program
 from slipstream.engine.lane import Epoch, Lane, Room, refuse_larger, room_for
 from slipstream.engine.passes import Mode
@@ -293,10 +293,12 @@ class Pack:
         }
 
     def close(self) -> None:
-        """Let go of threads and graphs."""
+        """Let go of threads, graphs and programs: methods of its own would keep it from ending."""
         for program in (self.advance, self.check):
             if isinstance(program, Captured):
                 program.close()
+        if not self.plan.capture:
+            self.advance = self.check = ended
         self._passes.close()
 
     def _advance(self) -> None:
