@@ -33,6 +33,8 @@ from slipstream.models import Noise, augment
 from slipstream.runs import Run
 
 MANIFEST = "manifest.json"
+MAKING = 2
+"""Counts the ways in which copies have been made: those of another are made anew"""
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,7 @@ def _key(config: Config, dataset: Dataset) -> str:
         "signature": dataset.signature.model_dump(),
         "augment": config.augment.model_dump(),
         "seed": config.seed,
+        "making": MAKING,
     }
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:32]
 
