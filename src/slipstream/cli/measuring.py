@@ -91,8 +91,8 @@ def ladder(
     quiet: Quiet = False,
 ) -> None:
     """From the naive loop upward, one technique added at a time."""
-    names = [name.strip() for name in cases.split(",") if name.strip()]
-    _bench("ladder", as_json, quiet, config, set_, cases=names, minutes=minutes, out=out)
+    given = {"cases": _names(cases), "minutes": minutes, "out": out}
+    _bench("ladder", as_json, quiet, config, set_, **given)
 
 
 @bench_app.command()
@@ -125,8 +125,7 @@ def peers(
     quiet: Quiet = False,
 ) -> None:
     """Beside Lightning and a plain PyTorch loop: the same work, step by step and as a whole."""
-    names = [name.strip() for name in cases.split(",") if name.strip()]
-    given = {"cases": names, "jobs": jobs, "minutes": minutes, "out": out}
+    given = {"cases": _names(cases), "jobs": jobs, "minutes": minutes, "out": out}
     _bench("peers", as_json, quiet, config, set_, **given)
 
 
@@ -144,6 +143,10 @@ def compare(
 
         found = commands.compare(old, new, out=out)
         print_result(found, as_json, quiet, screen.show_bench)
+
+
+def _names(listed: str) -> list[str]:
+    return [name.strip() for name in listed.split(",") if name.strip()]
 
 
 def _bench(

@@ -6,6 +6,13 @@ from functools import cache
 from importlib.util import find_spec
 
 import torch
+from torch import Tensor
+
+
+def by_kernel(tensor: Tensor) -> bool:
+    """Whether an operation on it is one for a kernel of ours. Not within torch.compile, which fuses
+    plain operations by itself."""
+    return tensor.is_cuda and not torch.compiler.is_compiling() and triton_runs(tensor.device)
 
 
 @cache

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from slipstream.kernels import triton_runs
+from slipstream.kernels import by_kernel
 from slipstream.models.dropout import MIX, SEED, as_int64, mixed
 
 BITS = 23
@@ -21,7 +21,7 @@ BITS = 23
 def whole(key: Tensor, site: int, rows: int, batch: int) -> Tensor:
     """int64 [rows, batch], any bits; the windows' numbers are the last axis' places. `key` is one
     int64, or one for each window."""
-    if _by_kernel(key):
+    if by_kernel(key):
         return _drawn(key, site, rows, batch, torch.int64)
     across = torch.arange(batch, device=key.device)
     down = torch.arange(rows, device=key.device)[:, None] << 32
@@ -31,7 +31,7 @@ def whole(key: Tensor, site: int, rows: int, batch: int) -> Tensor:
 
 def uniform(key: Tensor, site: int, rows: int, batch: int) -> Tensor:
     """fp32 [rows, batch], above 0 and below 1."""
-    if _by_kernel(key):
+    if by_kernel(key):
         return _drawn(key, site, rows, batch, torch.float32)
     found: Tensor = _odd(key, site, rows, batch).float() * 0.5 ** (BITS + 1)
     return found
@@ -39,7 +39,7 @@ def uniform(key: Tensor, site: int, rows: int, batch: int) -> Tensor:
 
 def signed(key: Tensor, site: int, rows: int, batch: int) -> Tensor:
     """fp32 [rows, batch], above -1 and below 1."""
-    if _by_kernel(key):
+    if by_kernel(key):
         return _drawn(key, site, rows, batch, torch.float32, signed=True)
     found: Tensor = (_odd(key, site, rows, batch) - 2**BITS).float() * 0.5**BITS
     return found
@@ -59,11 +59,6 @@ def _odd(key: Tensor, site: int, rows: int, batch: int) -> Tensor:
 
 def _of_site(site: int) -> int:
     return as_int64((site + 1) * SEED)
-
-
-def _by_kernel(key: Tensor) -> bool:
-    # a compiler fuses the plain operations by itself
-    return key.is_cuda and not torch.compiler.is_compiling() and triton_runs(key.device)
 
 
 def _drawn(

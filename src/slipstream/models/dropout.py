@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from slipstream.kernels import triton_runs
+from slipstream.kernels import by_kernel
 
 # odd numbers of 64 and of 32 bits without structure, as signed integers
 SEED, STEP, PASS, MIX = (
@@ -47,8 +47,7 @@ def dropout(x: Tensor, noise: Noise | None, site: int, *, ways: int = 1) -> Tens
     """
     if noise is None:
         return x
-    # a compiler fuses the plain operations by itself
-    if x.is_cuda and not torch.compiler.is_compiling() and triton_runs(x.device):
+    if by_kernel(x):
         from slipstream.kernels import drops
 
         how = drops.Hash(MIX, UNIT, _of_site(site), LAST, WAY)

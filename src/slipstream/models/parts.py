@@ -5,12 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from slipstream.kernels import triton_runs
+from slipstream.kernels import by_kernel
 
 SMALLEST_VARIANCE = 1e-5
 """Of a window, where it is divided by"""
-WIDEST_NORM = 2048
-"""That our kernel takes"""
 
 
 def to_patches(inputs: Tensor, patch: int) -> Tensor:
@@ -29,15 +27,13 @@ def flatten_time(sequence: Tensor) -> Tensor:
 
 def normed(norm: nn.LayerNorm, x: Tensor, dtype: torch.dtype) -> Tensor:
     """x normalized, computed in fp32 and given in that type."""
-    small = x.shape[-1] <= WIDEST_NORM and x.dtype.itemsize <= 4
-    # a compiler fuses the plain operations by itself
-    if x.is_cuda and small and not torch.compiler.is_compiling() and triton_runs(x.device):
+    if by_kernel(x):
         from slipstream.kernels import norms
 
-        return norms.norm(x, norm.weight, norm.bias, norm.eps, dtype)
+        if norms.takes(x):
+            return norms.norm(x, norm.weight, norm.bias, norm.eps, dtype)
     with torch.autocast(x.device.type, enabled=False):
-        wide = x if x.dtype == norm.weight.dtype else x.to(norm.weight.dtype)
-        out: Tensor = norm(wide)
+        out: Tensor = norm(x.to(norm.weight.dtype))
     return out.to(dtype)
 
 
