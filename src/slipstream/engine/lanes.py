@@ -1,17 +1,20 @@
 """The loop over a pack: every lane's epochs, validations, early stop and recoveries, each its own.
 
-The lanes step together. A round lasts until the next of them has done its epoch; those that have
-are scored at once, and go on, or end and leave their place to another.
+The lanes step together. A round lasts until the next of them has done its epoch at most; those that
+have are scored at once, and go on, or end and leave their place to another. A GPU has the next
+round's steps before the last one's losses are read, so that it need not wait for the host.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from slipstream.config import Signature
@@ -26,6 +29,8 @@ from slipstream.runs import Run
 
 EMPTY = 0.25
 """Share of places without a lane from which a smaller pack is made"""
+AHEAD = 2
+"""Rounds that a GPU has at a time"""
 OUT_OF_TIME, INTERRUPTED = "train.minutes have passed", "interrupted"
 Refill = Callable[[LaneFit], Lane | None]
 """What takes the place of a lane that has ended, if anything does"""
@@ -46,8 +51,20 @@ class Guide(NamedTuple):
     """Keep nothing of a lane once `refill` has seen how it ended"""
 
 
+class Round(NamedTuple):
+    """Steps that the device has been given."""
+
+    steps: int
+    losses: Tensor
+    """[K, S]: as they are when the steps are done"""
+    done: torch.cuda.Event | None
+
+    def is_over(self) -> bool:
+        return self.done is None or self.done.query()
+
+
 UNGUIDED = Guide()
-Rounds = Generator[None, None, list[LaneFit]]
+Rounds = Generator[Round, None, list[LaneFit]]
 
 
 def fit(
@@ -109,8 +126,8 @@ def rounds(
     guide: Guide = UNGUIDED,
     facts: Facts = dict,
 ) -> Rounds:
-    """Train to the end, as `fit` does, one round at a time: while the device is busy with a round's
-    steps, other packs can have the host."""
+    """Train to the end, as `fit` does, one round at a time: while the device is busy with the round
+    that it yields, other packs can have the host."""
     engine, plan = work.pack.room.config.engine, work.pack.plan
     with Writer(work.run, background=engine.async_checkpoints) as writer:
         try:
@@ -132,41 +149,69 @@ def rounds(
 
 def _rounds(
     work: Work, stop: Stop, keeper: Keeper, guide: Guide, facts: Facts
-) -> Generator[None, None, None]:
+) -> Generator[Round, None, None]:
     spent_before = work.train_s + work.validate_s
     began = time.perf_counter()
+    under_way: deque[Round] = deque()
 
     def save() -> None:
         keeper.save(lambda: lanestate.take(work, facts()), at=(work.steps, len(work.ended)))
 
     while training := work.training():
-        pack, log_every = work.pack, work.pack.room.config.engine.log_every
-        left = min(pack.num_steps(place) - one.progress.done for place, one in training)
         round_began = time.perf_counter()
-        taken = 0
-        while taken < min(left, log_every) and not (taken and stop.requested):
-            pack.advance()  # one program for all lanes, no host sync
-            taken += 1
-        _prepare(work, all_of_them=taken == left)
-        yield
-        diverged = _read(work, taken)
-        now = time.perf_counter()
-        work.train_s += now - round_began
+        all_of_them = _launch(work, under_way, stop)
+        _prepare(work, all_of_them=all_of_them)
+        yield under_way[0]
+        diverged = _read(work, under_way.popleft())
         minutes = [one.lane.config.train.minutes for _, one in training]
         limit = min((60 * m for m in minutes if m), default=math.inf)
-        late = now - began + spent_before > limit
-        for place in diverged:
+        late = time.perf_counter() - began + spent_before > limit
+        if diverged or late or stop.requested or keeper.due():  # for these, all lanes stand still
+            while under_way:
+                diverged |= _read(work, under_way.popleft())
+        work.train_s += time.perf_counter() - round_began
+        for place in sorted(diverged):
             _roll_back(work, place, guide)
         if stop.requested:
             break
-        validated = _finish_epochs(work, set(diverged), late, guide)
-        if keeper.due(validated=validated):
+        validated = _finish_epochs(work, diverged, late, guide)
+        if not under_way and keeper.due(validated=validated):
             save()
         _compact(work)
     save()
     for place, one in work.training():
         one.stopped, one.weights = INTERRUPTED, _best(work, place)
         one.signal_number = stop.signal_number
+
+
+def _launch(work: Work, under_way: deque[Round], stop: Stop) -> bool:
+    """Give the device rounds; whether they are all until an epoch's end."""
+    pack, log_every = work.pack, work.pack.room.config.engine.log_every
+    left = min(pack.num_steps(place) - one.progress.done for place, one in work.training())
+    left -= sum(some.steps for some in under_way)
+    most = AHEAD if pack.plan.capture else 1
+    while len(under_way) < most and (left or not under_way):
+        taken = 0
+        while taken < min(left, log_every) and not ((taken or under_way) and stop.requested):
+            pack.advance()  # one program for all lanes, no host sync
+            taken += 1
+        left -= taken
+        if under_way and not taken:
+            break
+        under_way.append(_after(pack, taken))
+    return not left
+
+
+def _after(pack: Pack, steps: int) -> Round:
+    """The round that these steps are, as the device comes to its end."""
+    losses = pack.tape["losses"]
+    if not losses.is_cuda:
+        return Round(steps, losses, None)
+    read = torch.empty(losses.shape, dtype=losses.dtype, pin_memory=True)
+    read.copy_(losses, non_blocking=True)
+    done = torch.cuda.Event()
+    done.record(torch.cuda.current_stream(losses.device))
+    return Round(steps, read, done)
 
 
 def _enter(work: Work, place: int, lane: Lane) -> None:
@@ -186,11 +231,13 @@ def _prepare(work: Work, *, all_of_them: bool) -> None:
                 return
 
 
-def _read(work: Work, taken: int) -> list[int]:
+def _read(work: Work, some: Round) -> set[int]:
     """Note the steps taken and read their losses; which lanes' are no longer finite."""
-    work.steps += taken
-    losses = work.losses = work.pack.tape["losses"].cpu()  # the round's only host sync
-    diverged, means = [], {}
+    if some.done is not None:
+        some.done.synchronize()  # the round's only host sync
+    taken, losses = some.steps, some.losses
+    work.steps, work.losses = work.steps + taken, losses
+    diverged, means = set(), {}
     for place, one in work.training():
         at = one.progress
         at.step, at.done = at.step + taken, at.done + taken
@@ -199,7 +246,7 @@ def _read(work: Work, taken: int) -> list[int]:
         at.epoch = at.epochs + at.done / work.pack.num_steps(place)
         means[one.number] = float(seen.mean())
         if not bool(seen.isfinite().all()):
-            diverged.append(place)
+            diverged.add(place)
     if taken:  # none where a run goes on at an epoch's end
         work.run.append("log", step=work.steps, losses=means)
     return diverged

@@ -15,7 +15,7 @@ from slipstream.config import Config
 from slipstream.engine import checkpoint, lanes, lanestate, pack, packing
 from slipstream.engine.job import weighed
 from slipstream.engine.lane import Lane, refuse_larger
-from slipstream.engine.lanes import Guide, Rounds
+from slipstream.engine.lanes import Guide, Round, Rounds
 from slipstream.engine.lanestate import LaneFit, Work
 from slipstream.engine.loop import Stop
 from slipstream.engine.plan import Plan
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from slipstream.tuning.packs import Trainer
 
 SETTLED = "its result stood already"
-_END = object()
 
 
 class Packed:
@@ -46,7 +45,8 @@ class Packed:
         self.work: Work | None = None
         self.rounds: Rounds | None = None
         self.stream: torch.cuda.Stream | None = None
-        self.done: torch.cuda.Event | None = None
+        self.round: Round | None = None
+        """That the device is busy with"""
         self.queue: deque[TrialLane] = deque()
         self.came: list[tuple[int, int]] = []
         """Whose each lane is, in the order that they came in: the candidate's number, the fold"""
@@ -128,25 +128,23 @@ class Packed:
                 if self.stream is None:
                     self.stream = torch.cuda.Stream(device)
                     self.stream.wait_stream(torch.cuda.current_stream(device))
-                    self.done = torch.cuda.Event()
                 stack.enter_context(torch.cuda.stream(self.stream))
             yield
-            if self.done is not None:
-                self.done.record(self.stream)
 
     def is_ready(self) -> bool:
-        """Whether the device is done with the steps that it was given."""
-        return self.done is None or self.done.query()
+        """Whether the device is done with the round."""
+        return self.round is None or self.round.is_over()
 
     def go_on(self) -> bool:
         """A round; whether there will be another."""
         assert self.rounds is not None
         assert self.work is not None
         with self._at_work(self.work.pack.plan):
-            going = next(self.rounds, _END) is not _END
-        if not going:
+            self.round = next(self.rounds, None)
+        if self.round is None:
             self.close()
-        return going
+            return False
+        return True
 
     def close(self) -> None:
         """Let go of the pack's memory: what is left of this one lives until it is collected."""

@@ -7,6 +7,7 @@ when a lane of a pack ends, the next one takes its place, with nothing captured 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,8 @@ COMPANY = 4
 """Candidates of one shape that make a pack while others train"""
 MOST_PACKS = {"cuda": 8, "cpu": 1}
 """Packs at a time"""
+POLL_S = 2e-4
+"""Between looks at whether one of them is done: far less than a round's steps take"""
 
 
 class Director(Protocol):
@@ -156,12 +159,12 @@ class Trainer:
             packed.begin(shape, members, stop)
 
     def _turn(self) -> None:
-        """One round of the pack whose steps are done first."""
-        packed = next((one for one in self.active if one.is_ready()), None)
-        if packed is None and self.active:
-            packed = self.active[0]
-        if packed is None:
+        """One round of the pack whose steps are done first. To wait for a certain one would leave
+        the device without steps of those that are done before it."""
+        if not self.active:
             return
+        while (packed := next((one for one in self.active if one.is_ready()), None)) is None:
+            time.sleep(POLL_S)
         self.active.remove(packed)
         self.active.append(packed)
         with self._surviving(packed):
