@@ -102,7 +102,7 @@ def attention_backward(
     tl.store(grad + at + 2 * HEADS * D, dv.to(v.dtype), mask=there)
     dweight = tl.dot(arriving, tl.trans(v), input_precision=PRECISION)
     dscore = weight * (dweight - tl.sum(weight * dweight, 1)[:, None])
-    dscore = dscore.to(v.dtype)
+    dscore = dscore.to(v.dtype)  # scaled after the products: small numbers are few in fp16
     dq = tl.dot(dscore, k, input_precision=PRECISION) * SCALE
     tl.store(grad + at, dq.to(v.dtype), mask=there)
     dk = tl.dot(tl.trans(dscore), q, input_precision=PRECISION) * SCALE
@@ -119,7 +119,7 @@ def takes(joined: Tensor, heads: int) -> bool:
 def fits(T: int, D: int, size: int) -> bool:
     """Whether there is a program for so many tokens of that width, in numbers of `size` bytes."""
     TP, DP = _padded(T, D)
-    return max(TP / MOST_TOKENS, DP / MOST_WIDE, TP * DP * size / MOST_BYTES) <= 1 and size <= 4
+    return T <= MOST_TOKENS and D <= MOST_WIDE and TP * DP * size <= MOST_BYTES and size <= 4
 
 
 def attention(joined: Tensor, heads: int) -> Tensor:
@@ -154,8 +154,8 @@ class _Attention(torch.autograd.Function):
 
 
 def cut(T: int, D: int, heads: int, size: int, precision: str) -> dict[str, Any]:
-    """What a kernel is built for. A warp takes so many products that its registers hold them; half
-    as many where they are not by tensor cores."""
+    """What a kernel is built for. A warp takes as many products as its registers hold; half as many
+    where they are not by tensor cores."""
     TP, DP = _padded(T, D)
     exact = size == 4 and precision == "ieee"
     warps = TP * TP * DP >> 14 if exact else min(TP * TP * DP >> 15, 4)
