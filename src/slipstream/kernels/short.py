@@ -110,7 +110,7 @@ def attention_backward(
 
 
 def takes(joined: Tensor, heads: int) -> bool:
-    """On Turing, for which Triton has no products by tensor cores, torch's are faster."""
+    """Not on Turing, for which Triton makes these products without tensor cores."""
     T, _, wide = joined.shape
     tensor_cores = torch.cuda.get_device_capability(joined.device) >= (8, 0)
     return tensor_cores and fits(T, wide // (3 * heads), joined.dtype.itemsize)
