@@ -20,8 +20,12 @@ from slipstream.kernels import fused, stepwise, update
 from slipstream.kernels.fused import Tile, Way
 from slipstream.kernels.shapes import Weights
 from tests.kernels.layers import (
+    Attention,
     Shape,
     apart,
+    attention_error,
+    attention_is_the_same_alone,
+    attention_shapes,
     defined,
     drawn,
     draws_agree,
@@ -182,6 +186,12 @@ if __name__ == "__main__":
         found[f"norm {number} fp32"] = norm_error(sizes, torch.float32, torch.float32)
         found[f"norm {number} fp16"] = norm_error(sizes, torch.float16, torch.float16)
         found[f"norm {number} fp32 to fp16"] = norm_error(sizes, torch.float32, torch.float16)
+    for number, shape in enumerate(attention_shapes(12, most=Attention(3, 64, 5, 4, 64))):
+        name, loose = f"attention {number}", number % 2 == 0
+        found[f"{name} fp32"] = attention_error(shape, torch.float32, loose=loose)
+        found[f"{name} fp16"] = attention_error(shape, torch.float16, loose=not loose)
+    for dtype in (torch.float32, torch.float16):
+        found[f"attention alone, {dtype}"] = 0.0 if attention_is_the_same_alone(dtype) else 1.0
     for number, shape in enumerate(SHAPES):
         name = f"{shape.kind} {number}"
         found[f"{name} fp32"] = error_of(shape, torch.float32, held=4 if number % 2 else 1)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.func import vmap
+from torch.utils.checkpoint import checkpoint
 
 from slipstream.kernels import reference
 from slipstream.kernels.shapes import Weights
@@ -82,6 +85,80 @@ def norm_error(
     mine = [found, *torch.autograd.grad(found, [x, weight, bias], grad)]
     theirs = torch.autograd.grad(wanted, [wide, *by_lane], grad.double())
     return apart(mine, [wanted.detach(), *theirs])
+
+
+class Attention(NamedTuple):
+    K: int
+    T: int
+    B: int
+    heads: int
+    D: int
+
+
+def attention_shapes(count: int, *, most: Attention, seed: int = 0) -> Iterator[Attention]:
+    """What fills a program, what hardly needs one, and some drawn at random; all that is taken in
+    fp32."""
+    yield Attention(1, 1, 1, 1, 1)
+    yield Attention(2, 64, 1, 1, 32)
+    yield Attention(1, 32, 2, 1, 64)
+    yield Attention(3, 20, 2, 4, 8)
+    draw = random.Random(seed)
+    for _ in range(count):
+        shape = Attention(*(draw.randint(1, largest) for largest in most))
+        yield shape._replace(D=min(shape.D, 32)) if shape.T > 32 else shape
+
+
+def seen(joined: Tensor, heads: int) -> Tensor:
+    """Attention by its definition: [..., T, B, 3 * D] to [..., T, B, D]."""
+    q, k, v = joined.unflatten(-1, (3, heads, -1)).unbind(-3)
+    scores = torch.einsum("...tbhd,...sbhd->...bhts", q, k) / q.shape[-1] ** 0.5
+    return torch.einsum("...bhts,...sbhd->...tbhd", torch.softmax(scores, -1), v).flatten(-2)
+
+
+def attention_error(
+    shape: Attention, dtype: torch.dtype, device: str = "cpu", *, loose: bool = False
+) -> float:
+    """Attention by our kernel, of lanes by `vmap`. Where `loose`, lanes do not come first, and what
+    comes in has gaps, either way."""
+    from slipstream.kernels import short
+
+    K, T, B, heads, D = shape
+    torch.manual_seed(0)
+    joined = (1.5 * torch.randn(K, T, B, 3 * heads * D)).to(device, dtype).requires_grad_()
+    grad = torch.randn(K, T, B, heads * D).to(device, dtype)
+    given = with_gaps(joined.transpose(0, 1), 0) if loose else joined
+    found = vmap(short.attention, (int(loose), None))(given, heads)
+    wide = joined.detach().double().requires_grad_()
+    wanted = seen(wide, heads)
+    (mine,) = torch.autograd.grad(found, joined, with_gaps(grad, -1) if loose else grad)
+    (theirs,) = torch.autograd.grad(wanted, wide, grad.double())
+    return apart([found, *mine.chunk(3, -1)], [wanted.detach(), *theirs.chunk(3, -1)])
+
+
+def attention_is_the_same_alone(dtype: torch.dtype, device: str = "cpu") -> bool:
+    """To the bit, both ways: a lane among others and by itself, where the way back computes it
+    anew, and a few windows among others and by themselves."""
+    from slipstream.kernels import short
+
+    torch.manual_seed(0)
+    joined, grad = (torch.randn(3, 20, 5, w).to(device, dtype) for w in (3 * 32, 32))
+
+    def both_ways(joined: Tensor, grad: Tensor) -> list[Tensor]:
+        leaf = joined.clone().requires_grad_()
+        if leaf.dim() == 4:
+            out = vmap(short.attention, (0, None))(leaf, 4)
+        else:
+            out = checkpoint(short.attention, leaf, 4, use_reentrant=False)
+        return [out, *torch.autograd.grad(out, leaf, grad)]
+
+    same = True
+    together = both_ways(joined, grad)
+    for lane in range(3):
+        alone = both_ways(joined[lane], grad[lane])
+        fewer = both_ways(joined[lane, :, 1:3], grad[lane, :, 1:3])
+        for a, b, c in zip(together, alone, fewer, strict=True):
+            same = same and torch.equal(a[lane], b) and torch.equal(b[:, 1:3], c)
+    return same
 
 
 def with_gaps(tensor: torch.Tensor, dim: int) -> torch.Tensor:

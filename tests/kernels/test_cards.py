@@ -14,7 +14,7 @@ triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from slipstream.kernels import fused, hashes, norms, pointwise, recurrence, sums  # noqa: E402
+from slipstream.kernels import fused, hashes, norms, pointwise, recurrence, short, sums  # noqa: E402
 from slipstream.models import draws  # noqa: E402
 
 
@@ -177,6 +177,45 @@ def test_norms_and_draws_fit(card):
         types = DRAW_TYPES | {"out": f"*{kind}"}
         needs = compiled(hashes._draw, card, constants, warps=4, types=types)
         assert (needs.shared, needs.stack) == (0, 0)
+
+
+ATTENTION_TYPES = dict.fromkeys(("T", "B"), "i32")
+
+
+@pytest.mark.parametrize(
+    ("kind", "T", "D", "precision", "card"),
+    [
+        *(("fp16", 20, 8, "tf32", card) for card in CARDS),
+        *(("fp16", 64, 64, "tf32", card) for card in CARDS),
+        *(("fp32", 64, 32, "tf32", card) for card in CARDS),
+        ("bf16", 12, 5, "tf32", CARDS[1]),
+        ("fp16", 32, 64, "tf32", CARDS[1]),
+        ("fp32", 32, 64, "tf32", CARDS[1]),
+        ("fp32", 32, 64, "ieee", CARDS[1]),
+        ("fp32", 64, 32, "ieee", CARDS[1]),
+    ],
+    ids=str,
+)
+def test_attention_fits(kind, T, D, precision, card):
+    size = 4 if kind == "fp32" else 2
+    assert short.fits(T, D, size)
+    types = ATTENTION_TYPES | dict.fromkeys(("joined", "out", "dout", "grad"), f"*{kind}")
+    constants = short.cut(T, D, 4, size, precision)
+    warps = constants.pop("num_warps")
+    for kernel in (short.attention_forward, short.attention_backward):
+        needs = compiled(kernel, card, constants, warps=warps, types=types)
+        assert needs.shared <= card.shared, kernel
+        assert needs.registers * 32 * warps <= REGISTERS, kernel
+        assert needs.stack == 0, kernel
+        assert needs.calls == 0, kernel
+
+
+def test_attention_too_long_or_wide_is_left_to_torch():
+    assert short.fits(64, 64, 2)
+    assert not short.fits(65, 64, 2)
+    assert not short.fits(64, 65, 2)
+    assert not short.fits(33, 33, 4)
+    assert not short.fits(8, 8, 8)
 
 
 def test_turing_is_left_to_cudnn():

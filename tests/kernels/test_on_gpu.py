@@ -8,9 +8,20 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from slipstream.kernels import fused, norms, op, stepwise
+from slipstream.kernels import attention, fused, norms, op, stepwise
 from slipstream.kernels.shapes import Weights
-from tests.kernels.layers import Shape, apart, defined, drawn, draws_agree, norm_error
+from tests.kernels.layers import (
+    Attention,
+    Shape,
+    apart,
+    attention_error,
+    attention_is_the_same_alone,
+    attention_shapes,
+    defined,
+    drawn,
+    draws_agree,
+    norm_error,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -252,3 +263,57 @@ def test_a_lanes_norm_knows_nothing_of_the_others():
 @pytest.mark.parametrize("keys", [1, 300])
 def test_draws(keys):
     assert draws_agree("cuda", rows=105, batch=300, keys=keys)
+
+
+@pytest.mark.parametrize("dtype", MOST)
+@pytest.mark.parametrize(
+    "shape",
+    [*attention_shapes(10, most=Attention(4, 64, 200, 8, 64)), Attention(16, 20, 64, 4, 8)],
+    ids=str,
+)
+def test_attention(shape, dtype):
+    assert attention_error(shape, dtype, "cuda", loose=shape.B % 2 == 0) < MOST[dtype]
+
+
+@pytest.mark.parametrize("shape", [Attention(2, 64, 300, 2, 64), Attention(1, 50, 70, 3, 33)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_attention_of_the_most_that_is_taken(shape, dtype):
+    assert attention_error(shape, dtype, "cuda") < MOST[dtype]
+
+
+@pytest.mark.parametrize("shape", [Attention(3, 20, 50, 4, 8), Attention(2, 64, 30, 2, 32)])
+def test_attention_in_tf32(shape, monkeypatch):
+    monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32")
+    assert 1e-5 < attention_error(shape, torch.float32, "cuda") < MOST[torch.float16]
+
+
+@pytest.mark.parametrize("dtype", MOST)
+def test_attention_knows_nothing_of_other_lanes_and_windows(dtype):
+    assert attention_is_the_same_alone(dtype, "cuda")
+
+
+@pytest.mark.parametrize("tokens", [64, 65])
+@pytest.mark.parametrize("lanes", [False, True])
+def test_short_sequences_take_one_kernel_each_way(tokens, lanes):
+    torch.use_deterministic_algorithms(False)  # else it fills what `empty` gives
+    joined = torch.randn(2, tokens, 3, 96, device="cuda").half().requires_grad_()
+    grad = torch.randn(2, tokens, 3, 32, device="cuda").half()
+
+    def both_ways():
+        if lanes:
+            out = torch.func.vmap(attention, (0, None))(joined, 4)
+            return torch.autograd.grad(out, joined, grad)
+        leaf = joined[0].detach().requires_grad_()
+        return torch.autograd.grad(attention(leaf, 4), leaf, grad[0])
+
+    both_ways()
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
+        both_ways()
+        torch.cuda.synchronize()
+    names = [event.name for event in profiler.events()]
+    ours = [name for name in names if name in ("attention_forward", "attention_backward")]
+    if tokens <= 64:
+        assert sorted(ours) == ["attention_backward", "attention_forward"]
+        assert not any("at::native" in name for name in names)  # no copies
+    else:
+        assert not ours

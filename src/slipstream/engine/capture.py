@@ -13,7 +13,7 @@ from slipstream.engine.homes import Program
 
 EAGER_FIRST = 3
 """Steps that run eagerly before a capture: libraries choose and allocate in them."""
-DECISIVE = re.compile(r"RNN_|LSTM_|GRU_|fmha|flash", re.IGNORECASE)
+DECISIVE = re.compile(r"RNN_|LSTM_|GRU_|fmha|flash|attention_(for|back)ward", re.IGNORECASE)
 
 
 def ended() -> None:
@@ -123,10 +123,13 @@ def _uncollected() -> Iterator[None]:
 
 
 def decisive(names: Iterable[str]) -> list[str]:
-    """Recurrent and attention kernels among mangled names, as `name<half>`, each once."""
+    """Recurrent and attention kernels, each once: mangled names as `name<half>`; others, which do
+    not tell what they compute in, as they are."""
     found = set()
-    for name in names:
-        if DECISIVE.search(name):
+    for name in filter(DECISIVE.search, names):
+        if not name.startswith("_Z"):
+            found.add(name)
+        else:
             kind = "half" if "__half" in name else "bf16" if "bfloat16" in name else "float"
             found.add(f"{_identifier(name)}<{kind}>")
     return sorted(found)

@@ -5,15 +5,27 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
+from slipstream.kernels.available import by_kernel
 from slipstream.kernels.vmapped import is_vmapped, over_lanes
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Every token sees every other: [B, heads, T, D] to the same. Under `vmap`, lanes are windows
-    among others; torch's own kernels have no rule for it."""
-    if is_vmapped(q, k, v):
-        return over_lanes(_of_lanes, q, k, v)
-    return F.scaled_dot_product_attention(q, k, v)
+def attention(joined: Tensor, heads: int) -> Tensor:
+    """Every token sees every other: [T, B, 3 * D], which is q, k and v of all heads, to [T, B, D].
+
+    Short sequences go through a kernel of our own. Elsewhere lanes are windows among others, under
+    `vmap`; torch's own kernels have no rule for it.
+    """
+    if by_kernel(joined):
+        from slipstream.kernels import short
+
+        if short.takes(joined, heads):
+            return short.attention(joined, heads)
+    q, k, v = joined.unflatten(-1, (3, heads, -1)).permute(2, 1, 3, 0, 4)
+    if is_vmapped(joined):
+        out = over_lanes(_of_lanes, q, k, v)
+    else:
+        out = F.scaled_dot_product_attention(q, k, v)
+    return out.permute(2, 0, 1, 3).flatten(2)
 
 
 def _of_lanes(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from slipstream.kernels import stepwise
 from slipstream.kernels.available import triton_runs
+from slipstream.kernels.operands import operands
 from slipstream.kernels.shapes import Weights
 from slipstream.kernels.vmapped import of_lanes
 
@@ -30,7 +31,7 @@ def lanes(kind: str, last: bool, x: Tensor, *weights: Tensor) -> Tensor:
     stacked = Weights(
         *(torch.stack(weights[i::4], dim=1) if both_ways else weights[i][:, None] for i in range(4))
     )
-    dtype, precision = _operands(x)
+    dtype, precision = operands(x)
     by_triton = x.is_cuda and triton_runs(x.device)
     if by_triton:
         from slipstream.kernels import fused
@@ -41,11 +42,3 @@ def lanes(kind: str, last: bool, x: Tensor, *weights: Tensor) -> Tensor:
     half = dtype.itemsize == 2
     own = by_triton and dtype.itemsize <= 4
     return stepwise.layer(stepwise.Way(kind, last, dtype, own, quick=own and half), x, stacked)
-
-
-def _operands(x: Tensor) -> tuple[torch.dtype, str]:
-    """The type that products' operands have here, and how those of fp32 are multiplied."""
-    if torch.is_autocast_enabled(x.device.type):
-        return torch.get_autocast_dtype(x.device.type), "tf32"
-    tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
-    return x.dtype, "tf32" if tf32 else "ieee"

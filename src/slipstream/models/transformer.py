@@ -87,9 +87,7 @@ def _normed(norm: nn.LayerNorm, tokens: Tensor) -> Tensor:
 def _attend(module: Any, tokens: Tensor) -> Tensor:
     """Multi-head attention of a sequence [T, B, D] to itself."""
     joined = F.linear(tokens, module.in_proj_weight, module.in_proj_bias)
-    q, k, v = joined.unflatten(-1, (3, module.num_heads, -1)).permute(2, 1, 3, 0, 4)
-    out = attention(q, k, v).permute(2, 0, 1, 3).flatten(2)
-    found: Tensor = module.out_proj(out)
+    found: Tensor = module.out_proj(attention(joined, module.num_heads))
     return found
 
 
