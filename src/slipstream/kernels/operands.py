@@ -1,4 +1,4 @@
-"""What products multiply."""
+"""What products multiply, and add up in."""
 
 from __future__ import annotations
 
@@ -12,3 +12,10 @@ def operands(x: Tensor) -> tuple[torch.dtype, str]:
         return torch.get_autocast_dtype(x.device.type), "tf32"
     tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
     return x.dtype, "tf32" if tf32 else "ieee"
+
+
+def sums(left: Tensor, right: Tensor) -> Tensor:
+    """A product over all steps and windows, which half precision may be too narrow for."""
+    if left.is_cuda and left.dtype.itemsize == 2:
+        return torch.bmm(left, right, out_dtype=torch.float32)
+    return torch.bmm(left, right)

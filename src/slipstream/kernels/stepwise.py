@@ -28,6 +28,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from slipstream.kernels import steps
+from slipstream.kernels.operands import sums
 from slipstream.kernels.shapes import Weights, widened, without
 
 ALIGNED = 16
@@ -109,11 +110,11 @@ class _Layer(torch.autograd.Function):
 
         x_dtype, shape, dtype, bias_dtype = ctx.like
         of_x, of_h = (slots, slots) if lstm else (slots[..., : 3 * H], slots[..., H:])
-        d_hh = _sums(of_h[:, 1:].flatten(1, 2).mT, y[:, :-1].flatten(1, 2))
+        d_hh = sums(of_h[:, 1:].flatten(1, 2).mT, y[:, :-1].flatten(1, 2))
         ways = of_x.flatten(1, 2).unflatten(0, (K, W)).unbind(1)
-        d_ih = _sums(ways[0].mT, rows)[:, None]
+        d_ih = sums(ways[0].mT, rows)[:, None]
         if W == 2:
-            d_ih = torch.cat([d_ih, _sums(ways[1].mT, _turned(rows, T))[:, None]], dim=1)
+            d_ih = torch.cat([d_ih, sums(ways[1].mT, _turned(rows, T))[:, None]], dim=1)
         dx = None
         if ctx.needs_input_grad[1]:
             dx = torch.bmm(ways[0], entering[:, 0])
@@ -154,10 +155,3 @@ def _turned(rows: Tensor, T: int) -> Tensor:
     """[K, T * B, N] with time from its end."""
     by_time: Tensor = rows.unflatten(1, (T, -1))
     return by_time.flip(1).flatten(1, 2)
-
-
-def _sums(left: Tensor, right: Tensor) -> Tensor:
-    """A product over all steps and windows, which half precision may be too narrow for."""
-    if left.is_cuda and left.dtype.itemsize == 2:
-        return torch.bmm(left, right, out_dtype=torch.float32)
-    return torch.bmm(left, right)

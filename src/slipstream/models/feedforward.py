@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from slipstream.config import Model
 from slipstream.models.dropout import Noise, dropout
-from slipstream.models.parts import Head, flatten_time
+from slipstream.models.parts import Head, flatten_time, through
 
 
 class FeedForward(nn.Module):
@@ -28,6 +28,6 @@ class FeedForward(nn.Module):
     def forward(self, inputs: Tensor, static: Tensor | None, noise: Noise | None = None) -> Tensor:
         hidden = flatten_time(inputs)
         for site, layer in enumerate(self.body.values()):
-            hidden = dropout(F.relu(layer(hidden)), noise, site)
+            hidden = dropout(F.relu(through(layer, hidden)), noise, site)
         out: Tensor = self.head(hidden, static)
         return out

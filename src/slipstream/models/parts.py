@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from slipstream.kernels import by_kernel
+from slipstream.kernels import by_kernel, linear
 
 SMALLEST_VARIANCE = 1e-5
 """Of a window, where it is divided by"""
@@ -35,6 +37,11 @@ def normed(norm: nn.LayerNorm, x: Tensor, dtype: torch.dtype) -> Tensor:
     with torch.autocast(x.device.type, enabled=False):
         out: Tensor = norm(x.to(norm.weight.dtype))
     return out.to(dtype)
+
+
+def through(layer: Any, x: Tensor) -> Tensor:
+    """What an `nn.Linear` makes of x; lanes take fewer steps so than by calling it."""
+    return linear(x, layer.weight, layer.bias)
 
 
 class Pool(nn.Module):
@@ -70,5 +77,4 @@ class Head(nn.Module):
 
     def forward(self, features: Tensor, static: Tensor | None) -> Tensor:
         joined = features if static is None else torch.cat([features, static], dim=-1)
-        out: Tensor = self.linear(joined)
-        return out
+        return through(self.linear, joined)

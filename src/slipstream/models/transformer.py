@@ -11,9 +11,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from slipstream.config import Model
-from slipstream.kernels import attention
+from slipstream.kernels import attention, linear
 from slipstream.models.dropout import Noise, dropout
-from slipstream.models.parts import Head, Pool, normed, to_patches
+from slipstream.models.parts import Head, Pool, normed, through, to_patches
 
 
 class Transformer(nn.Module):
@@ -58,7 +58,7 @@ class Transformer(nn.Module):
 
     def encode(self, inputs: Tensor, noise: Noise | None = None) -> Tensor:
         """Tokens [T / patch, B, D]."""
-        tokens = self.embed(to_patches(inputs, self.patch)) + self.positions
+        tokens = through(self.embed, to_patches(inputs, self.patch)) + self.positions
         tokens = dropout(tokens, noise, 0)
         for depth, layer in enumerate(self.layers):
             given = (layer, tokens, noise, 1 + 3 * depth)
@@ -73,8 +73,8 @@ def _layer(layer: Any, tokens: Tensor, noise: Noise | None, site: int) -> Tensor
     """What `nn.TransformerEncoderLayer` does with norms first, by its weights; sites from `site`
     on are its own."""
     tokens = tokens + dropout(_attend(layer.self_attn, _normed(layer.norm1, tokens)), noise, site)
-    inner = dropout(F.gelu(layer.linear1(_normed(layer.norm2, tokens))), noise, site + 1)
-    return tokens + dropout(layer.linear2(inner), noise, site + 2)
+    inner = dropout(F.gelu(through(layer.linear1, _normed(layer.norm2, tokens))), noise, site + 1)
+    return tokens + dropout(through(layer.linear2, inner), noise, site + 2)
 
 
 def _normed(norm: nn.LayerNorm, tokens: Tensor) -> Tensor:
@@ -86,9 +86,8 @@ def _normed(norm: nn.LayerNorm, tokens: Tensor) -> Tensor:
 
 def _attend(module: Any, tokens: Tensor) -> Tensor:
     """Multi-head attention of a sequence [T, B, D] to itself."""
-    joined = F.linear(tokens, module.in_proj_weight, module.in_proj_bias)
-    found: Tensor = module.out_proj(attention(joined, module.num_heads))
-    return found
+    joined = linear(tokens, module.in_proj_weight, module.in_proj_bias)
+    return through(module.out_proj, attention(joined, module.num_heads))
 
 
 def _sinusoids(tokens: int, width: int) -> Tensor:

@@ -1,0 +1,54 @@
+"""A linear layer of one model, or under `vmap` of many.
+
+torch takes lanes apart into a product, an addition and casts of every operand; on the way back it
+sums rows for the biases by a kernel that is slow where rows are many and columns few, and casts
+each gradient. Here the biases go with the product, all sums are products too, and they leave them
+as fp32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from slipstream.kernels.operands import operands, sums
+from slipstream.kernels.vmapped import is_vmapped, over_lanes
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """x [..., D], weight [N, D] and bias [N] to [..., N]; under `vmap`, each lane by its own."""
+    if x.is_cuda and x.dim() > 1 and is_vmapped(x, weight, bias):
+        apply: Any = _Linear.apply
+        return over_lanes(apply, x, weight, bias)
+    return F.linear(x, weight, bias)
+
+
+class _Linear(torch.autograd.Function):
+    """Lanes come first: x [K, ..., D], weight [K, N, D], bias [K, N]."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        dtype, _ = operands(x)
+        rows, across = x.to(dtype).flatten(1, -2), weight.to(dtype)
+        out = torch.baddbmm(bias.to(dtype)[:, None], rows, across.mT)
+        ctx.like = x.dtype, x.shape, weight.dtype, bias.dtype
+        ctx.save_for_backward(rows, across)
+        found: Tensor = out.unflatten(1, x.shape[1:-1])
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+        rows, across = ctx.saved_tensors
+        dtype, shape, weight_dtype, bias_dtype = ctx.like
+        grad = grad.flatten(1, -2)
+        dx = None
+        if ctx.needs_input_grad[0]:
+            dx = torch.bmm(grad, across).view(shape).to(dtype)
+        ones = grad.new_ones(1, 1, grad.shape[1]).expand(len(grad), -1, -1)
+        d_weight, d_bias = sums(grad.mT, rows), sums(ones, grad)[:, 0]
+        return dx, d_weight.to(weight_dtype), d_bias.to(bias_dtype)
