@@ -40,6 +40,18 @@ class Deciding(Mixer):
         return self.head(found)
 
 
+class Remembering(nn.Module):
+    """An LSTM of torch's own, which `vmap` refuses."""
+
+    def __init__(self, *, context, inputs, static, outputs):
+        super().__init__()
+        self.lstm = nn.LSTM(inputs, 12)
+        self.head = nn.Linear(12, outputs)
+
+    def forward(self, inputs, static):
+        return self.head(self.lstm(inputs)[0][-1])
+
+
 class Normed(Mixer):
     """Keeps running means."""
 

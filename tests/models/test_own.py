@@ -10,9 +10,10 @@ from torch import nn
 import slipstream
 from slipstream import UserError, runs
 from tests.conftest import close, waves
-from tests.models.nets import Deciding, Dropping, Mixer, Normed
+from tests.models.nets import Deciding, Dropping, Mixer, Normed, Remembering
 
 WHERE = "tests.models.nets"
+CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
 
 
 def job(tmp_path, **changed):
@@ -45,11 +46,15 @@ def test_it_trains_and_predicts(tmp_path):
     close(again["metrics"]["mae"], found.metrics["test"]["mae"], rel=1e-5)
 
 
-def test_lanes_are_the_model_alone(tmp_path):
-    together = slipstream.train(job(tmp_path, train={"repeats": 3}), model=Mixer)
-    assert together.summary["pack"]["mode"] == "together"
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+@pytest.mark.parametrize(("kind", "mode"), [(Mixer, "together"), (Remembering, "branches")])
+def test_lanes_are_the_model_alone(tmp_path, kind, mode, device):
+    engine = {"device": device, "precision": "fp32"}
+    together = slipstream.train(job(tmp_path, train={"repeats": 3}, engine=engine), model=kind)
+    assert together.summary["pack"]["mode"] == mode
     for lane in together.summary["lanes"]:
-        alone = slipstream.train(job(tmp_path) | {"seed": lane["seed"]}, model=Mixer)
+        settings = job(tmp_path, engine=engine) | {"seed": lane["seed"]}
+        alone = slipstream.train(settings, model=kind)
         close(lane["val_loss"], min(losses(alone.run)), rel=1e-5)
 
 
