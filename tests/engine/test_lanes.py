@@ -33,6 +33,13 @@ EVERYTHING = (
 )
 
 
+@pytest.fixture(params=[1, 3])
+def ahead(request, monkeypatch):
+    """Rounds that a device has before the first one's losses are read."""
+    for device in lanes.AHEAD:
+        monkeypatch.setitem(lanes.AHEAD, device, request.param)
+
+
 def alone(lane, dataset, tmp_path, watch=None):
     """The same lane as a run of its own."""
     memory = replace(dataset.memory, starts=dataset.memory.starts | lane.starts)
@@ -64,15 +71,17 @@ def same_end(one, lane, dataset, tmp_path, *, rel=1e-4):
         close(one.weights[name].cpu(), value.cpu(), rel=20 * rel)
 
 
+@pytest.mark.usefixtures("ahead")
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 @pytest.mark.parametrize("mode", MODES)
 def test_every_lane_ends_as_it_would_alone(tmp_path, mode, device):
     """Other lengths of epochs, other ends, another fold; places that empty make a smaller pack."""
     dataset = small_dataset(configured())
-    some = lanes_of(EVERYTHING, dataset, device=device)
+    often = {"engine": {"log_every": 2}, "device": device}
+    some = lanes_of(EVERYTHING, dataset, **often)
     starts = dataset.memory.starts
     fold = {"train": starts["train"][:150], "val": starts["train"][150:177]}
-    some.append(Lane(configured({"seed": 1, "train": {"epochs": 5}}, device=device), fold))
+    some.append(Lane(configured({"seed": 1, "train": {"epochs": 5}}, **often), fold))
     fits, run = trained(some, dataset, tmp_path, mode)
     assert [one.number for one in fits] == list(range(5))
     for one, lane in zip(fits, some, strict=True):
@@ -117,17 +126,20 @@ def test_smaller_packs_are_made_on_the_way(tmp_path, monkeypatch):
     )
 
 
+@pytest.mark.usefixtures("ahead")
 @pytest.mark.parametrize("mode", MODES)
 def test_a_lane_that_diverges_ends_alone(tmp_path, mode):
     dataset = small_dataset(configured())
+    often = {"engine": {"log_every": 2}}
     calm = {"train": {"epochs": 3}}
     wild = {"train": {"epochs": 3, "lr": 1e25, "clip": "off", "schedule": "constant"}}
-    both, _ = trained(lanes_of([calm, wild], dataset), dataset, tmp_path, mode)
+    both, _ = trained(lanes_of([calm, wild], dataset, **often), dataset, tmp_path, mode)
     assert both[1].stopped == loop.DIVERGED
     assert both[1].progress.rollbacks == 3
     assert both[1].progress.step == 0
     assert not both[1].weights
-    steady, _ = trained(lanes_of([calm, calm | {"seed": 3}], dataset), dataset, tmp_path, mode)
+    beside = lanes_of([calm, calm | {"seed": 3}], dataset, **often)
+    steady, _ = trained(beside, dataset, tmp_path, mode)
     assert both[0].progress == steady[0].progress
     for name, value in steady[0].weights.items():
         assert torch.equal(both[0].weights[name], value)
@@ -194,25 +206,32 @@ def ended(fits):
     return [
         (
             *(one.number, one.progress, one.stopped),
-            {name: value.numpy().tobytes() for name, value in one.weights.items()},
+            {name: value.cpu().numpy().tobytes() for name, value in one.weights.items()},
         )
         for one in fits
     ]
 
 
 def stopping_at(step):
+    """Once: a second signal would not wait for the checkpoint."""
+    sent = []
+
     def watch(event):
-        if event["event"] == "log" and event["step"] >= step:
+        if event["event"] == "log" and event["step"] >= step and not sent:
+            sent.append(step)
             os.kill(os.getpid(), signal.SIGINT)
 
     return watch
 
 
+@pytest.mark.usefixtures("ahead")
+@pytest.mark.parametrize("device", ["cpu", CUDA])
 @pytest.mark.parametrize("mode", MODES)
-def test_a_stopped_pack_ends_as_the_unbroken_one_to_the_bit(tmp_path, mode):
+def test_a_stopped_pack_ends_as_the_unbroken_one_to_the_bit(tmp_path, mode, device):
     dataset = small_dataset(configured())
     often = {"engine": {"checkpoint_minutes": 1e-9, "log_every": 4}}
-    some = lanes_of(EVERYTHING, dataset, **often)
+    some = lanes_of(EVERYTHING, dataset, device=device, **often)
+    series = dataset.memory.series.to(device)
     fits, whole = trained(some, dataset, tmp_path, mode)
     wanted = ended(fits)
     total = max(one[1].step for one in wanted)
@@ -224,10 +243,10 @@ def test_a_stopped_pack_ends_as_the_unbroken_one_to_the_bit(tmp_path, mode):
         saved, _ = checkpoint.newest(run)
         with plan.make(some[0].config, data_bytes=0).flags():
             again = Run(run.folder)
-            fits = lanes.resume(saved, some, dataset.signature, dataset.memory.series, again)
+            fits = lanes.resume(saved, some, dataset.signature, series, again)
         assert ended(fits) == wanted
     killed = checkpoint.read(whole.checkpoints / f"step-{checkpoint.numbered(whole)[0]}")
-    fits = lanes.resume(killed, some, dataset.signature, dataset.memory.series, whole)
+    fits = lanes.resume(killed, some, dataset.signature, series, whole)
     assert ended(fits) == wanted
 
 

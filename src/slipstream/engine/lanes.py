@@ -29,8 +29,8 @@ from slipstream.runs import Run
 
 EMPTY = 0.25
 """Share of places without a lane from which a smaller pack is made"""
-AHEAD = 2
-"""Rounds that a GPU has at a time"""
+AHEAD = {"cuda": 2, "cpu": 1}
+"""Rounds that a device has at a time"""
 OUT_OF_TIME, INTERRUPTED = "train.minutes have passed", "interrupted"
 Refill = Callable[[LaneFit], Lane | None]
 """What takes the place of a lane that has ended, if anything does"""
@@ -189,7 +189,7 @@ def _launch(work: Work, under_way: deque[Round], stop: Stop) -> bool:
     pack, log_every = work.pack, work.pack.room.config.engine.log_every
     left = min(pack.num_steps(place) - one.progress.done for place, one in work.training())
     left -= sum(some.steps for some in under_way)
-    most = AHEAD if pack.plan.capture else 1
+    most = AHEAD[pack.plan.device.type]
     while len(under_way) < most and (left or not under_way):
         taken = 0
         while taken < min(left, log_every) and not ((taken or under_way) and stop.requested):
