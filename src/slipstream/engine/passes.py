@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple, Protocol
@@ -307,9 +308,12 @@ class Branches:
             main = torch.cuda.current_stream(self.loss.device)
             for stream in self.streams:
                 stream.wait_stream(main)
-            for k in range(len(self.modules)):  # a capture may be replayed for any of them
-                with torch.cuda.stream(self.streams[k % len(self.streams)]):
-                    work(k)
+            with warnings.catch_warnings():
+                # a user's own RNN: its weights lie in the pack's rows, and cuDNN copies them
+                warnings.filterwarnings("ignore", message="RNN module weights are not part")
+                for k in range(len(self.modules)):  # a capture may be replayed for any of them
+                    with torch.cuda.stream(self.streams[k % len(self.streams)]):
+                        work(k)
             for stream in self.streams:
                 main.wait_stream(stream)
         elif self.workers:
