@@ -209,7 +209,9 @@ def main() -> None:
             settings = job(tiny, folder, trials=204, parallel=16)
             settings["train"]["epochs"] = 1
             searched(settings, note)
-            rows.append(Row("memory", "trials 20, 60, 100, 200", "MB", [], {"seen": seen}))
+            rows.append(
+                Row("memory", "of the host and of the device, by trial", "MB", [], {"seen": seen})
+            )
             tell(f"memory: {seen}")
             write()
         if "quality" in parts:
@@ -242,14 +244,23 @@ def _headline(rows: list[Row]) -> str:
             f"another, {by[USUAL].median:,.0f} s (three trials timed, the rest extrapolated): "
             f"{ratio:.0f}x"
         )
-    return "parts of the search's measurements"
+    told = [f"{way}, {by[way].median:.0f} s" for way in (TOGETHER, PRUNED) if way in by]
+    if told:
+        return f"{TRIALS} trials: {'; '.join(told)}"
+    return "; ".join(f"{row.case}: {_told(row)}" for row in rows)
+
+
+def _told(row: Row) -> str:
+    if row.repeats:
+        return f"{row.median:.4g} {row.unit}"
+    return ", ".join(
+        f"{seen['host_mb']:,.0f} MB and {seen['device_mb']:,.0f} MB at {trial}"
+        for trial, seen in row.more["seen"].items()
+    )
 
 
 def _table(rows: list[Row]) -> Table:
-    cells = [
-        [row.case, row.way, f"{row.median:.4g} {row.unit}" if row.repeats else str(row.more)]
-        for row in rows
-    ]
+    cells = [[row.case, row.way, _told(row)] for row in rows]
     usual = [row for row in rows if row.case == "quality"]
     note = ""
     if len(usual) == 2:
