@@ -1,9 +1,9 @@
 """A linear layer of one model, or under `vmap` of many.
 
-torch takes lanes apart into a product, an addition and casts of every operand; on the way back it
-sums rows for the biases by a kernel that is slow where rows are many and columns few, and casts
-each gradient. Here the biases go with the product, all sums are products too, and they leave them
-as fp32.
+Of lanes torch makes a product, an addition and a cast of every operand; on the way back it sums
+rows for the biases by a kernel that is slow where rows are many and columns few, and casts each
+gradient. Here biases go with the product, sums are products as well, and gradients come out of them
+in fp32.
 """
 
 from __future__ import annotations
