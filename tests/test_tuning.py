@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 
 import slipstream
-from slipstream import Interrupted, UserError, runs
+from slipstream import Interrupted, UserError, hardware, runs
 from slipstream import config as configs
 from slipstream.config import Range
 from slipstream.data import dataset as datasets
@@ -27,6 +27,7 @@ from slipstream.engine import pack as packs_of_lanes
 from slipstream.screen import show_search
 from slipstream.tuning import groups, retraining
 from slipstream.tuning import space as spaces
+from slipstream.tuning.begin import parallel_of
 from slipstream.tuning.candidates import Candidate
 from slipstream.tuning.study import NOTES
 from tests.conftest import close, waves
@@ -68,6 +69,23 @@ def trials_of(study):
 
 
 # what is tried
+
+
+@pytest.mark.parametrize(
+    ("trials", "asked", "device", "workers", "wanted"),
+    [
+        (64, "auto", "cuda", 1, 48),
+        (64, "auto", "cuda", 3, 16),
+        (400, "auto", "cuda", 1, 64),
+        (4, "auto", "cuda", 1, 8),
+        (400, "auto", "cpu", 1, max(8, hardware.available_cores())),
+        (64, 20, "cpu", 1, 20),
+        (64, 20, "cpu", 3, 7),
+    ],
+)
+def test_how_many_are_under_way(tmp_path, trials, asked, device, workers, wanted):
+    settings = job(tmp_path, tune={"trials": trials, "parallel": asked})
+    assert parallel_of(configs.load(settings), device, workers) == wanted
 
 
 def test_every_kind_of_entry():

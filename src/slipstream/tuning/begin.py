@@ -16,7 +16,7 @@ from optuna.trial import FrozenTrial, TrialState
 from torch import nn
 
 from slipstream import config as configs
-from slipstream import runs
+from slipstream import hardware, runs
 from slipstream.config import Config
 from slipstream.engine import monitor
 from slipstream.engine.packing import MOST_PLACES
@@ -32,6 +32,7 @@ from slipstream.tuning.shelf import Shelf
 from slipstream.tuning.study import NOTES, Board, best_of, importances, num_trials, told
 
 LEAST_PARALLEL = 8
+"""Trials at a time, if not told otherwise; on a CPU also the most, unless it has more cores"""
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,8 @@ def tune(
     if resume is None:
         run = runs.create(settings.name, out=settings.out, watch=watch)
         runs.write_text(run.folder / "config.toml", configs.to_toml(settings))
+    device = first.series.values.device
+    parallel = parallel_of(settings, device.type, crew.count)
     with runs.locked(run):
         board = crew.board(run)
         if storage is not None:
@@ -103,23 +106,23 @@ def tune(
             "search" if resume is None else "resume",
             run=str(run.folder),
             trials=num_trials(settings.tune, space),
-            parallel=crew.count * parallel_of(settings, crew.count),
+            parallel=crew.count * parallel,
             space=list(space),
             windows=first.dataset.count,
-            device=str(first.series.values.device),
+            device=str(device),
             done=len(shared.counted(board.trials(*STATES))),
             **crew.told(),
         )
         go_on = f"go on with: slipstream tune --resume {run.folder}"
         go_on += "" if storage is None else " --storage URL"
         try:
-            with monitor.Monitor(run, first.series.values.device, on=settings.engine.monitor):
+            with monitor.Monitor(run, device, on=settings.engine.monitor):
                 if not _searched(run, settings):
                     crew.search(
                         run,
                         board,
                         shelf,
-                        parallel=parallel_of(settings, crew.count),
+                        parallel=parallel,
                         spent_s=_spent(run),
                         resumed=resume is not None,
                     )
@@ -154,14 +157,16 @@ def refuse(settings: Config) -> None:
             raise UserError(f"{name} does not go with a search; {fix}")
 
 
-def parallel_of(settings: Config, workers: int = 1) -> int:
+def parallel_of(settings: Config, device: str, workers: int = 1) -> int:
     """Trials that a worker has under way at a time: of all workers together three in four of all,
-    so that the last know how the first went; of many trials, as many as a pack has places."""
+    so that the last know how the first went; of many trials, as many as a pack has places. A CPU
+    trains more than it has cores hardly faster, and the sampler would learn less on the way."""
     asked = settings.tune.parallel
     if asked != "auto":
         return -(-asked // workers)
     together = max(settings.tune.trials * 3 // 4, LEAST_PARALLEL)
-    return min(-(-together // workers), MOST_PLACES)
+    most = MOST_PLACES if device == "cuda" else max(LEAST_PARALLEL, hardware.available_cores())
+    return min(-(-together // workers), most)
 
 
 def _searched(run: Run, settings: Config) -> bool:
