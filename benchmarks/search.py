@@ -6,8 +6,8 @@ The job: 64 trials over LSTMs of 64 to 256 and 32 to 128 units, learning rate, d
 batch, on simulated demand: 24 rows of 11 columns, 3 rows ahead, about 200,000 training windows, 10
 epochs. `search` runs it without pruning, `pruned` with; `lightning` times three whole trials of it,
 of batches 128, 256 and 256, and extrapolates to all of the search's trials by their steps;
-`quality` searches 16 trials on a twentieth of the data, three times with trials together and three
-times one trial after another; `memory` notes what is in use at trials 20 and 200. Needs a GPU.
+`quality` searches 16 trials (`--studies-of` others) on a twentieth of the data, three times with
+trials together and three times one trial after another; `memory` notes what is in use at trials 20 and 200. Needs a GPU.
 """
 
 from __future__ import annotations
@@ -138,6 +138,7 @@ def main() -> None:
     arguments.add_argument("--precision", default="tf32")
     arguments.add_argument("--workers", type=int, default=4)
     arguments.add_argument("--parallel", type=int, default=0)
+    arguments.add_argument("--studies-of", type=int, default=16)
     given = arguments.parse_args()
     parts = given.parts.split(",")
     began = time.perf_counter()
@@ -220,7 +221,7 @@ def main() -> None:
             for way, parallel in (("together", "auto"), ("one after another", 1)):
                 bests, took = [], []
                 for seed in range(3):
-                    tune = {"seed": seed, "parallel": parallel, "trials": 16}
+                    tune = {"seed": seed, "parallel": parallel, "trials": given.studies_of}
                     summary, _, _ = searched(job(small, folder, **tune))
                     bests.append(summary["best"]["value"])
                     took.append(summary["search_s"])
