@@ -7,7 +7,8 @@ batch, on simulated demand: 24 rows of 11 columns, 3 rows ahead, about 200,000 t
 epochs. `search` runs it without pruning, `pruned` with; `lightning` times three whole trials of it,
 of batches 128, 256 and 256, and extrapolates to all of the search's trials by their steps;
 `quality` searches 16 trials (`--studies-of` others) on a twentieth of the data, three times with
-trials together and three times one trial after another; `memory` notes what is in use at trials 20 and 200. Needs a GPU.
+trials together and three times one trial after another; `memory` notes what is in use at trials 20
+and 200. Needs a GPU.
 """
 
 from __future__ import annotations
