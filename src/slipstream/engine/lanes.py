@@ -159,8 +159,8 @@ def _rounds(
 
     while training := work.training():
         round_began = time.perf_counter()
-        all_of_them = _launch(work, under_way, stop)
-        _prepare(work, all_of_them=all_of_them)
+        to_the_end = _launch(work, under_way, stop)
+        _prepare(work, all_of_them=to_the_end)
         yield under_way[0]
         diverged = _read(work, under_way.popleft())
         minutes = [one.lane.config.train.minutes for _, one in training]
@@ -189,15 +189,14 @@ def _launch(work: Work, under_way: deque[Round], stop: Stop) -> bool:
     pack, log_every = work.pack, work.pack.room.config.engine.log_every
     left = min(pack.num_steps(place) - one.progress.done for place, one in work.training())
     left -= sum(some.steps for some in under_way)
-    most = AHEAD[pack.plan.device.type]
-    while len(under_way) < most and (left or not under_way):
+    while len(under_way) < AHEAD[pack.plan.device.type] and (left or not under_way):
+        if under_way and stop.requested:
+            break
         taken = 0
-        while taken < min(left, log_every) and not ((taken or under_way) and stop.requested):
+        while taken < min(left, log_every) and not (taken and stop.requested):
             pack.advance()  # one program for all lanes, no host sync
             taken += 1
         left -= taken
-        if under_way and not taken:
-            break
         under_way.append(_after(pack, taken))
     return not left
 
