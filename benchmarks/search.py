@@ -6,9 +6,9 @@ The job: 64 trials over LSTMs of 64 to 256 and 32 to 128 units, learning rate, d
 batch, on simulated demand: 24 rows of 11 columns, 3 rows ahead, about 200,000 training windows, 10
 epochs. `search` runs it without pruning, `pruned` with; `lightning` times three whole trials of it,
 of batches 128, 256 and 256, and extrapolates to all of the search's trials by their steps;
-`quality` searches 16 trials (`--studies-of` others) on a twentieth of the data, three times with
-trials together and three times one trial after another; `memory` notes what is in use at trials 20
-and 200. Needs a GPU.
+`together` and `alone` search on a twentieth of the data, with trials together and with one trial
+after another, in as many studies as `--studies` says, each of `--studies-of` trials; `memory` notes
+what is in use at trials 20 and 200. Needs a GPU.
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ SPACE = {
     "model.dropout": {"low": 0.0, "high": 0.4},
     "train.batch": list(BATCHES),
 }
-TOGETHER, PRUNED, USUAL = (
+TOGETHER, PRUNED, USUAL, ALONE = (
     "trials together, no pruning",
     "trials together, median pruner",
     "Optuna and Lightning, one after another",
+    "one after another",
 )
 
 
@@ -135,11 +136,12 @@ def lightning_s(path: Path, out: Path, batch: int, precision: str, workers: int)
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--out", type=Path, required=True)
-    arguments.add_argument("--parts", default="search,pruned,lightning,quality,memory")
+    arguments.add_argument("--parts", default="search,pruned,lightning,together,alone,memory")
     arguments.add_argument("--precision", default="tf32")
     arguments.add_argument("--workers", type=int, default=4)
     arguments.add_argument("--parallel", type=int, default=0)
-    arguments.add_argument("--studies-of", type=int, default=16)
+    arguments.add_argument("--studies", type=int, default=3)
+    arguments.add_argument("--studies-of", type=int, default=TRIALS)
     given = arguments.parse_args()
     parts = given.parts.split(",")
     began = time.perf_counter()
@@ -216,12 +218,13 @@ def main() -> None:
             )
             tell(f"memory: {seen}")
             write()
-        if "quality" in parts:
-            small = folder / "small.parquet"
-            pa.parquet.write_table(demand(ROWS // 20), small)
-            for way, parallel in (("together", "auto"), ("one after another", 1)):
+        small = folder / "small.parquet"
+        pa.parquet.write_table(demand(ROWS // 20), small)
+        ways = {"together": ("together", given.parallel or "auto"), "alone": (ALONE, 1)}
+        for part, (way, parallel) in ways.items():
+            if part in parts:
                 bests, took = [], []
-                for seed in range(3):
+                for seed in range(given.studies):
                     tune = {"seed": seed, "parallel": parallel, "trials": given.studies_of}
                     summary, _, _ = searched(job(small, folder, **tune))
                     bests.append(summary["best"]["value"])
@@ -249,10 +252,14 @@ def _headline(rows: list[Row]) -> str:
     told = [f"{way}, {by[way].median:.0f} s" for way in (TOGETHER, PRUNED) if way in by]
     if told:
         return f"{TRIALS} trials: {'; '.join(told)}"
-    return "; ".join(f"{row.case}: {_told(row)}" for row in rows)
+    return "; ".join(f"{row.case}, {row.way}: {_told(row)}" for row in rows)
 
 
 def _told(row: Row) -> str:
+    if row.case == "quality":
+        spread = statistics.stdev(row.repeats) if len(row.repeats) > 1 else 0.0
+        mean = statistics.fmean(row.repeats)
+        return f"{mean:.4g} {row.unit}, mean of {len(row.repeats)} studies, sd {spread:.1g}"
     if row.repeats:
         return f"{row.median:.4g} {row.unit}"
     return ", ".join(
@@ -263,12 +270,7 @@ def _told(row: Row) -> str:
 
 def _table(rows: list[Row]) -> Table:
     cells = [[row.case, row.way, _told(row)] for row in rows]
-    usual = [row for row in rows if row.case == "quality"]
-    note = ""
-    if len(usual) == 2:
-        means = [statistics.fmean(row.repeats) for row in usual]
-        note = f"Mean of three studies' best: {means[0]:.5g} together, {means[1]:.5g} one by one."
-    return Table("A search of 64 trials", ["case", "way", "result"], cells, note)
+    return Table("A search of 64 trials", ["case", "way", "result"], cells)
 
 
 if __name__ == "__main__":

@@ -74,8 +74,8 @@ def trials_of(study):
 @pytest.mark.parametrize(
     ("trials", "asked", "device", "workers", "wanted"),
     [
-        (64, "auto", "cuda", 1, 48),
-        (64, "auto", "cuda", 3, 16),
+        (64, "auto", "cuda", 1, 32),
+        (64, "auto", "cuda", 3, 11),
         (400, "auto", "cuda", 1, 64),
         (4, "auto", "cuda", 1, 8),
         (400, "auto", "cpu", 1, max(8, hardware.available_cores())),

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from triton.runtime import interpreter
 
-from slipstream.kernels import fused, stepwise, update
+from slipstream.kernels import fused, split, stepwise, update
 from slipstream.kernels.fused import Tile, Way
 from slipstream.kernels.shapes import Weights
 from tests.kernels.layers import (
@@ -119,10 +119,48 @@ def error_of(shape: Shape, dtype: torch.dtype, *, held: int) -> float:
     return apart(found, defined(shape, given, grad))
 
 
-def stepwise_error_of(shape: Shape, dtype: torch.dtype, *, loose: bool) -> float:
+class NotWaiting:
+    """A kernel whose programs wait for each other, which never ends where one runs after another.
+    So none waits, and all run as often as there are steps: after each time, one more of them is
+    right. `read` is what they may overwrite, and have to find as it was."""
+
+    def __init__(self, kernel, read: str) -> None:
+        self.kernel, self.read = kernel, read
+
+    def __getitem__(self, grid):
+        def launch(*given, launch_cooperative_grid: bool, **how) -> None:
+            assert launch_cooperative_grid
+            by_name = dict(zip(self.kernel.arg_names, given, strict=False))
+            by_name[self.read] = by_name[self.read].clone()
+            assert not by_name["counters"].any()
+            by_name["counters"].fill_(1 << 30)
+            for _ in range(by_name["T"]):
+                self.kernel[grid](*by_name.values(), **how)
+                added = by_name["counters"] - (1 << 30)
+            assert (added == grid[0] * by_name["T"] ** 2).all()  # each counted itself in each time
+
+        return launch
+
+
+def split_shapes(count: int) -> Iterator[Shape]:
+    """One part and several, full and not, and some drawn at random."""
+    for kind in ("lstm", "gru"):
+        yield Shape(kind, K=1, T=1, B=1, D=1, H=1)
+        yield Shape(kind, K=2, T=3, B=17, D=3, H=40, W=2)
+        yield Shape(kind, K=1, T=4, B=5, D=3, H=64, last=True)
+        yield Shape(kind, K=1, T=3, B=2, D=3, H=129, W=2, last=True)
+        draw = random.Random(kind)
+        for _ in range(count):
+            sizes = [draw.randint(1, most) for most in (3, 4, 40, 9, 140)]
+            yield Shape(kind, *sizes, W=draw.choice([1, 2]), last=draw.random() < 0.3)
+
+
+def stepwise_error_of(
+    shape: Shape, dtype: torch.dtype, *, loose: bool, tile: split.Tile | None = None
+) -> float:
     """Where `loose`, there are gaps between lanes of weights, and between rows of the gradient."""
     given = drawn(shape, dtype)
-    way = stepwise.Way(shape.kind, shape.last, dtype, kernels=True)
+    way = stepwise.Way(shape.kind, shape.last, dtype, kernels=True, tile=tile)
     weights = [with_gaps(tensor, 1) if loose else tensor for tensor in given[1:]]
     out = stepwise.layer(way, given[0], Weights(*weights))
     grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
@@ -200,4 +238,10 @@ if __name__ == "__main__":
         name, loose = f"stepwise {shape.kind} {number}", number % 2 == 0
         found[f"{name} fp32"] = stepwise_error_of(shape, torch.float32, loose=loose)
         found[f"{name} fp16"] = stepwise_error_of(shape, torch.float16, loose=not loose)
+    split.split_forward = NotWaiting(split.split_forward, "x")
+    split.split_backward = NotWaiting(split.split_backward, "slots")
+    for number, shape in enumerate(split_shapes(1)):
+        name, loose = f"split {shape.kind} {number}", number % 2 == 0
+        tile = split.TILES[number % 2]
+        found[f"{name} fp16"] = stepwise_error_of(shape, torch.float16, loose=loose, tile=tile)
     json.dump(found, sys.stdout)

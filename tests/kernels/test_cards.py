@@ -14,7 +14,16 @@ triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from slipstream.kernels import fused, hashes, norms, pointwise, recurrence, short, sums  # noqa: E402
+from slipstream.kernels import (  # noqa: E402
+    fused,
+    hashes,
+    norms,
+    pointwise,
+    recurrence,
+    short,
+    split,
+    sums,
+)
 from slipstream.models import draws  # noqa: E402
 
 
@@ -154,6 +163,44 @@ def test_a_step_takes_no_shared_memory_and_calls_nothing(kind, H, W, card):
         assert needs.stack == 0, kernel
         assert needs.calls == 0, kernel
         assert needs.registers <= REGISTERS // THREADS, kernel
+
+
+SPLIT_TYPES = STEP_TYPES | dict.fromkeys(("x", "hh", "y", "out", "slots", "grads"), "*fp16")
+SPLIT_TYPES |= dict.fromkeys(("carry", "dy"), "*fp16") | {"counters": "*i32"}
+
+
+@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
+@pytest.mark.parametrize(("kind", "H", "W"), [("lstm", 256, 1), ("gru", 200, 2), ("lstm", 512, 1)])
+def test_a_split_layer_fits(card, kind, H, W):
+    cut = [tile for tile in split.TILES if split.shared_bytes(tile, H, 2) <= card.shared]
+    assert cut or H == 512
+    HP = triton.next_power_of_2(H)
+    constants = {"H": H, "HP": HP, "W": W, "LSTM": kind == "lstm", "SPREAD": W == 2}
+    constants |= {"KEEP": True, "QUICK": True, "LAST": False}
+    for tile in cut:
+        constants |= {"N": tile.units, "BM": tile.windows}
+        for kernel in (split.split_forward, split.split_backward):
+            needs = compiled(kernel, card, constants, warps=tile.warps, types=SPLIT_TYPES)
+            assert needs.shared <= split.shared_bytes(tile, H, 2), kernel
+            assert needs.registers * 32 * tile.warps <= REGISTERS, kernel
+            assert needs.stack == 0, kernel
+            assert needs.calls == 0, kernel
+
+
+def test_a_layer_is_split_where_all_programs_run_at_once():
+    h200 = split.Card(132, 232_448, 233_472)
+    laptop = split.Card(24, 101_376, 102_400)
+    small, large = split.TILES
+    assert split.tile_of(1, 256, 256, 2, h200) == small  # 8 * 16 programs
+    assert split.tile_of(1, 512, 256, 2, h200) == small  # two on each processor
+    assert split.tile_of(16, 64, 256, 2, h200) == large  # 4 * 2 * 16
+    assert split.tile_of(17, 64, 256, 2, h200) is None
+    assert split.tile_of(1, 128, 512, 2, h200) == small
+    assert split.tile_of(1, 16, 513, 2, h200) is None
+    assert split.tile_of(1, 16, 256, 4, h200) is None
+    assert split.tile_of(1, 48, 256, 2, laptop) == small
+    assert split.tile_of(1, 64, 256, 2, laptop) is None
+    assert split.tile_of(1, 16, 512, 2, laptop) is None
 
 
 NORM_TYPES = dict.fromkeys(("weight", "bias", "sums"), "*fp32") | dict.fromkeys(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from slipstream.kernels import attention, fused, norms, op, stepwise
+from slipstream.kernels import attention, fused, norms, op, split, stepwise
 from slipstream.kernels.shapes import Weights
 from tests.kernels.layers import (
     Attention,
@@ -165,10 +165,11 @@ WIDE = [
 ]
 
 
-def stepwise_results(shape, dtype):
+def stepwise_results(shape, dtype, tile=None):
     """The output and all gradients, and by the definition; weights' lanes lie apart."""
     given = drawn(shape, dtype, "cuda")
-    way = stepwise.Way(shape.kind, shape.last, dtype, kernels=True, quick=dtype.itemsize == 2)
+    half = dtype.itemsize == 2
+    way = stepwise.Way(shape.kind, shape.last, dtype, kernels=True, quick=half, tile=tile)
     weights = Weights(*(torch.cat([w, w], dim=1).split(w.shape[1], dim=1)[0] for w in given[1:]))
     out = stepwise.layer(way, given[0], weights)
     grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to("cuda", dtype)
@@ -182,6 +183,79 @@ def test_wide_layers_step_by_step(shape, dtype):
     assert apart(found, defined(shape, given, grad)) < MOST[dtype]
     again, _, _ = stepwise_results(shape, dtype)
     assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
+
+
+def tile_for(shape, dtype):
+    x, weights = drawn(shape, dtype, "cuda")[::2][:2]
+    return split.choose(x, Weights(*[weights] * 4), dtype)
+
+
+SPLIT = [
+    Shape("lstm", K=1, T=1000, B=16, D=4, H=256, last=True),
+    Shape("lstm", K=1, T=24, B=512, D=11, H=256),
+    Shape("gru", K=15, T=24, B=64, D=11, H=256),
+    Shape("lstm", K=1, T=50, B=128, D=4, H=512),
+    Shape("gru", K=1, T=50, B=30, D=4, H=300, W=2),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("tile", split.TILES)
+@pytest.mark.parametrize("shape", [*wide_shapes(12, seed=1), *SPLIT], ids=str)
+def test_wide_layers_split_over_programs(shape, tile, dtype):
+    programs = -(-shape.H // tile.units) * -(-shape.B // tile.windows) * shape.K * shape.W
+    room = split.shared_bytes(tile, shape.H, 2)
+    at_once = 264 if room < 115_000 else 132 if room < 232_448 else 0
+    if programs > at_once:
+        pytest.skip("more programs than run at once")
+    found, given, grad = stepwise_results(shape, dtype, tile)
+    assert apart(found, defined(shape, given, grad)) < MOST[dtype] * (3 if shape.T > 400 else 1)
+    for _ in range(3):
+        again, _, _ = stepwise_results(shape, dtype, tile)
+        assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
+
+
+def test_a_lane_of_a_split_layer_knows_nothing_of_the_others():
+    shape = Shape("lstm", K=6, T=40, B=70, D=5, H=200)
+    given = drawn(shape, torch.float16, "cuda")
+    tile = tile_for(shape, torch.float16)
+    assert tile is not None
+    way = stepwise.Way("lstm", False, torch.float16, kernels=True, quick=True, tile=tile)
+    first = stepwise.layer(way, given[0], Weights(*given[1:]))
+    with torch.no_grad():
+        for tensor in given:
+            tensor[1:] = torch.nan
+    assert torch.equal(stepwise.layer(way, given[0], Weights(*given[1:]))[0], first[0])
+
+
+def test_split_layers_in_several_streams_wait_for_their_own_programs():
+    """Together, they ask for more programs than the card runs at once."""
+    shapes = [Shape(kind, K=1, T=200, B=256, D=4, H=256) for kind in ("lstm", "gru") * 3]
+    tile = split.TILES[0]
+    wanted = [stepwise_results(shape, torch.float16, tile)[0] for shape in shapes]
+    streams = [torch.cuda.Stream() for _ in shapes]
+    for _ in range(10):
+        found = []
+        torch.cuda.synchronize()
+        for shape, stream in zip(shapes, streams, strict=True):
+            with torch.cuda.stream(stream):
+                found.append(stepwise_results(shape, torch.float16, tile)[0])
+        torch.cuda.synchronize()
+        for mine, theirs in zip(found, wanted, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_a_split_layer_is_one_kernel_each_way(kind):
+    torch.use_deterministic_algorithms(False)  # else it fills what `empty` gives
+    shape = Shape(kind, K=2, T=12, B=64, D=16, H=256)
+    tile = tile_for(shape, torch.float16)
+    stepwise_results(shape, torch.float16, tile)
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
+        stepwise_results(shape, torch.float16, tile)
+        torch.cuda.synchronize()
+    names = [event.name for event in profiler.events() if "ward" in event.name]
+    assert sorted(names) == ["split_backward", "split_forward"]
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
@@ -229,9 +303,10 @@ def test_a_time_step_is_a_product_and_one_kernel(kind, W):
     assert rest_of_many == rest_of_few > 0
 
 
-def test_the_way_back_of_a_wide_layer_runs_once():
+@pytest.mark.parametrize("tile", [None, split.TILES[0]])
+def test_the_way_back_of_a_wide_layer_runs_once(tile):
     given = drawn(Shape("lstm", K=1, T=3, B=4, D=2, H=160), torch.float16, "cuda")
-    way = stepwise.Way("lstm", False, torch.float16, kernels=True, quick=True)
+    way = stepwise.Way("lstm", False, torch.float16, kernels=True, quick=True, tile=tile)
     out = stepwise.layer(way, given[0], Weights(*given[1:])).sum()
     out.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="runs once"):

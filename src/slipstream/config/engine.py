@@ -60,7 +60,7 @@ class Engine(Section):
     """CUDA: training steps recorded into one graph."""
     cudnn: Literal["auto", "persistent", "standard", "off"] = "auto"
     """CUDA, recurrent models: the algorithm that PyTorch prefers for small layers, or the other;
-    `"off"`: our own kernels, for up to 128 hidden units on cards since Ampere. `"auto"` measures,
+    `"off"`: our own kernels, for up to 512 hidden units on cards since Ampere. `"auto"` measures,
     and begins with our own kernels in runs that are worth building them for."""
     cudnn_benchmark: bool = False
     """CUDA: let cuDNN time its convolutions; recurrent models have none."""

@@ -13,7 +13,7 @@ from slipstream.engine.homes import Program
 
 EAGER_FIRST = 3
 """Steps that run eagerly before a capture: libraries choose and allocate in them."""
-DECISIVE = re.compile(r"RNN_|LSTM_|GRU_|fmha|flash|attention_(for|back)ward", re.IGNORECASE)
+DECISIVE = re.compile(r"RNN_|LSTM_|GRU_|fmha|flash|(attention|split)_(for|back)ward", re.IGNORECASE)
 
 
 def ended() -> None:

@@ -41,4 +41,10 @@ def lanes(kind: str, last: bool, x: Tensor, *weights: Tensor) -> Tensor:
             return fused.layer(way, x, stacked)
     half = dtype.itemsize == 2
     own = by_triton and dtype.itemsize <= 4
-    return stepwise.layer(stepwise.Way(kind, last, dtype, own, quick=own and half), x, stacked)
+    tile = None
+    if by_triton:
+        from slipstream.kernels import split
+
+        tile = split.choose(x, stacked, dtype)
+    steps = stepwise.Way(kind, last, dtype, own, quick=own and half, tile=tile)
+    return stepwise.layer(steps, x, stacked)

@@ -284,6 +284,21 @@ def gru_backward(
     _write(state_at, dh * z, there)
 
 
+def written(
+    products: Tensor, H: int, *, lstm: bool, spread: bool, keep: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Memory for `y`, `out`, `slots` and `carry`; `y` stands for what is not asked for."""
+    K, T, B, W, size = products.shape
+    y = products.new_empty(K * W, T, B, H)
+    out = products.new_empty(K, T, B, W * H) if spread else y
+    slots = carry = y
+    if keep:
+        alike = lstm and W == 1
+        slots = products.view(K, T, B, size) if alike else y.new_empty(K * W, T, B, 4 * H)
+        carry = y.new_empty(K * W, T, B, 2 * H if lstm else H)
+    return y, out, slots, carry
+
+
 def forward(
     products: Tensor,
     hh: Tensor,
@@ -295,18 +310,12 @@ def forward(
     quick: bool,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """The output, y, and what `backward` needs; the memory of `products` may be part of it."""
-    K, T, B, W, size = products.shape
+    _, T, B, W, size = products.shape
     L, _, H = hh.shape
     spread = W == 2 and not last
-    y = products.new_empty(L, T, B, H)
-    out = products.new_empty(K, T, B, W * H) if spread else y
+    y, out, slots, carry = written(products, H, lstm=lstm, spread=spread, keep=keep)
     state = bias.new_empty(L, B, H)
     product = products.new_empty(L, B, size)
-    slots = carry = y
-    if keep:
-        alike = lstm and W == 1
-        slots = products.view(L, T, B, size) if alike else products.new_empty(L, T, B, 4 * H)
-        carry = products.new_empty(L, T, B, 2 * H if lstm else H)
     kernel, across = lstm_forward if lstm else gru_forward, hh.mT
     for t in range(T):
         if t:

@@ -1,6 +1,7 @@
 """Recurrent layers step by step: one batched product and what follows it over all lanes and
-directions per time step. For what no kernel of ours takes whole: CPUs, and layers too wide for a
-chip. A step is one kernel on GPUs (`pointwise`), and torch's operations elsewhere (`steps`).
+directions per time step. For what `fused` does not take whole: CPUs, and layers too wide for one
+processor of a GPU. A step is torch's operations (`steps`), on GPUs one kernel (`pointwise`); where
+several processors together hold the weights, one kernel makes all steps (`split`).
 
 The way back is written out. What does not depend on the chain of steps is done for all of them at
 once, without a copy for one direction: the products with x, the weights' gradients, dx. Shapes as
@@ -47,6 +48,8 @@ class Way(NamedTuple):
     """A step is one of our kernels, besides its product"""
     quick: bool = False
     """tanh by the GPU's own instruction"""
+    tile: Any = None
+    """How `split` cuts the layer, where it takes it"""
 
 
 def layer(way: Way, x: Tensor, weights: Weights) -> Tensor:
@@ -80,7 +83,12 @@ class _Layer(torch.autograd.Function):
         products = torch.bmm(rows, entering.flatten(1, 2).mT).view(K, T, B, W, -1)
         bias = _bias(b_ih.flatten(0, 1), b_hh.flatten(0, 1), H, way)
         how = {"lstm": lstm, "last": way.last, "keep": keep}
-        if way.kernels:
+        if way.tile:
+            from slipstream.kernels import split
+
+            across = across.contiguous()
+            out, y, kept = split.forward(way.tile, products, across, bias, **how, quick=way.quick)
+        elif way.kernels:
             from slipstream.kernels import pointwise
 
             out, y, kept = pointwise.forward(products, across, bias, **how, quick=way.quick)
@@ -100,7 +108,12 @@ class _Layer(torch.autograd.Function):
         (K, W), T, H = entering.shape[:2], y.shape[1], y.shape[3]
         lstm = way.kind == "lstm"
         how = {"T": T, "W": W, "lstm": lstm, "last": way.last}
-        if way.kernels:
+        if way.tile:
+            from slipstream.kernels import split
+
+            ctx.way = None
+            slots = split.backward(way.tile, dy, across, kept, **how)
+        elif way.kernels:
             from slipstream.kernels import pointwise
 
             ctx.way = None

@@ -158,13 +158,13 @@ def refuse(settings: Config) -> None:
 
 
 def parallel_of(settings: Config, device: str, workers: int = 1) -> int:
-    """Trials that a worker has under way at a time: of all workers together three in four of all,
-    so that the last know how the first went; of many trials, as many as a pack has places. A CPU
-    trains more than it has cores hardly faster, and the sampler would learn less on the way."""
+    """Trials that a worker has under way at a time: of all workers together half of all, so that
+    the sampler knows how these went when it draws the others; of many trials, as many as a pack has
+    places. A CPU trains more than it has cores hardly faster."""
     asked = settings.tune.parallel
     if asked != "auto":
         return -(-asked // workers)
-    together = max(settings.tune.trials * 3 // 4, LEAST_PARALLEL)
+    together = max(settings.tune.trials // 2, LEAST_PARALLEL)
     most = MOST_PLACES if device == "cuda" else max(LEAST_PARALLEL, hardware.available_cores())
     return min(-(-together // workers), most)
 

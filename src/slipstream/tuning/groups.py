@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 from slipstream.config import Config, Model
 from slipstream.engine.lane import MAY_DIFFER
-from slipstream.engine.plan import MOST_OWN
 from slipstream.tuning.candidates import Candidate
 
+ON_CHIP = 128
+"""Hidden units whose weights one processor of a GPU holds"""
 FLOOR_MS = {"cuda": (3e-3, 4e-5), "cpu": (0.0, 0.0)}
 """The least time of a step, per row of context and layer: so much, and so much per unit of width"""
 OVERLAP = 0.5
@@ -76,8 +77,8 @@ def of_one_width(model: Model) -> bool:
 
 def _rounded(size: int, device: str) -> int:
     """Up to a power of two, as our kernels compute anyway; on a CPU also to half as much more, and
-    on a GPU to multiples of 64 where layers go step by step."""
-    if device == "cuda" and size > MOST_OWN:
+    on a GPU to multiples of 64 where weights do not fit on one processor."""
+    if device == "cuda" and size > ON_CHIP:
         return -(-size // 64) * 64
     power = max(16, 1 << (size - 1).bit_length())
     return power * 3 // 4 if device == "cpu" and size <= power * 3 // 4 else power
