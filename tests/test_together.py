@@ -82,6 +82,25 @@ def test_recurrent_repeats_too(tmp_path):
         same_figures(lane["metrics"]["test"], slipstream.train(one, waves()).metrics["test"])
 
 
+def test_repeats_of_one_order_are_those_runs_alone(tmp_path, monkeypatch):
+    steps, as_one = [], pack.Pack._advance_as_one
+
+    def counted(self):
+        steps.append(1)
+        as_one(self)
+
+    monkeypatch.setattr(pack.Pack, "_advance_as_one", counted)
+    asked = {"epochs": 2, "order_seed": 9}
+    result = slipstream.train(configured(tmp_path, train=asked | {"repeats": 3}), waves())
+    assert len(steps) == result.summary["lanes"][0]["steps"]  # once for all three
+    for lane in result.summary["lanes"]:
+        one = configured(tmp_path, train=asked, seed=lane["seed"])
+        same_figures(lane["metrics"]["test"], slipstream.train(one, waves()).metrics["test"])
+    other = configured(tmp_path, train=asked | {"order_seed": 8})
+    found = slipstream.train(other, waves()).metrics["test"]
+    assert found != result.summary["lanes"][0]["metrics"]["test"]
+
+
 def test_the_best_by_validation_loss_is_the_model(repeated):
     _, result = repeated
     found = result.summary["lanes"]

@@ -250,6 +250,35 @@ def test_a_stopped_pack_ends_as_the_unbroken_one_to_the_bit(tmp_path, mode, devi
     assert ended(fits) == wanted
 
 
+@pytest.mark.usefixtures("ahead")
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+def test_lanes_of_one_order_go_their_own_ways_too(tmp_path, device):
+    """One ends early and one diverges, which go back and wait; a stop changes no bit."""
+    dataset = small_dataset(configured())
+    often = {"engine": {"checkpoint_minutes": 1e-9, "log_every": 4}}
+    wild = {"lr": 1e25, "clip": "off", "schedule": "constant", "epochs": 5}
+    changes = [{"epochs": 3}, {"epochs": 6, "validate_every": 2}, wild]
+    some = [
+        Lane(
+            configured({"seed": seed, "train": change | {"order_seed": 4}}, device, **often),
+            dataset.memory.starts,
+        )
+        for seed, change in enumerate(changes)
+    ]
+    series = dataset.memory.series.to(device)
+    fits, _ = trained(some, dataset, tmp_path)
+    wanted = ended(fits)
+    assert fits[2].stopped == loop.DIVERGED
+    for one, lane in zip(fits[:2], some[:2], strict=True):
+        same_end(one, lane, dataset, tmp_path)
+    for step in (1, 9, 21):
+        _, run = trained(some, dataset, tmp_path, watch=stopping_at(step))
+        saved, _ = checkpoint.newest(run)
+        with plan.make(some[0].config, data_bytes=0).flags():
+            fits = lanes.resume(saved, some, dataset.signature, series, Run(run.folder))
+        assert ended(fits) == wanted
+
+
 def test_a_checkpoint_of_other_lanes_is_refused(tmp_path):
     dataset = small_dataset(configured(), waves(300))
     some = lanes_of(EVERYTHING, dataset)

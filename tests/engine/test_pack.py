@@ -262,6 +262,80 @@ def test_a_smaller_pack_goes_on_with_the_same_bits(mode):
         assert smaller.lanes[place] is other.lanes[was]
 
 
+ONE_ORDER = ({}, MIXED[1], MIXED[2], MIXED[3])
+"""Lanes of one batch; by one seed for the order, they see the same windows"""
+
+
+def steps_as_one(pack):
+    """Which of its steps read the windows once for all lanes."""
+    found, each, as_one = [], pack._each, pack._as_one
+    pack._each = lambda: (found.append(False), each())
+    pack._as_one = lambda: (found.append(True), as_one())
+    pack._serve()
+    return found
+
+
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+@pytest.mark.parametrize("kind", KINDS)
+def test_lanes_of_one_order_read_their_windows_once(kind, device):
+    dataset = small_dataset(configured())
+    common = {"model": BASE["model"] | {"kind": kind}, "device": device}
+    lanes = lanes_of(ONE_ORDER, dataset, **common, train=BASE["train"] | {"order_seed": 5})
+    pack = packed(lanes, dataset, "together", capture=device == "cuda")
+    seen = steps_as_one(pack)
+    losses = train(pack, steps=40)
+    assert seen == [True] * 40
+    assert not pack.failures()
+    same_as_alone(lanes, dataset, pack, losses)
+
+
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+@pytest.mark.parametrize("kind", KINDS)
+def test_lanes_that_fall_out_of_step_read_their_own_with_the_same_bits(kind, device):
+    dataset = small_dataset(configured())
+    common = {"model": BASE["model"] | {"kind": kind}, "device": device}
+    lanes = lanes_of(ONE_ORDER, dataset, **common, train=BASE["train"] | {"order_seed": 5})
+    rows, ways = [], []
+    for allowed in (True, False):
+        pack = packed(lanes, dataset, "together", capture=device == "cuda")
+        seen = steps_as_one(pack)
+        if not allowed:
+            pack._as_one = pack._each
+        with pack.plan.flags():
+            pack.begin({place: Epoch() for place in range(4)})
+            for _ in range(2):
+                pack.advance()
+            pack.go_back(1)
+            pack.begin({1: Epoch()})  # two steps behind
+            pack.advance()
+            pack.freeze(1)  # the others are in step
+            for _ in range(2):
+                pack.advance()
+            pack.freeze(0)  # which led them
+            pack.begin({1: Epoch(at=5)})
+            pack.advance()
+            pack = pack.compacted([1, 2, 3])
+            pack.advance()
+        rows.append(pack.live["weights"].clone())
+        ways.append(seen)
+    assert ways[0] == [True] * 2 + [False] + [True] * 3
+    assert not any(ways[1])
+    assert torch.equal(*rows)
+
+
+def test_windows_that_differ_are_read_by_each_lane():
+    dataset = small_dataset(configured())
+    by_one = BASE["train"] | {"order_seed": 5}
+    lanes = lanes_of([MIXED[0], MIXED[4]], dataset, train=by_one)  # of other batches
+    fewer = {"train": dataset.memory.starts["train"][:-8], "val": dataset.memory.starts["val"]}
+    apart = [Lane(lanes[0].config, starts) for starts in (dataset.memory.starts, fewer)]
+    for some in (lanes, apart, lanes_of(ONE_ORDER, dataset)):
+        pack = packed(some, dataset, "together")
+        seen = steps_as_one(pack)
+        same_as_alone(some[:1], dataset, pack, train(pack, steps=6)[:1])
+        assert seen == [False] * 6
+
+
 def test_what_does_not_fit_is_refused_by_name():
     dataset = small_dataset(configured())
     lanes = lanes_of([{}, {"model": {"pool": "mean"}, "train": {"loss": "mae"}}], dataset)

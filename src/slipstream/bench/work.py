@@ -69,7 +69,7 @@ class Batches:
         assert dataset.memory is not None
         assert config.train.batch != "auto"
         batch = config.train.batch
-        seed = config.seed if shuffle else None
+        seed = config.order_seed if shuffle else None
         self.draw = Draw(dataset.memory.starts[which], batch, batch, seed)
         self.epoch = 0
 

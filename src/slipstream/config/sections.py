@@ -46,6 +46,11 @@ class Config(Section):
         """Whether an encoder is pre-trained"""
         return self.train.objective == "masked"
 
+    @property
+    def order_seed(self) -> int:
+        """Of the order of batches"""
+        return self.seed if self.train.order_seed is None else self.train.order_seed
+
     @model_validator(mode="before")
     @classmethod
     def _defaults(cls, settings: Any) -> Any:

@@ -122,7 +122,7 @@ def set_up(task: Task, plan: Plan, *, like: Job | None = None, frozen: bool | No
         scale = (like and like.scale) or optim.loss_scale(device)
 
     effective = train.batch * train.accumulate
-    home = _home(task, plan, "train", effective, batch, config.seed)
+    home = _home(task, plan, "train", effective, batch, config.order_seed)
     chunk = min(step.CHUNK if batch == train.batch else batch, dataset.count["val"])
     val_home = _home(task, plan, "val", chunk, chunk, None)
     tape = like.tape if like else step.tape(home.num_steps, device)

@@ -39,7 +39,7 @@ class Lane:
         batch = self.config.train.batch
         assert batch != "auto"
         effective = batch * self.config.train.accumulate
-        return Draw(self.starts["train"], effective, batch, self.config.seed)
+        return Draw(self.starts["train"], effective, batch, self.config.order_seed)
 
 
 class Epoch(NamedTuple):

@@ -30,6 +30,18 @@ from slipstream.engine.plan import Plan
 from slipstream.models import Noise, build
 
 
+class Phase(NamedTuple):
+    """What two lanes have in common that see the same batches at the same time, if their orders are
+    drawn by one seed."""
+
+    windows: tuple[int, int]
+    """Where they are kept, and how many"""
+    batch: int | str
+    epoch: int
+    ahead: int
+    """Steps of the epoch that are done, less those of the pack"""
+
+
 class Laid(NamedTuple):
     """An epoch on the host, in the pack's shapes."""
 
@@ -73,18 +85,22 @@ class Pack:
         self.room, self.signature, self.series = room, signature, series
         self.plan, self.mode = plan, mode
         self.lanes: list[Lane | None] = [None] * places
-        self._going: set[int] = set()
+        self._going: dict[int, Phase] = {}
+        self._taken = 0
         self._laid: dict[int, Laid] = {}
         job = passes.Job(room.model, signature, room.config, series, plan, room.passes, room.drops)
         self._layout = passes.layout_of(job.build())
         self._parts = passes.parts_of(self._layout, room.config)
         self._allocate(places)
         self._passes = passes.WAYS[mode](job, self.live["weights"], self._layout)
-        self.advance: Program = self._advance
+        self._each: Program = self._advance
+        self._as_one: Program = self._advance_as_one
         self.check: Program = self._check
         if plan.capture:
-            self.advance = Captured(self._advance, plan.device)
+            self._each = Captured(self._advance, plan.device)
+            self._as_one = Captured(self._advance_as_one, plan.device)
             self.check = Captured(self._check, plan.device)
+        self._step = self._each
 
     def _allocate(self, K: int) -> None:
         room, device = self.room, self.plan.device
@@ -122,6 +138,7 @@ class Pack:
         }
         self._val_cursor = torch.zeros(1, dtype=torch.int64, device=device)
         self._index = torch.arange(K, device=device)
+        self._leader = torch.zeros(1, dtype=torch.int64, device=device)
         self._ones = torch.ones(K, device=device)
 
     def changing(self) -> dict[str, Tensor]:
@@ -225,8 +242,26 @@ class Pack:
         for name, value in given.items():
             tape[name].index_copy_(0, index, value.to(self.plan.device))
         _copy(self.live, self.good, self._at([k for k in places if not epochs[k].at]))
-        self._going |= set(places)
-        self._passes.serve(self._going)
+        for place, epoch in epochs.items():
+            lane, ahead = self._lane(place), epoch.at - self._taken
+            windows = lane.starts["train"].data_ptr(), len(lane.starts["train"])
+            self._going[place] = Phase(windows, lane.config.train.batch, epoch.number, ahead)
+        self._serve()
+
+    def _serve(self) -> None:
+        """Take the program for the lanes that go on. Whose next batches are the same reads them
+        once, if the config asks for one order: a lane computes the same either way."""
+        self._passes.serve(set(self._going))
+        shared = self.room.config.train.order_seed is not None and self.mode == "together"
+        self._step = self._each
+        if shared and len(set(self._going.values())) == 1:
+            self._leader.fill_(min(self._going))
+            self._step = self._as_one
+
+    def advance(self) -> None:
+        """One step of every active lane."""
+        self._step()
+        self._taken += 1
 
     def _at(self, places: Sequence[int]) -> Tensor:
         return torch.tensor(places, dtype=torch.int64, device=self.plan.device)
@@ -235,8 +270,8 @@ class Pack:
         """Stop a lane at once; it keeps what it has."""
         self.tape["active"][place] = False
         self.tape["cursor"][place] = 0
-        self._going -= {place}
-        self._passes.serve(self._going)
+        self._going.pop(place, None)
+        self._serve()
 
     def leave(self, place: int) -> None:
         """Empty a place."""
@@ -266,8 +301,11 @@ class Pack:
         for name, tensor in smaller.tensors().items():
             tensor.copy_(mine[name].index_select(0, index))
         smaller.lanes = [self.lanes[place] for place in keep]
-        smaller._going = {new for new, old in enumerate(keep) if old in self._going}
-        smaller._passes.serve(smaller._going)
+        smaller._taken = self._taken
+        smaller._going = {
+            new: self._going[old] for new, old in enumerate(keep) if old in self._going
+        }
+        smaller._serve()
         self.close()
         return smaller
 
@@ -278,14 +316,18 @@ class Pack:
         self._passes.serve(set(places))
         for _ in range(-(-max(counts) // self.room.chunk)):
             self.check()
-        self._passes.serve(self._going)
+        self._passes.serve(set(self._going))
         sums = self.tape["val_losses"].double().sum(dim=1).tolist()
         self.tape["val_losses"].zero_()
         return [sums[place] / count for place, count in zip(places, counts, strict=True)]
 
     def failures(self) -> dict[str, str]:
         """Programs that could not be captured, and why."""
-        named = {"training step": self.advance, "validation step": self.check}
+        named = {
+            "training step": self._each,
+            "training step of one order": self._as_one,
+            "validation step": self.check,
+        }
         return {
             name: program.failure
             for name, program in named.items()
@@ -294,21 +336,30 @@ class Pack:
 
     def close(self) -> None:
         """Let go of threads, graphs and programs: methods of its own would keep it from ending."""
-        for program in (self.advance, self.check):
+        for program in (self._each, self._as_one, self.check):
             if isinstance(program, Captured):
                 program.close()
         if not self.plan.capture:
-            self.advance = self.check = ended
+            self._each = self._as_one = self._step = self.check = ended
         self._passes.close()
 
     def _advance(self) -> None:
-        """One step of every active lane: gather, forward, loss, backward, clip, update."""
+        """Each lane's windows are its own."""
+        self._train(self.tape["rows"][self._index, self.tape["cursor"]])
+
+    def _advance_as_one(self) -> None:
+        """All lanes' windows are those of the first that is active."""
+        cursor = self.tape["cursor"][self._leader]
+        self._train(self.tape["rows"][self._leader, cursor])
+
+    def _train(self, rows: Tensor) -> None:
+        """Gather, forward, loss, backward, clip, update, for windows [K, A, B], or [1, A, B]."""
         live, tape, settings = self.live, self.tape, self.settings
         cursor, scale = tape["cursor"], live.get("scale")
         drawn = self.room.drops or objective.draws(self.room.config)
         noise = Noise(settings["seed"], settings["dropout"]) if drawn else None
         loss, grads = self._passes.train(
-            tape["rows"][self._index, cursor],
+            rows,
             tape["shares"][self._index, cursor],
             noise,
             tape["before"] + cursor,

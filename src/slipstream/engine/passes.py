@@ -146,7 +146,7 @@ class Passes(Protocol):
         self, rows: Tensor, shares: Tensor, noise: Noise | None, now: Tensor, scale: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Losses [K], and gradients [K, P] times scale [K], of windows [K, A, B] in step now [K];
-        the noise's keys are the seeds."""
+        the noise's keys are the seeds. Lanes that train together may share windows, [1, A, B]."""
 
     def validate(self, rows: Tensor, shares: Tensor) -> Tensor:
         """Summed losses [K] of windows [K, C]."""
@@ -201,6 +201,14 @@ class Together:
         noise: Noise | None,
     ) -> Tensor:
         batch, named = windows.gather(self.job.series, rows), views(weights, self.layout)
+        if len(rows) < len(weights):
+            inputs, static, targets = (
+                None if part is None else part.expand(len(weights), *part.shape[1:])
+                for part in batch
+            )
+            assert inputs is not None
+            assert targets is not None
+            batch = Batch(inputs, static, targets)
         of_noise = None if noise is None else 0
         by_lane = (0, 0, None if batch.static is None else 0, 0, 0, of_noise)
 
