@@ -4,7 +4,8 @@
         [--alone] [--steps]
 
 First one recurrent layer, forward and backward, by cuDNN and by our own kernels, for one model and
-for 16; then wide ones, which run step by step from 129 units on, for up to 64 models. Then whole
+for 16; then wide ones, of which several programs share one, or which run step by step where these
+would not all run at once, for up to 64 models. Then whole
 training steps of the standard cases: one model through cuDNN and through our kernels, 16 lanes and
 64, and Lightning in its fastest ways, which --alone leaves out; --steps leaves out the layers.
 Repeats of all but Lightning take turns; figures are medians. Needs a GPU.
@@ -44,6 +45,7 @@ WIDE = {  # rows, windows, inputs, units: a first layer, and layers after anothe
     "256 to 128": (24, 256, 256, 128, False),
     "256 to 192": (24, 256, 256, 192, False),
     "256 to 256": (24, 256, 256, 256, False),
+    "11 to 512": (24, 256, 11, 512, False),
 }
 INNER = 128
 """Inputs from which on a layer comes after another one: they are in half precision and have a
@@ -236,8 +238,9 @@ def wide_table(rows: list[Row]) -> Table:
     headings = ["inputs to units", "cuDNN", "our kernels", "16 lanes, each", "64 lanes, each"]
     note = (
         "One layer over 24 rows, batch 256, fp16, forward and backward, captured; ms per model, and"
-        " how much faster than cuDNN with one. Up to 128 units all steps are one kernel; wider"
-        " layers go step by step. Empty: out of memory."
+        " how much faster than cuDNN with one. Up to 128 units a program has a layer to itself;"
+        " wider ones are split over several where all of these run at once, which is so for one"
+        " model, and go step by step otherwise. Empty: out of memory."
     )
     return Table("Wide layers", headings, cells, note)
 

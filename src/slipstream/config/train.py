@@ -86,7 +86,7 @@ class Train(Section):
     validation loss is the run's model; all of them are kept as an ensemble."""
     order_seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     """Seed of the order of batches, where it should not be `seed`. Models trained at once then see
-    the same batches, which are read once for all of them, and differ by their first weights and
+    the same batches, which a CPU reads once for all of them, and differ by their first weights and
     dropout alone."""
     init_from: str | None = None
     """A run of `slipstream pretrain`, whose encoder this one starts from. What `[model]` does not

@@ -98,7 +98,6 @@ class Pack:
         self.check: Program = self._check
         if plan.capture:
             self._each = Captured(self._advance, plan.device)
-            self._as_one = Captured(self._advance_as_one, plan.device)
             self.check = Captured(self._check, plan.device)
         self._step = self._each
 
@@ -249,12 +248,14 @@ class Pack:
         self._serve()
 
     def _serve(self) -> None:
-        """Take the program for the lanes that go on. Whose next batches are the same reads them
-        once, if the config asks for one order: a lane computes the same either way."""
+        """Take the program for the lanes that go on. If their next batches are the same, as by one
+        order for all, these are read once: a lane computes the same either way. Not on a GPU, where
+        reading is a small part of a step."""
         self._passes.serve(set(self._going))
-        shared = self.room.config.train.order_seed is not None and self.mode == "together"
+        one_order = self.room.config.train.order_seed is not None and self.mode == "together"
+        on_cpu = self.plan.device.type == "cpu"
         self._step = self._each
-        if shared and len(set(self._going.values())) == 1:
+        if one_order and on_cpu and len(set(self._going.values())) == 1:
             self._leader.fill_(min(self._going))
             self._step = self._as_one
 
@@ -323,11 +324,7 @@ class Pack:
 
     def failures(self) -> dict[str, str]:
         """Programs that could not be captured, and why."""
-        named = {
-            "training step": self._each,
-            "training step of one order": self._as_one,
-            "validation step": self.check,
-        }
+        named = {"training step": self._each, "validation step": self.check}
         return {
             name: program.failure
             for name, program in named.items()
@@ -336,11 +333,12 @@ class Pack:
 
     def close(self) -> None:
         """Let go of threads, graphs and programs: methods of its own would keep it from ending."""
-        for program in (self._each, self._as_one, self.check):
+        for program in (self._each, self.check):
             if isinstance(program, Captured):
                 program.close()
+        self._as_one = ended
         if not self.plan.capture:
-            self._each = self._as_one = self._step = self.check = ended
+            self._each = self._step = self.check = ended
         self._passes.close()
 
     def _advance(self) -> None:

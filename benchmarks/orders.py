@@ -1,0 +1,94 @@
+"""Measures what one order of batches saves: lanes that read each batch once, beside lanes that each
+read their own.
+
+    python benchmarks/orders.py --out benchmarks/records/<date>-<hardware>-orders [--lanes 8]
+
+Whole training steps of packs on the device that there is, in turns; figures are medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+
+from slipstream import hardware
+from slipstream.bench import cases, record
+from slipstream.bench.cases import Case
+from slipstream.bench.record import Outcome, Row, Table
+from slipstream.engine import pack
+from slipstream.engine.lane import Epoch, Lane
+from slipstream.engine.pack import Pack
+from slipstream.engine.trial import changed, prepared
+
+CASES = ("MLP", "Transformer", "B")
+ROUNDS, STRETCH_S = 9, 0.5
+OWN, ONE = "an order for each lane", "one order for all"
+
+
+def made(case: Case, lanes: int, order_seed: int | None) -> Pack:
+    config = changed(
+        case.config, engine_anew=True, engine={"plan": "off"}, train={"order_seed": order_seed}
+    )
+    task, plan = prepared(config, case.dataset)
+    assert case.dataset.memory is not None
+    assert task.series is not None
+    starts = case.dataset.memory.starts
+    some = [Lane(config.model_copy(update={"seed": seed}), starts) for seed in range(lanes)]
+    with plan.flags():
+        return pack.make(some, case.dataset.signature, task.series, plan)
+
+
+def step_ms(packed: Pack, steps: int) -> float:
+    """Of the first steps of an epoch; the first of all is not timed."""
+    with packed.plan.flags():
+        packed.begin({place: Epoch() for place in range(len(packed.lanes))})
+        packed.advance()
+        hardware.wait(packed.plan.device)
+        began = time.perf_counter()
+        for _ in range(steps):
+            packed.advance()
+        hardware.wait(packed.plan.device)
+        return 1e3 * (time.perf_counter() - began) / steps
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--out", type=Path, required=True)
+    arguments.add_argument("--lanes", type=int, default=8)
+    given = arguments.parse_args()
+    began = time.monotonic()
+    rows, cells = [], []
+    for name in CASES:
+        case = cases.standard([name])[0]
+        packs = {OWN: made(case, given.lanes, None), ONE: made(case, given.lanes, 0)}
+        most = packs[OWN].num_steps(0) - 1
+        found: dict[str, list[float]] = {way: [] for way in packs}
+        for _ in range(2):  # captures
+            for packed in packs.values():
+                once = step_ms(packed, min(3, most))
+        steps = max(1, min(most, int(1e3 * STRETCH_S / once)))
+        for _ in range(ROUNDS):
+            for way, packed in packs.items():
+                found[way].append(step_ms(packed, steps))
+        rows += [Row(name, way, "ms per step", times) for way, times in found.items()]
+        own, one = (statistics.median(found[way]) for way in (OWN, ONE))
+        cells.append([name, f"{own:.3f}", f"{one:.3f}", f"{100 * (1 - one / own):.1f} %"])
+        print(*cells[-1], flush=True)
+        for packed in packs.values():
+            packed.close()
+    table = Table(
+        f"Steps of {given.lanes} lanes, ms",
+        ["case", OWN, ONE, "saved"],
+        cells,
+        "Medians, in turns.",
+    )
+    told = ", ".join(f"{cell[0]} {cell[3]}" for cell in cells)
+    spent = time.monotonic() - began
+    outcome = Outcome("orders", f"One order for all lanes saves: {told}", rows, [table], {}, spent)
+    record.write(outcome, given.out)
+
+
+if __name__ == "__main__":
+    main()
