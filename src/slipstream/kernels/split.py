@@ -119,6 +119,14 @@ def _quarters(all, BM: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit
+def _columns(part, SLOTS: tl.constexpr, N: tl.constexpr, H: tl.constexpr):
+    """Where some slots of a program's units lie in a row of [SLOTS, H], and which there are."""
+    each = tl.arange(0, SLOTS * N)
+    unit = part * N + each % N
+    return (each // N * H + unit)[None, :], (unit < H)[None, :]
+
+
+@triton.jit
 def _all_there(counter, count):
     """Wait until so many have counted themselves in. What they had written before can be read."""
     while tl.atomic_add(counter, 0, sem="acquire", scope="gpu") < count:
@@ -162,12 +170,14 @@ def split_forward(
     lane, way = who // W, who % W
     rows = tile * BM + tl.arange(0, BM)
     units, ins = part * N + tl.arange(0, N), tl.arange(0, HP)
-    four, pair = tl.arange(0, 4 * N), tl.arange(0, C * N)
-    column, column_of_pair = part * N + four % N, part * N + pair % N
+    four, known_4 = _columns(part, 4, N, H)
+    pair, known_pair = _columns(part, C, N, H)
     here = (rows < B)[:, None]
     there, all_units = here & (units < H)[None, :], here & (ins < H)[None, :]
-    there_4, there_pair = here & (column < H)[None, :], here & (column_of_pair < H)[None, :]
-    there_x = there_4 & (four < G * N)[None, :]
+    there_4, there_pair = here & known_4, here & known_pair
+    there_x = there_4
+    if not LSTM:
+        there_x &= four < G * H
     kind = y.dtype.element_ty
 
     known = (ins < H)[:, None] & (units < H)[None, :]
@@ -188,13 +198,13 @@ def split_forward(
     start, step = way * (T - 1), 1 - 2 * way  # the other direction walks from the end
     row = rows[:, None].to(tl.int64)
     in_time = ((lane * T + start) * B + row) * W + way
-    x_at = x + in_time * (G * H) + (four // N * H + column)[None, :]
+    x_at = x + in_time * (G * H) + four
     out_at = out + in_time * H + units[None, :]
     in_order = who * T * B + row
     y_at = y + in_order * H + units[None, :]
     before_at = y + (in_order - B) * H + ins[None, :]
-    slots_at = slots + in_order * (4 * H) + (four // N * H + column)[None, :]
-    carry_at = carry + in_order * (C * H) + (pair // N * H + column_of_pair)[None, :]
+    slots_at = slots + in_order * (4 * H) + four
+    carry_at = carry + in_order * (C * H) + pair
     state = zero  # LSTM c, GRU h
     coming = tl.load(x_at, mask=there_x, other=0.0)
 
@@ -283,11 +293,11 @@ def split_backward(
     lane, way = who // W, who % W
     rows = tile * BM + tl.arange(0, BM)
     units, ins = part * N + tl.arange(0, N), tl.arange(0, HP)
-    four, pair = tl.arange(0, 4 * N), tl.arange(0, C * N)
-    column, column_of_pair = part * N + four % N, part * N + pair % N
+    four, known_4 = _columns(part, 4, N, H)
+    pair, known_pair = _columns(part, C, N, H)
     here = (rows < B)[:, None]
     there, all_units = here & (units < H)[None, :], here & (ins < H)[None, :]
-    there_4, there_pair = here & (column < H)[None, :], here & (column_of_pair < H)[None, :]
+    there_4, there_pair = here & known_4, here & known_pair
     kind = grads.dtype.element_ty
 
     known = (ins < H)[:, None] & (units < H)[None, :]
@@ -301,10 +311,10 @@ def split_backward(
 
     row = rows[:, None].to(tl.int64)
     in_order = (who * T + T - 1) * B + row
-    slots_at = slots + in_order * (4 * H) + (four // N * H + column)[None, :]
-    grads_at = grads + in_order * (4 * H) + (four // N * H + column)[None, :]
+    slots_at = slots + in_order * (4 * H) + four
+    grads_at = grads + in_order * (4 * H) + four
     after_at = grads + (in_order + B) * (4 * H) + ins[None, :]
-    carry_at = carry + in_order * (C * H) + (pair // N * H + column_of_pair)[None, :]
+    carry_at = carry + in_order * (C * H) + pair
     dy_at = dy + lane * dy_lane + row * dy_row + way * H + units[None, :]
     if not LAST:
         dy_at += (1 - way) * (T - 1) * dy_time
