@@ -79,9 +79,9 @@ def test_recurrent_lanes_go_in_fp16(sections):
 
 
 def test_our_own_kernels_are_refused_where_there_are_none():
-    plan._refuse_own(128, recent=True)
-    with pytest.raises(UserError, match=r"model\.hidden is 129.*\"auto\""):
-        plan._refuse_own(129, recent=True)
+    plan._refuse_own(512, recent=True)
+    with pytest.raises(UserError, match=r"model\.hidden is 513.*\"auto\""):
+        plan._refuse_own(513, recent=True)
     with pytest.raises(UserError, match="older"):
         plan._refuse_own(64, recent=False)
 
