@@ -113,8 +113,9 @@ def _halves(both, BM: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit
-def _quarters(all, BM: tl.constexpr, N: tl.constexpr):
-    a, b = _halves(all, BM, 2 * N)
+def _quarters(slots, BM: tl.constexpr, N: tl.constexpr):
+    """One [BM, 4 * N] as four [BM, N]."""
+    a, b = _halves(slots, BM, 2 * N)
     return _halves(a, BM, N) + _halves(b, BM, N)
 
 
