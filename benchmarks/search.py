@@ -219,7 +219,8 @@ def main() -> None:
             tell(f"memory: {seen}")
             write()
         small = folder / "small.parquet"
-        pa.parquet.write_table(demand(ROWS // 20), small)
+        if {"together", "alone"} & set(parts):
+            pa.parquet.write_table(demand(ROWS // 20), small)
         ways = {"together": ("together", given.parallel or "auto"), "alone": (ALONE, 1)}
         for part, (way, parallel) in ways.items():
             if part in parts:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from triton.runtime import interpreter
 
-from slipstream.kernels import fused, split, stepwise, update
+from slipstream.kernels import fused, portions, split, stepwise, update
 from slipstream.kernels.fused import Tile, Way
 from slipstream.kernels.shapes import Weights
 from tests.kernels.layers import (
@@ -238,8 +238,8 @@ if __name__ == "__main__":
         name, loose = f"stepwise {shape.kind} {number}", number % 2 == 0
         found[f"{name} fp32"] = stepwise_error_of(shape, torch.float32, loose=loose)
         found[f"{name} fp16"] = stepwise_error_of(shape, torch.float16, loose=not loose)
-    split.split_forward = NotWaiting(split.split_forward, "x")
-    split.split_backward = NotWaiting(split.split_backward, "slots")
+    portions.split_forward = NotWaiting(portions.split_forward, "x")
+    portions.split_backward = NotWaiting(portions.split_backward, "slots")
     for number, shape in enumerate(split_shapes(1)):
         name, loose = f"split {shape.kind} {number}", number % 2 == 0
         tile = split.TILES[number % 2]

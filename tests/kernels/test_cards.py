@@ -19,6 +19,7 @@ from slipstream.kernels import (  # noqa: E402
     hashes,
     norms,
     pointwise,
+    portions,
     recurrence,
     short,
     split,
@@ -179,7 +180,7 @@ def test_a_split_layer_fits(card, kind, H, W):
     constants |= {"KEEP": True, "QUICK": True, "LAST": False}
     for tile in cut:
         constants |= {"N": tile.units, "BM": tile.windows}
-        for kernel in (split.split_forward, split.split_backward):
+        for kernel in (portions.split_forward, portions.split_backward):
             needs = compiled(kernel, card, constants, warps=tile.warps, types=SPLIT_TYPES)
             assert needs.shared <= split.shared_bytes(tile, H, 2), kernel
             assert needs.registers * 32 * tile.warps <= REGISTERS, kernel

@@ -30,18 +30,6 @@ from slipstream.engine.plan import Plan
 from slipstream.models import Noise, build
 
 
-class Phase(NamedTuple):
-    """What two lanes have in common that see the same batches at the same time, if their orders are
-    drawn by one seed."""
-
-    windows: tuple[int, int]
-    """Where they are kept, and how many"""
-    batch: int | str
-    epoch: int
-    ahead: int
-    """Steps of the epoch that are done, less those of the pack"""
-
-
 class Laid(NamedTuple):
     """An epoch on the host, in the pack's shapes."""
 
@@ -85,21 +73,18 @@ class Pack:
         self.room, self.signature, self.series = room, signature, series
         self.plan, self.mode = plan, mode
         self.lanes: list[Lane | None] = [None] * places
-        self._going: dict[int, Phase] = {}
-        self._taken = 0
+        self._going: set[int] = set()
         self._laid: dict[int, Laid] = {}
         job = passes.Job(room.model, signature, room.config, series, plan, room.passes, room.drops)
         self._layout = passes.layout_of(job.build())
         self._parts = passes.parts_of(self._layout, room.config)
         self._allocate(places)
         self._passes = passes.WAYS[mode](job, self.live["weights"], self._layout)
-        self._each: Program = self._advance
-        self._as_one: Program = self._advance_as_one
+        self.advance: Program = self._advance
         self.check: Program = self._check
         if plan.capture:
-            self._each = Captured(self._advance, plan.device)
+            self.advance = Captured(self._advance, plan.device)
             self.check = Captured(self._check, plan.device)
-        self._step = self._each
 
     def _allocate(self, K: int) -> None:
         room, device = self.room, self.plan.device
@@ -137,7 +122,6 @@ class Pack:
         }
         self._val_cursor = torch.zeros(1, dtype=torch.int64, device=device)
         self._index = torch.arange(K, device=device)
-        self._leader = torch.zeros(1, dtype=torch.int64, device=device)
         self._ones = torch.ones(K, device=device)
 
     def changing(self) -> dict[str, Tensor]:
@@ -241,28 +225,8 @@ class Pack:
         for name, value in given.items():
             tape[name].index_copy_(0, index, value.to(self.plan.device))
         _copy(self.live, self.good, self._at([k for k in places if not epochs[k].at]))
-        for place, epoch in epochs.items():
-            lane, ahead = self._lane(place), epoch.at - self._taken
-            windows = lane.starts["train"].data_ptr(), len(lane.starts["train"])
-            self._going[place] = Phase(windows, lane.config.train.batch, epoch.number, ahead)
-        self._serve()
-
-    def _serve(self) -> None:
-        """Take the program for the lanes that go on. If their next batches are the same, as by one
-        order for all, these are read once: a lane computes the same either way. Not on a GPU, where
-        reading is a small part of a step."""
-        self._passes.serve(set(self._going))
-        one_order = self.room.config.train.order_seed is not None and self.mode == "together"
-        on_cpu = self.plan.device.type == "cpu"
-        self._step = self._each
-        if one_order and on_cpu and len(set(self._going.values())) == 1:
-            self._leader.fill_(min(self._going))
-            self._step = self._as_one
-
-    def advance(self) -> None:
-        """One step of every active lane."""
-        self._step()
-        self._taken += 1
+        self._going |= set(places)
+        self._passes.serve(self._going)
 
     def _at(self, places: Sequence[int]) -> Tensor:
         return torch.tensor(places, dtype=torch.int64, device=self.plan.device)
@@ -271,8 +235,8 @@ class Pack:
         """Stop a lane at once; it keeps what it has."""
         self.tape["active"][place] = False
         self.tape["cursor"][place] = 0
-        self._going.pop(place, None)
-        self._serve()
+        self._going -= {place}
+        self._passes.serve(self._going)
 
     def leave(self, place: int) -> None:
         """Empty a place."""
@@ -302,11 +266,8 @@ class Pack:
         for name, tensor in smaller.tensors().items():
             tensor.copy_(mine[name].index_select(0, index))
         smaller.lanes = [self.lanes[place] for place in keep]
-        smaller._taken = self._taken
-        smaller._going = {
-            new: self._going[old] for new, old in enumerate(keep) if old in self._going
-        }
-        smaller._serve()
+        smaller._going = {new for new, old in enumerate(keep) if old in self._going}
+        smaller._passes.serve(smaller._going)
         self.close()
         return smaller
 
@@ -317,14 +278,14 @@ class Pack:
         self._passes.serve(set(places))
         for _ in range(-(-max(counts) // self.room.chunk)):
             self.check()
-        self._passes.serve(set(self._going))
+        self._passes.serve(self._going)
         sums = self.tape["val_losses"].double().sum(dim=1).tolist()
         self.tape["val_losses"].zero_()
         return [sums[place] / count for place, count in zip(places, counts, strict=True)]
 
     def failures(self) -> dict[str, str]:
         """Programs that could not be captured, and why."""
-        named = {"training step": self._each, "validation step": self.check}
+        named = {"training step": self.advance, "validation step": self.check}
         return {
             name: program.failure
             for name, program in named.items()
@@ -333,31 +294,21 @@ class Pack:
 
     def close(self) -> None:
         """Let go of threads, graphs and programs: methods of its own would keep it from ending."""
-        for program in (self._each, self.check):
+        for program in (self.advance, self.check):
             if isinstance(program, Captured):
                 program.close()
-        self._as_one = ended
         if not self.plan.capture:
-            self._each = self._step = self.check = ended
+            self.advance = self.check = ended
         self._passes.close()
 
     def _advance(self) -> None:
-        """Each lane's windows are its own."""
-        self._train(self.tape["rows"][self._index, self.tape["cursor"]])
-
-    def _advance_as_one(self) -> None:
-        """All lanes' windows are those of the first that is active."""
-        cursor = self.tape["cursor"][self._leader]
-        self._train(self.tape["rows"][self._leader, cursor])
-
-    def _train(self, rows: Tensor) -> None:
-        """Gather, forward, loss, backward, clip, update, for windows [K, A, B], or [1, A, B]."""
+        """One step of every active lane: gather, forward, loss, backward, clip, update."""
         live, tape, settings = self.live, self.tape, self.settings
         cursor, scale = tape["cursor"], live.get("scale")
         drawn = self.room.drops or objective.draws(self.room.config)
         noise = Noise(settings["seed"], settings["dropout"]) if drawn else None
         loss, grads = self._passes.train(
-            rows,
+            tape["rows"][self._index, cursor],
             tape["shares"][self._index, cursor],
             noise,
             tape["before"] + cursor,

@@ -146,7 +146,7 @@ class Passes(Protocol):
         self, rows: Tensor, shares: Tensor, noise: Noise | None, now: Tensor, scale: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Losses [K], and gradients [K, P] times scale [K], of windows [K, A, B] in step now [K];
-        the noise's keys are the seeds. Lanes that train together may share windows, [1, A, B]."""
+        the noise's keys are the seeds."""
 
     def validate(self, rows: Tensor, shares: Tensor) -> Tensor:
         """Summed losses [K] of windows [K, C]."""
@@ -200,15 +200,7 @@ class Together:
         shares: Tensor,
         noise: Noise | None,
     ) -> Tensor:
-        batch, named = windows.gather(self.job.series, rows), views(weights, self.layout)
-        if len(rows) < len(weights):
-            inputs, static, targets = (
-                None if part is None else part.expand(len(weights), *part.shape[1:])
-                for part in batch
-            )
-            assert inputs is not None
-            assert targets is not None
-            batch = Batch(inputs, static, targets)
+        batch, named = _gathered(self.job.series, rows), views(weights, self.layout)
         of_noise = None if noise is None else 0
         by_lane = (0, 0, None if batch.static is None else 0, 0, 0, of_noise)
 
@@ -227,6 +219,18 @@ class Together:
 
         losses: Tensor = vmap(one, in_dims=by_lane)(named, *batch, shares, noise)
         return (losses * shares).sum(dim=1)
+
+
+def _gathered(series: Series, rows: Tensor) -> Batch:
+    """Windows [K, B]. If those of all lanes are the same, as by one order of batches, they are read
+    once; a lane's bits are the same either way. Not on a GPU, where the host would have to wait to
+    know, and reading is a small part of a step."""
+    if rows.is_cuda or not torch.equal(rows, rows[:1].expand_as(rows)):
+        return windows.gather(series, rows)
+    inputs, static, targets = windows.gather(series, rows[0])
+    K = len(rows)
+    static = None if static is None else static.expand(K, *static.shape)
+    return Batch(inputs.expand(K, *inputs.shape), static, targets.expand(K, *targets.shape))
 
 
 class Branches:
