@@ -11,12 +11,13 @@ import json
 import random
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import numpy as np
 import torch
 from triton.runtime import interpreter
 
-from slipstream.kernels import fused, portions, split, stepwise, update
+from slipstream.kernels import fused, portions, rehearsal, split, stepwise, update
 from slipstream.kernels.fused import Tile, Way
 from slipstream.kernels.shapes import Weights
 from tests.kernels.layers import (
@@ -169,12 +170,12 @@ def stepwise_error_of(
     return apart(found, defined(shape, given, grad))
 
 
-def adam_error(*, decoupled: bool, columns: slice = slice(None)) -> float:
+def adam_error(*, decoupled: bool, columns: slice = slice(None), width: int = 50) -> float:
     """Against torch's own, three lanes of which one stays in its second step. `columns` are of a
     wider buffer, whose others must stay."""
     torch.manual_seed(0)
     cls = torch.optim.AdamW if decoupled else torch.optim.Adam
-    wide = [torch.randn(3, 50), torch.zeros(3, 50), torch.zeros(3, 50)]
+    wide = [torch.randn(3, width), torch.zeros(3, width), torch.zeros(3, width)]
     before = [buffer.clone() for buffer in wide]
     weights, first, second = (buffer[:, columns] for buffer in wide)
     count = torch.zeros(3)
@@ -212,12 +213,28 @@ def adam_error(*, decoupled: bool, columns: slice = slice(None)) -> float:
     return float((weights - wanted).abs().max() / wanted.abs().max())
 
 
+def rehearsed() -> bool:
+    """Whether a rehearsal goes through a step and runs no kernel."""
+    weights, grads, first = torch.zeros(3, 2, 8).unbind()
+    ones = torch.ones(2)
+    how = dict.fromkeys(("lr", "decay", "count", "divisor"), ones) | {"moves": ones > 0}
+    for step in (rehearsal(), nullcontext()):
+        unchanged = bool((first == 0).all())
+        grads.fill_(1.0)
+        with step:
+            update.adam(weights, grads, first, torch.zeros(2, 8), **how, decoupled=True)
+    return unchanged and bool((first > 0).all())
+
+
 if __name__ == "__main__":
     mended()
     guarded()
     torch.use_deterministic_algorithms(True)  # fills what `empty` gives with NaN
     found = {"adam": adam_error(decoupled=False), "adamw": adam_error(decoupled=True)}
     found["adamw of some columns"] = adam_error(decoupled=True, columns=slice(8, 36))
+    found["adamw of fours"] = adam_error(decoupled=True, columns=slice(8, 36), width=52)
+    found["adamw of an odd number"] = adam_error(decoupled=True, width=49)
+    found["a rehearsal"] = 0.0 if rehearsed() else 1.0
     for name, keys in (("one key", 1), ("a key for each window", 37)):
         found[f"draws by {name}"] = 0.0 if draws_agree("cpu", rows=41, batch=37, keys=keys) else 1.0
     for number, sizes in enumerate([(1, 1, 1), (2, 70, 2, 40), (3, 300, 64), (1, 5, 700)]):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from slipstream.kernels import attention, fused, norms, op, split, stepwise
+from slipstream.kernels import attention, fused, norms, op, rehearsal, split, stepwise
 from slipstream.kernels.shapes import Weights
 from tests.kernels.layers import (
     Attention,
@@ -22,6 +22,8 @@ from tests.kernels.layers import (
     draws_agree,
     norm_error,
 )
+
+knobs = pytest.importorskip("triton").knobs
 
 pytestmark = pytest.mark.gpu
 
@@ -185,6 +187,13 @@ def test_wide_layers_step_by_step(shape, dtype):
     assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
 
 
+REHEARSED = [  # of sizes that no other test has
+    Shape("lstm", K=3, T=7, B=33, D=13, H=56),
+    Shape("gru", K=2, T=7, B=33, D=9, H=176),
+    Shape("lstm", K=40, T=7, B=64, D=9, H=184),
+]
+
+
 def tile_for(shape, dtype):
     x, weights = drawn(shape, dtype, "cuda")[::2][:2]
     return split.choose(x, Weights(*[weights] * 4), dtype)
@@ -311,6 +320,30 @@ def test_the_way_back_of_a_wide_layer_runs_once(tile):
     out.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="runs once"):
         out.backward()
+
+
+@pytest.mark.parametrize("shape", REHEARSED, ids=str)
+def test_a_rehearsal_builds_what_a_step_needs_and_runs_none_of_it(shape, monkeypatch):
+    built = []
+    monkeypatch.setattr(
+        knobs.runtime, "jit_post_compile_hook", lambda **told: built.append(told["repr"])
+    )
+    given = drawn(shape, torch.float16, "cuda")
+
+    def step():
+        with torch.autocast("cuda", torch.float16):
+            out = op.lanes(shape.kind, False, given[0], *(weight[:, 0] for weight in given[1:]))
+        return [out, *torch.autograd.grad(out.float().square().sum(), given)]
+
+    with rehearsal(), profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
+        step()
+        torch.cuda.synchronize()
+    assert any("forward" in name for name in built)
+    assert any("backward" in name for name in built)
+    assert not any("ward" in event.name for event in profiler.events())
+    built.clear()
+    assert all(tensor.isfinite().all() for tensor in step())
+    assert not built
 
 
 @pytest.mark.parametrize("out", MOST)

@@ -8,19 +8,21 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.config import Config
-from slipstream.data import labelled
+from slipstream.data import labelled, windows
 from slipstream.data.dataset import Dataset
 from slipstream.data.windows import Series
 from slipstream.engine import copies, encoder, homes, objective, optim, step
 from slipstream.engine.capture import Captured
 from slipstream.engine.copies import Copies
 from slipstream.engine.encoder import Match
-from slipstream.engine.homes import Draw, Home, Program
+from slipstream.engine.homes import Draw, Home, Program, Share
+from slipstream.engine.objective import Objective
 from slipstream.engine.optim import LossScale
 from slipstream.engine.plan import Plan
 from slipstream.engine.step import Tape
 from slipstream.engine.streaming import Streamed
-from slipstream.models import Noise, drops, use
+from slipstream.kernels import rehearsal
+from slipstream.models import OWN, Noise, drops, use
 from slipstream.runs import Run
 
 TRAINING = "training step"
@@ -128,6 +130,7 @@ def set_up(task: Task, plan: Plan, *, like: Job | None = None, frozen: bool | No
     tape = like.tape if like else step.tape(home.num_steps, device)
     val_tape = step.tape(val_home.num_steps, device)
     asked = objective.of(config, dataset.signature, plan, drops=drops(config.model))
+    noise = _noise(config, device)
     advance = step.training(
         model,
         optimizer,
@@ -138,10 +141,12 @@ def set_up(task: Task, plan: Plan, *, like: Job | None = None, frozen: bool | No
         train=train,
         plan=plan,
         scale=scale,
-        noise=_noise(config, device),
+        noise=noise,
     )
     judged = objective.in_validation(config, dataset.signature, plan)
     check = step.validation(model, val_home, val_tape, objective=judged)
+    if OWN in plan.cudnn and plan.home == "device":
+        _rehearse(task, (asked, batch), (judged, chunk), noise)
     captured: dict[str, Captured] = {}
     if plan.capture:
         advance = captured[TRAINING] = Captured(advance, device, steps=plan.steps_per_graph)
@@ -161,6 +166,29 @@ def set_up(task: Task, plan: Plan, *, like: Job | None = None, frozen: bool | No
         batch=batch,
         frozen=frozen,
     )
+
+
+def _rehearse(
+    task: Task,
+    training: tuple[Objective, int],
+    validation: tuple[Objective, int],
+    noise: Noise | None,
+) -> None:
+    """Have all kernels of both passes built at once, for so many windows each."""
+    model, series = task.model, task.series
+    assert series is not None
+
+    def windows_of(count: int) -> Share:
+        rows = torch.zeros(count, dtype=torch.int64, device=series.values.device)
+        return Share(windows.gather(series, rows), rows.float())
+
+    with rehearsal():
+        model.train()
+        step.loss(model, windows_of(training[1]), noise, objective=training[0]).backward()
+        model.zero_grad()
+        model.eval()
+        with torch.no_grad():
+            step.loss(model, windows_of(validation[1]), None, objective=validation[0])
 
 
 def _noise(config: Config, device: torch.device) -> Noise | None:

@@ -27,6 +27,7 @@ from slipstream.engine.homes import Draw, Program
 from slipstream.engine.lane import Epoch, Lane, Room, refuse_larger, room_for
 from slipstream.engine.passes import Mode
 from slipstream.engine.plan import Plan
+from slipstream.kernels import rehearsal, triton_runs
 from slipstream.models import Noise, build
 
 
@@ -80,11 +81,20 @@ class Pack:
         self._parts = passes.parts_of(self._layout, room.config)
         self._allocate(places)
         self._passes = passes.WAYS[mode](job, self.live["weights"], self._layout)
+        if plan.device.type == "cuda" and mode == "together" and triton_runs(plan.device):
+            self._rehearse()
         self.advance: Program = self._advance
         self.check: Program = self._check
         if plan.capture:
             self.advance = Captured(self._advance, plan.device)
             self.check = Captured(self._check, plan.device)
+
+    def _rehearse(self) -> None:
+        """Have all kernels built at once. No lane is active yet, so that this changes nothing but
+        losses, which lanes begin without."""
+        with rehearsal():
+            self._advance()
+            self._check()
 
     def _allocate(self, K: int) -> None:
         room, device = self.room, self.plan.device

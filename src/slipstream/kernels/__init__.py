@@ -6,8 +6,9 @@ G gates (4 in an LSTM: input, forget, cell, output; 3 in a GRU: reset, update, n
 
 from slipstream.kernels.attention import attention
 from slipstream.kernels.available import by_kernel, triton_runs
+from slipstream.kernels.launch import rehearsal
 from slipstream.kernels.linear import linear
 from slipstream.kernels.op import recurrent
 from slipstream.kernels.shapes import Weights
 
-__all__ = ["Weights", "attention", "by_kernel", "linear", "recurrent", "triton_runs"]
+__all__ = ["Weights", "attention", "by_kernel", "linear", "recurrent", "rehearsal", "triton_runs"]

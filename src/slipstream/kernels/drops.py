@@ -13,9 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from slipstream.kernels.launch import launch
 from slipstream.kernels.vmapped import of_lanes
 
-BLOCK = 1024
+ELEMENTS = 1024
+"""Of a program; more where a row is longer"""
 
 
 class Hash(NamedTuple):
@@ -28,14 +30,14 @@ class Hash(NamedTuple):
     way: int
 
 
-@triton.jit(do_not_specialize=["B", "size"])
+@triton.jit(do_not_specialize=["B", "rows"])
 def _drop(
     x,
     out,
     keys,
     rates,
     B,
-    size,
+    rows,
     D: tl.constexpr,
     WAYS: tl.constexpr,
     MIX: tl.constexpr,
@@ -43,30 +45,33 @@ def _drop(
     SITE: tl.constexpr,
     LAST: tl.constexpr,
     WAY: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BR: tl.constexpr,
+    DP: tl.constexpr,
 ):
-    """x and out [K, T, B, D]: `size` elements of each lane, whose key and rate are [K]."""
+    """x and out [K, T, B, D]: `rows` of each lane, whose key and rate are [K]. A program takes BR
+    rows, and mixes once what is of a row and once what is of a unit."""
     lane = tl.program_id(1)
-    element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    row, d = element // D, element % D
+    row = (tl.program_id(0) * BR + tl.arange(0, BR))[:, None]
+    d = tl.arange(0, DP)[None, :]
     place = (row // B).to(tl.int64) * (1 << 32) + row % B
     bits = (place + tl.load(keys + lane)) * MIX
     bits = (bits ^ (bits >> 32)) * MIX
     bits = bits ^ (bits >> 29)
-    rows = (bits >> 32).to(tl.int32) | 1
+    of_row = (bits >> 32).to(tl.int32) | 1
     units = (d // (D // WAYS)) * WAY + d % (D // WAYS)
     units = units * UNIT + SITE
     units = ((units ^ (units >> 15)) * LAST) | 1
-    mask = rows * units
+    mask = of_row * units
     mask = (mask ^ (mask >> 15)) * LAST
 
     dtype = out.dtype.element_ty
     scale = tl.div_rn(1.0, 1.0 - tl.load(rates + lane)).to(dtype).to(tl.float32)
     rate = 1.0 - 1.0 / scale.to(tl.float64)
     dropped = mask < (rate * 4294967296.0 - 2147483648.0).to(tl.int32)
-    where = lane.to(tl.int64) * size + element
-    kept = tl.load(x + where, mask=element < size, other=0.0).to(tl.float32) * scale
-    tl.store(out + where, tl.where(dropped, 0.0, kept).to(dtype), mask=element < size)
+    where = (lane.to(tl.int64) * rows + row) * D + d
+    there = (row < rows) & (d < D)
+    kept = tl.load(x + where, mask=there, other=0.0).to(tl.float32) * scale
+    tl.store(out + where, tl.where(dropped, 0.0, kept).to(dtype), mask=there)
 
 
 def drop(x: Tensor, key: Tensor, rate: Tensor, how: Hash, ways: int) -> Tensor:
@@ -93,10 +98,11 @@ class _Drop(torch.autograd.Function):
 
 def _launch(x: Tensor, key: Tensor, rate: Tensor, how: Hash, ways: int) -> Tensor:
     x = x.contiguous()
-    out, size = torch.empty_like(x), x[0].numel()
-    grid = (triton.cdiv(size, BLOCK), len(x))
-    given = (x, out, key.contiguous(), rate.contiguous(), x.shape[-2], size, x.shape[-1], ways)
-    _drop[grid](*given, *how, BLOCK=BLOCK)
+    B, D = x.shape[-2:]
+    out, rows, wide = torch.empty_like(x), x[0].numel() // D, triton.next_power_of_2(D)
+    height = max(1, ELEMENTS // wide)
+    given = x, out, key.contiguous(), rate.contiguous(), B, rows, D, ways
+    launch(_drop, (triton.cdiv(rows, height), len(x)), *given, *how, BR=height, DP=wide)
     return out
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from slipstream.kernels import recurrence, sums
+from slipstream.kernels.launch import launch
 from slipstream.kernels.shapes import Weights, widened, without
 
 SLOTS = 4
@@ -167,7 +168,9 @@ class _Layer(torch.autograd.Function):
             x = x.to(way.dtype)
             source = x.view(K, T * B, D) @ ih.to(way.dtype).flatten(1, 2).mT
         tile = way.forward
-        recurrence.forward[(-(-B // tile.windows), K * W)](
+        launch(
+            recurrence.forward,
+            (-(-B // tile.windows), K * W),
             source,
             ih,
             hh,
@@ -218,7 +221,9 @@ class _Layer(torch.autograd.Function):
         dh0 = dc0 = slots
         if h0 is not None:
             dh0, dc0 = torch.empty(2, K, W, B, H, device=x.device).unbind()
-        recurrence.backward[(-(-B // tile.windows), K * W)](
+        launch(
+            recurrence.backward,
+            (-(-B // tile.windows), K * W),
             slots,
             carry,
             hh,
@@ -300,9 +305,11 @@ def _weight_gradients(
     sizes = [math.prod(shape) for shape in shapes]
     out = torch.empty(parts, sum(sizes), device=slots.device)
 
-    def launch(blocks: int, width: int, *, h: bool, x_too: bool) -> None:
+    def add_up(blocks: int, width: int, *, h: bool, x_too: bool) -> None:
         of_x, of_h, of_slots = out.split(sizes, dim=1)
-        sums.weight_gradients[(parts, columns * blocks, K * W)](
+        launch(
+            sums.weight_gradients,
+            (parts, columns * blocks, K * W),
             slots,
             y,
             x,
@@ -328,10 +335,10 @@ def _weight_gradients(
         )
 
     if narrow:
-        launch(1, _padded(D + 1), h=True, x_too=True)
+        add_up(1, _padded(D + 1), h=True, x_too=True)
     else:
-        launch(1, 16, h=True, x_too=False)
-        launch(-(-D // COLUMNS), COLUMNS, h=False, x_too=True)
+        add_up(1, 16, h=True, x_too=False)
+        add_up(-(-D // COLUMNS), COLUMNS, h=False, x_too=True)
     total = out[0] if parts == 1 else out.sum(0)
     of_x, of_h, of_slots = (t.view(s) for t, s in zip(total.split(sizes), shapes, strict=True))
     if h0 is not None:

@@ -69,6 +69,7 @@ def draw(
         out = torch.empty(K, rows, batch, dtype=dtype, device=keys.device)
         strides = keys.stride(0), keys.stride(1) if keys.dim() > 1 else 0
         given = (keys, out, size, batch, how.site, *strides, how.mix, how.bits, signed)
+        # in a rehearsal too: what is drawn may become a place in memory
         _draw[(triton.cdiv(size, BLOCK), K)](*given, BLOCK=BLOCK)
         return out
 

@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from slipstream.kernels.launch import launch
 from slipstream.kernels.vmapped import of_lanes
 
 ELEMENTS = 2048
@@ -127,7 +128,7 @@ class _Norm(torch.autograd.Function):
         out = torch.empty(x.shape, dtype=dtype, device=x.device)
         lanes = weight.stride(0), bias.stride(0)
         grid = (triton.cdiv(rows, cut["BR"]), K)
-        forward[grid](x, weight, bias, out, rows, *lanes, D=D, EPS=eps, **cut)
+        launch(forward, grid, x, weight, bias, out, rows, *lanes, D=D, EPS=eps, **cut)
         ctx.eps = eps
         ctx.save_for_backward(x, weight)
         return out
@@ -144,7 +145,7 @@ class _Norm(torch.autograd.Function):
         dx = torch.empty_like(x)
         sums = torch.empty(shares, K, 2, D, device=x.device)
         given = (x, weight, grads[0].contiguous(), dx, sums, rows, share, weight.stride(0))
-        backward[(shares, K)](*given, D=D, EPS=ctx.eps, **cut)
+        launch(backward, (shares, K), *given, D=D, EPS=ctx.eps, **cut)
         dw, db = sums.sum(0).unbind(1)
         return dx, dw, db, None, None
 

@@ -32,6 +32,7 @@ import triton.language as tl
 from torch import Tensor
 
 from slipstream.kernels.curves import sigmoid, tanh
+from slipstream.kernels.launch import launch
 from slipstream.kernels.steps import last_of
 
 BLOCK, WARPS = 512, 4
@@ -320,7 +321,9 @@ def forward(
     for t in range(T):
         if t:
             torch.bmm(y[:, t - 1], across, out=product)
-        kernel[(triton.cdiv(B * H, BLOCK), L)](
+        launch(
+            kernel,
+            (triton.cdiv(B * H, BLOCK), L),
             product,
             products,
             bias,
@@ -358,7 +361,9 @@ def backward(
     for t in reversed(range(T)):
         if t + 1 < T:
             torch.bmm(of_h[:, t + 1], hh, out=product)
-        kernel[(triton.cdiv(B * H, BLOCK), L)](
+        launch(
+            kernel,
+            (triton.cdiv(B * H, BLOCK), L),
             product,
             dy,
             slots,

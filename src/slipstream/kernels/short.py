@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from slipstream.kernels.launch import launch
 from slipstream.kernels.operands import operands
 from slipstream.kernels.vmapped import of_lanes
 
@@ -139,7 +140,7 @@ class _Attention(torch.autograd.Function):
         K, T, B, wide = joined.shape
         out = joined.new_empty(K, T, B, wide // 3)
         ctx.cut = cut(T, wide // (3 * heads), heads, joined.dtype.itemsize, precision)
-        attention_forward[(B * heads, K)](joined, out, T, B, **ctx.cut)
+        launch(attention_forward, (B * heads, K), joined, out, T, B, **ctx.cut)
         ctx.save_for_backward(joined)
         return out
 
@@ -149,7 +150,8 @@ class _Attention(torch.autograd.Function):
         K, T, B, _ = joined.shape
         grad = torch.empty_like(joined)
         programs = (B * ctx.cut["HEADS"], K)
-        attention_backward[programs](joined, grads[0].contiguous(), grad, T, B, **ctx.cut)
+        given = joined, grads[0].contiguous(), grad, T, B
+        launch(attention_backward, programs, *given, **ctx.cut)
         return grad, None, None
 
 

@@ -16,6 +16,7 @@ import triton
 from torch import Tensor
 
 from slipstream.kernels import portions
+from slipstream.kernels.launch import launch
 from slipstream.kernels.pointwise import written
 from slipstream.kernels.shapes import Weights
 from slipstream.kernels.steps import last_of
@@ -95,7 +96,8 @@ def forward(
     y, out, slots, carry = written(products, H, lstm=lstm, spread=spread, keep=keep)
     grid, counters, how = _cut(tile, L, B, H, hh)
     how |= {"W": W, "LSTM": lstm, "SPREAD": spread, "KEEP": keep, "QUICK": quick}
-    portions.split_forward[grid](products, hh, bias, y, out, slots, carry, counters, T, B, **how)
+    given = products, hh, bias, y, out, slots, carry, counters, T, B
+    launch(portions.split_forward, grid, *given, **how)
     return (last_of(y, W) if last else out), y, [slots, carry] if keep else []
 
 
@@ -117,7 +119,8 @@ def backward(
     grid, counters, how = _cut(tile, L, B, hh.shape[2], hh)
     strides = dy.stride(0), 0 if last else dy.stride(1), dy.stride(-2)
     how |= {"W": W, "LSTM": lstm, "LAST": last}
-    portions.split_backward[grid](dy, hh, slots, slots, carry, counters, T, B, *strides, **how)
+    given = dy, hh, slots, slots, carry, counters, T, B, *strides
+    launch(portions.split_backward, grid, *given, **how)
     return slots
 
 

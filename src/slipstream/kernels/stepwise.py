@@ -34,6 +34,8 @@ from slipstream.kernels.shapes import Weights, widened, without
 
 ALIGNED = 16
 """Bytes that rows of operands are a multiple of on a GPU: else products take slow ways"""
+FEW = 64
+"""Inputs, beside which a few more cost next to nothing"""
 
 
 class Way(NamedTuple):
@@ -76,9 +78,11 @@ class _Layer(torch.autograd.Function):
         K, T, B, _ = x.shape
         W, H = hh.shape[1], hh.shape[3]
         lstm, keep = way.kind == "lstm", any(ctx.needs_input_grad)
-        rows = _aligned(x.to(way.dtype).flatten(1, 2), way)
+        more = _beside(x, way)
+        rows = _rows(x, more, way)
         entering = ih.to(way.dtype)
-        entering = _aligned(entering if lstm else entering.roll(H, dims=2), way)
+        entering = entering if lstm else entering.roll(H, dims=2)
+        entering = F.pad(entering, (0, more)) if more else entering
         across = hh.to(way.dtype).flatten(0, 1)
         products = torch.bmm(rows, entering.flatten(1, 2).mT).view(K, T, B, W, -1)
         bias = _bias(b_ih.flatten(0, 1), b_hh.flatten(0, 1), H, way)
@@ -134,14 +138,15 @@ class _Layer(torch.autograd.Function):
             if W == 2:
                 dx += _turned(torch.bmm(ways[1], entering[:, 1]), T)
             dx = dx[..., : shape[3]].reshape(shape).to(x_dtype)
-        total = slots.sum(dim=(1, 2), dtype=torch.promote_types(slots.dtype, torch.float32))
+        d_ih, by_ones = d_ih[..., : shape[3]], d_ih[..., shape[3] :]
+        total = by_ones[..., 0].flatten(0, 1) if by_ones.numel() else _added_up(of_x)
         d_b_ih = d_b_hh = total
         if not lstm:
-            d_ih, d_b_ih = d_ih.roll(-H, dims=2), total[:, : 3 * H].roll(-H, dims=1)
-            d_b_hh = total[:, H:]
+            d_ih, d_b_ih = d_ih.roll(-H, dims=2), total.roll(-H, dims=1)
+            d_b_hh = torch.cat([total[:, H:], _added_up(slots[..., 3 * H :])], dim=1)
         biases = (one.unflatten(0, (K, W)).to(bias_dtype) for one in (d_b_ih, d_b_hh))
         return (
-            *(None, dx, d_ih[..., : shape[3]].to(dtype)),
+            *(None, dx, d_ih.to(dtype)),
             *(d_hh.unflatten(0, (K, W)).to(dtype), *biases),
         )
 
@@ -151,9 +156,28 @@ def _missing(size: int, way: Way) -> int:
     return -size % (ALIGNED // way.dtype.itemsize) if way.kernels else 0
 
 
-def _aligned(tensor: Tensor, way: Way) -> Tensor:
-    more = _missing(tensor.shape[-1], way)
-    return F.pad(tensor, (0, more)) if more else tensor
+def _beside(x: Tensor, way: Way) -> int:
+    """Columns that x gets beside its own: those that its rows are short of, and where it has few,
+    some in any case, for what `_rows` makes of the first."""
+    few = way.kernels and x.shape[3] <= FEW
+    return _missing(x.shape[3], way) or few * ALIGNED // way.dtype.itemsize
+
+
+def _rows(x: Tensor, more: int, way: Way) -> Tensor:
+    """x as operands, [K, T * B, D + more]. The first new column is ones, so that the gradients of
+    the bias are made with those of w_ih."""
+    K, T, B, D = x.shape
+    if not more:
+        return x.to(way.dtype).flatten(1, 2)
+    rows = x.new_zeros(K, T * B, D + more, dtype=way.dtype)
+    rows[..., :D] = x.flatten(1, 2)
+    rows[..., D].fill_(1.0)
+    return rows
+
+
+def _added_up(slots: Tensor) -> Tensor:
+    """Over all steps and windows."""
+    return slots.sum(dim=(1, 2), dtype=torch.promote_types(slots.dtype, torch.float32))
 
 
 def _bias(b_ih: Tensor, b_hh: Tensor, H: int, way: Way) -> Tensor:

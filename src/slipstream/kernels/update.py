@@ -8,9 +8,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from slipstream.kernels.launch import launch
 from slipstream.kernels.shapes import BETA1, BETA2, EPSILON
 
 BLOCK = 1024
+WIDEST = 4
+"""Numbers that one read or write takes at most"""
 
 
 @triton.jit(do_not_specialize=["P", "row", "grad_row"])
@@ -33,12 +36,16 @@ def _adam(
     LOG1: tl.constexpr,
     LOG2: tl.constexpr,
     EPSILON: tl.constexpr,
+    PIECE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """P, `row` and `grad_row` count pieces of PIECE numbers: four, where that can be, so that the
+    compiler sees that it may read and write four at a time."""
     lane = tl.program_id(1).to(tl.int64)
     if tl.load(moves + lane):
         at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        mine, here = at < P, lane * row + at
+        mine, here = at < P * PIECE, lane * row * PIECE + at
+        of_grads = lane * grad_row * PIECE + at
         rate, shrink = tl.load(lr + lane), tl.load(decay + lane)
         taken = tl.load(count + lane).to(tl.float64)
         one = 1 - tl.exp(taken * LOG1)
@@ -47,7 +54,7 @@ def _adam(
         spread = tl.sqrt(two).to(tl.float32)
 
         weight = tl.load(weights + here, mask=mine, other=0.0)
-        grad = tl.load(grads + lane * grad_row + at, mask=mine, other=0.0) / tl.load(divisor + lane)
+        grad = tl.load(grads + of_grads, mask=mine, other=0.0) / tl.load(divisor + lane)
         if DECOUPLED:
             weight *= 1 - rate * shrink
         else:
@@ -81,7 +88,11 @@ def adam(
     """
     K, P = weights.shape
     grads = grads if grads.stride(1) == 1 else grads.contiguous()
-    _adam[(triton.cdiv(P, BLOCK), K)](
+    lengths = P, weights.stride(0), grads.stride(0)
+    piece = math.gcd(*lengths, WIDEST)
+    launch(
+        _adam,
+        (triton.cdiv(P, BLOCK), K),
         weights,
         grads,
         first,
@@ -91,14 +102,13 @@ def adam(
         count,
         divisor,
         moves,
-        P,
-        weights.stride(0),
-        grads.stride(0),
+        *(length // piece for length in lengths),
         DECOUPLED=decoupled,
         BETA1=BETA1,
         BETA2=BETA2,
         LOG1=math.log(BETA1),
         LOG2=math.log(BETA2),
         EPSILON=EPSILON,
+        PIECE=piece,
         BLOCK=BLOCK,
     )
