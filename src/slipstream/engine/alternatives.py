@@ -15,8 +15,8 @@ from slipstream.models import OWN
 
 COMPILE_S = 8.0
 BUILDING_PAYS_S = 15.0
-"""Of a run: kernels of our own take 2 s to build on 16 cores and 5 on one, once on a machine, and
-save a third or more of the steps' time, which is guessed high"""
+"""Of a run: kernels of our own take 2 s to build on 16 cores, 5 one after another, once on a
+machine, and save a third or more of the steps' time, which is guessed high"""
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
