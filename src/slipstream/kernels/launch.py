@@ -50,12 +50,13 @@ def rehearsal() -> Iterator[None]:
                 yield
         finally:
             _asked_for.reset(before)
-        new = {id(kernel): kernel for kernel in asked_for if hasattr(kernel, "result")}
-        if new:
-            list(pool.map(partial(_load, torch.cuda.current_device()), new.values()))
+        found = {id(kernel): kernel for kernel in asked_for if kernel is not None}
+        if found:
+            list(pool.map(partial(_load, torch.cuda.current_device()), found.values()))
 
 
 def _load(device: int, kernel: Any) -> None:
     """Build what launches a kernel, and bring the kernel onto the GPU."""
     with suppress(Exception), torch.cuda.device(device):
-        kernel.result().run  # noqa: B018 (a property that does it)
+        kernel = kernel.result() if hasattr(kernel, "result") else kernel
+        kernel.run  # noqa: B018 (a property that does it)

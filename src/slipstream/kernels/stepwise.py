@@ -139,10 +139,11 @@ class _Layer(torch.autograd.Function):
                 dx += _turned(torch.bmm(ways[1], entering[:, 1]), T)
             dx = dx[..., : shape[3]].reshape(shape).to(x_dtype)
         d_ih, by_ones = d_ih[..., : shape[3]], d_ih[..., shape[3] :]
-        d_b_ih = d_b_hh = total = _totals(slots, by_ones)
+        total = by_ones[..., 0].flatten(0, 1) if by_ones.numel() else _added_up(of_x)
+        d_b_ih = d_b_hh = total
         if not lstm:
-            d_ih, d_b_ih = d_ih.roll(-H, dims=2), total[:, : 3 * H].roll(-H, dims=1)
-            d_b_hh = total[:, H:]
+            d_ih, d_b_ih = d_ih.roll(-H, dims=2), total.roll(-H, dims=1)
+            d_b_hh = torch.cat([total[:, H:], _added_up(slots[..., 3 * H :])], dim=1)
         biases = (one.unflatten(0, (K, W)).to(bias_dtype) for one in (d_b_ih, d_b_hh))
         return (
             *(None, dx, d_ih.to(dtype)),
@@ -174,18 +175,9 @@ def _rows(x: Tensor, more: int, way: Way) -> Tensor:
     return rows
 
 
-def _totals(slots: Tensor, by_ones: Tensor) -> Tensor:
-    """The slots' sums over all steps and windows, [L, 4 * H]; where there are ones beside x, their
-    products [K, W, G * H, more] have those of the first G slots."""
-
-    def added_up(some: Tensor) -> Tensor:
-        return some.sum(dim=(1, 2), dtype=torch.promote_types(some.dtype, torch.float32))
-
-    if not by_ones.shape[3]:
-        return added_up(slots)
-    known = by_ones[..., 0].flatten(0, 1)
-    rest = slots[..., known.shape[1] :]
-    return torch.cat([known, added_up(rest)], dim=1) if rest.shape[3] else known
+def _added_up(slots: Tensor) -> Tensor:
+    """Over all steps and windows."""
+    return slots.sum(dim=(1, 2), dtype=torch.promote_types(slots.dtype, torch.float32))
 
 
 def _bias(b_ih: Tensor, b_hh: Tensor, H: int, way: Way) -> Tensor:
