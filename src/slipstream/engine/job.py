@@ -21,7 +21,7 @@ from slipstream.engine.optim import LossScale
 from slipstream.engine.plan import Plan
 from slipstream.engine.step import Tape
 from slipstream.engine.streaming import Streamed
-from slipstream.kernels import rehearsal
+from slipstream.kernels import by_kernel, rehearsal
 from slipstream.models import OWN, Noise, drops, use
 from slipstream.runs import Run
 
@@ -145,8 +145,8 @@ def set_up(task: Task, plan: Plan, *, like: Job | None = None, frozen: bool | No
     )
     judged = objective.in_validation(config, dataset.signature, plan)
     check = step.validation(model, val_home, val_tape, objective=judged)
-    if OWN in plan.cudnn and plan.home == "device":
-        _rehearse(task, (asked, batch), (judged, chunk), noise)
+    if OWN in plan.cudnn and task.series is not None and by_kernel(task.series.values):
+        _rehearse(model, task.series, (asked, batch), (judged, chunk), noise)
     captured: dict[str, Captured] = {}
     if plan.capture:
         advance = captured[TRAINING] = Captured(advance, device, steps=plan.steps_per_graph)
@@ -169,14 +169,13 @@ def set_up(task: Task, plan: Plan, *, like: Job | None = None, frozen: bool | No
 
 
 def _rehearse(
-    task: Task,
+    model: nn.Module,
+    series: Series,
     training: tuple[Objective, int],
     validation: tuple[Objective, int],
     noise: Noise | None,
 ) -> None:
     """Have all kernels of both passes built at once, for so many windows each."""
-    model, series = task.model, task.series
-    assert series is not None
 
     def windows_of(count: int) -> Share:
         rows = torch.zeros(count, dtype=torch.int64, device=series.values.device)

@@ -27,7 +27,7 @@ from slipstream.engine.homes import Draw, Program
 from slipstream.engine.lane import Epoch, Lane, Room, refuse_larger, room_for
 from slipstream.engine.passes import Mode
 from slipstream.engine.plan import Plan
-from slipstream.kernels import rehearsal, triton_runs
+from slipstream.kernels import by_kernel, rehearsal
 from slipstream.models import Noise, build
 
 
@@ -81,7 +81,7 @@ class Pack:
         self._parts = passes.parts_of(self._layout, room.config)
         self._allocate(places)
         self._passes = passes.WAYS[mode](job, self.live["weights"], self._layout)
-        if plan.device.type == "cuda" and mode == "together" and triton_runs(plan.device):
+        if mode == "together" and by_kernel(series.values):
             self._rehearse()
         self.advance: Program = self._advance
         self.check: Program = self._check

@@ -50,13 +50,13 @@ def rehearsal() -> Iterator[None]:
                 yield
         finally:
             _asked_for.reset(before)
-        found = {id(kernel): kernel for kernel in asked_for if kernel is not None}
-        if found:
-            list(pool.map(partial(_load, torch.cuda.current_device()), found.values()))
+        new = {id(kernel): kernel for kernel in asked_for if hasattr(kernel, "result")}
+        if new:
+            list(pool.map(partial(_launcher, torch.cuda.current_device()), new.values()))
 
 
-def _load(device: int, kernel: Any) -> None:
-    """Build what launches a kernel, and bring the kernel onto the GPU."""
+def _launcher(device: int, kernel: Any) -> Any:
+    """What launches a kernel; to ask for it builds it, and brings the kernel onto the GPU."""
     with suppress(Exception), torch.cuda.device(device):
-        kernel = kernel.result() if hasattr(kernel, "result") else kernel
-        kernel.run  # noqa: B018 (a property that does it)
+        return kernel.result().run
+    return None
