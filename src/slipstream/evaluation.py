@@ -103,7 +103,8 @@ def _own_data(config: Config, signature: Signature, scaler: Scaler) -> Dataset:
         now = dataset.scaler.shift.get(name, math.nan), dataset.scaler.size.get(name, math.nan)
         was = shift, scaler.size[name]
         if not all(
-            math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-9) for a, b in zip(now, was, strict=True)
+            math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-6 * scaler.size[name])
+            for a, b in zip(now, was, strict=True)
         ):
             raise UserError(
                 f'the data of this run have changed since training: column "{name}" now has '

@@ -21,7 +21,7 @@ def build(table, *, roles=None, min_rows=1, **settings):
 
 def column(store, name):
     """A stored column in physical units."""
-    return (store.values[:, store.columns.index(name)] + store.anchors[name]).tolist()
+    return store.read(name).tolist()
 
 
 def test_a_gap_is_a_step_unlike_the_usual_one():
@@ -156,4 +156,39 @@ def test_missing_values_agree_with_a_naive_loop(rows, how):
 
 def test_missing_values_are_refused_by_default():
     with pytest.raises(UserError, match=r'row 2, column "a": is missing .* a 1'):
-        build({"a": [1, None, 3]})
+        column(build({"a": [1, None, 3]}), "a")
+
+
+def test_rows_before_the_first_known_value_are_left_out_and_said_to_be():
+    store = build({"a": [None, None, 1, None, 2], "b": [1, 2, 3, 4, 5]}, missing="forward")
+    assert column(store, "a") == [1, 1, 2]
+    assert store.notes == (
+        '"data": repeated the last known value: a 1',
+        '"data": left out its first 2 rows: a column has no value until then',
+    )
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("xyz"), st.integers(0, 3), value), min_size=1, max_size=30),
+    st.sampled_from(["forward", "drop"]),
+)
+def test_interleaved_sorted_and_filtered_rows_agree_with_a_naive_loop(rows, how):
+    ids, use, a = zip(*rows, strict=True)
+    time = [-i for i in range(len(rows))]
+    table = pa.table({"id": ids, "use": use, "t": time, "a": pa.array(a, pa.float64())})
+    wanted = []
+    kept = [row for row in rows if row[1]]
+    for name in dict.fromkeys(ids):
+        mine = [(value,) for owner, _, value in reversed(kept) if owner == name]
+        wanted.append([row[0] for row, _ in naive_missing(mine, how)] if mine else [])
+        if mine and not wanted[-1]:
+            wanted = None
+            break
+    settings = {"id": "id", "time": "t", "unsorted": "sort", "missing": how}
+    roles = Roles(("a",), ("a",))
+    if not wanted or not any(wanted):
+        with pytest.raises(UserError):
+            build(table, roles=roles, where={"use": [1, 2, 3]}, **settings)
+        return
+    store = build(table, roles=roles, where={"use": [1, 2, 3]}, **settings)
+    assert column(store, "a") == [value for some in wanted for value in some]

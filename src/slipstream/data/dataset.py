@@ -134,8 +134,7 @@ def load(config: Config, table: Any = None, *, known: Scaler | None = None) -> D
         every = [fold.starts for fold in found] or [starts]
         used = [some.numpy() for by_set in every for some in by_set.values()]
         told += labels.told(spans, used, signature.lead)
-    scaler = fitting.fit(store, signature, training, data, known)
-    series = fitting.scaled_series(store, scaler, signature)
+    scaler, series = fitting.fit(store, signature, training, data, known)
     made = Dataset(
         signature=signature,
         scaler=scaler,
@@ -167,7 +166,7 @@ def _streamed(
     layout, static = stream.scan_layout(source, data, roles.static)
     signature = _signature(config, roles, layout.step, names)
     runs, ranges = sets.find_windows(layout, data, signature)
-    scaler, anchors = stream.scan_values(source, signature, runs, data.scale)
+    scaler = stream.scan_values(source, signature, runs, data.scale)
     trained = runs.reaches(splits.TRAIN, layout.offsets)
     scaler = fitting.completed(scaler, signature, static, trained, data, known)
     made = Dataset(
@@ -183,7 +182,6 @@ def _streamed(
             data=data,
             signature=signature,
             scaler=scaler,
-            anchors=anchors,
             layout=layout,
             static=fitting.scaled_static(static, scaler, signature) if roles.static else None,
             ranges=ranges,

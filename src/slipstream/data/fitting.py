@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from slipstream.config import Data, Signature
-from slipstream.data import scaling, windows
+from slipstream.data import scaling, tables, windows
 from slipstream.data.prepare import Store
 from slipstream.data.scaling import Scaler
 from slipstream.data.windows import Series
@@ -20,19 +20,29 @@ def fit(
     training: npt.NDArray[np.bool_],
     data: Data,
     known: Scaler | None,
-) -> Scaler:
-    """From the rows that are for `training`. A label, which stands last, keeps its numbers."""
-    names = signature.classes
-    columns = store.columns[:-1] if names else store.columns
-    scaler = scaling.fit(
-        store.values, columns, store.anchors, training, kind=data.scale, known=known
-    )
-    if names:
-        scaler = scaler.joined(scaling.as_it_is(store.columns[-1], high=len(names) - 1.0))
-    if not signature.static:
-        return scaler
-    trained = np.logical_or.reduceat(training, store.layout.offsets[:-1])
-    return scaler.joined(_fit_static(store.static, signature.static, trained, data))
+) -> tuple[Scaler, Series]:
+    """A scaler from the rows that are for `training`, but for columns that are `known`, and the
+    series scaled by it. A label keeps its numbers."""
+    label = signature.targets[0] if signature.classes else None
+    values = np.empty((store.layout.num_rows, len(store.columns)), dtype=np.float32)
+    columns = in_order(signature)
+    scaler = Scaler(data.scale, {}, {}, {}, {}, {})
+    for i, name in enumerate(columns):
+        column = store.read(name)
+        if name == label:
+            new = scaling.as_it_is(name, high=len(signature.classes) - 1.0)
+        elif known is not None and name in known.shift:
+            new = known.only((name,))
+        else:
+            new = scaling.fit(name, column, training, kind=data.scale)
+        scaler = scaler.joined(new)
+        scaler.apply(name, column, values[:, i])
+        del column
+        tables.release_memory()
+    if signature.static:
+        trained = np.logical_or.reduceat(training, store.layout.offsets[:-1])
+        scaler = scaler.joined(_fit_static(store.static, signature.static, trained, data))
+    return scaler, _series(values, store, scaler, signature)
 
 
 def completed(
@@ -63,30 +73,38 @@ def _fit_static(
     trained: npt.NDArray[np.bool_],
     data: Data,
 ) -> Scaler:
-    anchors = dict.fromkeys(names, 0.0)
-    return scaling.fit(static.astype(np.float32), names, anchors, trained, kind=data.scale)
+    scaler = Scaler(data.scale, {}, {}, {}, {}, {})
+    for i, name in enumerate(names):
+        scaler = scaler.joined(scaling.fit(name, static[:, i], trained, kind=data.scale))
+    return scaler
+
+
+def in_order(signature: Signature) -> tuple[str, ...]:
+    """The columns of a series: inputs first, targets last, those that are both between."""
+    return tuple(dict.fromkeys((*signature.inputs, *signature.targets)))
 
 
 def scaled_series(store: Store, scaler: Scaler, signature: Signature) -> Series:
-    """The store's values, scaled in place, in the signature's order of columns."""
-    columns = tuple(dict.fromkeys((*signature.inputs, *signature.targets)))
-    values = store.values
-    for i, name in enumerate(store.columns):
-        scaler.apply(name, values[:, i], store.anchors[name])
-    if store.columns != columns:  # targets that predict was not given are left unknown
-        found = {name: i for i, name in enumerate(store.columns)}
-        ordered = np.full((len(values), len(columns)), np.nan, dtype=np.float32)
-        for i, name in enumerate(columns):
-            if name in found:
-                ordered[:, i] = values[:, found[name]]
-        values = ordered
+    """The store's series, scaled; targets that it does not have are left unknown."""
+    columns = in_order(signature)
+    values = np.full((store.layout.num_rows, len(columns)), np.nan, dtype=np.float32)
+    for i, name in enumerate(columns):
+        if name in store.columns:
+            scaler.apply(name, store.read(name), values[:, i])
+            tables.release_memory()
+    return _series(values, store, scaler, signature)
+
+
+def _series(
+    values: npt.NDArray[np.float32], store: Store, scaler: Scaler, signature: Signature
+) -> Series:
     static = scaled_static(store.static, scaler, signature) if signature.static else None
     offsets = torch.from_numpy(store.layout.offsets)
     return windows.build(torch.from_numpy(values), static, offsets, signature)
 
 
 def scaled_static(static: npt.NDArray[np.float64], scaler: Scaler, signature: Signature) -> Tensor:
-    scaled = static.astype(np.float32)
+    scaled = np.empty(static.shape, dtype=np.float32)
     for i, name in enumerate(signature.static):
-        scaler.apply(name, scaled[:, i], 0.0)
+        scaler.apply(name, static[:, i], scaled[:, i])
     return torch.from_numpy(scaled)

@@ -18,6 +18,7 @@ from slipstream.data.roles import Roles
 from slipstream.data.scaling import Scaler
 from slipstream.data.sources import build_store, read_sources
 from slipstream.data.splits import Runs
+from slipstream.data.windows import Series
 from slipstream.errors import UserError
 
 OTHER_STEP = 0.02
@@ -55,7 +56,6 @@ def load(
             )
         store = resampled(store, signature.step or 0.0)
     layout = store.layout
-    strange = _unlike_training(store, scaler)
     everything = Runs(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int8), layout.num_rows)
     ranges = windows.find_ranges(
         layout.breaks,
@@ -70,14 +70,15 @@ def load(
     starts = {"all": torch.from_numpy(ranges.starts())}
     if targets and signature.classes:
         starts = labelled.kept(starts, labelled.numbers(store), signature)
+    series = fitting.scaled_series(store, scaler, signature)
     return Dataset(
         signature=signature,
         scaler=scaler,
         layout=layout,
         count={"all": len(starts["all"])},
         period=None,
-        notes=(*strange, *store.notes),
-        memory=InMemory(fitting.scaled_series(store, scaler, signature), starts, store.time),
+        notes=(*_unlike_training(store, series, scaler, signature), *store.notes),
+        memory=InMemory(series, starts, store.time),
         stream=None,
     )
 
@@ -109,20 +110,24 @@ def _other_step(layout: Layout, signature: Signature, resample: bool) -> bool:
     return True
 
 
-def _unlike_training(store: Store, scaler: Scaler) -> tuple[str, ...]:
+def _unlike_training(
+    store: Store, series: Series, scaler: Scaler, signature: Signature
+) -> tuple[str, ...]:
     """Notes on columns with many values far outside of what training saw: other units, perhaps."""
     notes = []
-    for i, name in enumerate(store.columns):
+    for i, name in enumerate(fitting.in_order(signature)):
+        if name not in store.columns:
+            continue
         low, high = scaler.low[name], scaler.high[name]
-        values, anchor = store.values[:, i], store.anchors[name]
-        margin = high - low
-        below, above = low - margin - anchor, high + margin - anchor
-        share = float(np.mean((values < below) | (values > above)))
+        shift, size = scaler.shift[name], scaler.size[name]
+        scaled, margin = series.values[:, i].numpy(), high - low
+        below, above = (low - margin - shift) / size, (high + margin - shift) / size
+        share = float(np.mean((scaled < below) | (scaled > above)))
         if share > STRANGE_SHARE:
-            found = float(values.min()) + anchor, float(values.max()) + anchor
+            found = (float(edge) * size + shift for edge in (scaled.min(), scaled.max()))
             notes.append(
                 f'column "{name}": {100 * share:.0f} % of the values are far outside of what '
-                f"training saw ({low:g} to {high:g}; here {found[0]:g} to {found[1]:g}); are its "
-                "units the same?"
+                f"training saw ({low:g} to {high:g}; here {next(found):g} to {next(found):g}); "
+                "are its units the same?"
             )
     return tuple(notes)

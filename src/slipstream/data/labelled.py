@@ -20,8 +20,7 @@ MOST_NAMED = 10
 
 def numbers(store: Store) -> Ints:
     """Each row's class, from the store's last column; below 0 where there is no label."""
-    column = store.values[:, -1] + np.float32(store.anchors[store.columns[-1]])
-    return column.astype(np.int64)
+    return store.read(store.columns[-1]).astype(np.int64)
 
 
 def kept(

@@ -48,18 +48,17 @@ def attach(
     numbers = classes.numbered(codes, texts, names, source, LABEL)
     spans = Spans(*_rows(source, store, data), numbers)
     _refuse_conflicts(source, spans, names)
-    column = np.full((len(store.values), 1), classes.UNKNOWN, dtype=np.float32)
+    column = np.full(store.layout.num_rows, classes.UNKNOWN, dtype=np.float64)
     if data.label_rows == "end":
-        column[spans.last, 0] = spans.number
+        column[spans.last] = spans.number
     else:
         order = np.argsort(-spans.first, kind="stable")  # at a shared row, the earlier one wins
         for i in order:
-            column[spans.first[i] : spans.last[i] + 1, 0] = spans.number[i]
+            column[spans.first[i] : spans.last[i] + 1] = spans.number[i]
     labelled = replace(
         store,
-        values=np.concatenate([store.values, column], axis=1),
         columns=(*store.columns, LABEL),
-        anchors=store.anchors | {LABEL: 0.0},
+        read=lambda name: column if name == LABEL else store.read(name),
     )
     return labelled, names, spans
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from slipstream.data.tables import Source
 from slipstream.errors import UserError
 
 Floats = npt.NDArray[np.float64]
-Values = npt.NDArray[np.float32]
+
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 Times = npt.NDArray[Any]
@@ -51,13 +53,12 @@ class Layout:
 
 @dataclass(frozen=True)
 class Store:
-    """Every series end to end. Columns count from their anchors, so that float32 holds them."""
+    """Every series end to end. Columns are read one at a time, so that one is in memory twice."""
 
     layout: Layout
-    values: Values
-    """[rows, columns]"""
     columns: tuple[str, ...]
-    anchors: dict[str, float]
+    read: Callable[[str], Floats]
+    """A column's values, row after row, in physical units; read anew at every call"""
     static: Floats
     """[series, static columns]"""
     time: Times | None
@@ -72,23 +73,27 @@ class _Piece:
     source: Source
     rows: Ints | range
     """Its rows in the source, in order; a range where they stand together"""
-    values: Values
-    """[rows, columns]"""
     static: Floats
     time: Times | None
     breaks: Flags
     groups: npt.NDArray[np.int32]
+    kept: Ints | None = None
+    """Which of `rows` are left, where some were dropped for want of a value"""
 
     def take(self, rows: Ints) -> _Piece:
         """Only these rows, in this order; the breaks are the caller's to mend."""
         return replace(
             self,
-            rows=np.asarray(self.rows)[rows],
-            values=self.values[rows],
             time=None if self.time is None else self.time[rows],
             breaks=self.breaks[rows],
             groups=self.groups[rows],
         )
+
+    def pick(self, column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """What a column of the source holds at `rows`; a view where they stand together."""
+        if isinstance(self.rows, range):
+            return column[self.rows.start : self.rows.stop]
+        return column[self.rows]
 
 
 def build(
@@ -99,15 +104,15 @@ def build(
     if need_targets:
         wanted |= dict.fromkeys(roles.targets, "data.targets")
     group_names: dict[str, int] = {}
-    anchors: dict[str, float] = {}
     notes: list[str] = []
     pieces: list[_Piece] = []
     steps: dict[float, str] = {}
     for source in sources:
-        values = read_values(source, wanted, anchors)
-        for raw in _series(source, data, roles, group_names, values):
-            ordered, step = _ordered(raw, data)
-            piece = _complete(ordered, tuple(wanted), data, notes)
+        found = [_ordered(raw, data) for raw in _series(source, data, roles, group_names)]
+        whole = [piece for piece, _ in found]
+        if data.missing != "error":
+            whole = _complete(source, whole, wanted, data, notes)
+        for piece, (_, step) in zip(whole, found, strict=True):
             if len(piece.breaks) < min_rows:
                 notes.append(_dropped_as_short(piece, data, min_rows))
                 continue
@@ -138,9 +143,8 @@ def build(
     )
     return Store(
         layout=layout,
-        values=_end_to_end([piece.values for piece in pieces]),
         columns=tuple(wanted),
-        anchors=anchors,
+        read=partial(_read, pieces, wanted, data.missing),
         static=np.stack([piece.static for piece in pieces]),
         time=_end_to_end(times) if times else None,
         notes=tuple(notes),
@@ -152,24 +156,39 @@ def distinct(names: list[str]) -> tuple[str, ...]:
     return tuple(f"{name} #{i}" if name in twice else name for i, name in enumerate(names, 1))
 
 
-def read_values(source: Source, wanted: dict[str, str], anchors: dict[str, float]) -> Values:
-    """Columns side by side, float32, each counted from its first known value ever.
+def _numbers(source: Source, name: str, setting: str) -> Floats:
+    """A column of a source; one without a single value is refused."""
+    column = typed.numbers(source, name, setting)
+    tables.release_memory()
+    if np.isnan(column).all():
+        raise UserError(f'{source.name}: column "{name}" ({setting}) has no values')
+    return column
 
-    One column at a time, so that no more than one of them is in memory twice.
-    """
-    values = np.empty((source.num_rows, len(wanted)), dtype=np.float32)
-    for i, (name, setting) in enumerate(wanted.items()):
-        column = typed.numbers(source, name, setting)
-        if name not in anchors:
-            known = np.flatnonzero(~np.isnan(column[:1000]))
-            known = known if len(known) else np.flatnonzero(~np.isnan(column))
-            if not len(known):
-                raise UserError(f'{source.name}: column "{name}" ({setting}) has no values')
-            anchors[name] = float(column[known[0]])
-        np.subtract(column, anchors[name], out=values[:, i], casting="same_kind")
-        del column
-        tables.release_memory()
-    return values
+
+def _read(pieces: list[_Piece], wanted: dict[str, str], missing: str, name: str) -> Floats:
+    """One column of all pieces, source after source; without a copy where it is a source's own."""
+    parts: list[Floats] = []
+    for _, mine in groupby(pieces, key=lambda piece: id(piece.source)):
+        some = list(mine)
+        column = _numbers(some[0].source, name, wanted[name])
+        for piece in some:
+            values = piece.pick(column)
+            if missing == "error":
+                _refuse_holes(piece, name, np.isnan(values), wanted)
+            elif missing == "forward":
+                values = _repeat_last(values)
+            parts.append(values if piece.kept is None else values[piece.kept])
+        del column, values
+    return _end_to_end(parts)
+
+
+def _repeat_last(values: Floats) -> Floats:
+    """Each missing value replaced by the last known one; missing stays what comes before any."""
+    hole = np.isnan(values)
+    if not hole.any():
+        return values
+    known = np.maximum.accumulate(np.where(hole, -1, np.arange(len(hole))))
+    return np.where(known >= 0, values[known], np.nan)
 
 
 def _end_to_end(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
@@ -177,7 +196,7 @@ def _end_to_end(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     if len(parts) == 1:
         return parts[0]
     whole = parts[0].base
-    if whole is not None and sum(map(len, parts)) == len(whole):
+    if isinstance(whole, np.ndarray) and sum(map(len, parts)) == len(whole):
         at = [part.__array_interface__["data"][0] for part in parts]
         ends = np.cumsum([part.nbytes for part in parts[:-1]])
         if all(part.base is whole for part in parts) and at == [at[0], *(at[0] + ends)]:
@@ -186,7 +205,7 @@ def _end_to_end(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
 
 
 def _series(
-    source: Source, data: Data, roles: Roles, group_names: dict[str, int], values: Values
+    source: Source, data: Data, roles: Roles, group_names: dict[str, int]
 ) -> Iterator[_Piece]:
     """The series of one source, rows in file order."""
     static = {name: typed.numbers(source, name, "data.static") for name in roles.static}
@@ -205,7 +224,6 @@ def _series(
             name=name,
             source=source,
             rows=named,
-            values=values[rows],
             static=_constant(source, static, named, name),
             time=None if time is None else time[rows],
             breaks=np.arange(end - begin) == 0,
@@ -253,7 +271,8 @@ def _ordered(piece: _Piece, data: Data) -> tuple[_Piece, float | None]:
         return piece, None
     if data.unsorted == "sort" and (np.diff(time) < 0).any():
         order = np.argsort(time, kind="stable")
-        piece, time = replace(piece.take(order), breaks=piece.breaks), time[order]
+        rows = np.asarray(piece.rows)[order]
+        piece, time = replace(piece.take(order), rows=rows, breaks=piece.breaks), time[order]
     steps = np.diff(time)
     if not len(steps):
         return piece, None
@@ -285,32 +304,41 @@ def _refuse_order(piece: _Piece, data: Data, steps: Times) -> None:
     )
 
 
-def _complete(piece: _Piece, columns: tuple[str, ...], data: Data, notes: list[str]) -> _Piece:
-    """The series without missing values: refused, filled from the past, or dropped."""
-    holes = {}
-    for i, name in enumerate(columns):
-        hole = np.isnan(piece.values[:, i])
-        if hole.any():
-            holes[name] = hole
-    if not holes:
-        return piece
-    counts = ", ".join(f"{name} {int(hole.sum()):,}" for name, hole in holes.items())
-    if data.missing == "error":
-        name, hole = next(iter(holes.items()))
-        where = piece.source.where(int(piece.rows[np.flatnonzero(hole)[0]]), name)
-        raise UserError(
-            f'{where}: is missing (in series "{piece.name}": {counts}); set data.missing = '
-            '"forward" to repeat the last known value, or "drop" to leave such rows out'
-        )
-    if data.missing == "forward":
-        notes.append(f'"{piece.name}": repeated the last known value: {counts}')
-        for name, hole in holes.items():
-            column = piece.values[:, columns.index(name)]
-            known = np.maximum.accumulate(np.where(hole, -1, np.arange(len(hole))))
-            column[:] = np.where(known >= 0, column[known], np.nan)
-    else:
-        notes.append(f'"{piece.name}": left out rows with missing values: {counts}')
-    gone: Flags = np.asarray(np.isnan(piece.values).any(axis=1))
+def _complete(
+    source: Source, pieces: list[_Piece], wanted: dict[str, str], data: Data, notes: list[str]
+) -> list[_Piece]:
+    """The source's series without the rows that stay unknown, with notes on what is missing."""
+    gone: list[Flags] = [np.zeros(len(piece.breaks), dtype=bool) for piece in pieces]
+    holes: list[dict[str, int]] = [{} for _ in pieces]
+    for name, setting in wanted.items():
+        unknown = np.isnan(_numbers(source, name, setting))
+        for piece, mine, counts in zip(pieces, gone, holes, strict=True):
+            hole = piece.pick(unknown)
+            if not hole.any():
+                continue
+            leading = np.logical_and.accumulate(hole)
+            mine |= hole if data.missing == "drop" else leading
+            counts[name] = int(hole.sum() if data.missing == "drop" else (hole & ~leading).sum())
+    found = []
+    for piece, mine, counts in zip(pieces, gone, holes, strict=True):
+        notes += _notes_on_holes(piece.name, int(mine.sum()), counts, data)
+        found.append(_without(piece, mine) if mine.any() else piece)
+    return found
+
+
+def _notes_on_holes(series: str, gone: int, counts: dict[str, int], data: Data) -> Iterator[str]:
+    listed = ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
+    if data.missing == "drop":
+        if listed:
+            yield f'"{series}": left out rows with missing values: {listed}'
+        return
+    if listed:
+        yield f'"{series}": repeated the last known value: {listed}'
+    if gone:
+        yield f'"{series}": left out its first {gone:,} rows: a column has no value until then'
+
+
+def _without(piece: _Piece, gone: Flags) -> _Piece:
     kept = np.flatnonzero(~gone)
     if not len(kept):
         raise UserError(
@@ -318,7 +346,23 @@ def _complete(piece: _Piece, columns: tuple[str, ...], data: Data, notes: list[s
         )
     # a kept row starts anew if it did so before, or if a row since the last kept one did or went
     restarts = np.cumsum(piece.breaks | gone)[kept]
-    return replace(piece.take(kept), breaks=np.diff(restarts, prepend=restarts[0] - 1) > 0)
+    breaks = np.diff(restarts, prepend=restarts[0] - 1) > 0
+    return replace(piece.take(kept), kept=kept, breaks=breaks)
+
+
+def _refuse_holes(piece: _Piece, name: str, hole: Flags, wanted: dict[str, str]) -> None:
+    if not hole.any():
+        return
+    counts: dict[str, int] = {}
+    for other, setting in wanted.items():
+        number = int(np.isnan(piece.pick(_numbers(piece.source, other, setting))).sum())
+        counts |= {other: number} if number else {}
+    listed = ", ".join(f"{other} {number:,}" for other, number in counts.items())
+    where = piece.source.where(int(piece.rows[np.flatnonzero(hole)[0]]), name)
+    raise UserError(
+        f'{where}: is missing (in series "{piece.name}": {listed}); set data.missing = '
+        '"forward" to repeat the last known value, or "drop" to leave such rows out'
+    )
 
 
 def _dropped_as_short(piece: _Piece, data: Data, min_rows: int) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from slipstream.data.prepare import MICROSECONDS, Floats, Store, Values
+from slipstream.data.prepare import MICROSECONDS, Floats, Store
 
 SAME_PLACE = 1e-6
 """How far from a new row's time, in steps, an old one still counts as being there."""
@@ -23,20 +23,28 @@ def resampled(store: Store, step: float) -> Store:
     assert store.time is not None
     assert layout.step is not None
     width = step * MICROSECONDS if layout.dated else step
-    values, times, breaks, offsets = [], [], [0], [0]
-    for begin, end in itertools.pairwise([*layout.breaks.tolist(), layout.num_rows]):
+    coarser = step > layout.step
+    spans = list(itertools.pairwise([*layout.breaks.tolist(), layout.num_rows]))
+    places, times, breaks, offsets = [], [], [0], [0]
+    for begin, end in spans:
         if begin in layout.offsets[1:-1]:
             offsets.append(breaks[-1])
         old = store.time[begin:end].astype(np.float64)
         place = (old - old[0]) / width
         grid = np.arange(int(place[-1] + SAME_PLACE) + 1)
-        rows = store.values[begin:end]
-        new = np.stack([np.interp(grid, place, column) for column in rows.T], axis=1)
-        if step > layout.step:
-            _put_means(new, rows, np.ceil(place - SAME_PLACE))
-        values.append(new.astype(np.float32))
+        places.append((place, grid))
         times.append((old[0] + grid * width).astype(store.time.dtype))
         breaks.append(breaks[-1] + len(grid))
+
+    def read(name: str) -> Floats:
+        column, parts = store.read(name), []
+        for (begin, end), (place, grid) in zip(spans, places, strict=True):
+            new = np.interp(grid, place, column[begin:end])
+            if coarser:
+                _put_means(new, column[begin:end], np.ceil(place - SAME_PLACE))
+            parts.append(new)
+        return np.concatenate(parts)
+
     return replace(
         store,
         layout=replace(
@@ -47,17 +55,16 @@ def resampled(store: Store, step: float) -> Store:
             group_codes=np.zeros(1, dtype=np.int64),
             step=step,
         ),
-        values=np.concatenate(values),
+        read=read,
         time=np.concatenate(times),
         notes=(*store.notes, f"resampled from a step of {layout.step:g} to {step:g}"),
     )
 
 
-def _put_means(new: Floats, rows: Values, owner: Floats) -> None:
-    """Replace each new row by the mean of the old ones that belong to it, where there are any."""
+def _put_means(new: Floats, values: Floats, owner: Floats) -> None:
+    """Replace each new value by the mean of the old ones that belong to it, where there are any."""
     kept = owner < len(new)
-    owner, rows = owner[kept].astype(np.int64), rows[kept]
+    owner, values = owner[kept].astype(np.int64), values[kept]
     size = np.bincount(owner, minlength=len(new))
-    for i, column in enumerate(rows.T):
-        total = np.bincount(owner, weights=column, minlength=len(new))
-        new[size > 0, i] = total[size > 0] / size[size > 0]
+    total = np.bincount(owner, weights=values, minlength=len(new))
+    new[size > 0] = total[size > 0] / size[size > 0]

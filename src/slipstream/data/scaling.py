@@ -1,4 +1,8 @@
-"""Scaling of columns, fitted on training rows only."""
+"""Scaling of columns, fitted on training rows only.
+
+Physical values are float64 until they are scaled, and float32 from then on: a column is rounded
+once, when it is centred, so neither where it lies nor what else the file holds costs it digits.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,15 @@ import numpy.typing as npt
 
 from slipstream.errors import UserError
 
+Floats = npt.NDArray[np.float64]
 Values = npt.NDArray[np.float32]
+Flags = npt.NDArray[np.bool_]
+STRETCH = 1 << 20
+"""Rows that are worked on at a time"""
+SAMPLE = 10_000
+"""Training rows that tell how a column's values lie"""
+LARGEST_LOSS = 0.01
+"""Of the distance between usual values, what rounding a scaled column may take"""
 
 
 @dataclass(frozen=True)
@@ -28,16 +40,17 @@ class Scaler:
     high: dict[str, float]
     """Each column's range over the training rows"""
 
-    def apply(self, name: str, values: Values, anchor: float) -> None:
-        """Scale, in place, values that count from `anchor`."""
-        with np.errstate(over="ignore"):
-            values += np.float32(anchor - self.shift[name])
-            values /= np.float32(self.size[name])
-        if not np.isfinite(values).all():
-            raise UserError(
-                f'column "{name}" has a value so far from the training rows that it cannot be '
-                "scaled; correct it, or leave it empty and set data.missing"
-            )
+    def apply(self, name: str, column: Floats, out: Values) -> None:
+        """Write a column's values, scaled, to `out`."""
+        for begin in range(0, len(column), STRETCH):
+            some = slice(begin, begin + STRETCH)
+            with np.errstate(over="ignore"):
+                out[some] = (column[some] - self.shift[name]) / self.size[name]
+            if np.isinf(out[some]).any():
+                raise UserError(
+                    f'column "{name}" has a value so far from the training rows that it cannot be '
+                    "scaled; correct it, or leave it empty and set data.missing"
+                )
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -71,25 +84,51 @@ def as_it_is(name: str, *, high: float) -> Scaler:
     return Scaler("none", {name: 0.0}, {name: 1.0}, {name: 1.0}, {name: 0.0}, {name: high})
 
 
-def fit(
-    values: Values,
-    columns: tuple[str, ...],
-    anchors: dict[str, float],
-    rows: npt.NDArray[np.bool_],
-    *,
-    kind: str,
-    known: Scaler | None = None,
-) -> Scaler:
-    """Learn each column's shift and size from `rows`, or take those that are known.
-
-    A column that never changes is refused.
-    """
+def fit(name: str, column: Floats, rows: Flags, *, kind: str) -> Scaler:
+    """Learn a column's shift and size from `rows`; one that never changes is refused."""
     sums = Sums({}, {}, {}, {}, {})
-    for i, name in enumerate(columns):
-        if known is None or name not in known.shift:
-            sums.add(name, values[rows, i], anchors[name])
+    for begin in range(0, len(column), STRETCH):
+        some = slice(begin, begin + STRETCH)
+        sums.add(name, column[some][rows[some]])
     scaler = sums.scaler(kind)
-    return scaler if known is None else scaler.joined(known.only(columns))
+    chosen = np.flatnonzero(rows)
+    refuse_lost_digits(name, column[chosen[:: sampling(len(chosen))]], scaler)
+    return scaler
+
+
+def sampling(num_rows: int) -> int:
+    """One in how many training rows is taken for a sample."""
+    return max(-(-num_rows // SAMPLE), 1)
+
+
+def refuse_lost_digits(name: str, sample: Floats, scaler: Scaler) -> None:
+    """Refuse a column whose usual values, scaled and rounded to float32, can not be told apart.
+
+    That is so where a few values, or the distance from zero of what is not scaled, are so large
+    beside the differences of the others that these have no digits left.
+    """
+    usual = float(np.median(sample))
+    apart = np.abs(sample - usual)
+    if not apart.any():
+        return
+    spread = np.maximum(np.median(apart[apart > 0]), apart)
+    shift, size = scaler.shift[name], scaler.size[name]
+    scaled = ((sample - shift) / size).astype(np.float32)
+    lost = np.abs(scaled.astype(np.float64) * size + shift - sample) / spread
+    if lost.max() <= LARGEST_LOSS:
+        return
+    remedy = (
+        'set data.scale = "standard"'
+        if scaler.kind == "none"
+        else "correct the values that lie far from the others, or leave them empty and set "
+        "data.missing"
+    )
+    raise UserError(
+        f'column "{name}": its training rows go from {scaler.low[name]:.10g} to '
+        f"{scaler.high[name]:.10g}, but half of those that differ from the median, {usual:.10g}, "
+        f"are within {np.median(apart[apart > 0]):.3g} of it; with data.scale = "
+        f'"{scaler.kind}", float32 can not tell them apart: {remedy}'
+    )
 
 
 @dataclass(frozen=True)
@@ -103,12 +142,12 @@ class Sums:
     low: dict[str, float]
     high: dict[str, float]
 
-    def add(self, name: str, values: Values, anchor: float) -> None:
+    def add(self, name: str, values: Floats) -> None:
         if not len(values):
             return
-        count, mean = len(values), float(values.mean(dtype=np.float64)) + anchor
-        squares = float(values.var(dtype=np.float64)) * count
-        low, high = float(values.min()) + anchor, float(values.max()) + anchor
+        count, mean = len(values), float(values.mean())
+        squares = float(values.var()) * count
+        low, high = float(values.min()), float(values.max())
         if name in self.count:
             apart, whole = mean - self.mean[name], self.count[name] + count
             squares += self.squares[name] + apart**2 * self.count[name] * count / whole

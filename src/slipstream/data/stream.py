@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from slipstream.config import Data, Signature
-from slipstream.data import prepare, roles, tables, typed, windows
-from slipstream.data.prepare import MICROSECONDS, Layout, Times, is_date
+from slipstream.data import fitting, prepare, roles, scaling, tables, typed, windows
+from slipstream.data.prepare import MICROSECONDS, Floats, Layout, Times, is_date
 from slipstream.data.scaling import Scaler, Sums
 from slipstream.data.splits import SETS, Runs
 from slipstream.data.tables import Source
@@ -60,7 +60,6 @@ class Stream:
     data: Data
     signature: Signature
     scaler: Scaler
-    anchors: dict[str, float]
     layout: Layout
     static: Tensor | None
     """[series, K], scaled"""
@@ -85,9 +84,11 @@ class Stream:
         first = int(ranges.first.min())
         last = int((ranges.first + (ranges.count - 1) * ranges.stride).max()) + reach
         stretch = self.source.stretch(first, last)
-        values = _values(stretch, self.signature, self.anchors)
-        for i, name in enumerate(_columns(self.signature)):
-            self.scaler.apply(name, values[:, i], self.anchors[name])
+        wanted = _columns(self.signature)
+        values = np.empty((last - first, len(wanted)), dtype=np.float32)
+        for i, (name, setting) in enumerate(wanted.items()):
+            self.scaler.apply(name, typed.numbers(stretch, name, setting), values[:, i])
+            tables.release_memory()
         offsets = self.layout.offsets
         inside = offsets[(offsets > first) & (offsets < last)]
         owners = np.searchsorted(offsets, np.append(first, inside), side="right") - 1
@@ -112,16 +113,10 @@ class Stream:
                 yield piece
 
 
-def _columns(signature: Signature) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((*signature.inputs, *signature.targets)))
-
-
-def _values(
-    source: Source, signature: Signature, anchors: dict[str, float]
-) -> npt.NDArray[np.float32]:
-    wanted = dict.fromkeys(_columns(signature), "data.targets")
-    wanted |= dict.fromkeys(signature.inputs, "data.inputs")
-    return prepare.read_values(source, wanted, anchors)
+def _columns(signature: Signature) -> dict[str, str]:
+    """The columns of a series, in order, and the setting that names each."""
+    wanted = dict.fromkeys(fitting.in_order(signature), "data.targets")
+    return wanted | dict.fromkeys(signature.inputs, "data.inputs")
 
 
 def scan_layout(
@@ -227,28 +222,32 @@ def _scan_time(
     seen.breaks.update((gaps + shift).tolist())
 
 
-def scan_values(
-    source: Source, signature: Signature, runs: Runs, kind: str
-) -> tuple[Scaler, dict[str, float]]:
+def scan_values(source: Source, signature: Signature, runs: Runs, kind: str) -> Scaler:
     """Second pass: how columns scale, from training rows; missing values are refused."""
-    anchors: dict[str, float] = {}
     sums = Sums({}, {}, {}, {}, {})
-    columns = _columns(signature)
+    train = SETS.index("train")
+    every, seen = scaling.sampling(runs.count(train)), 0
+    samples: dict[str, list[Floats]] = {}
     for begin in range(0, source.num_rows, SCAN_ROWS):
         end = min(begin + SCAN_ROWS, source.num_rows)
         stretch = source.stretch(begin, end)
-        values = _values(stretch, signature, anchors)
-        training = runs.mask(SETS.index("train"), begin, end)
-        for i, name in enumerate(columns):
+        training = np.flatnonzero(runs.mask(train, begin, end))
+        for name, setting in _columns(signature).items():
+            column = typed.numbers(stretch, name, setting)
             label = bool(signature.classes) and name in signature.targets
-            unlabelled = label & (values[:, i] + anchors[name] < 0)
-            holes = np.flatnonzero(np.isnan(values[:, i]) | unlabelled)
+            holes = np.flatnonzero(np.isnan(column) | (label & (column < 0)))
             if len(holes):
                 raise UserError(
                     f"{stretch.where(int(holes[0]), name)}: is missing; to stream a table, fill or "
                     "leave out what is missing beforehand"
                 )
             if not label:
-                sums.add(name, values[training, i], anchors[name])
-        tables.release_memory()
-    return sums.scaler(kind), anchors
+                sums.add(name, column[training])
+                samples.setdefault(name, []).append(column[training[-seen % every :: every]])
+            del column
+            tables.release_memory()
+        seen += len(training)
+    scaler = sums.scaler(kind)
+    for name, parts in samples.items():
+        scaling.refuse_lost_digits(name, np.concatenate(parts), scaler)
+    return scaler
