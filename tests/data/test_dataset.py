@@ -128,11 +128,21 @@ def test_pm25_needs_a_word_on_missing_values():
         (["at", "a", "b", "time"], {"time": "at"}),
         (["time", "a", "b", "fold"], {"split": {"walk_forward": 2}}),
         (["time", "a", "b", "a_predicted"], {}),
+        (["time", "a", "b", "a_lo80"], {}),
+        (["time", "a", "b", "b_hi95"], {"targets": ["b_hi95", "b"]}),
+        (["time", "a", "b", "a_q2.5"], {}),
     ],
 )
 def test_a_target_that_predictions_would_write_over_is_refused(names, data):
+    train = {"loss": "quantile", "quantiles": [0.025, 0.5, 0.975]} if "_q" in names[-1] else {}
     with pytest.raises(UserError, match=f'"{names[-1]}".*name of another column of predictions'):
-        small_dataset(small_config(data=data), waves().rename_columns(names))
+        small_dataset(small_config(data=data, train=train), waves().rename_columns(names))
+
+
+def test_quantiles_whose_columns_would_have_one_name_are_refused():
+    train = {"loss": "quantile", "quantiles": [0.5, 0.9000001, 0.9000002]}
+    with pytest.raises(UserError, match=r'would be named "a_q90"; give train.quantiles'):
+        small_dataset(small_config(train=train))
 
 
 @pytest.mark.parametrize(
@@ -142,6 +152,8 @@ def test_a_target_that_predictions_would_write_over_is_refused(names, data):
         (["time", "a", "b", "step"], {"horizon": 0, "targets": ["step"]}),
         (["time", "a", "b", "fold"], {}),
         (["time", "a", "b", "b_predicted"], {"targets": ["a", "b_predicted"]}),
+        (["time", "a", "b", "b_lo80"], {"targets": ["a", "b_lo80"]}),
+        (["time", "a", "b", "a_q5"], {}),
     ],
 )
 def test_names_that_clash_with_nothing_are_fine(names, data):

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
 
+from slipstream import UserError
 from slipstream.engine import numbers, plan, score
 from slipstream.models import build
 from tests.conftest import small_config, small_dataset, waves
@@ -112,3 +115,46 @@ def test_the_ridge_sees_fewer_windows_where_all_would_take_too_long(monkeypatch)
     monkeypatch.setattr(numbers, "RIDGE_WORK", 1.0)
     found = score.find_baselines(dataset, lambda which: dataset.pieces(which, None, rows=1))
     assert "one training window in 3" in found["ridge"].what
+
+
+FAR = 123456789.0
+
+
+@pytest.mark.parametrize("quantiles", [(), (0.1, 0.5, 0.9)])
+def test_physical_values_far_from_zero_keep_their_digits(quantiles):
+    train = {"loss": "quantile", "quantiles": list(quantiles)} if quantiles else {}
+    config = small_config(data={"targets": ["a"]}, train=train)
+    table = waves(400).to_pydict()
+    table["a"] = [value + FAR for value in table["a"]]
+    dataset = small_dataset(config, table)
+    (piece,) = dataset.pieces("test", None, rows=1)
+    count = 3 if quantiles else 1
+
+    def predict(series, starts):
+        """What comes next, with quantiles at a distance of an eighth of a scaled unit."""
+        truth = series.targets[starts[:, None] + series.target_rows]
+        return torch.stack([truth + (q - count // 2) / 8 for q in range(count)], dim=-1)
+
+    (chunk,) = score.chunks(predict, [piece])
+    reach = {"80": torch.full((4, 1), 0.25), "95": torch.full((4, 1), 0.5)}
+    found = score.as_table(chunk, dataset, reach).to_pandas()
+    truth = np.array(table["a"])[found["row"]]
+    assert len(np.unique(truth)) > 50
+    size = dataset.scaler.size["a"]
+    wanted = {"a": 0, "a_predicted": 0, "a_lo80": -0.25, "a_hi80": 0.25, "a_lo95": -0.5}
+    wanted |= {"a_q10": -0.125, "a_q50": 0, "a_q90": 0.125} if quantiles else {}
+    for name, off in wanted.items():
+        assert found[name].dtype == np.float64
+        np.testing.assert_allclose(found[name] - FAR, truth - FAR + off * size, rtol=0, atol=1e-6)
+
+
+def test_a_table_never_writes_one_target_over_another():
+    """Models that were trained when such names were accepted are still about."""
+    _, dataset, predict = made(data={"targets": ["a", "b"]})
+    signature = dataset.signature.model_copy(update={"targets": ("a", "a_predicted")})
+    scaler = dataset.scaler
+    for by_column in (scaler.shift, scaler.size):
+        by_column["a_predicted"] = by_column["b"]
+    chunk = next(score.chunks(predict, pieces(dataset, dataset.memory.starts["test"][:3])))
+    with pytest.raises(UserError, match='would be named "a_predicted"'):
+        score.as_table(chunk, replace(dataset, signature=signature))

@@ -13,10 +13,20 @@ import torch
 from torch import Tensor
 
 from slipstream.config import Config, Data, Signature
-from slipstream.data import classes, fitting, labelled, labels, sets, splits, stream, tables
+from slipstream.data import (
+    classes,
+    fitting,
+    labelled,
+    labels,
+    outputs,
+    sets,
+    splits,
+    stream,
+    tables,
+)
 from slipstream.data.folds import Fold
 from slipstream.data.prepare import Ints, Layout, Times
-from slipstream.data.roles import Roles, find_roles, for_an_encoder, in_stored_order, refuse_clashes
+from slipstream.data.roles import Roles, find_roles, for_an_encoder, in_stored_order
 from slipstream.data.scaling import Scaler
 from slipstream.data.sources import build_store, read_sources, stay_on_disk
 from slipstream.data.stream import Stream
@@ -117,7 +127,7 @@ def load(config: Config, table: Any = None, *, known: Scaler | None = None) -> D
     if config.masked:
         roles, data = for_an_encoder(roles, data)
     else:
-        refuse_clashes(sources[0], data, roles)
+        outputs.refuse_clashes(config, roles)
     roles = in_stored_order(roles)
     names: tuple[str, ...] = ()
     if data.task == "classify" and data.labels is None:

@@ -63,20 +63,6 @@ def _refuse_taken(source: Source, data: Data, inputs: tuple[str, ...]) -> None:
         )
 
 
-def refuse_clashes(source: Source, data: Data, roles: Roles) -> None:
-    """Predictions of numbers are written under the targets' names, beside columns of their own."""
-    own = {"series", "row", *(f"{name}_predicted" for name in roles.targets)}
-    own |= {"time"} if data.time in source.names else set()
-    own |= {"step"} if data.horizon else set()
-    own |= {"fold"} if data.split.walk_forward is not None else set()
-    clashes = [name for name in roles.targets if name in own]
-    if clashes and data.task == "regress":
-        raise UserError(
-            f'the target "{clashes[0]}" has the name of another column of predictions.parquet; '
-            "rename it, or leave it out of data.targets (or add it to data.ignore)"
-        )
-
-
 def for_an_encoder(roles: Roles, data: Data) -> tuple[Roles, Data]:
     """What masked rows are filled in from: inputs alone, and windows of nothing but context."""
     targets = roles.targets if data.channels == "independent" else ()

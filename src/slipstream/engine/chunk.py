@@ -60,8 +60,8 @@ class Kind(Protocol):
 
     def columns(
         self, chunk: Chunk, dataset: Dataset, reach: Mapping[str, Tensor] | None, /
-    ) -> dict[str, Any]:
-        """Truths, where they are known, and predictions, as columns of a table."""
+    ) -> Iterable[tuple[str, Any]]:
+        """Truths, where they are known, and predictions, as columns of a table, with names."""
 
     def baselines(self, dataset: Dataset, pieces: Pieces) -> dict[str, Baseline]:
         """What a model must beat, as far as each means something for this data."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from slipstream import baselines as simple
-from slipstream.data import windows
+from slipstream.data import outputs, windows
 from slipstream.data.dataset import Dataset
 from slipstream.data.windows import Series
 from slipstream.engine import step
@@ -61,15 +61,17 @@ def read(sums: ClassTally, dataset: Dataset) -> dict[str, Any]:
     return metrics.read(sums, classes=classes, series=series)
 
 
-def columns(chunk: Chunk, dataset: Dataset, _: Mapping[str, Tensor] | None) -> dict[str, Any]:
+def columns(
+    chunk: Chunk, dataset: Dataset, _: Mapping[str, Tensor] | None
+) -> Iterator[tuple[str, Any]]:
     """The label where it is known, the likeliest class, and the probability of each."""
     names = dataset.signature.classes
     likely = torch.softmax(chunk.prediction[:, :, 0].float(), dim=-1).flatten(0, 1).cpu().numpy()
-    found: dict[str, Any] = {}
     if chunk.truth is not None:
-        found["label"] = _named(chunk.truth.flatten().long().cpu().numpy(), names)
-    found["predicted"] = _named(likely.argmax(axis=1), names)
-    return found | {f"p_{name}": likely[:, i] for i, name in enumerate(names)}
+        yield outputs.LABEL, _named(chunk.truth.flatten().long().cpu().numpy(), names)
+    yield outputs.PREDICTED, _named(likely.argmax(axis=1), names)
+    for i, name in enumerate(names):
+        yield outputs.probability_of(name), likely[:, i]
 
 
 def _named(numbers: Any, names: tuple[str, ...]) -> pa.Array:

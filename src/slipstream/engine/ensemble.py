@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from slipstream.config import Config, Signature
+from slipstream.data.outputs import LEVELS
 from slipstream.data.scaling import Scaler
 from slipstream.engine import checkpoint, score
 from slipstream.engine.chunk import Chunk, Pieces, Predictor
@@ -28,7 +29,6 @@ from slipstream.models import build
 from slipstream.objectives import point, pooled
 from slipstream.runs import Run
 
-LEVELS = {"80": 0.80, "95": 0.95}
 MOST_ERRORS = 50_000_000
 """Numbers that intervals are made from; of more windows, an even sample"""
 MODEL, ENSEMBLE = "model", "ensemble"

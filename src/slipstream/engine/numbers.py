@@ -10,7 +10,7 @@ from torch import Tensor
 
 from slipstream import baselines as simple
 from slipstream import metrics
-from slipstream.data import windows
+from slipstream.data import outputs, windows
 from slipstream.data.dataset import Dataset
 from slipstream.data.windows import Series
 from slipstream.engine import step
@@ -56,27 +56,33 @@ def certainty(
     return {}, {}
 
 
-def columns(chunk: Chunk, dataset: Dataset, reach: Mapping[str, Tensor] | None) -> dict[str, Any]:
-    """In physical units, with quantiles or intervals where there are."""
+def columns(
+    chunk: Chunk, dataset: Dataset, reach: Mapping[str, Tensor] | None
+) -> Iterator[tuple[str, Any]]:
+    """In physical units, float64, with quantiles or intervals where there are.
+
+    What was scaled is exact to float32 of its distance from the centre; in physical units, a column
+    that lies far from zero has no room for that in float32.
+    """
     signature, scaler = dataset.signature, dataset.scaler
-    found: dict[str, Any] = {}
     for i, name in enumerate(signature.targets):
         shift, size = scaler.shift[name], scaler.size[name]
 
         def physical(values: Tensor, shift: float = shift, size: float = size) -> Any:
-            return (values.double() * size + shift).float().cpu().numpy().ravel()
+            return (values.double() * size + shift).cpu().numpy().ravel()
 
+        mine = outputs.columns_of(name, signature.quantiles)
         if chunk.truth is not None:
-            found[name] = physical(chunk.truth[..., i])
+            yield mine.truth, physical(chunk.truth[..., i])
         value = point(chunk.prediction, signature.quantiles)[..., i]
-        found[f"{name}_predicted"] = physical(value)
-        for q, level in enumerate(signature.quantiles):
-            found[f"{name}_q{100 * level:g}"] = physical(chunk.prediction[..., i, q])
+        yield mine.predicted, physical(value)
+        for q, quantile in enumerate(mine.quantiles):
+            yield quantile, physical(chunk.prediction[..., i, q])
         for percent, far in (reach or {}).items():
-            off = far[:, i].to(value.device)
-            found[f"{name}_lo{percent}"] = physical(value - off)
-            found[f"{name}_hi{percent}"] = physical(value + off)
-    return found
+            off = far[:, i].to(value.device).double()
+            low, high = mine.intervals[percent]
+            yield low, physical(value.double() - off)
+            yield high, physical(value.double() + off)
 
 
 def baselines(dataset: Dataset, pieces: Pieces) -> dict[str, Baseline]:

@@ -10,13 +10,14 @@ import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
-from slipstream.data import windows
+from slipstream.data import outputs, windows
 from slipstream.data.dataset import Dataset
 from slipstream.data.prepare import MICROSECONDS
 from slipstream.data.windows import Piece, Series
 from slipstream.engine import classes, numbers, objective, recover, step
 from slipstream.engine.chunk import Baseline, Chunk, Kind, Pieces, Predictor
 from slipstream.engine.plan import Plan
+from slipstream.errors import UserError
 
 
 def kind_of(dataset: Dataset) -> Kind:
@@ -99,18 +100,21 @@ def as_table(chunk: Chunk, dataset: Dataset, reach: Mapping[str, Tensor] | None 
     starts = chunk.starts.cpu().numpy() + piece.first_row
     owner = np.repeat(np.searchsorted(offsets, starts, side="right") - 1, steps)
     rows = (starts[:, None] + signature.lead + np.arange(steps)).ravel()
-    columns: dict[str, Any] = {
-        "series": pa.DictionaryArray.from_arrays(
-            owner.astype(np.int32), list(dataset.layout.series)
-        ),
-        "row": rows - offsets[owner],
-    }
+    series = pa.DictionaryArray.from_arrays(owner.astype(np.int32), list(dataset.layout.series))
+    columns = [(outputs.SERIES, series), (outputs.ROW, rows - offsets[owner])]
     if piece.time is not None:
-        columns["time"] = _times(piece, dataset, rows, owner)
+        columns.append((outputs.TIME, _times(piece, dataset, rows, owner)))
     if signature.horizon:
-        columns["step"] = np.tile(np.arange(1, steps + 1, dtype=np.int32), len(starts))
-    columns |= kind_of(dataset).columns(chunk, dataset, reach)
-    return pa.table(columns)
+        ahead = np.tile(np.arange(1, steps + 1, dtype=np.int32), len(starts))
+        columns.append((outputs.STEP, ahead))
+    columns += kind_of(dataset).columns(chunk, dataset, reach)
+    twice = outputs.repeated(name for name, _ in columns)
+    if twice:
+        raise UserError(
+            f'two columns of the predictions would be named "{twice}"; rename the target and train '
+            "the model again"
+        )
+    return pa.table(dict(columns))
 
 
 def _times(piece: Piece, dataset: Dataset, rows: Any, owner: Any) -> pa.Array:

@@ -38,8 +38,8 @@ class Tally:
         self, point: Tensor, truth: Tensor, series: Tensor, band: tuple[Tensor, Tensor] | None
     ) -> None:
         """Take in predictions and truths [B, H, C], scaled, and each window's series [B]."""
-        error = (point - truth).double()
         truth = truth.double()
+        error = point.double() - truth
         terms = torch.stack(
             [torch.ones_like(error), error, error.abs(), error.square(), truth, truth.square()]
         )

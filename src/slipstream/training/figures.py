@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from slipstream.data import outputs
 from slipstream.data.dataset import Dataset
 from slipstream.data.folds import Fold
 from slipstream.data.splits import SETS
@@ -127,7 +128,7 @@ def _score(task: Task, chosen: Plan, group: Group, write: Callable[[pa.Table], N
             table = score.as_table(beside[model], dataset, reach[MODEL])
             if group.fold is not None:
                 numbers = pa.array([group.number] * table.num_rows, pa.int32())
-                table = table.add_column(1, "fold", numbers)
+                table = table.add_column(1, outputs.FOLD, numbers)
             write(table)
             yield beside
 
