@@ -68,7 +68,8 @@ class Tune(Section):
     """Fixes what the sampler draws."""
     folds: PositiveInt | None = None
     """Score a trial by so many folds: the validation block, and blocks of its length before it,
-    each with only earlier rows to train on. A trial's score is the mean over them."""
+    each with only earlier rows to train on, and scaled by those. A trial's score is the mean over
+    them. The device holds a copy of the series for each."""
     parallel: PositiveInt | Literal["auto"] = "auto"
     """Trials under way at a time. More of them train faster, and know less of each other."""
     retrain: Annotated[int, Field(ge=0)] = 5

@@ -16,6 +16,7 @@ from slipstream.config import Config, Data, Signature
 from slipstream.data import (
     classes,
     fitting,
+    folds,
     labelled,
     labels,
     outputs,
@@ -25,13 +26,14 @@ from slipstream.data import (
     tables,
 )
 from slipstream.data.folds import Fold
-from slipstream.data.prepare import Ints, Layout, Times
+from slipstream.data.prepare import Flags, Ints, Layout, Store, Times
 from slipstream.data.roles import Roles, find_roles, for_an_encoder, in_stored_order
 from slipstream.data.scaling import Scaler
 from slipstream.data.sources import build_store, read_sources, stay_on_disk
 from slipstream.data.stream import Stream
 from slipstream.data.tables import Source
 from slipstream.data.windows import Piece, Series
+from slipstream.errors import UserError
 
 DAY_S = 86400.0
 COUNT_ROWS = 1_000_000
@@ -54,6 +56,8 @@ class Dataset:
     stream: Stream | None
     folds: tuple[Fold, ...] = ()
     """Of a walk-forward split, the earliest first; `count` and `memory` are those of the last"""
+    earlier: tuple[Earlier, ...] = ()
+    """Of a search, the folds before the split itself, the earliest first"""
 
     @property
     def data_bytes(self) -> int:
@@ -116,10 +120,23 @@ class InMemory:
     time: Times | None
 
 
-def load(config: Config, table: Any = None, *, known: Scaler | None = None) -> Dataset:
+@dataclass(frozen=True)
+class Earlier:
+    """A fold that validates on rows which the split itself trains on."""
+
+    starts: dict[str, Tensor]
+    """First rows of the windows, train and val"""
+    series: Series
+    """Scaled by the fold's own training rows"""
+
+
+def load(
+    config: Config, table: Any = None, *, known: Scaler | None = None, num_folds: int = 1
+) -> Dataset:
     """Read, check, split, scale and index what `config.data` names, or the given table.
 
-    Columns that are `known` to a scaler are scaled by it, and not learnt from these rows.
+    Columns that are `known` to a scaler are scaled by it, and not learnt from these rows. A search
+    has `num_folds`, back from the validation block; a table that stays on disk has none.
     """
     data = config.data
     sources = read_sources(data, table)
@@ -145,6 +162,8 @@ def load(config: Config, table: Any = None, *, known: Scaler | None = None) -> D
         used = [some.numpy() for by_set in every for some in by_set.values()]
         told += labels.told(spans, used, signature.lead)
     scaler, series = fitting.fit(store, signature, training, data, known)
+    first = found[0].starts if found else starts  # of a walk, what comes later is tested on
+    earlier = _earlier(store, signature, first, training, data, known, num_folds)
     made = Dataset(
         signature=signature,
         scaler=scaler,
@@ -155,8 +174,33 @@ def load(config: Config, table: Any = None, *, known: Scaler | None = None) -> D
         memory=InMemory(series, starts, store.time),
         stream=None,
         folds=found,
+        earlier=earlier,
     )
     return _with_notes_on_classes(made, config) if names else made
+
+
+def _earlier(
+    store: Store,
+    signature: Signature,
+    starts: dict[str, Tensor],
+    training: Flags,
+    data: Data,
+    known: Scaler | None,
+    count: int,
+) -> tuple[Earlier, ...]:
+    """The folds before the split itself, none of which knows its own validation rows."""
+    layout = store.layout
+    offsets, purge = torch.from_numpy(layout.offsets), data.split.purge
+    walked = folds.back_from(starts, count, offsets=offsets, signature=signature, purge=purge)
+    found = []
+    for number, fold in enumerate(walked[:-1], start=1):
+        rows = folds.rows_known(training, fold["train"], layout, signature)
+        try:
+            _, series = fitting.fit(store, signature, rows, data, known)
+        except UserError as error:
+            raise UserError(f"tune.folds = {count}, fold {number}: {error}") from None
+        found.append(Earlier(fold, series))
+    return tuple(found)
 
 
 def _streamed(

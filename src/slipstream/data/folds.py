@@ -17,7 +17,7 @@ from torch import Tensor
 
 from slipstream.config import Data, Signature
 from slipstream.data import splits, windows
-from slipstream.data.prepare import Ints, Layout, Times
+from slipstream.data.prepare import Flags, Ints, Layout, Times
 from slipstream.data.splits import TEST, TRAIN, VAL, Runs
 from slipstream.errors import UserError
 
@@ -105,6 +105,16 @@ def back_from(
                 )
         found.append(fold)
     return (*found, {"train": train, "val": val})
+
+
+def rows_known(training: Flags, starts: Tensor, layout: Layout, signature: Signature) -> Flags:
+    """Of the rows that are for `training`, those up to the last target row of a fold's training
+    windows, series by series: what that fold may know."""
+    first = starts.numpy()
+    owner = np.searchsorted(layout.offsets, first, side="right") - 1
+    ends = np.zeros(len(layout.series), dtype=np.int64)
+    np.maximum.at(ends, owner, first + signature.lead + signature.steps_out)
+    return training & (np.arange(layout.num_rows) < np.repeat(ends, np.diff(layout.offsets)))
 
 
 def _starts(breaks: Ints, runs: Runs, which: int, data: Data, signature: Signature) -> Ints:

@@ -102,10 +102,10 @@ def sampling(num_rows: int) -> int:
 
 
 def refuse_lost_digits(name: str, sample: Floats, scaler: Scaler) -> None:
-    """Refuse a column whose usual values, scaled and rounded to float32, can not be told apart.
+    """Refuse a column of which float32 keeps too few digits once it is scaled.
 
     That is so where a few values, or the distance from zero of what is not scaled, are so large
-    beside the differences of the others that these have no digits left.
+    beside the usual differences that rounding takes a part of these.
     """
     usual = float(np.median(sample))
     apart = np.abs(sample - usual)
@@ -126,8 +126,8 @@ def refuse_lost_digits(name: str, sample: Floats, scaler: Scaler) -> None:
     raise UserError(
         f'column "{name}": its training rows go from {scaler.low[name]:.10g} to '
         f"{scaler.high[name]:.10g}, but half of those that differ from the median, {usual:.10g}, "
-        f"are within {np.median(apart[apart > 0]):.3g} of it; with data.scale = "
-        f'"{scaler.kind}", float32 can not tell them apart: {remedy}'
+        f"are within {np.median(apart[apart > 0]):.3g} of it; of their differences, scaled by "
+        f'data.scale = "{scaler.kind}", float32 keeps too few digits: {remedy}'
     )
 
 

@@ -6,6 +6,7 @@ With independent channels a window becomes C sequences of one target each, side 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -82,6 +83,23 @@ def build(values: Tensor, static: Tensor | None, offsets: Tensor, signature: Sig
         context_rows=torch.arange(signature.context)[:, None],
         target_rows=signature.lead + torch.arange(signature.steps_out),
     )
+
+
+def end_to_end(every: Sequence[Series]) -> tuple[Series, list[int]]:
+    """Series of one shape as one, and the first row of each among its rows."""
+    if len(every) == 1:
+        return every[0], [0]
+    rows = len(every[0].values)
+    firsts = [rows * i for i in range(len(every))]
+    moved = [one.offsets[1:] + first for one, first in zip(every, firsts, strict=True)]
+    static = [one.static for one in every if one.static is not None]
+    whole = replace(
+        every[0],
+        values=torch.cat([one.values for one in every]),
+        static=torch.cat(static) if static else None,
+        offsets=torch.cat([every[0].offsets[:1], *moved]),
+    )
+    return whole, firsts
 
 
 def gather(series: Series, starts: Tensor) -> Batch:

@@ -58,7 +58,10 @@ class Predictions:
     def bands(self, target: str) -> tuple[str, str] | None:
         """The names of the outermost quantiles' columns, or of the interval's, where there are."""
         names = [
-            name for name in self.columns if re.fullmatch(re.escape(target) + r"_q[\d.]+", name)
+            name
+            for name in self.columns
+            if re.fullmatch(re.escape(target) + r"_q[\d.]+", name)
+            and f"{name}_predicted" not in self.columns  # else it is a target of its own
         ]
         if len(names) > 1:
             return names[0], names[-1]

@@ -15,12 +15,13 @@ from slipstream.engine.encoder import Encoder, Match
 from slipstream.models import build
 
 
-def load(settings: Config, data: Any = None) -> tuple[Match | None, Dataset]:
-    """The encoder to start from, if any, and the windows, scaled as it knows them."""
+def load(settings: Config, data: Any = None, *, num_folds: int = 1) -> tuple[Match | None, Dataset]:
+    """The encoder to start from, if any, and the windows, scaled as it knows them; `num_folds` are
+    those of a search."""
     encoder = encoders.find(settings)
     if encoder is None:
-        return None, datasets.load(settings, data)
-    dataset = datasets.load(settings, data, known=encoder.scaler)
+        return None, datasets.load(settings, data, num_folds=num_folds)
+    dataset = datasets.load(settings, data, known=encoder.scaler, num_folds=num_folds)
     with torch.random.fork_rng([]):
         model = build(settings.model, dataset.signature)
     init = encoders.match(encoder, settings, dataset.signature, model)

@@ -13,7 +13,6 @@ import torch
 from slipstream import config as configs
 from slipstream.config import Config
 from slipstream.engine import checkpoint, lanes, lanestate, pack, packing
-from slipstream.engine.job import weighed
 from slipstream.engine.lane import Lane, refuse_larger
 from slipstream.engine.lanes import Guide, Round, Rounds
 from slipstream.engine.lanestate import LaneFit, Work
@@ -63,7 +62,7 @@ class Packed:
         places = self.places = min(len(every), trainer.most.get(shape, packing.MOST_PLACES))
         self.queue.extend(every[places:])
         widest = _widened(members[0].config, shape)
-        roomy = [weighed(c, ready.dataset) for c in (widest, *trainer.director.extremes(widest))]
+        roomy = [ready.weighed(c) for c in (widest, *trainer.director.extremes(widest))]
         plan, mode = ready.plan(widest)
         with self._at_work(plan):
             made = pack.make(
@@ -253,7 +252,7 @@ def _owner(fit: LaneFit) -> tuple[Candidate, int]:
 
 
 def _lanes(one: Candidate, ready: Ready) -> list[TrialLane]:
-    config = weighed(one.config, ready.dataset)
+    config = ready.weighed(one.config)
     return [
         TrialLane(config, starts, one, fold, init=ready.init)
         for fold, starts in enumerate(ready.folds)

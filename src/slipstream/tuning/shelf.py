@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from slipstream.config import Config
-from slipstream.data import folds
+from slipstream.data import windows
 from slipstream.data.dataset import Dataset
+from slipstream.data.folds import Fold
 from slipstream.data.windows import Series
 from slipstream.engine import packing, plan
+from slipstream.engine.job import weighed
 from slipstream.engine.passes import Mode
 from slipstream.engine.plan import Plan
 from slipstream.errors import UserError
@@ -31,17 +32,26 @@ class Ready:
 
     dataset: Dataset
     series: Series
+    """One copy for each fold, scaled by that fold's training rows; the split's own comes first"""
     folds: tuple[Starts, ...]
     """What each lane of a trial trains and validates on; test windows are in none"""
+    first: Starts
+    """The first fold's, within the split's own copy"""
     fingerprint: str
     init: Mapping[str, Tensor]
     """What models start from: the weights of a pre-trained encoder, if there is one"""
 
     def plan(self, config: Config) -> tuple[Plan, Mode]:
         """How a pack of such models is run."""
-        made = plan.make(config, data_bytes=self.dataset.data_bytes, lanes=True)
+        data_bytes = len(self.folds) * self.dataset.data_bytes
+        made = plan.make(config, data_bytes=data_bytes, lanes=True)
         mode, _ = packing.mode_for(config, self.dataset.signature, made)
         return packing.as_pack(made, mode), mode
+
+    def weighed(self, config: Config) -> Config:
+        """With balanced class weights from the first fold's training windows: all folds of a pack
+        share them, and no later fold's labels are known to it."""
+        return weighed(config, self.dataset.only(Fold("", self.first)))
 
 
 class Shelf:
@@ -63,28 +73,29 @@ class Shelf:
         return found
 
     def _read(self, config: Config) -> Ready:
-        init, dataset = reading.load(config, self.table)
-        made = plan.make(config, data_bytes=dataset.data_bytes, lanes=True)
+        count = self.base.tune.folds or 1
+        init, dataset = reading.load(config, self.table, num_folds=count)
+        made = plan.make(config, data_bytes=count * dataset.data_bytes, lanes=True)
         if dataset.memory is None or made.home != "device":
             raise UserError(
-                "a search trains many models from one copy of the series on the device, but they "
-                f"are to live elsewhere ({made.home}: {made.reasons['home']}); leave engine.home "
-                "as it is, or cut the data"
+                "a search trains many models from one copy of the series for each fold, on the "
+                f"device, but they are to live elsewhere ({made.home}: {made.reasons['home']}); "
+                "leave engine.home as it is, cut the data, or lower tune.folds"
             )
-        memory = dataset.memory
+        memory, earlier = dataset.memory, dataset.earlier
         # of a walk, the first fold: what comes later is tested on
         starts = dataset.folds[0].starts if dataset.folds else memory.starts
-        walked = folds.back_from(
-            starts,
-            self.base.tune.folds or 1,
-            offsets=torch.from_numpy(dataset.layout.offsets),
-            signature=dataset.signature,
-            purge=config.data.split.purge,
-        )
+        last = {name: starts[name] for name in ("train", "val")}
+        series, first_rows = windows.end_to_end([memory.series, *(one.series for one in earlier)])
         return Ready(
-            dataset,
-            memory.series.to(made.device),
-            walked,
+            replace(dataset, earlier=()),
+            series.to(made.device),
+            (*map(_moved, (one.starts for one in earlier), first_rows[1:]), last),
+            earlier[0].starts if earlier else last,
             dataset.fingerprint(),
             init.weights if init else {},
         )
+
+
+def _moved(starts: Starts, rows: int) -> Starts:
+    return {name: some + rows for name, some in starts.items()}
