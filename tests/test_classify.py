@@ -249,7 +249,7 @@ def test_a_fold_has_the_figures_of_its_windows_trained_alone(walked, tmp_path, m
     single = class_config(tmp_path, train={"epochs": 3, "class_weights": list(weights)})
     for fold, told in zip(dataset.folds, result.summary["folds"], strict=True):
         alone = dataset.only(fold)
-        monkeypatch.setattr(datasets, "load", lambda *_, alone=alone: alone)
+        monkeypatch.setattr(datasets, "load", lambda *_, alone=alone, **__: alone)
         found = slipstream.train(single)
         for which in ("val", "test"):
             assert told["metrics"][which] == pytest.approx(found.metrics[which], rel=1e-4)

@@ -107,10 +107,14 @@ def test_the_summary_has_all_that_a_solo_run_has_and_more(repeated, tmp_path):
     _, result = repeated
     alone = slipstream.train(configured(tmp_path), waves(600))
     assert set(result.summary) - set(alone.summary) == {
-        *("lanes", "spread", "folds", "ensemble", "uses", "coverage", "pack"),
+        *("lanes", "spread", "scaled_spread", "folds", "ensemble", "uses", "coverage", "pack"),
     }
     assert set(result.summary) >= set(alone.summary)
     errors = [lane["metrics"]["test"]["mae"] for lane in result.summary["lanes"]]
+    scaled = [lane["scaled"]["test"]["mse"] for lane in result.summary["lanes"]]
+    spread = result.summary["scaled_spread"]["mse"]
+    assert spread["mean"] == pytest.approx(np.mean(scaled))
+    assert spread["sd"] == pytest.approx(np.std(scaled, ddof=1))
     assert result.summary["spread"]["mae"] == pytest.approx(
         {
             "mean": np.mean(errors),
@@ -225,7 +229,7 @@ def test_a_fold_has_the_figures_of_its_windows_trained_alone(walked, tmp_path, m
     )
     for number, fold in enumerate(dataset.folds, start=1):
         alone = dataset.only(fold)
-        monkeypatch.setattr(datasets, "load", lambda *_, alone=alone: alone)
+        monkeypatch.setattr(datasets, "load", lambda *_, alone=alone, **__: alone)
         for lane in [lane for lane in result.summary["lanes"] if lane["fold"] == number]:
             found = slipstream.train(single.model_copy(update={"seed": lane["seed"]}))
             for which in ("val", "test"):

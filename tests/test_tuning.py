@@ -436,6 +436,11 @@ def test_the_best_are_trained_again_and_told_beside_the_default(tmp_path):
         assert len(done["lanes"]) == 2
     assert configs.load(study.run / "best.toml").model.sizes == study.best.model.sizes
     assert summary["comparison"]["verdict"] in ("better", "worse", "no difference shown")
+    assert summary["comparison"]["scaled"]
+    for name, whose in (("best", "chosen"), ("default", "default")):
+        done = json.loads((study.run / "retrained" / name / "metrics.json").read_text())
+        errors = [lane["scaled"]["test"][done["judged_by"]] for lane in done["lanes"]]
+        assert summary["comparison"][whose]["mean"] == pytest.approx(sum(errors) / len(errors))
 
 
 def test_how_much_better_it_is_given_the_seeds():
@@ -449,6 +454,19 @@ def test_how_much_better_it_is_given_the_seeds():
     assert clear["low"] == pytest.approx(1 - 2.7764 * 0.1 * math.sqrt(2 / 3), abs=1e-4)
     assert retraining.compare(told(1.0, 1.0), told(2.0, 1.0))["verdict"] == "no difference shown"
     assert retraining.compare(told(3.0, 0.1), told(2.0, 0.1))["verdict"] == "worse"
+
+
+def test_no_target_counts_for_its_unit_in_the_verdict():
+    """A column in mA beside one in V: what is better in standardised units is better."""
+
+    def told(scaled, physical):
+        spreads = {"spread": physical, "scaled_spread": scaled}
+        over = {key: {"mse": {"mean": mean, "sd": 0.01, "n": 3}} for key, mean in spreads.items()}
+        return {"judged_by": "mse"} | over
+
+    found = retraining.compare(told(0.5, 4e6), told(1.0, 1e6))
+    assert found["verdict"] == "better"
+    assert found["gain"] == 0.5
 
 
 # groups

@@ -246,7 +246,8 @@ def search_verdict(summary: Mapping[str, Any]) -> str:
     percent = found["gain_percent"]
     share = "" if percent is None else f", {-percent:+.0f} %"
     means = f"{number(before['mean'])} → {number(after['mean'])}"
-    change = f"test {metric_name(found['metric'])} {means}"
+    scaled = ", scaled" if found.get("scaled") else ""
+    change = f"test {metric_name(found['metric'])} {means}{scaled}"
     interval = (
         f"{100 * found['level']:.0f} % interval of the gain {number(found['low'])} to "
         f"{number(found['high'])}, {after['n']} seeds each"

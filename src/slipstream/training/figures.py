@@ -205,7 +205,7 @@ def summary(
             for group, one in zip(groups, scored, strict=True)
             for told in _lanes(dataset, group, one)
         ],
-        "spread": _spread(task, groups, scored),
+        **_spreads(task, groups, scored),
         "folds": [
             _fold(dataset, group, one)
             for group, one in zip(groups, scored, strict=True)
@@ -291,10 +291,11 @@ def _fold(dataset: Dataset, group: Group, one: Scored) -> dict[str, Any]:
     }
 
 
-def _spread(
+def _spreads(
     task: Task, groups: Sequence[Group], scored: Sequence[Scored]
-) -> dict[str, dict[str, float]] | None:
-    """Of each test metric over the repeats, each repeat scored on all folds together."""
+) -> dict[str, dict[str, dict[str, float]] | None]:
+    """How each test metric, and each in standardised units where there are such, varies over the
+    repeats; each repeat is scored on all folds together."""
     repeats = []
     for seed in range(task.config.seed, task.config.seed + task.config.train.repeats):
         mine = [
@@ -305,10 +306,16 @@ def _spread(
         ]
         if len(mine) == len(groups):
             merged = score.kind_of(task.dataset).merged(mine)
-            repeats.append(score.figures(merged, task.dataset)["overall"])
-    if len(repeats) < 2:
-        return None
-    return {name: _over([figures[name] for figures in repeats]) for name in repeats[0]}
+            repeats.append(score.figures(merged, task.dataset))
+    sections = {"spread": "overall"}
+    if not task.dataset.signature.classes:
+        sections |= {"scaled_spread": "scaled"}
+    return {
+        key: {name: _over([one[section][name] for one in repeats]) for name in repeats[0][section]}
+        if len(repeats) > 1
+        else None
+        for key, section in sections.items()
+    }
 
 
 def _over(values: list[float]) -> dict[str, float]:

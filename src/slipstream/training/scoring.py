@@ -112,6 +112,12 @@ def judged(found: dict[str, Any], which: str, kind: str) -> float:
     return float(found.get("scaled", found["metrics"])[which][kind])
 
 
+def judged_over_seeds(found: dict[str, Any], kind: str) -> dict[str, Any]:
+    """How that error varies over the seeds, on the test set, of a run that has several."""
+    spread: dict[str, dict[str, Any]] = found.get("scaled_spread") or found["spread"]
+    return spread[kind]
+
+
 def beaten_by(model: dict[str, Any], beside: dict[str, Any], kind: str) -> list[str]:
     """Baselines with a lower test error than the model."""
     return [

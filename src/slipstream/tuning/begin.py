@@ -268,7 +268,10 @@ def summarize(
         "test": {
             name: {
                 key: summary.get(key)
-                for key in ("run", "metrics", "scaled", "spread", "baselines", "beaten_by")
+                for key in (
+                    *("run", "metrics", "scaled", "spread", "scaled_spread"),
+                    *("baselines", "beaten_by"),
+                )
             }
             for name, summary in tested.items()
         },

@@ -19,6 +19,7 @@ from slipstream import config as configs
 from slipstream import runs, training
 from slipstream.config import Config
 from slipstream.runs import Event, Run
+from slipstream.training import scoring
 from slipstream.tuning import space as spaces
 from slipstream.tuning.candidates import Candidate
 from slipstream.tuning.packs import Trainer
@@ -143,14 +144,15 @@ def test(
 
 
 def compare(chosen: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
-    """How much lower the chosen settings' test error is than the default's, given the seeds.
+    """How much lower the chosen settings' test error is than the default's, given the seeds. Of
+    numbers it is in standardised units, so that no target counts for its unit.
 
     The interval is Welch's, for the difference of two means.
     """
     from scipy import stats  # takes a second, and workers do without
 
     kind = chosen["judged_by"]
-    a, b = (one["spread"][kind] for one in (default, chosen))
+    a, b = (scoring.judged_over_seeds(one, kind) for one in (default, chosen))
     n = a["n"], b["n"]
     spread = [one["sd"] ** 2 / count for one, count in zip((a, b), n, strict=True)]
     gain, error = a["mean"] - b["mean"], math.sqrt(sum(spread))
@@ -162,6 +164,7 @@ def compare(chosen: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
     verdict = "better" if low > 0 else "worse" if high < 0 else "no difference shown"
     return {
         "metric": kind,
+        "scaled": bool(chosen.get("scaled_spread")),
         "default": a,
         "chosen": b,
         "gain": gain,
