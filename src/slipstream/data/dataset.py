@@ -144,7 +144,7 @@ def load(
     if config.masked:
         roles, data = for_an_encoder(roles, data)
     else:
-        outputs.refuse_clashes(config, roles)
+        outputs.refuse_clashes(config, sources[0], roles)
     roles = in_stored_order(roles)
     names: tuple[str, ...] = ()
     if data.task == "classify" and data.labels is None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from slipstream.config import Config
 from slipstream.data.roles import Roles
+from slipstream.data.tables import Source
 from slipstream.errors import UserError
 
 SERIES, ROW, FOLD, TIME, STEP = "series", "row", "fold", "time", "step"
@@ -44,13 +45,13 @@ def probability_of(name: str) -> str:
     return f"p_{name}"
 
 
-def _every_name(config: Config, targets: Iterable[str]) -> Iterator[str]:
+def _every_name(config: Config, source: Source, targets: Iterable[str]) -> Iterator[str]:
     """All columns that a run of numbers may write. Intervals are among them whether or not it has
     any: a search trains its best settings again from several seeds, and then there are."""
     data = config.data
     yield from (SERIES, ROW)
     yield from (FOLD,) if data.split.walk_forward is not None else ()
-    yield from (TIME,) if data.time is not None else ()
+    yield from (TIME,) if data.time in source.names else ()  # that it is not is said elsewhere
     yield from (STEP,) if data.horizon else ()
     for target in targets:
         mine = columns_of(target, config.train.quantiles if config.train.loss == "quantile" else ())
@@ -58,11 +59,11 @@ def _every_name(config: Config, targets: Iterable[str]) -> Iterator[str]:
         yield from (bound for pair in mine.intervals.values() for bound in pair)
 
 
-def refuse_clashes(config: Config, roles: Roles) -> None:
+def refuse_clashes(config: Config, source: Source, roles: Roles) -> None:
     """Refuse targets of which one would be written over another's column of predictions."""
     if config.data.task != "regress":
         return  # classes have fixed names, and none of the data's columns is written
-    twice = repeated(_every_name(config, roles.targets))
+    twice = repeated(_every_name(config, source, roles.targets))
     if not twice:
         return
     if twice in roles.targets:
