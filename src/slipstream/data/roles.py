@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,24 +101,49 @@ def matching(source: Source, data: Data) -> Ints | range:
     if not data.where:
         return range(source.num_rows)
     keep = np.ones(source.num_rows, dtype=bool)
+    present = []
     for name, value in data.where.items():
-        codes, found = typed.labels(source, name, "data.where")
+        codes, texts = typed.labels(source, name, "data.where")
         accepted = {as_text(v) for v in (value if isinstance(value, tuple) else (value,))}
-        keep &= np.isin(codes, [i for i, text in enumerate(found) if as_text(text) in accepted])
+        keep &= np.isin(codes, [i for i, text in enumerate(texts) if as_text(text) in accepted])
+        present.append(f'"{name}" is {", ".join(texts[:10])}')
     if not keep.any():
         asked = ", ".join(f"{name} = {value!r}" for name, value in data.where.items())
-        raise UserError(f"{source.name}: no row has what data.where asks for ({asked})")
+        raise UserError(
+            f"{source.name}: no row has what data.where asks for ({asked}); {'; '.join(present)}"
+        )
     return np.flatnonzero(keep)
 
 
+PLAIN_NUMBER = re.compile(
+    r"(?P<sign>[+-]?)(?P<whole>0|[1-9][0-9]*|(?=\.[0-9]))(?:(?P<point>\.)(?P<fraction>[0-9]*))?"
+    r"(?:[eE](?P<exponent>(?P<signed>[+-]?)[0-9]{1,3}))?"
+)
+SPELLINGS = {"True": "true", "TRUE": "true", "False": "false", "FALSE": "false"}
+
+
 def as_text(value: Any) -> str:
-    """25, 25.0 and "25" are one value; so are true and True."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    try:
-        return f"{float(value):.12g}"
-    except ValueError:
-        return str(value)
+    """One text for all spellings of a value: 25, 25.0, "25" and "2.5e+01"; true and "True".
+
+    Numbers are compared exactly. What could as well be a name stays text: 007, 1_2 and 1e3.
+    """
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # all of its digits, where repr has the first 17
+    text = str(value)
+    number = PLAIN_NUMBER.fullmatch(text.strip())
+    if number is None or (number["exponent"] and not (number["signed"] or number["point"])):
+        return SPELLINGS.get(text, text)
+    digits = (number["whole"] + (number["fraction"] or "")).lstrip("0")
+    shift = int(number["exponent"] or 0) - len(number["fraction"] or "")
+    shift += len(digits) - len(digits.rstrip("0"))
+    digits = digits.rstrip("0")
+    if not digits:
+        return "0"
+    sign = "-" if number["sign"] == "-" else ""
+    if shift >= 0:
+        return f"{sign}{digits}{'0' * shift}"
+    padded = digits.rjust(1 - shift, "0")
+    return f"{sign}{padded[:shift]}.{padded[shift:]}"
 
 
 def identify(source: Source, data: Data) -> tuple[Ints, list[str]]:

@@ -48,7 +48,13 @@ def column(source: Source, name: str, setting: str) -> pa.ChunkedArray:
     require(source, name, setting)
     values = source.column(name)
     if pa.types.is_dictionary(values.type):
-        values = values.cast(values.type.value_type)
+        try:
+            values = values.cast(values.type.value_type)
+        except pa.ArrowException:
+            raise UserError(
+                f'{source.name}: column "{name}" ({setting}) holds {values.type}; convert it to '
+                "numbers or text"
+            ) from None
     if is_text(values.type) and source.delimiter is None:  # a CSV's text was checked when read
         try:
             values.validate(full=True)
@@ -93,12 +99,36 @@ def looks_numeric(source: Source, name: str) -> bool:
 def labels(source: Source, name: str, setting: str) -> tuple[npt.NDArray[np.int64], list[str]]:
     """A column as codes and the text that each stands for, numbered as they first appear."""
     values = column(source, name, setting)
-    if values.null_count:
-        row = pc.index(pc.is_null(values), True).as_py()
+    kind = values.type
+    dated = pa.types.is_temporal(kind) and not pa.types.is_interval(kind)
+    if not (is_text(kind) or _is_numeric(kind) or dated):
+        raise UserError(
+            f'{source.name}: column "{name}" ({setting}) holds {kind}; what tells rows apart is '
+            "text, a number, true or false, or a time: convert the column"
+        )
+    missing = pc.is_null(values, nan_is_null=True)
+    if pc.any(missing).as_py():
+        row = pc.index(missing, True).as_py()
         raise UserError(f"{source.where(row, name)}: is empty ({setting})")
-    encoded = values.cast(pa.string()).combine_chunks().dictionary_encode()
-    codes = np.asarray(encoded.indices.to_numpy(), dtype=np.int64)
-    return codes, encoded.dictionary.to_pylist()
+    if pa.types.is_floating(kind):
+        encoded = values.combine_chunks().dictionary_encode()
+        texts = _texts(encoded.dictionary)
+    else:
+        encoded = values.cast(pa.string()).combine_chunks().dictionary_encode()
+        texts = encoded.dictionary.to_pylist()
+    place: dict[str, int] = {}
+    codes = [place.setdefault(text, len(place)) for text in texts]  # -0 and 0 are one
+    return np.array(codes, dtype=np.int64)[encoded.indices.to_numpy()], list(place)
+
+
+def _texts(values: pa.FloatingPointArray) -> list[str]:
+    """Each number as text; whole ones with all of their digits."""
+    texts = values.cast(pa.string()).to_pylist()
+    numbers = values.cast(pa.float64()).to_pylist()
+    return [
+        str(int(number)) if number.is_integer() else text
+        for number, text in zip(numbers, texts, strict=True)
+    ]
 
 
 def times(
