@@ -6,12 +6,15 @@ import decimal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream import UserError
+from slipstream import config as configs
 from slipstream.config import Data, Split
+from slipstream.data import dataset as datasets
 from slipstream.data import prepare, splits, tables
 from slipstream.data.roles import as_text, find_roles
 
@@ -177,3 +180,64 @@ def test_series_of_a_float_column_are_called_by_their_whole_numbers():
 def test_what_where_looks_for_in_vain_is_shown_beside_what_there_is():
     with pytest.raises(UserError, match=r'\(c = 7\); "c" is 007, 008'):
         kept(["007", "008"], 7)
+
+
+def write_files(folder, names, **columns):
+    for name in names:
+        (folder / name).parent.mkdir(exist_ok=True, parents=True)
+        shape = {"a": np.sin(np.arange(80) / 3), **columns}
+        pa.parquet.write_table(pa.table(shape), folder / name, row_group_size=30)
+
+
+def load(folder, *, engine=None, **data):
+    settings = {"path": str(folder), "context": 8, "horizon": 2} | data
+    return datasets.load(configs.load({"data": settings, "engine": engine or {}}))
+
+
+HOMES = pytest.mark.parametrize("engine", [{}, {"home": "stream"}], ids=["memory", "stream"])
+
+
+@HOMES
+@pytest.mark.parametrize("names", [["x.parquet"], ["x.parquet", "y.parquet"]], ids=len)
+def test_a_column_named_file_wins_over_the_files_of_rows(tmp_path, engine, names):
+    for name in names:
+        cells = np.repeat([f"{name[0]}1", f"{name[0]}2"], 40)
+        write_files(tmp_path, [name], file=cells)
+    found = load(tmp_path, id="file", engine=engine)
+    assert found.layout.series == tuple(f"{name[0]}{i}" for name in names for i in (1, 2))
+    assert any('data.id = "file" is the column' in note for note in found.notes)
+
+
+@HOMES
+def test_without_such_a_column_file_stands_for_a_rows_file(tmp_path, engine):
+    write_files(tmp_path, ["x.parquet", "y.parquet"])
+    assert load(tmp_path, id="file", engine=engine).layout.series == ("x.parquet", "y.parquet")
+
+
+@HOMES
+def test_files_stay_series_where_a_column_is_named_file(tmp_path, engine):
+    write_files(tmp_path, ["x.parquet", "y.parquet"], file=np.arange(80) % 7)
+    found = load(tmp_path, engine=engine)
+    assert found.layout.series == ("x.parquet", "y.parquet")
+    assert found.signature.inputs == ("a", "file")
+
+
+@HOMES
+@pytest.mark.parametrize("settings", [{}, {"id": "file"}], ids=["no id", "file"])
+def test_folders_are_the_sets_wherever_the_rows_are(tmp_path, engine, settings):
+    names = ["train/a.parquet", "train/b.parquet", "val/a.parquet", "test/a.parquet"]
+    write_files(tmp_path, names)
+    found = load(tmp_path, split={"folders": True}, engine=engine, **settings)
+    assert sorted(found.layout.series) == sorted(names)
+    assert found.count == {"train": 2 * 71, "val": 71, "test": 71}
+
+
+@HOMES
+def test_a_column_named_series_wins_over_the_series_name(tmp_path, engine):
+    path = tmp_path / "t.parquet"
+    cells = {"id": np.repeat(["p", "q", "r"], 40), "series": np.repeat(["r", "p", "q"], 40)}
+    pa.parquet.write_table(pa.table({"a": np.sin(np.arange(120)), **cells}), path)
+    split = {"by": "series", "val": ["p"], "test": ["q"]}
+    found = load(path, id="id", split=split, engine=engine)
+    assert found.layout.group_names == ("r", "p", "q")
+    assert any('data.split.by = "series" is the column' in note for note in found.notes)

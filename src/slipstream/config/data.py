@@ -34,7 +34,7 @@ class Data(Section):
     """How text in the time column reads, as for strptime (`"%d.%m.%Y %H:%M"`); ISO needs none."""
     id: str | Names | None = None
     """The column or columns that tell the series of a long table apart. Several files then make
-    one table; `"file"` stands for a row's file."""
+    one table; `"file"` stands for a row's file where no column has that name."""
     where: dict[str, Scalar | Scalars] = Field(default={})
     """Keep only the rows whose column has this value, or one of these values."""
     inputs: Names | None = None

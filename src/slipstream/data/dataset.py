@@ -163,7 +163,7 @@ def _streamed(
     source = sources[0]
     if len(sources) > 1:
         source = tables.join(sources)
-        data = data.model_copy(update={"id": data.id or tables.FILE})
+        data = data.model_copy(update={"id": data.id or source.file_column})
     layout, static = stream.scan_layout(source, data, roles.static)
     signature = _signature(config, roles, layout.step, names)
     runs, ranges = sets.find_windows(layout, data, signature)

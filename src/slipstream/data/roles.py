@@ -17,6 +17,9 @@ from slipstream.errors import UserError
 
 Ints = npt.NDArray[np.int64]
 
+SERIES = "series"
+"""What `data.split.by` calls the series' name, where no column has that name"""
+
 
 @dataclass(frozen=True)
 class Roles:
@@ -30,16 +33,16 @@ class Roles:
 def find_roles(source: Source, data: Data) -> tuple[Roles, list[str]]:
     """Columns by role, with a note on what the defaults left out."""
     targets = data.targets if data.labels is None else (LABEL,)
+    notes = _notes_on_names(source, data)
     if data.inputs is not None:
         _refuse_taken(source, data, data.inputs)
-        return Roles(data.inputs, targets or data.inputs, data.static), []
+        return Roles(data.inputs, targets or data.inputs, data.static), notes
     for name in data.targets or ():
         typed.require(source, name, "data.targets")
     spoken_for = {data.time, data.split.by, *data.ids, *data.static, *data.where, *data.ignore}
     if data.horizon == 0 or data.task == "classify":
         spoken_for |= set(data.targets or ())
-    if source.parts:
-        spoken_for.add(tables.FILE)
+    spoken_for.add(source.file_column)
     free = [name for name in source.names if name not in spoken_for]
     inputs = tuple(
         name
@@ -52,8 +55,25 @@ def find_roles(source: Source, data: Data) -> tuple[Roles, list[str]]:
         raise UserError(f"{source.name}: has no numeric column to read; name data.inputs")
     _refuse_taken(source, data, inputs)
     left = [name for name in free if name not in inputs]
-    notes = [f"not used as inputs: {', '.join(left)}"] if left else []
+    if left:
+        notes.append(f"not used as inputs: {', '.join(left)}")
     return Roles(inputs, targets or inputs, data.static), notes
+
+
+def _notes_on_names(source: Source, data: Data) -> list[str]:
+    """Say so where a word that has a meaning of its own is also a column, which then wins."""
+    notes = []
+    if (
+        tables.FILE in data.ids
+        and tables.FILE in source.names
+        and source.file_column != tables.FILE
+    ):
+        notes.append(f'data.id = "{tables.FILE}" is the column of that name, not a row\'s file')
+    if data.split.by == SERIES and SERIES in source.names and SERIES not in data.ids:
+        notes.append(
+            f'data.split.by = "{SERIES}" is the column of that name, not the series\' name'
+        )
+    return notes
 
 
 def _refuse_taken(source: Source, data: Data, inputs: tuple[str, ...]) -> None:
@@ -173,9 +193,12 @@ def find_groups(
     """Each row's group for the split: a column's value, the series' name, or the top folder."""
     by = data.split.by
     codes, values = _all_the_same(len(series)), [""]
-    if data.split.folders:
+    if data.split.folders and source.file_column is not None:
+        codes, files = typed.labels(source, source.file_column, "data.split.folders")
+        values = [file.split("/")[0] for file in files]
+    elif data.split.folders:
         values = [source.name.split("/")[0]]
-    elif by == "series" and by not in source.names:
+    elif by == SERIES and by not in source.names:
         codes, values = series, names
     elif by is not None:
         codes, values = typed.labels(source, by, "data.split.by")

@@ -28,7 +28,9 @@ def read_sources(data: Data, table: Any) -> list[Source]:
     if data.split.folders:
         _check_folders(data)
     sources = list(tables.read_all(data.paths))
-    if (len(sources) > 1 or tables.FILE in data.ids) and data.ids and not data.split.folders:
+    if data.split.folders:  # a set's files stay tables of their own
+        return [tables.join([each]) for each in sources] if tables.FILE in data.ids else sources
+    if data.ids and (len(sources) > 1 or tables.FILE in data.ids):
         return [tables.join(sources)]
     return sources
 

@@ -23,6 +23,7 @@ from slipstream.errors import UserError
 READERS = {".csv": "csv", ".tsv": "csv", ".txt": "csv", ".parquet": "parquet", ".pq": "parquet"}
 READERS |= {".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow"}
 FILE = "file"
+"""What a table made of several files calls the column of their names, where that name is free"""
 
 
 class Columns(Protocol):
@@ -51,6 +52,8 @@ class Source:
     """First rows of the stretches that a file is best read in"""
     parts: tuple[Source, ...] = ()
     """The files that make up one long table."""
+    file_column: str | None = None
+    """The column that says which of them a row came from"""
 
     def column(self, name: str) -> pa.ChunkedArray:
         return self.columns.read(name, self.first, self.first + self.num_rows)
@@ -124,9 +127,10 @@ class _InArrow:
 @dataclass(frozen=True)
 class _Joined:
     parts: tuple[Source, ...]
+    file_column: str
 
     def kind(self, name: str) -> pa.DataType:
-        return pa.string() if name == FILE else self.parts[0].columns.kind(name)
+        return pa.string() if name == self.file_column else self.parts[0].columns.kind(name)
 
     def read(self, name: str, begin: int, end: int) -> pa.ChunkedArray:
         tables, first = [], 0
@@ -134,7 +138,8 @@ class _Joined:
             low, high = max(begin - first, 0), min(end - first, part.num_rows)
             if low < high:
                 stretch = part.stretch(low, high)
-                column = stretch.column(name) if name != FILE else _repeated(part.name, stretch)
+                own = name != self.file_column
+                column = stretch.column(name) if own else _repeated(part.name, stretch)
                 tables.append(pa.table({name: column}))
             first += part.num_rows
         try:
@@ -210,7 +215,7 @@ def read_all(paths: Iterable[str]) -> Iterator[Source]:
 
 
 def join(sources: Sequence[Source]) -> Source:
-    """One long table from several files, with the column FILE that says where a row came from."""
+    """One long table from several files, with one more column: the file that a row came from."""
     names = [source.name for source in sources]
     wanted = set(sources[0].names)
     for source in sources:
@@ -221,14 +226,18 @@ def join(sources: Sequence[Source]) -> Source:
                 f'has the column "{sorted(differ)[0]}"'
             )
     rows = np.cumsum([0, *(source.num_rows for source in sources)]).tolist()
+    file_column = FILE
+    while file_column in wanted:  # a column of the files' own keeps its name
+        file_column += "_"
     return Source(
         names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more",
-        (*sources[0].names, *(() if FILE in wanted else (FILE,))),
+        (*sources[0].names, file_column),
         rows[-1],
-        _Joined(tuple(sources)),
+        _Joined(tuple(sources), file_column),
         delimiter=next((s.delimiter for s in sources if s.delimiter not in (None, ",")), None),
         groups=tuple(r + g for r, s in zip(rows[:-1], sources, strict=True) for g in s.groups),
         parts=tuple(sources),
+        file_column=file_column,
     )
 
 
