@@ -32,6 +32,7 @@ NULLS = [
     "#N/A",
 ]
 NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$|^[+-]?([iI]nf|[iI]nfinity|INF)$"
+NAIVE, ZONED = pa.timestamp("us"), pa.timestamp("us", "UTC")
 LARGEST = 1e30
 """Beyond it, squares leave the range of float32."""
 
@@ -214,21 +215,43 @@ def _parse_times(
             return parsed
         expected = f'does not read as data.time_format = "{time_format}"'
     else:
-        for kind in (pa.timestamp("us"), pa.timestamp("us", "UTC")):
+        for kind in (NAIVE, ZONED):
             try:
                 return text.cast(kind)
             except pa.ArrowInvalid:
                 continue
-        bad = next(row for row in range(len(text)) if not _is_time(text[row]))
-        expected = 'is not an ISO 8601 time; give data.time_format, as in "%d.%m.%Y %H:%M"'
+        bad, expected = _explain_times(text)
     raise UserError(f'{source.where(bad, name)}: "{str(text[bad])[:40]}" {expected}')
 
 
-def _is_time(cell: pa.Scalar) -> bool:
-    for kind in (pa.timestamp("us"), pa.timestamp("us", "UTC")):
-        try:
-            cell.cast(kind)
-        except pa.ArrowInvalid:
-            continue
-        return True
-    return False
+def _explain_times(text: pa.ChunkedArray) -> tuple[int, str]:
+    """The first cell that does not read as the ones before it do, and what is wrong with it."""
+    bad, kind = max((_first_unlike(text, kind), str(kind)) for kind in (NAIVE, ZONED))
+    for other in (NAIVE, ZONED):
+        if bad and _casts(text.slice(bad, 1), other):
+            has, had = ("has a", "none") if kind == str(NAIVE) else ("has no", "one")
+            return bad, (
+                f'{has} time zone, but "{str(text[0])[:40]}" in the first row has {had}; write all '
+                "times with a zone, or all of them without"
+            )
+    return bad, 'is not an ISO 8601 time; give data.time_format, as in "%d.%m.%Y %H:%M"'
+
+
+def _first_unlike(text: pa.ChunkedArray, kind: pa.DataType) -> int:
+    """The first cell that does not read as this kind; there is one."""
+    reads, fails = 0, len(text)
+    while fails - reads > 1:  # the first `reads` cells do, the first `fails` do not
+        middle = (reads + fails) // 2
+        if _casts(text.slice(reads, middle - reads), kind):
+            reads = middle
+        else:
+            fails = middle
+    return fails - 1
+
+
+def _casts(text: pa.ChunkedArray, kind: pa.DataType) -> bool:
+    try:
+        text.cast(kind)
+    except pa.ArrowInvalid:
+        return False
+    return True
