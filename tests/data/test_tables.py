@@ -76,8 +76,8 @@ def test_missing_values_are_nan_by_any_common_name(tmp_path):
 
 
 def test_a_quoted_field_may_hold_delimiters_and_newlines(tmp_path):
-    source = read(tmp_path, 'a,note\n1,"x, y"\n2,"two\nlines"\nbad,z\n')
-    with pytest.raises(UserError, match=r't.csv, line 5, column "a": "bad" is not a number'):
+    source = read(tmp_path, 'a,note\n1,"x, y"\n2,"two\nlines"\n3,"or\nmore"\nbad,z\n')
+    with pytest.raises(UserError, match=r't.csv, line 7, column "a": "bad" is not a number'):
         typed.numbers(source, "a", "data.inputs")
 
 

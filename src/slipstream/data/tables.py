@@ -70,10 +70,9 @@ class Source:
                 return part.place(row)
             row -= part.num_rows
         if self.path is not None and self.delimiter is not None:
-            records = (at for at, _, cells in text.records(self.path, self.delimiter) if cells)
-            for seen, at in enumerate(records):
-                if seen == row + 1:  # the first record is the header
-                    return f"{self.name}, line {at}"
+            line = text.line_of_row(self.path, self.delimiter, len(self.names), row)
+            if line is not None:
+                return f"{self.name}, line {line}"
         return f"{self.name}, row {row + 1}"
 
     def where(self, row: int, column: str) -> str:
