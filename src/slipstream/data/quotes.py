@@ -39,6 +39,8 @@ def refuse_swallowed(path: Path, name: str, table: pa.Table, delimiter: str) -> 
     refuse_open(path, name, table.column(table.num_columns - 1)[-1].as_py(), delimiter)
     for index, column in enumerate(table.column_names):
         cells = table.column(index)
+        if not _has_breaks(cells):
+            continue
         rows = np.flatnonzero(pc.match_substring_regex(cells, BREAK).to_numpy())
         alone = len(rows) == 1 < table.num_rows
         row = int(rows[0]) if alone else _find_swallowed(table, index, rows, delimiter)
@@ -49,6 +51,15 @@ def refuse_swallowed(path: Path, name: str, table: pa.Table, delimiter: str) -> 
                 f'column "{column}", closes {len(_lines(cell)) - 1:,} lines below and may swallow '
                 f"rows; {FIX}"
             )
+
+
+def _has_breaks(cells: pa.ChunkedArray) -> bool:
+    """Whether a line break is among the bytes of all cells (60 MB: 0.1 s; cell by cell 1.8 s)."""
+    for chunk in cells.chunks:
+        held = np.frombuffer(chunk.buffers()[2] or b"", dtype=np.uint8)
+        if (held == ord("\n")).any() or (held == ord("\r")).any():
+            return True
+    return False
 
 
 def refuse_open(path: Path, name: str, last: str, delimiter: str) -> None:
