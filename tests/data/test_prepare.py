@@ -157,3 +157,16 @@ def test_missing_values_agree_with_a_naive_loop(rows, how):
 def test_missing_values_are_refused_by_default():
     with pytest.raises(UserError, match=r'row 2, column "a": is missing .* a 1'):
         build({"a": [1, None, 3]})
+
+
+def test_forward_counts_what_it_repeats_and_what_it_leaves_out():
+    table = {"a": [None, 1, None, 3, None], "b": [None, None, 5, None, 6], "c": range(5)}
+    (note,) = build(table, missing="forward").notes
+    assert note == (
+        '"data": repeated the last known value: a 2, b 1; left out 2 first rows, before every '
+        "value is known: a 1, b 2"
+    )
+    (note,) = build({"a": [None, 1, 2], "c": range(3)}, missing="forward").notes
+    assert note == '"data": left out 1 first rows, before every value is known: a 1'
+    (note,) = build({"a": [1, None, 2], "c": range(3)}, missing="forward").notes
+    assert note == '"data": repeated the last known value: a 1'

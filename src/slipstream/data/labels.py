@@ -40,7 +40,8 @@ def attach(
     """The store with one more column, the class numbers, and the classes' names; `known` are those
     of a trained model."""
     assert data.labels is not None
-    source = tables.read(Path(data.labels), name=Path(data.labels).name, setting=SETTING)
+    path = Path(data.labels)
+    source = tables.read(path, name=path.name, setting=SETTING, decimal=data.decimal)
     codes, texts = classes.read(source, LABEL, SETTING)
     if (codes == classes.UNKNOWN).any():
         row = int(np.flatnonzero(codes == classes.UNKNOWN)[0])

@@ -303,7 +303,7 @@ def _complete(piece: _Piece, columns: tuple[str, ...], data: Data, notes: list[s
             '"forward" to repeat the last known value, or "drop" to leave such rows out'
         )
     if data.missing == "forward":
-        notes.append(f'"{piece.name}": repeated the last known value: {counts}')
+        notes.append(f'"{piece.name}": {_describe_filling(holes)}')
         for name, hole in holes.items():
             column = piece.values[:, columns.index(name)]
             known = np.maximum.accumulate(np.where(hole, -1, np.arange(len(hole))))
@@ -319,6 +319,21 @@ def _complete(piece: _Piece, columns: tuple[str, ...], data: Data, notes: list[s
     # a kept row starts anew if it did so before, or if a row since the last kept one did or went
     restarts = np.cumsum(piece.breaks | gone)[kept]
     return replace(piece.take(kept), breaks=np.diff(restarts, prepend=restarts[0] - 1) > 0)
+
+
+def _describe_filling(holes: dict[str, Flags]) -> str:
+    """Say how many values were repeated, and how many rows come before the first known ones."""
+    unknown = {name: int(np.cumprod(hole).sum()) for name, hole in holes.items()}
+    first = max(unknown.values())
+    repeated = {name: int(hole[first:].sum()) for name, hole in holes.items()}
+    parts = []
+    if any(repeated.values()):
+        counts = ", ".join(f"{name} {count:,}" for name, count in repeated.items() if count)
+        parts.append(f"repeated the last known value: {counts}")
+    if first:
+        counts = ", ".join(f"{name} {count:,}" for name, count in unknown.items() if count)
+        parts.append(f"left out {first:,} first rows, before every value is known: {counts}")
+    return "; ".join(parts)
 
 
 def _dropped_as_short(piece: _Piece, data: Data, min_rows: int) -> str:

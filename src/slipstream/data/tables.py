@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
-from slipstream.data import text
+from slipstream.data import decimals, text
 from slipstream.errors import UserError
 
 READERS = {".csv": "csv", ".tsv": "csv", ".txt": "csv", ".parquet": "parquet", ".pq": "parquet"}
@@ -48,6 +48,8 @@ class Source:
     path: Path | None = None
     delimiter: str | None = None
     """Set for CSV files, whose cells are all text."""
+    decimal: str | None = None
+    """The decimal mark of numbers that are text, where it is said or certain"""
     groups: tuple[int, ...] = ()
     """First rows of the stretches that a file is best read in"""
     parts: tuple[Source, ...] = ()
@@ -169,7 +171,7 @@ def _open_arrow(path: Path) -> Any:
             return pa.ipc.open_stream(memory).read_all()
 
 
-def from_memory(table: Any) -> Source:
+def from_memory(table: Any, *, decimal: str | None = None) -> Source:
     """A pandas, polars, duckdb, pyarrow or other table that speaks Arrow; or a dict of columns."""
     if not (isinstance(table, (pa.Table, dict)) or hasattr(table, "__arrow_c_stream__")):
         raise UserError(
@@ -180,7 +182,7 @@ def from_memory(table: Any) -> Source:
         arrow = pa.table(table)
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise UserError(f"data: cannot be read as an Arrow table: {error}") from None
-    return of_table("data", arrow)
+    return replace(of_table("data", arrow), decimal=decimal)
 
 
 def release_memory() -> None:
@@ -202,15 +204,15 @@ def of_table(
     return _checked(source)
 
 
-def read_all(paths: Iterable[str]) -> Iterator[Source]:
+def read_all(paths: Iterable[str], *, decimal: str | None = None) -> Iterator[Source]:
     """Every file of the paths; a folder stands for the files below it, in order of name."""
     for given in paths:
         path = Path(given)
         if path.is_dir():
             for file in files_in(path):
-                yield read(file, name=file.relative_to(path).as_posix())
+                yield read(file, name=file.relative_to(path).as_posix(), decimal=decimal)
         else:
-            yield read(path, name=path.name)
+            yield read(path, name=path.name, decimal=decimal)
 
 
 def join(sources: Sequence[Source]) -> Source:
@@ -225,6 +227,7 @@ def join(sources: Sequence[Source]) -> Source:
                 f'has the column "{sorted(differ)[0]}"'
             )
     rows = np.cumsum([0, *(source.num_rows for source in sources)]).tolist()
+    marks = {source.decimal for source in sources} - {None}
     file_column = FILE
     while file_column in wanted:  # a column of the files' own keeps its name
         file_column += "_"
@@ -234,6 +237,7 @@ def join(sources: Sequence[Source]) -> Source:
         rows[-1],
         _Joined(tuple(sources), file_column),
         delimiter=next((s.delimiter for s in sources if s.delimiter not in (None, ",")), None),
+        decimal=marks.pop() if len(marks) == 1 else None,
         groups=tuple(r + g for r, s in zip(rows[:-1], sources, strict=True) for g in s.groups),
         parts=tuple(sources),
         file_column=file_column,
@@ -256,8 +260,10 @@ def files_in(folder: Path) -> list[Path]:
     return files
 
 
-def read(path: Path, *, name: str, setting: str = "data.path") -> Source:
-    """One file."""
+def read(
+    path: Path, *, name: str, setting: str = "data.path", decimal: str | None = None
+) -> Source:
+    """One file; `decimal` is the decimal mark that its text has, if that is known."""
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         raise UserError(f"{path}: what {path.suffix or 'this'} is, is not known here; {_KNOWN}")
@@ -273,11 +279,14 @@ def read(path: Path, *, name: str, setting: str = "data.path") -> Source:
     match reader:
         case "csv":
             table, delimiter = text.read(path, name, head)
-            return of_table(name, table, path, delimiter)
+            if decimal is None and delimiter != ",":
+                decimal = decimals.find_mark(table)
+            source = of_table(name, table, path, delimiter)
         case "parquet":
-            return _read_parquet(path, name)
+            source = _read_parquet(path, name)
         case _:
-            return _read_arrow(path, name)
+            source = _read_arrow(path, name)
+    return replace(source, decimal=decimal)
 
 
 _KNOWN = f"the files read are {', '.join(READERS)}"

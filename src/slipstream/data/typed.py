@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from slipstream.data import decimals
 from slipstream.data.tables import Source
 from slipstream.errors import UserError
 
@@ -31,7 +32,6 @@ NULLS = [
     "none",
     "#N/A",
 ]
-NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$|^[+-]?([iI]nf|[iI]nfinity|INF)$"
 NAIVE, ZONED = pa.timestamp("us"), pa.timestamp("us", "UTC")
 LARGEST = 1e30
 """Beyond it, squares leave the range of float32."""
@@ -92,9 +92,10 @@ def looks_numeric(source: Source, name: str) -> bool:
     values = column(source, name, "data.inputs")
     if not is_text(values.type):
         return _is_numeric(values.type)
-    text = _clean(values, source.delimiter)
+    text = _clean(values)
     known = len(text) - text.null_count
-    return bool(known == 0 or 2 * pc.sum(pc.match_substring_regex(text, NUMBER)).as_py() >= known)
+    alike = pc.match_substring_regex(text, decimals.LOOKS)
+    return bool(known == 0 or 2 * pc.sum(alike).as_py() >= known)
 
 
 def labels(source: Source, name: str, setting: str) -> tuple[npt.NDArray[np.int64], list[str]]:
@@ -178,28 +179,25 @@ def _is_numeric(kind: pa.DataType) -> bool:
     )
 
 
-def _clean(values: pa.ChunkedArray, delimiter: str | None) -> pa.ChunkedArray:
-    """Trimmed text, null where missing, with a point where a decimal comma stood."""
+def _clean(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Trimmed text, null where missing."""
     text = pc.utf8_trim_whitespace(values.cast(pa.string()))
-    text = pc.if_else(pc.is_in(text, value_set=pa.array(NULLS)), pa.scalar(None, pa.string()), text)
-    if delimiter not in (None, ","):
-        commas = pc.any(pc.match_substring(text, ",")).as_py()
-        if commas and not pc.any(pc.match_substring(text, ".")).as_py():
-            text = pc.replace_substring(text, ",", ".")
-    return text
+    return pc.if_else(pc.is_in(text, value_set=pa.array(NULLS)), pa.scalar(None, pa.string()), text)
 
 
 def _parse_numbers(source: Source, name: str, values: pa.ChunkedArray) -> pa.ChunkedArray:
-    text = _clean(values, source.delimiter)
+    text = decimals.with_points(_clean(values), source.decimal, source.delimiter)
     try:
         return text.cast(pa.float64())
     except pa.ArrowInvalid:
         pass
-    bad = pc.index(pc.match_substring_regex(text, NUMBER), False).as_py()
+    bad = pc.index(pc.match_substring_regex(text, decimals.NUMBER), False).as_py()
     if bad >= 0:
+        cell = values[bad].as_py().strip()
+        wrong = decimals.explain(cell, source.decimal) or "is not a number; correct it"
         raise UserError(
-            f'{source.where(bad, name)}: "{values[bad].as_py()[:40]}" is not a number; correct it, '
-            "or leave the column out of data.inputs"
+            f'{source.where(bad, name)}: "{cell[:40]}" {wrong}, or leave the column out of '
+            "data.inputs"
         )
     return pc.replace_substring_regex(text, r"^\+", "").cast(pa.float64())
 
