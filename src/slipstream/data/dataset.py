@@ -14,6 +14,7 @@ from torch import Tensor
 
 from slipstream.config import Config, Data, Signature
 from slipstream.data import classes, fitting, labelled, labels, sets, splits, stream, tables
+from slipstream.data.copies import find_copies
 from slipstream.data.folds import Fold
 from slipstream.data.prepare import Ints, Layout, Times
 from slipstream.data.roles import Roles, find_roles, for_an_encoder, in_stored_order, refuse_clashes
@@ -114,6 +115,7 @@ def load(config: Config, table: Any = None, *, known: Scaler | None = None) -> D
     data = config.data
     sources = read_sources(data, table)
     roles, notes = find_roles(sources[0], data)
+    notes += find_copies(sources)
     if config.masked:
         roles, data = for_an_encoder(roles, data)
     else:
