@@ -47,6 +47,31 @@ def test_classes_are_numbered_in_order_and_no_label_is_no_class(labels, names, n
     assert coded.column("x").to_pylist() == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.parametrize(
+    "labels",
+    [
+        pa.array([2.0**63, 2.0**63 + 2048, 2.0**62]),
+        pa.array([2**53 + 1, 2**53, 2**53 + 2], pa.decimal128(30, 2)),
+        pa.array([str(2**63 + 1), str(2**63), f"{2**63 + 2}.0"]),
+    ],
+    ids=["float", "decimal", "text"],
+)
+def test_labels_of_many_digits_are_told_apart(labels):
+    source = tables.from_memory({"y": labels})
+    assert len(classes.coded([source], "y", "data.targets")[1]) == 3
+
+
+def test_an_infinite_label_is_refused():
+    source = tables.from_memory({"y": [1.0, float("inf")]})
+    with pytest.raises(UserError, match=r'row 2, column "y": is inf; labels'):
+        classes.coded([source], "y", "data.targets")
+
+
+def test_classes_of_one_value_have_one_order():
+    zeros = [f"{'0' * many}7" for many in range(30)]
+    assert classes.in_order([*zeros, "3"]) == ("3", *sorted(zeros))
+
+
 def test_files_share_their_classes(tmp_path):
     for name, labels in (("a.csv", "up\ndown"), ("b.csv", "flat\nup")):
         (tmp_path / name).write_text(f"y\n{labels}\n")

@@ -114,7 +114,7 @@ def test_pm25_needs_a_word_on_missing_values():
     dataset = datasets.load(small_config(data=settings | {"missing": "forward"}))
     assert dataset.notes[0] == "not used as inputs: cbwd"
     assert "repeated the last known value: pm2.5 2,043" in dataset.notes[1]
-    assert "left out its first 24 rows" in dataset.notes[2]
+    assert "left out the first 24 rows" in dataset.notes[1]
     dropped = datasets.load(small_config(data=settings | {"missing": "drop"}))
     assert len(dropped.memory.starts["train"]) < len(dataset.memory.starts["train"])
 

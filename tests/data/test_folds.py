@@ -385,6 +385,17 @@ def test_a_note_says_where_one_series_learns_from_another_ones_future():
     assert any(said in note for note in apart.notes)
 
 
+@pytest.mark.parametrize("kind", [int, float])
+def test_the_note_is_there_for_plain_numbers_too(kind):
+    config = small_config(data={"split": {"walk_forward": 2}, "id": "id"})
+    table = dated(["2020-01-01", "2020-01-01"])
+    for shift, wanted in ((0, False), (60, True)):
+        time = np.concatenate([np.arange(200), np.arange(200) + shift]).astype(kind)
+        found = small_dataset(config, table | {"time": time})
+        said = "fold 1 learns from rows up to time 219, and is tested from 160 on"
+        assert any(said in note for note in found.notes) == wanted
+
+
 @pytest.mark.parametrize(
     ("split", "said"),
     [

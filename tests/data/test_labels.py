@@ -11,7 +11,8 @@ import torch
 
 from slipstream import UserError
 from slipstream.data import dataset as datasets
-from slipstream.data import given, windows
+from slipstream.data import given, labels, tables, windows
+from slipstream.data.prepare import Layout
 from tests.conftest import merged, small_config
 from tests.labelled import CLASSIFY, states
 
@@ -98,8 +99,8 @@ def test_dates_and_series_are_matched(table):
     both = pa.concat_tables([pa.table(part) for part in parts])
     text = "series,start,end,label\n" + "".join(
         f"{name},2020-01-01 {h:02}:05:00,2020-01-01 {h:02}:45:30,{label}\n"
-        for name, labels in (("s1", "xyx"), ("s2", "yxx"))
-        for h, label in enumerate(labels)
+        for name, marks in (("s1", "xyx"), ("s2", "yxx"))
+        for h, label in enumerate(marks)
     )
     settings = {"id": "id", "split": {"train": 0.3, "val": 0.3, "test": 0.4}}
     config = configured(table, text, **settings)
@@ -180,3 +181,38 @@ def test_later_rows_and_labels_change_nothing_of_earlier_windows(table):
         ]
         assert torch.equal(batches[0].inputs, batches[1].inputs)
         assert torch.equal(batches[0].targets, batches[1].targets)
+
+
+def series_of_labels(names, rows):
+    """Which series the labels of a table are of, by their names."""
+    layout = Layout(
+        series=tuple(names),
+        offsets=np.arange(len(names) + 1),
+        breaks=np.arange(len(names)),
+        group_begins=np.zeros(1, dtype=np.int64),
+        group_codes=np.zeros(1, dtype=np.int64),
+        group_names=("",),
+        step=None,
+        dated=False,
+    )
+    source = tables.from_memory({"series": rows, "label": range(len(rows))})
+    return labels.find_owners(source, layout).tolist()
+
+
+def test_a_series_may_be_numbered_in_either_table():
+    eans = [4006381333931, 4006381333932]
+    assert series_of_labels([str(ean) for ean in eans], [float(ean) for ean in eans]) == [0, 1]
+    assert series_of_labels(["25.0", "7.0"], [7, 25]) == [1, 0]
+    assert series_of_labels(["007", "7"], ["7", "007"]) == [1, 0]
+
+
+def test_a_name_that_two_series_may_have_is_refused():
+    names = ["train/x.csv", "test/x.csv", "y.csv"]
+    assert series_of_labels(names, ["test/x.csv", "y", "train/x"]) == [1, 2, 0]
+    with pytest.raises(UserError, match=r'"x" may be train/x.csv or test/x.csv; write the whole'):
+        series_of_labels(names, ["y", "x"])
+
+
+def test_the_fraction_of_a_number_is_no_ending():
+    with pytest.raises(UserError, match='there is no series "1"'):
+        series_of_labels(["1.5", "1.6"], ["1"])

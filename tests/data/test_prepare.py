@@ -159,13 +159,18 @@ def test_missing_values_are_refused_by_default():
         column(build({"a": [1, None, 3]}), "a")
 
 
-def test_rows_before_the_first_known_value_are_left_out_and_said_to_be():
-    store = build({"a": [None, None, 1, None, 2], "b": [1, 2, 3, 4, 5]}, missing="forward")
-    assert column(store, "a") == [1, 1, 2]
+def test_forward_counts_what_it_repeats_and_what_it_leaves_out():
+    table = {"a": [None, 1, None, 3, None], "b": [None, None, 5, None, 6], "c": range(5)}
+    store = build(table, missing="forward")
+    assert column(store, "a") == [1, 3, 3]
     assert store.notes == (
-        '"data": repeated the last known value: a 1',
-        '"data": left out its first 2 rows: a column has no value until then',
+        '"data": repeated the last known value: a 2, b 1; left out the first 2 rows, before every '
+        "value is known: a 1, b 2",
     )
+    (note,) = build({"a": [None, 1, 2], "c": range(3)}, missing="forward").notes
+    assert note == '"data": left out the first row, before every value is known: a 1'
+    (note,) = build({"a": [1, None, 2], "c": range(3)}, missing="forward").notes
+    assert note == '"data": repeated the last known value: a 1'
 
 
 @given(

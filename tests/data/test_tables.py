@@ -10,6 +10,8 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slipstream import UserError
 from slipstream.data import tables, typed
@@ -74,8 +76,8 @@ def test_missing_values_are_nan_by_any_common_name(tmp_path):
 
 
 def test_a_quoted_field_may_hold_delimiters_and_newlines(tmp_path):
-    source = read(tmp_path, 'a,note\n1,"x, y"\n2,"two\nlines"\nbad,z\n')
-    with pytest.raises(UserError, match=r't.csv, line 5, column "a": "bad" is not a number'):
+    source = read(tmp_path, 'a,note\n1,"x, y"\n2,"two\nlines"\n3,"or\nmore"\nbad,z\n')
+    with pytest.raises(UserError, match=r't.csv, line 7, column "a": "bad" is not a number'):
         typed.numbers(source, "a", "data.inputs")
 
 
@@ -115,6 +117,37 @@ def test_a_time_that_is_none_is_named(tmp_path):
         typed.times(source, "t", "%d.%m.%Y")
     with pytest.raises(UserError, match=r"line 3.*the time is missing"):
         typed.times(read(tmp_path, "t,a\n1,1\n,2\n"), "t", None)
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        (["00:00:00", "01:00:00", "02:00:00Z"], 'line 4, column "t": .*02:00:00Z" has a time zone'),
+        (
+            ["00:00:00Z", "01:00:00+01:00", "02:00:00"],
+            'line 4, column "t": .*:00" has no time zone',
+        ),
+        (["00:00:00", "01:00:00Z", "02:00:00"], 'line 3, column "t": .*01:00:00Z" has a time zone'),
+        (["00:00:00Z", "noon", "02:00:00"], 'line 3, .*noon" is not an ISO 8601 time'),
+        (["noon", "01:00:00Z", "02:00:00"], 'line 2, .*noon" is not an ISO 8601 time'),
+    ],
+)
+def test_times_with_and_without_a_zone_are_not_mixed(tmp_path, cells, said):
+    lines = "".join(f"2016-07-01T{cell},1\n" for cell in cells)
+    with pytest.raises(UserError, match=said):
+        typed.times(read(tmp_path, "t,a\n" + lines), "t", None)
+
+
+@given(st.lists(st.sampled_from(["2020-01-01", "2020-01-01T00:00:00Z", "x", ""]), min_size=1))
+def test_the_first_time_that_differs_is_named(cells):
+    source = tables.from_memory({"t": cells})
+    kinds = [{"2020-01-01": 1, "2020-01-01T00:00:00Z": 2}.get(cell, 0) for cell in cells]
+    bad = next((i for i, kind in enumerate(kinds) if kind == 0 or kind != kinds[0]), None)
+    if bad is None:
+        assert len(typed.times(source, "t", None)) == len(cells)
+    elif not all(cell == "" for cell in cells):  # nothing at all is a column of numbers
+        with pytest.raises(UserError, match=f"data, row {bad + 1}, "):
+            typed.times(source, "t", None)
 
 
 NUMBERS = {"t": [1, 2, 3], "a": [1.5, None, 3.5], "s": ["x", "y", "x"]}

@@ -32,9 +32,13 @@ class Data(Section):
     """The column that orders the rows and shows gaps: timestamps, dates or plain numbers."""
     time_format: str | None = None
     """How text in the time column reads, as for strptime (`"%d.%m.%Y %H:%M"`); ISO needs none."""
+    decimal: Literal[".", ","] | None = None
+    """The decimal mark of numbers that are text, as in a CSV file. Default: a point; a comma where
+    semicolons or tabs separate the cells and no comma can be a thousands separator (1,5 but not
+    1,199)."""
     id: str | Names | None = None
     """The column or columns that tell the series of a long table apart. Several files then make
-    one table; `"file"` stands for a row's file."""
+    one table; `"file"` stands for a row's file where no column has that name."""
     where: dict[str, Scalar | Scalars] = Field(default={})
     """Keep only the rows whose column has this value, or one of these values."""
     inputs: Names | None = None
@@ -68,8 +72,8 @@ class Data(Section):
     """How columns are scaled. Fitted on training rows only (of the first fold, where there are
     several)."""
     missing: Literal["error", "forward", "drop"] = "error"
-    """Missing values: refuse them, repeat the last known value, or drop the row (no window crosses
-    it)."""
+    """Missing values: refuse them, repeat the last known value (rows before it are left out),
+    or drop the row (no window crosses it)."""
     unsorted: Literal["error", "sort"] = "error"
     """Rows whose time runs backwards: refuse them, or sort each series by time."""
     gap_tolerance: PositiveFloat = 0.5

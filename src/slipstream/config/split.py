@@ -28,7 +28,8 @@ class Split(Section):
     rows: Annotated[tuple[PositiveInt, ...], Field(strict=False)] | None = None
     """Training, validation and test rows of each series, in that order; what follows is unused."""
     by: str | None = None
-    """A column whose value says which set a row belongs to; `"series"` takes the series' name."""
+    """A column whose value says which set a row belongs to; `"series"` takes the series' name where
+    no column has that name."""
     folders: bool = False
     """The folders train/, val/ and test/ below `data.path` hold the sets."""
     stratified: bool = False

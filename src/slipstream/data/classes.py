@@ -6,6 +6,7 @@ Where there is no label, the number is UNKNOWN.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -25,7 +26,7 @@ LABEL = "label"
 UNKNOWN = -1
 NO_LABEL = [text for text in typed.NULLS if text.lower() != "none"]
 """Cells that hold no label; "none" may well be a class"""
-WHOLE = r"^\+?(-?\d+)(?:\.0*)?$"
+WHOLE = r"^(?:\+?(\d+)|(-\d+))(?:\.0*)?$"
 MOST_CLASSES = 1000
 STRETCH = 1 << 20
 
@@ -87,7 +88,7 @@ def read(source: Source, name: str, setting: str) -> tuple[Ints, list[str]]:
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         text = values.cast(pa.string())
     elif pa.types.is_floating(kind) or pa.types.is_decimal(kind) or pa.types.is_null(kind):
-        text = _whole(source, name, setting, values)
+        text = pa.chunked_array([_whole(source, name, setting, values)])
     elif typed.is_text(kind):
         text = _cleaned(values)
     else:
@@ -99,18 +100,22 @@ def read(source: Source, name: str, setting: str) -> tuple[Ints, list[str]]:
     return np.asarray(codes, dtype=np.int64), encoded.dictionary.to_pylist()
 
 
-def _whole(source: Source, name: str, setting: str, values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Numbers without a fraction as text; what is not a number is no label."""
-    numbers = np.asarray(values.cast(pa.float64()).to_numpy(), dtype=np.float64)
-    known = ~np.isnan(numbers)
-    wrong = np.flatnonzero(known & (numbers != np.round(numbers)))
-    if len(wrong):
-        raise UserError(
-            f"{source.where(int(wrong[0]), name)}: is {numbers[wrong[0]]:g}; labels ({setting}) "
-            'are integers or text, numbers with a fraction are for data.task = "regress"'
-        )
-    whole = np.where(known, numbers, 0).astype(np.int64)
-    return pa.chunked_array([pa.array(whole, mask=~known).cast(pa.string())])
+def _whole(source: Source, name: str, setting: str, values: pa.ChunkedArray) -> pa.Array:
+    """Numbers without a fraction as text, all digits; what is not a number is no label."""
+    encoded = values.combine_chunks().dictionary_encode()
+    texts: list[str | None] = []
+    for code, number in enumerate(encoded.dictionary.to_pylist()):
+        if number is None or math.isnan(number):
+            texts.append(None)
+        elif math.isfinite(number) and number == int(number):
+            texts.append(str(int(number)))
+        else:
+            row = pc.index(encoded.indices, code).as_py()
+            raise UserError(
+                f"{source.where(row, name)}: is {number:g}; labels ({setting}) are integers or "
+                'text, numbers with a fraction are for data.task = "regress"'
+            )
+    return pa.array(texts, pa.string()).take(encoded.indices)
 
 
 def _cleaned(values: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -118,14 +123,14 @@ def _cleaned(values: pa.ChunkedArray) -> pa.ChunkedArray:
     text = pc.utf8_trim_whitespace(values.cast(pa.string()))
     absent = pc.is_in(text, value_set=pa.array(NO_LABEL))
     text = pc.if_else(absent, pa.scalar(None, pa.string()), text)
-    return pc.replace_substring_regex(text, pattern=WHOLE, replacement=r"\1")
+    return pc.replace_substring_regex(text, pattern=WHOLE, replacement=r"\1\2")
 
 
 def in_order(texts: Iterable[str]) -> tuple[str, ...]:
     """The classes' names: integers by size, text by the alphabet."""
     found = set(texts)
     try:
-        return tuple(sorted(found, key=int))
+        return tuple(sorted(found, key=lambda text: (int(text), text)))
     except ValueError:
         return tuple(sorted(found))
 

@@ -25,6 +25,7 @@ from slipstream.data import (
     stream,
     tables,
 )
+from slipstream.data.copies import find_copies
 from slipstream.data.folds import Fold
 from slipstream.data.prepare import Flags, Ints, Layout, Store, Times
 from slipstream.data.roles import Roles, find_roles, for_an_encoder, in_stored_order
@@ -141,6 +142,7 @@ def load(
     data = config.data
     sources = read_sources(data, table)
     roles, notes = find_roles(sources[0], data)
+    notes += find_copies(sources)
     if config.masked:
         roles, data = for_an_encoder(roles, data)
     else:
@@ -216,7 +218,7 @@ def _streamed(
     source = sources[0]
     if len(sources) > 1:
         source = tables.join(sources)
-        data = data.model_copy(update={"id": data.id or tables.FILE})
+        data = data.model_copy(update={"id": data.id or source.file_column})
     layout, static = stream.scan_layout(source, data, roles.static)
     signature = _signature(config, roles, layout.step, names)
     runs, ranges = sets.find_windows(layout, data, signature)

@@ -9,6 +9,7 @@ set over all blocks, each of them once.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from slipstream.config import Data, Signature
 from slipstream.data import splits, windows
-from slipstream.data.prepare import Flags, Ints, Layout, Times
+from slipstream.data.prepare import Flags, Ints, Layout, Times, is_date
 from slipstream.data.splits import TEST, TRAIN, VAL, Runs
 from slipstream.errors import UserError
 
@@ -63,8 +64,8 @@ def find(
         f"walk-forward in {len(walk)} folds: columns are scaled by the first fold's "
         f"{walk[0].count(TRAIN):,} training rows, which every fold may know"
     ]
-    if layout.dated and time is not None:
-        notes += _apart(time, walk)
+    if time is not None:
+        notes += _apart(time, walk, data)
     return walk[0], tuple(found), notes
 
 
@@ -143,10 +144,15 @@ def _label(layout: Layout, time: Times | None, runs: Runs, data: Data) -> str:
         begins = layout.offsets[np.searchsorted(layout.offsets, first, side="right") - 1]
         spans = set(zip((first - begins).tolist(), (last - begins).tolist(), strict=True))
         return "rows {} to {}".format(*spans.pop()) if len(spans) == 1 else ""
-    low, high = time[first].min(), time[last].max()
-    if layout.dated:
-        return " to ".join(_dates(low, high))
-    return f"{data.time} {low:.15g} to {high:.15g}"
+    return " to ".join(_moments(data, time[first].min(), time[last].max()))
+
+
+def _moments(data: Data, *times: Any) -> list[str]:
+    """Times as text: dates, or plain numbers of the time column."""
+    if is_date(np.asarray(times)):
+        return _dates(*times)
+    first, *others = (f"{time:.15g}" for time in times)
+    return [f"{data.time} {first}", *others]
 
 
 def _dates(*microseconds: int) -> list[str]:
@@ -159,14 +165,14 @@ def _dates(*microseconds: int) -> list[str]:
     return [str(one).replace("T", " ") for one in times]
 
 
-def _apart(time: Times, walk: tuple[Runs, ...]) -> list[str]:
+def _apart(time: Times, walk: tuple[Runs, ...], data: Data) -> list[str]:
     """A note where one series' training is later than another's test."""
     for index, runs in enumerate(walk):
         learnt = (runs.sets == TRAIN) | (runs.sets == VAL)
         latest = time[runs.ends[learnt] - 1].max()
         earliest = time[runs.begins[runs.sets == TEST]].min()
         if latest >= earliest:
-            until, since = _dates(latest, earliest)
+            until, since = _moments(data, latest, earliest)
             return [
                 f"walk-forward cuts each series in itself, and they do not end together: fold "
                 f"{index + 1} learns from rows up to {until}, and is tested from {since} on"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 from slipstream.config import Config, Data, Signature, Split
 from slipstream.data import classes, fitting, labelled, prepare, splits, windows
+from slipstream.data.copies import find_copies
 from slipstream.data.dataset import Dataset, InMemory
 from slipstream.data.prepare import Layout, Store
 from slipstream.data.resample import resampled
@@ -91,8 +93,10 @@ def _store(data: Data, signature: Signature, given: Any, targets: bool, *, min_r
     if signature.classes and data.labels is None and read:
         sources, _ = classes.coded(sources, signature.targets[0], "data.targets", signature.classes)
     if targets:
-        return build_store(sources, data, roles, signature.classes, min_rows)[0]
-    return prepare.build(sources, data, roles, min_rows=min_rows, need_targets=False)
+        store = build_store(sources, data, roles, signature.classes, min_rows)[0]
+    else:
+        store = prepare.build(sources, data, roles, min_rows=min_rows, need_targets=False)
+    return replace(store, notes=(*find_copies(sources), *store.notes))
 
 
 def _other_step(layout: Layout, signature: Signature, resample: bool) -> bool:

@@ -17,6 +17,7 @@ from slipstream.config import Data
 from slipstream.data import classes, tables, typed
 from slipstream.data.classes import LABEL
 from slipstream.data.prepare import Ints, Layout, Store, Times, is_date
+from slipstream.data.roles import as_text
 from slipstream.data.tables import Source
 from slipstream.errors import UserError
 
@@ -39,7 +40,8 @@ def attach(
     """The store with one more column, the class numbers, and the classes' names; `known` are those
     of a trained model."""
     assert data.labels is not None
-    source = tables.read(Path(data.labels), name=Path(data.labels).name, setting=SETTING)
+    path = Path(data.labels)
+    source = tables.read(path, name=path.name, setting=SETTING, decimal=data.decimal)
     codes, texts = classes.read(source, LABEL, SETTING)
     if (codes == classes.UNKNOWN).any():
         row = int(np.flatnonzero(codes == classes.UNKNOWN)[0])
@@ -66,7 +68,7 @@ def attach(
 def _rows(source: Source, store: Store, data: Data) -> tuple[Ints, Ints]:
     """First and last row of every label."""
     layout = store.layout
-    owners = _owners(source, layout)
+    owners = find_owners(source, layout)
     starts, ends = (_places(source, name, store, data) for name in ("start", "end"))
     backwards = np.flatnonzero(ends < starts)
     if len(backwards):
@@ -89,21 +91,39 @@ def _rows(source: Source, store: Store, data: Data) -> tuple[Ints, Ints]:
     return first, last
 
 
-def _owners(source: Source, layout: Layout) -> Ints:
+def find_owners(source: Source, layout: Layout) -> Ints:
     """Which series each label is of: by its name, or its file's name without the ending."""
     if "series" not in source.names and len(layout.series) == 1:
         return np.zeros(source.num_rows, dtype=np.int64)
     codes, texts = typed.labels(source, "series", SETTING)
-    place = {PurePosixPath(name).stem: i for i, name in enumerate(layout.series)}
-    place |= {name: i for i, name in enumerate(layout.series)}
+    exact = {name: i for i, name in enumerate(layout.series)}
+    spelled: dict[str, list[int]] = {}
+    for i, name in enumerate(layout.series):
+        for spelling in _spellings(name):
+            spelled.setdefault(spelling, []).append(i)
+    owners = []
     for code, text in enumerate(texts):
-        if text.strip() not in place:
-            row = int(np.flatnonzero(codes == code)[0])
+        found = [exact[text]] if text in exact else spelled.get(as_text(text.strip()), [])
+        if len(found) != 1:
+            where = source.where(int(np.flatnonzero(codes == code)[0]), "series")
+            several = " or ".join(layout.series[i] for i in found[:10])
             some = ", ".join(layout.series[:10])
             raise UserError(
-                f'{source.where(row, "series")}: there is no series "{text}"; there is {some}'
+                f'{where}: "{text}" may be {several}; write the whole name'
+                if found
+                else f'{where}: there is no series "{text}"; there is {some}'
             )
-    return np.array([place[text.strip()] for text in texts], dtype=np.int64)[codes]
+        owners.append(found[0])
+    return np.array(owners, dtype=np.int64)[codes]
+
+
+def _spellings(name: str) -> set[str]:
+    """What a label may call a series: its name, and a file's without its ending or its folder."""
+    path = PurePosixPath(name)
+    names = {name.strip()}
+    if path.suffix.lower() in tables.READERS:
+        names |= {path.stem, str(path.with_suffix(""))}
+    return {as_text(each) for each in names}
 
 
 def _places(source: Source, name: str, store: Store, data: Data) -> Times:

@@ -309,33 +309,41 @@ def _complete(
 ) -> list[_Piece]:
     """The source's series without the rows that stay unknown, with notes on what is missing."""
     gone: list[Flags] = [np.zeros(len(piece.breaks), dtype=bool) for piece in pieces]
-    holes: list[dict[str, int]] = [{} for _ in pieces]
+    holes: list[dict[str, Ints]] = [{} for _ in pieces]
     for name, setting in wanted.items():
         unknown = np.isnan(_numbers(source, name, setting))
-        for piece, mine, counts in zip(pieces, gone, holes, strict=True):
+        for piece, dropped, missing in zip(pieces, gone, holes, strict=True):
             hole = piece.pick(unknown)
-            if not hole.any():
-                continue
-            leading = np.logical_and.accumulate(hole)
-            mine |= hole if data.missing == "drop" else leading
-            counts[name] = int(hole.sum() if data.missing == "drop" else (hole & ~leading).sum())
-    found = []
-    for piece, mine, counts in zip(pieces, gone, holes, strict=True):
-        notes += _notes_on_holes(piece.name, int(mine.sum()), counts, data)
-        found.append(_without(piece, mine) if mine.any() else piece)
-    return found
+            if hole.any():
+                dropped |= hole if data.missing == "drop" else np.logical_and.accumulate(hole)
+                missing[name] = np.flatnonzero(hole)
+    completed = []
+    for piece, dropped, missing in zip(pieces, gone, holes, strict=True):
+        if missing:
+            notes.append(f'"{piece.name}": {_describe_holes(dropped, missing, data)}')
+        completed.append(_without(piece, dropped) if dropped.any() else piece)
+    return completed
 
 
-def _notes_on_holes(series: str, gone: int, counts: dict[str, int], data: Data) -> Iterator[str]:
-    listed = ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
+def _describe_holes(dropped: Flags, missing: dict[str, Ints], data: Data) -> str:
+    """Say how many values were repeated, and how many rows are left out and for which columns."""
+    counts = {name: len(rows) for name, rows in missing.items()}
     if data.missing == "drop":
-        if listed:
-            yield f'"{series}": left out rows with missing values: {listed}'
-        return
-    if listed:
-        yield f'"{series}": repeated the last known value: {listed}'
-    if gone:
-        yield f'"{series}": left out its first {gone:,} rows: a column has no value until then'
+        return f"left out rows with missing values: {_list_counts(counts)}"
+    first = int(dropped.sum())  # these rows come before all others
+    repeated = {name: int((rows >= first).sum()) for name, rows in missing.items()}
+    parts = []
+    if any(repeated.values()):
+        parts.append(f"repeated the last known value: {_list_counts(repeated)}")
+    if first:
+        unknown = {name: counts[name] - repeated[name] for name in counts}
+        rows = "the first row" if first == 1 else f"the first {first:,} rows"
+        parts.append(f"left out {rows}, before every value is known: {_list_counts(unknown)}")
+    return "; ".join(parts)
+
+
+def _list_counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
 
 
 def _without(piece: _Piece, gone: Flags) -> _Piece:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,9 @@ from slipstream.errors import UserError
 
 Ints = npt.NDArray[np.int64]
 
+SERIES = "series"
+"""What `data.split.by` calls the series' name, where no column has that name"""
+
 
 @dataclass(frozen=True)
 class Roles:
@@ -29,16 +33,16 @@ class Roles:
 def find_roles(source: Source, data: Data) -> tuple[Roles, list[str]]:
     """Columns by role, with a note on what the defaults left out."""
     targets = data.targets if data.labels is None else (LABEL,)
+    notes = _notes_on_names(source, data)
     if data.inputs is not None:
         _refuse_taken(source, data, data.inputs)
-        return Roles(data.inputs, targets or data.inputs, data.static), []
+        return Roles(data.inputs, targets or data.inputs, data.static), notes
     for name in data.targets or ():
         typed.require(source, name, "data.targets")
     spoken_for = {data.time, data.split.by, *data.ids, *data.static, *data.where, *data.ignore}
     if data.horizon == 0 or data.task == "classify":
         spoken_for |= set(data.targets or ())
-    if source.parts:
-        spoken_for.add(tables.FILE)
+    spoken_for.add(source.file_column)
     free = [name for name in source.names if name not in spoken_for]
     inputs = tuple(
         name
@@ -51,8 +55,25 @@ def find_roles(source: Source, data: Data) -> tuple[Roles, list[str]]:
         raise UserError(f"{source.name}: has no numeric column to read; name data.inputs")
     _refuse_taken(source, data, inputs)
     left = [name for name in free if name not in inputs]
-    notes = [f"not used as inputs: {', '.join(left)}"] if left else []
+    if left:
+        notes.append(f"not used as inputs: {', '.join(left)}")
     return Roles(inputs, targets or inputs, data.static), notes
+
+
+def _notes_on_names(source: Source, data: Data) -> list[str]:
+    """Say so where a word that has a meaning of its own is also a column, which then wins."""
+    notes = []
+    if (
+        tables.FILE in data.ids
+        and tables.FILE in source.names
+        and source.file_column != tables.FILE
+    ):
+        notes.append(f'data.id = "{tables.FILE}" is the column of that name, not a row\'s file')
+    if data.split.by == SERIES and SERIES in source.names and SERIES not in data.ids:
+        notes.append(
+            f'data.split.by = "{SERIES}" is the column of that name, not the series\' name'
+        )
+    return notes
 
 
 def _refuse_taken(source: Source, data: Data, inputs: tuple[str, ...]) -> None:
@@ -86,24 +107,49 @@ def matching(source: Source, data: Data) -> Ints | range:
     if not data.where:
         return range(source.num_rows)
     keep = np.ones(source.num_rows, dtype=bool)
+    present = []
     for name, value in data.where.items():
-        codes, found = typed.labels(source, name, "data.where")
+        codes, texts = typed.labels(source, name, "data.where")
         accepted = {as_text(v) for v in (value if isinstance(value, tuple) else (value,))}
-        keep &= np.isin(codes, [i for i, text in enumerate(found) if as_text(text) in accepted])
+        keep &= np.isin(codes, [i for i, text in enumerate(texts) if as_text(text) in accepted])
+        present.append(f'"{name}" is {", ".join(texts[:10])}')
     if not keep.any():
         asked = ", ".join(f"{name} = {value!r}" for name, value in data.where.items())
-        raise UserError(f"{source.name}: no row has what data.where asks for ({asked})")
+        raise UserError(
+            f"{source.name}: no row has what data.where asks for ({asked}); {'; '.join(present)}"
+        )
     return np.flatnonzero(keep)
 
 
+PLAIN_NUMBER = re.compile(
+    r"(?P<sign>[+-]?)(?P<whole>0|[1-9][0-9]*|(?=\.[0-9]))(?:(?P<point>\.)(?P<fraction>[0-9]*))?"
+    r"(?:[eE](?P<exponent>(?P<signed>[+-]?)[0-9]{1,3}))?"
+)
+SPELLINGS = {"True": "true", "TRUE": "true", "False": "false", "FALSE": "false"}
+
+
 def as_text(value: Any) -> str:
-    """25, 25.0 and "25" are one value; so are true and True."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    try:
-        return f"{float(value):.12g}"
-    except ValueError:
-        return str(value)
+    """One text for all spellings of a value: 25, 25.0, "25" and "2.5e+01"; true and "True".
+
+    Numbers are compared exactly. What could as well be a name stays text: 007, 1_2 and 1e3.
+    """
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # all of its digits, where repr has the first 17
+    text = str(value)
+    number = PLAIN_NUMBER.fullmatch(text.strip())
+    if number is None or (number["exponent"] and not (number["signed"] or number["point"])):
+        return SPELLINGS.get(text, text)
+    digits = (number["whole"] + (number["fraction"] or "")).lstrip("0")
+    shift = int(number["exponent"] or 0) - len(number["fraction"] or "")
+    shift += len(digits) - len(digits.rstrip("0"))
+    digits = digits.rstrip("0")
+    if not digits:
+        return "0"
+    sign = "-" if number["sign"] == "-" else ""
+    if shift >= 0:
+        return f"{sign}{digits}{'0' * shift}"
+    padded = digits.rjust(1 - shift, "0")
+    return f"{sign}{padded[:shift]}.{padded[shift:]}"
 
 
 def identify(source: Source, data: Data) -> tuple[Ints, list[str]]:
@@ -133,9 +179,12 @@ def find_groups(
     """Each row's group for the split: a column's value, the series' name, or the top folder."""
     by = data.split.by
     codes, values = _all_the_same(len(series)), [""]
-    if data.split.folders:
+    if data.split.folders and source.file_column is not None:
+        codes, files = typed.labels(source, source.file_column, "data.split.folders")
+        values = [file.split("/")[0] for file in files]
+    elif data.split.folders:
         values = [source.name.split("/")[0]]
-    elif by == "series" and by not in source.names:
+    elif by == SERIES and by not in source.names:
         codes, values = series, names
     elif by is not None:
         codes, values = typed.labels(source, by, "data.split.by")

@@ -20,15 +20,17 @@ from slipstream.errors import UserError
 def read_sources(data: Data, table: Any) -> list[Source]:
     """The tables that the config names, or the one given in its place."""
     if table is not None:
-        return [tables.from_memory(table)]
+        return [tables.from_memory(table, decimal=data.decimal)]
     if not data.paths:
         raise UserError("data.path is not set; name a file or a folder, or pass a table")
     if data.paths[0].startswith(SIMULATED):
         return [_simulated(data.paths[0])]
     if data.split.folders:
         _check_folders(data)
-    sources = list(tables.read_all(data.paths))
-    if (len(sources) > 1 or tables.FILE in data.ids) and data.ids and not data.split.folders:
+    sources = list(tables.read_all(data.paths, decimal=data.decimal))
+    if data.split.folders:  # a set's files stay tables of their own
+        return [tables.join([each]) for each in sources] if tables.FILE in data.ids else sources
+    if data.ids and (len(sources) > 1 or tables.FILE in data.ids):
         return [tables.join(sources)]
     return sources
 

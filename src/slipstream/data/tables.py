@@ -17,12 +17,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
-from slipstream.data import text
+from slipstream.data import decimals, text
 from slipstream.errors import UserError
 
 READERS = {".csv": "csv", ".tsv": "csv", ".txt": "csv", ".parquet": "parquet", ".pq": "parquet"}
 READERS |= {".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow"}
 FILE = "file"
+"""What a table made of several files calls the column of their names, where that name is free"""
 
 
 class Columns(Protocol):
@@ -47,10 +48,14 @@ class Source:
     path: Path | None = None
     delimiter: str | None = None
     """Set for CSV files, whose cells are all text."""
+    decimal: str | None = None
+    """The decimal mark of numbers that are text, where it is said or certain"""
     groups: tuple[int, ...] = ()
     """First rows of the stretches that a file is best read in"""
     parts: tuple[Source, ...] = ()
     """The files that make up one long table."""
+    file_column: str | None = None
+    """The column that says which of them a row came from"""
 
     def column(self, name: str) -> pa.ChunkedArray:
         return self.columns.read(name, self.first, self.first + self.num_rows)
@@ -67,10 +72,9 @@ class Source:
                 return part.place(row)
             row -= part.num_rows
         if self.path is not None and self.delimiter is not None:
-            records = (at for at, _, cells in text.records(self.path, self.delimiter) if cells)
-            for seen, at in enumerate(records):
-                if seen == row + 1:  # the first record is the header
-                    return f"{self.name}, line {at}"
+            line = text.line_of_row(self.path, self.delimiter, len(self.names), row)
+            if line is not None:
+                return f"{self.name}, line {line}"
         return f"{self.name}, row {row + 1}"
 
     def where(self, row: int, column: str) -> str:
@@ -124,9 +128,10 @@ class _InArrow:
 @dataclass(frozen=True)
 class _Joined:
     parts: tuple[Source, ...]
+    file_column: str
 
     def kind(self, name: str) -> pa.DataType:
-        return pa.string() if name == FILE else self.parts[0].columns.kind(name)
+        return pa.string() if name == self.file_column else self.parts[0].columns.kind(name)
 
     def read(self, name: str, begin: int, end: int) -> pa.ChunkedArray:
         tables, first = [], 0
@@ -134,7 +139,8 @@ class _Joined:
             low, high = max(begin - first, 0), min(end - first, part.num_rows)
             if low < high:
                 stretch = part.stretch(low, high)
-                column = stretch.column(name) if name != FILE else _repeated(part.name, stretch)
+                own = name != self.file_column
+                column = stretch.column(name) if own else _repeated(part.name, stretch)
                 tables.append(pa.table({name: column}))
             first += part.num_rows
         try:
@@ -165,7 +171,7 @@ def _open_arrow(path: Path) -> Any:
             return pa.ipc.open_stream(memory).read_all()
 
 
-def from_memory(table: Any) -> Source:
+def from_memory(table: Any, *, decimal: str | None = None) -> Source:
     """A pandas, polars, duckdb, pyarrow or other table that speaks Arrow; or a dict of columns."""
     if not (isinstance(table, (pa.Table, dict)) or hasattr(table, "__arrow_c_stream__")):
         raise UserError(
@@ -176,7 +182,7 @@ def from_memory(table: Any) -> Source:
         arrow = pa.table(table)
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise UserError(f"data: cannot be read as an Arrow table: {error}") from None
-    return of_table("data", arrow)
+    return replace(of_table("data", arrow), decimal=decimal)
 
 
 def release_memory() -> None:
@@ -198,19 +204,19 @@ def of_table(
     return _checked(source)
 
 
-def read_all(paths: Iterable[str]) -> Iterator[Source]:
+def read_all(paths: Iterable[str], *, decimal: str | None = None) -> Iterator[Source]:
     """Every file of the paths; a folder stands for the files below it, in order of name."""
     for given in paths:
         path = Path(given)
         if path.is_dir():
             for file in files_in(path):
-                yield read(file, name=file.relative_to(path).as_posix())
+                yield read(file, name=file.relative_to(path).as_posix(), decimal=decimal)
         else:
-            yield read(path, name=path.name)
+            yield read(path, name=path.name, decimal=decimal)
 
 
 def join(sources: Sequence[Source]) -> Source:
-    """One long table from several files, with the column FILE that says where a row came from."""
+    """One long table from several files, with one more column: the file that a row came from."""
     names = [source.name for source in sources]
     wanted = set(sources[0].names)
     for source in sources:
@@ -221,14 +227,20 @@ def join(sources: Sequence[Source]) -> Source:
                 f'has the column "{sorted(differ)[0]}"'
             )
     rows = np.cumsum([0, *(source.num_rows for source in sources)]).tolist()
+    marks = {source.decimal for source in sources} - {None}
+    file_column = FILE
+    while file_column in wanted:  # a column of the files' own keeps its name
+        file_column += "_"
     return Source(
         names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more",
-        (*sources[0].names, *(() if FILE in wanted else (FILE,))),
+        (*sources[0].names, file_column),
         rows[-1],
-        _Joined(tuple(sources)),
+        _Joined(tuple(sources), file_column),
         delimiter=next((s.delimiter for s in sources if s.delimiter not in (None, ",")), None),
+        decimal=marks.pop() if len(marks) == 1 else None,
         groups=tuple(r + g for r, s in zip(rows[:-1], sources, strict=True) for g in s.groups),
         parts=tuple(sources),
+        file_column=file_column,
     )
 
 
@@ -248,8 +260,10 @@ def files_in(folder: Path) -> list[Path]:
     return files
 
 
-def read(path: Path, *, name: str, setting: str = "data.path") -> Source:
-    """One file."""
+def read(
+    path: Path, *, name: str, setting: str = "data.path", decimal: str | None = None
+) -> Source:
+    """One file; `decimal` is the decimal mark that its text has, if that is known."""
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         raise UserError(f"{path}: what {path.suffix or 'this'} is, is not known here; {_KNOWN}")
@@ -265,11 +279,14 @@ def read(path: Path, *, name: str, setting: str = "data.path") -> Source:
     match reader:
         case "csv":
             table, delimiter = text.read(path, name, head)
-            return of_table(name, table, path, delimiter)
+            if decimal is None and delimiter != ",":
+                decimal = decimals.find_mark(table)
+            source = of_table(name, table, path, delimiter)
         case "parquet":
-            return _read_parquet(path, name)
+            source = _read_parquet(path, name)
         case _:
-            return _read_arrow(path, name)
+            source = _read_arrow(path, name)
+    return replace(source, decimal=decimal)
 
 
 _KNOWN = f"the files read are {', '.join(READERS)}"

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import csv
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 
+from slipstream.data import quotes
 from slipstream.errors import UserError
 
 BLOCK_BYTES = 16 << 20
@@ -32,14 +36,18 @@ def read(path: Path, name: str, head: bytes) -> tuple[pa.Table, str]:
         if head.startswith(magic):
             raise UserError(f"{path}: is not text but {what}")
     delimiter = _delimiter(head)
-    names, lines = _header(path, delimiter)
+    names, lines = _header(path, name, delimiter)
     try:
         table = pa.csv.read_csv(
             path,
             read_options=pa.csv.ReadOptions(
                 column_names=names, skip_rows=lines, block_size=BLOCK_BYTES
             ),
-            parse_options=pa.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+            parse_options=pa.csv.ParseOptions(
+                delimiter=delimiter,
+                newlines_in_values=True,
+                ignore_empty_lines=len(names) > 1,  # of one column, it is a missing value
+            ),
             convert_options=pa.csv.ConvertOptions(
                 column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False
             ),
@@ -48,10 +56,19 @@ def read(path: Path, name: str, head: bytes) -> tuple[pa.Table, str]:
         _refuse_bad_text(path)
         _refuse_ragged(path, name, delimiter, len(names))
         raise UserError(f"{path}: cannot be read as CSV: {first_line(error)}") from None
+    quotes.refuse_swallowed(path, name, table, delimiter)
+    if len(names) == 1:
+        table = _without_last_blanks(table)
     return table, delimiter
 
 
-def _header(path: Path, delimiter: str) -> tuple[list[str], int]:
+def _without_last_blanks(table: pa.Table) -> pa.Table:
+    """A table of one column without the blank lines that a file may end with."""
+    filled = np.flatnonzero(pc.not_equal(table.column(0), "").to_numpy())
+    return table.slice(0, int(filled[-1]) + 1 if len(filled) else 0)
+
+
+def _header(path: Path, name: str, delimiter: str) -> tuple[list[str], int]:
     """The columns' names and the lines that they take up; a nameless one is called by its place."""
     try:
         found = records(path, delimiter)
@@ -61,6 +78,7 @@ def _header(path: Path, delimiter: str) -> tuple[list[str], int]:
         raise
     if not cells:
         raise UserError(f"{path}: the file is empty")
+    quotes.refuse_open(path, name, cells[-1], delimiter)
     names = [cell.strip() or f"{UNNAMED}{i}" for i, cell in enumerate(cells, start=1)]
     filled = [name for name in names if not name.startswith(UNNAMED)]
     if filled and all(_is_number(name) for name in filled):
@@ -81,12 +99,28 @@ def records(path: Path, delimiter: str) -> Iterator[tuple[int, int, list[str]]]:
                 yield first, reader.line_num, cells
                 first = reader.line_num + 1
         except csv.Error as error:
+            if "field limit" in str(error):
+                raise UserError(
+                    f"{path}, line {first}: a cell has more than {csv.field_size_limit():,} "
+                    "characters; is there a quote that never closes?"
+                ) from None
             raise UserError(f"{path}, line {first}: cannot be read as CSV: {error}") from None
+
+
+def line_of_row(path: Path, delimiter: str, columns: int, row: int) -> int | None:
+    """The line in which a row below the header begins."""
+    rows = iter(records(path, delimiter))
+    header = next((cells for _, _, cells in rows if cells), None)
+    if header is None:
+        return None
+    kept = (first for first, _, cells in rows if cells or columns == 1)
+    return next(itertools.islice(kept, row, None), None)
 
 
 def _refuse_ragged(path: Path, name: str, delimiter: str, wanted: int) -> None:
     for first, _, cells in records(path, delimiter):
         if cells and len(cells) != wanted:
+            quotes.refuse_open(path, name, cells[-1], delimiter)
             raise UserError(
                 f"{name}, line {first}: has {len(cells)} cells where the header has {wanted}; "
                 f'it reads "{delimiter.join(cells)[:60]}"'

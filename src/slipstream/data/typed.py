@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from slipstream.data import decimals
 from slipstream.data.tables import Source
 from slipstream.errors import UserError
 
@@ -31,7 +32,7 @@ NULLS = [
     "none",
     "#N/A",
 ]
-NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$|^[+-]?([iI]nf|[iI]nfinity|INF)$"
+NAIVE, ZONED = pa.timestamp("us"), pa.timestamp("us", "UTC")
 LARGEST = 1e30
 """Beyond it, squares leave the range of float32."""
 
@@ -48,7 +49,13 @@ def column(source: Source, name: str, setting: str) -> pa.ChunkedArray:
     require(source, name, setting)
     values = source.column(name)
     if pa.types.is_dictionary(values.type):
-        values = values.cast(values.type.value_type)
+        try:
+            values = values.cast(values.type.value_type)
+        except pa.ArrowException:
+            raise UserError(
+                f'{source.name}: column "{name}" ({setting}) holds {values.type}; convert it to '
+                "numbers or text"
+            ) from None
     if is_text(values.type) and source.delimiter is None:  # a CSV's text was checked when read
         try:
             values.validate(full=True)
@@ -85,20 +92,45 @@ def looks_numeric(source: Source, name: str) -> bool:
     values = column(source, name, "data.inputs")
     if not is_text(values.type):
         return _is_numeric(values.type)
-    text = _clean(values, source.delimiter)
+    text = _clean(values)
     known = len(text) - text.null_count
-    return bool(known == 0 or 2 * pc.sum(pc.match_substring_regex(text, NUMBER)).as_py() >= known)
+    alike = pc.match_substring_regex(text, decimals.LOOKS)
+    return bool(known == 0 or 2 * pc.sum(alike).as_py() >= known)
 
 
 def labels(source: Source, name: str, setting: str) -> tuple[npt.NDArray[np.int64], list[str]]:
     """A column as codes and the text that each stands for, numbered as they first appear."""
     values = column(source, name, setting)
-    if values.null_count:
-        row = pc.index(pc.is_null(values), True).as_py()
+    kind = values.type
+    dated = pa.types.is_temporal(kind) and not pa.types.is_interval(kind)
+    if not (is_text(kind) or _is_numeric(kind) or dated):
+        raise UserError(
+            f'{source.name}: column "{name}" ({setting}) holds {kind}; what tells rows apart is '
+            "text, a number, true or false, or a time: convert the column"
+        )
+    missing = pc.is_null(values, nan_is_null=True)
+    if pc.any(missing).as_py():
+        row = pc.index(missing, True).as_py()
         raise UserError(f"{source.where(row, name)}: is empty ({setting})")
-    encoded = values.cast(pa.string()).combine_chunks().dictionary_encode()
-    codes = np.asarray(encoded.indices.to_numpy(), dtype=np.int64)
-    return codes, encoded.dictionary.to_pylist()
+    if pa.types.is_floating(kind):
+        encoded = values.combine_chunks().dictionary_encode()
+        texts = _texts(encoded.dictionary)
+    else:
+        encoded = values.cast(pa.string()).combine_chunks().dictionary_encode()
+        texts = encoded.dictionary.to_pylist()
+    place: dict[str, int] = {}
+    codes = [place.setdefault(text, len(place)) for text in texts]  # -0 and 0 are one
+    return np.array(codes, dtype=np.int64)[encoded.indices.to_numpy()], list(place)
+
+
+def _texts(values: pa.FloatingPointArray) -> list[str]:
+    """Each number as text; whole ones with all of their digits."""
+    texts = values.cast(pa.string()).to_pylist()
+    numbers = values.cast(pa.float64()).to_pylist()
+    return [
+        str(int(number)) if number.is_integer() else text
+        for number, text in zip(numbers, texts, strict=True)
+    ]
 
 
 def times(
@@ -147,28 +179,25 @@ def _is_numeric(kind: pa.DataType) -> bool:
     )
 
 
-def _clean(values: pa.ChunkedArray, delimiter: str | None) -> pa.ChunkedArray:
-    """Trimmed text, null where missing, with a point where a decimal comma stood."""
+def _clean(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Trimmed text, null where missing."""
     text = pc.utf8_trim_whitespace(values.cast(pa.string()))
-    text = pc.if_else(pc.is_in(text, value_set=pa.array(NULLS)), pa.scalar(None, pa.string()), text)
-    if delimiter not in (None, ","):
-        commas = pc.any(pc.match_substring(text, ",")).as_py()
-        if commas and not pc.any(pc.match_substring(text, ".")).as_py():
-            text = pc.replace_substring(text, ",", ".")
-    return text
+    return pc.if_else(pc.is_in(text, value_set=pa.array(NULLS)), pa.scalar(None, pa.string()), text)
 
 
 def _parse_numbers(source: Source, name: str, values: pa.ChunkedArray) -> pa.ChunkedArray:
-    text = _clean(values, source.delimiter)
+    text = decimals.with_points(_clean(values), source.decimal, source.delimiter)
     try:
         return text.cast(pa.float64())
     except pa.ArrowInvalid:
         pass
-    bad = pc.index(pc.match_substring_regex(text, NUMBER), False).as_py()
+    bad = pc.index(pc.match_substring_regex(text, decimals.NUMBER), False).as_py()
     if bad >= 0:
+        cell = values[bad].as_py().strip()
+        wrong = decimals.explain(cell, source.decimal) or "is not a number; correct it"
         raise UserError(
-            f'{source.where(bad, name)}: "{values[bad].as_py()[:40]}" is not a number; correct it, '
-            "or leave the column out of data.inputs"
+            f'{source.where(bad, name)}: "{cell[:40]}" {wrong}, or leave the column out of '
+            "data.inputs"
         )
     return pc.replace_substring_regex(text, r"^\+", "").cast(pa.float64())
 
@@ -184,21 +213,43 @@ def _parse_times(
             return parsed
         expected = f'does not read as data.time_format = "{time_format}"'
     else:
-        for kind in (pa.timestamp("us"), pa.timestamp("us", "UTC")):
+        for kind in (NAIVE, ZONED):
             try:
                 return text.cast(kind)
             except pa.ArrowInvalid:
                 continue
-        bad = next(row for row in range(len(text)) if not _is_time(text[row]))
-        expected = 'is not an ISO 8601 time; give data.time_format, as in "%d.%m.%Y %H:%M"'
+        bad, expected = _explain_times(text)
     raise UserError(f'{source.where(bad, name)}: "{str(text[bad])[:40]}" {expected}')
 
 
-def _is_time(cell: pa.Scalar) -> bool:
-    for kind in (pa.timestamp("us"), pa.timestamp("us", "UTC")):
-        try:
-            cell.cast(kind)
-        except pa.ArrowInvalid:
-            continue
-        return True
-    return False
+def _explain_times(text: pa.ChunkedArray) -> tuple[int, str]:
+    """The first cell that does not read as the ones before it do, and what is wrong with it."""
+    bad, kind = max((_first_unlike(text, kind), str(kind)) for kind in (NAIVE, ZONED))
+    for other in (NAIVE, ZONED):
+        if bad and _casts(text.slice(bad, 1), other):
+            has, had = ("has a", "none") if kind == str(NAIVE) else ("has no", "one")
+            return bad, (
+                f'{has} time zone, but "{str(text[0])[:40]}" in the first row has {had}; write all '
+                "times with a zone, or all of them without"
+            )
+    return bad, 'is not an ISO 8601 time; give data.time_format, as in "%d.%m.%Y %H:%M"'
+
+
+def _first_unlike(text: pa.ChunkedArray, kind: pa.DataType) -> int:
+    """The first cell that does not read as this kind; there is one."""
+    reads, fails = 0, len(text)
+    while fails - reads > 1:  # the first `reads` cells do, the first `fails` do not
+        middle = (reads + fails) // 2
+        if _casts(text.slice(reads, middle - reads), kind):
+            reads = middle
+        else:
+            fails = middle
+    return fails - 1
+
+
+def _casts(text: pa.ChunkedArray, kind: pa.DataType) -> bool:
+    try:
+        text.cast(kind)
+    except pa.ArrowInvalid:
+        return False
+    return True
