@@ -247,6 +247,18 @@ def test_static_features_and_series_reach_the_model(tmp_path):
     assert ahead["series"].to_pylist() == ["x"] * 4 + ["y"] * 4
 
 
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_a_seed_of_many_digits_trains(tmp_path, repeats):
+    """A date and a time, as people take them, and one that differs in its upper bits alone."""
+    drawn = []
+    for seed in (20260131120000, 20260131120000 + 2**40):
+        config = small_config(
+            tmp_path, seed=seed, model={"kind": "mlp"}, train={"epochs": 1, "repeats": repeats}
+        )
+        drawn.append(slipstream.train(config, waves()).metrics["test"]["mae"])
+    assert drawn[0] != drawn[1]
+
+
 def test_stride_and_minutes_and_quantiles_work_together(tmp_path):
     config = small_config(
         tmp_path,

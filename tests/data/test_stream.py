@@ -156,6 +156,21 @@ def test_every_window_comes_once_an_epoch_shuffled_anew(path, workers, effective
     assert not multiprocessing.active_children()
 
 
+def streamed_home(streamed, config, seed, *, effective=32, batch=16):
+    where = torch.device("cpu"), config.engine
+    how = {"workers": 0, "prefetch": 2}
+    return Streamed(streamed.stream, "train", effective, batch, seed, *where, **how)
+
+
+@pytest.mark.parametrize("seed", [2**29, 2**31, 20260131120000, 2**63 - 1])
+def test_any_seed_of_the_config_gives_an_order(path, seed):
+    _, streamed, config = both(path, "series")
+    one, other = (streamed_home(streamed, config, s) for s in (seed, seed - 1))
+    first, again, others = epoch_of(one, 1), epoch_of(one, 1), epoch_of(other, 1)
+    assert all(torch.equal(a[0][0], b[0][0]) for a, b in zip(first, again, strict=True))
+    assert not torch.equal(first[0][0][0], others[0][0][0])
+
+
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
 def test_a_streamed_run_scores_what_a_run_in_memory_scores(tmp_path, suffix):
     table = waves(1200)

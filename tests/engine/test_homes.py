@@ -22,6 +22,23 @@ def test_every_window_comes_once_an_epoch_in_an_order_fixed_by_seed_and_epoch():
     assert not any(torch.equal(first, other) for other in others)
 
 
+@pytest.mark.parametrize("seed", [2**31, 20260131120000, 2**63 - 1])
+def test_any_seed_of_the_config_gives_an_order(seed):
+    starts = torch.arange(100)
+    first = shuffled(starts, seed=seed, epoch=2)
+    assert torch.equal(first.sort().values, starts)
+    assert torch.equal(first, shuffled(starts, seed=seed, epoch=2))
+    assert not torch.equal(first, shuffled(starts, seed=seed, epoch=3))
+    assert not torch.equal(first, shuffled(starts, seed=seed - 1, epoch=2))
+    assert not torch.equal(first, shuffled(starts, seed=seed % 2**32 + 2**32, epoch=2))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 4295, 2**31, 2**32 - 1])
+def test_seeds_of_32_bits_keep_the_order_that_they_always_had(seed):
+    order = torch.randperm(100, generator=torch.Generator().manual_seed(seed * 1_000_003 + 7))
+    assert torch.equal(shuffled(torch.arange(100), seed=seed, epoch=7), order)
+
+
 @given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 20), st.integers(0, 3))
 def test_a_step_takes_the_same_windows_however_they_are_passed(count, effective, batch, epoch):
     starts = torch.arange(1, count + 1)

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from slipstream.config import Engine
+from slipstream.config.seeds import fold_seed
 from slipstream.data import windows
 from slipstream.data.windows import Batch, Series
 
@@ -95,7 +96,7 @@ class Draw(NamedTuple):
 def shuffled(starts: Tensor, *, seed: int, epoch: int) -> Tensor:
     """Every window once, in an order fixed by seed and epoch. By NumPy, as all that lays out an
     epoch: torch would wake every thread for each of these small copies."""
-    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+    generator = torch.Generator().manual_seed(fold_seed(seed) * 1_000_003 + epoch)
     order = torch.randperm(len(starts), generator=generator)
     return torch.from_numpy(starts.numpy().take(order.numpy()))
 

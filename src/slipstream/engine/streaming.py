@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from slipstream.config import Engine
+from slipstream.config.seeds import fold_seed
 from slipstream.data import windows
 from slipstream.data.stream import Stream
 from slipstream.data.windows import Piece
@@ -53,8 +54,8 @@ class _Reader(IterableDataset[Windows]):
             yield rest
 
     def _generator(self, salt: int) -> torch.Generator:
-        seed = (self.seed or 0) * 1_000_003 + int(self.epoch)
-        return torch.Generator().manual_seed(seed * 65_537 + salt)
+        seed = fold_seed(self.seed or 0) * 1_000_003 + int(self.epoch)
+        return torch.Generator().manual_seed((seed * 65_537 + salt) % 2**64)
 
     def _buffers(self) -> list[list[tuple[int, int]]]:
         """The epoch's stretches, a buffer's worth at a time."""
