@@ -319,7 +319,7 @@ class ThroughLoader(Fed):
         super().__init__(example, draw.batch, draw.passes, device, engine)
         self.series, self.draw, self.num_steps = series, draw, draw.num_steps
         self.order = _Order()
-        self.loader: DataLoader[Any] = DataLoader(
+        self.loader: DataLoader[Any] | None = DataLoader(
             SingleWindows(series),
             batch_sampler=self.order,
             num_workers=workers,
@@ -332,6 +332,7 @@ class ThroughLoader(Fed):
         self.batches: Iterator[Any] = iter(())
 
     def begin(self, epoch: int, *, at: int = 0) -> None:
+        assert self.loader is not None
         rows, self.weights = self.draw.order(epoch)
         filled = self.weights > 0
         self.order.batches = [
@@ -356,5 +357,4 @@ class ThroughLoader(Fed):
         return advance
 
     def close(self) -> None:
-        self.batches = iter(())
-        del self.loader
+        self.batches, self.loader = iter(()), None

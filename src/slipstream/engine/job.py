@@ -211,6 +211,8 @@ def _home(task: Task, plan: Plan, which: str, effective: int, batch: int, seed: 
             engine,
             workers=plan.workers,
             prefetch=plan.prefetch,
+            # however small the passes become: the order stays when memory runs out in mid-epoch
+            read=task.config.train.batch if which == "train" else None,
         )
     assert memory is not None
     assert task.series is not None
