@@ -94,7 +94,7 @@ class Job:
         self.val_home.close()
         for program in self.captured.values():
             program.close()
-        self.optimizer.zero_grad(set_to_none=True)
+        optim.clear_grads(self.optimizer, set_to_none=True)
 
 
 def set_up(task: Task, plan: Plan, *, like: Job | None = None, frozen: bool | None = None) -> Job:
