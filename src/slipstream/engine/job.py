@@ -212,7 +212,7 @@ def _home(task: Task, plan: Plan, which: str, effective: int, batch: int, seed: 
             workers=plan.workers,
             prefetch=plan.prefetch,
             # however small the passes become: the order stays when memory runs out in mid-epoch
-            read=task.config.train.batch if which == "train" else None,
+            read=effective // task.config.train.accumulate if which == "train" else None,
         )
     assert memory is not None
     assert task.series is not None
