@@ -140,7 +140,18 @@ def available_memory(cgroup: Cgroup = OWN) -> int:
     """Bytes of memory that this process can still take."""
     left = (max(limit - used, 0) for limit, used in memory_limits(cgroup))
     available: int = psutil.virtual_memory().available
-    return min([available, *left])
+    return min([available, *left, *_address_space()])
+
+
+def _address_space() -> Iterator[int]:
+    """What `ulimit -v` leaves of this process's address space, where that is limited."""
+    try:
+        import resource
+    except ImportError:  # Windows has none
+        return
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY:
+        yield max(limit - psutil.Process().memory_info().vms, 0)
 
 
 def quotas(cgroup: Cgroup = OWN) -> Iterator[float]:

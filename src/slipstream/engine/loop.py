@@ -273,10 +273,10 @@ def _step(task: Task, job: Job, epoch: int, done: int) -> Job:
         try:
             job.advance()
             return job
-        except RuntimeError as error:
+        except recover.FULL as error:
             if not recover.is_out_of_memory(error):
                 raise
-            why = str(error).split("\n", 1)[0]
+            why = recover.reason(error)
         # past the except block, whose traceback would pin the failed step's tensors
         job = _halved(task, job, why)
         job.home.begin(epoch, at=done)
@@ -294,10 +294,10 @@ def _validate(task: Task, job: Job, stop: Stop) -> tuple[Job, float | None]:
                     return job, None
                 job.check()
             return job, float(job.val_tape.losses.double().sum()) / task.dataset.count["val"]
-        except RuntimeError as error:
+        except recover.FULL as error:
             if not recover.is_out_of_memory(error):
                 raise
-            why = str(error).split("\n", 1)[0]
+            why = recover.reason(error)
         job = _halved(task, job, why)
 
 

@@ -171,10 +171,10 @@ def _tried(task: Task, plan: Plan, name: str, evidence: list[dict[str, Any]]) ->
     try:
         trial = _trial(task, plan)
     except Exception as error:
-        if not isinstance(error, RuntimeError) and OWN not in plan.cudnn:
+        if not isinstance(error, recover.FULL) and OWN not in plan.cudnn:
             raise  # a compiler of kernels may raise anything
-        why = str(error).strip().split("\n", 1)[0]
-        full = isinstance(error, RuntimeError) and recover.is_out_of_memory(error)
+        why = recover.reason(error)
+        full = recover.is_out_of_memory(error)
         evidence.append({"candidate": name, "failed": why, "out_of_memory": full})
         return None
     finally:
