@@ -95,7 +95,7 @@ def test_whoever_asks_a_host_for_too_much_memory_is_understood(who):
     assert run_within(64, work).startswith("True")
 
 
-def test_a_thread_that_finds_no_memory_is_understood(tmp_path):
+def test_a_thread_that_finds_no_memory_is_understood():
     assert recover.is_out_of_memory(RuntimeError("can't start new thread"))
     assert not recover.is_out_of_memory(RuntimeError("shapes do not match"))
     assert not recover.is_out_of_memory(ValueError("out of memory"))
