@@ -186,65 +186,6 @@ def test_a_technique_that_fails_is_a_problem_unless_a_missing_tool_explains_it()
     assert problems_of(planted({}, [FAILED | {"works": None}])) == []
 
 
-@pytest.mark.parametrize(
-    ("files", "membership", "quota", "limit"),
-    [
-        (
-            {"cpu.max": "150000 100000", "memory.max": "8000", "memory.current": "5000"},
-            "0::/\n",
-            1.5,
-            (8000, 5000),
-        ),
-        (
-            {
-                "a/cpu.max": "max 100000",
-                "cpu.max": "200000 100000",
-                "a/memory.max": "8000",
-                "a/memory.current": "5000",
-                "a/memory.stat": "anon 1\ninactive_file 3000\n",
-            },
-            "0::/a/b\n",
-            2.0,
-            (8000, 2000),
-        ),
-        (
-            {
-                "cpu/x/cpu.cfs_quota_us": "50000",
-                "cpu/x/cpu.cfs_period_us": "100000",
-                "memory/memory.limit_in_bytes": "9000",
-                "memory/memory.usage_in_bytes": "1000",
-            },
-            "4:memory:/elsewhere\n2:cpu,cpuacct:/x\n0::/\n",
-            0.5,
-            (9000, 1000),
-        ),
-        (
-            {
-                "cpu/cpu.cfs_quota_us": "-1",
-                "cpu/cpu.cfs_period_us": "100000",
-                "memory/memory.limit_in_bytes": "9223372036854771712",
-                "memory/memory.usage_in_bytes": "1000",
-            },
-            "4:memory:/\n2:cpu:/\n",
-            None,
-            None,
-        ),
-        ({"memory.max": "max", "memory.current": "5000"}, "0::/\n", None, None),
-        ({}, "", None, None),
-    ],
-)
-def test_limits_of_a_container_are_found(files, membership, quota, limit, tmp_path):
-    for name, text in files.items():
-        path = tmp_path / "cgroup" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    own = tmp_path / "membership"
-    own.write_text(membership)
-    where = tmp_path / "cgroup", own
-    assert list(machine.quotas(*where)) == ([] if quota is None else [quota])
-    assert list(machine.memory_limits(*where)) == ([] if limit is None else [limit])
-
-
 def test_versions_of_cudnn_read_as_people_write_them():
     assert machine.cudnn_version(91002) == "9.10.2"
     assert machine.cudnn_version(8902) == "8.9.2"

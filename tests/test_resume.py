@@ -187,6 +187,39 @@ def test_more_epochs_than_before(tmp_path):
     same(ended(run)[:2], wanted[:2])
 
 
+class Clock:
+    """Ours is the time: so many seconds have passed for every step that was taken."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        monkeypatch.setattr(loop.time, "perf_counter", lambda: self.now)
+
+    def __call__(self, event):
+        self.now += event["event"] == "step"
+
+
+@pytest.mark.parametrize("job", ["lstm, dropout", "mlp, plateau", "validated every second epoch"])
+@pytest.mark.parametrize("cut", [4, 13, 18, 27])
+def test_a_run_out_of_time_goes_on_where_it_was_cut(tmp_path, monkeypatch, job, cut):
+    """9 steps an epoch, whose 4th, 8th and last look at the clock. The validation at the cut is one
+    that an unbroken run does not have."""
+    config, table = configured(tmp_path / "a", job), waves(400)
+    wanted = ended(runs.find(slipstream.train(config, table).run))
+    with monkeypatch.context() as patch:
+        limited = {"epochs": 5, "minutes": (cut - 0.5) / 60} | JOBS[job].get("train", {})
+        config = configured(tmp_path / "b", job, train=limited)
+        result = slipstream.train(config, table, watch=Clock(patch))
+    run = runs.find(result.run)
+    assert result.summary["stopped"] == "train.minutes have passed"
+    assert result.summary["steps"] == cut
+    assert result.summary["epochs"] == pytest.approx(cut / 9)
+    last = [event for event in runs.events(run) if event["event"] == "epoch"][-1]
+    assert (last["step"], last["epoch"]) == (cut, pytest.approx(cut / 9))
+    assert result.summary["best_epoch"] > 0
+    slipstream.train(data=table, resume=run.folder, overrides=("train.minutes=60",))
+    same(ended(run), wanted)
+
+
 def test_other_settings_and_other_data_are_refused_by_name(tmp_path):
     table = waves(400)
     run = interrupted(configured(tmp_path), table, 12)

@@ -19,6 +19,7 @@ from slipstream.config import Config
 from slipstream.data import dataset as datasets
 from slipstream.engine import objective, score
 from tests.conftest import KINDS, close, real_file, small_config, waves
+from tests.limits import run_within
 
 
 @pytest.fixture(scope="module")
@@ -247,6 +248,18 @@ def test_static_features_and_series_reach_the_model(tmp_path):
     assert ahead["series"].to_pylist() == ["x"] * 4 + ["y"] * 4
 
 
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_a_seed_of_many_digits_trains(tmp_path, repeats):
+    """A date and a time, as people take them, and one that differs in its upper bits alone."""
+    drawn = []
+    for seed in (20260131120000, 20260131120000 + 2**40):
+        config = small_config(
+            tmp_path, seed=seed, model={"kind": "mlp"}, train={"epochs": 1, "repeats": repeats}
+        )
+        drawn.append(slipstream.train(config, waves()).metrics["test"]["mae"])
+    assert drawn[0] != drawn[1]
+
+
 def test_stride_and_minutes_and_quantiles_work_together(tmp_path):
     config = small_config(
         tmp_path,
@@ -312,6 +325,31 @@ def test_scoring_survives_a_full_memory(tmp_path, monkeypatch):
     found = slipstream.train(small_config(tmp_path), waves(3000))
     close(found.metrics["test"]["mae"], calm.metrics["test"]["mae"], rel=1e-5)
     assert found.summary["windows"] == calm.summary["windows"]
+
+
+@pytest.mark.parametrize("verb", ["train", "evaluate", "predict"])
+def test_too_little_memory_for_the_data_says_what_to_lower(tmp_path, verb):
+    config = small_config(
+        tmp_path, data={"stride": 20_000}, model={"kind": "linear"}, train={"epochs": 1}
+    )
+    run = slipstream.train(config, waves(300_000, columns=1)).run
+    large = waves(8_000_000, columns=1)
+    call = {
+        "train": lambda: slipstream.train(config, large),
+        "evaluate": lambda: slipstream.evaluate(run, large),
+        "predict": lambda: slipstream.predict(run, large, every=True),
+    }[verb]
+
+    def work():
+        try:
+            call()
+        except slipstream.UserError as error:
+            return f"refused: {error}"
+        return "there was enough"
+
+    told = run_within(16, work)
+    assert told.startswith("refused: out of memory ("), told
+    assert "raise its limit (ulimit -v, or the container's), or lower what it needs" in told
 
 
 def test_training_does_not_load_the_compiler(tmp_path):

@@ -16,12 +16,13 @@ from slipstream.data.dataset import Dataset
 from slipstream.data.scaling import Scaler
 from slipstream.data.splits import SETS
 from slipstream.engine import ensemble as ensembles
-from slipstream.engine import plan, score
+from slipstream.engine import plan, recover, score
 from slipstream.engine.chunk import Chunk
 from slipstream.engine.ensemble import Covered
 from slipstream.errors import UserError
 
 
+@recover.explain_full_memory()
 def evaluate(
     run: str | Path,
     data: Any = None,

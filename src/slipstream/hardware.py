@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import math
 import os
 import platform
 import time
@@ -9,15 +11,38 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import torch
 
+from slipstream import __version__
 from slipstream.errors import UserError
 
 WARM_UP_S = 0.3
 """A device that has rested needs so long to come to its full clock."""
+UNLIMITED = 2**60
+"""From here on, a cgroup's limit of bytes is none."""
+
+
+class Cgroup(NamedTuple):
+    """Where the kernel tells of the control groups that this process is in."""
+
+    root: Path = Path("/sys/fs/cgroup")
+    membership: Path = Path("/proc/self/cgroup")
+
+    def folders(self, controller: str) -> Iterator[Path]:
+        """The groups, in both versions of cgroups, up to the root."""
+        for line in _text(self.membership).splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers and controller not in controllers.split(","):
+                continue
+            top = self.root / controller if controllers else self.root
+            folder = top / path.lstrip("/")
+            yield from [folder, *folder.parents][: len(folder.parts) - len(top.parts) + 1]
+
+
+OWN = Cgroup()
 
 
 def describe(device: torch.device) -> dict[str, Any]:
@@ -25,9 +50,11 @@ def describe(device: torch.device) -> dict[str, Any]:
     found: dict[str, Any] = {
         "cpu": _cpu_name(),
         "cores": available_cores(),
-        "memory_bytes": psutil.virtual_memory().total,
+        "memory_bytes": total_memory(),
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "slipstream": __version__,
+        "triton": package_version("triton", "pytorch-triton", "triton-windows"),
         "system": f"{platform.system()} {platform.machine()}",
     }
     if device.type == "cuda":
@@ -38,8 +65,35 @@ def describe(device: torch.device) -> dict[str, Any]:
             "compute_capability": f"{card.major}.{card.minor}",
             "cuda": torch.version.cuda,
             "cudnn": torch.backends.cudnn.version(),
+            "driver": _driver_version(),
         }
     return found
+
+
+def package_version(*names: str) -> str | None:
+    """The version of the first of these packages that is installed."""
+    for name in names:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def _driver_version() -> str | None:
+    try:
+        import pynvml as nvml
+    except ImportError:
+        return None
+    try:
+        nvml.nvmlInit()
+        try:
+            told = nvml.nvmlSystemGetDriverVersion()
+        finally:
+            nvml.nvmlShutdown()
+    except nvml.NVMLError:
+        return None
+    return told.decode() if isinstance(told, bytes) else str(told)
 
 
 def choose_device(setting: str) -> torch.device:
@@ -64,11 +118,73 @@ def choose_device(setting: str) -> torch.device:
     return device
 
 
-def available_cores() -> int:
-    """Cores that this process may use, which a container or taskset can make fewer."""
+def visible_cores() -> int:
+    """Cores that this process may run on, which a cpuset or taskset can make fewer."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def available_cores(cgroup: Cgroup = OWN) -> int:
+    """Cores that this process may keep busy: those it sees, within a container's quota of time."""
+    return min([visible_cores(), *(max(math.ceil(quota), 1) for quota in quotas(cgroup))])
+
+
+def total_memory(cgroup: Cgroup = OWN) -> int:
+    """Bytes of memory that this process may ever have: the machine's, within its groups' limits."""
+    total: int = psutil.virtual_memory().total
+    return min([total, *(limit for limit, _ in memory_limits(cgroup))])
+
+
+def available_memory(cgroup: Cgroup = OWN) -> int:
+    """Bytes of memory that this process can still take."""
+    left = (max(limit - used, 0) for limit, used in memory_limits(cgroup))
+    available: int = psutil.virtual_memory().available
+    return min([available, *left, *_address_space()])
+
+
+def _address_space() -> Iterator[int]:
+    """What `ulimit -v` leaves of this process's address space, where that is limited."""
+    try:
+        import resource
+    except ImportError:  # Windows has none
+        return
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY:
+        yield max(limit - psutil.Process().memory_info().vms, 0)
+
+
+def quotas(cgroup: Cgroup = OWN) -> Iterator[float]:
+    """Every limit on this process's CPU time, in cores."""
+    for folder in cgroup.folders("cpu"):
+        words = _text(folder / "cpu.max").split()
+        older = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        words = words or [_text(folder / name).strip() for name in older]
+        if len(words) == 2 and words[0].isdigit() and words[1].isdigit():  # not "max", not -1
+            yield int(words[0]) / int(words[1])
+
+
+def memory_limits(cgroup: Cgroup = OWN) -> Iterator[tuple[int, int]]:
+    """Every limit on this process's memory, and what counts against it: cached files do not."""
+    for folder in cgroup.folders("memory"):
+        for limit_name, used_name, cached_name in (
+            ("memory.max", "memory.current", "inactive_file"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ):
+            limit, used = (_text(folder / name).strip() for name in (limit_name, used_name))
+            if not (limit.isdigit() and used.isdigit()) or int(limit) >= UNLIMITED:
+                continue
+            lines = (line.split() for line in _text(folder / "memory.stat").splitlines())
+            cached = next((int(words[1]) for words in lines if words[0] == cached_name), 0)
+            yield int(limit), max(int(used) - cached, 0)
+
+
+def _text(path: Path) -> str:
+    """A small file's content; nothing where there is none."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,11 @@ from slipstream import runs
 from slipstream.data import given
 from slipstream.data.dataset import Dataset
 from slipstream.engine import ensemble as ensembles
-from slipstream.engine import plan, score
+from slipstream.engine import plan, recover, score
 from slipstream.errors import UserError
 
 
+@recover.explain_full_memory()
 def predict(
     run: str | Path,
     data: Any,

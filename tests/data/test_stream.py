@@ -21,6 +21,7 @@ from slipstream import UserError
 from slipstream.data import dataset as datasets
 from slipstream.data import stream as streams
 from slipstream.data import windows
+from slipstream.engine import streaming
 from slipstream.engine.streaming import Streamed
 from tests.conftest import small_config, waves
 
@@ -154,6 +155,63 @@ def test_every_window_comes_once_an_epoch_shuffled_anew(path, workers, effective
         )
     home.close()
     assert not multiprocessing.active_children()
+
+
+def streamed_home(streamed, config, seed, *, effective=32, batch=16, **how):
+    where = torch.device("cpu"), config.engine
+    how = {"workers": 0, "prefetch": 2} | how
+    return Streamed(streamed.stream, "train", effective, batch, seed, *where, **how)
+
+
+@pytest.mark.parametrize("seed", [2**29, 2**31, 20260131120000, 2**63 - 1])
+def test_any_seed_of_the_config_gives_an_order(path, seed):
+    _, streamed, config = both(path, "series")
+    one, other = (streamed_home(streamed, config, s) for s in (seed, seed - 1))
+    first, again, others = epoch_of(one, 1), epoch_of(one, 1), epoch_of(other, 1)
+    assert all(torch.equal(a[0][0], b[0][0]) for a, b in zip(first, again, strict=True))
+    assert not torch.equal(first[0][0][0], others[0][0][0])
+
+
+@pytest.mark.parametrize(("effective", "batch"), [(32, 32), (32, 16), (33, 20), (7, 7)])
+def test_windows_that_are_skipped_are_never_put_together(path, monkeypatch, effective, batch):
+    """A resume late in a long epoch holds a batch or two at a time, not all that went before."""
+    _, streamed, config = both(path, "series")
+    home = streamed_home(streamed, config, 3, effective=effective, batch=batch)
+    whole = epoch_of(home, 1)
+    together, largest = streaming._side_by_side, []
+
+    def noted(parts):
+        largest.append(sum(part[1].shape[0] for part in parts))
+        return together(parts)
+
+    monkeypatch.setattr(streaming, "_side_by_side", noted)
+    for at in (1, 5, home.num_steps - 1):
+        for mine, theirs in zip(epoch_of(home, 1, at=at), whole[at:], strict=True):
+            for (inputs, weights), (wanted, theirs_weights) in zip(mine, theirs, strict=True):
+                assert torch.equal(weights, theirs_weights)
+                assert torch.equal(inputs[:, weights > 0], wanted[:, weights > 0])
+    assert max(largest) <= 2 * batch
+
+
+def test_smaller_passes_take_the_same_windows_from_several_workers(path):
+    """Where memory runs out in mid-epoch, the rest of it holds what was not trained on yet."""
+    _, streamed, config = both(path, "series")
+    how = {"workers": 2, "effective": 32, "read": 32}
+    found = []
+    for batch in (32, 16):
+        home = streamed_home(streamed, config, 3, batch=batch, **how)
+        steps = epoch_of(home, 1, at=3)
+        found.append([torch.cat([i[:, w > 0] for i, w in step], dim=1) for step in steps])
+        home.close()
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_a_home_closes_as_often_as_it_is_asked_to(path):
+    _, streamed, config = both(path, "series")
+    home = streamed_home(streamed, config, 3)
+    epoch_of(home, 0)
+    home.close()
+    home.close()
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow"])

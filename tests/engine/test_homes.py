@@ -7,10 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.engine import homes
+from slipstream import runs
+from slipstream.engine import homes, loop, plan
 from slipstream.engine.homes import Draw, shuffled
 from tests.conftest import KINDS, small_config, small_dataset, waves
-from tests.engine.steps import run_steps
+from tests.engine.steps import make_task, run_steps
 
 
 def test_every_window_comes_once_an_epoch_in_an_order_fixed_by_seed_and_epoch():
@@ -20,6 +21,23 @@ def test_every_window_comes_once_an_epoch_in_an_order_fixed_by_seed_and_epoch():
     assert torch.equal(first, shuffled(starts, seed=1, epoch=2))
     others = [shuffled(starts, seed=s, epoch=e) for s, e in ((1, 3), (2, 2), (0, 2))]
     assert not any(torch.equal(first, other) for other in others)
+
+
+@pytest.mark.parametrize("seed", [2**31, 20260131120000, 2**63 - 1])
+def test_any_seed_of_the_config_gives_an_order(seed):
+    starts = torch.arange(100)
+    first = shuffled(starts, seed=seed, epoch=2)
+    assert torch.equal(first.sort().values, starts)
+    assert torch.equal(first, shuffled(starts, seed=seed, epoch=2))
+    assert not torch.equal(first, shuffled(starts, seed=seed, epoch=3))
+    assert not torch.equal(first, shuffled(starts, seed=seed - 1, epoch=2))
+    assert not torch.equal(first, shuffled(starts, seed=seed % 2**32 + 2**32, epoch=2))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 4295, 2**31, 2**32 - 1])
+def test_seeds_of_32_bits_keep_the_order_that_they_always_had(seed):
+    order = torch.randperm(100, generator=torch.Generator().manual_seed(seed * 1_000_003 + 7))
+    assert torch.equal(shuffled(torch.arange(100), seed=seed, epoch=7), order)
 
 
 @given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 20), st.integers(0, 3))
@@ -94,3 +112,40 @@ def test_a_home_can_begin_in_the_middle_of_an_epoch():
     taken = dataset.memory.series.inputs[rows[5, 0] + dataset.memory.series.context_rows]
     assert torch.equal(share.batch.inputs, taken)
     assert torch.equal(share.weights, weights[5, 0])
+
+
+def test_a_home_closes_as_often_as_it_is_asked_to():
+    config = small_config()
+    dataset = small_dataset(config)
+    draw = Draw(dataset.memory.starts["train"], 32, 32, 0)
+    loader = homes.ThroughLoader(
+        dataset.memory.series, draw, torch.device("cpu"), config.engine, workers=0, prefetch=2
+    )
+    for home in (loader, homes.OnDevice(dataset.memory.series, draw)):
+        home.begin(0)
+        home.close()
+        home.close()
+
+
+@pytest.mark.parametrize("home", ["device", "loader"])
+def test_a_failed_recovery_from_full_memory_shows_its_own_cause(tmp_path, monkeypatch, home):
+    """The failed job is closed before the next is set up, and once more where that fails."""
+    config = small_config(tmp_path, engine={"home": home, "workers": 0})
+    dataset = small_dataset(config)
+    chosen = plan.make(config, data_bytes=0)
+    set_up = loop.set_up
+
+    def failing(task, plan, **given):
+        if "like" in given:
+            raise RuntimeError("the card fell off the bus")
+        return set_up(task, plan, **given)
+
+    monkeypatch.setattr(loop, "set_up", failing)
+    task = make_task(config, dataset, chosen, runs.create("t", out=str(tmp_path)))
+
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    task.model.register_forward_pre_hook(full)
+    with pytest.raises(RuntimeError, match="fell off the bus"):
+        loop.fit(task, chosen)

@@ -159,6 +159,34 @@ def test_a_batch_that_does_not_fit_is_planned_in_smaller_passes(tmp_path):
     assert ["failed" in item for item in decided.evidence[:3]] == [True, True, False]
 
 
+def test_memory_that_was_full_once_is_not_remembered(tmp_path, cache):
+    """A neighbour may have had it; the next run finds out anew."""
+    task, rules = made(tmp_path, train={"batch": 31}, engine={"plan": "cached"})
+
+    def check(_, given):
+        if given[0].shape[1] > 16:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    full = task.model.register_forward_pre_hook(check)
+    assert measure.decide(task, rules).micro_batch == 16
+    full.remove()
+    decided = measure.decide(task, rules)
+    assert decided.micro_batch is None
+    assert decided.reasons["plan"].startswith("measured in")
+    assert measure.decide(task, rules).reasons["plan"].startswith("measured before")
+    (kept,) = json.loads(cache.read_text()).values()
+    assert "micro_batch" not in kept["choices"]
+
+
+@pytest.mark.parametrize("what", ["slipstream", "triton", "driver", "torch"])
+def test_a_plan_of_another_version_is_measured_anew(tmp_path, what):
+    task, rules = made(tmp_path, engine={"plan": "cached"})
+    key = measure._key(task, rules)
+    assert what in rules.hardware or what == "driver"  # which only a machine with a GPU has
+    other = replace(rules, hardware=rules.hardware | {what: "0.0.1"})
+    assert measure._key(task, other) != key
+
+
 def test_layers_of_their_own_size_may_each_have_their_algorithm():
     chosen = plan.make(Config(model={"hidden": [8, 16]}, engine={"device": "cpu"}), data_bytes=0)
     first, second = alternatives.algorithms([8, 16])

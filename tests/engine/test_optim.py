@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import math
 
 import pytest
@@ -122,3 +123,20 @@ def test_scaled_and_clipped_gradients_step_as_torch_would(optimizer, clip):
     assert not torch.equal(scaled, before[0])
     assert float(scale.scale) == optim.FIRST_SCALE
     assert int(scale.since_growth) == 1
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "rmsprop"])
+def test_torchs_own_optimizers_stay_as_they_are(name, monkeypatch):
+    """What is set for the sake of ours would be seen by everything else in the process."""
+    methods = ("add_param_group", "zero_grad", "state_dict", "load_state_dict", "step")
+    owned = [inspect.unwrap(getattr(torch.optim.Optimizer, method)) for method in methods]
+    for method in owned:
+        monkeypatch.delattr(method, "__dynamo_disable", raising=False)
+    before = [dict(vars(method)) for method in owned]
+    weight = torch.zeros(2, requires_grad=True)
+    optimizer = optim.build(Train(optimizer=name), [weight], torch.tensor(0.1))
+    weight.grad = torch.ones(2)
+    optim.update(optimizer, [weight], clip=None, scale=None)
+    optim.clear_grads(optimizer, set_to_none=True)
+    assert weight.grad is None
+    assert [vars(method) for method in owned] == before

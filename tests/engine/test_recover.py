@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import gc
 
+import numpy as np
 import psutil
+import pyarrow as pa
 import pytest
 import torch
 
 from slipstream import UserError
-from slipstream.engine import loop
+from slipstream.engine import loop, recover
 from tests.conftest import KINDS, close, waves
 from tests.engine.test_loop import fit, of_kind
+from tests.limits import run_within
 
 STEADY = {"dropout": 0.0}
 
@@ -68,6 +71,62 @@ def test_out_of_memory_in_mid_run_goes_on_from_the_same_step(tmp_path):
         [event["loss"] for event in of_kind(calm, "log")],
         rel=1e-4,
     )
+
+
+HUNGRY = {
+    "torch": lambda: torch.zeros(2**28),
+    "numpy": lambda: np.zeros(2**28),
+    "arrow": lambda: pa.array(np.zeros(2**4)).take(np.zeros(2**28, dtype=np.int8)),
+    "arrow's pool": lambda: pa.allocate_buffer(2**30),
+    "python": lambda: bytearray(2**30),
+    "c++": lambda: torch.randperm(2**27),
+}
+
+
+@pytest.mark.parametrize("who", HUNGRY)
+def test_whoever_asks_a_host_for_too_much_memory_is_understood(who):
+    def work():
+        try:
+            HUNGRY[who]()
+        except Exception as error:
+            return f"{recover.is_out_of_memory(error)} {error!r}"
+        return "there was enough"
+
+    assert run_within(64, work).startswith("True")
+
+
+def test_a_thread_that_finds_no_memory_is_understood():
+    assert recover.is_out_of_memory(RuntimeError("can't start new thread"))
+    assert not recover.is_out_of_memory(RuntimeError("shapes do not match"))
+    assert not recover.is_out_of_memory(ValueError("out of memory"))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate "
+            "memory: you tried to allocate 4294967296 bytes. Error code 12"
+        ),
+        RuntimeError("std::bad_alloc"),
+    ],
+    ids=["python", "torch", "c++"],
+)
+@pytest.mark.parametrize("training", [True, False], ids=["training", "validating"])
+def test_a_host_whose_memory_is_full_goes_on_in_halves_too(tmp_path, error, training):
+    def change(model):
+        def check(_, given):
+            if given[0].shape[1] > 20 and model.training is training:
+                raise error
+
+        model.register_forward_pre_hook(check)
+
+    sections = {"model": STEADY, "train": {"epochs": 2}}
+    calm, _, _, _ = fit(tmp_path, **sections)
+    result, events, _, _ = fit(tmp_path, change=change, **sections)
+    assert of_kind(events, "recovery")
+    close(result.progress.best_loss, calm.progress.best_loss, rel=1e-4)
 
 
 def test_out_of_memory_while_validating_is_survived_too(tmp_path):

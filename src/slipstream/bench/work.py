@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from slipstream import hardware
 from slipstream.bench.ways import Way
 from slipstream.config import Config
+from slipstream.config.seeds import fold_seed
 from slipstream.data import windows
 from slipstream.data.dataset import Dataset
 from slipstream.engine.homes import Draw, SingleWindows
@@ -50,7 +51,7 @@ class PlainRecurrent(nn.Module):
 def network(config: Config, dataset: Dataset) -> nn.Module:
     """The network with the weights that ours starts from."""
     with torch.random.fork_rng([]):
-        torch.manual_seed(config.seed)
+        torch.manual_seed(fold_seed(config.seed))
         ours = build(config.model, dataset.signature)
     model = config.model
     as_people_write_it = (

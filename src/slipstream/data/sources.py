@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from slipstream import hardware
 from slipstream.config import SIMULATED, Config, Data
 from slipstream.data import bars, cell, classes, labels, prepare, tables
 from slipstream.data.prepare import Store
@@ -61,7 +60,7 @@ def stay_on_disk(config: Config, sources: list[Source], roles: Roles) -> bool:
     needed = 4 * columns * sum(source.num_rows for source in sources)
     if home == "stream" and not on_disk:
         raise UserError('engine.home = "stream" reads Parquet and Arrow files; convert the data')
-    return home == "stream" or (on_disk and needed > psutil.virtual_memory().available / 2)
+    return home == "stream" or (on_disk and needed > hardware.available_memory() / 2)
 
 
 def build_store(

@@ -8,7 +8,6 @@ import platform
 import shutil
 import sys
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +30,6 @@ FEATURES = {
 }
 """What /proc/cpuinfo calls the features that matter to training, and what people call them"""
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING")
-UNLIMITED = 2**60
-"""From here on, a cgroup's limit of bytes is none."""
 
 
 def look() -> dict[str, Any]:
@@ -55,7 +52,7 @@ def look() -> dict[str, Any]:
         "driver": driver,
         "cuda": cuda,
         "nvidia_signs": nvidia.signs(),
-        "triton": _version("triton", "pytorch-triton", "triton-windows"),
+        "triton": hardware.package_version("triton", "pytorch-triton", "triton-windows"),
         "compiler": shutil.which(compiler_name()),
         "cpu": _cpu(),
         "memory": _memory(),
@@ -77,15 +74,6 @@ def _torch_wanted() -> str:
     except importlib.metadata.PackageNotFoundError:  # run from its source
         asked = []
     return next((one for one in asked if one.startswith("torch")), "torch")
-
-
-def _version(*names: str) -> str | None:
-    for name in names:
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return None
 
 
 def _cuda() -> dict[str, Any]:
@@ -132,12 +120,12 @@ def _gpus(by_driver: list[dict[str, Any]], cuda: dict[str, Any]) -> list[dict[st
 
 
 def _cpu() -> dict[str, Any]:
-    quota = min(quotas(), default=None)
+    quota = min(hardware.quotas(), default=None)
     return {
         "name": hardware.describe(torch.device("cpu"))["cpu"],
         "features": _features(),
         "cores": os.cpu_count() or 1,
-        "usable": hardware.available_cores(),
+        "usable": hardware.visible_cores(),
         "quota": quota,
     }
 
@@ -156,13 +144,11 @@ def _memory() -> dict[str, Any]:
     with warnings.catch_warnings():  # about figures of swapping that some kernels do not keep
         warnings.simplefilter("ignore")
         swap = psutil.swap_memory()
-    limits = [(limit, used) for limit, used in memory_limits() if limit < memory.total]
+    limits = [limit for limit, _ in hardware.memory_limits() if limit < memory.total]
     return {
         "total_bytes": memory.total,
-        "limit_bytes": min((limit for limit, _ in limits), default=None),
-        "available_bytes": min(
-            [memory.available, *(max(limit - used, 0) for limit, used in limits)]
-        ),
+        "limit_bytes": min(limits, default=None),
+        "available_bytes": hardware.available_memory(),
         "swap_bytes": swap.total,
         "swap_used_bytes": swap.used,
     }
@@ -174,46 +160,6 @@ def _space(folder: Path) -> dict[str, Any] | None:
     except OSError:
         return None
     return {"total_bytes": total, "free_bytes": free}
-
-
-def _cgroups(controller: str, root: Path, membership: Path) -> Iterator[Path]:
-    """The groups that this process is in, in both versions of cgroups, up to the root."""
-    for line in _text(membership).splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and controller not in controllers.split(","):
-            continue
-        top = root / controller if controllers else root
-        folder = top / path.lstrip("/")
-        yield from [folder, *folder.parents][: len(folder.parts) - len(top.parts) + 1]
-
-
-def quotas(
-    root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
-) -> Iterator[float]:
-    """Every limit on this process's CPU time, in cores."""
-    for folder in _cgroups("cpu", root, membership):
-        words = _text(folder / "cpu.max").split()
-        older = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-        words = words or [_text(folder / name).strip() for name in older]
-        if len(words) == 2 and words[0].isdigit() and words[1].isdigit():  # not "max", not -1
-            yield int(words[0]) / int(words[1])
-
-
-def memory_limits(
-    root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
-) -> Iterator[tuple[int, int]]:
-    """Every limit on this process's memory, and what counts against it: cached files do not."""
-    for folder in _cgroups("memory", root, membership):
-        for limit_name, used_name, cached_name in (
-            ("memory.max", "memory.current", "inactive_file"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-        ):
-            limit, used = (_text(folder / name).strip() for name in (limit_name, used_name))
-            if not (limit.isdigit() and used.isdigit()) or int(limit) >= UNLIMITED:
-                continue
-            lines = (line.split() for line in _text(folder / "memory.stat").splitlines())
-            cached = next((int(words[1]) for words in lines if words[0] == cached_name), 0)
-            yield int(limit), max(int(used) - cached, 0)
 
 
 def _text(path: Path) -> str:

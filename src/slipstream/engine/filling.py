@@ -68,7 +68,7 @@ class Filler:
         try:
             yield self._filled(series, starts)
             return
-        except RuntimeError as error:
+        except recover.FULL as error:
             if len(starts) == 1 or not recover.is_out_of_memory(error):
                 raise
         recover.free_memory()

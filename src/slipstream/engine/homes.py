@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from slipstream.config import Engine
+from slipstream.config.seeds import fold_seed
 from slipstream.data import windows
 from slipstream.data.windows import Batch, Series
 
@@ -95,7 +96,7 @@ class Draw(NamedTuple):
 def shuffled(starts: Tensor, *, seed: int, epoch: int) -> Tensor:
     """Every window once, in an order fixed by seed and epoch. By NumPy, as all that lays out an
     epoch: torch would wake every thread for each of these small copies."""
-    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+    generator = torch.Generator().manual_seed(fold_seed(seed) * 1_000_003 + epoch)
     order = torch.randperm(len(starts), generator=generator)
     return torch.from_numpy(starts.numpy().take(order.numpy()))
 
@@ -318,7 +319,7 @@ class ThroughLoader(Fed):
         super().__init__(example, draw.batch, draw.passes, device, engine)
         self.series, self.draw, self.num_steps = series, draw, draw.num_steps
         self.order = _Order()
-        self.loader: DataLoader[Any] = DataLoader(
+        self.loader: DataLoader[Any] | None = DataLoader(
             SingleWindows(series),
             batch_sampler=self.order,
             num_workers=workers,
@@ -331,6 +332,7 @@ class ThroughLoader(Fed):
         self.batches: Iterator[Any] = iter(())
 
     def begin(self, epoch: int, *, at: int = 0) -> None:
+        assert self.loader is not None
         rows, self.weights = self.draw.order(epoch)
         filled = self.weights > 0
         self.order.batches = [
@@ -355,5 +357,4 @@ class ThroughLoader(Fed):
         return advance
 
     def close(self) -> None:
-        self.batches = iter(())
-        del self.loader
+        self.batches, self.loader = iter(()), None

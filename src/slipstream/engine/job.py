@@ -94,7 +94,7 @@ class Job:
         self.val_home.close()
         for program in self.captured.values():
             program.close()
-        self.optimizer.zero_grad(set_to_none=True)
+        optim.clear_grads(self.optimizer, set_to_none=True)
 
 
 def set_up(task: Task, plan: Plan, *, like: Job | None = None, frozen: bool | None = None) -> Job:
@@ -211,6 +211,8 @@ def _home(task: Task, plan: Plan, which: str, effective: int, batch: int, seed: 
             engine,
             workers=plan.workers,
             prefetch=plan.prefetch,
+            # however small the passes become: the order stays when memory runs out in mid-epoch
+            read=effective // task.config.train.accumulate if which == "train" else None,
         )
     assert memory is not None
     assert task.series is not None

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from types import FrameType
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
@@ -218,13 +219,18 @@ def _fit(
             _compare_with_plan(job, (logged_at - epoch_began) / at.done, run)
 
         due = not (at.epochs + 1) % train.validate_every or at.epochs + 1 == train.epochs
-        complete = not stop.requested or at.done == num_steps
-        if complete and (due or result.stopped):
-            job, complete = _validated(task, job, stop, result, rates[at.done - 1], epoch_began)
+        complete, told = at.done == num_steps, _epoch_in_hand(job, at, rates, epoch_began)
+        cut = bool(result.stopped) and not (complete and due)
+        if complete and due:
+            job, complete = _validated(task, job, stop, result, told)
             jobs[-1] = job
         if complete:
             at.epochs, at.done, at.logged = at.epochs + 1, 0, 0
             result.stopped = result.stopped or out_of_patience(at, train)
+        if cut and not stop.requested:
+            # an unbroken run has no validation here: one with more minutes goes on without it
+            save()
+            jobs[-1], _ = _validated(task, job, stop, result, told)
         if stop.requested and not result.stopped:
             result.stopped = "interrupted"
         if not result.stopped and keeper.due(validated=due):
@@ -241,8 +247,24 @@ def out_of_patience(at: Progress, train: Train) -> str:
     return ""
 
 
+class EpochInHand(NamedTuple):
+    """What a validation is told with."""
+
+    epoch: float
+    """Epochs done; the last one in part where the time ran out"""
+    train_loss: Tensor
+    rate: float
+    began: float
+
+
+def _epoch_in_hand(job: Job, at: Progress, rates: list[float], began: float) -> EpochInHand:
+    epoch = at.epochs + 1 if at.done == len(rates) else at.epoch
+    loss = job.tape.losses[: at.done].double().mean()
+    return EpochInHand(epoch, loss, rates[at.done - 1], began)
+
+
 def _validated(
-    task: Task, job: Job, stop: Stop, result: Fit, rate: float, epoch_began: float
+    task: Task, job: Job, stop: Stop, result: Fit, epoch: EpochInHand
 ) -> tuple[Job, bool]:
     """Score the validation set and keep the weights if they are the best; False if stopped."""
     began, at = time.perf_counter(), result.progress
@@ -256,13 +278,13 @@ def _validated(
     result.validate_s += time.perf_counter() - began
     task.run.append(
         "epoch",
-        epoch=at.epochs + 1,
+        epoch=epoch.epoch,
         step=at.step,
-        train_loss=float(job.tape.losses[: at.done].double().mean()),
+        train_loss=float(epoch.train_loss),
         val_loss=val_loss,
-        lr=rate,
+        lr=epoch.rate,
         best=improved,
-        seconds=time.perf_counter() - epoch_began,
+        seconds=time.perf_counter() - epoch.began,
     )
     return job, True
 
@@ -273,10 +295,10 @@ def _step(task: Task, job: Job, epoch: int, done: int) -> Job:
         try:
             job.advance()
             return job
-        except RuntimeError as error:
+        except recover.FULL as error:
             if not recover.is_out_of_memory(error):
                 raise
-            why = str(error).split("\n", 1)[0]
+            why = recover.reason(error)
         # past the except block, whose traceback would pin the failed step's tensors
         job = _halved(task, job, why)
         job.home.begin(epoch, at=done)
@@ -294,10 +316,10 @@ def _validate(task: Task, job: Job, stop: Stop) -> tuple[Job, float | None]:
                     return job, None
                 job.check()
             return job, float(job.val_tape.losses.double().sum()) / task.dataset.count["val"]
-        except RuntimeError as error:
+        except recover.FULL as error:
             if not recover.is_out_of_memory(error):
                 raise
-            why = str(error).split("\n", 1)[0]
+            why = recover.reason(error)
         job = _halved(task, job, why)
 
 

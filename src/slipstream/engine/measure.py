@@ -37,7 +37,7 @@ SAME_LOSS = 0.01
 """How far a candidate's mean loss may be from the first one's."""
 CHOICES = (
     *("precision", "cudnn", "threads", "onednn", "fused", "workers", "compile", "capture"),
-    *("micro_batch", "ms_per_step", "kernels", "evidence"),
+    *("ms_per_step", "kernels", "evidence"),
 )
 SMALLEST_BATCH, LARGEST_BATCH = 32, 16384
 PAYS = 1.1
@@ -65,7 +65,7 @@ def decide(task: Task, plan: Plan) -> Plan:
     spent = time.perf_counter() - began
     reasons = decided.reasons | {"plan": f"measured in {spent:.1f} s"}
     decided = replace(decided, reasons=reasons)
-    if complete:
+    if complete and decided.micro_batch is None:  # else a neighbour may have had the memory
         changed = {k: v for k, v in reasons.items() if plan.reasons.get(k) != v and k != "plan"}
         choices = {name: getattr(decided, name) for name in CHOICES}
         _write(path, key, {"choices": choices, "reasons": changed})
@@ -171,10 +171,10 @@ def _tried(task: Task, plan: Plan, name: str, evidence: list[dict[str, Any]]) ->
     try:
         trial = _trial(task, plan)
     except Exception as error:
-        if not isinstance(error, RuntimeError) and OWN not in plan.cudnn:
+        if not isinstance(error, recover.FULL) and OWN not in plan.cudnn:
             raise  # a compiler of kernels may raise anything
-        why = str(error).strip().split("\n", 1)[0]
-        full = isinstance(error, RuntimeError) and recover.is_out_of_memory(error)
+        why = recover.reason(error)
+        full = recover.is_out_of_memory(error)
         evidence.append({"candidate": name, "failed": why, "out_of_memory": full})
         return None
     finally:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,11 @@ GROWTH, BACKOFF, GROW_AFTER = 2.0, 0.5, 2000
 
 def build(train: Train, params: Params, lr: Tensor, *, fused: bool = True) -> torch.optim.Optimizer:
     """The optimizer that `train` names; `lr` is read anew at every step."""
-    _spare_the_compiler()
+    with _without_the_compiler():
+        return _build(train, params, lr, fused=fused)
+
+
+def _build(train: Train, params: Params, lr: Tensor, *, fused: bool) -> torch.optim.Optimizer:
     on_cuda = lr.device.type == "cuda"
     decay = train.weight_decay
     # without a fused kernel and off CUDA, only the plain loop over tensors takes a tensor for lr
@@ -61,15 +66,26 @@ def follow(optimizer: torch.optim.Optimizer, lr: Tensor) -> None:
             torch.mul(lr, group["rate"], out=group["lr"])
 
 
-def _spare_the_compiler() -> None:
-    """Keep optimizers from importing torch's compiler, which takes two seconds of every run.
+@contextmanager
+def _without_the_compiler() -> Iterator[None]:
+    """Keep an optimizer that is made here from importing torch's compiler, which takes two seconds.
 
-    All they want of it is to be left alone, and it leaves alone what it has not been given.
+    All it wants of the compiler is to be left alone, and that leaves alone what it was not given.
     """
-    for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
-        method = getattr(getattr(torch.optim.Optimizer, name), "__wrapped__", None)
-        if method is not None and not hasattr(method, "__dynamo_disable"):
-            setattr(method, "__dynamo_disable", method)  # else the name is mangled
+    method, mark = inspect.unwrap(torch.optim.Optimizer.add_param_group), "__dynamo_disable"
+    if hasattr(method, mark):
+        yield
+        return
+    setattr(method, mark, method)
+    try:
+        yield
+    finally:
+        delattr(method, mark)
+
+
+def clear_grads(optimizer: torch.optim.Optimizer, *, set_to_none: bool) -> None:
+    """Call `optimizer.zero_grad()` without its wrapper, which would load the compiler."""
+    inspect.unwrap(torch.optim.Optimizer.zero_grad)(optimizer, set_to_none=set_to_none)
 
 
 def rates(train: Train, epoch: int, steps: int) -> list[float]:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from slipstream.config import Signature
+from slipstream.config.seeds import fold_seed
 from slipstream.data.windows import Series
 from slipstream.engine import encoder, flat, objective, optim, passes, widths
 from slipstream.engine.capture import Captured, ended
@@ -157,7 +158,7 @@ class Pack:
         train, model = lane.config.train, lane.config.model
         device = self.plan.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            torch.manual_seed(lane.config.seed)
+            torch.manual_seed(fold_seed(lane.config.seed))
             alone = dict(build(model, self.signature).named_parameters()) | dict(lane.init)
         padded = widths.pad(alone, model, self.room.model, self._tokens)
         views = passes.views(self.live["weights"], self._layout)

@@ -83,8 +83,8 @@ def choose(
             break
         try:
             ms = _step_ms(lanes, places, signature, series, plan, mode)
-        except RuntimeError as error:
-            told["failed"] = str(error).strip().split("\n", 1)[0]
+        except recover.FULL as error:
+            told["failed"] = recover.reason(error)
             told["out_of_memory"] = recover.is_out_of_memory(error)
         if "failed" in told:  # past the except block, whose traceback would pin the memory
             recover.free_memory()

@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-import psutil
 import torch
 
 from slipstream import hardware
@@ -119,7 +118,8 @@ def make(
         "fast here" if onednn else "slower than ATen's recurrent layers of this size on Arm"
     )
     threads = hardware.available_cores() if engine.threads == "auto" else engine.threads
-    reasons["threads"] = "every core" if engine.threads == "auto" else "asked for"
+    every = "every core" if threads == hardware.visible_cores() else "the container's quota"
+    reasons["threads"] = every if engine.threads == "auto" else "asked for"
     if engine.cudnn == "off" and recurrent and device.type == "cuda":
         _refuse_own(max(model.sizes), recent=hardware.has_tf32(device))
     algorithm = "persistent" if engine.cudnn == "auto" else engine.cudnn
@@ -203,7 +203,7 @@ def _capture(config: Config, device: torch.device) -> tuple[bool, str]:
 def _home(config: Config, device: torch.device, data_bytes: int) -> tuple[str, str]:
     asked = config.engine.home
     if device.type == "cpu":
-        room = psutil.virtual_memory().available
+        room = hardware.available_memory()
     else:
         room = torch.cuda.mem_get_info(device)[0]
     size = f"{data_bytes / 1e6:,.1f} MB of series, {room / GB:,.0f} GB free"
@@ -219,7 +219,7 @@ def _home(config: Config, device: torch.device, data_bytes: int) -> tuple[str, s
 def _workers(config: Config, gpu: str) -> tuple[int, int]:
     """Readers and batches ahead, by the kind of model, the memory there is and the card."""
     known = hardware.hint(gpu)
-    memory = psutil.virtual_memory().total / GB
+    memory = hardware.total_memory() / GB
     size = 0 if memory < 8 else 1 if memory < 16 else 2
     if config.model.kind in ("mlp", "linear"):
         workers, prefetch = (2, 4, 8)[size], 4

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from slipstream import hardware
 from slipstream.config import Config
 from slipstream.engine.optim import LossScale
 from slipstream.engine.plan import RECURRENT
+from slipstream.errors import UserError
 
 MOST_ROLLBACKS = 3
+FULL = (RuntimeError, MemoryError)
+"""What may be raised where memory runs out; `is_out_of_memory` tells"""
+SIGNS = (
+    *("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory"),
+    *("alloc_failed", "bad_alloc", "bad allocation", "failed to allocate"),
+    *("can't start new thread", "resource temporarily unavailable"),
+)
+"""What torch, cuBLAS, oneDNN, C++ and Python say then, in lower case; a thread needs memory too"""
 
 
 @dataclass(frozen=True)
@@ -61,8 +73,36 @@ def states(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     }
 
 
-def is_out_of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error)
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, on a GPU or on the host."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):  # the latter is Arrow's as well
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in SIGNS)
+
+
+@contextmanager
+def explain_full_memory() -> Iterator[None]:
+    """Turn memory that runs out into a UserError that says what to lower."""
+    try:
+        yield
+        return
+    except FULL as error:
+        if not is_out_of_memory(error):
+            raise
+        why = reason(error)
+    # past the except block, whose traceback would pin the memory
+    free_memory()
+    raise UserError(
+        f"out of memory ({why}); {hardware.available_memory() / 1e9:.1f} GB are left to this "
+        "process: end other programs, raise its limit (ulimit -v, or the container's), or lower "
+        "what it needs: engine.threads = 1, engine.workers = 0, a smaller train.batch, fewer "
+        'columns in data.inputs, or Parquet files with engine.home = "stream"'
+    )
+
+
+def reason(error: BaseException) -> str:
+    """The first line of what an error says."""
+    return str(error).strip().split("\n", 1)[0] or type(error).__name__
 
 
 def free_memory() -> None:

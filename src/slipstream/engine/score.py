@@ -32,7 +32,7 @@ def of_model(model: nn.Module, plan: Plan) -> Predictor:
             return objective.forward(
                 model, inputs, None if static is None else static.to(plan.device), plan=plan
             )
-        except RuntimeError as error:
+        except recover.FULL as error:
             if len(starts) == 1 or not recover.is_out_of_memory(error):
                 raise
         recover.free_memory()

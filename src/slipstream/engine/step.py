@@ -76,7 +76,7 @@ def training(
         model.train()
         torch.index_select(tape.rates, 0, tape.cursor, out=lr.view(1))
         optim.follow(optimizer, lr)
-        optimizer.zero_grad(set_to_none=plan.set_to_none)
+        optim.clear_grads(optimizer, set_to_none=plan.set_to_none)
         total: Tensor | None = None
         for number, share in enumerate(home.take(tape.cursor)):
             here = noise and noise.at((tape.first + tape.cursor)[0], number)

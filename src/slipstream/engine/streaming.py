@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from slipstream.config import Engine
+from slipstream.config.seeds import fold_seed
 from slipstream.data import windows
 from slipstream.data.stream import Stream
 from slipstream.data.windows import Piece
@@ -53,8 +54,8 @@ class _Reader(IterableDataset[Windows]):
             yield rest
 
     def _generator(self, salt: int) -> torch.Generator:
-        seed = (self.seed or 0) * 1_000_003 + int(self.epoch)
-        return torch.Generator().manual_seed(seed * 65_537 + salt)
+        seed = fold_seed(self.seed or 0) * 1_000_003 + int(self.epoch)
+        return torch.Generator().manual_seed((seed * 65_537 + salt) % 2**64)
 
     def _buffers(self) -> list[list[tuple[int, int]]]:
         """The epoch's stretches, a buffer's worth at a time."""
@@ -123,7 +124,10 @@ class Streamed(Fed):
         *,
         workers: int,
         prefetch: int,
+        read: int | None = None,
     ) -> None:
+        """`read` is how many windows a worker hands over at a time, if not a pass's: which windows
+        a step takes depends on it where there are several workers."""
         self.count, self.effective, self.batch, self.seed = (
             len(stream.ranges[which]),
             effective,
@@ -137,8 +141,8 @@ class Streamed(Fed):
         self.series = example.series
         shape = windows.gather(example.series, example.starts[:1].repeat(batch))
         super().__init__(shape, batch, -(-effective // batch), device, engine)
-        self.reader = _Reader(stream, which, batch, seed, engine.buffer_rows)
-        self.loader: DataLoader[Any] = DataLoader(
+        self.reader = _Reader(stream, which, read or batch, seed, engine.buffer_rows)
+        self.loader: DataLoader[Any] | None = DataLoader(
             self.reader,
             batch_size=None,
             num_workers=workers,
@@ -155,20 +159,34 @@ class Streamed(Fed):
         """What the last batch had more than was asked for"""
 
     def begin(self, epoch: int, *, at: int = 0) -> None:
+        assert self.loader is not None
         self.reader.epoch.fill_(epoch)
         self.batches, self.over = iter(self.loader), None
         self.step = at
-        if at:  # what was trained on already goes by
-            self._take(at * self.effective)
+        self._skip(at * self.effective)  # what was trained on already
+
+    def _next(self) -> Windows:
+        """What was left over, else the next batch."""
+        found, self.over = self.over, None
+        return next(self.batches) if found is None else found
+
+    def _skip(self, count: int) -> None:
+        """Let so many windows go by, a batch at a time."""
+        while count:
+            found = self._next()
+            size = found[1].shape[0]
+            if size > count:
+                self.over = _cut(found, count, None)
+            count -= min(size, count)
 
     def _take(self, count: int) -> Windows:
         """The next so many windows. Batches come as large as they are asked for, except the last
         of each worker."""
-        parts = [] if self.over is None else [self.over]
-        while sum(part[1].shape[0] for part in parts) < count:
-            parts.append(next(self.batches))
+        parts, have = [], 0
+        while have < count:
+            parts.append(self._next())
+            have += parts[-1][1].shape[0]
         together = parts[0] if len(parts) == 1 else _side_by_side(parts)
-        self.over = None
         if together[1].shape[0] > count:
             self.over = _cut(together, count, None)
             together = _cut(together, 0, count)
@@ -191,8 +209,7 @@ class Streamed(Fed):
         return advance
 
     def close(self) -> None:
-        self.batches, self.over = iter(()), None
-        del self.loader
+        self.batches, self.over, self.loader = iter(()), None, None
 
 
 def _cut(found: Windows, begin: int, end: int | None) -> Windows:

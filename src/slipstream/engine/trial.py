@@ -14,6 +14,7 @@ import torch
 
 from slipstream import hardware
 from slipstream.config import Config
+from slipstream.config.seeds import fold_seed
 from slipstream.data.dataset import Dataset
 from slipstream.engine import capture, copies, measure, optim, plan
 from slipstream.engine.job import Task, set_up, weighed
@@ -30,7 +31,7 @@ def prepared(config: Config, dataset: Dataset) -> tuple[Task, Plan]:
     config = weighed(config, dataset)
     chosen = plan.make(config, data_bytes=dataset.data_bytes, streamed=dataset.stream is not None)
     with torch.random.fork_rng([chosen.device] if chosen.device.type == "cuda" else []):
-        torch.manual_seed(config.seed)
+        torch.manual_seed(fold_seed(config.seed))
         model = build(config.model, dataset.signature).to(chosen.device)
     series = None if dataset.memory is None else dataset.memory.series
     if series is not None and chosen.home == "device":

@@ -7,7 +7,6 @@ what nobody has built before, and the first real step finds all of them.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -16,6 +15,8 @@ from functools import partial
 from typing import Any
 
 import torch
+
+from slipstream import hardware
 
 MOST_THREADS = 16
 _asked_for: ContextVar[list[Any] | None] = ContextVar("asked_for", default=None)
@@ -38,7 +39,7 @@ def rehearsal() -> Iterator[None]:
     from triton import AsyncCompileMode  # not there on a machine without a GPU
 
     asked_for: list[Any] = []
-    with ThreadPoolExecutor(min(os.cpu_count() or 1, MOST_THREADS)) as pool:
+    with ThreadPoolExecutor(min(hardware.available_cores(), MOST_THREADS)) as pool:
         before = _asked_for.set(asked_for)
         try:
             # the way back stays in this thread: others would know nothing of a rehearsal

@@ -64,7 +64,7 @@ class Screen:
                 if not self.bar:
                     best = " (best)" if event["best"] else ""
                     self.say(
-                        f"epoch {event['epoch']}: training {event['train_loss']:.4g}, validation "
+                        f"epoch {event['epoch']:g}: training {event['train_loss']:.4g}, validation "
                         f"{self.val_loss}{best}, {event['seconds']:.1f} s"
                     )
             case "resume":

@@ -15,7 +15,7 @@ from slipstream import config as configs
 from slipstream import runs
 from slipstream.config import Config
 from slipstream.data.dataset import Dataset
-from slipstream.engine import checkpoint, plan, state
+from slipstream.engine import checkpoint, plan, recover, state
 from slipstream.engine.plan import Plan
 from slipstream.errors import Interrupted, Resumable, UserError
 from slipstream.models import own
@@ -113,6 +113,7 @@ def trained(
     return train(config, data, folder=folder, watch=watch).summary
 
 
+@recover.explain_full_memory()
 def _run(begun: Begun) -> Result:
     if begun.settings.masked:
         return encoding.pretrain(begun)

@@ -11,10 +11,12 @@ from slipstream.config import Config
 from slipstream.data import dataset as datasets
 from slipstream.data.dataset import Dataset
 from slipstream.engine import encoder as encoders
+from slipstream.engine import recover
 from slipstream.engine.encoder import Encoder, Match
 from slipstream.models import build
 
 
+@recover.explain_full_memory()
 def load(settings: Config, data: Any = None, *, num_folds: int = 1) -> tuple[Match | None, Dataset]:
     """The encoder to start from, if any, and the windows, scaled as it knows them; `num_folds` are
     those of a search."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from slipstream import config as configs
 from slipstream import runs
 from slipstream.config import Config
+from slipstream.config.seeds import fold_seed
 from slipstream.data.dataset import Dataset
 from slipstream.engine import checkpoint, copies, measure, monitor
 from slipstream.engine.checkpoint import Saved
@@ -131,7 +132,7 @@ def timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Weights drawn from the seed; the caller's generators stay put."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
+        torch.manual_seed(fold_seed(seed))
         yield
 
 

@@ -256,10 +256,10 @@ def _fit(
             told = partial(_facts, task, packed)
             fits = lanes.fit(made, run, guide=Guide(_following(rest)), facts=told)
             return packed, fits, trained
-        except RuntimeError as error:
+        except recover.FULL as error:
             if packed.places == 1 or not recover.is_out_of_memory(error):
                 raise
-            why = str(error).split("\n", 1)[0]
+            why = recover.reason(error)
         # past the except block, whose traceback would pin the failed step's tensors
         packed = replace(packed, places=-(-packed.places // 2), why="more did not fit into memory")
         recover.free_memory()

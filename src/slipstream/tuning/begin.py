@@ -18,7 +18,7 @@ from torch import nn
 from slipstream import config as configs
 from slipstream import hardware, runs
 from slipstream.config import Config
-from slipstream.engine import monitor
+from slipstream.engine import monitor, recover
 from slipstream.engine.packing import MOST_PLACES
 from slipstream.errors import Interrupted, Resumable, UserError
 from slipstream.models import own
@@ -47,6 +47,7 @@ class Study:
     """Optuna's own"""
 
 
+@recover.explain_full_memory()
 def tune(
     config: Config | str | Path | Mapping[str, Any] | None = None,
     data: Any = None,

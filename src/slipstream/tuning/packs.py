@@ -181,10 +181,10 @@ class Trainer:
         try:
             yield
             return
-        except RuntimeError as error:
+        except recover.FULL as error:
             if not recover.is_out_of_memory(error):
                 raise
-            why = str(error).split("\n", 1)[0]
+            why = recover.reason(error)
         # past the except block, whose traceback would pin the memory
         self.active.remove(packed)
         packed.close()

@@ -45,13 +45,18 @@ class Again(NamedTuple):
         return statistics.fmean(self.losses) if self.losses else math.inf
 
 
+def first_seed(base: Config) -> int:
+    """The first of the seeds here; past the largest that a config takes, they go on from 0."""
+    return (base.seed + SEEDS_ON) % (2**63 - base.tune.retrain_seeds)
+
+
 class Retraining:
     """Hands the candidates out, and notes how they end."""
 
     def __init__(self, run: Run, base: Config, entries: Sequence[tuple[int, Config]]) -> None:
         self.run, self.seeds = run, base.tune.retrain_seeds
         self.found = {trial: Again(trial, config, []) for trial, config in entries}
-        first = base.seed + SEEDS_ON
+        first = first_seed(base)
         self.every = [
             (trial, seed, config.model_copy(update={"seed": seed}))
             for trial, config in entries
@@ -133,7 +138,7 @@ def test(
             config,
             {
                 "name": f"{base.name}-{name}",
-                "seed": base.seed + SEEDS_ON,
+                "seed": first_seed(base),
                 "train.repeats": base.tune.retrain_seeds,
                 "train.metric": base.tune.metric,
             },

@@ -54,7 +54,7 @@ def num_trials(tune: Tune, space: Mapping[str, Any]) -> int:
 
 def sampler_of(tune: Tune, space: Mapping[str, Any], *, worker: int = 0) -> BaseSampler:
     """As asked for; workers of one study draw from seeds of their own."""
-    seed = tune.seed + worker
+    seed = (tune.seed + worker) % 2**32  # as much as samplers take
     match tune.sampler:
         case "tpe":
             return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
