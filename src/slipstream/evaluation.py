@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from slipstream import config as configs
 from slipstream import runs
 from slipstream.config import Config, Signature
 from slipstream.data import dataset as datasets
@@ -15,8 +14,8 @@ from slipstream.data import given
 from slipstream.data.dataset import Dataset
 from slipstream.data.scaling import Scaler
 from slipstream.data.splits import SETS
+from slipstream.engine import checkpoint, plan, score
 from slipstream.engine import ensemble as ensembles
-from slipstream.engine import plan, score
 from slipstream.engine.chunk import Chunk
 from slipstream.engine.ensemble import Covered
 from slipstream.errors import UserError
@@ -41,7 +40,7 @@ def evaluate(
     if on not in SETS:
         raise UserError(f'there is no set "{on}"; choose one of {", ".join(SETS)}')
     found, whose = runs.with_model(runs.find(run))
-    config = configs.load(found.folder / "config.toml", overrides)
+    config = checkpoint.load_settings(found, overrides)
     chosen = plan.make(config, data_bytes=0, training=False)
     trained = ensembles.load(found, config, chosen, ensemble=ensemble)
     signature, scaler = trained.signature, trained.scaler

@@ -131,7 +131,7 @@ def rounds(
     engine, plan = work.pack.room.config.engine, work.pack.plan
     with Writer(work.run, background=engine.async_checkpoints) as writer:
         try:
-            yield from _rounds(work, stop, Keeper(work.run, engine, writer), guide, facts)
+            yield from _rounds(work, stop, Keeper(engine, writer), guide, facts)
         finally:
             work.pack.close()
             if plan.capture:
