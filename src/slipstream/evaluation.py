@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from slipstream import config as configs
 from slipstream import runs
 from slipstream.config import Config, Signature
 from slipstream.data import dataset as datasets
@@ -19,6 +21,7 @@ from slipstream.engine import ensemble as ensembles
 from slipstream.engine.chunk import Chunk
 from slipstream.engine.ensemble import Covered
 from slipstream.errors import UserError
+from slipstream.runs import Run
 
 
 def evaluate(
@@ -45,7 +48,7 @@ def evaluate(
     trained = ensembles.load(found, config, chosen, ensemble=ensemble)
     signature, scaler = trained.signature, trained.scaler
     if data is None:
-        dataset, which = _own_data(config, signature, scaler), on
+        dataset, which = _own_data(found, config, signature, scaler), on
     else:
         dataset = given.load(config, signature, scaler, data, targets=True, resample=resample)
         which = "all"
@@ -86,7 +89,7 @@ def evaluate(
     }
 
 
-def _own_data(config: Config, signature: Signature, scaler: Scaler) -> Dataset:
+def _own_data(run: Run, config: Config, signature: Signature, scaler: Scaler) -> Dataset:
     """The run's data, if it still is what the model was trained on."""
     asked = config.train.init_from  # then an encoder's, not fitted here
     known = scaler.only(signature.inputs) if asked else None
@@ -109,4 +112,22 @@ def _own_data(config: Config, signature: Signature, scaler: Scaler) -> Dataset:
                 f"centre {now[0]:g} and size {now[1]:g}, then {was[0]:g} and {was[1]:g}; to score "
                 "the model on them as new data, pass them with --data"
             )
+    if _differs(run, config, dataset):
+        note = (
+            "the data of this run have changed since training, though its inputs are scaled as "
+            "they were; these figures are of the data as they are now"
+        )
+        return replace(dataset, notes=(*dataset.notes, note))
     return dataset
+
+
+def _differs(run: Run, config: Config, dataset: Dataset) -> bool:
+    """Whether the data have another fingerprint than in training, where the two are comparable:
+    other windows have another, and so has the same data when it is streamed."""
+    origin = checkpoint.origin_of(run)
+    changed = configs.differences(checkpoint.load_settings(run), config)
+    same_windows = not any(
+        name.startswith("data.") and name not in ("data.path", "data.labels") for name in changed
+    )
+    same_kind = origin.get("streamed") == (dataset.stream is not None)
+    return same_windows and same_kind and origin["data"] != dataset.fingerprint()
