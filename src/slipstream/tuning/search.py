@@ -181,7 +181,8 @@ class Search:
     def _keep(self, one: Candidate) -> None:
         """Write the best trial's weights and settings."""
         dataset = self.shelf.get(one.config).dataset
-        folder = Run(self.run.folder / "best")
+        text = runs.config_text(one.config)
+        folder = Run(self.run.folder / "best", origin={"config": text})
         folder.folder.mkdir(exist_ok=True)
         checkpoint.save_model(folder, one.weights, dataset.signature, dataset.scaler)
-        runs.write_text(folder.folder / "config.toml", configs.to_toml(one.config))
+        runs.write_text(folder.folder / "config.toml", text)
