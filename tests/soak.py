@@ -62,6 +62,8 @@ def forked(action: Callable[[], Any], log: Path) -> int:
         code = 128 + error.signal_number
     except KeyboardInterrupt:
         code = 130
+    except SystemExit as error:
+        code = int(error.code or 0)
     except (UserError, Resumable) as error:
         os.write(1, f"{error}\n".encode())
         code = 2 if isinstance(error, UserError) else 75

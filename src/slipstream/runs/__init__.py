@@ -20,12 +20,14 @@ from slipstream.runs.folder import (
     locked,
     with_model,
 )
+from slipstream.runs.lock import NO_ROOM
 from slipstream.runs.log import Event, cut_log, events, log_size, read_log
-from slipstream.runs.manifest import read_metrics, seal, unseal, verify
+from slipstream.runs.manifest import read_metrics, unseal, verify, write_metrics
 from slipstream.runs.settings import MAY_CHANGE, config_text, load_config
 
 __all__ = [
     "MAY_CHANGE",
+    "NO_ROOM",
     "Event",
     "Run",
     "cache_folder",
@@ -46,11 +48,11 @@ __all__ = [
     "recover_leftovers",
     "remove",
     "replacing",
-    "seal",
     "to_json",
     "unseal",
     "verify",
     "with_model",
     "write_json",
+    "write_metrics",
     "write_text",
 ]

@@ -7,20 +7,25 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.errors import UserError
-from slipstream.runs.files import read_json, remove, write_json
+from slipstream.runs.files import read_json, remove, to_json, write_json, write_text
 from slipstream.runs.folder import Run
 
-MANIFEST = "manifest.json"
+MANIFEST, METRICS = "manifest.json", "metrics.json"
 SEALED = (
-    *("config.toml", "plan.json", "metrics.json", "trials.json", "best.toml"),
+    *("config.toml", "plan.json", "trials.json", "best.toml"),
     *("predictions.parquet", "reconstructions.parquet"),
 )
 
 
-def seal(run: Run) -> None:
-    """Write down the SHA-256 sums of what a run has ended with."""
+def write_metrics(run: Run, summary: dict[str, Any]) -> None:
+    """Write metrics.json, which says that a run is finished, and before it the SHA-256 sums of all
+    that the run has ended with."""
+    text = to_json(summary) + "\n"
     there = [run.folder / name for name in SEALED if (run.folder / name).is_file()]
-    write_json(run.folder / MANIFEST, {path.name: _sum(path) for path in there})
+    sums = {path.name: _sum(path) for path in there}
+    sums[METRICS] = hashlib.sha256(text.encode()).hexdigest()
+    write_json(run.folder / MANIFEST, sums)
+    write_text(run.folder / METRICS, text)
 
 
 def unseal(run: Run) -> None:
@@ -50,10 +55,10 @@ def verify(folder: Path, *names: str) -> None:
 
 def read_metrics(folder: Path) -> dict[str, Any]:
     """A finished run's metrics.json, verified."""
-    verify(folder, "metrics.json")
-    found = read_json(folder / "metrics.json")
+    verify(folder, METRICS)
+    found = read_json(folder / METRICS)
     if not isinstance(found, dict):
-        raise UserError(f"{folder / 'metrics.json'}: holds no figures; train the run again")
+        raise UserError(f"{folder / METRICS}: holds no figures; train the run again")
     return found
 
 

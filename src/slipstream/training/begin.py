@@ -21,7 +21,7 @@ from slipstream.engine.plan import Plan
 from slipstream.engine.state import Progress
 from slipstream.errors import Interrupted, Resumable, UserError
 from slipstream.models import own
-from slipstream.runs import Event, Run
+from slipstream.runs import NO_ROOM, Event, Run
 from slipstream.training import alone, encoding, reading, together
 from slipstream.training.setup import Begun, Result, Start, timed
 
@@ -225,8 +225,10 @@ def _crashes_kept(run: Run) -> Iterator[None]:
     except (UserError, Interrupted, Resumable):
         raise
     except OSError as error:
+        room = "make room and " if error.errno in NO_ROOM else ""
         raise Resumable(
-            f"the run had to stop: {error}; go on with: slipstream train --resume {run.folder}"
+            f"the run had to stop: {error}; {room}go on with: slipstream train --resume "
+            f"{run.folder}"
         ) from error
     except Exception:
         with suppress(OSError):

@@ -173,7 +173,6 @@ def ended(begun: Begun, summary: dict[str, Any], detail: dict[str, Any]) -> Resu
     run = begun.run
     summary["seconds"] = time.perf_counter() - begun.began
     summary["seconds_by_phase"] = begun.seconds
-    runs.write_json(run.folder / "metrics.json", summary | {"detail": detail})
-    runs.seal(run)
+    runs.write_metrics(run, summary | {"detail": detail})
     run.append("end", seconds=summary["seconds"])
     return Result(run.folder, summary["metrics"], summary["baselines"], summary)
