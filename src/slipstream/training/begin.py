@@ -97,14 +97,24 @@ def pretrain(
 def trained(
     folder: Path, config: Config, data: Any, watch: Callable[[Event], None] | None
 ) -> dict[str, Any]:
-    """The summary of the run in `folder`: one that is done stands, one that was broken off goes on,
-    and where there is none, it is trained now."""
-    if (folder / "metrics.json").exists():
-        return runs.read_metrics(folder)
-    if (folder / "config.toml").exists():
+    """The summary of the run in `folder`: one that is done stands, one that was broken off goes on.
+    Where there is none, or one of other settings, it is trained now."""
+    if (folder / "config.toml").exists() and _is_run_of(folder, config):
+        if (folder / "metrics.json").exists():
+            return runs.read_metrics(folder)
         return train(None, data, resume=folder, watch=watch).summary
     runs.remove(folder)
     return train(config, data, folder=folder, watch=watch).summary
+
+
+def _is_run_of(folder: Path, config: Config) -> bool:
+    """Whether a run has these settings; where it is and how it is run does not matter."""
+    was = runs.load_config(Run(folder))
+    spared = {"name", "out", "data.path", "data.labels"}
+    if config.train.batch == "auto":
+        spared.add("train.batch")
+    changed = set(configs.differences(was, config)) - spared
+    return not any(not name.startswith("engine.") for name in changed)
 
 
 def _run(begun: Begun) -> Result:

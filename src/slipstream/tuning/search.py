@@ -182,7 +182,8 @@ class Search:
         """Write the best trial's weights and settings."""
         dataset = self.shelf.get(one.config).dataset
         text = runs.config_text(one.config)
-        folder = Run(self.run.folder / "best", origin={"config": text})
-        folder.folder.mkdir(exist_ok=True)
-        checkpoint.save_model(folder, one.weights, dataset.signature, dataset.scaler)
-        runs.write_text(folder.folder / "config.toml", text)
+        with runs.replacing(self.run.folder / "best") as temporary:
+            temporary.mkdir()
+            (temporary / "config.toml").write_text(text, encoding="utf-8")
+            folder = Run(temporary, origin={"config": text})
+            checkpoint.save_model(folder, one.weights, dataset.signature, dataset.scaler)
