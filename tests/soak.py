@@ -41,9 +41,16 @@ from slipstream.errors import Resumable
 from tests.conftest import waves
 from tests.test_resume import JOBS, configured, ended
 
-KILLS, STOPS, DAMAGES, SEARCH_KILLS = 200, 40, 200, 10
+KILLS, EARLY_KILLS, STOPS, DAMAGES, SEARCH_KILLS = 200, 40, 40, 200, 10
+PACKS = {
+    "repeats": {"train": {"repeats": 3, "epochs": 4}},
+}
+TAKERS = 20
+"""Pairs of processes that resume a killed run at the same moment"""
+LEVELS_KB = (8, 16, 24, 32, 48, 64, 80, 100, 120, 150, 200)
 STREAMED = {"engine": {"home": "stream", "workers": 0, "buffer_rows": 300}, "train": {"epochs": 3}}
 LIMIT_S = 120
+CHECKPOINTS = "*/checkpoints/step-*"
 
 
 def forked(action: Callable[[], Any], log: Path) -> int:
@@ -62,6 +69,8 @@ def forked(action: Callable[[], Any], log: Path) -> int:
         code = 128 + error.signal_number
     except KeyboardInterrupt:
         code = 130
+    except SystemExit as error:
+        code = int(error.code or 0)
     except (UserError, Resumable) as error:
         os.write(1, f"{error}\n".encode())
         code = 2 if isinstance(error, UserError) else 75
@@ -102,6 +111,8 @@ class Soak:
     def config(self, job: str, out: Path) -> Any:
         if job == "streamed":
             return configured(out, **STREAMED, data={"path": str(self.path)})
+        if job in PACKS:
+            return configured(out, **PACKS[job])
         return configured(out, job)
 
     def data(self, job: str) -> Any:
@@ -117,7 +128,7 @@ class Soak:
         code = waited(forked(lambda: slipstream.train(config, self.data(job)), self.log))
         assert code == 0, self.log.read_text()
         self.took[job] = time.monotonic() - began
-        self.wanted[job] = ended(runs.find(runs.last(str(out))))
+        self.wanted[job] = outcome(job, runs.find(runs.last(str(out))))
 
     def tell(self, what: str, outcome: str, detail: str = "") -> None:
         self.counts[f"{what}: tried"] += 1
@@ -125,8 +136,8 @@ class Soak:
         if outcome in ("lost", "wrong"):
             print(f"{what}: {outcome}: {detail}", file=sys.stderr, flush=True)
 
-    def wait_for_checkpoint(self, out: Path, pid: int) -> None:
-        while not list(out.glob("*/checkpoints/step-*")):
+    def wait_for(self, out: Path, pattern: str, pid: int) -> None:
+        while not list(out.glob(pattern)):
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 return
             time.sleep(0.002)
@@ -134,17 +145,24 @@ class Soak:
     def resumed(self, job: str, folder: Path) -> int:
         return forked(lambda: slipstream.train(data=self.data(job), resume=folder), self.log)
 
-    def broken(self, job: str, number: int) -> None:
-        """Break a run off with a signal at any moment, perhaps again while it goes on."""
+    def broken(self, job: str, number: int, *, early: bool = False) -> None:
+        """Break a run off with a signal at any moment, perhaps again while it goes on; or as soon
+        as its folder is there."""
         self.reference(job)
         what = "kill -9" if number == signal.SIGKILL else "SIGTERM / SIGINT"
+        what += ", early" if early else ""
         out = Path(tempfile.mkdtemp(dir=self.folder))
         config = self.config(job, out)
         pid = forked(lambda: slipstream.train(config, self.data(job)), self.log)
         for _ in range(5):
-            if self.random.random() < 0.9:  # else it may come before there is a checkpoint
-                self.wait_for_checkpoint(out, pid)
-            time.sleep(self.random.uniform(0.0, self.took[job] / 2))
+            if early:
+                self.wait_for(out, "[!.]*/config.toml", pid)
+                time.sleep(self.random.uniform(0.0, self.took[job] / 10))
+                early = False
+            else:
+                if self.random.random() < 0.9:  # else it may come before there is a checkpoint
+                    self.wait_for(out, CHECKPOINTS, pid)
+                time.sleep(self.random.uniform(0.0, self.took[job] / 2))
             try:
                 os.kill(pid, number)
             except ProcessLookupError:
@@ -160,11 +178,13 @@ class Soak:
                 return
             if code == 0:
                 break
-            found = [path.parent for path in out.glob("*/config.toml")]
-            if not found or not list(found[0].glob("checkpoints/step-*")):
-                self.tell(what, "before the first checkpoint")
+            found = [path.parent for path in out.glob("[!.]*/config.toml")]
+            if not found:
+                self.tell(what, "before there was a folder")
                 shutil.rmtree(out)
                 return
+            if not list(found[0].glob("checkpoints/step-*")):
+                self.counts[f"{what}: resumed without a checkpoint"] += 1
             pid = self.resumed(job, found[0])
             if self.random.random() < 0.6:
                 code = waited(pid)
@@ -176,7 +196,7 @@ class Soak:
             code = 0  # the kill came when all was done
         if code:
             self.tell(what, "lost", f"{job}: exit code {code}, {self.log.read_text()[-2000:]}")
-        elif ended(run) != self.wanted[job]:
+        elif outcome(job, run) != self.wanted[job] or list(out.glob("**/.*")):
             self.tell(what, "wrong", f"{job}: {run.folder}")
             return
         else:
@@ -201,7 +221,7 @@ class Soak:
             self.wanted[whole] = ended(runs.find(runs.last(str(out / "runs"))))
             return
         process = subprocess.Popen(command)
-        self.wait_for_checkpoint(out / "runs", process.pid)
+        self.wait_for(out / "runs", CHECKPOINTS, process.pid)
         time.sleep(self.random.uniform(0.0, 2.0))
         process.kill()
         process.wait()
@@ -243,34 +263,52 @@ class Soak:
             path.write_bytes(whole)
         checkpoint.verified(newest)
 
-    def full_disk(self) -> None:
-        """A run that outgrows its disk: told, a good checkpoint left, and it can go on."""
+    def full_disk(self, job: str, kilobytes: int) -> None:
+        """A run that outgrows its disk: told, and it can go on when there is room."""
         disk = self.folder / "disk"
-        disk.mkdir()
+        disk.mkdir(exist_ok=True)
+        size = f"size={kilobytes}k"
         mounted = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], capture_output=True
+            ["mount", "-t", "tmpfs", "-o", size, "tmpfs", disk], capture_output=True
         )
         if mounted.returncode:
             self.counts["full disk: not possible here"] += 1
             return
         try:
-            config = configured(disk, model={"kind": "lstm", "hidden": 64}, train={"epochs": 30})
+            self.reference(job)
+            config = self.config(job, disk)
             code = waited(forked(lambda: slipstream.train(config, self.table), self.log))
-            if code == 0:
-                self.tell("full disk", "wrong", "it did not fill")
+            subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
+            if code == 75:
+                run = runs.find(runs.last(str(disk)))
+                code = waited(self.resumed(job, run.folder))
+            if code:
+                told = f"{job}, {size}: exit code {code}, {self.log.read_text()[-2000:]}"
+                self.tell("full disk", "lost", told)
                 return
-            run = runs.find(runs.last(str(disk)))
-            saved, _ = checkpoint.newest(run)
-            if code != 75:
-                self.tell("full disk", "lost", f"exit code {code}, {self.log.read_text()[-2000:]}")
-                return
-            moved = self.folder / "moved"
-            shutil.copytree(run.folder, moved)
-            code = waited(forked(lambda: slipstream.train(data=self.table, resume=moved), self.log))
-            fine = code == 0 and saved.step > 0
-            self.tell("full disk", "survived" if fine else "lost", f"exit code {code}")
+            found = outcome(job, runs.find(runs.last(str(disk))))
+            fine = found[1:] == self.wanted[job][1:]  # a log that takes no more has gaps
+            self.tell("full disk", "survived" if fine else "wrong", f"{job}, {size}")
         finally:
             subprocess.run(["umount", disk], check=True)
+
+    def two_takers(self, job: str) -> None:
+        """Kill a run, then resume it twice at the same moment: one does it, one is refused."""
+        self.reference(job)
+        out = Path(tempfile.mkdtemp(dir=self.folder))
+        config = self.config(job, out)
+        pid = forked(lambda: slipstream.train(config, self.data(job)), self.log)
+        self.wait_for(out, CHECKPOINTS, pid)
+        os.kill(pid, signal.SIGKILL)
+        waited(pid)
+        run = runs.find(runs.last(str(out)))
+        pair = [self.resumed(job, run.folder) for _ in range(2)]
+        codes = sorted(waited(pid) for pid in pair)
+        # both may be refused where the kill came when all was done
+        fine = codes == [0, 2] or (codes == [2, 2] and (run.folder / "metrics.json").exists())
+        fine = fine and outcome(job, run) == self.wanted[job]
+        self.tell("two takers of a stale lock", "survived" if fine else "wrong", f"{job}: {codes}")
+        shutil.rmtree(out)
 
     def two_writers(self) -> None:
         out = self.folder / "two"
@@ -314,6 +352,27 @@ class Soak:
             )
             fine = code == 2 and not mark.exists()
             self.tell("malicious files", "survived" if fine else "wrong", f"{name}: {code}")
+
+
+def outcome(job: str, run: runs.Run) -> tuple[Any, ...]:
+    """All that must be the same in a broken run; of a pack, every lane's."""
+    if job not in PACKS:
+        return ended(run)
+    kept = ("event", "step", "losses", "lane", "epoch", "train_loss", "val_loss", "best", "stopped")
+    log = [
+        {key: event[key] for key in kept if key in event}
+        for event in runs.events(run)
+        if event["event"] in ("log", "epoch", "lane", "recovery")
+    ]
+    files = {
+        path: path.relative_to(run.folder)
+        for name in ("model", "lanes")
+        for path in sorted((run.folder / name).glob("weights.safetensors"))
+    }
+    weights = {str(name): path.read_bytes() for path, name in files.items()}
+    figures = runs.read_metrics(run.folder)
+    lanes = [{key: lane[key] for key in ("seed", "metrics")} for lane in figures["lanes"]]
+    return log, weights, figures["metrics"], figures["detail"], lanes
 
 
 class Bomb:
@@ -408,16 +467,23 @@ def share(folder: Path, number: int, of: int, scale: float, seed: int) -> Counte
     """What one of several workers does."""
     folder.mkdir(parents=True)
     soak = Soak(folder, seed + number)
-    jobs = [*JOBS, "streamed"]
+    jobs = [*PACKS, *JOBS, "streamed"]
     for i in range(number, int(KILLS * scale), of):
         soak.broken(jobs[i // of % len(jobs)], signal.SIGKILL)
+    for i in range(number, int(EARLY_KILLS * scale), of):
+        soak.broken(jobs[i // of % len(jobs)], signal.SIGKILL, early=True)
     for i in range(number, int(STOPS * scale), of):
         stop = signal.SIGTERM if i // of % 2 else signal.SIGINT
         soak.broken(jobs[i // of % len(jobs)], stop)
     soak.damaged(int(DAMAGES * scale) // of)
     print(f"the slowest stop took {soak.slowest_stop:.2f} s", flush=True)
     if number == 0:
-        soak.full_disk()
+        levels = max(int(len(LEVELS_KB) * scale), 2)
+        for job in ("lstm, dropout", *PACKS):
+            for kilobytes in LEVELS_KB[:: len(LEVELS_KB) // levels]:
+                soak.full_disk(job, kilobytes)
+        for i in range(max(int(TAKERS * scale), 2)):
+            soak.two_takers(("lstm, dropout", *PACKS)[i % 2])
         soak.two_writers()
         soak.malicious()
         kills = max(int(SEARCH_KILLS * scale), 1)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -124,8 +125,8 @@ def test_a_model_that_cannot_be_written_is_kept_elsewhere(tmp_path, monkeypatch)
     with pytest.raises(Resumable, match=r"No space left.*best weights are in (\S+);") as caught:
         slipstream.train(small_config(tmp_path), waves(400))
     folder = str(caught.value).partition("best weights are in ")[2].partition(";")[0]
-    assert "weights.safetensors" in checkpoint.verified(runs.Path(folder))
-    shutil.rmtree(runs.Path(folder).parent)
+    assert "weights.safetensors" in checkpoint.verified(Path(folder))
+    shutil.rmtree(Path(folder).parent)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 
 import pyarrow.parquet
 import pytest
@@ -274,7 +275,103 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path):
     same(ended(run), wanted)
 
 
-def test_nothing_to_go_on_from(tmp_path):
+class Killed(BaseException):
+    """As a kill: nothing of ours catches it."""
+
+
+def killed_at(*events):
+    def watch(event):
+        if event["event"] in events:
+            raise Killed
+
+    return watch
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {},
+        {"train": {"repeats": 2, "epochs": 3}},
+        {"train": {"objective": "masked", "epochs": 3, "batch": 32}},
+    ],
+    ids=["one model", "repeats", "pre-training"],
+)
+def test_a_run_without_a_checkpoint_begins_again_in_its_folder(tmp_path, sections):
+    table = waves(400)
+    whole = runs.find(slipstream.train(configured(tmp_path / "a", **sections), table).run)
+    with pytest.raises(Killed):
+        slipstream.train(
+            configured(tmp_path / "b", **sections), table, watch=killed_at("start", "log")
+        )
+    run = runs.find(runs.last(str(tmp_path / "b")))
+    assert not checkpoint.numbered(run)
+    seen = []
+    result = slipstream.train(data=table, resume=run.folder, watch=seen.append)
+    assert result.run == run.folder
+    assert [event["step"] for event in seen if event["event"] == "resume"] == [0]
+    assert logged(run) == logged(whole)
+    wanted, got = (runs.read_json(one.folder / "metrics.json") for one in (whole, run))
+    assert got["metrics"] == wanted["metrics"]
+    assert not list((tmp_path / "b").glob(".*"))
+
+
+def logged(run):
+    kept = ("event", "step", "losses", "loss", "lane", "val_loss")
+    return [
+        {key: event[key] for key in kept if key in event}
+        for event in runs.events(run)
+        if event["event"] in ("start", "log", "epoch", "lane", "recovery")
+    ]
+
+
+def test_a_measured_batch_is_kept_when_a_run_begins_again(tmp_path):
+    table = waves(400)
+    auto = {"train": {"batch": "auto", "epochs": 2}}
+    config = configured(tmp_path, **auto)
+    with pytest.raises(Killed):
+        slipstream.train(config, table, watch=killed_at("log"))
+    run = runs.find(runs.last(str(tmp_path)))
+    measured = runs.load_config(run).train.batch
+    assert measured != "auto"
+    slipstream.train(config, table, resume=run.folder)  # which still says auto
+    assert runs.load_config(run).train.batch == measured
+
+
+@pytest.mark.parametrize("moment", ["mkdir", "lock", "config", "rename"])
+def test_a_kill_while_a_folder_is_made_leaves_no_half_run(tmp_path, moment):
+    """The child is killed at a system call on the way; the next run of the folder cleans up."""
+    out = tmp_path / "runs"
+    child = os.fork()
+    if not child:
+        stop_at(moment)
+        runs.create("a", out=str(out), files={"config.toml": "seed = 1\n"})
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert [path for path in out.iterdir() if not path.name.startswith(".")] == []
+    with pytest.raises(UserError, match="no run to resume"):
+        runs.last(str(out))
+    run = runs.create("a", out=str(out), files={"config.toml": "seed = 1\n"})
+    assert list(out.iterdir()) == [run.folder]
+
+
+def stop_at(moment):
+    """Kill this process when it comes to a certain system call on an unpublished folder."""
+
+    def audit(event, arguments):
+        at = str(arguments[0]) if arguments else ""
+        if ".unpublished" in at and (
+            (moment == "lock" and event == "open" and at.endswith("lock.json"))
+            or (moment == "config" and event == "open" and at.endswith("config.toml"))
+            or (moment == "rename" and event == "os.rename")
+        ):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if moment == "mkdir" and event == "os.mkdir" and at.endswith(".unpublished"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(audit)
+
+
+def test_checkpoints_that_were_removed_are_not_begun_again_in_silence(tmp_path):
     table = waves(400)
     run = interrupted(configured(tmp_path), table, 12)
     shutil.rmtree(run.checkpoints)

@@ -436,6 +436,37 @@ def test_a_stopped_run_goes_on_to_the_same_end(tmp_path, monkeypatch, places):
             assert mine == theirs
 
 
+@pytest.mark.parametrize("step", [2, 7])
+def test_a_stop_between_two_lines_of_the_log_leaves_the_same_log(tmp_path, monkeypatch, step):
+    sections = merged(DURABLE, {"train": {"repeats": 3}, "engine": {"log_every": 4}})
+    whole = slipstream.train(configured(tmp_path / "whole", **sections), waves(400)).run
+    wanted = ended(runs.find(whole))
+    make, calls = pack.make, []
+
+    def make_stopped(*arguments, **settings):
+        made = make(*arguments, **settings)
+        advance = made.advance
+
+        def stopped():
+            calls.append(1)
+            if len(calls) == step:
+                os.kill(os.getpid(), signal.SIGTERM)
+            advance()
+
+        made.advance = stopped
+        return made
+
+    config = configured(tmp_path / "stopped", **sections)
+    with monkeypatch.context() as patch:
+        patch.setattr(pack, "make", make_stopped)
+        with pytest.raises(Interrupted):
+            slipstream.train(config, waves(400))
+    run = runs.find(runs.last(config.out))
+    slipstream.train(data=waves(400), resume=run.folder)
+    for mine, theirs in zip(ended(run), wanted, strict=True):
+        assert mine == theirs
+
+
 def test_a_run_that_breaks_off_anywhere_goes_on(tmp_path):
     sections = merged(DURABLE, {"train": {"repeats": 3}})
     whole = slipstream.train(configured(tmp_path / "whole", **sections), waves(400)).run

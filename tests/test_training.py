@@ -18,6 +18,7 @@ from slipstream import runs
 from slipstream.config import Config
 from slipstream.data import dataset as datasets
 from slipstream.engine import objective, score
+from slipstream.training import begin
 from tests.conftest import KINDS, close, real_file, small_config, waves
 from tests.limits import run_within
 
@@ -363,3 +364,15 @@ def test_training_does_not_load_the_compiler(tmp_path):
     )
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert told.stdout.strip() == "False", told.stderr
+
+
+def test_an_inner_run_of_other_settings_is_not_taken_for_this_one(tmp_path):
+    """As when a search goes on and finds a better trial: what the first one left is not its own."""
+    folder, table = tmp_path / "retrained" / "best", waves(400)
+    first = begin.trained(folder, small_config(tmp_path), table, None)
+    again = begin.trained(folder, small_config(tmp_path), table, None)
+    assert again == runs.read_json(folder / "metrics.json")
+    assert again["metrics"] == first["metrics"]
+    other = begin.trained(folder, small_config(tmp_path, train={"lr": 0.05}), table, None)
+    assert other["metrics"] != first["metrics"]
+    assert runs.load_config(runs.find(folder)).train.lr == 0.05

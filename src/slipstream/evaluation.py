@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ from slipstream.data import given
 from slipstream.data.dataset import Dataset
 from slipstream.data.scaling import Scaler
 from slipstream.data.splits import SETS
+from slipstream.engine import checkpoint, plan, recover, score
 from slipstream.engine import ensemble as ensembles
-from slipstream.engine import plan, recover, score
 from slipstream.engine.chunk import Chunk
 from slipstream.engine.ensemble import Covered
 from slipstream.errors import UserError
+from slipstream.runs import Run
 
 
 @recover.explain_full_memory()
@@ -42,12 +44,12 @@ def evaluate(
     if on not in SETS:
         raise UserError(f'there is no set "{on}"; choose one of {", ".join(SETS)}')
     found, whose = runs.with_model(runs.find(run))
-    config = configs.load(found.folder / "config.toml", overrides)
+    config = checkpoint.load_settings(found, overrides)
     chosen = plan.make(config, data_bytes=0, training=False)
     trained = ensembles.load(found, config, chosen, ensemble=ensemble)
     signature, scaler = trained.signature, trained.scaler
     if data is None:
-        dataset, which = _own_data(config, signature, scaler), on
+        dataset, which = _own_data(found, config, signature, scaler), on
     else:
         dataset = given.load(config, signature, scaler, data, targets=True, resample=resample)
         which = "all"
@@ -88,7 +90,7 @@ def evaluate(
     }
 
 
-def _own_data(config: Config, signature: Signature, scaler: Scaler) -> Dataset:
+def _own_data(run: Run, config: Config, signature: Signature, scaler: Scaler) -> Dataset:
     """The run's data, if it still is what the model was trained on."""
     asked = config.train.init_from  # then an encoder's, not fitted here
     known = scaler.only(signature.inputs) if asked else None
@@ -112,4 +114,22 @@ def _own_data(config: Config, signature: Signature, scaler: Scaler) -> Dataset:
                 f"centre {now[0]:g} and size {now[1]:g}, then {was[0]:g} and {was[1]:g}; to score "
                 "the model on them as new data, pass them with --data"
             )
+    if _differs(run, config, dataset):
+        note = (
+            "the data of this run have changed since training, though its inputs are scaled as "
+            "they were; these figures are of the data as they are now"
+        )
+        return replace(dataset, notes=(*dataset.notes, note))
     return dataset
+
+
+def _differs(run: Run, config: Config, dataset: Dataset) -> bool:
+    """Whether the data have another fingerprint than in training, where the two are comparable:
+    other windows have another, and so has the same data when it is streamed."""
+    origin = checkpoint.origin_of(run)
+    changed = configs.differences(checkpoint.load_settings(run), config)
+    same_windows = not any(
+        name.startswith("data.") and name not in ("data.path", "data.labels") for name in changed
+    )
+    same_kind = origin.get("streamed") == (dataset.stream is not None)
+    return same_windows and same_kind and origin["data"] != dataset.fingerprint()

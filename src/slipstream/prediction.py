@@ -12,12 +12,11 @@ import pyarrow.feather
 import pyarrow.parquet
 import torch
 
-from slipstream import config as configs
 from slipstream import runs
 from slipstream.data import given
 from slipstream.data.dataset import Dataset
+from slipstream.engine import checkpoint, plan, recover, score
 from slipstream.engine import ensemble as ensembles
-from slipstream.engine import plan, recover, score
 from slipstream.errors import UserError
 
 
@@ -44,7 +43,7 @@ def predict(
     settings. The schema's metadata say what predicted.
     """
     found, whose = runs.with_model(runs.find(run))
-    config = configs.load(found.folder / "config.toml", overrides)
+    config = checkpoint.load_settings(found, overrides)
     chosen = plan.make(config, data_bytes=0, training=False)
     trained = ensembles.load(found, config, chosen, ensemble=ensemble)
     signature, scaler, voice = trained.signature, trained.scaler, trained.voices[-1]

@@ -64,14 +64,13 @@ def probe(
     """
     began = time.perf_counter()
     first, asked = _asked(encoder, run, labels, seeds, overrides, label_overrides)
-    place = _place(first, folder, watch)
+    place = _place({"encoder": first, "labels": asked}, folder, watch)
     with runs.locked(place):
-        _keep_settings(place.folder, {"encoder": first, "labels": asked})
         if run is None:
             _tell(place, "the encoder: pre-training")
             theirs = training.trained(place.folder / "encoder", first, data, watch)
         else:
-            theirs = runs.read_json(runs.find(run).folder / "metrics.json")
+            theirs = runs.read_metrics(runs.find(run).folder)
         settings = ways(labels, label_overrides, Path(theirs["run"]), seeds)
         found = {}
         for name in WAYS:
@@ -127,24 +126,23 @@ def ways(labels: Source, overrides: Iterable[str], encoder: Path, seeds: int) ->
     }
 
 
-def _place(config: Config, folder: str | Path | None, watch: Watch | None) -> runs.Run:
+def _place(asked: dict[str, Config], folder: str | Path | None, watch: Watch | None) -> runs.Run:
+    """A new folder with both configs in it, or an earlier probe's, which must be of the same."""
+    texts = {f"{name}.toml": configs.to_toml(config) for name, config in asked.items()}
     if folder is None:
-        return runs.create(f"{config.name}-probe", out=config.out, watch=watch)
+        first = asked["encoder"]
+        return runs.create(f"{first.name}-probe", out=first.out, files=texts, watch=watch)
     found = Path(folder).resolve()
     if not (found / "labels.toml").is_file():
         raise UserError(f"{folder}: is not the folder of a probe (it holds no labels.toml)")
-    return runs.Run(found, watch)
-
-
-def _keep_settings(folder: Path, asked: dict[str, Config]) -> None:
-    """Write down what is asked for; of an earlier probe, it must be the same."""
-    for name, config in asked.items():
-        path, text = folder / f"{name}.toml", configs.to_toml(config)
-        if path.exists() and path.read_text(encoding="utf-8") != text:
+    for name, text in texts.items():
+        path = found / name
+        if path.exists() and path.read_text(encoding="utf-8", errors="replace") != text:
             raise UserError(
                 f"{path}: the probe began with other settings; start a new one, without its folder"
             )
         runs.write_text(path, text)
+    return runs.Run(found, watch)
 
 
 def _tell(place: runs.Run, what: str) -> None:

@@ -12,7 +12,7 @@ import typer
 from slipstream import screen
 from slipstream.cli.answers import answering, print_result
 from slipstream.cli.options import Force, Json, Quiet, Resume, Set, asked
-from slipstream.errors import UserError
+from slipstream.errors import Resumable, UserError
 from slipstream.screen import Screen
 
 if TYPE_CHECKING:
@@ -65,10 +65,21 @@ def _train(
                 force=force,
             )
             watching.say("drawing the report ...")
-            from slipstream.reporting import report
-
-            path = report(result.run)
+            path = _draw_report(result.run)
         print_result(result.summary | {"report": str(path)}, as_json, quiet, screen.show_training)
+
+
+def _draw_report(run: Path) -> Path:
+    """Draw the report of a run that has ended; on a full disk, that is all that is left to do."""
+    from slipstream.reporting import report
+
+    try:
+        return report(run)
+    except OSError as error:
+        raise Resumable(
+            f"{run}: is finished, but its report cannot be written ({error.strerror or error}); "
+            f"make room and draw it with: slipstream report {run}"
+        ) from None
 
 
 def _load_meanwhile(module: str) -> None:
@@ -120,7 +131,6 @@ def pretrain(
         with Screen(quiet) as watching:
             watching.say("loading torch and the data ...")
             from slipstream.probing import probe as run_probe
-            from slipstream.reporting import report
 
             found = run_probe(
                 configs.demo("bars") if demo else config,
@@ -133,5 +143,5 @@ def pretrain(
                 folder=resume,
             )
             watching.say("drawing the report ...")
-            path = report(found.run)
+            path = _draw_report(found.run)
         print_result(found.summary | {"report": str(path)}, as_json, quiet, screen.show_probe)

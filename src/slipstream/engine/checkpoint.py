@@ -6,13 +6,17 @@ the manifest before anything is made of it. No pickle is ever read.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
-from collections.abc import Mapping
+import os
+import re
+from collections import deque
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import safetensors.torch
 import torch
@@ -28,6 +32,7 @@ from slipstream.runs import Run
 
 MANIFEST = "manifest.json"
 FACTS = "state.json"
+ORIGIN = "origin.json"
 Tensors = dict[str, Tensor]
 
 
@@ -52,46 +57,84 @@ def _copied(tensor: Tensor) -> Tensor:
     return copy.copy_(tensor, non_blocking=True)
 
 
+class Write(NamedTuple):
+    """A checkpoint that is being written."""
+
+    step: int
+    best_step: int
+    trouble: Future[str]
+    """Why it is not on disk; empty where it is"""
+
+
 class Writer:
-    """Writes checkpoints, in the background if asked to. What fails is told, not raised."""
+    """Writes checkpoints, in the background if asked to, and logs each when it is on disk.
+
+    What a disk refuses is told, and training goes on. Anything else is a fault, raised at the next
+    look at what was written. Only the thread that trains logs, so a checkpoint's length of the log
+    is that of whole lines.
+    """
 
     def __init__(self, run: Run, *, background: bool) -> None:
         self.run = run
         self._thread = ThreadPoolExecutor(max_workers=1) if background else None
-        self._pending: Future[None] | None = None
+        self._pending: deque[Write] = deque()
 
     def __enter__(self) -> Writer:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._thread:
             self._thread.shutdown()
+        try:
+            self.collect()
+        except Exception as error:
+            if kind is None:
+                raise
+            # what ends the run already is raised; this one is told
+            self.run.trouble(f"{self.run.checkpoints}: a checkpoint failed ({error!r})")
 
     @property
     def busy(self) -> bool:
-        return self._pending is not None and not self._pending.done()
+        self.collect()
+        return bool(self._pending)
 
-    def save(self, saved: Saved, *, keep: set[int]) -> None:
-        """Write checkpoints/step-N, then drop all but it, the newest before it and `keep`."""
+    def save(self, saved: Saved, *, best_step: int) -> None:
+        """Write checkpoints/step-N, then drop all but it, the newest before it and the best."""
+        self.collect()
+        trouble: Future[str] = Future()
         if self._thread:
-            self._pending = self._thread.submit(self._save, saved, keep)
+            trouble = self._thread.submit(self._save, saved, best_step)
         else:
-            self._save(saved, keep)
+            trouble.set_result(self._save(saved, best_step))
+        self._pending.append(Write(saved.step, best_step, trouble))
+        if not self._thread:
+            self.collect()
 
-    def _save(self, saved: Saved, keep: set[int]) -> None:
+    def collect(self) -> None:
+        """Log the checkpoints that have been written since the last call."""
+        while self._pending and self._pending[0].trouble.done():
+            write = self._pending.popleft()
+            trouble = write.trouble.result()
+            if trouble:
+                self.run.trouble(trouble)
+            else:
+                self.run.append("checkpoint", step=write.step, best_step=write.best_step)
+
+    def _save(self, saved: Saved, best_step: int) -> str:
         if saved.ready is not None:
             saved.ready.synchronize()
         folder = self.run.checkpoints / f"step-{saved.step}"
+        facts = {"config": self.run.origin.get("config")} | saved.facts
         try:
             self.run.checkpoints.mkdir(exist_ok=True)
-            write(folder, saved.tensors, {FACTS: saved.facts})
+            write(folder, saved.tensors, {FACTS: facts})
             steps = sorted(step for step in numbered(self.run) if step <= saved.step)
-            for step in set(numbered(self.run)) - {*steps[-2:], *keep}:
+            for step in set(numbered(self.run)) - {*steps[-2:], best_step}:
                 runs.remove(self.run.checkpoints / f"step-{step}")
-        except (OSError, SafetensorError) as error:
-            why = getattr(error, "strerror", None) or error
-            where = self.run.checkpoints
-            self.run.trouble(f"{where} cannot be written to ({why}); training goes on without")
+        except OSError as error:
+            why = error.strerror or error
+            return f"{self.run.checkpoints} cannot be written to ({why}); training goes on without"
+        return ""
 
 
 def numbered(run: Run) -> list[int]:
@@ -105,11 +148,20 @@ def write(folder: Path, tensors: Mapping[str, Tensors], facts: Mapping[str, Any]
     with runs.replacing(folder) as temporary:
         temporary.mkdir()
         for name, found in tensors.items():
-            safetensors.torch.save_file(found, temporary / name)
+            _write_tensors(temporary / name, found)
         for name, value in facts.items():
             runs.write_json(temporary / name, value)
         sums = {path.name: file_sum(path) for path in sorted(temporary.iterdir())}
         runs.write_json(temporary / MANIFEST, sums)
+
+
+def _write_tensors(path: Path, tensors: Tensors) -> None:
+    try:
+        safetensors.torch.save_file(tensors, path)
+    except SafetensorError as error:  # a full disk is no fault of the tensors
+        code = re.search(r"(?:os error|code:) (\d+)", str(error))
+        number = int(code[1]) if code else errno.EIO
+        raise OSError(number, os.strerror(number) if code else str(error), str(path)) from None
 
 
 def file_sum(path: Path) -> str:
@@ -179,8 +231,22 @@ def save_model(
 ) -> None:
     """Write model/: all that evaluate and predict need beside the config."""
     facts = {"signature.json": signature.model_dump(), "scaler.json": scaler.to_dict()}
+    if run.origin:
+        facts[ORIGIN] = run.origin
     host = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
     write(run.model, {"weights.safetensors": host}, facts)
+
+
+def load_settings(run: Run, overrides: Iterable[str] = ()) -> Config:
+    """The run's config with some settings overridden, if its model was trained with it."""
+    return runs.load_config(run, overrides, origin=origin_of(run))
+
+
+def origin_of(run: Run) -> dict[str, Any]:
+    """What a run's model was trained with: `config`, the text of config.toml, and `data`, their
+    fingerprint. Version 0.1 wrote nothing of it down."""
+    found: dict[str, Any] = json.loads(verified(run.model).get(ORIGIN, b"{}"))
+    return found
 
 
 def load_model(

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from slipstream import config as configs
 from slipstream import runs
 from slipstream.config import Config, Signature, Train
 from slipstream.data.scaling import Scaler
@@ -60,7 +59,7 @@ def find(config: Config) -> Encoder | None:
     if asked is None:
         return None
     run = runs.find(asked)
-    theirs = configs.load(run.folder / "config.toml")
+    theirs = checkpoint.load_settings(run)
     files = checkpoint.verified(run.model)
     signature = Signature.model_validate_json(files["signature.json"])
     if not signature.masked:

@@ -58,6 +58,9 @@ class Round(NamedTuple):
     losses: Tensor
     """[K, S]: as they are when the steps are done"""
     done: torch.cuda.Event | None
+    whole: bool = True
+    """Whether it came to its end; one that a signal cut short is logged with the rest of it, so a
+    run that goes on has the unbroken one's log"""
 
     def is_over(self) -> bool:
         return self.done is None or self.done.query()
@@ -131,7 +134,7 @@ def rounds(
     engine, plan = work.pack.room.config.engine, work.pack.plan
     with Writer(work.run, background=engine.async_checkpoints) as writer:
         try:
-            yield from _rounds(work, stop, Keeper(work.run, engine, writer), guide, facts)
+            yield from _rounds(work, stop, Keeper(engine, writer), guide, facts)
         finally:
             work.pack.close()
             if plan.capture:
@@ -189,15 +192,16 @@ def _launch(work: Work, under_way: deque[Round], stop: Stop) -> bool:
     pack, log_every = work.pack, work.pack.room.config.engine.log_every
     left = min(pack.num_steps(place) - one.progress.done for place, one in work.training())
     left -= sum(some.steps for some in under_way)
+    unlogged = max(one.progress.done - one.progress.logged for _, one in work.training())
     while len(under_way) < AHEAD[pack.plan.device.type] and (left or not under_way):
         if under_way and stop.requested:
             break
-        taken = 0
-        while taken < min(left, log_every) and not (taken and stop.requested):
+        taken, wanted = 0, min(left, log_every if under_way else max(log_every - unlogged, 1))
+        while taken < wanted and not (taken and stop.requested):
             pack.advance()  # one program for all lanes, no host sync
             taken += 1
         left -= taken
-        under_way.append(_after(pack, taken))
+        under_way.append(_after(pack, taken)._replace(whole=taken == wanted))
     return not left
 
 
@@ -241,12 +245,12 @@ def _read(work: Work, some: Round) -> set[int]:
         at = one.progress
         at.step, at.done = at.step + taken, at.done + taken
         seen = losses[place, at.logged : at.done].double()
-        at.logged = at.done
+        at.logged = at.done if some.whole else at.logged
         at.epoch = at.epochs + at.done / work.pack.num_steps(place)
         means[one.number] = float(seen.mean())
         if not bool(seen.isfinite().all()):
             diverged.add(place)
-    if taken:  # none where a run goes on at an epoch's end
+    if taken and some.whole:  # none where a run goes on at an epoch's end
         work.run.append("log", step=work.steps, losses=means)
     return diverged
 

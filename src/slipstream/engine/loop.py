@@ -88,7 +88,7 @@ def fit(task: Task, plan: Plan, saved: Saved | None = None, monitor: Monitor | N
                     jobs,
                     stop,
                     result,
-                    Keeper(task.run, task.config.engine, writer),
+                    Keeper(task.config.engine, writer),
                     monitor,
                     good,
                 )
@@ -111,27 +111,27 @@ def fit(task: Task, plan: Plan, saved: Saved | None = None, monitor: Monitor | N
 class Keeper:
     """Saves the state: as often as asked for, and after validations as far as that costs little."""
 
-    def __init__(self, run: Run, engine: Engine, writer: Writer) -> None:
-        self.run, self.writer = run, writer
+    def __init__(self, engine: Engine, writer: Writer) -> None:
+        self.writer = writer
         self.every_s = 60 * engine.checkpoint_minutes
         self.saved_at, self.cost_s = time.perf_counter(), 0.0
         self.saved: object = None
 
     def due(self, *, validated: bool = False) -> bool:
-        since = time.perf_counter() - self.saved_at
+        busy, since = self.writer.busy, time.perf_counter() - self.saved_at
         enough = self.cost_s / SHARE_OF_TIME if validated else self.every_s
-        return since >= min(enough, self.every_s) and not self.writer.busy
+        return since >= min(enough, self.every_s) and not busy
 
     def save(self, take: Callable[[], Saved], *, at: object, best_step: int = 0) -> None:
         """Write what `take` gives, unless that was done `at` the same point before."""
         began = time.perf_counter()
         if at == self.saved:
             return
+        self.writer.collect()  # logs what is on disk before this one notes the log's length
         self.saved, saved = at, take()
-        self.writer.save(saved, keep={best_step})
+        self.writer.save(saved, best_step=best_step)
         self.saved_at = time.perf_counter()
         self.cost_s = self.saved_at - began
-        self.run.append("checkpoint", step=saved.step, best_step=best_step)
 
 
 def _fit(

@@ -293,7 +293,7 @@ def judge(events: Iterable[Event], *, steps: int, took_s: float) -> dict[str, An
         first.setdefault(event["event"], event)
     start, early = first.get("start", {}), first.get("estimate")
     planned = start.get("steps_per_epoch", 0) * start.get("epochs", 0) * start.get("rounds", 1)
-    before = start["expected_s"] * steps / planned if "expected_s" in start else None
+    before = start["expected_s"] * steps / planned if "expected_s" in start and planned else None
     after = early and early["trained_s"] + (steps - early["step"]) * early["ms_per_step"] / 1e3
     return {
         "before_s": before,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream import runs
-from slipstream.reporting import encoder, probe, search
+from slipstream.reporting import encoder, probe, search, sources
 from slipstream.reporting import figures as draw
 from slipstream.reporting.shown import shown
 from slipstream.reporting.style import COLOURS
@@ -27,7 +27,8 @@ from slipstream.runs import Run
 def report(run: str | Path) -> Path:
     """Draw report.html into the run's folder; of a search, also those of its models."""
     if (Path(run) / "labels.toml").exists():
-        return probe.report(Path(run))
+        with sources.reading(Path(run), sources.OF_PROBE):
+            return probe.report(Path(run))
     found = runs.find(run)
     if not (found.folder / "trials.json").exists():
         return _of_run(found)
@@ -35,12 +36,22 @@ def report(run: str | Path) -> Path:
         inner = found.folder / "retrained" / name
         if (inner / "metrics.json").exists():
             _of_run(Run(inner))
-    return search.report(found)
+    with sources.reading(found.folder, sources.OF_SEARCH):
+        return search.report(found)
 
 
 def _of_run(found: Run) -> Path:
-    summary = runs.read_json(found.folder / "metrics.json")
-    page = filled(
+    with sources.reading(found.folder, sources.OF_RUN):
+        page = _page(found)
+    path = found.folder / "report.html"
+    runs.write_text(path, page)
+    return path
+
+
+def _page(found: Run) -> str:
+    summary = runs.read_metrics(found.folder)
+    events, damage = sources.read_events(found)
+    return filled(
         "page.html",
         summary=summary,
         shown=shown(summary),
@@ -52,11 +63,9 @@ def _of_run(found: Run) -> Path:
         foresight=foresight(summary),
         config=(found.folder / "config.toml").read_text(encoding="utf-8"),
         lanes_told=list(lanes_told(summary)),
-        **_drawn(found.folder, summary, list(runs.events(found))),
+        damage=damage,
+        **_drawn(found.folder, summary, events),
     )
-    path = found.folder / "report.html"
-    runs.write_text(path, page)
-    return path
 
 
 def _drawn(folder: Path, summary: dict[str, Any], events: list[dict[str, Any]]) -> dict[str, Any]:

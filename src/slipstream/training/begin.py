@@ -16,19 +16,14 @@ from slipstream import runs
 from slipstream.config import Config
 from slipstream.data.dataset import Dataset
 from slipstream.engine import checkpoint, plan, recover, state
+from slipstream.engine.checkpoint import Saved
 from slipstream.engine.plan import Plan
+from slipstream.engine.state import Progress
 from slipstream.errors import Interrupted, Resumable, UserError
 from slipstream.models import own
-from slipstream.runs import Event, Run
+from slipstream.runs import NO_ROOM, Event, Run
 from slipstream.training import alone, encoding, reading, together
 from slipstream.training.setup import Begun, Result, Start, timed
-
-MAY_CHANGE = {
-    *("name", "out", "data.path", "data.labels", "train.epochs", "train.patience", "train.minutes"),
-    *("engine.device", "engine.log_every", "engine.checkpoint_minutes", "engine.plan"),
-    *("engine.async_checkpoints", "engine.monitor"),
-}
-"""Settings that a resumed run may have otherwise than it began with"""
 
 
 def train(
@@ -45,10 +40,10 @@ def train(
     """Train the model that `config` describes on its data, or on the given table.
 
     `watch` is shown every event of the run as it is logged. `resume` names a run to go on with,
-    from its newest checkpoint, to the same end as if it had never stopped; `config` may then be
-    left out. Other settings or other data are refused there unless `force` is given. `folder` is
-    where the run is made, if not in a new one under `out`. `model` is a network of your own, as
-    `model.kind` may name it: see `slipstream.models.own`.
+    from its newest checkpoint (or from its beginning, if it has none yet), to the same end as if it
+    had never stopped; `config` may then be left out. Other settings or other data are refused there
+    unless `force` is given. `folder` is where the run is made, if not in a new one under `out`.
+    `model` is a network of your own, as `model.kind` may name it: see `slipstream.models.own`.
     """
     began = time.perf_counter()
     if model is not None:
@@ -56,8 +51,7 @@ def train(
     if resume is not None:
         earlier = runs.find(resume, watch)
         with runs.locked(earlier), _crashes_kept(earlier):
-            source = config or earlier.folder / "config.toml"
-            return _resumed(earlier, configs.load(source, overrides), data, force, began)
+            return _resumed(earlier, config, overrides, data, force, began)
     if config is None:
         raise UserError("there is neither a config nor a run to resume")
     settings = configs.load(config, overrides)
@@ -67,9 +61,10 @@ def train(
     rules = _rules(settings, dataset)
     if together.wanted(settings):
         together.refuse(settings, dataset, rules)
-    run = runs.create(settings.name, out=settings.out, folder=folder, watch=watch)
-    with runs.locked(run), _crashes_kept(run):
-        start = Start(dataset.fingerprint(), rules, init=init)
+    start = Start(dataset.fingerprint(), rules, init=init)
+    files = {"config.toml": runs.config_text(settings)}
+    made = runs.creating(settings.name, out=settings.out, files=files, folder=folder, watch=watch)
+    with made as run, _crashes_kept(run):
         return _run(Begun(run, settings, dataset, start, seconds, began))
 
 
@@ -91,7 +86,7 @@ def pretrain(
         overrides = ()
     elif resume is not None:
         earlier = runs.find(resume)
-        if not configs.load(earlier.folder / "config.toml").masked:
+        if not runs.load_config(earlier).masked:
             raise UserError(
                 f"{earlier.folder}: is not a pre-training run; go on with: slipstream train "
                 f"--resume {earlier.folder}"
@@ -102,15 +97,24 @@ def pretrain(
 def trained(
     folder: Path, config: Config, data: Any, watch: Callable[[Event], None] | None
 ) -> dict[str, Any]:
-    """The summary of the run in `folder`: one that is done stands, one that was broken off goes on,
-    and where there is none, it is trained now."""
-    if (folder / "metrics.json").exists():
-        done: dict[str, Any] = runs.read_json(folder / "metrics.json")
-        return done
-    if any((folder / "checkpoints").glob("step-*")):
+    """The summary of the run in `folder`: one that is done stands, one that was broken off goes on.
+    Where there is none, or one of other settings, it is trained now."""
+    if (folder / "config.toml").exists() and _is_run_of(folder, config):
+        if (folder / "metrics.json").exists():
+            return runs.read_metrics(folder)
         return train(None, data, resume=folder, watch=watch).summary
     runs.remove(folder)
     return train(config, data, folder=folder, watch=watch).summary
+
+
+def _is_run_of(folder: Path, config: Config) -> bool:
+    """Whether a run has these settings; where it is and how it is run does not matter."""
+    was = runs.load_config(Run(folder))
+    spared = {"name", "out", "data.path", "data.labels"}
+    if config.train.batch == "auto":
+        spared.add("train.batch")
+    changed = set(configs.differences(was, config)) - spared
+    return not any(not name.startswith("engine.") for name in changed)
 
 
 @recover.explain_full_memory()
@@ -122,35 +126,38 @@ def _run(begun: Begun) -> Result:
     return alone.train(begun)
 
 
-def _resumed(run: Run, settings: Config, data: Any, force: bool, began: float) -> Result:
-    was = configs.load(run.folder / "config.toml")
+def _resumed(
+    run: Run,
+    config: Config | str | Path | Mapping[str, Any] | None,
+    overrides: tuple[str, ...],
+    data: Any,
+    force: bool,
+    began: float,
+) -> Result:
+    saved, wrong = _newest(run)
+    was = runs.load_config(run, origin=saved.facts if saved else None)
+    settings = configs.load(was if config is None else config, overrides)
+    if settings.train.batch == "auto" and was.train.batch != "auto":  # measured when it began
+        settings = configs.changed(settings, {"train.batch": was.train.batch})
     changed = _refuse_changes(run, was, settings, force)
-    saved, wrong = checkpoint.newest(run)
-    if together.wanted(settings):
-        if (run.folder / "metrics.json").exists():
-            raise UserError(
-                f"{run.folder}: is finished; models that were trained together end together, so "
-                "start a new run to train longer"
-            )
-        at = {"step": saved.step, "lanes": together.where_it_stands(saved.facts)}
-    else:
-        progress = state.progress_of(saved)
-        if (run.folder / "metrics.json").exists() and progress.epochs >= settings.train.epochs:
-            raise UserError(
-                f"{run.folder}: is finished, after {progress.epochs} epochs; to train it further, "
-                "raise train.epochs"
-            )
-        at = {"step": progress.step, "epoch": progress.epoch}
+    at = _where_it_stands(run, settings, saved)
     seconds: dict[str, float] = {}
     with timed(seconds, "data"):
         init, dataset = reading.load(settings, data)
-    fingerprint = dataset.fingerprint()
+    fingerprint, now = dataset.fingerprint(), _rules(settings, dataset)
+    if saved is None:
+        if together.wanted(settings):
+            together.refuse(settings, dataset, now)
+        runs.cut_log(run, 0)
+        run.append("resume", **at, differs="")
+        start = Start(fingerprint, now, init=init)
+        return _run(Begun(run, settings, dataset, start, seconds, began))
     if fingerprint != saved.facts["data"] and not force:
         raise UserError(
             f"{run.folder}: the data are not those that it began with; start a new run, or pass "
             "--force"
         )
-    then, now = Plan.from_dict(saved.facts["plan"]), _rules(settings, dataset)
+    then = Plan.from_dict(saved.facts["plan"])
     runs.cut_log(run, saved.facts["log_bytes"])
     for problem in wrong:
         run.append("fallback", what="an older checkpoint is used", why=problem)
@@ -161,10 +168,38 @@ def _resumed(run: Run, settings: Config, data: Any, force: bool, began: float) -
     return _run(Begun(run, settings, dataset, start, seconds, began))
 
 
+def _newest(run: Run) -> tuple[Saved | None, list[str]]:
+    """The checkpoint to go on from; None where the run was stopped before it had written one."""
+    had_one = any(event["event"] == "checkpoint" for event in runs.events(run))
+    if checkpoint.numbered(run) or had_one or (run.folder / "metrics.json").exists():
+        return checkpoint.newest(run)
+    return None, []
+
+
+def _where_it_stands(run: Run, settings: Config, saved: Saved | None) -> dict[str, Any]:
+    """What a resumed run tells of its start; a UserError where nothing is left to do."""
+    finished = (run.folder / "metrics.json").exists()
+    if together.wanted(settings):
+        if finished:
+            raise UserError(
+                f"{run.folder}: is finished; models that were trained together end together, so "
+                "start a new run to train longer"
+            )
+        lanes = together.where_it_stands(saved.facts) if saved else "no lane done"
+        return {"step": saved.step if saved else 0, "lanes": lanes}
+    progress = state.progress_of(saved) if saved else Progress()
+    if finished and progress.epochs >= settings.train.epochs:
+        raise UserError(
+            f"{run.folder}: is finished, after {progress.epochs} epochs; to train it further, "
+            "raise train.epochs"
+        )
+    return {"step": progress.step, "epoch": progress.epoch}
+
+
 def _refuse_changes(run: Run, was: Config, settings: Config, force: bool) -> list[str]:
     """The settings that are changed and matter; a UserError where they may not be."""
     many = together.wanted(was) or together.wanted(settings)
-    may_change = MAY_CHANGE - together.FIXED if many else MAY_CHANGE
+    may_change = runs.MAY_CHANGE - together.FIXED if many else runs.MAY_CHANGE
     changed = [name for name in configs.differences(was, settings) if name not in may_change]
     if changed and (many or not force):
         way_out = "start a new run" if many else "start a new run, or pass --force"
@@ -201,8 +236,10 @@ def _crashes_kept(run: Run) -> Iterator[None]:
     except (UserError, Interrupted, Resumable):
         raise
     except OSError as error:
+        room = "make room and " if error.errno in NO_ROOM else ""
         raise Resumable(
-            f"the run had to stop: {error}; go on with: slipstream train --resume {run.folder}"
+            f"the run had to stop: {error}; {room}go on with: slipstream train --resume "
+            f"{run.folder}"
         ) from error
     except Exception:
         with suppress(OSError):

@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
-from slipstream import config as configs
 from slipstream import runs
 from slipstream.config import Config
 from slipstream.config.seeds import fold_seed
@@ -97,7 +95,9 @@ def prepared(begun: Begun) -> tuple[Task, Plan]:
         with timed(seconds, "plan"):
             if not start.settled:
                 task, chosen = _settle(task, chosen)
+    runs.unseal(run)
     write_config(run, task.config, begun.settings)
+    run.origin.update(data=start.fingerprint, streamed=dataset.stream is not None)
     runs.write_json(run.folder / "plan.json", chosen.to_dict())
     return task, chosen
 
@@ -105,8 +105,9 @@ def prepared(begun: Begun) -> tuple[Task, Plan]:
 def write_config(run: Run, config: Config, asked: Config) -> None:
     """What was asked, with what was left to measuring."""
     train = config.train.model_copy(update={"class_weights": asked.train.class_weights})
-    told = config.model_copy(update={"train": train})
-    runs.write_text(run.folder / "config.toml", configs.to_toml(told))
+    text = runs.config_text(config.model_copy(update={"train": train}))
+    runs.write_text(run.folder / "config.toml", text)
+    run.origin["config"] = text
 
 
 def _settle(task: Task, chosen: Plan) -> tuple[Task, Plan]:
@@ -148,8 +149,8 @@ def keep_model(run: Run, weights: Mapping[str, Tensor], dataset: Dataset) -> Non
     what = weights, dataset.signature, dataset.scaler
     try:
         checkpoint.save_model(run, *what)
-    except (OSError, SafetensorError) as error:
-        aside = Run(Path(tempfile.mkdtemp(prefix=f"{run.folder.name}-")))
+    except OSError as error:
+        aside = replace(run, folder=Path(tempfile.mkdtemp(prefix=f"{run.folder.name}-")))
         checkpoint.save_model(aside, *what)
         raise Resumable(
             f"{run.folder}: cannot be written to any more ({error}); the best weights are in "
@@ -173,6 +174,6 @@ def ended(begun: Begun, summary: dict[str, Any], detail: dict[str, Any]) -> Resu
     run = begun.run
     summary["seconds"] = time.perf_counter() - begun.began
     summary["seconds_by_phase"] = begun.seconds
-    runs.write_json(run.folder / "metrics.json", summary | {"detail": detail})
+    runs.write_metrics(run, summary | {"detail": detail})
     run.append("end", seconds=summary["seconds"])
     return Result(run.folder, summary["metrics"], summary["baselines"], summary)

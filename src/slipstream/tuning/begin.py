@@ -74,8 +74,8 @@ def tune(
         overrides = (*overrides, f"model.kind={own.named(model)}")
     if resume is not None:
         run = runs.find(resume, watch)
-        settings = configs.load(config or run.folder / "config.toml", overrides)
-        was = configs.load(run.folder / "config.toml")
+        was = runs.load_config(run)
+        settings = configs.load(config or was, overrides)
         changed = [
             name for name in configs.differences(was, settings) if name not in shared.MAY_DIFFER
         ]
@@ -95,8 +95,8 @@ def tune(
     shelf = Shelf(settings, data)
     first = shelf.get(settings)  # whatever is wrong with the data is said before a folder is made
     if resume is None:
-        run = runs.create(settings.name, out=settings.out, watch=watch)
-        runs.write_text(run.folder / "config.toml", configs.to_toml(settings))
+        files = {"config.toml": runs.config_text(settings)}
+        run = runs.create(settings.name, out=settings.out, files=files, watch=watch)
     device = first.series.values.device
     parallel = parallel_of(settings, device.type, crew.count)
     with runs.locked(run):

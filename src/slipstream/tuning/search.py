@@ -181,7 +181,9 @@ class Search:
     def _keep(self, one: Candidate) -> None:
         """Write the best trial's weights and settings."""
         dataset = self.shelf.get(one.config).dataset
-        folder = Run(self.run.folder / "best")
-        folder.folder.mkdir(exist_ok=True)
-        checkpoint.save_model(folder, one.weights, dataset.signature, dataset.scaler)
-        runs.write_text(folder.folder / "config.toml", configs.to_toml(one.config))
+        text = runs.config_text(one.config)
+        with runs.replacing(self.run.folder / "best") as temporary:
+            temporary.mkdir()
+            (temporary / "config.toml").write_text(text, encoding="utf-8")
+            folder = Run(temporary, origin={"config": text})
+            checkpoint.save_model(folder, one.weights, dataset.signature, dataset.scaler)
