@@ -11,7 +11,7 @@ import slipstream
 
 SOURCE = Path(slipstream.__file__).parent
 LAYERS = [
-    {"errors"},
+    {"errors", "text"},
     {"config"},
     {"hardware", "runs"},
     {"kernels"},

@@ -9,6 +9,7 @@ import jinja2
 
 from slipstream.reporting.classes import when
 from slipstream.reporting.words import number, seconds
+from slipstream.text import printable
 
 
 def filled(name: str, **values: Any) -> str:
@@ -20,7 +21,7 @@ def filled(name: str, **values: Any) -> str:
         loader=jinja2.FunctionLoader(_file),
     )
     environment.filters |= {"number": number, "seconds": seconds, "when": when}
-    return environment.get_template(name).render(style=_file("page.css"), **values)
+    return printable(environment.get_template(name).render(style=_file("page.css"), **values))
 
 
 def _file(name: str) -> str:
