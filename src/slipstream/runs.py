@@ -212,9 +212,9 @@ def cache_folder() -> Path:
     return base / "slipstream"
 
 
-def to_json(value: Any, *, indent: int | None = 1, ascii_only: bool = False) -> str:
+def to_json(value: Any, *, indent: int | None = 1) -> str:
     """JSON that every reader takes: what is not finite becomes null."""
-    return json.dumps(_finite(value), indent=indent, allow_nan=False, ensure_ascii=ascii_only)
+    return json.dumps(_finite(value), indent=indent, allow_nan=False, ensure_ascii=False)
 
 
 def _finite(value: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import signal
 import sys
 import traceback
@@ -48,9 +50,7 @@ def _terminated(number: int, _: FrameType | None) -> None:
 def _fail(message: str, as_json: bool) -> None:
     _tell(f"slipstream: {message}\n")
     if as_json:
-        from slipstream.runs import to_json
-
-        write_out(to_json({"error": message}, indent=None, ascii_only=True) + "\n")
+        write_out(_as_json({"error": message}))
 
 
 def _tell(text: str) -> None:
@@ -60,14 +60,20 @@ def _tell(text: str) -> None:
 def print_result(found: dict[str, Any], as_json: bool, quiet: bool, show: Any) -> None:
     """Write what was found to stdout: as one object, or as people read it."""
     if as_json:
-        from slipstream.runs import to_json
-
-        write_out(to_json(found, indent=None, ascii_only=True) + "\n")
+        write_out(_as_json(found))
     elif not quiet:
         console = screen.for_results()
         with console.capture() as shown:
             show(found, console)
         write_out(shown.get())
+
+
+def _as_json(value: dict[str, Any]) -> str:
+    """One line of ASCII, which every encoding has and no terminal obeys."""
+    from slipstream.runs import to_json
+
+    text = to_json(value, indent=None)
+    return re.sub(r"[^ -~]+", lambda found: json.dumps(found[0])[1:-1], text) + "\n"
 
 
 def write_out(text: str) -> None:

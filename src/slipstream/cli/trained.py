@@ -71,12 +71,21 @@ def predict(
         print_result(found, as_json, quiet, screen.show_prediction)
 
 
-def report(run: RunFolder, set_: Set = None, as_json: Json = False, quiet: Quiet = False) -> None:
+def report(
+    run: RunFolder,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Where to write.", show_default="the run's folder"),
+    ] = None,
+    set_: Set = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
     """Draw a run's report.html again."""
     with answering(as_json):
         if set_:
             raise UserError("a report has no settings; --set has nothing to change here")
         from slipstream.reporting import report as draw
 
-        path = draw(run)
+        path = draw(run, out=out)
         print_result({"run": str(run), "report": str(path)}, as_json, quiet, screen.show_report)

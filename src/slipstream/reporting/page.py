@@ -10,7 +10,7 @@ from slipstream.reporting import encoder, probe, search
 from slipstream.reporting import figures as draw
 from slipstream.reporting.shown import shown
 from slipstream.reporting.style import COLOURS
-from slipstream.reporting.template import filled
+from slipstream.reporting.template import filled, publish
 from slipstream.reporting.words import (
     energy,
     foresight,
@@ -24,21 +24,23 @@ from slipstream.reporting.words import (
 from slipstream.runs import Run
 
 
-def report(run: str | Path) -> Path:
-    """Draw report.html into the run's folder; of a search, also those of its models."""
+def report(run: str | Path, *, out: str | Path | None = None) -> Path:
+    """Draw report.html into the run's folder, or into `out`; of a search, also those of its
+    models."""
+    to = Path(run if out is None else out).resolve()
     if (Path(run) / "labels.toml").exists():
-        return probe.report(Path(run))
+        return probe.report(Path(run), to)
     found = runs.find(run)
     if not (found.folder / "trials.json").exists():
-        return _of_run(found)
+        return _of_run(found, to)
     for name in search.RETRAINED:
         inner = found.folder / "retrained" / name
         if (inner / "metrics.json").exists():
-            _of_run(Run(inner))
-    return search.report(found)
+            _of_run(Run(inner), to / "retrained" / name)
+    return search.report(found, to)
 
 
-def _of_run(found: Run) -> Path:
+def _of_run(found: Run, to: Path) -> Path:
     summary = runs.read_json(found.folder / "metrics.json")
     page = filled(
         "page.html",
@@ -54,9 +56,7 @@ def _of_run(found: Run) -> Path:
         lanes_told=list(lanes_told(summary)),
         **_drawn(found.folder, summary, list(runs.events(found))),
     )
-    path = found.folder / "report.html"
-    runs.write_text(path, page)
-    return path
+    return publish(page, of=found.folder, to=to)
 
 
 def _drawn(folder: Path, summary: dict[str, Any], events: list[dict[str, Any]]) -> dict[str, Any]:
