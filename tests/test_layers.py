@@ -12,6 +12,7 @@ import slipstream
 SOURCE = Path(slipstream.__file__).parent
 LAYERS = [
     {"errors", "text"},
+    {"manifest"},
     {"config"},
     {"hardware", "runs"},
     {"kernels"},
