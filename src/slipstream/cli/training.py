@@ -11,7 +11,7 @@ import typer
 
 from slipstream import screen
 from slipstream.cli.answers import answering, print_result
-from slipstream.cli.options import Force, Json, Quiet, Resume, Set, asked
+from slipstream.cli.options import AllowCode, Force, Json, Quiet, Resume, Set, asked
 from slipstream.errors import UserError
 from slipstream.screen import Screen
 
@@ -25,12 +25,13 @@ def train(
     ] = None,
     resume: Resume = None,
     force: Force = False,
+    allow_code: AllowCode = False,
     set_: Set = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Train a model, score it beside the baselines, write a report."""
-    _train("train", config, resume, force, set_, as_json, quiet)
+    _train("train", config, resume, force, set_, as_json, quiet, allow_code=allow_code)
 
 
 def _train(
@@ -41,6 +42,7 @@ def _train(
     set_: list[str] | None,
     as_json: bool,
     quiet: bool,
+    **more: bool,
 ) -> None:
     with answering(as_json):
         from slipstream import config as configs
@@ -63,6 +65,7 @@ def _train(
                 watch=watch,
                 resume=resume,
                 force=force,
+                **more,
             )
             watching.say("drawing the report ...")
             from slipstream.reporting import report

@@ -18,7 +18,7 @@ from slipstream.data.dataset import Dataset
 from slipstream.engine import checkpoint, plan, state
 from slipstream.engine.plan import Plan
 from slipstream.errors import Interrupted, Resumable, UserError
-from slipstream.models import own
+from slipstream.models import consent, own
 from slipstream.runs import Event, Run
 from slipstream.training import alone, encoding, reading, together
 from slipstream.training.setup import Begun, Result, Start, timed
@@ -41,6 +41,7 @@ def train(
     force: bool = False,
     folder: Path | None = None,
     model: type[nn.Module] | None = None,
+    allow_code: bool = False,
 ) -> Result:
     """Train the model that `config` describes on its data, or on the given table.
 
@@ -48,19 +49,22 @@ def train(
     from its newest checkpoint, to the same end as if it had never stopped; `config` may then be
     left out. Other settings or other data are refused there unless `force` is given. `folder` is
     where the run is made, if not in a new one under `out`. `model` is a network of your own, as
-    `model.kind` may name it: see `slipstream.models.own`.
+    `model.kind` may name it: see `slipstream.models.own`. A resumed run whose config names such a
+    network needs its own `config` here, `model`, or `allow_code`: it may come from anybody.
     """
     began = time.perf_counter()
     if model is not None:
         overrides = (*overrides, f"model.kind={own.named(model)}")
     if resume is not None:
         earlier = runs.find(resume, watch)
+        consent.require(earlier.folder, config, overrides=overrides, allow_code=allow_code)
         with runs.locked(earlier), _crashes_kept(earlier):
             source = config or earlier.folder / "config.toml"
             return _resumed(earlier, configs.load(source, overrides), data, force, began)
     if config is None:
         raise UserError("there is neither a config nor a run to resume")
     settings = configs.load(config, overrides)
+    consent.allow(settings)
     seconds: dict[str, float] = {}
     with timed(seconds, "data"):
         init, dataset = reading.load(settings, data)
