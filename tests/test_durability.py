@@ -21,13 +21,13 @@ import slipstream
 from slipstream import UserError, runs
 from slipstream.engine import checkpoint, score
 from slipstream.errors import Resumable
-from tests.conftest import small_config, waves
+from tests.conftest import HUNG_S, small_config, waves
 from tests.test_resume import configured, ended, interrupted
 
 
 def test_a_short_soak_loses_nothing():
     command = [sys.executable, "-m", "tests.soak", "--short"]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    found = subprocess.run(command, capture_output=True, text=True, timeout=HUNG_S)
     assert found.returncode == 0, found.stderr[-3000:]
     told = found.stdout.splitlines()
     assert told[0].startswith("kill -9: 0 lost, 0 wrong, 10 tried")
@@ -159,11 +159,11 @@ def test_signals_end_a_command_with_its_code_and_no_orphans(tmp_path, workers):
     workers_now = psutil.Process(process.pid).children(recursive=True)
     assert len(workers_now) >= workers
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process
-    _, told = process.communicate(timeout=60)
+    _, told = process.communicate(timeout=HUNG_S)
     assert process.returncode == 130, told
     assert "go on with: slipstream train --resume" in told
     assert "Traceback" not in told
-    gone, alive = psutil.wait_procs(workers_now, timeout=10)
+    gone, alive = psutil.wait_procs(workers_now, timeout=HUNG_S)
     assert not alive, (gone, alive)
     (run,) = (tmp_path / "runs").iterdir()
     assert not (run / "lock.json").exists()

@@ -11,7 +11,8 @@ import slipstream
 
 SOURCE = Path(slipstream.__file__).parent
 LAYERS = [
-    {"errors"},
+    {"errors", "text"},
+    {"manifest"},
     {"config"},
     {"hardware", "runs"},
     {"kernels"},

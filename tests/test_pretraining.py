@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+from contextlib import suppress
 
 import numpy as np
 import pyarrow as pa
@@ -238,6 +240,47 @@ def test_only_a_pretraining_run_is_gone_on_with(tmp_path, table):
         slipstream.pretrain(resume=run)
     with pytest.raises(UserError, match="name one of slipstream pretrain"):
         slipstream.train(settings(tmp_path, {"train": {"init_from": str(run)}}), table)
+
+
+def flipped(path):
+    """The file's contents with one bit changed in each, a bit of every byte."""
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        yield place, whole[:place] + bytes([whole[place] ^ (1 << place % 8)]) + whole[place + 1 :]
+
+
+def test_an_encoder_is_verified_before_anything_of_it_is_parsed(tmp_path, pretrained):
+    run = tmp_path / "copy"
+    shutil.copytree(pretrained.run, run)
+    asked = tuned(tmp_path, pretrained) | {"train": {"init_from": str(run)}}
+    assert configs.load(asked).data.inputs == ("a", "b", "c")
+    for name in ("signature.json", "manifest.json"):
+        path = run / "model" / name
+        whole = path.read_bytes()
+        for _, damaged in flipped(path):
+            path.write_bytes(damaged)
+            with pytest.raises(UserError, match=rf"{run}/model/"):
+                configs.load(asked)
+        path.write_bytes(whole)
+
+
+def test_a_damaged_config_of_an_encoder_is_no_fault_of_ours(tmp_path, pretrained):
+    run = tmp_path / "copy"
+    shutil.copytree(pretrained.run, run)
+    asked = tuned(tmp_path, pretrained) | {"train": {"init_from": str(run)}}
+    path = run / "config.toml"
+    whole = path.read_bytes()
+    for place, damaged in flipped(path):
+        if place % 3 == 0:
+            path.write_bytes(damaged)
+            with suppress(UserError):
+                configs.load(asked)
+    for text in ("", "data = 1\nmodel = 2\n", "[data]\n"):
+        path.write_text(text)
+        with pytest.raises(UserError, match=r"copy/config\.toml: lacks"):
+            configs.load(asked)
+    path.write_bytes(whole)
+    assert configs.load(asked).model.sizes == (12, 12)
 
 
 def kept_by_epoch(asked, table):

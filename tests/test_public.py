@@ -44,8 +44,9 @@ def test_signatures_of_the_verbs():
         return list(inspect.signature(function).parameters)
 
     expected = ["config", "data", "overrides", "watch", "resume", "force"]
-    assert of(slipstream.train) == [*expected, "folder", "model"]
+    assert of(slipstream.train) == [*expected, "folder", "model", "allow_code"]
     assert of(slipstream.pretrain) == expected
-    assert of(slipstream.evaluate) == ["run", "data", "on", "resample", "ensemble", "overrides"]
-    assert of(slipstream.predict) == ["run", "data", "every", "resample", "ensemble", "overrides"]
-    assert of(slipstream.report) == ["run"]
+    more = ["resample", "ensemble", "overrides", "allow_code"]
+    assert of(slipstream.evaluate) == ["run", "data", "on", *more]
+    assert of(slipstream.predict) == ["run", "data", "every", *more]
+    assert of(slipstream.report) == ["run", "out"]

@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 import re
+import resource
+from contextlib import contextmanager
 from html.parser import HTMLParser
 
 import pytest
 
 import slipstream
+from slipstream import UserError
 from slipstream.engine.monitor import summarize
 from slipstream.reporting import energy, foresight, number, seconds, usage
 from slipstream.reporting import figures as draw
 from tests.conftest import small_config, waves
+from tests.test_cli import invoke
 
 
 class Page(HTMLParser):
@@ -200,3 +204,32 @@ def test_an_unfinished_run_has_no_report(tmp_path):
     (tmp_path / "config.toml").write_text("")
     with pytest.raises(slipstream.UserError, match="was the run finished"):
         slipstream.report(tmp_path)
+
+
+@contextmanager
+def nothing_can_be_written():
+    """As on a read-only disk; root may write to folders that others may not."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_page_that_cannot_be_written_names_the_way_out(tmp_path):
+    run = slipstream.train(small_config(tmp_path, model={"kind": "linear"}), waves(200)).run
+    slipstream.report(run)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    with (
+        nothing_can_be_written(),
+        pytest.raises(UserError, match=rf"{run}/report\.html: cannot be written .*--out FOLDER"),
+    ):
+        slipstream.report(run)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    elsewhere = tmp_path / "drawn" / "here"
+    assert slipstream.report(run, out=elsewhere) == elsewhere / "report.html"
+    assert "</html>" in (elsewhere / "report.html").read_text(encoding="utf-8")
+    found = invoke("report", run, "--out", run / "config.toml")
+    assert found.exit_code == 2
+    assert "config.toml/report.html: cannot be written" in found.stderr

@@ -21,6 +21,7 @@ from slipstream.engine import ensemble as ensembles
 from slipstream.engine.chunk import Chunk
 from slipstream.engine.ensemble import Covered
 from slipstream.errors import UserError
+from slipstream.models import consent
 from slipstream.runs import Run
 
 
@@ -33,19 +34,22 @@ def evaluate(
     resample: bool = False,
     ensemble: bool | None = None,
     overrides: tuple[str, ...] = (),
+    allow_code: bool = False,
 ) -> dict[str, Any]:
     """Metrics of a run's model: on one of its own sets, or on every window of new data.
 
     `data` is a path or a table. `on` is "train", "val" or "test" and goes with the run's own data;
     there, every fold of a walk-forward run is scored by its own model. A search's model is that of
     its best settings. `ensemble` asks for the mean of all repeats, or for the single model; by
-    default it is what was better on the validation set.
+    default it is what was better on the validation set. `allow_code` lets the run's config import
+    a network of its own, which may be anybody's.
     """
     if on not in SETS:
         raise UserError(f'there is no set "{on}"; choose one of {", ".join(SETS)}')
     found, whose = runs.with_model(runs.find(run))
     config = checkpoint.load_settings(found, overrides)
     chosen = plan.make(config, data_bytes=0, training=False)
+    consent.require(found.folder, overrides=overrides, allow_code=allow_code)
     trained = ensembles.load(found, config, chosen, ensemble=ensemble)
     signature, scaler = trained.signature, trained.scaler
     if data is None:

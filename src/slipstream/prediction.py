@@ -18,6 +18,7 @@ from slipstream.data.dataset import Dataset
 from slipstream.engine import checkpoint, plan, recover, score
 from slipstream.engine import ensemble as ensembles
 from slipstream.errors import UserError
+from slipstream.models import consent
 
 
 @recover.explain_full_memory()
@@ -29,6 +30,7 @@ def predict(
     resample: bool = False,
     ensemble: bool | None = None,
     overrides: tuple[str, ...] = (),
+    allow_code: bool = False,
 ) -> pa.Table:
     """Predictions of a run's model for a path or a table, in physical units.
 
@@ -40,11 +42,13 @@ def predict(
     A run with repeats predicts with the mean of all of them where `ensemble` is true, with the best
     one where it is false, and by default with what was better on the validation set; a run of lanes
     adds intervals, `<target>_lo80` to `<target>_hi95`. A search predicts with the model of its best
-    settings. The schema's metadata say what predicted.
+    settings. The schema's metadata say what predicted. `allow_code` lets the run's config import a
+    network of its own, which may be anybody's.
     """
     found, whose = runs.with_model(runs.find(run))
     config = checkpoint.load_settings(found, overrides)
     chosen = plan.make(config, data_bytes=0, training=False)
+    consent.require(found.folder, overrides=overrides, allow_code=allow_code)
     trained = ensembles.load(found, config, chosen, ensemble=ensemble)
     signature, scaler, voice = trained.signature, trained.scaler, trained.voices[-1]
     dataset = given.load(config, signature, scaler, data, targets=False, resample=resample)

@@ -143,7 +143,7 @@ def test_nvml_tells_of_the_device_that_trains(run):
             held.sqrt_()
             torch.cuda.synchronize(device)
     found = samples(run)
-    assert len(found) == 2
+    assert len(found) >= 2
     for sample in found:
         assert sample["gpu_memory_bytes"] > 2**30
         assert sample["power_w"] > 0

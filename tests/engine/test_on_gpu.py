@@ -18,7 +18,7 @@ from slipstream.data import dataset as datasets
 from slipstream.engine import loop, measure, plan
 from slipstream.engine.job import set_up
 from slipstream.models import build, use
-from tests.conftest import KINDS, close, small_config, small_dataset, waves
+from tests.conftest import HUNG_S, KINDS, close, small_config, small_dataset, waves
 from tests.engine.steps import make_task, run_steps
 from tests.labelled import NAMES, class_config, states
 from tests.test_resume import ended, interrupted
@@ -320,6 +320,6 @@ def test_a_stopped_run_ends_as_the_unbroken_one(tmp_path, kind, precision, deter
 def test_twenty_kills_on_the_gpu():
     """Whole processes, killed at random and resumed: captured steps, fp32 and fp16."""
     command = [sys.executable, "-m", "tests.soak", "--gpu"]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    found = subprocess.run(command, capture_output=True, text=True, timeout=HUNG_S)
     assert found.returncode == 0, found.stderr[-3000:]
     assert "0 lost, 0 wrong, 20 tried" in found.stdout

@@ -17,9 +17,7 @@ from slipstream.runs import Run
 from slipstream.tuning import shared, work
 from slipstream.tuning.processes import Said, Worker
 from slipstream.tuning.work import Task
-from tests.conftest import small_config, waves
-
-PATIENCE_S = 240.0
+from tests.conftest import HUNG_S, small_config, waves
 
 
 def job(folder: Path, *, trials: int = 6, epochs: int = 2, **tune: Any) -> Config:
@@ -72,7 +70,7 @@ class Crowd:
 
     def wait_for(self, index: int, event: str | None) -> None:
         """Until a worker says so; None is its end."""
-        until = time.monotonic() + PATIENCE_S
+        until = time.monotonic() + HUNG_S
         while True:
             said = self.said.get(timeout=max(until - time.monotonic(), 0.1))
             if said.worker == index and (said.event or {}).get("event") == event:

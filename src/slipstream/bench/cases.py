@@ -18,6 +18,7 @@ from slipstream.data.dataset import Dataset
 from slipstream.engine import measure
 from slipstream.engine.trial import changed, prepared
 from slipstream.errors import UserError
+from slipstream.models import consent
 
 ROWS, ROWS_ON_CPU = 60_000, 8_000
 EPOCHS, EPOCHS_ON_CPU = 200, 20
@@ -118,6 +119,7 @@ def _drawn(name: str, small: bool, train: dict[str, Any]) -> Case:
 def of_config(source: Config | str | Path | Mapping[str, Any], overrides: Iterable[str]) -> Case:
     """The user's job. Its engine settings are the bench's to vary; only the device is kept."""
     config = configs.load(source, overrides)
+    consent.allow(config)
     if config.masked:
         raise UserError('the bench measures training; take train.objective = "masked" out')
     dataset = datasets.load(config)

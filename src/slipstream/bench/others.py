@@ -17,6 +17,7 @@ from slipstream.bench.work import loader
 from slipstream.config import Config
 from slipstream.data import dataset as datasets
 from slipstream.engine import optim
+from slipstream.models import consent
 
 
 def whole_job(config: Config, way: Way) -> None:
@@ -34,4 +35,6 @@ def whole_job(config: Config, way: Way) -> None:
 if __name__ == "__main__":
     path, framework, precision, workers, habits = sys.argv[1:6]
     way = Way("", framework, precision, int(workers), habits == "habits")
-    whole_job(configs.load(path), way)
+    job = configs.load(path)
+    consent.allow(job)
+    whole_job(job, way)

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from slipstream import screen
 from slipstream.cli.measuring import bench_app, doctor, profile
 from slipstream.cli.searching import tune
 from slipstream.cli.trained import evaluate, predict, report
@@ -25,6 +26,7 @@ app = typer.Typer(
 
 
 def main() -> None:
+    screen.prepare()
     app()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sys
 import traceback
@@ -12,9 +13,13 @@ from types import FrameType
 from typing import Any
 
 import typer
-from rich.console import Console
 
+from slipstream import screen
 from slipstream.errors import Interrupted, Resumable, UserError
+from slipstream.text import printable
+
+PIPE_CLOSED = 128 + 13
+"""What a shell says of a command that SIGPIPE has ended"""
 
 
 @contextmanager
@@ -33,7 +38,7 @@ def answering(as_json: bool) -> Iterator[None]:
         _fail("interrupted", as_json)
         raise typer.Exit(130) from None
     except Exception as error:
-        traceback.print_exc()
+        _tell(traceback.format_exc())
         _fail(f"a fault of Slipstream's own: {type(error).__name__}: {error}", as_json)
         raise typer.Exit(1) from None
 
@@ -43,16 +48,43 @@ def _terminated(number: int, _: FrameType | None) -> None:
 
 
 def _fail(message: str, as_json: bool) -> None:
-    print(f"slipstream: {message}", file=sys.stderr)
+    _tell(f"slipstream: {message}\n")
     if as_json:
-        print(json.dumps({"error": message}))
+        write_out(_as_json({"error": message}))
+
+
+def _tell(text: str) -> None:
+    screen.Unfailing(sys.stderr).write(printable(text))
 
 
 def print_result(found: dict[str, Any], as_json: bool, quiet: bool, show: Any) -> None:
+    """Write what was found to stdout: as one object, or as people read it."""
     if as_json:
-        from slipstream.runs import to_json
-
-        print(to_json(found, indent=None))
+        write_out(_as_json(found))
     elif not quiet:
-        width = None if sys.stdout.isatty() else 120  # a file or a pipe has room
-        show(found, Console(highlight=False, soft_wrap=True, width=width))
+        console = screen.for_results()
+        with console.capture() as shown:
+            show(found, console)
+        write_out(shown.get())
+
+
+def _as_json(value: dict[str, Any]) -> str:
+    """One line of ASCII, which every encoding has and no terminal obeys."""
+    from slipstream.runs import to_json
+
+    text = to_json(value, indent=None)
+    return re.sub(r"[^ -~]+", lambda found: json.dumps(found[0])[1:-1], text) + "\n"
+
+
+def write_out(text: str) -> None:
+    """Write to stdout. By then the work is done and saved, so a reader that has gone, as `head`
+    does, ends the command in silence; a full disk is told."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        screen.discard(sys.stdout)
+        if isinstance(error, BrokenPipeError):
+            raise SystemExit(PIPE_CLOSED) from None
+        _tell(f"slipstream: stdout cannot be written to ({error.strerror})\n")
+        raise SystemExit(2) from None

@@ -36,6 +36,12 @@ Resume = Annotated[
 Force = Annotated[
     bool, typer.Option("--force", help="Resume even though settings or data have changed.")
 ]
+AllowCode = Annotated[
+    bool,
+    typer.Option(
+        "--allow-code", help="Let the run's config import a network that is not Slipstream's."
+    ),
+]
 DATA_HELP = "A file or folder with the columns that the model was trained on."
 
 

@@ -9,7 +9,7 @@ import typer
 
 from slipstream import screen
 from slipstream.cli.answers import answering, print_result
-from slipstream.cli.options import Json, Quiet, Set, asked
+from slipstream.cli.options import AllowCode, Json, Quiet, Set, asked
 from slipstream.errors import UserError
 
 
@@ -33,6 +33,7 @@ def tune(
         str | None,
         typer.Option(metavar="ray", help="Start the workers on a Ray cluster."),
     ] = None,
+    allow_code: AllowCode = False,
     set_: Set = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -53,6 +54,7 @@ def tune(
                 storage=storage,
                 workers=_workers(workers),
                 on=_cluster(on),
+                allow_code=allow_code,
             )
             watching.say("drawing the report ...")
             path = report(found.run)

@@ -10,7 +10,16 @@ import typer
 
 from slipstream import screen
 from slipstream.cli.answers import answering, print_result
-from slipstream.cli.options import DATA_HELP, Ensemble, Json, Quiet, Resample, RunFolder, Set
+from slipstream.cli.options import (
+    DATA_HELP,
+    AllowCode,
+    Ensemble,
+    Json,
+    Quiet,
+    Resample,
+    RunFolder,
+    Set,
+)
 from slipstream.errors import UserError
 
 
@@ -22,6 +31,7 @@ def evaluate(
     ] = "test",
     resample: Resample = False,
     ensemble: Ensemble = None,
+    allow_code: AllowCode = False,
     set_: Set = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -32,7 +42,13 @@ def evaluate(
 
         overrides = tuple(set_ or ())
         found = run_evaluation(
-            run, data, on=on, resample=resample, ensemble=ensemble, overrides=overrides
+            run,
+            data,
+            on=on,
+            resample=resample,
+            ensemble=ensemble,
+            overrides=overrides,
+            allow_code=allow_code,
         )
         print_result(found, as_json, quiet, screen.show_evaluation)
 
@@ -48,6 +64,7 @@ def predict(
     ] = False,
     resample: Resample = False,
     ensemble: Ensemble = None,
+    allow_code: AllowCode = False,
     set_: Set = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -61,7 +78,13 @@ def predict(
             warnings.simplefilter("always")
             overrides = tuple(set_ or ())
             table = run_prediction(
-                run, data, every=every, resample=resample, ensemble=ensemble, overrides=overrides
+                run,
+                data,
+                every=every,
+                resample=resample,
+                ensemble=ensemble,
+                overrides=overrides,
+                allow_code=allow_code,
             )
         write(table, out)
         found = {"run": str(run), "out": str(out), "rows": table.num_rows}
@@ -71,12 +94,21 @@ def predict(
         print_result(found, as_json, quiet, screen.show_prediction)
 
 
-def report(run: RunFolder, set_: Set = None, as_json: Json = False, quiet: Quiet = False) -> None:
+def report(
+    run: RunFolder,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Where to write.", show_default="the run's folder"),
+    ] = None,
+    set_: Set = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
     """Draw a run's report.html again."""
     with answering(as_json):
         if set_:
             raise UserError("a report has no settings; --set has nothing to change here")
         from slipstream.reporting import report as draw
 
-        path = draw(run)
+        path = draw(run, out=out)
         print_result({"run": str(run), "report": str(path)}, as_json, quiet, screen.show_report)

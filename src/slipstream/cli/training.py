@@ -11,8 +11,8 @@ import typer
 
 from slipstream import screen
 from slipstream.cli.answers import answering, print_result
-from slipstream.cli.options import Force, Json, Quiet, Resume, Set, asked
-from slipstream.errors import Resumable, UserError
+from slipstream.cli.options import AllowCode, Force, Json, Quiet, Resume, Set, asked
+from slipstream.errors import UserError
 from slipstream.screen import Screen
 
 if TYPE_CHECKING:
@@ -25,12 +25,13 @@ def train(
     ] = None,
     resume: Resume = None,
     force: Force = False,
+    allow_code: AllowCode = False,
     set_: Set = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Train a model, score it beside the baselines, write a report."""
-    _train("train", config, resume, force, set_, as_json, quiet)
+    _train("train", config, resume, force, set_, as_json, quiet, allow_code=allow_code)
 
 
 def _train(
@@ -41,6 +42,7 @@ def _train(
     set_: list[str] | None,
     as_json: bool,
     quiet: bool,
+    **more: bool,
 ) -> None:
     with answering(as_json):
         from slipstream import config as configs
@@ -63,23 +65,13 @@ def _train(
                 watch=watch,
                 resume=resume,
                 force=force,
+                **more,
             )
             watching.say("drawing the report ...")
-            path = _draw_report(result.run)
+            from slipstream.reporting import report
+
+            path = report(result.run)
         print_result(result.summary | {"report": str(path)}, as_json, quiet, screen.show_training)
-
-
-def _draw_report(run: Path) -> Path:
-    """Draw the report of a run that has ended; on a full disk, that is all that is left to do."""
-    from slipstream.reporting import report
-
-    try:
-        return report(run)
-    except OSError as error:
-        raise Resumable(
-            f"{run}: is finished, but its report cannot be written ({error.strerror or error}); "
-            f"make room and draw it with: slipstream report {run}"
-        ) from None
 
 
 def _load_meanwhile(module: str) -> None:
@@ -131,6 +123,7 @@ def pretrain(
         with Screen(quiet) as watching:
             watching.say("loading torch and the data ...")
             from slipstream.probing import probe as run_probe
+            from slipstream.reporting import report
 
             found = run_probe(
                 configs.demo("bars") if demo else config,
@@ -143,5 +136,5 @@ def pretrain(
                 folder=resume,
             )
             watching.say("drawing the report ...")
-            path = _draw_report(found.run)
+            path = report(found.run)
         print_result(found.summary | {"report": str(path)}, as_json, quiet, screen.show_probe)

@@ -20,6 +20,7 @@ from slipstream.config.model import Model
 from slipstream.config.sections import Config
 from slipstream.config.tune import Tune
 from slipstream.errors import UserError
+from slipstream.manifest import verified
 
 OF_ENCODER = ("context", "scale", "channels", "inputs")
 """Of `[data]`, what an encoder settles"""
@@ -159,13 +160,28 @@ def _with_encoder(settings: dict[str, Any]) -> dict[str, Any]:
     folder = Path(asked).resolve()
     if not (folder / "config.toml").is_file():
         raise UserError(f'train.init_from = "{asked}": there is no such run')
-    theirs = _read(folder / "config.toml")
-    given = {key: value for key, value in theirs["data"].items() if key in OF_ENCODER}
-    signature = folder / "model" / "signature.json"
-    if signature.is_file():
-        given["inputs"] = json.loads(signature.read_text(encoding="utf-8"))["inputs"]
-    filled = {"data": given | data, "model": theirs["model"] | model}
+    given, network = _of_encoder(folder)
+    filled = {"data": given | data, "model": network | model}
     return settings | filled | {"train": train | {"init_from": str(folder)}}
+
+
+def _of_encoder(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the run of an encoder settles of `[data]`, and its `[model]`."""
+    path = folder / "config.toml"
+    theirs = _read(path)
+    data, network = theirs.get("data"), theirs.get("model")
+    if not isinstance(data, dict) or not isinstance(network, dict):
+        raise UserError(f"{path}: lacks [data] or [model]; it is not the config of a run")
+    if ":" in str(network.get("kind")):  # nor would a run that may be anybody's name a module
+        raise UserError(
+            f'{path}: model.kind = "{network["kind"]}" is no encoder; train.init_from takes the '
+            "run of slipstream pretrain"
+        )
+    given = {key: value for key, value in data.items() if key in OF_ENCODER}
+    if (folder / "model").is_dir():
+        signature = json.loads(verified(folder / "model").get("signature.json", b"{}"))
+        given |= {key: signature[key] for key in ("inputs",) if key in signature}
+    return given, network
 
 
 def _as_name(stem: str) -> str:

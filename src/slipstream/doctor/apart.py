@@ -13,6 +13,9 @@ from typing import Any
 
 import torch
 
+NO_END = "no end after"
+"""How the reason begins where a technique was still at it when the time was up"""
+
 
 class Apart:
     """A technique that is being tried in another process."""
@@ -38,7 +41,8 @@ class Apart:
             out, err = self._process.communicate(timeout=left)
         except subprocess.TimeoutExpired:
             seconds = time.perf_counter() - self._began
-            return {"works": False, "why": f"no end after {seconds:.0f} s", "seconds": seconds}
+            why = f"{NO_END} {seconds:.0f} s; it hangs, or other work keeps the machine busy"
+            return {"works": False, "why": why, "seconds": seconds}
         with suppress(ValueError, TypeError, IndexError):
             return dict(json.loads(out.splitlines()[-1]))
         seconds, code = time.perf_counter() - self._began, self._process.returncode

@@ -23,14 +23,14 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from slipstream import runs
+from slipstream import manifest, runs
 from slipstream.config import Config, Signature
 from slipstream.data.scaling import Scaler
 from slipstream.errors import UserError
 from slipstream.models import Forecaster, Masked, build
 from slipstream.runs import Run
 
-MANIFEST = "manifest.json"
+MANIFEST = manifest.MANIFEST
 FACTS = "state.json"
 ORIGIN = "origin.json"
 Tensors = dict[str, Tensor]
@@ -171,26 +171,7 @@ def file_sum(path: Path) -> str:
 
 def verified(folder: Path) -> dict[str, bytes]:
     """The files of a folder, each held against the manifest; a UserError names one that differs."""
-    manifest = folder / MANIFEST
-    if not folder.is_dir():
-        raise UserError(f"{folder}: is missing; was the run finished?")
-    sums = runs.read_json(manifest)
-    if not isinstance(sums, dict) or not sums:
-        raise UserError(f"{manifest}: lists no files")
-    there = {path.name for path in folder.iterdir()} - {MANIFEST}
-    for name in sorted(there - set(sums)):
-        raise UserError(f"{folder / name}: is not in the manifest; someone has put it there")
-    files = {}
-    for name, wanted in sums.items():
-        if name not in there:
-            raise UserError(f"{folder / name}: is missing")
-        try:
-            files[name] = (folder / name).read_bytes()
-        except OSError as error:
-            raise UserError(f"{folder / name}: cannot be read ({error.strerror})") from None
-        if hashlib.sha256(files[name]).hexdigest() != wanted:
-            raise UserError(f"{folder / name}: is damaged (its SHA-256 differs from the manifest)")
-    return files
+    return manifest.verified(folder)
 
 
 def read(folder: Path) -> Saved:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from slipstream.config import Model
 from slipstream.errors import UserError
+from slipstream.models import consent
 from slipstream.models.dropout import Noise
 
 _tried: set[tuple[Any, ...]] = set()
@@ -35,7 +36,8 @@ def named(kind: type[nn.Module]) -> str:
 
 
 def found(kind: str) -> type[nn.Module]:
-    """The class; modules are looked for in the working folder too."""
+    """The class, if its import is allowed; modules are looked for in the working folder too."""
+    consent.check(kind)
     module, _, name = kind.partition(":")
     here = str(Path.cwd())
     known = here in sys.path or "" in sys.path

@@ -22,6 +22,7 @@ from slipstream.engine import measure, monitor, recover, trace
 from slipstream.engine.trace import Trace
 from slipstream.engine.trial import Trial, changed, prepared
 from slipstream.errors import UserError
+from slipstream.models import consent
 from slipstream.profiling import floor, judge, pictures
 from slipstream.profiling.judge import Facts
 
@@ -61,6 +62,7 @@ def profile(
 ) -> dict[str, Any]:
     """Where the time of the config's training step goes, and what would make it shorter."""
     settings = configs.load(config, overrides)
+    consent.allow(settings)
     tell("loading the data ...")
     dataset = datasets.load(settings)
     if dataset.memory is None and settings.engine.home != "stream":

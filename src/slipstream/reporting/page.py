@@ -10,7 +10,7 @@ from slipstream.reporting import encoder, probe, search, sources
 from slipstream.reporting import figures as draw
 from slipstream.reporting.shown import shown
 from slipstream.reporting.style import COLOURS
-from slipstream.reporting.template import filled
+from slipstream.reporting.template import filled, publish
 from slipstream.reporting.words import (
     energy,
     foresight,
@@ -24,28 +24,28 @@ from slipstream.reporting.words import (
 from slipstream.runs import Run
 
 
-def report(run: str | Path) -> Path:
-    """Draw report.html into the run's folder; of a search, also those of its models."""
+def report(run: str | Path, *, out: str | Path | None = None) -> Path:
+    """Draw report.html into the run's folder, or into `out`; of a search, also those of its
+    models."""
+    to = Path(run if out is None else out).resolve()
     if (Path(run) / "labels.toml").exists():
         with sources.reading(Path(run), sources.OF_PROBE):
-            return probe.report(Path(run))
+            return probe.report(Path(run), to)
     found = runs.find(run)
     if not (found.folder / "trials.json").exists():
-        return _of_run(found)
+        return _of_run(found, to)
     for name in search.RETRAINED:
         inner = found.folder / "retrained" / name
         if (inner / "metrics.json").exists():
-            _of_run(Run(inner))
+            _of_run(Run(inner), to / "retrained" / name)
     with sources.reading(found.folder, sources.OF_SEARCH):
-        return search.report(found)
+        return search.report(found, to)
 
 
-def _of_run(found: Run) -> Path:
+def _of_run(found: Run, to: Path) -> Path:
     with sources.reading(found.folder, sources.OF_RUN):
         page = _page(found)
-    path = found.folder / "report.html"
-    runs.write_text(path, page)
-    return path
+    return publish(page, of=found.folder, to=to)
 
 
 def _page(found: Run) -> str:

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from slipstream import runs
 from slipstream.reporting.style import COLOURS, FAINT, INK, MODEL, MUTED, STYLE
 from slipstream.reporting.svg import svg
-from slipstream.reporting.template import filled
+from slipstream.reporting.template import filled, publish
 from slipstream.reporting.words import IN_WORDS, number
 
 SCRATCH, TUNED = "scratch", "fine-tuned"
@@ -85,8 +85,8 @@ def _colour(name: str) -> str:
     return WAY_COLOURS.get(name) or COLOURS.get(name, FAINT)
 
 
-def report(folder: Path) -> Path:
-    """Draw report.html into the probe's folder."""
+def report(folder: Path, to: Path) -> Path:
+    """Draw the page of a probe."""
     summary = runs.read_json(folder / "summary.json")
     with mpl.rc_context(STYLE):
         drawn = [svg(_seeds, 6.2, 3.4, summary, key) for key in summary["ways"][SCRATCH]["metrics"]]
@@ -99,9 +99,7 @@ def report(folder: Path) -> Path:
         config=(folder / "labels.toml").read_text(encoding="utf-8"),
         encoder=(folder / "encoder.toml").read_text(encoding="utf-8"),
     )
-    path = folder / "report.html"
-    runs.write_text(path, page)
-    return path
+    return publish(page, of=folder, to=to)
 
 
 def _seeds(axes: Axes, summary: dict[str, Any], key: str) -> None:

@@ -13,7 +13,7 @@ from slipstream.config import Config
 from slipstream.reporting import trials as draw
 from slipstream.reporting.shown import CLASSES, NUMBERS, Column, Shown
 from slipstream.reporting.style import COLOURS, FAINT
-from slipstream.reporting.template import filled
+from slipstream.reporting.template import filled, publish
 from slipstream.reporting.words import (
     chosen,
     metric_name,
@@ -30,8 +30,8 @@ RETRAINED = ("best", "default")
 """Runs below retrained/"""
 
 
-def report(run: Run) -> Path:
-    """Draw report.html into the search's folder."""
+def report(run: Run, to: Path) -> Path:
+    """Draw the page of a search."""
     summary = runs.read_json(run.folder / "metrics.json")
     trials = runs.read_json(run.folder / "trials.json")
     config = configs.load(run.folder / "config.toml")
@@ -64,9 +64,7 @@ def report(run: Run) -> Path:
         best_toml=(run.folder / "best.toml").read_text(encoding="utf-8"),
         config=(run.folder / "config.toml").read_text(encoding="utf-8"),
     )
-    path = run.folder / "report.html"
-    runs.write_text(path, page)
-    return path
+    return publish(page, of=run.folder, to=to)
 
 
 def _gain(summary: Mapping[str, Any]) -> str:

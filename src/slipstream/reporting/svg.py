@@ -5,12 +5,15 @@ from __future__ import annotations
 import io
 import itertools
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
+
+from slipstream.text import printable
 
 WIDE = 8
 """From so many times the lowest on, losses are drawn on a logarithmic axis"""
@@ -39,8 +42,10 @@ _pictures = itertools.count()
 def markup(figure: Figure) -> str:
     """The figure as an <svg> element whose ids clash with no other's on the page."""
     out = io.StringIO()
-    figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
-    svg = out.getvalue()
+    with warnings.catch_warnings():  # the browser has fonts for what matplotlib's lack
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
+    svg = printable(out.getvalue())
     svg = re.sub(r'(id="|url\(#|href="#)', rf"\g<1>f{next(_pictures)}-", svg[svg.index("<svg") :])
     return re.sub(
         r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r' height="[\d.]+pt"', "", svg), count=1

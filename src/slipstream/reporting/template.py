@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import jinja2
 
+from slipstream import runs
+from slipstream.errors import Resumable, UserError
 from slipstream.reporting.classes import when
 from slipstream.reporting.words import number, seconds
+from slipstream.text import printable
 
 
 def filled(name: str, **values: Any) -> str:
@@ -20,7 +24,23 @@ def filled(name: str, **values: Any) -> str:
         loader=jinja2.FunctionLoader(_file),
     )
     environment.filters |= {"number": number, "seconds": seconds, "when": when}
-    return environment.get_template(name).render(style=_file("page.css"), **values)
+    return printable(environment.get_template(name).render(style=_file("page.css"), **values))
+
+
+def publish(page: str, *, of: Path, to: Path) -> Path:
+    """Write the page of a run as report.html into a folder."""
+    path = to / "report.html"
+    try:
+        to.mkdir(parents=True, exist_ok=True)
+        runs.write_text(path, page)
+    except OSError as error:
+        why = f"{path}: cannot be written ({error.strerror})"
+        if error.errno in runs.NO_ROOM:
+            fix = f"make room and draw it again: slipstream report {of}"
+            raise Resumable(f"{why}; everything else of the run is there; {fix}") from None
+        fix = f"write it elsewhere: slipstream report {of} --out FOLDER"
+        raise UserError(f"{why}; {fix}") from None
+    return path
 
 
 def _file(name: str) -> str:

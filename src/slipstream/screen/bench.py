@@ -6,8 +6,8 @@ import re
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich import box
-from rich.console import Console
-from rich.table import Table
+
+from slipstream.screen.console import TextTable, for_progress, say, text_column
 
 NARROW = 110
 WIDE = {"peak memory"}
@@ -15,6 +15,7 @@ WIDE = {"peak memory"}
 SPREAD = re.compile(r" \([^)]* to [^)]*\)")
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import Progress
 
 
@@ -22,7 +23,7 @@ class Meter:
     """How far a measurement is, on stderr: a bar on a terminal, else a line per case."""
 
     def __init__(self, quiet: bool) -> None:
-        self.console = Console(stderr=True, highlight=False, quiet=quiet, soft_wrap=True)
+        self.console = for_progress(quiet)
         self.bar: Progress | None = None
         self.last = ""
 
@@ -32,8 +33,8 @@ class Meter:
 
             self.bar = progress.Progress(
                 progress.BarColumn(),
-                progress.TextColumn("{task.percentage:3.0f} % of the time"),
-                progress.TextColumn("{task.description}"),
+                text_column("{task.percentage:3.0f} % of the time"),
+                text_column("{task.description}"),
                 console=self.console,
                 auto_refresh=False,  # a thread that draws would be measured too
                 transient=True,
@@ -57,14 +58,14 @@ class Meter:
             self.say(f"measuring {case} ...")
 
     def say(self, text: str) -> None:
-        self.console.print(text, style="dim", markup=False)
+        say(self.console, text, "dim")
 
 
 def show_bench(found: dict[str, Any], console: Console) -> None:
     """The tables of a measurement, as summary.md has them."""
     narrow = console.width < NARROW
     for table in found["tables"]:
-        shown = Table(title=table["title"], title_justify="left", box=box.SIMPLE_HEAD, padding=0)
+        shown = TextTable(title=table["title"], box=box.SIMPLE_HEAD, padding=0)
         kept = [i for i, name in enumerate(table["headings"]) if not (narrow and name in WIDE)]
         for place in kept:
             justify: Literal["left", "right"] = "left" if place == 0 else "right"
@@ -78,30 +79,30 @@ def show_bench(found: dict[str, Any], console: Console) -> None:
             shown.add_row(*(f" {cells[place]}" for place in kept))
         console.print(shown)
         for line in missing:
-            console.print(line, style="dim", markup=False)
+            say(console, line, "dim")
         if table["note"]:
-            console.print(table["note"], style="dim", markup=False)
-        console.print()
-    console.print(found["headline"], style="bold", markup=False)
+            say(console, table["note"], "dim")
+        say(console)
+    say(console, found["headline"], "bold")
     for note in found["notes"]:
-        console.print(f"note: {note}", markup=False)
-    console.print(f"{found['seconds']:.0f} s; results: {found['folder']}", markup=False)
+        say(console, f"note: {note}")
+    say(console, f"{found['seconds']:.0f} s; results: {found['folder']}")
     if found["picture"]:
-        console.print(f"picture: {found['picture']}", markup=False)
+        say(console, f"picture: {found['picture']}")
 
 
 def show_profile(found: dict[str, Any], console: Console) -> None:
     """The verdict in words, then where the time goes, then the costliest operations."""
     for number, sentence in enumerate(found["sentences"]):
-        console.print(sentence, style="bold" if number == 0 else None, markup=False)
-    console.print()
-    parts = Table(title="one step", title_justify="left")
+        say(console, sentence, "bold" if number == 0 else None)
+    say(console)
+    parts = TextTable(title="one step")
     for heading in ("part", "ms", "share"):
         parts.add_column(heading, justify="left" if heading == "part" else "right")
     for part in found["parts"]:
         parts.add_row(part["part"], f"{part['ms']:.3g}", f"{part['share']:.0%}")
     console.print(parts)
-    costly = Table(title="the costliest operations", title_justify="left")
+    costly = TextTable(title="the costliest operations")
     for heading in ("operation", "where", "calls a step", "ms a step"):
         costly.add_column(heading, justify="right" if "step" in heading else "left", no_wrap=True)
     for one in sorted(found["operations"], key=lambda row: -row["ms"])[:10]:
@@ -109,8 +110,9 @@ def show_profile(found: dict[str, Any], console: Console) -> None:
     console.print(costly)
     machine = found["machine"]
     if "power_w" in machine:
-        console.print(
+        say(
+            console,
             f"GPU at {machine.get('clock_mhz', 0):.0f} MHz, {machine['power_w']:.0f} W, "
-            f"{machine.get('temperature_c', 0):.0f} °C"
+            f"{machine.get('temperature_c', 0):.0f} °C",
         )
-    console.print(f"trace, operations, timeline: {found['folder']}", markup=False)
+    say(console, f"trace, operations, timeline: {found['folder']}")

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
 
+from slipstream.screen.console import TextTable, plain, say
 from slipstream.screen.training import algorithm
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def show_doctor(found: dict[str, Any], console: Console) -> None:
     def section(title: str, rows: Iterator[tuple[str, ...]]) -> None:
-        table = Table.grid(padding=(0, 2), pad_edge=True)
+        table = TextTable.grid(padding=(0, 2), pad_edge=True)
         for cells in rows:
-            table.add_row(*(Text(cell) for cell in cells))
+            table.add_row(*cells)
         for column in table.columns[:-1]:
             column.no_wrap = True
-        console.print(f"\n{title}", style="bold", markup=False)
+        say(console, f"\n{title}", "bold")
         console.print(table, soft_wrap=False)
 
     section("This machine", _machine_rows(found["machine"]))
@@ -31,14 +32,14 @@ def show_doctor(found: dict[str, Any], console: Console) -> None:
     section(title, _technique_rows(tried))
     for why in dict.fromkeys(one["why"] for one in tried if one["works"] is None):
         names = [one["name"] for one in tried if one["works"] is None and one["why"] == why]
-        text = Text(f"{why}: {', '.join(names)}")
+        text = plain(f"{why}: {', '.join(names)}")
         console.print(Padding(text, (0, 2)), soft_wrap=False)
     plan = found["plan"]
     section(f"What the plan would prefer for {plan['job']}", _plan_rows(plan))
     problems = found["problems"]
-    console.print("\nProblems" if problems else "\nNo problems found", style="bold")
+    say(console, "\nProblems" if problems else "\nNo problems found", "bold")
     for problem in problems:
-        console.print(f"  - {problem['problem']}\n    fix: {problem['fix']}", markup=False)
+        say(console, f"  - {problem['problem']}\n    fix: {problem['fix']}")
 
 
 def _machine_rows(machine: dict[str, Any]) -> Iterator[tuple[str, ...]]:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
+from slipstream.screen.console import TextTable, say
+from slipstream.text import on_one_line
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def show_probe(found: dict[str, Any], console: Console) -> None:
     from slipstream.reporting import probe_headings, probe_rows, seconds
 
     windows = found["windows"]
-    table = Table(
+    table = TextTable(
         title=f"{found['name']}: test set, {windows['test']:,} windows; {windows['train']:,} "
         f"training windows, {len(found['seeds'])} seeds",
-        title_justify="left",
     )
     table.add_column("")
     for heading in probe_headings(found):
@@ -24,7 +26,7 @@ def show_probe(found: dict[str, Any], console: Console) -> None:
         style = "bold" if row["name"] == "fine-tuned" else None
         table.add_row(row["name"], *row["cells"], style=style)
     console.print(table)
-    console.print(found["verdict"])
+    say(console, found["verdict"])
     spent = found["encoder"]["seconds"]
-    console.print(f"{seconds(found['seconds'])} in all, {seconds(spent)} of it to pre-train")
-    console.print(f"run: {found['run']}\nreport: {found['report']}", markup=False)
+    say(console, f"{seconds(found['seconds'])} in all, {seconds(spent)} of it to pre-train")
+    say(console, f"run: {on_one_line(found['run'])}\nreport: {on_one_line(found['report'])}")

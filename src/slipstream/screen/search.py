@@ -7,13 +7,14 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, Group
-from rich.table import Table
-from rich.text import Text
+from rich.console import Group
 
+from slipstream.screen.console import TextTable, for_progress, plain, say
 from slipstream.screen.training import REFRESH_S, Screen
+from slipstream.text import on_one_line
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.live import Live
 
 LAST = 5
@@ -28,7 +29,7 @@ class SearchScreen:
 
     def __init__(self, quiet: bool) -> None:
         self.quiet = quiet
-        self.console = Console(stderr=True, highlight=False, quiet=quiet, soft_wrap=True)
+        self.console = for_progress(quiet)
         self.at = Standing()
         self.live: Live | None = None
         self.drawn_at = 0.0
@@ -42,7 +43,7 @@ class SearchScreen:
         self._close()
 
     def say(self, text: str, style: str | None = "dim") -> None:
-        self.console.print(text, style=style, markup=False)
+        say(self.console, text, style)
 
     def show(self, event: dict[str, Any]) -> None:
         """Take in one event of the search, or of a run that follows it."""
@@ -209,28 +210,28 @@ class Standing:
         """What a terminal shows while it searches."""
         from slipstream.reporting import seconds, settings_told
 
-        facts = Table.grid(padding=(0, 2))
+        facts = TextTable.grid(padding=(0, 2))
         left = self.left_s()
         time_left = "" if left is None else f", ~{seconds(left)} left"
         counts = ", ".join(f"{count} {state}" for state, count in self.counts.items())
         done = self.before + self.ended
-        facts.add_row("trials", Text(f"{done} of {self.total} done: {counts}"))
+        facts.add_row("trials", f"{done} of {self.total} done: {counts}")
         speed = f"{3600 * self.rate():,.0f} trials an hour{time_left}" if self.ended else "–"
-        facts.add_row("speed", Text(speed))
-        facts.add_row("running", Text(self._running()))
+        facts.add_row("speed", speed)
+        facts.add_row("running", self._running())
         if self.best:
             best = f"{_outcome(self.best)}, trial {self.best['trial']}"
-            facts.add_row("best", Text(best, style="bold"))
-            facts.add_row("", Text(settings_told(self.best["params"])))
-        last = Table.grid(padding=(0, 2))
+            facts.add_row("best", plain(best, "bold"))
+            facts.add_row("", settings_told(self.best["params"]))
+        last = TextTable.grid(padding=(0, 2))
         for event in self.last:
             last.add_row(
-                Text(f"trial {event['trial']}"),
-                Text(_outcome(event)),
-                Text(settings_told(event["params"])),
+                f"trial {event['trial']}",
+                _outcome(event),
+                settings_told(event["params"]),
                 style=STYLES[event["state"]],
             )
-        return Group(facts, Text(""), last) if self.last else Group(facts)
+        return Group(facts, plain(""), last) if self.last else Group(facts)
 
     def _running(self) -> str:
         told = f"{self.lanes} lanes in pack {self.packs}" if self.packs else "–"
@@ -269,30 +270,30 @@ def show_search(found: dict[str, Any], console: Console) -> None:
         console.print(_again(found))
     if found["test"]:
         console.print(_tested(found))
-    console.print(search_verdict(found), style="bold", markup=False)
+    say(console, search_verdict(found), "bold")
     for line in search_told(found):
-        console.print(line, markup=False)
+        say(console, line)
     model = "retrained/best" if found["test"] else "best"
-    console.print(
-        f"run: {found['run']}\nreport: {found['report']}\nmodel: {found['run']}/{model}\n"
-        f"best settings: {found['best_config']}; train with them: slipstream train "
-        f"{found['best_config']}",
-        markup=False,
+    run, best = on_one_line(found["run"]), on_one_line(found["best_config"])
+    say(
+        console,
+        f"run: {run}\nreport: {on_one_line(found['report'])}\nmodel: {run}/{model}\n"
+        f"best settings: {best}; train with them: slipstream train {best}",
     )
 
 
-def _settings(found: dict[str, Any]) -> Table:
+def _settings(found: dict[str, Any]) -> TextTable:
     from slipstream.reporting import chosen, setting
 
     best = chosen(found)
     count = sum(found["trials"].values())
     title = f"{found['name']}: the best settings of {count} trials, trial {best['trial']}"
-    table = Table(title=title, title_justify="left")
+    table = TextTable(title=title)
     table.add_column("setting")
     table.add_column("best", justify="right")
     table.add_column("tried")
     for name, value in best["params"].items():
-        table.add_row(Text(name), Text(setting(value)), Text(_tried(found["space"][name])))
+        table.add_row(name, setting(value), _tried(found["space"][name]))
     return table
 
 
@@ -305,12 +306,12 @@ def _tried(entry: Any) -> str:
     return ", ".join(setting(one) for one in entry)
 
 
-def _again(found: dict[str, Any]) -> Table:
+def _again(found: dict[str, Any]) -> TextTable:
     from slipstream.reporting import number
 
     count = len(found["retrained"][0]["losses"])
     title = f"trained again from {count} other seeds: validation {found['metric']}"
-    table = Table(title=title, title_justify="left")
+    table = TextTable(title=title)
     for heading in ("", "mean ± sd", "by seed"):
         table.add_column(heading, justify="left" if heading == "" else "right")
     for one in found["retrained"]:
@@ -323,13 +324,13 @@ def _again(found: dict[str, Any]) -> Table:
     return table
 
 
-def _tested(found: dict[str, Any]) -> Table:
+def _tested(found: dict[str, Any]) -> TextTable:
     from slipstream.reporting import number
 
     shown = {"MAE": "mae", "RMSE": "rmse", "R²": "r2"}
     if not found["test"]["best"]["scaled"]:
         shown = {"log-loss": "log_loss", "balanced accuracy": "balanced_accuracy"}
-    table = Table(title="test set", title_justify="left")
+    table = TextTable(title="test set")
     table.add_column("")
     for heading in shown:
         table.add_column(heading, justify="right")

@@ -8,10 +8,11 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
+from slipstream.screen.console import TextTable, for_progress, say, text_column
+from slipstream.text import on_one_line
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import Progress
 
 REFRESH_S = 0.1
@@ -21,7 +22,7 @@ class Screen:
     """What stderr shows while training: a bar on a terminal, else a line per validation."""
 
     def __init__(self, quiet: bool) -> None:
-        self.console = Console(stderr=True, highlight=False, quiet=quiet, soft_wrap=True)
+        self.console = for_progress(quiet)
         self.bar: Progress | None = None
         self.drawn_at = 0.0
         self.loss = self.val_loss = "–"
@@ -35,7 +36,7 @@ class Screen:
             self.bar.stop()
 
     def say(self, text: str) -> None:
-        self.console.print(text, style="dim", markup=False)
+        say(self.console, text, "dim")
 
     def show(self, event: dict[str, Any]) -> None:
         """Take in one event of the run."""
@@ -132,12 +133,12 @@ class Screen:
         from rich import progress
 
         self.bar = progress.Progress(
-            progress.TextColumn("epoch {task.fields[epoch]}"),
+            text_column("epoch {task.fields[epoch]}"),
             progress.BarColumn(),
-            progress.TextColumn("{task.fields[speed]} steps/s"),
-            progress.TextColumn("loss {task.fields[loss]}, validation {task.fields[val]}"),
+            text_column("{task.fields[speed]} steps/s"),
+            text_column("loss {task.fields[loss]}, validation {task.fields[val]}"),
             progress.TimeRemainingColumn(),
-            progress.TextColumn("left"),
+            text_column("left"),
             console=self.console,
             auto_refresh=False,
             transient=True,
@@ -296,9 +297,8 @@ def show_training(found: dict[str, Any], console: Console) -> None:
 
     told_of = shown(found)
     columns, which = told_of.brief, told_of.which
-    table = Table(
+    table = TextTable(
         title=f"{found['name']}: {told_of.what}, {found['windows'][which]:,} windows",
-        title_justify="left",
     )
     table.add_column("")
     for column in columns:
@@ -309,34 +309,36 @@ def show_training(found: dict[str, Any], console: Console) -> None:
             cells = [number(column.of(beside), column.decimals) for column in columns]
             table.add_row(name, *cells, style="bold" if name == "model" else None)
     console.print(table)
-    console.print(verdict(found))
+    say(console, verdict(found))
     if "latent" in found:
         latent = found["latent"]
-        console.print(
+        say(
+            console,
             f"latent: deviation {number(latent['mean_std'], 3)} on average; {latent['collapsed']} "
-            f"of {latent['units']} units say the same of every window"
+            f"of {latent['units']} units say the same of every window",
         )
     for line in lanes_told(found):
-        console.print(line)
+        say(console, line)
     cost = ", ".join(filter(None, (f"{seconds(found['seconds'])} in all", energy(found))))
-    console.print(
-        f"{cost}; {found['windows_per_s']:,.0f} training windows a second; {found['stopped']}"
+    say(
+        console,
+        f"{cost}; {found['windows_per_s']:,.0f} training windows a second; {found['stopped']}",
     )
     for line in filter(None, (foresight(found), *usage(found))):
-        console.print(line)
-    console.print(f"run: {found['run']}\nreport: {found['report']}", markup=False)
+        say(console, line)
+    say(console, f"run: {on_one_line(found['run'])}\nreport: {on_one_line(found['report'])}")
 
 
 def show_evaluation(found: dict[str, Any], console: Console) -> None:
     from slipstream.reporting import covered, number
 
     title = f"{found['on']}: {found['windows']:,} windows; {found['model']}"
-    table = Table(title=title, title_justify="left")
+    table = TextTable(title=title)
     if found.get("classes"):
         _show_classes(found, table)
         console.print(table)
         for note in found["notes"]:
-            console.print(f"note: {note}", markup=False)
+            say(console, f"note: {note}")
         return
     table.add_column("target")
     for heading in ("MAE", "RMSE", "max error", "bias", "R²"):
@@ -349,12 +351,12 @@ def show_evaluation(found: dict[str, Any], console: Console) -> None:
         table.add_row(name, *cells, number(test["r2"], 4))
     console.print(table)
     if found["coverage"]:
-        console.print(covered(found["coverage"]))
+        say(console, covered(found["coverage"]))
     for note in found["notes"]:
-        console.print(f"note: {note}", markup=False)
+        say(console, f"note: {note}")
 
 
-def _show_classes(found: dict[str, Any], table: Table) -> None:
+def _show_classes(found: dict[str, Any], table: TextTable) -> None:
     """One row per class, and one for all of them."""
     from slipstream.reporting import number
 
@@ -371,10 +373,10 @@ def _show_classes(found: dict[str, Any], table: Table) -> None:
 
 def show_prediction(found: dict[str, Any], console: Console) -> None:
     told = f"{found['rows']:,} rows written to {found['out']}, predicted by {found['model']}"
-    console.print(told, markup=False)
+    say(console, told)
     for note in found["notes"]:
-        console.print(f"note: {note}", markup=False)
+        say(console, f"note: {note}")
 
 
 def show_report(found: dict[str, Any], console: Console) -> None:
-    console.print(f"report: {found['report']}", markup=False)
+    say(console, f"report: {found['report']}")

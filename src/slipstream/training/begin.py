@@ -20,7 +20,7 @@ from slipstream.engine.checkpoint import Saved
 from slipstream.engine.plan import Plan
 from slipstream.engine.state import Progress
 from slipstream.errors import Interrupted, Resumable, UserError
-from slipstream.models import own
+from slipstream.models import consent, own
 from slipstream.runs import NO_ROOM, Event, Run
 from slipstream.training import alone, encoding, reading, together
 from slipstream.training.setup import Begun, Result, Start, timed
@@ -36,6 +36,7 @@ def train(
     force: bool = False,
     folder: Path | None = None,
     model: type[nn.Module] | None = None,
+    allow_code: bool = False,
 ) -> Result:
     """Train the model that `config` describes on its data, or on the given table.
 
@@ -43,18 +44,22 @@ def train(
     from its newest checkpoint (or from its beginning, if it has none yet), to the same end as if it
     had never stopped; `config` may then be left out. Other settings or other data are refused there
     unless `force` is given. `folder` is where the run is made, if not in a new one under `out`.
-    `model` is a network of your own, as `model.kind` may name it: see `slipstream.models.own`.
+    `model` is a network of your own, as `model.kind` may name it: see `slipstream.models.own`. A
+    resumed run whose config names such a network needs its own `config` here, `model`, or
+    `allow_code`: it may come from anybody.
     """
     began = time.perf_counter()
     if model is not None:
         overrides = (*overrides, f"model.kind={own.named(model)}")
     if resume is not None:
         earlier = runs.find(resume, watch)
+        consent.require(earlier.folder, config, overrides=overrides, allow_code=allow_code)
         with runs.locked(earlier), _crashes_kept(earlier):
             return _resumed(earlier, config, overrides, data, force, began)
     if config is None:
         raise UserError("there is neither a config nor a run to resume")
     settings = configs.load(config, overrides)
+    consent.allow(settings)
     seconds: dict[str, float] = {}
     with timed(seconds, "data"):
         init, dataset = reading.load(settings, data)

@@ -21,7 +21,7 @@ from slipstream.config import Config
 from slipstream.engine import monitor, recover
 from slipstream.engine.packing import MOST_PLACES
 from slipstream.errors import Interrupted, Resumable, UserError
-from slipstream.models import own
+from slipstream.models import consent, own
 from slipstream.runs import Event, Run
 from slipstream.tuning import crew as crews
 from slipstream.tuning import retraining, shared, work
@@ -59,6 +59,7 @@ def tune(
     workers: int | Literal["auto"] | None = None,
     on: Literal["ray"] | None = None,
     model: type[nn.Module] | None = None,
+    allow_code: bool = False,
 ) -> Study:
     """Search the space of `config.tune` for the settings with the lowest validation loss.
 
@@ -67,13 +68,15 @@ def tune(
     of these share (`sqlite:///...`, `postgresql://...`); else the study is in the run's folder.
     `workers` is how many processes search, `"auto"` one for each GPU; without it one, or as many
     as the search that is resumed had. `on="ray"` starts them on a Ray cluster. `model` is a
-    network of your own, as in `slipstream.train`.
+    network of your own, and `allow_code` lets a resumed search import those that its config names,
+    as in `slipstream.train`.
     """
     began = time.perf_counter()
     if model is not None:
         overrides = (*overrides, f"model.kind={own.named(model)}")
     if resume is not None:
         run = runs.find(resume, watch)
+        consent.require(run.folder, config, overrides=overrides, allow_code=allow_code)
         was = runs.load_config(run)
         settings = configs.load(config or was, overrides)
         changed = [
@@ -88,6 +91,7 @@ def tune(
         if config is None:
             raise UserError("there is neither a config nor a search to resume")
         settings = configs.load(config, overrides)
+        consent.allow(settings)
     refuse(settings)
     space = spaces.of(settings)
     going_on = None if resume is None else run

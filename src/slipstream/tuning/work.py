@@ -17,6 +17,7 @@ from slipstream import runs
 from slipstream.config import Config
 from slipstream.engine.loop import stoppable
 from slipstream.errors import Interrupted, Resumable
+from slipstream.models import consent
 from slipstream.runs import Event, Run
 from slipstream.tuning import database, shared
 from slipstream.tuning import space as spaces
@@ -106,6 +107,7 @@ def carry_out(task: Task, watch: Callable[[Event], None] | None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     run = Run(folder, watch)
     settings = configs.load(tomllib.loads(task.settings))
+    consent.allow(settings)  # who started this worker has asked
     with runs.locked(run):
         try:
             board = open_board(

@@ -1,0 +1,27 @@
+"""Text from outside (names, paths, messages) as it may be shown."""
+
+from __future__ import annotations
+
+import re
+
+OBEYED = re.compile(
+    "[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""What a terminal or a page would act on instead of showing it: control characters but for the
+line's end, marks that turn the direction of writing, and halves of characters"""
+SHORT = {"\t": "\\t", "\r": "\\r", "\n": "\\n"}
+
+
+def printable(text: str) -> str:
+    """The text with escapes, such as \\x1b, in place of control characters; lines stay lines."""
+    return OBEYED.sub(_escape, text)
+
+
+def on_one_line(text: str) -> str:
+    """The same, for what has to stay within a cell or a line."""
+    return printable(text).replace("\n", "\\n")
+
+
+def _escape(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return SHORT.get(found[0]) or (f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}")
