@@ -304,8 +304,9 @@ def _complete(piece: _Piece, columns: tuple[str, ...], data: Data, notes: list[s
         )
     if data.missing == "forward":
         notes.append(f'"{piece.name}": {_describe_filling(holes)}')
+        place = {name: i for i, name in enumerate(columns)}
         for name, hole in holes.items():
-            column = piece.values[:, columns.index(name)]
+            column = piece.values[:, place[name]]
             known = np.maximum.accumulate(np.where(hole, -1, np.arange(len(hole))))
             column[:] = np.where(known >= 0, column[known], np.nan)
     else:
