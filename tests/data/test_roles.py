@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import decimal
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -15,8 +16,8 @@ from slipstream import UserError
 from slipstream import config as configs
 from slipstream.config import Data, Split
 from slipstream.data import dataset as datasets
-from slipstream.data import prepare, splits, tables
-from slipstream.data.roles import as_text, find_roles
+from slipstream.data import prepare, splits, tables, typed
+from slipstream.data.roles import Roles, as_text, find_roles, in_stored_order
 
 EANS = [4006381333931, 4006381333932, 4006381333933]
 
@@ -241,3 +242,26 @@ def test_a_column_named_series_wins_over_the_series_name(tmp_path, engine):
     found = load(path, id="id", split=split, engine=engine)
     assert found.layout.group_names == ("r", "p", "q")
     assert any('data.split.by = "series" is the column' in note for note in found.notes)
+
+
+class Counted(str):
+    """A name that counts how often it is compared."""
+
+    compared = 0
+
+    __hash__ = str.__hash__
+
+    def __eq__(self, other):
+        Counted.compared += 1
+        return str.__eq__(self, other)
+
+
+def test_names_of_many_columns_are_looked_up_not_searched_for():
+    names = tuple(Counted(f"c{i}") for i in range(1000))
+    others = tuple(Counted(str(name)) for name in reversed(names[200:]))
+    found = in_stored_order(Roles(inputs=names, targets=others))
+    assert found == Roles(inputs=(*names[:200], *others), targets=others)
+    source = replace(tables.from_memory({"a": [1]}), names=names)
+    for name in others:
+        typed.require(source, name, "data.inputs")
+    assert Counted.compared < 20 * len(names)

@@ -209,6 +209,32 @@ def test_parquet_is_read_by_column_and_row_group(tmp_path):
         typed.numbers(source, "c", "data.inputs")
 
 
+def test_parquet_of_many_columns_is_read_as_it_is(tmp_path, monkeypatch):
+    """Columns that are read together are those that were asked for, from the same rows."""
+    monkeypatch.setattr(tables, "READ_AHEAD_BYTES", 8 * 30 * 7)
+    count = tables.MANY_COLUMNS + 3
+    table = pa.table({f"c{i}": np.arange(100) + 1000 * i for i in range(count)})
+    for name in ("t.parquet", "u.parquet"):
+        pa.parquet.write_table(table, tmp_path / name, row_group_size=30)
+        table = table.select(table.column_names[::-1])
+    one, other = (tables.read(tmp_path / name, name=name) for name in ("t.parquet", "u.parquet"))
+    for source in (one, other, one):
+        for i in (0, count - 1, 500, 501, 7, 6):
+            assert source.columns.kind(f"c{i}") == pa.int64()
+            for begin, end in ((0, 30), (10, 20), (29, 31), (99, 100), (0, 100)):
+                wanted = (np.arange(begin, end) + 1000 * i).tolist()
+                assert source.stretch(begin, end).column(f"c{i}").to_pylist() == wanted
+
+
+def test_a_file_that_was_replaced_is_read_anew(tmp_path):
+    path = tmp_path / "t.parquet"
+    for start in (0, 5):
+        names = [f"c{i}" for i in range(tables.MANY_COLUMNS)]
+        pa.parquet.write_table(pa.table({name: [start, start + 1] for name in names}), path)
+        source = tables.read(path, name="t")
+        assert source.column("c7").to_pylist() == [start, start + 1]
+
+
 @pytest.mark.parametrize(
     "values",
     [

@@ -54,7 +54,8 @@ def find_roles(source: Source, data: Data) -> tuple[Roles, list[str]]:
     if not inputs:
         raise UserError(f"{source.name}: has no numeric column to read; name data.inputs")
     _refuse_taken(source, data, inputs)
-    left = [name for name in free if name not in inputs]
+    used = set(inputs)
+    left = [name for name in free if name not in used]
     if left:
         notes.append(f"not used as inputs: {', '.join(left)}")
     return Roles(inputs, targets or inputs, data.static), notes
@@ -94,10 +95,11 @@ def for_an_encoder(roles: Roles, data: Data) -> tuple[Roles, Data]:
 
 def in_stored_order(roles: Roles) -> Roles:
     """What is only an input first, then what is both, then what is only a target."""
-    both = [name for name in roles.targets if name in roles.inputs]
+    inputs, targets = set(roles.inputs), set(roles.targets)
+    both = [name for name in roles.targets if name in inputs]
     return Roles(
-        inputs=(*(name for name in roles.inputs if name not in both), *both),
-        targets=(*both, *(name for name in roles.targets if name not in both)),
+        inputs=(*(name for name in roles.inputs if name not in targets), *both),
+        targets=(*both, *(name for name in roles.targets if name not in inputs)),
         static=roles.static,
     )
 

@@ -9,9 +9,9 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,9 @@ from slipstream.errors import UserError
 
 READERS = {".csv": "csv", ".tsv": "csv", ".txt": "csv", ".parquet": "parquet", ".pq": "parquet"}
 READERS |= {".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow"}
+MANY_COLUMNS = 1000
+READ_AHEAD_BYTES = 16 << 20
+"""Of a file with so many columns"""
 FILE = "file"
 """What a table made of several files calls the column of their names, where that name is free"""
 
@@ -56,6 +59,11 @@ class Source:
     """The files that make up one long table."""
     file_column: str | None = None
     """The column that says which of them a row came from"""
+
+    @cached_property
+    def known(self) -> frozenset[str]:
+        """The columns' names; to look one up among thousands takes as long as among a few"""
+        return frozenset(self.names)
 
     def column(self, name: str) -> pa.ChunkedArray:
         return self.columns.read(name, self.first, self.first + self.num_rows)
@@ -100,16 +108,40 @@ class _InParquet:
     groups: tuple[int, ...]
 
     def kind(self, name: str) -> pa.DataType:
-        return _open_parquet(self.path).schema_arrow.field(name).type
+        return _open_parquet(self.path).types[name]
 
     def read(self, name: str, begin: int, end: int) -> pa.ChunkedArray:
         first = bisect_right(self.groups, begin) - 1
         past = bisect_left(self.groups, end)
+        parquet = _open_parquet(self.path)
+        many = READ_AHEAD_BYTES // (8 * (end - begin)) if len(parquet.names) >= MANY_COLUMNS else 0
         try:
-            table = _open_parquet(self.path).read_row_groups(list(range(first, past)), [name])
+            if many > 1:
+                table = _read_ahead(
+                    self.path, parquet.places[name] // many * many, many, first, past
+                )
+            else:
+                table = parquet.file.read_row_groups(list(range(first, past)), [name])
         except (pa.ArrowException, OSError, ValueError) as error:
             raise _unreadable(self.path, "Parquet", error) from None
         return table.column(name).slice(begin - self.groups[first], end - begin)
+
+
+class _Parquet(NamedTuple):
+    """An open file and its columns; Arrow makes the schema anew whenever it is asked for."""
+
+    file: Any
+    types: dict[str, pa.DataType]
+    names: tuple[str, ...]
+    places: dict[str, int]
+
+
+@lru_cache(maxsize=1)
+def _read_ahead(path: Path, place: int, many: int, first: int, past: int) -> pa.Table:
+    """So many columns from one place on, of some row groups. Each read of a file of thousands of
+    columns looks at all of them, so that to read one at a time would take minutes."""
+    file, _, names, _ = _open_parquet(path)
+    return file.read_row_groups(list(range(first, past)), list(names[place : place + many]))
 
 
 @dataclass(frozen=True)
@@ -157,8 +189,12 @@ def _repeated(value: str, source: Source) -> pa.Array:
 
 
 @lru_cache(maxsize=16)
-def _open_parquet(path: Path) -> Any:
-    return pa.parquet.ParquetFile(path, pre_buffer=False)
+def _open_parquet(path: Path) -> _Parquet:
+    file = pa.parquet.ParquetFile(path, pre_buffer=False)
+    schema = file.schema_arrow
+    names = tuple(schema.names)
+    places = {name: place for place, name in enumerate(names)}
+    return _Parquet(file, {field.name: field.type for field in schema}, names, places)
 
 
 @lru_cache(maxsize=16)
@@ -308,9 +344,9 @@ def _unreadable(path: Path, kind: str, error: Exception) -> UserError:
 def _read_parquet(path: Path, name: str) -> Source:
     try:
         _open_parquet.cache_clear()  # a file of the same name may be another one by now
-        file = _open_parquet(path)
+        _read_ahead.cache_clear()
+        file, _, names, _ = _open_parquet(path)
         counts = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
-        names = tuple(file.schema_arrow.names)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise _unreadable(path, "Parquet", error) from None
     groups = tuple(np.cumsum([0, *counts[:-1]]).tolist())

@@ -39,7 +39,7 @@ LARGEST = 1e30
 
 def require(source: Source, name: str, setting: str) -> None:
     """Refuse a column that is not there, with the name that may have been meant."""
-    if name not in source.names:
+    if name not in source.known:
         close = difflib.get_close_matches(name, source.names, n=1)
         hint = f'did you mean "{close[0]}"?' if close else f"it has {', '.join(source.names[:20])}"
         raise UserError(f'{source.name}: has no column "{name}" ({setting}); {hint}')
@@ -92,6 +92,8 @@ def looks_numeric(source: Source, name: str) -> bool:
     values = column(source, name, "data.inputs")
     if not is_text(values.type):
         return _is_numeric(values.type)
+    if _plain_numbers(values) is not None:
+        return True
     text = _clean(values)
     known = len(text) - text.null_count
     alike = pc.match_substring_regex(text, decimals.LOOKS)
@@ -185,7 +187,18 @@ def _clean(values: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.if_else(pc.is_in(text, value_set=pa.array(NULLS)), pa.scalar(None, pa.string()), text)
 
 
+def _plain_numbers(values: pa.ChunkedArray) -> pa.ChunkedArray | None:
+    """A column of text that is numbers as they are; None where it takes a closer look."""
+    try:
+        return values.cast(pa.float64())
+    except pa.ArrowInvalid:
+        return None
+
+
 def _parse_numbers(source: Source, name: str, values: pa.ChunkedArray) -> pa.ChunkedArray:
+    plain = None if source.decimal == "," else _plain_numbers(values)
+    if plain is not None:
+        return plain
     text = decimals.with_points(_clean(values), source.decimal, source.delimiter)
     try:
         return text.cast(pa.float64())
