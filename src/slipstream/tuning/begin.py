@@ -63,7 +63,8 @@ def tune(
 
     `watch` is shown every event. `resume` names a search to go on with: finished trials are kept,
     those under way continue from their pack's checkpoint. `storage` names a database that several
-    of these share (`sqlite:///...`, `postgresql://...`); else the study is in the run's folder.
+    of these share (`sqlite:///...`, `postgresql://...`), as the environment variable
+    SLIPSTREAM_STORAGE does where it is None; else the study is in the run's folder.
     `workers` is how many processes search, `"auto"` one for each GPU; without it one, or as many
     as the search that is resumed had. `on="ray"` starts them on a Ray cluster. `model` is a
     network of your own, as in `slipstream.train`.
@@ -100,7 +101,7 @@ def tune(
     parallel = parallel_of(settings, device.type, crew.count)
     with runs.locked(run):
         board = crew.board(run)
-        if storage is not None:
+        if crew.storage is not None:
             shared.join(board.study, settings, first.fingerprint)
         run.append(
             "search" if resume is None else "resume",
@@ -114,7 +115,7 @@ def tune(
             **crew.told(),
         )
         go_on = f"go on with: slipstream tune --resume {run.folder}"
-        go_on += "" if storage is None else " --storage URL"
+        go_on += "" if crew.storage is None else " --storage URL"
         try:
             with monitor.Monitor(run, device, on=settings.engine.monitor):
                 if not _searched(run, settings):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,8 @@ from slipstream import runs
 from slipstream.config import Config
 from slipstream.errors import UserError
 from slipstream.runs import Event, Run
-from slipstream.tuning import database, on_ray, processes, shared, work
+from slipstream.tuning import address, database, on_ray, processes, shared, work
+from slipstream.tuning.address import mask_url
 from slipstream.tuning.search import Search
 from slipstream.tuning.shared import Share
 from slipstream.tuning.shelf import Shelf
@@ -42,7 +44,7 @@ class Crew:
 
     def told(self) -> dict[str, Any]:
         """For the log: how to go on with the search."""
-        storage = None if self.storage is None else database.safe(self.storage)
+        storage = None if self.storage is None else mask_url(self.storage)
         return {"workers": self.count, "on": self.on, "storage": storage}
 
     def board(self, run: Run) -> Board:
@@ -79,6 +81,8 @@ class Crew:
         settings = self.settings
         if self.on is None:
             settings = processes.shared_cores(settings, self.count)
+        else:  # whose environment is another
+            url = address.with_password(url)
         text = configs.to_toml(_anywhere(settings))
         return [
             Task(
@@ -119,6 +123,12 @@ def of(
 ) -> Crew:
     """The crew that was asked for, or that a resumed search had; refused before a run begins."""
     began = {} if resumed is None else _beginning(resumed)
+    if storage is None and (resumed is None or began.get("storage")):
+        storage = os.environ.get(address.VARIABLE) or None
+    if storage is not None:
+        _refuse_other_study(resumed, began, storage)
+        address.refuse_memory(storage)
+        storage = address.make_absolute(storage)
     on = on or began.get("on")
     asked = began.get("workers", 1) if workers is None else workers
     if asked != "auto" and asked < 1:
@@ -142,12 +152,24 @@ def _beginning(run: Run) -> Event:
     return next((event for event in runs.events(run) if event["event"] == "search"), {})
 
 
+def _refuse_other_study(resumed: Run | None, began: Event, storage: str) -> None:
+    """A UserError where a search that has its study in its folder would begin another elsewhere."""
+    if resumed is None or began.get("storage"):
+        return
+    for name in (JOURNAL, database.DATABASE):
+        if (resumed.folder / name).exists():
+            raise UserError(
+                f"{resumed.folder}: its study is in {name}, not in {mask_url(storage)}; go on "
+                "without --storage"
+            )
+
+
 def _keeps_journal(run: Run, began: Event, *, several: bool) -> bool:
     """Whether a search that began without a database named is kept in a journal."""
     if began.get("storage"):
         raise UserError(
-            f"{run.folder}: its study is in {began['storage']}; give that again with --storage, "
-            "the password included"
+            f"{run.folder}: its study is in {began['storage']}; give that again with --storage "
+            f"or {address.VARIABLE}, and the password as then"
         )
     journal = (run.folder / JOURNAL).exists()
     if journal and several:

@@ -20,6 +20,7 @@ from slipstream.errors import Interrupted, Resumable
 from slipstream.runs import Event, Run
 from slipstream.tuning import database, shared
 from slipstream.tuning import space as spaces
+from slipstream.tuning.address import mask_url, scrub
 from slipstream.tuning.packs import Trainer
 from slipstream.tuning.search import Search
 from slipstream.tuning.shared import Share
@@ -130,8 +131,9 @@ def carry_out(task: Task, watch: Callable[[Event], None] | None) -> None:
 
 def unanswered(url: str | None, error: StorageInternalError) -> Resumable:
     """The database was there and is no longer."""
-    why = str(error.__cause__ or error).split("\n", 1)[0]
-    return Resumable(f"{database.safe(url or '')}: the database no longer answers ({why})")
+    why = scrub(str(error.__cause__ or error).split("\n", 1)[0], url)
+    where = "the study" if url is None else mask_url(url)
+    return Resumable(f"{where}: the database no longer answers ({why})")
 
 
 def totals(parts: Mapping[int, Event]) -> dict[str, Any]:

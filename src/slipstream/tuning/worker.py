@@ -11,12 +11,14 @@ import json
 import os
 import signal
 import sys
+import traceback
 from contextlib import suppress
 from threading import Thread
 from types import FrameType
 
 from slipstream.errors import Interrupted, Resumable, UserError
 from slipstream.runs import Event, to_json
+from slipstream.tuning.address import scrub
 from slipstream.tuning.work import REFUSED, RESUMABLE, Task, carry_out
 
 
@@ -35,6 +37,9 @@ def main() -> int:
         return RESUMABLE
     except Interrupted as stop:
         return 128 + stop.signal_number
+    except Exception:
+        sys.stderr.write(scrub(traceback.format_exc(), task.url))  # stderr is a file
+        return 1
     return 0
 
 
