@@ -133,7 +133,11 @@ def make_absolute(url: str) -> str:
     """The same database, whatever the working folder is."""
     address = parse(url)
     named = address.database or ""
-    if address.get_backend_name() != "sqlite" or named.startswith("file:") or Path(named).is_absolute():
+    if (
+        address.get_backend_name() != "sqlite"
+        or named.startswith("file:")
+        or Path(named).is_absolute()
+    ):
         return url
     return address.set(database=str(Path(named).absolute())).render_as_string(hide_password=False)
 

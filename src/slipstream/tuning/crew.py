@@ -54,15 +54,14 @@ class Crew:
 
     def search(
         self, run: Run, board: Board, shelf: Shelf, *, parallel: int, spent_s: float, resumed: bool
-    ) -> None:
-        """Until all trials are done; then the log says so."""
+    ) -> Event:
+        """Until all trials are done; what the log then says of them."""
         if self.count == 1 and self.on is None:
             share = None if self.url(run) is None else Share(board, shared.identity(run))
             search = Search(self.settings, board, run, shelf, spent_s=spent_s, share=share)
             if resumed:
                 board.study.sampler.reseed_rng()  # else it would draw the same once more
-            work.search_on(run, search, parallel=parallel, resumed=resumed)
-            return
+            return work.search_on(run, search, parallel=parallel, resumed=resumed)
         began = time.perf_counter()
         ids = [shared.identity(Run(folder)) for folder in (run.folder / "workers").glob("*")]
         shared.keep_alive(board, ids)
@@ -73,7 +72,9 @@ class Crew:
             found = processes.search(run, tasks, processes.places(self.settings, self.count))
         processes.bring_best(run, board)
         seconds = spent_s + time.perf_counter() - began
-        run.append("searched", seconds=seconds, asked=work.asked(self.settings), **found)
+        found |= {"seconds": seconds, "asked": work.asked(self.settings)}
+        run.append("searched", **found)
+        return found
 
     def _tasks(self, run: Run, board: Board, parallel: int, spent_s: float) -> list[Task]:
         url = self.url(run)
@@ -149,7 +150,7 @@ def of(
 
 
 def _beginning(run: Run) -> Event:
-    return next((event for event in runs.events(run) if event["event"] == "search"), {})
+    return next((event for event in runs.events(run) if event.get("event") == "search"), {})
 
 
 def _refuse_other_study(resumed: Run | None, began: Event, storage: str) -> None:

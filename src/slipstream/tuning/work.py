@@ -69,8 +69,9 @@ def open_board(
     return Board(found, space)
 
 
-def search_on(run: Run, search: Search, *, parallel: int, resumed: bool) -> None:
-    """Train trials until there are none left, here or in the hands of other workers."""
+def search_on(run: Run, search: Search, *, parallel: int, resumed: bool) -> Event:
+    """Train trials until there are none left, here or in the hands of other workers; what the log
+    then says of the search, even where nothing can be written to it."""
     trainer = Trainer(run, search.shelf, search, parallel=parallel)
     share = search.share
     with share.alive(search.under_way) if share else nullcontext():
@@ -80,13 +81,14 @@ def search_on(run: Run, search: Search, *, parallel: int, resumed: bool) -> None
         while share is not None and not search.late and share.others_busy():
             _pause()
             trainer.train()
-    run.append(
-        "searched",
-        seconds=time.perf_counter() - search.began,  # earlier parts included
-        optuna_s=search.board.spent_s,
-        packs=trainer.packs,
-        asked=asked(search.base),
-    )
+    found = {
+        "seconds": time.perf_counter() - search.began,  # earlier parts included
+        "optuna_s": search.board.spent_s,
+        "packs": trainer.packs,
+        "asked": asked(search.base),
+    }
+    run.append("searched", **found)
+    return found
 
 
 def asked(settings: Config) -> dict[str, Any]:
