@@ -110,3 +110,14 @@ def test_a_password_in_the_command_is_warned_of_and_not_repeated(tmp_path):
     assert "see in the list of processes; give the URL in SLIPSTREAM_STORAGE" in answer.stderr
     assert "cannot be opened" in json.loads(answer.stdout)["error"]
     assert "s3cret" not in answer.output + answer.stderr
+
+
+def test_a_damaged_database_of_a_run_is_named_before_the_search_goes_on(tmp_path):
+    database.open_storage(database.own_database(tmp_path)).engine.dispose()
+    database.refuse_damaged(tmp_path)
+    path = tmp_path / "study.db"
+    content = path.read_bytes()
+    for bad in (content[: len(content) // 2], content[:8192] + b"\0" * 4096 + content[12288:]):
+        path.write_bytes(bad)
+        with pytest.raises(UserError, match=r"study\.db: is damaged \(.*restore it from a copy"):
+            database.refuse_damaged(tmp_path)

@@ -13,7 +13,8 @@ from slipstream import runs
 from slipstream.config import Config
 from slipstream.errors import UserError
 from slipstream.runs import Event, Run
-from slipstream.tuning import address, database, on_ray, processes, shared, work
+from slipstream.tuning import address, database, journal, on_ray, processes, shared, work
+from slipstream.tuning import space as spaces
 from slipstream.tuning.address import mask_url
 from slipstream.tuning.search import Search
 from slipstream.tuning.shared import Share
@@ -50,6 +51,17 @@ class Crew:
     def board(self, run: Run) -> Board:
         name = STUDY if self.storage is None else self.settings.name
         offset = self._offset(run)
+        if self.url(run) is None:
+            found = journal.mend(
+                run.folder / JOURNAL,
+                study=name,
+                distributions=spaces.distributions(spaces.of(self.settings)),
+                events=runs.events(run),
+            )
+            for what in found:
+                run.append("fallback", what="the study was mended", why=what)
+        elif self.storage is None:
+            database.refuse_damaged(run.folder)
         return work.open_board(self.settings, run.folder, self.url(run), name, worker=offset)
 
     def search(
@@ -141,12 +153,12 @@ def of(
     several = count > 1 or on is not None
     if several:
         processes.refuse(settings, data)
-    journal = not several
+    alone = not several
     if resumed is not None and storage is None:
-        journal = _keeps_journal(resumed, began, several=several)
+        alone = _keeps_journal(resumed, began, several=several)
     if storage is not None:
         database.open_storage(storage).engine.dispose()
-    return Crew(settings, count, on, storage, journal)
+    return Crew(settings, count, on, storage, alone)
 
 
 def _beginning(run: Run) -> Event:
@@ -172,10 +184,11 @@ def _keeps_journal(run: Run, began: Event, *, several: bool) -> bool:
             f"{run.folder}: its study is in {began['storage']}; give that again with --storage "
             f"or {address.VARIABLE}, and the password as then"
         )
-    journal = (run.folder / JOURNAL).exists()
-    if journal and several:
+    there = (run.folder / JOURNAL).exists()
+    if there and several:
         raise UserError(
             f"{run.folder}: its study is in {JOURNAL}, which one process writes to; go on with "
             "--workers 1, or start a new search"
         )
-    return journal
+    # one that was killed before it had a study begins it now
+    return there or not (several or (run.folder / database.DATABASE).exists())

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 import warnings
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,24 @@ def open_storage(url: str, *, beat_s: int = BEAT_S, grace_s: int = GRACE_S) -> R
 def own_database(folder: Path) -> str:
     """The URL of a database in a run's folder."""
     return sqlalchemy.URL.create("sqlite", database=str(folder / DATABASE)).render_as_string()
+
+
+def refuse_damaged(folder: Path) -> None:
+    """A UserError where the database in a run's folder is damaged, before a search goes on."""
+    path = folder / DATABASE
+    if not path.exists():
+        return
+    try:
+        with closing(sqlite3.connect(path, timeout=60)) as connection:
+            (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    except sqlite3.DatabaseError as error:
+        found = str(error)
+    if found != "ok":
+        found = found.splitlines()[-1]
+        raise UserError(
+            f"{path}: is damaged ({found}); restore it from a copy, or start a new search (the "
+            f"finished trials are in {folder / 'events.jsonl'})"
+        )
 
 
 def is_sqlite(url: str) -> bool:

@@ -91,11 +91,14 @@ def owner_of(trial: FrozenTrial) -> str | None:
 
 
 def identity(run: Run) -> str:
-    """Who works in this folder: the same after a restart."""
+    """Who works in this folder: the same after a restart. Where that can no longer be read, it is
+    another one, and the trials of the first come back as those of a worker that fell silent."""
     path = run.folder / "worker.json"
-    if not path.exists():
-        runs.write_json(path, {"id": uuid.uuid4().hex})
-    return str(runs.read_json(path)["id"])
+    with suppress(UserError, KeyError, TypeError, ValueError):
+        return uuid.UUID(hex=runs.read_json(path)["id"]).hex
+    found = uuid.uuid4().hex
+    runs.write_json(path, {"id": found})
+    return found
 
 
 class Share:
