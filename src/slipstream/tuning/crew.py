@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from slipstream import config as configs
@@ -96,7 +96,7 @@ class Crew:
             settings = processes.shared_cores(settings, self.count)
         else:  # whose environment is another
             url = address.with_password(url)
-        text = configs.to_toml(_anywhere(settings))
+        text = configs.to_toml(settings)
         return [
             Task(
                 folder=str(work.folder_of(run, index)),
@@ -114,15 +114,6 @@ class Crew:
     def _offset(self, run: Run) -> int:
         """To the sampler's seed, so that no other machine draws the same."""
         return 0 if self.storage is None else int(shared.identity(run)[:6], 16)
-
-
-def _anywhere(settings: Config) -> Config:
-    """The same, wherever it is read from."""
-    paths = tuple(
-        path if path.startswith(configs.SIMULATED) else str(Path(path).resolve())
-        for path in settings.data.paths
-    )
-    return configs.changed(settings, {"data.path": paths if len(paths) > 1 else paths[0]})
 
 
 def of(
@@ -162,7 +153,15 @@ def of(
 
 
 def _beginning(run: Run) -> Event:
-    return next((event for event in runs.events(run) if event.get("event") == "search"), {})
+    """What the log says of who searches, and where the study is."""
+    told = (event for event in runs.events(run) if event.get("event") in ("search", "resume"))
+    return next((event for event in told if "workers" in event), {})
+
+
+def refuse_unlogged(run: Run) -> None:
+    """An OSError where the log took nothing: a search could not be resumed as it began."""
+    if not _beginning(run):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(run.log))
 
 
 def _refuse_other_study(resumed: Run | None, began: Event, storage: str) -> None:

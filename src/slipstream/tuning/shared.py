@@ -31,7 +31,7 @@ OWNER = "slipstream.worker"
 JOINED = "slipstream.search"
 """The study's attribute that says what is searched"""
 SURPLUS = "surplus: other workers had begun all trials"
-MAY_DIFFER = ("tune.trials", "tune.minutes", "tune.retrain", "data.path", "out")
+MAY_DIFFER = ("tune.trials", "tune.minutes", "tune.retrain", "data.path", "data.labels", "out")
 """Settings that workers of one study need not have in common; nor those of [engine]"""
 
 
