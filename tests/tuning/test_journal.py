@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
 
 import optuna
 import pytest
@@ -14,6 +16,7 @@ from optuna.trial import TrialState
 import slipstream
 from slipstream import config as configs
 from slipstream import runs
+from slipstream.errors import Interrupted
 from slipstream.runs import Run
 from slipstream.tuning import journal, work
 from slipstream.tuning import space as spaces
@@ -204,3 +207,40 @@ def test_impossible_settings_that_a_kill_left_under_way_have_failed(tmp_path):
     assert len(search.left) == 2
     states = [trial.state for trial in board.trials()]
     assert states.count(TrialState.FAIL) == 2
+
+
+@pytest.mark.parametrize("study", [None, b"", b'{"op_code":0,"worker_id":"a', b"\0" * 100])
+def test_a_search_that_was_killed_before_its_first_trial_begins_in_its_folder(tmp_path, study):
+    config = job(tmp_path, trials=2)
+    run = runs.create("a", out=str(tmp_path / "runs"))
+    (run.folder / "config.toml").write_text(configs.to_toml(config))
+    if study is not None:
+        (run.folder / "study.log").write_bytes(study)
+    found = slipstream.tune(resume=run.folder)
+    assert found.run == run.folder
+    assert found.summary["trials"]["finished"] == 2
+    assert (run.folder / "study.log").exists()
+    assert not (run.folder / "study.db").exists()
+
+
+def test_a_pack_without_a_sound_checkpoint_is_trained_from_its_start(tmp_path):
+    config = job(tmp_path, trials=2, epochs=6)
+
+    stopped = []
+
+    def stop(event):
+        if event["event"] == "epoch" and event["epoch"] == 3 and not stopped:
+            stopped.append(event)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        slipstream.tune(config, watch=stop)
+    folder = runs.last(config.out)
+    files = list(folder.glob("packs/*/checkpoints/*/*.safetensors"))
+    assert files
+    for path in files:
+        path.write_bytes(b"")
+    told = []
+    found = slipstream.tune(resume=folder, watch=told.append)
+    assert found.summary["trials"]["finished"] == 2
+    assert any("from their start" in e["what"] for e in told if e["event"] == "fallback")

@@ -11,7 +11,7 @@ import typer
 from slipstream import screen
 from slipstream.cli.answers import answering, print_result
 from slipstream.cli.options import Json, Quiet, Set, asked
-from slipstream.errors import UserError
+from slipstream.errors import Resumable, UserError
 
 
 def tune(
@@ -60,7 +60,13 @@ def tune(
                 on=_cluster(on),
             )
             watching.say("drawing the report ...")
-            path = report(found.run)
+            try:
+                path = report(found.run)
+            except OSError as error:
+                raise Resumable(
+                    f"the search is done, but its report cannot be written ({error}); make room "
+                    f"and draw it with: slipstream report {found.run}"
+                ) from None
         print_result(found.summary | {"report": str(path)}, as_json, quiet, screen.show_search)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 from optuna.exceptions import StorageInternalError
+from safetensors import SafetensorError
 from torch import nn
 
 from slipstream import config as configs
@@ -22,9 +25,10 @@ from slipstream.tuning import crew as crews
 from slipstream.tuning import shared, work
 from slipstream.tuning import space as spaces
 from slipstream.tuning.conclusion import Study, conclude
+from slipstream.tuning.crew import Crew
 from slipstream.tuning.search import STATES
 from slipstream.tuning.shelf import Shelf
-from slipstream.tuning.study import num_trials
+from slipstream.tuning.study import Board, num_trials
 
 LEAST_PARALLEL = 8
 """Trials at a time, if not told otherwise; on a CPU also the most, unless it has more cores"""
@@ -82,7 +86,7 @@ def tune(
         runs.write_text(run.folder / "config.toml", configs.to_toml(settings))
     device = first.series.values.device
     parallel = parallel_of(settings, device.type, crew.count)
-    with runs.locked(run):
+    with runs.locked(run), _resumable(run, crew):
         board = crew.board(run)
         if crew.storage is not None:
             shared.join(board.study, settings, first.fingerprint)
@@ -97,31 +101,56 @@ def tune(
             done=len(shared.counted(board.trials(*STATES))),
             **crew.told(),
         )
-        go_on = f"go on with: slipstream tune --resume {run.folder}"
-        go_on += "" if crew.storage is None else " --storage URL"
-        try:
-            with monitor.Monitor(run, device, on=settings.engine.monitor):
-                searched = _searched(run, settings) or crew.search(
-                    run,
-                    board,
-                    shelf,
-                    parallel=parallel,
-                    spent_s=_spent(run),
-                    resumed=resume is not None,
-                )
-                return conclude(
-                    run, settings, board, shelf, data, watch, searched=searched, began=began
-                )
-        except Interrupted as stop:
-            done = len(shared.counted(board.trials(*STATES)))
-            raise Interrupted(
-                f"stopped with {done} of {settings.tune.trials} trials done; {go_on}",
-                signal_number=stop.signal_number,
-            ) from None
-        except Resumable as error:
-            raise Resumable(f"{error}; {go_on}") from None
-        except StorageInternalError as error:
-            raise Resumable(f"{work.unanswered(crew.url(run), error)}; {go_on}") from None
+        crews.refuse_unlogged(run)
+        with monitor.Monitor(run, device, on=settings.engine.monitor), _counted(board, settings):
+            searched = _searched(run, settings) or crew.search(
+                run,
+                board,
+                shelf,
+                parallel=parallel,
+                spent_s=_spent(run),
+                resumed=resume is not None,
+            )
+            return conclude(
+                run, settings, board, shelf, data, watch, searched=searched, began=began
+            )
+
+
+@contextmanager
+def _counted(board: Board, settings: Config) -> Iterator[None]:
+    """Say how far a search was when it was stopped."""
+    try:
+        yield
+    except Interrupted as stop:
+        done = len(shared.counted(board.trials(*STATES)))
+        raise Interrupted(
+            f"stopped with {done} of {settings.tune.trials} trials done",
+            signal_number=stop.signal_number,
+        ) from None
+
+
+@contextmanager
+def _resumable(run: Run, crew: Crew) -> Iterator[None]:
+    """Say how to go on with a search that had to stop, whatever stopped it."""
+    go_on = f"go on with: slipstream tune --resume {run.folder}"
+    go_on += "" if crew.storage is None else " --storage URL"
+    try:
+        yield
+    except Interrupted as stop:
+        raise Interrupted(f"{stop}; {go_on}", signal_number=stop.signal_number) from None
+    except Resumable as error:  # a run of the search says how it goes on by itself
+        raise Resumable(f"{_without_advice(str(error))}; {go_on}") from None
+    except StorageInternalError as error:
+        raise Resumable(f"{work.unanswered(crew.url(run), error)}; {go_on}") from None
+    except (OSError, SafetensorError) as error:
+        raise Resumable(
+            f"{run.folder}: the search had to stop ({error}); make room, or whatever else that "
+            f"takes, and {go_on}"
+        ) from None
+
+
+def _without_advice(told: str) -> str:
+    return re.sub(r";[^;]*go on with: .*", "", told, flags=re.DOTALL)
 
 
 def refuse(settings: Config) -> None:

@@ -24,10 +24,11 @@ from slipstream.errors import UserError
 from slipstream.runs import Event, Run
 from slipstream.tuning import retraining, shared
 from slipstream.tuning import space as spaces
+from slipstream.tuning.journal import NOTES
 from slipstream.tuning.retraining import DEFAULT, Again
 from slipstream.tuning.search import STATES
 from slipstream.tuning.shelf import Shelf
-from slipstream.tuning.study import NOTES, Board, best_of, importances, told
+from slipstream.tuning.study import Board, best_of, importances, told
 
 TESTED = ("run", "metrics", "scaled", "spread", "baselines", "beaten_by", "failed")
 RETRAIN, TEST = "the best trials have yet to be trained again", "the test runs are yet to come"

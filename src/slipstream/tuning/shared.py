@@ -24,7 +24,8 @@ from slipstream import runs
 from slipstream.config import Config
 from slipstream.errors import UserError
 from slipstream.runs import Run
-from slipstream.tuning.study import NOTES, Board
+from slipstream.tuning.journal import NOTES
+from slipstream.tuning.study import Board
 
 OWNER = "slipstream.worker"
 """The user attribute that says whose a trial is"""

@@ -16,6 +16,8 @@ from contextlib import suppress
 from threading import Thread
 from types import FrameType
 
+from safetensors import SafetensorError
+
 from slipstream.errors import Interrupted, Resumable, UserError
 from slipstream.runs import Event, to_json
 from slipstream.tuning.address import scrub
@@ -32,8 +34,9 @@ def main() -> int:
     except UserError as error:
         _tell({"event": "refused", "what": str(error)})
         return REFUSED
-    except Resumable as error:
-        sys.stderr.write(f"{error}\n")
+    except (Resumable, OSError, SafetensorError) as error:
+        with suppress(OSError):  # it goes to the same disk
+            sys.stderr.write(f"{error}\n")
         return RESUMABLE
     except Interrupted as stop:
         return 128 + stop.signal_number
