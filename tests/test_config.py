@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from slipstream import UserError
 from slipstream import config as configs
-from slipstream.config import Config
+from slipstream.config import Config, Data, Train
 
 ROOT = Path(__file__).parents[1]
 
@@ -47,9 +47,29 @@ def test_a_relative_data_path_is_found_beside_the_config_then_in_the_working_fol
     path.write_text('[data]\npath = "table.csv"\n')
     monkeypatch.chdir(tmp_path)
     (tmp_path / "table.csv").touch()
-    assert configs.load(path).data.path == "table.csv"
+    assert configs.load(path).data.path == str(tmp_path / "table.csv")
     (tmp_path / "configs" / "table.csv").touch()
     assert configs.load(path).data.path == str(tmp_path / "configs" / "table.csv")
+
+
+def test_every_path_is_absolute_wherever_it_comes_from(tmp_path, monkeypatch):
+    """So that a run's config, and what workers are sent, is the same from every folder."""
+    monkeypatch.chdir(tmp_path)
+    named = {"path": ["a.csv", "b.csv"], "labels": "c.csv", "task": "classify"}
+    wanted = str(tmp_path / "a.csv"), str(tmp_path / "b.csv")
+    (tmp_path / "job.toml").write_text("")
+    overrides = ["data.path=['a.csv', 'b.csv']", "data.labels=c.csv", "data.task=classify"]
+    for config in (
+        configs.load({"data": named}),
+        configs.load({"data": Data(**named)}),
+        configs.load(Config(data=Data(**named), train=Train(loss="cross_entropy"))),
+        configs.load(tmp_path / "job.toml", overrides),
+    ):
+        assert config.data.paths == wanted
+        assert config.data.labels == str(tmp_path / "c.csv")
+    assert configs.load({}, ["data.path=simulated:cell"]).data.path == "simulated:cell"
+    assert configs.load({}, ["data.path=x/../y.csv"]).data.path == str(tmp_path / "x/../y.csv")
+    assert configs.load({"data": {"path": ""}}).data.path == ""
 
 
 @pytest.mark.parametrize(

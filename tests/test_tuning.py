@@ -25,6 +25,7 @@ from slipstream.data import folds
 from slipstream.engine import checkpoint
 from slipstream.engine import pack as packs_of_lanes
 from slipstream.screen import show_search
+from slipstream.training import setup
 from slipstream.tuning import groups, retraining
 from slipstream.tuning import space as spaces
 from slipstream.tuning.begin import parallel_of
@@ -621,3 +622,144 @@ def test_memory_does_not_grow_with_trials(tmp_path):
     early, late = kept[8:16], kept[-12:-4]
     assert max(count for count, _ in late) <= max(count for count, _ in early)
     assert max(count for _, count in late) <= max(count for _, count in early) + 8
+
+
+# settings that fail
+
+
+DIVERGING = {"lr": 1e18, "clip": "off", "optimizer": "sgd", "epochs": 2}
+
+
+def shown_of(study):
+    """What the screen and the report say."""
+    out = io.StringIO()
+    console = Console(file=out, width=400, highlight=False)
+    show_search(study.summary | {"report": "report.html"}, console)
+    page = slipstream.report(study.run).read_text(encoding="utf-8")
+    return out.getvalue(), page
+
+
+def test_a_default_that_never_reaches_a_finite_loss_is_a_finding(tmp_path):
+    tune = {"space": {"train.lr": [0.01, 0.02]}, "trials": 2, "sampler": "grid"}
+    tune |= {"retrain": 1, "retrain_seeds": 2}
+    study, _ = found_by(job(tmp_path, train=DIVERGING, tune=tune))
+    summary = json.loads((study.run / "metrics.json").read_text())
+    assert summary["trials"]["finished"] == 2
+    told = "the config without a search did not reach a finite loss from any of 2 seeds"
+    assert summary["findings"] == [told]
+    assert summary["comparison"]["verdict"] == "default failed"
+    assert summary["comparison"]["chosen"]["n"] == 2
+    assert summary["test"]["default"]["failed"]
+    assert configs.load(study.run / "best.toml").train.lr in (0.01, 0.02)
+    for text in shown_of(study):
+        assert told in text
+        assert "Only the chosen settings reached a finite loss" in text
+    assert len(slipstream.predict(study.run, tmp_path / "waves.parquet")) > 0
+    again, _ = found_by(None, resume=study.run)
+    assert again.summary["comparison"] == study.summary["comparison"]
+
+
+def fragile(tmp_path, *, default, tried, seeds=2):
+    """A search whose models start with infinite weights: of the default from the first so many of
+    the seeds that it is trained again from, of every trial likewise; none of the search itself."""
+    device = torch.device("cpu")
+
+    def draw(seed):
+        with setup.seeded(seed, device):
+            return float(torch.rand(()))
+
+    for seed in range(500):
+        again = [draw(seed + retraining.SEEDS_ON + i) for i in range(seeds)]
+        if max(again) < draw(seed):
+            break
+    shares = [0.0, *(sorted(again))]
+    between = [(a + b) / 2 for a, b in zip(shares, [*shares[1:], draw(seed)], strict=True)]
+    between[0] = 0.0
+    space = {"model.options.share": [between[tried]], "train.lr": [0.01, 0.02]}
+    tune = {"trials": 2, "sampler": "grid", "retrain": 1, "retrain_seeds": seeds, "space": space}
+    settings = job(tmp_path, train={"epochs": 2}, tune=tune)
+    options = {"share": between[default]}
+    settings["model"] = {"kind": "tests.models.nets:Fragile", "options": options}
+    return settings | {"seed": seed}
+
+
+@pytest.mark.parametrize(
+    ("default", "tried", "verdict", "told"),
+    [
+        (
+            1,
+            0,
+            "too few seeds",
+            "the config without a search did not reach a finite loss from 1 of",
+        ),
+        (0, 1, "too few seeds", "did not reach a finite loss from 1 of 2 seeds"),
+        (0, 2, "chosen failed", "did not reach a finite loss from any of 2 seeds"),
+        (2, 2, "both failed", "the config without a search did not reach a finite loss from any"),
+        (2, 1, "default failed", "did not reach a finite loss from 1 of 2 seeds"),
+    ],
+)
+def test_seeds_without_a_finite_loss_are_told(tmp_path, default, tried, verdict, told):
+    study, _ = found_by(fragile(tmp_path, default=default, tried=tried))
+    summary = json.loads((study.run / "metrics.json").read_text())
+    assert summary["comparison"]["verdict"] == verdict
+    assert summary["comparison"]["gain"] is None
+    assert any(told in text for text in summary["findings"])
+    for text in shown_of(study):
+        for finding in summary["findings"]:
+            assert finding in text
+    assert bool(summary["test"]["best"]["failed"]) == (tried == 2)
+    assert len(slipstream.predict(study.run, tmp_path / "waves.parquet")) > 0
+    again, _ = found_by(None, resume=study.run)
+    assert again.summary["findings"] == summary["findings"]
+
+
+def test_fewer_seeds_are_compared_where_two_are_left(tmp_path):
+    study, _ = found_by(fragile(tmp_path, default=1, tried=0, seeds=3))
+    found = study.summary["comparison"]
+    assert (found["default"]["n"], found["chosen"]["n"]) == (2, 3)
+    assert found["verdict"] in ("better", "worse", "no difference shown")
+    for text in shown_of(study):
+        assert "2 and 3 seeds" in text
+
+
+def test_of_the_best_the_one_with_fewer_failed_seeds_is_chosen():
+    config = configs.load({})
+    losses = {0: [0.1, math.inf], 1: [math.inf, math.inf], 2: [0.9, 0.8], 3: [0.2, math.nan]}
+    again = [retraining.Again(trial, config, found) for trial, found in losses.items()]
+    assert [one.trial for one in sorted(again, key=lambda one: one.rank)] == [2, 0, 3, 1]
+
+
+def test_a_search_whose_trials_all_fail_leaves_them_on_record(tmp_path):
+    tune = {"space": {"train.lr": [1e18, 1e19]}, "trials": 2, "sampler": "grid", "retrain": 1}
+    with pytest.raises(
+        UserError, match=r"no trial ran to its end .*trials\.json; mend tune\.space"
+    ):
+        slipstream.tune(job(tmp_path, train=DIVERGING, tune=tune))
+    folder = runs.last(str(tmp_path / "runs"))
+    assert [one["state"] for one in runs.read_json(folder / "trials.json")] == ["failed"] * 2
+    with pytest.raises(UserError, match="no trial ran to its end"):
+        slipstream.tune(resume=folder)
+
+
+def test_what_a_search_found_is_written_before_the_best_are_trained_again(tmp_path):
+    settings = job(tmp_path, tune={"retrain": 1, "retrain_seeds": 2, "trials": 3})
+    moments = {"retrained": ["retrained"], "tested": ["start", "epoch"]}
+    for moment, pending in (("retrained", "trained again"), ("tested", "test runs")):
+        left = list(moments[moment])
+
+        def stop(event, left=left):
+            if left and event["event"] == left[0]:
+                left.pop(0)
+                if not left:
+                    os.kill(os.getpid(), signal.SIGINT)
+
+        with pytest.raises(Interrupted):
+            slipstream.tune(settings | {"name": moment}, watch=stop)
+        folder = runs.last(str(tmp_path / "runs"), moment)
+        assert pending in runs.read_json(folder / "metrics.json")["pending"]
+        assert len(runs.read_json(folder / "trials.json")) == 3
+        assert configs.load(folder / "best.toml").train.lr
+        assert "The search is not concluded" in slipstream.report(folder).read_text()
+        done, _ = found_by(None, resume=folder)
+        assert done.summary["pending"] is None
+        assert done.summary["comparison"]

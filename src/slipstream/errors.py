@@ -2,6 +2,7 @@
 
 Exception
 ├── UserError      a mistake in the config, the data or the call; exit code 2
+│   └── Diverged   no model reached a finite loss with these settings
 ├── Resumable      the run could not end as it should, but can go on from there; exit code 75
 └── Interrupted    Ctrl-C or SIGTERM, after what was reached has been saved; exit code 130 or 143
 
@@ -11,6 +12,10 @@ Anything else that escapes is our fault and exits with 1.
 
 class UserError(Exception):
     """Says which setting, file or line is wrong, what was found, what is accepted and the fix."""
+
+
+class Diverged(UserError):
+    """Training ended without a finite validation loss, which a search takes as a finding."""
 
 
 class Resumable(Exception):

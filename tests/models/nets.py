@@ -71,3 +71,13 @@ class TooMany(Mixer):
 class Nameless(nn.Module):
     def __init__(self):
         super().__init__()
+
+
+class Fragile(Mixer):
+    """From a share of all seeds it starts with weights that no training mends."""
+
+    def __init__(self, *, share=0.0, **shape):
+        lost = float(torch.rand(())) < share
+        super().__init__(**shape)
+        if lost:
+            nn.init.constant_(self.head.weight, torch.inf)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
 import slipstream
+from slipstream import config as configs
+from slipstream.cli import app
 from slipstream.errors import UserError
-from slipstream.tuning import database
+from slipstream.tuning import address, database
 from tests.tuning.several import job
 
 
@@ -35,7 +39,7 @@ def test_a_missing_driver_is_told_by_its_extra(monkeypatch):
 
 
 def test_a_password_is_hidden_wherever_an_address_has_it():
-    told = database.safe("postgresql://localhost/study?user=me&password=secret&sslmode=require")
+    told = address.mask_url("postgresql://localhost/study?user=me&password=secret&sslmode=require")
     assert "secret" not in told
     assert "sslmode=require" in told
 
@@ -63,3 +67,57 @@ def test_a_search_in_a_database_goes_on_with_it_alone(tmp_path):
     assert joined.run != found.run
     assert joined.summary["trials"]["finished"] == 3
     assert [trial.number for trial in joined.study.trials] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_database_in_memory_is_refused_before_anything_trains(tmp_path, workers):
+    with pytest.raises(UserError, match="is a database in memory"):
+        slipstream.tune(job(tmp_path), storage="sqlite:///", workers=workers)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_database_may_be_named_by_the_environment(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SLIPSTREAM_STORAGE", "sqlite:///several.db")
+    found = slipstream.tune(job(tmp_path, trials=2))
+    assert (tmp_path / "several.db").exists()
+    assert not (found.run / "study.log").exists()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.setenv("SLIPSTREAM_STORAGE", f"sqlite:///{tmp_path}/several.db")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    more = slipstream.tune(resume=found.run, overrides=("tune.trials=3",))
+    assert more.summary["trials"]["finished"] == 3
+    monkeypatch.delenv("SLIPSTREAM_STORAGE")
+    with pytest.raises(UserError, match="with --storage or SLIPSTREAM_STORAGE"):
+        slipstream.tune(resume=found.run)
+
+
+def test_a_search_with_a_journal_does_not_begin_anew_elsewhere(tmp_path, monkeypatch):
+    found = slipstream.tune(job(tmp_path, trials=2))
+    with pytest.raises(UserError, match=r"its study is in study\.log, not in sqlite"):
+        slipstream.tune(resume=found.run, storage=f"sqlite:///{tmp_path}/other.db")
+    monkeypatch.setenv("SLIPSTREAM_STORAGE", f"sqlite:///{tmp_path}/other.db")
+    assert slipstream.tune(resume=found.run).summary["trials"]["finished"] == 2
+    assert not (tmp_path / "other.db").exists()
+
+
+def test_a_password_in_the_command_is_warned_of_and_not_repeated(tmp_path):
+    (tmp_path / "job.toml").write_text(configs.to_toml(job(tmp_path)))
+    url = f"sqlite:///{tmp_path}/study.db?password=s3cret"
+    command = ["tune", str(tmp_path / "job.toml"), "--storage", url, "--json"]
+    answer = CliRunner().invoke(app, command)
+    assert answer.exit_code == 2
+    assert "see in the list of processes; give the URL in SLIPSTREAM_STORAGE" in answer.stderr
+    assert "cannot be opened" in json.loads(answer.stdout)["error"]
+    assert "s3cret" not in answer.output + answer.stderr
+
+
+def test_a_damaged_database_of_a_run_is_named_before_the_search_goes_on(tmp_path):
+    database.open_storage(database.own_database(tmp_path)).engine.dispose()
+    database.refuse_damaged(tmp_path)
+    path = tmp_path / "study.db"
+    content = path.read_bytes()
+    for bad in (content[: len(content) // 2], content[:8192] + b"\0" * 4096 + content[12288:]):
+        path.write_bytes(bad)
+        with pytest.raises(UserError, match=r"study\.db: is damaged \(.*restore it from a copy"):
+            database.refuse_damaged(tmp_path)

@@ -182,3 +182,14 @@ def test_a_grid_is_searched_to_its_end_by_two_workers(tmp_path):
         found.append(candidate.config.train.lr)
         finish(search, candidate)
     assert sorted(found) == [1e-3, 2e-3, 3e-3]
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"i": 1}', '{"id": "x"}'])
+def test_a_worker_whose_name_cannot_be_read_gets_another(tmp_path, damage):
+    run = Run(tmp_path)
+    was = shared.identity(run)
+    assert shared.identity(run) == was
+    (tmp_path / "worker.json").write_text(damage)
+    found = shared.identity(run)
+    assert found != was
+    assert shared.identity(run) == found

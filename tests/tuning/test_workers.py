@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tomllib
 
 import psutil
 import pytest
@@ -15,6 +16,7 @@ from slipstream.errors import Interrupted, UserError
 from slipstream.runs import Run
 from slipstream.tuning import database, processes
 from slipstream.tuning import space as spaces
+from slipstream.tuning.crew import Crew
 from tests.conftest import close, small_config, waves
 from tests.tuning.several import job, one_of_two_is_killed
 
@@ -108,3 +110,37 @@ def test_each_worker_is_shown_its_own_gpu(monkeypatch):
     shown = [place["CUDA_VISIBLE_DEVICES"] for place in processes.places(config, 2)]
     assert shown == ["5", "7"]
     assert processes.shared_cores(config, 2) == config
+
+
+def test_relative_paths_are_found_by_workers_and_from_another_folder(tmp_path, monkeypatch):
+    """Of everything that a config names, however it was given."""
+    settings = configs.to_toml(job(tmp_path, trials=2))
+    (tmp_path / "job.toml").write_text(settings)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "waves.csv").rename(tmp_path / "data" / "waves.csv")
+    monkeypatch.chdir(tmp_path / "data")
+    config = configs.load(tmp_path / "job.toml", ["data.path=waves.csv"])
+    run = runs.create("a", out=str(tmp_path / "runs"))
+    url = database.own_database(run.folder)
+    crew = Crew(config, count=2, storage=url)
+    for task in crew._tasks(run, crew.board(run), 1, 0.0):
+        sent = configs.load(tomllib.loads(task.settings))
+        assert sent.data.path == str(tmp_path / "data" / "waves.csv")
+    found = slipstream.tune(tmp_path / "job.toml", overrides=("data.path=waves.csv",))
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    more = slipstream.tune(resume=found.run, overrides=("tune.trials=3",))
+    assert more.summary["trials"]["finished"] == 3
+    assert configs.load(found.run / "best.toml").data.path == str(tmp_path / "data" / "waves.csv")
+
+
+def test_a_run_goes_on_from_another_folder(tmp_path, monkeypatch):
+    settings = job(tmp_path).model_dump(exclude={"tune"})
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    settings["data"]["path"] = "waves.csv"
+    result = slipstream.train(settings)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    again = slipstream.train(resume=result.run, overrides=("train.epochs=3",))
+    assert again.summary["epochs"] == 3
+    assert slipstream.evaluate(result.run)["metrics"]

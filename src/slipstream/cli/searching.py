@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -23,7 +24,10 @@ def tune(
     ] = None,
     storage: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="A database that several workers share."),
+        typer.Option(
+            metavar="URL",
+            help="A database that several workers share; also from SLIPSTREAM_STORAGE.",
+        ),
     ] = None,
     workers: Annotated[
         str | None,
@@ -46,6 +50,7 @@ def tune(
             from slipstream.reporting import report
             from slipstream.tuning import tune as run_search
 
+            _warn_of_password(storage)
             found = run_search(
                 settings,
                 overrides=() if settings else tuple(set_ or ()),
@@ -59,6 +64,17 @@ def tune(
             watching.say("drawing the report ...")
             path = report(found.run)
         print_result(found.summary | {"report": str(path)}, as_json, quiet, screen.show_search)
+
+
+def _warn_of_password(storage: str | None) -> None:
+    from slipstream.tuning.address import holds_secret
+
+    if storage is not None and holds_secret(storage):
+        sys.stderr.write(
+            "slipstream: warning: --storage holds a password, which everyone on this machine can "
+            "see in the list of processes; give the URL in SLIPSTREAM_STORAGE, or the password in "
+            "PGPASSWORD or ~/.pgpass\n"
+        )
 
 
 def _workers(asked: str | None) -> int | Literal["auto"] | None:

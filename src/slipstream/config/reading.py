@@ -6,7 +6,7 @@ import difflib
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, get_origin
@@ -24,13 +24,16 @@ from slipstream.manifest import verified
 
 OF_ENCODER = ("context", "scale", "channels", "inputs")
 """Of `[data]`, what an encoder settles"""
+PATHS = (("data", "path"), ("data", "labels"), ("train", "init_from"))
+"""Settings that name files and folders to read"""
 
 
 def load(source: Config | str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Config:
     """Read a config from a TOML file, a mapping or a Config, then apply `section.key=value`s.
 
-    A relative `data.path` or `data.labels` in a file is looked for beside the file, then in the
-    working folder.
+    A relative path in a file is looked for beside the file, then in the working folder; one from
+    elsewhere is of the working folder. All of them become absolute: what is stored with a run or
+    sent to another process must be found from any folder.
     """
     if isinstance(source, Config):
         settings, origin = source.model_dump(exclude_unset=True), "config"
@@ -40,6 +43,7 @@ def load(source: Config | str | Path | Mapping[str, Any], overrides: Iterable[st
         settings, origin = _read(Path(source)), str(source)
     for override in overrides:
         _apply(settings, override)
+    _change_paths(settings, _absolute)
     settings = _with_encoder(settings)
     try:
         return Config.model_validate(settings)
@@ -132,18 +136,28 @@ def _read(path: Path) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path}: is not valid TOML: {error}") from None
     settings.setdefault("name", _as_name(path.stem))
-    train = settings.get("train")
-    if isinstance(train, dict) and isinstance(train.get("init_from"), str):
-        train["init_from"] = _beside(train["init_from"], path)
-    data = settings.get("data")
-    if isinstance(data, dict):
-        if isinstance(data.get("path"), str):
-            data["path"] = _beside(data["path"], path)
-        elif isinstance(data.get("path"), list):
-            data["path"] = [_beside(p, path) if isinstance(p, str) else p for p in data["path"]]
-        if isinstance(data.get("labels"), str):
-            data["labels"] = _beside(data["labels"], path)
+    _change_paths(settings, lambda named: _beside(named, path))
     return settings
+
+
+def _change_paths(settings: dict[str, Any], change: Callable[[str], str]) -> None:
+    """Change every path that settings name; the embedded data sets are none."""
+
+    def changed_one(named: Any) -> Any:
+        is_path = isinstance(named, str) and named and not named.startswith(SIMULATED)
+        return change(named) if is_path else named
+
+    for section, key in PATHS:
+        values = settings.get(section)
+        if isinstance(values, dict) and key in values:
+            named = values[key]
+            many = isinstance(named, (list, tuple))
+            found = [changed_one(one) for one in named] if many else changed_one(named)
+            settings[section] = values | {key: found}
+
+
+def _absolute(named: str) -> str:
+    return str(Path(named).absolute())
 
 
 def _with_encoder(settings: dict[str, Any]) -> dict[str, Any]:
@@ -189,15 +203,17 @@ def _as_name(stem: str) -> str:
     return kept.lstrip("._-") or "run"
 
 
-def _beside(data_path: str, config_path: Path) -> str:
-    if data_path.startswith(SIMULATED):
-        return data_path
-    beside = config_path.resolve().parent / data_path
-    return str(beside if beside.exists() or not Path(data_path).exists() else Path(data_path))
+def _beside(named: str, config_path: Path) -> str:
+    beside = config_path.resolve().parent / named
+    return str(beside if beside.exists() or not Path(named).exists() else Path(named))
 
 
 def _deep_copy(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: _deep_copy(v) if isinstance(v, Mapping) else v for k, v in settings.items()}
+    given = {
+        key: value.model_dump(exclude_unset=True) if isinstance(value, Section) else value
+        for key, value in settings.items()
+    }
+    return {k: _deep_copy(v) if isinstance(v, Mapping) else v for k, v in given.items()}
 
 
 def _apply(settings: dict[str, Any], override: str) -> None:

@@ -41,7 +41,7 @@ def report(run: Run, to: Path) -> Path:
         summary=summary,
         tune=tune,
         verdict=search_verdict(summary),
-        good=(summary["comparison"] or {}).get("verdict") == "better"
+        good=(summary["comparison"] or {}).get("verdict") in ("better", "default failed")
         and not summary["test"]["best"]["beaten_by"],
         told=list(search_told(summary)),
         pruning=pruning_told(summary, epochs(trials, config)),
@@ -51,9 +51,9 @@ def report(run: Run, to: Path) -> Path:
         trials=ranked(trials),
         setting=setting,
         tested=tested(summary),
-        shown=_shown(summary["test"]) if summary["test"] else None,
+        shown=_shown(summary["test"]),
         metric_name=metric_name,
-        reports=[name for name in RETRAINED if (run.folder / "retrained" / name).exists()],
+        reports=[name for name in RETRAINED if _is_there(run, name)],
         journal=run.folder / "study.log" if (run.folder / "study.log").exists() else None,
         drawn=draw.all_pictures(
             summary,
@@ -65,6 +65,11 @@ def report(run: Run, to: Path) -> Path:
         config=(run.folder / "config.toml").read_text(encoding="utf-8"),
     )
     return publish(page, of=run.folder, to=to)
+
+
+def _is_there(run: Run, name: str) -> bool:
+    """Whether one of the runs below retrained/ came to its end, and so has a report."""
+    return (run.folder / "retrained" / name / "metrics.json").exists()
 
 
 def _gain(summary: Mapping[str, Any]) -> str:
@@ -93,31 +98,43 @@ def ranked(trials: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 def tested(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The chosen settings, the defaults and the baselines on the test set, as cells of a table."""
-    found = summary["test"]
-    if not found:
+    found, shown = summary["test"], _shown(summary["test"])
+    if shown is None:
         return []
-    rows, columns = [], _shown(found).brief
+    rows = []
     for name, what in (("best", "the chosen settings"), ("default", "without a search")):
-        cells = [_over_seeds(column, found[name]) for column in columns]
+        cells = [_over_seeds(column, found[name]) for column in shown.brief]
+        if failed := found[name].get("failed"):
+            what = f"{what}: {failed}"
         colour = COLOURS["model"] if name == "best" else FAINT
         rows.append({"name": name, "what": what, "cells": cells, "colour": colour})
-    for name, beside in found["best"]["baselines"].items():
+    for name, beside in tested_one(found)["baselines"].items():
         if beside:
-            cells = [number(column.of(beside)) for column in columns]
+            cells = [number(column.of(beside)) for column in shown.brief]
             rows.append(
                 {"name": name, "what": beside["what"], "cells": cells, "colour": COLOURS[name]}
             )
     return rows
 
 
-def _shown(tested: Mapping[str, Any]) -> Shown:
+def tested_one(tested: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The chosen settings' test run, or the default's where only that one has a model; nothing
+    where neither has."""
+    with_model = [tested[name] for name in RETRAINED if tested.get(name, {}).get("metrics")]
+    return with_model[0] if with_model else {}
+
+
+def _shown(tested: Mapping[str, Any]) -> Shown | None:
     """By the task, which scaled errors tell: classes have none."""
-    return NUMBERS if tested["best"]["scaled"] else CLASSES
+    one = tested_one(tested)
+    return (NUMBERS if one["scaled"] else CLASSES) if one else None
 
 
 def _over_seeds(column: Column, tested: Mapping[str, Any]) -> str:
     """Mean and deviation over the seeds; scaled errors are known of the best one."""
-    if column.section != "metrics":
+    if tested.get("failed"):
+        return "–"
+    if column.section != "metrics" or not tested["spread"]:
         return number(column.of(tested))
     spread = tested["spread"][column.key]
     return f"{number(spread['mean'])} ± {number(spread['sd'])}"

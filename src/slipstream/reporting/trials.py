@@ -229,7 +229,9 @@ def slices(axes: Axes, one: Setting, trials: Sequence[Trial], best: int) -> None
     top = next(i for i, trial in enumerate(done) if trial["trial"] == best)
     axes.scatter(across[top], values[top], s=46, color=BEST, marker="D", zorder=4, lw=0)
     for state in ("pruned", "failed"):
-        places = [_spread(one, trial) for trial in trials if trial["state"] == state]
+        of_state = [trial for trial in trials if trial["state"] == state]
+        # a trial of a damaged study may have lost a setting
+        places = [_spread(one, trial) for trial in of_state if one.name in trial["params"]]
         below = axes.get_xaxis_transform()
         axes.plot(
             places, [0.02] * len(places), "|", ms=6, mew=0.8, color=STATES[state], transform=below

@@ -237,29 +237,74 @@ def search_verdict(summary: Mapping[str, Any]) -> str:
     """One sentence or two: how much better than the defaults, given what the seed alone does?"""
     found, best = summary["comparison"], summary["best"]
     if found is None:
-        return (
+        lowest = (
             f"Trial {best['trial']} has the lowest validation {summary['metric']}, "
-            f"{number(best['value'])}. It was not trained again (tune.retrain = 0): how much of it "
+            f"{number(best['value'])}."
+        )
+        if summary.get("pending"):
+            resume = f"slipstream tune --resume {summary['run']}"
+            return (
+                f"{lowest} The search is not concluded: {summary['pending']}; go on with: {resume}"
+            )
+        return (
+            f"{lowest} It was not trained again (tune.retrain = 0): how much of it "
             "is luck is not known, and nobody has looked at the test set."
         )
+    told = _incomparable(found) if found["low"] is None else _compared(found)
+    beaten = summary["test"]["best"].get("beaten_by")
+    return told + (f" Still, it loses to {' and '.join(beaten)}." if beaten else "")
+
+
+def _compared(found: Mapping[str, Any]) -> str:
     before, after = found["default"], found["chosen"]
     percent = found["gain_percent"]
     share = "" if percent is None else f", {-percent:+.0f} %"
     means = f"{number(before['mean'])} → {number(after['mean'])}"
-    scaled = ", scaled" if found.get("scaled") else ""
-    change = f"test {metric_name(found['metric'])} {means}{scaled}"
+    change = f"test {metric_name(found['metric'])} {means}{_scaled(found)}"
+    seeds = f"{after['n']} seeds each"
+    if before["n"] != after["n"]:
+        seeds = f"{before['n']} and {after['n']} seeds"
     interval = (
         f"{100 * found['level']:.0f} % interval of the gain {number(found['low'])} to "
-        f"{number(found['high'])}, {after['n']} seeds each"
+        f"{number(found['high'])}, {seeds}"
     )
-    told = {
+    return {
         "better": f"Better than the defaults: {change}{share} ({interval}).",
         "worse": f"Worse than the defaults: {change}{share} ({interval}). Keep the defaults.",
         "no difference shown": f"No difference shown: {change}{share}, which the seeds alone may "
         f"do ({interval}). More seeds (tune.retrain_seeds) would tell finer.",
     }[found["verdict"]]
-    beaten = summary["test"]["best"]["beaten_by"]
-    return told + (f" Still, it loses to {' and '.join(beaten)}." if beaten else "")
+
+
+def _scaled(found: Mapping[str, Any]) -> str:
+    return ", scaled" if found.get("scaled") else ""
+
+
+def _incomparable(found: Mapping[str, Any]) -> str:
+    """Where there is no gain to tell: one of the two has no model, or not two seeds."""
+    before, after = found["default"], found["chosen"]
+    match found["verdict"]:
+        case "default failed":
+            error = f"test {metric_name(found['metric'])} {number(after['mean'])}{_scaled(found)}"
+            return (
+                f"Only the chosen settings reached a finite loss ({error}); the defaults did not."
+            )
+        case "chosen failed":
+            return (
+                "The chosen settings did not reach a finite loss from other seeds. Keep the "
+                "defaults, or search settings that are less extreme (tune.space)."
+            )
+        case "both failed":
+            return (
+                "Neither the chosen settings nor the defaults reached a finite loss from other "
+                "seeds; lower train.lr, or set train.clip."
+            )
+    means = f"{number(before['mean'])} → {number(after['mean'])}"
+    return (
+        f"Too few seeds reached a finite loss to tell a difference from chance: test "
+        f"{metric_name(found['metric'])} {means}{_scaled(found)}, {before['n']} and {after['n']} "
+        "seeds."
+    )
 
 
 def chosen(summary: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -287,6 +332,7 @@ def search_told(summary: Mapping[str, Any]) -> Iterator[str]:
     if best["trial"] != lowest["trial"]:
         told = f"trial {lowest['trial']} had the lowest score ({number(lowest['value'])})"
         yield f"in the search, {told}; over other seeds, {best['what']} has the lower mean"
+    yield from summary.get("findings", ())
 
 
 def pruning_told(summary: Mapping[str, Any], epochs: tuple[float, float]) -> str:

@@ -268,12 +268,13 @@ def show_search(found: dict[str, Any], console: Console) -> None:
     console.print(_settings(found))
     if found["retrained"]:
         console.print(_again(found))
-    if found["test"]:
+    if any(one["metrics"] for one in found["test"].values()):
         console.print(_tested(found))
     say(console, search_verdict(found), "bold")
     for line in search_told(found):
         say(console, line)
-    model = "retrained/best" if found["test"] else "best"
+    tested = found["test"].get("best", {}).get("metrics")
+    model = "retrained/best" if tested else "best"
     run, best = on_one_line(found["run"]), on_one_line(found["best_config"])
     say(
         console,
@@ -327,19 +328,32 @@ def _again(found: dict[str, Any]) -> TextTable:
 def _tested(found: dict[str, Any]) -> TextTable:
     from slipstream.reporting import number
 
+    with_model = {name: one for name, one in found["test"].items() if one["metrics"]}
+    first = next(iter(with_model.values()))
     shown = {"MAE": "mae", "RMSE": "rmse", "R²": "r2"}
-    if not found["test"]["best"]["scaled"]:
+    if not first["scaled"]:
         shown = {"log-loss": "log_loss", "balanced accuracy": "balanced_accuracy"}
     table = TextTable(title="test set")
     table.add_column("")
     for heading in shown:
         table.add_column(heading, justify="right")
     for name, tested in found["test"].items():
-        spread = tested["spread"]
-        cells = [f"{number(spread[k]['mean'])} ± {number(spread[k]['sd'])}" for k in shown.values()]
+        cells = [_over_seeds(tested, key) for key in shown.values()]
         table.add_row(name, *cells, style="bold" if name == "best" else None)
-    for name, beside in found["test"]["best"]["baselines"].items():
+    for name, beside in first["baselines"].items():
         if beside:
             test = beside["metrics"]["test"]
             table.add_row(name, *(number(test[key]) for key in shown.values()))
     return table
+
+
+def _over_seeds(tested: dict[str, Any], key: str) -> str:
+    """Mean and deviation; one figure where one seed has a model, none where none has."""
+    from slipstream.reporting import number
+
+    if not tested["metrics"]:
+        return "no finite loss"
+    if not tested["spread"]:
+        return f"{number(tested['metrics']['test'][key])}, one seed"
+    spread = tested["spread"][key]
+    return f"{number(spread['mean'])} ± {number(spread['sd'])}"

@@ -20,7 +20,7 @@ from slipstream.engine.ensemble import ENSEMBLE, MODEL, Covered, Errors, Kept, R
 from slipstream.engine.job import Task
 from slipstream.engine.lanestate import LaneFit
 from slipstream.engine.plan import Plan
-from slipstream.errors import UserError
+from slipstream.errors import Diverged, UserError
 from slipstream.training import scoring
 from slipstream.training.scoring import Beside
 
@@ -66,7 +66,7 @@ def refuse_failed(groups: Sequence[Group]) -> None:
             )
         if not group.sound:
             where = f" of fold {group.number}" if group.fold else ""
-            raise UserError(
+            raise Diverged(
                 f"no validation loss{where} was finite, from any seed; lower train.lr, set "
                 'train.clip, or set engine.precision = "fp32"'
             )

@@ -112,10 +112,10 @@ def judged(found: dict[str, Any], which: str, kind: str) -> float:
     return float(found.get("scaled", found["metrics"])[which][kind])
 
 
-def judged_over_seeds(found: dict[str, Any], kind: str) -> dict[str, Any]:
-    """How that error varies over the seeds, on the test set, of a run that has several."""
-    spread: dict[str, dict[str, Any]] = found.get("scaled_spread") or found["spread"]
-    return spread[kind]
+def judged_over_seeds(found: dict[str, Any], kind: str) -> dict[str, Any] | None:
+    """How that error varies over the seeds, on the test set; None where there are not two."""
+    spread: dict[str, dict[str, Any]] | None = found.get("scaled_spread") or found["spread"]
+    return spread[kind] if spread else None
 
 
 def beaten_by(model: dict[str, Any], beside: dict[str, Any], kind: str) -> list[str]:

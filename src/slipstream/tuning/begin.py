@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
-import statistics
+import re
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-import optuna
 from optuna.exceptions import StorageInternalError
-from optuna.trial import FrozenTrial, TrialState
+from safetensors import SafetensorError
 from torch import nn
 
 from slipstream import config as configs
@@ -24,27 +22,16 @@ from slipstream.errors import Interrupted, Resumable, UserError
 from slipstream.models import consent, own
 from slipstream.runs import Event, Run
 from slipstream.tuning import crew as crews
-from slipstream.tuning import retraining, shared, work
+from slipstream.tuning import shared, work
 from slipstream.tuning import space as spaces
-from slipstream.tuning.retraining import Again
+from slipstream.tuning.conclusion import Study, conclude
+from slipstream.tuning.crew import Crew
 from slipstream.tuning.search import STATES
 from slipstream.tuning.shelf import Shelf
-from slipstream.tuning.study import NOTES, Board, best_of, importances, num_trials, told
+from slipstream.tuning.study import Board, num_trials
 
 LEAST_PARALLEL = 8
 """Trials at a time, if not told otherwise; on a CPU also the most, unless it has more cores"""
-
-
-@dataclass(frozen=True)
-class Study:
-    """What a search found. `summary` is what `slipstream tune --json` prints."""
-
-    run: Path
-    best: Config
-    """The chosen settings"""
-    summary: dict[str, Any]
-    study: optuna.Study
-    """Optuna's own"""
 
 
 @recover.explain_full_memory()
@@ -65,7 +52,8 @@ def tune(
 
     `watch` is shown every event. `resume` names a search to go on with: finished trials are kept,
     those under way continue from their pack's checkpoint. `storage` names a database that several
-    of these share (`sqlite:///...`, `postgresql://...`); else the study is in the run's folder.
+    of these share (`sqlite:///...`, `postgresql://...`), as the environment variable
+    SLIPSTREAM_STORAGE does where it is None; else the study is in the run's folder.
     `workers` is how many processes search, `"auto"` one for each GPU; without it one, or as many
     as the search that is resumed had. `on="ray"` starts them on a Ray cluster. `model` is a
     network of your own, and `allow_code` lets a resumed search import those that its config names,
@@ -103,9 +91,9 @@ def tune(
         run = runs.create(settings.name, out=settings.out, files=files, watch=watch)
     device = first.series.values.device
     parallel = parallel_of(settings, device.type, crew.count)
-    with runs.locked(run):
+    with runs.locked(run), _resumable(run, crew):
         board = crew.board(run)
-        if storage is not None:
+        if crew.storage is not None:
             shared.join(board.study, settings, first.fingerprint)
         run.append(
             "search" if resume is None else "resume",
@@ -118,30 +106,56 @@ def tune(
             done=len(shared.counted(board.trials(*STATES))),
             **crew.told(),
         )
-        go_on = f"go on with: slipstream tune --resume {run.folder}"
-        go_on += "" if storage is None else " --storage URL"
-        try:
-            with monitor.Monitor(run, device, on=settings.engine.monitor):
-                if not _searched(run, settings):
-                    crew.search(
-                        run,
-                        board,
-                        shelf,
-                        parallel=parallel,
-                        spent_s=_spent(run),
-                        resumed=resume is not None,
-                    )
-                return _concluded(run, settings, board, shelf, data, watch, began)
-        except Interrupted as stop:
-            done = len(shared.counted(board.trials(*STATES)))
-            raise Interrupted(
-                f"stopped with {done} of {settings.tune.trials} trials done; {go_on}",
-                signal_number=stop.signal_number,
-            ) from None
-        except Resumable as error:
-            raise Resumable(f"{error}; {go_on}") from None
-        except StorageInternalError as error:
-            raise Resumable(f"{work.unanswered(crew.url(run), error)}; {go_on}") from None
+        crews.refuse_unlogged(run)
+        with monitor.Monitor(run, device, on=settings.engine.monitor), _counted(board, settings):
+            searched = _searched(run, settings) or crew.search(
+                run,
+                board,
+                shelf,
+                parallel=parallel,
+                spent_s=_spent(run),
+                resumed=resume is not None,
+            )
+            return conclude(
+                run, settings, board, shelf, data, watch, searched=searched, began=began
+            )
+
+
+@contextmanager
+def _counted(board: Board, settings: Config) -> Iterator[None]:
+    """Say how far a search was when it was stopped."""
+    try:
+        yield
+    except Interrupted as stop:
+        done = len(shared.counted(board.trials(*STATES)))
+        raise Interrupted(
+            f"stopped with {done} of {settings.tune.trials} trials done",
+            signal_number=stop.signal_number,
+        ) from None
+
+
+@contextmanager
+def _resumable(run: Run, crew: Crew) -> Iterator[None]:
+    """Say how to go on with a search that had to stop, whatever stopped it."""
+    go_on = f"go on with: slipstream tune --resume {run.folder}"
+    go_on += "" if crew.storage is None else " --storage URL"
+    try:
+        yield
+    except Interrupted as stop:
+        raise Interrupted(f"{stop}; {go_on}", signal_number=stop.signal_number) from None
+    except Resumable as error:  # a run of the search says how it goes on by itself
+        raise Resumable(f"{_without_advice(str(error))}; {go_on}") from None
+    except StorageInternalError as error:
+        raise Resumable(f"{work.unanswered(crew.url(run), error)}; {go_on}") from None
+    except (OSError, SafetensorError) as error:
+        raise Resumable(
+            f"{run.folder}: the search had to stop ({error}); make room, or whatever else that "
+            f"takes, and {go_on}"
+        ) from None
+
+
+def _without_advice(told: str) -> str:
+    return re.sub(r";[^;]*go on with: .*", "", told, flags=re.DOTALL)
 
 
 def refuse(settings: Config) -> None:
@@ -174,119 +188,24 @@ def parallel_of(settings: Config, device: str, workers: int = 1) -> int:
     return min(-(-together // workers), most)
 
 
-def _searched(run: Run, settings: Config) -> bool:
-    """Whether there is nothing left to try; more can be asked for when it goes on."""
-    asked = work.asked(settings)
-    return any(
-        event["event"] == "searched" and event["asked"] == asked for event in runs.events(run)
-    )
+def _searched(run: Run, settings: Config) -> Event | None:
+    """How the search ended, if there is nothing left to try; more can be asked for when it goes
+    on."""
+    wanted = work.asked(settings)
+    found = [
+        event
+        for event in runs.events(run)
+        if event.get("event") == "searched" and event.get("asked") == wanted
+    ]
+    whole = [event for event in found if {"seconds", "optuna_s", "packs"} <= event.keys()]
+    return whole[-1] if whole else None
 
 
 def _spent(run: Run) -> float:
     """Seconds that earlier parts of a search took."""
     found, last = 0.0, 0.0
     for event in runs.events(run):
-        if event["event"] in ("search", "resume"):
+        if event.get("event") in ("search", "resume"):
             found, last = found + last, 0.0
-        last = max(last, event["at_s"])
+        last = max(last, event.get("at_s", 0.0))
     return found
-
-
-def _concluded(
-    run: Run,
-    settings: Config,
-    board: Board,
-    shelf: Shelf,
-    data: Any,
-    watch: Callable[[Event], None] | None,
-    began: float,
-) -> Study:
-    trials = shared.counted(board.trials())
-    best = best_of(trials)
-    if best is None:
-        reasons = {trial.user_attrs.get(NOTES, {}).get("stopped") for trial in trials}
-        why = "; ".join(sorted(filter(None, reasons))[:3])
-        raise UserError(
-            f"no trial ran to its end ({why or 'none began'}); mend tune.space or tune.minutes"
-        )
-    chosen = spaces.applied(settings, board.space, best.params)
-    again: list[Again] = []
-    tested: dict[str, dict[str, Any]] = {}
-    if settings.tune.retrain:
-        done = [trial for trial in trials if trial.state == TrialState.COMPLETE]
-        ranked = sorted(done, key=lambda trial: (trial.value, trial.number))
-        again = retraining.choose(
-            run, settings, ranked[: settings.tune.retrain], board.space, shelf
-        )
-        chosen = again[0].config
-        tested = retraining.test(run, settings, chosen, data, watch)
-    runs.write_text(run.folder / "best.toml", configs.to_toml(chosen, only_set=True))
-    summary = summarize(run, settings, trials, again, tested)
-    summary["space"] = spaces.told(board.space)
-    summary["importances"] = importances(board.study)
-    summary["seconds"] = time.perf_counter() - began
-    runs.write_json(run.folder / "trials.json", [told(trial, STATES) for trial in trials])
-    runs.write_json(run.folder / "metrics.json", summary)
-    run.append("end", seconds=summary["seconds"])
-    return Study(run.folder, chosen, summary, board.study)
-
-
-def summarize(
-    run: Run,
-    settings: Config,
-    trials: list[FrozenTrial],
-    again: list[Again],
-    tested: dict[str, dict[str, Any]],
-) -> dict[str, Any]:
-    best = best_of(trials)
-    assert best is not None
-    params = {trial.number: trial.params for trial in trials}  # numbers may have gaps
-    searched = [event for event in runs.events(run) if event["event"] == "searched"][-1]
-    counts = dict.fromkeys(STATES.values(), 0)
-    for trial in trials:
-        if trial.state in STATES:
-            counts[STATES[trial.state]] += 1
-    found: dict[str, Any] = {
-        "run": str(run.folder),
-        "name": settings.name,
-        "metric": settings.tune.metric,
-        "trials": counts,
-        "best": {"trial": best.number, "value": best.value, "params": best.params},
-        "best_config": str(run.folder / "best.toml"),
-        "search_s": searched["seconds"],
-        "trials_per_hour": 3600 * sum(counts.values()) / max(searched["seconds"], 1e-9),
-        "optuna_s": searched["optuna_s"],
-        "optuna_share": searched["optuna_s"] / max(searched["seconds"], 1e-9),
-        "packs": searched["packs"],
-        "retrained": [
-            {
-                "trial": None if one.trial == retraining.DEFAULT else one.trial,
-                "what": "default" if one.trial == retraining.DEFAULT else f"trial {one.trial}",
-                "params": params.get(one.trial),
-                "losses": one.losses,
-                "mean": one.mean,
-                "sd": _sd(one.losses),
-                "chosen": one is again[0],
-            }
-            for one in again
-        ],
-        "test": {
-            name: {
-                key: summary.get(key)
-                for key in (
-                    *("run", "metrics", "scaled", "spread", "scaled_spread"),
-                    *("baselines", "beaten_by"),
-                )
-            }
-            for name, summary in tested.items()
-        },
-        "comparison": None,
-    }
-    if tested:
-        found["comparison"] = retraining.compare(tested["best"], tested["default"])
-    return found
-
-
-def _sd(values: list[float]) -> float | None:
-    finite = [value for value in values if math.isfinite(value)]
-    return statistics.stdev(finite) if len(finite) > 1 else None

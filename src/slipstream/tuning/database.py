@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 import warnings
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
 from sqlalchemy import exc
 
 from slipstream.errors import UserError
+from slipstream.tuning import address as addresses
+from slipstream.tuning.address import mask_url, scrub
 
 DATABASE = "study.db"
 BEAT_S, GRACE_S = 10, 60
@@ -24,7 +27,7 @@ ATTEMPTS = 5
 
 def open_storage(url: str, *, beat_s: int = BEAT_S, grace_s: int = GRACE_S) -> RDBStorage:
     """The database that `url` names, with its tables."""
-    address = _address(url)
+    address = addresses.parse(url)
     options: dict[str, Any] = {"pool_pre_ping": True}
     match address.get_backend_name():
         case "sqlite":
@@ -49,10 +52,12 @@ def open_storage(url: str, *, beat_s: int = BEAT_S, grace_s: int = GRACE_S) -> R
         except (exc.DBAPIError, StorageInternalError) as error:
             raced = isinstance(error, exc.IntegrityError) or "already exists" in str(error)
             if attempt == ATTEMPTS or not raced:
-                raise _unreachable(url, address, error) from None
+                raise _unreachable(url, error) from None
             time.sleep(0.2 * attempt)  # another process is making the same tables
         except RuntimeError as error:  # Optuna's: tables of another version
-            raise UserError(f"--storage {safe(url)}: {error}") from None
+            raise UserError(f"--storage {mask_url(url)}: {scrub(str(error), url)}") from None
+        except Exception as error:  # whatever a driver makes of the URL's options
+            raise _unreachable(url, error) from None
     if address.get_backend_name() == "sqlite":  # who reads does not wait for who writes
         with suppress(exc.DBAPIError), storage.engine.connect() as connection:
             connection.exec_driver_sql("PRAGMA journal_mode=WAL")
@@ -64,32 +69,26 @@ def own_database(folder: Path) -> str:
     return sqlalchemy.URL.create("sqlite", database=str(folder / DATABASE)).render_as_string()
 
 
-def is_sqlite(url: str) -> bool:
-    return _address(url).get_backend_name() == "sqlite"
-
-
-def safe(url: str) -> str:
-    """A URL to show: without its password."""
+def refuse_damaged(folder: Path) -> None:
+    """A UserError where the database in a run's folder is damaged, before a search goes on."""
+    path = folder / DATABASE
+    if not path.exists():
+        return
     try:
-        address = sqlalchemy.make_url(url)
-        if "password" in address.query:
-            address = address.update_query_dict({"password": "***"})
-        return address.render_as_string(hide_password=True)
-    except exc.ArgumentError:
-        return f"{url.split(':', 1)[0]}:..."
-
-
-def _address(url: str) -> sqlalchemy.URL:
-    try:
-        address = sqlalchemy.make_url(url)
-    except exc.ArgumentError:
+        with closing(sqlite3.connect(path, timeout=60)) as connection:
+            (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    except sqlite3.DatabaseError as error:
+        found = str(error)
+    if found != "ok":
+        found = found.splitlines()[-1]
         raise UserError(
-            f"--storage {safe(url)}: is not the URL of a database; give sqlite:///FILE or "
-            "postgresql://USER:PASSWORD@HOST/DATABASE"
-        ) from None
-    if address.drivername in ("postgresql", "postgres"):
-        return address.set(drivername="postgresql+psycopg2")
-    return address
+            f"{path}: is damaged ({found}); restore it from a copy, or start a new search (the "
+            f"finished trials are in {folder / 'events.jsonl'})"
+        )
+
+
+def is_sqlite(url: str) -> bool:
+    return addresses.parse(url).get_backend_name() == "sqlite"
 
 
 def _text(address: sqlalchemy.URL) -> str:
@@ -102,15 +101,13 @@ def _undriven(url: str, address: sqlalchemy.URL) -> UserError:
         fix = "install it with: pip install 'slipstream[postgres]'"
     else:
         fix = "give sqlite:///FILE or postgresql://..."
-    return UserError(f"--storage {safe(url)}: no driver for {kind} is here; {fix}")
+    return UserError(f"--storage {mask_url(url)}: no driver for {kind} is here; {fix}")
 
 
-def _unreachable(url: str, address: sqlalchemy.URL, error: Exception) -> UserError:
+def _unreachable(url: str, error: Exception) -> UserError:
     said = str(getattr(error, "orig", None) or error.__cause__ or error).strip()
-    why = said.split("\n")[0] if said else type(error).__name__
-    if address.password:
-        why = why.replace(str(address.password), "***")
+    why = scrub(said.split("\n")[0], url) if said else type(error).__name__
     return UserError(
-        f"--storage {safe(url)}: the database cannot be opened ({why}); is it running, "
+        f"--storage {mask_url(url)}: the database cannot be opened ({why}); is it running, "
         "and may this user write to it?"
     )

@@ -88,7 +88,12 @@ class Packed:
     def resume(self, stop: Stop) -> bool:
         """Go on from the newest checkpoint; whether anything was in training."""
         trainer = self.trainer
-        saved, wrong = checkpoint.newest(self.run)
+        try:
+            saved, wrong = checkpoint.newest(self.run)
+        except UserError as error:
+            what = "training the trials of a pack from their start"
+            trainer.run.append("fallback", what=what, why=str(error))
+            return False
         for what in wrong:
             trainer.run.append("fallback", what="an older checkpoint of the pack", why=what)
         facts = saved.facts["search"]

@@ -18,6 +18,7 @@ from optuna.trial import FrozenTrial
 from slipstream import config as configs
 from slipstream import runs, training
 from slipstream.config import Config
+from slipstream.errors import Diverged
 from slipstream.runs import Event, Run
 from slipstream.training import scoring
 from slipstream.tuning import space as spaces
@@ -44,6 +45,16 @@ class Again(NamedTuple):
     def mean(self) -> float:
         return statistics.fmean(self.losses) if self.losses else math.inf
 
+    @property
+    def finite(self) -> list[float]:
+        return [loss for loss in self.losses if math.isfinite(loss)]
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """The lower, the better: seeds that failed, then the mean of the others."""
+        failed = len(self.losses) - len(self.finite)
+        return failed, statistics.fmean(self.finite) if self.finite else math.inf
+
 
 def first_seed(base: Config) -> int:
     """The first of the seeds here; past the largest that a config takes, they go on from 0."""
@@ -65,7 +76,7 @@ class Retraining:
         known = {
             (event["trial"], event["seed"]): event["loss"]
             for event in runs.events(run)
-            if event["event"] == "retrained"
+            if event.get("event") == "retrained" and {"trial", "seed", "loss"} <= event.keys()
         }
         for trial, seed, _ in self.every:
             if (trial, seed) in known:
@@ -120,20 +131,21 @@ def choose(
     trainer = Trainer(run, shelf, director, parallel=max(len(director.every), 1))
     trainer.train()
     found = director.found
-    ranked = sorted((found[trial] for trial, _ in entries), key=lambda again: again.mean)
+    ranked = sorted((found[trial] for trial, _ in entries), key=lambda again: again.rank)
     return [*ranked, found[DEFAULT]]
 
 
 def test(
     run: Run,
     base: Config,
-    chosen: Config,
+    again: Sequence[Again],
     data: Any,
     watch: Callable[[Event], None] | None,
 ) -> dict[str, dict[str, Any]]:
-    """Ordinary runs of the chosen settings and of the default, over several seeds each."""
+    """Ordinary runs of the chosen settings and of the default, over several seeds each; `failed`
+    says of either why it has no model."""
     found = {}
-    for name, config in (("best", chosen), ("default", base)):
+    for name, config, one in (("best", again[0].config, again[0]), ("default", base, again[-1])):
         repeated = configs.changed(
             config,
             {
@@ -144,7 +156,14 @@ def test(
             },
         )
         folder = run.folder / "retrained" / name
-        found[name] = training.trained(folder, repeated, data, watch)
+        try:
+            if not one.finite:  # from these very seeds
+                raise Diverged(
+                    f"no validation loss was finite, from any of {len(one.losses)} seeds"
+                )
+            found[name] = training.trained(folder, repeated, data, watch)
+        except Diverged as error:
+            found[name] = {"run": str(folder), "failed": str(error)}
     return found
 
 
@@ -158,6 +177,8 @@ def compare(chosen: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
 
     kind = chosen["judged_by"]
     a, b = (scoring.judged_over_seeds(one, kind) for one in (default, chosen))
+    assert a is not None
+    assert b is not None
     n = a["n"], b["n"]
     spread = [one["sd"] ** 2 / count for one, count in zip((a, b), n, strict=True)]
     gain, error = a["mean"] - b["mean"], math.sqrt(sum(spread))

@@ -87,21 +87,24 @@ class Search:
     def again(self, number: int) -> Candidate:
         self.left = [one for one in self.left if one.number != number]
         trial = self.board.trials()[number]
-        found = Candidate(
-            number,
-            spaces.applied(self.base, self.board.space, trial.params),
-            folds=self.base.tune.folds or 1,
-            settled=trial.state.is_finished(),
-        )
-        if not found.settled:
+        params, settled = trial.params, trial.state.is_finished()
+        if not settled:
             self.under_way[number] = self.board.again(number)
-        return found
+            params = self.under_way[number].params
+        config = spaces.applied(self.base, self.board.space, params)
+        return Candidate(number, config, folds=self.base.tune.folds or 1, settled=settled)
 
     def pick_up(self) -> None:
         """Find this worker's trials that were under way when the search was broken off."""
         under_way = self.board.trials(TrialState.RUNNING)
         mine = [trial for trial in under_way if self.share is None or self.share.owns(trial)]
-        self.left = [self.again(trial.number) for trial in mine]
+        for trial in mine:
+            try:
+                one = self.again(trial.number)
+                self.left.append(one)
+            except UserError as error:  # it was killed before this could be told
+                begun = self.under_way.pop(trial.number)
+                self._tell(begun, TrialState.FAIL, None, {"stopped": str(error)})
 
     def validated(self, one: Candidate, epoch: int, loss: float) -> str:
         if not math.isfinite(loss):

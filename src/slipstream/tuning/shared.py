@@ -24,14 +24,15 @@ from slipstream import runs
 from slipstream.config import Config
 from slipstream.errors import UserError
 from slipstream.runs import Run
-from slipstream.tuning.study import NOTES, Board
+from slipstream.tuning.journal import NOTES
+from slipstream.tuning.study import Board
 
 OWNER = "slipstream.worker"
 """The user attribute that says whose a trial is"""
 JOINED = "slipstream.search"
 """The study's attribute that says what is searched"""
 SURPLUS = "surplus: other workers had begun all trials"
-MAY_DIFFER = ("tune.trials", "tune.minutes", "tune.retrain", "data.path", "out")
+MAY_DIFFER = ("tune.trials", "tune.minutes", "tune.retrain", "data.path", "data.labels", "out")
 """Settings that workers of one study need not have in common; nor those of [engine]"""
 
 
@@ -91,11 +92,14 @@ def owner_of(trial: FrozenTrial) -> str | None:
 
 
 def identity(run: Run) -> str:
-    """Who works in this folder: the same after a restart."""
+    """Who works in this folder: the same after a restart. Where that can no longer be read, it is
+    another one, and the trials of the first come back as those of a worker that fell silent."""
     path = run.folder / "worker.json"
-    if not path.exists():
-        runs.write_json(path, {"id": uuid.uuid4().hex})
-    return str(runs.read_json(path)["id"])
+    with suppress(UserError, KeyError, TypeError, ValueError):
+        return uuid.UUID(hex=runs.read_json(path)["id"]).hex
+    found = uuid.uuid4().hex
+    runs.write_json(path, {"id": found})
+    return found
 
 
 class Share:

@@ -24,6 +24,7 @@ INCOMPARABLE = {
     "seed": "chance, not a setting; tune.retrain_seeds shows what it does",
     "data.path": "other data",
     "data.targets": "other targets",
+    "data.labels": "other labels",
     "data.horizon": "another horizon",
     "data.scale": "the units of the score",
     "data.split": "the windows that trials are scored on",

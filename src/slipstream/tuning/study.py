@@ -15,18 +15,16 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage, JournalStorage
-from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from slipstream.config import Tune
 from slipstream.errors import UserError
 from slipstream.tuning import database
 from slipstream.tuning import space as spaces
+from slipstream.tuning.journal import NOTES, Journal
 
 T = TypeVar("T")
 JOURNAL = "study.log"
-NOTES = "slipstream"
-"""The user attribute that holds what we know of a trial"""
 PRUNED = "pruned"
 TAKEN = "given to another worker, because this one had been silent for too long"
 LOST = "the worker that trained it went away, and so did the next"
@@ -41,7 +39,7 @@ def storage_of(
 ) -> BaseStorage:
     """A journal in the run's folder, or the database that `url` names."""
     if url is None:
-        return JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
+        return JournalStorage(Journal(str(folder / JOURNAL)))
     return database.open_storage(url, beat_s=beat_s, grace_s=grace_s)
 
 
@@ -150,10 +148,14 @@ class Board:
             return self.study.ask(self.distributions)
 
     def again(self, number: int) -> Trial:
-        """A trial that is under way, by its number."""
+        """A trial that is under way, by its number; settings that it lacks, because the search was
+        killed while they were drawn, are drawn now."""
         with self.timed():
             found = self.study.get_trials(deepcopy=False)[number]
-            return Trial(self.study, found._trial_id)
+            trial = Trial(self.study, found._trial_id)
+            for name, distribution in self.distributions.items():
+                trial._suggest(name, distribution)
+            return trial
 
     def report(self, trial: Trial, value: float, step: int) -> str:
         """Note an epoch's loss; why the trial should end, if it should."""

@@ -21,6 +21,7 @@ from slipstream.models import consent
 from slipstream.runs import Event, Run
 from slipstream.tuning import database, shared
 from slipstream.tuning import space as spaces
+from slipstream.tuning.address import mask_url, scrub
 from slipstream.tuning.packs import Trainer
 from slipstream.tuning.search import Search
 from slipstream.tuning.shared import Share
@@ -69,8 +70,9 @@ def open_board(
     return Board(found, space)
 
 
-def search_on(run: Run, search: Search, *, parallel: int, resumed: bool) -> None:
-    """Train trials until there are none left, here or in the hands of other workers."""
+def search_on(run: Run, search: Search, *, parallel: int, resumed: bool) -> Event:
+    """Train trials until there are none left, here or in the hands of other workers; what the log
+    then says of the search, even where nothing can be written to it."""
     trainer = Trainer(run, search.shelf, search, parallel=parallel)
     share = search.share
     with share.alive(search.under_way) if share else nullcontext():
@@ -80,13 +82,14 @@ def search_on(run: Run, search: Search, *, parallel: int, resumed: bool) -> None
         while share is not None and not search.late and share.others_busy():
             _pause()
             trainer.train()
-    run.append(
-        "searched",
-        seconds=time.perf_counter() - search.began,  # earlier parts included
-        optuna_s=search.board.spent_s,
-        packs=trainer.packs,
-        asked=asked(search.base),
-    )
+    found = {
+        "seconds": time.perf_counter() - search.began,  # earlier parts included
+        "optuna_s": search.board.spent_s,
+        "packs": trainer.packs,
+        "asked": asked(search.base),
+    }
+    run.append("searched", **found)
+    return found
 
 
 def asked(settings: Config) -> dict[str, Any]:
@@ -132,8 +135,9 @@ def carry_out(task: Task, watch: Callable[[Event], None] | None) -> None:
 
 def unanswered(url: str | None, error: StorageInternalError) -> Resumable:
     """The database was there and is no longer."""
-    why = str(error.__cause__ or error).split("\n", 1)[0]
-    return Resumable(f"{database.safe(url or '')}: the database no longer answers ({why})")
+    why = scrub(str(error.__cause__ or error).split("\n", 1)[0], url)
+    where = "the study" if url is None else mask_url(url)
+    return Resumable(f"{where}: the database no longer answers ({why})")
 
 
 def totals(parts: Mapping[int, Event]) -> dict[str, Any]:

@@ -11,12 +11,16 @@ import json
 import os
 import signal
 import sys
+import traceback
 from contextlib import suppress
 from threading import Thread
 from types import FrameType
 
+from safetensors import SafetensorError
+
 from slipstream.errors import Interrupted, Resumable, UserError
 from slipstream.runs import Event, to_json
+from slipstream.tuning.address import scrub
 from slipstream.tuning.work import REFUSED, RESUMABLE, Task, carry_out
 
 
@@ -30,11 +34,15 @@ def main() -> int:
     except UserError as error:
         _tell({"event": "refused", "what": str(error)})
         return REFUSED
-    except Resumable as error:
-        sys.stderr.write(f"{error}\n")
+    except (Resumable, OSError, SafetensorError) as error:
+        with suppress(OSError):  # it goes to the same disk
+            sys.stderr.write(f"{error}\n")
         return RESUMABLE
     except Interrupted as stop:
         return 128 + stop.signal_number
+    except Exception:
+        sys.stderr.write(scrub(traceback.format_exc(), task.url))  # stderr is a file
+        return 1
     return 0
 
 
