@@ -45,6 +45,35 @@ def test_ridge_solves_the_normal_equations(relative):
     close(found, (rows @ weights).reshape(300, 3, 2) + level, rel=1e-5)
 
 
+@pytest.mark.parametrize("relative", [False, True])
+def test_wide_tables_have_the_same_solution(monkeypatch, relative):
+    x = torch.randn(4, 90, 40, generator=generator)
+    y = torch.randn(90, 3, 2, generator=generator) + x[-1][:, None, -2:] + 7
+    new = torch.randn(4, 20, 40, generator=generator)
+    parts = list(zip(x.split(27, dim=1), y.split(27), strict=True))
+    asked = {"context": 4, "inputs": 40, "relative": relative}
+    narrow = baselines.fit_ridge(parts, parts[:2], **asked)
+    monkeypatch.setattr(baselines, "WIDE_INPUTS", 40)
+    wide = baselines.fit_ridge(parts, parts[:2], **asked)
+    assert narrow.basis is None
+    assert wide.basis is not None
+    assert wide.penalty == narrow.penalty
+    close(wide.predict(new, 3), narrow.predict(new, 3), rel=1e-5)
+
+
+def test_features_never_outgrow_the_windows_of_a_wide_table():
+    x = torch.randn(8, 30, 3000, generator=generator)
+    fitted = baselines.fit_ridge(
+        [(x, x[-1:, :, :5].transpose(0, 1))] * 2,
+        [(x, x[-1:, :, :5].transpose(0, 1))],
+        context=8,
+        inputs=3000,
+        relative=False,
+    )
+    assert fitted.weights.shape == (61, 5)
+    close(fitted.predict(x, 1)[:, 0], x[-1, :, :5], rel=1e-2)
+
+
 def test_the_penalty_is_the_best_on_the_validation_set(monkeypatch):
     def batch(count, noise):
         x = torch.randn(1, count, 40, generator=generator)

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 MAX_FEATURES = 2048
+WIDE_INPUTS = MAX_FEATURES // 2
+"""From so many inputs on, features are too many however they are pooled."""
 PENALTIES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 """Ridge penalties to choose from, per training window."""
 
@@ -44,9 +46,14 @@ class Ridge:
     pooled: int
     """Rows averaged into one, so that features stay few"""
     relative: bool
+    basis: Tensor | None = None
+    """[D + 1, N + 1]: of wide tables, features become products with so many training windows, and
+    the constant"""
 
     def predict(self, inputs: Tensor, steps: int) -> Tensor:
         features = _features(inputs, self.pooled, self.relative)
+        if self.basis is not None:
+            features = features @ self.basis
         out: Tensor = (features @ self.weights).float().unflatten(1, (steps, -1))
         if not self.relative:
             return out
@@ -63,6 +70,8 @@ def fit_ridge(
 ) -> Ridge:
     """Solve in closed form from batches of inputs [T, B, F] and targets [B, H, C]."""
     pooled = -(-context * inputs // MAX_FEATURES)
+    if inputs >= WIDE_INPUTS:
+        return _fit_wide(train, val, pooled, relative)
     xx, xy, _, count = _moments(train, pooled, relative)
     val_xx, val_xy, val_yy, _ = _moments(val, pooled, relative)
     penalized = torch.ones(len(xx), dtype=xx.dtype, device=xx.device)
@@ -78,6 +87,49 @@ def fit_ridge(
     return Ridge(best[1], best[2], pooled, relative)
 
 
+def _fit_wide(
+    train: Iterable[tuple[Tensor, Tensor]],
+    val: Iterable[tuple[Tensor, Tensor]],
+    pooled: int,
+    relative: bool,
+) -> Ridge:
+    """The same solution from the windows' products with each other: fewer than the features'."""
+    x, y = _rows(train, pooled, relative)
+    val_x, val_y = _rows(val, pooled, relative)
+    mean, level = x.mean(dim=0), y.mean(dim=0)
+    centred = x - mean  # without the constant, which is then free of penalty
+    basis = torch.zeros(x.shape[1], len(x) + 1, dtype=x.dtype, device=x.device)
+    basis[:, :-1] = centred.T
+    basis[-1, :-1] = -(centred @ mean)
+    basis[-1, -1] = 1.0
+    sizes, vectors = torch.linalg.eigh(centred @ centred.T)
+    turned = vectors.T @ (y - level)
+    val_x = val_x @ basis
+    best: tuple[float, Tensor, float] | None = None
+    for penalty in PENALTIES:
+        solved = vectors @ (turned / (sizes.clamp(min=0.0) + penalty * len(x))[:, None])
+        weights = torch.cat([solved, level[None]])
+        error = float((val_x @ weights - val_y).square().sum())
+        if best is None or error < best[0]:
+            best = error, weights, penalty
+    assert best is not None
+    return Ridge(best[1], best[2], pooled, relative, basis)
+
+
+def _rows(
+    batches: Iterable[tuple[Tensor, Tensor]], pooled: int, relative: bool
+) -> tuple[Tensor, Tensor]:
+    """Features [N, D + 1] and targets [N, H * C] of every window, in float64."""
+    pairs = [_pair(inputs, targets, pooled, relative) for inputs, targets in batches]
+    return torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
+
+
+def _pair(inputs: Tensor, targets: Tensor, pooled: int, relative: bool) -> tuple[Tensor, Tensor]:
+    if relative:
+        targets = targets - inputs[-1][:, None, -targets.shape[2] :]
+    return _features(inputs, pooled, relative), targets.flatten(1).double()
+
+
 def _moments(
     batches: Iterable[tuple[Tensor, Tensor]], pooled: int, relative: bool
 ) -> tuple[Tensor, Tensor, Tensor, int]:
@@ -85,10 +137,7 @@ def _moments(
     sums: tuple[Tensor, Tensor, Tensor] | None = None
     count = 0
     for inputs, targets in batches:
-        x = _features(inputs, pooled, relative)
-        if relative:
-            targets = targets - inputs[-1][:, None, -targets.shape[2] :]
-        y = targets.flatten(1).double()
+        x, y = _pair(inputs, targets, pooled, relative)
         terms = x.T @ x, x.T @ y, y.square().sum()
         sums = (
             terms if sums is None else (sums[0] + terms[0], sums[1] + terms[1], sums[2] + terms[2])

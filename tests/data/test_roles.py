@@ -178,9 +178,18 @@ def test_series_of_a_float_column_are_called_by_their_whole_numbers():
     assert store.layout.series == tuple(map(str, EANS))
 
 
+@pytest.mark.parametrize(("cell", "value"), [("007", 7), ("1e3", 1000), ("1_2", "12")])
+def test_a_value_that_only_looks_like_a_cell_is_refused_in_a_list_too(cell, value):
+    with pytest.raises(UserError, match=f'"c" is never {value}, but "{cell}"; write it so'):
+        kept([cell, "25"], [value, 25])
+    assert kept([cell, "25", str(value)], [value, 25]) == [1, 2]
+    assert kept([cell, "25"], [cell, 25, 30]) == [0, 1]
+    assert kept([2**53, 5], [2**53 + 1, 5]) == [1]
+
+
 def test_what_where_looks_for_in_vain_is_shown_beside_what_there_is():
-    with pytest.raises(UserError, match=r'\(c = 7\); "c" is 007, 008'):
-        kept(["007", "008"], 7)
+    with pytest.raises(UserError, match=r'\(c = 9\); "c" is 007, 008'):
+        kept(["007", "008"], 9)
 
 
 def write_files(folder, names, **columns):

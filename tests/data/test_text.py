@@ -87,6 +87,11 @@ def test_stray_quotes_beside_notes_of_many_lines_are_refused_too(tmp_path):
         read(tmp_path, lines)
 
 
+def test_the_only_row_may_have_swallowed_the_others(tmp_path):
+    with pytest.raises(UserError, match=r't.csv, line 2: .*column "note"'):
+        read(tmp_path, ['1,2,"x', '3,4,y"'])
+
+
 def test_notes_of_many_lines_are_read(tmp_path):
     lines = list(ROWS)
     for row in range(300, 350):

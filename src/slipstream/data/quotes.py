@@ -42,8 +42,7 @@ def refuse_swallowed(path: Path, name: str, table: pa.Table, delimiter: str) -> 
         if not _has_breaks(cells):
             continue
         rows = np.flatnonzero(pc.match_substring_regex(cells, BREAK).to_numpy())
-        alone = len(rows) == 1 < table.num_rows
-        row = int(rows[0]) if alone else _find_swallowed(table, index, rows, delimiter)
+        row = int(rows[0]) if len(rows) == 1 else _find_swallowed(table, index, rows, delimiter)
         if row is not None:
             cell = cells[row].as_py()
             raise UserError(

@@ -113,7 +113,9 @@ def matching(source: Source, data: Data) -> Ints | range:
     for name, value in data.where.items():
         codes, texts = typed.labels(source, name, "data.where")
         accepted = {as_text(v) for v in (value if isinstance(value, tuple) else (value,))}
-        keep &= np.isin(codes, [i for i, text in enumerate(texts) if as_text(text) in accepted])
+        keys = [as_text(text) for text in texts]
+        _refuse_lookalikes(source, name, texts, accepted.difference(keys))
+        keep &= np.isin(codes, [i for i, key in enumerate(keys) if key in accepted])
         present.append(f'"{name}" is {", ".join(texts[:10])}')
     if not keep.any():
         asked = ", ".join(f"{name} = {value!r}" for name, value in data.where.items())
@@ -121,6 +123,25 @@ def matching(source: Source, data: Data) -> Ints | range:
             f"{source.name}: no row has what data.where asks for ({asked}); {'; '.join(present)}"
         )
     return np.flatnonzero(keep)
+
+
+def _refuse_lookalikes(source: Source, name: str, texts: list[str], absent: set[str]) -> None:
+    """Refuse a value of `data.where` that no row has where a text reads as that number."""
+    numbers = {_read_number(value): value for value in absent if _match_number(value)}
+    for cell in texts:
+        number = None if _match_number(cell) else _read_number(cell)
+        if number in numbers:
+            raise UserError(
+                f'{source.name}: "{name}" is never {numbers[number]}, but "{cell}"; write it so in '
+                "data.where, as text"
+            )
+
+
+def _read_number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 PLAIN_NUMBER = re.compile(
@@ -138,8 +159,8 @@ def as_text(value: Any) -> str:
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # all of its digits, where repr has the first 17
     text = str(value)
-    number = PLAIN_NUMBER.fullmatch(text.strip())
-    if number is None or (number["exponent"] and not (number["signed"] or number["point"])):
+    number = _match_number(text)
+    if number is None:
         return SPELLINGS.get(text, text)
     digits = (number["whole"] + (number["fraction"] or "")).lstrip("0")
     shift = int(number["exponent"] or 0) - len(number["fraction"] or "")
@@ -152,6 +173,14 @@ def as_text(value: Any) -> str:
         return f"{sign}{digits}{'0' * shift}"
     padded = digits.rjust(1 - shift, "0")
     return f"{sign}{padded[:shift]}.{padded[shift:]}"
+
+
+def _match_number(text: str) -> re.Match[str] | None:
+    """The parts of a plain number; None for all other text, and for 1e3, which may be a name."""
+    number = PLAIN_NUMBER.fullmatch(text.strip())
+    if number is None or (number["exponent"] and not (number["signed"] or number["point"])):
+        return None
+    return number
 
 
 def identify(source: Source, data: Data) -> tuple[Ints, list[str]]:

@@ -61,7 +61,7 @@ class Source:
     """The column that says which of them a row came from"""
 
     @cached_property
-    def known(self) -> frozenset[str]:
+    def name_set(self) -> frozenset[str]:
         """The columns' names; to look one up among thousands takes as long as among a few"""
         return frozenset(self.names)
 

@@ -39,7 +39,7 @@ LARGEST = 1e30
 
 def require(source: Source, name: str, setting: str) -> None:
     """Refuse a column that is not there, with the name that may have been meant."""
-    if name not in source.known:
+    if name not in source.name_set:
         close = difflib.get_close_matches(name, source.names, n=1)
         hint = f'did you mean "{close[0]}"?' if close else f"it has {', '.join(source.names[:20])}"
         raise UserError(f'{source.name}: has no column "{name}" ({setting}); {hint}')

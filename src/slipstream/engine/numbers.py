@@ -133,6 +133,8 @@ def _ridge(dataset: Dataset, pieces: Pieces) -> Baseline:
     signature = dataset.signature
     features = min(signature.context * signature.model_inputs, simple.MAX_FEATURES)
     most = max(int(RIDGE_WORK / (features**2 * signature.fold)), step.CHUNK)
+    if signature.model_inputs >= simple.WIDE_INPUTS:  # each window is compared with each other
+        most = simple.MAX_FEATURES
     every = -(-dataset.count["train"] // most)
 
     def batches(which: str) -> Iterator[tuple[Tensor, Tensor]]:
