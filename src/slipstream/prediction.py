@@ -83,6 +83,8 @@ def write(table: pa.Table, path: Path) -> None:
     kind = path.suffix.lower()
     if kind not in (".csv", ".parquet", ".arrow"):
         raise UserError(f"{path}: predictions are written as .csv, .parquet or .arrow")
+    if path.is_dir():  # it would be replaced, with all that is in it
+        raise UserError(f"{path}: is a folder; name a file")
     try:
         with runs.replacing(path) as temporary:
             if kind == ".csv":

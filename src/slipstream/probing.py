@@ -101,6 +101,8 @@ def _asked(
     assert source is not None
     first = configs.load(source, (*overrides, configs.MASKED))
     given = configs.load(labels, (*label_overrides, f"train.repeats={seeds}"))
+    if run is not None and not (runs.find(run).folder / "metrics.json").is_file():
+        raise UserError(f"{run}: holds no metrics.json; was the pre-training finished?")
     if given.masked:
         raise UserError("the config to probe with is of a pre-training; name one that trains")
     if given.train.init_from is not None:

@@ -17,6 +17,7 @@ from slipstream.bench import parity as parities
 from slipstream.bench import peers as others
 from slipstream.bench.cases import Case
 from slipstream.bench.record import Outcome, Watch
+from slipstream.errors import UserError
 
 OUT = "bench"
 
@@ -31,6 +32,7 @@ def ladder(
     watch: Watch = lambda _, __: None,
 ) -> dict[str, Any]:
     """One technique after the other, on the config's job or the standard cases."""
+    _refuse_file(out)
     found = _cases(config, overrides, cases)
     default = 2.5 if not torch.cuda.is_available() else max(1.0, 0.7 * len(found))
     return _kept(ladders.ladder(found, minutes=minutes or default, watch=watch), out)
@@ -47,6 +49,9 @@ def parity(
     watch: Watch = lambda _, __: None,
 ) -> dict[str, Any]:
     """The naive loop and auto, seed by seed, on the config's data or the embedded ones."""
+    _refuse_file(out)
+    if not 0 <= margin < 1:
+        raise UserError(f"--margin is {100 * margin:g}; give per cent, from 0 to less than 100")
     found = [sources.of_config(config or configs.demo(), overrides)]
     outcome = parities.parity(found, seeds=seeds, minutes=minutes, margin=margin, watch=watch)
     return _kept(outcome, out)
@@ -63,6 +68,7 @@ def peers(
     watch: Watch = lambda _, __: None,
 ) -> dict[str, Any]:
     """Beside a plain loop and Lightning: steps, and whole jobs on real or embedded data."""
+    _refuse_file(out)
     # the standard cases without clipping, at which Lightning is at its best
     found = _cases(config, overrides, cases) if config else sources.standard(cases, clip="off")
     whole: list[Case] = []
@@ -74,6 +80,7 @@ def peers(
 
 def compare(old: Path, new: Path, *, out: Path | None = None) -> dict[str, Any]:
     """What moved beyond the spread from one result folder to another."""
+    _refuse_file(out)
     return _kept(comparison.compare(old, new), out)
 
 
@@ -83,9 +90,18 @@ def _cases(config: Path | None, overrides: Sequence[str], names: Sequence[str]) 
     return [sources.of_config(config, overrides)]
 
 
+def _refuse_file(out: Path | None) -> None:
+    """Say before anything is measured that results cannot be written."""
+    if out is not None and out.exists() and not out.is_dir():
+        raise UserError(f"--out {out}: is a file; name a folder")
+
+
 def _kept(outcome: Outcome, out: Path | None) -> dict[str, Any]:
     folder = out or runs.create(outcome.kind, out=OUT).folder
-    found = record.write(outcome, folder)
-    picture = pictures.draw(outcome, folder)
+    try:
+        found = record.write(outcome, folder)
+        picture = pictures.draw(outcome, folder)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written to ({error.strerror})") from None
     tables = [table._asdict() for table in outcome.tables]
     return found | {"picture": str(picture) if picture else None, "tables": tables}

@@ -46,6 +46,9 @@ def _read(folder: Path) -> Any:
     found = runs.read_json(folder / "results.json")
     if not isinstance(found, dict) or not {"kind", "rows", "hardware"} <= set(found):
         raise UserError(f"{folder}: holds no results of slipstream bench")
+    for row in found["rows"]:
+        if not isinstance(row, dict) or not {"case", "way", "unit", "repeats"} <= set(row):
+            raise UserError(f"{folder / 'results.json'}: is damaged; measure again")
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import signal
@@ -20,6 +21,8 @@ from slipstream.text import printable
 
 PIPE_CLOSED = 128 + 13
 """What a shell says of a command that SIGPIPE has ended"""
+SHOWN = 100
+"""Characters of a name that is too long for a file"""
 
 
 @contextmanager
@@ -38,9 +41,21 @@ def answering(as_json: bool) -> Iterator[None]:
         _fail("interrupted", as_json)
         raise typer.Exit(130) from None
     except Exception as error:
+        if wrong := _wrong_name(error):
+            _fail(wrong, as_json)
+            raise typer.Exit(2) from None
         _tell(traceback.format_exc())
         _fail(f"a fault of Slipstream's own: {type(error).__name__}: {error}", as_json)
         raise typer.Exit(1) from None
+
+
+def _wrong_name(error: Exception) -> str:
+    """What is wrong with the name of a file that no disk or no reader takes; else nothing."""
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return f"{str(error.filename)[:SHOWN]}...: {error.strerror}"
+    if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
+        return f"{error.object[:SHOWN]}: is not valid UTF-8; rename the file or its folder"
+    return ""
 
 
 def _terminated(number: int, _: FrameType | None) -> None:

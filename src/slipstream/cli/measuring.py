@@ -9,7 +9,7 @@ import typer
 
 from slipstream import screen
 from slipstream.cli.answers import answering, print_result
-from slipstream.cli.options import Json, Quiet, Set
+from slipstream.cli.options import Json, Quiet, Set, named
 from slipstream.errors import UserError
 from slipstream.screen import Screen
 
@@ -33,7 +33,13 @@ def profile(
     ] = None,
     steps: Annotated[int, typer.Option(min=2, max=200, help="Steps to record.")] = 30,
     out: Annotated[
-        Path | None, typer.Option(help="Where to make the folder.", show_default="profiles")
+        Path | None,
+        typer.Option(
+            parser=named,
+            metavar="FOLDER",
+            help="Where to make the folder.",
+            show_default="profiles",
+        ),
     ] = None,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also a trace for TensorBoard.")
@@ -73,7 +79,13 @@ Minutes = Annotated[
     float | None, typer.Option(min=0.05, help="Time that it may take in all.", show_default=False)
 ]
 Out = Annotated[
-    Path | None, typer.Option(help="Folder for the results.", show_default="bench/<kind>-<time>")
+    Path | None,
+    typer.Option(
+        parser=named,
+        metavar="FOLDER",
+        help="Folder for the results.",
+        show_default="bench/<kind>-<time>",
+    ),
 ]
 Cases = Annotated[
     str, typer.Option(help="Some of the standard cases: A, B, C, D, GRU, MLP, Transformer.")

@@ -11,13 +11,21 @@ import typer
 if TYPE_CHECKING:
     from slipstream.config import Config
 
+
+def named(text: str) -> Path:
+    """A file or a folder; an empty text would be the working folder."""
+    if not text:
+        raise typer.BadParameter("is empty; name a file or a folder")
+    return Path(text)
+
+
+RunFolder = Annotated[Path, typer.Argument(parser=named, metavar="RUN", help="A run's folder.")]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a setting; repeatable."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress and no summary.")]
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")]
 Resample = Annotated[
     bool, typer.Option("--resample", help="Bring rows to the step that the model was trained on.")
 ]
@@ -42,6 +50,8 @@ AllowCode = Annotated[
         "--allow-code", help="Let the run's config import a network that is not Slipstream's."
     ),
 ]
+
+
 DATA_HELP = "A file or folder with the columns that the model was trained on."
 
 

@@ -19,13 +19,16 @@ from slipstream.cli.options import (
     Resample,
     RunFolder,
     Set,
+    named,
 )
 from slipstream.errors import UserError
 
 
 def evaluate(
     run: RunFolder,
-    data: Annotated[Path | None, typer.Option("--data", help=DATA_HELP)] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", parser=named, metavar="DATA", help=DATA_HELP)
+    ] = None,
     on: Annotated[
         str, typer.Option(help="Which of the run's own sets: train, val, test.")
     ] = "test",
@@ -55,7 +58,7 @@ def evaluate(
 
 def predict(
     run: RunFolder,
-    data: Annotated[Path, typer.Argument(metavar="DATA", help=DATA_HELP)],
+    data: Annotated[Path, typer.Argument(parser=named, metavar="DATA", help=DATA_HELP)],
     out: Annotated[Path, typer.Option(help="Where to write: .csv, .parquet or .arrow.")] = Path(
         "predictions.csv"
     ),
@@ -98,7 +101,9 @@ def report(
     run: RunFolder,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Where to write.", show_default="the run's folder"),
+        typer.Option(
+            parser=named, metavar="FOLDER", help="Where to write.", show_default="the run's folder"
+        ),
     ] = None,
     set_: Set = None,
     as_json: Json = False,

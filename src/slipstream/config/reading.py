@@ -26,6 +26,8 @@ OF_ENCODER = ("context", "scale", "channels", "inputs")
 """Of `[data]`, what an encoder settles"""
 PATHS = (("data", "path"), ("data", "labels"), ("train", "init_from"))
 """Settings that name files and folders to read"""
+LONGEST = 200
+"""Characters of a value that a message shows"""
 
 
 def load(source: Config | str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Config:
@@ -135,6 +137,8 @@ def _read(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: is not UTF-8 text; a config is a TOML file") from None
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path}: is not valid TOML: {error}") from None
+    except (ValueError, RecursionError) as error:  # a number or a nesting beyond Python's limits
+        raise UserError(f"{path}: cannot be read as TOML: {error}") from None
     settings.setdefault("name", _as_name(path.stem))
     _change_paths(settings, lambda named: _beside(named, path))
     return settings
@@ -171,9 +175,13 @@ def _with_encoder(settings: dict[str, Any]) -> dict[str, Any]:
     needed += [key for key in OF_ENCODER if key not in data]
     if not isinstance(asked, str) or not needed:
         return settings  # of a run that was begun: it does without the encoder's folder
-    folder = Path(asked).resolve()
-    if not (folder / "config.toml").is_file():
-        raise UserError(f'train.init_from = "{asked}": there is no such run')
+    try:
+        folder = Path(asked).resolve()
+        there = (folder / "config.toml").is_file()
+    except (OSError, ValueError, RuntimeError):  # too long a name, a NUL, a loop of links
+        there = False
+    if not there:
+        raise UserError(f'train.init_from = "{_shortened(asked)}": there is no such run')
     given, network = _of_encoder(folder)
     filled = {"data": given | data, "model": network | model}
     return settings | filled | {"train": train | {"init_from": str(folder)}}
@@ -232,7 +240,7 @@ def _value(text: str) -> Any:
     """A TOML value where it is one (numbers, lists, quoted text), else the text itself."""
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
     return value if isinstance(value, (bool, int, float, str, list, dict)) else text
 
@@ -249,10 +257,17 @@ def _explain(error: ValidationError) -> Iterator[str]:
             lines.setdefault(setting, []).append(str(item["ctx"]["error"]))
         else:
             wanted = item["msg"].replace("Input should be ", "").replace("a valid ", "a ")
-            said = lines.setdefault(setting, [f"{setting} is {item['input']!r}; it should be"])
+            wanted = wanted.replace("String should match pattern", "text that matches")
+            found = _shortened(repr(item["input"]))
+            said = lines.setdefault(setting, [f"{setting} is {found}; it should be"])
             said.append(wanted if len(said) == 1 else f"or {wanted}")
     for said in lines.values():
         yield " ".join(said)
+
+
+def _shortened(text: str) -> str:
+    """As much of a value as a message has room for."""
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}... ({len(text):,} characters)"
 
 
 def _locate(loc: tuple[int | str, ...]) -> tuple[list[str], type[Section]]:

@@ -98,6 +98,8 @@ class Config(Section):
                 f'augment.cache has copies of its own to read; engine.home = "{self.engine.home}" '
                 "does not go with it: leave engine.home and engine.preset as they are"
             )
+        if not self.out or "\0" in self.out:
+            raise ValueError("out is empty, or holds a NUL; name a folder")
         if self.seed + self.train.repeats > 2**63:
             raise ValueError(
                 f"seed = {self.seed} is too large for train.repeats = {self.train.repeats} seeds "

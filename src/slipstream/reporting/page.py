@@ -27,11 +27,11 @@ from slipstream.runs import Run
 def report(run: str | Path, *, out: str | Path | None = None) -> Path:
     """Draw report.html into the run's folder, or into `out`; of a search, also those of its
     models."""
-    to = Path(run if out is None else out).resolve()
     if (Path(run) / "labels.toml").exists():
         with sources.reading(Path(run), sources.OF_PROBE):
-            return probe.report(Path(run), to)
+            return probe.report(Path(run), Path(run if out is None else out))
     found = runs.find(run)
+    to = found.folder if out is None else Path(out).absolute()
     if not (found.folder / "trials.json").exists():
         return _of_run(found, to)
     for name in search.RETRAINED:

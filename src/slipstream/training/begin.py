@@ -54,6 +54,11 @@ def train(
     if resume is not None:
         earlier = runs.find(resume, watch)
         consent.require(earlier.folder, config, overrides=overrides, allow_code=allow_code)
+        if any(event.get("event") == "search" for event in runs.events(earlier)):
+            raise UserError(
+                f"{earlier.folder}: is a search; go on with: slipstream tune --resume "
+                f"{earlier.folder}"
+            )
         with runs.locked(earlier), _crashes_kept(earlier):
             return _resumed(earlier, config, overrides, data, force, began)
     if config is None:

@@ -75,6 +75,11 @@ def tune(
                 f"{run.folder}: cannot go on with other settings than it began with "
                 f"({', '.join(changed)}); start a new search"
             )
+        if any(event.get("event") == "start" for event in runs.events(run)):  # no search says that
+            raise UserError(
+                f"{run.folder}: is a training run, not a search; go on with: slipstream train "
+                f"--resume {run.folder}"
+            )
     else:
         if config is None:
             raise UserError("there is neither a config nor a search to resume")
