@@ -260,7 +260,8 @@ def _compared(found: Mapping[str, Any]) -> str:
     percent = found["gain_percent"]
     share = "" if percent is None else f", {-percent:+.0f} %"
     means = f"{number(before['mean'])} → {number(after['mean'])}"
-    change = f"test {metric_name(found['metric'])} {means}"
+    scaled = ", scaled" if found.get("scaled") else ""
+    change = f"test {metric_name(found['metric'])} {means}{scaled}"
     seeds = f"{after['n']} seeds each"
     if before["n"] != after["n"]:
         seeds = f"{before['n']} and {after['n']} seeds"
@@ -279,9 +280,10 @@ def _compared(found: Mapping[str, Any]) -> str:
 def _incomparable(found: Mapping[str, Any]) -> str:
     """Where there is no gain to tell: one of the two has no model, or not two seeds."""
     before, after = found["default"], found["chosen"]
+    scaled = ", scaled" if found.get("scaled") else ""
     match found["verdict"]:
         case "default failed":
-            error = f"test {metric_name(found['metric'])} {number(after['mean'])}"
+            error = f"test {metric_name(found['metric'])} {number(after['mean'])}{scaled}"
             return (
                 f"Only the chosen settings reached a finite loss ({error}); the defaults did not."
             )
@@ -298,7 +300,7 @@ def _incomparable(found: Mapping[str, Any]) -> str:
     means = f"{number(before['mean'])} → {number(after['mean'])}"
     return (
         f"Too few seeds reached a finite loss to tell a difference from chance: test "
-        f"{metric_name(found['metric'])} {means}, {before['n']} and {after['n']} seeds."
+        f"{metric_name(found['metric'])} {means}{scaled}, {before['n']} and {after['n']} seeds."
     )
 
 

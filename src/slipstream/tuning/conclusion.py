@@ -30,7 +30,10 @@ from slipstream.tuning.search import STATES
 from slipstream.tuning.shelf import Shelf
 from slipstream.tuning.study import Board, best_of, importances, told
 
-TESTED = ("run", "metrics", "scaled", "spread", "baselines", "beaten_by", "failed")
+TESTED = (
+    *("run", "metrics", "scaled", "spread", "scaled_spread"),
+    *("baselines", "beaten_by", "failed"),
+)
 RETRAIN, TEST = "the best trials have yet to be trained again", "the test runs are yet to come"
 
 
@@ -181,6 +184,7 @@ def compare(tested: dict[str, dict[str, Any]]) -> dict[str, Any]:
     nothing = dict.fromkeys(("gain", "gain_percent", "low", "high"))
     return {
         "metric": kind,
+        "scaled": any("scaled_spread" in one and bool(one["scaled"]) for one in (chosen, default)),
         "default": _over_seeds(default, kind),
         "chosen": _over_seeds(chosen, kind),
         **nothing,
@@ -191,20 +195,23 @@ def compare(tested: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 def _spreads(tested: dict[str, Any]) -> bool:
     """Whether there are two seeds or more with figures to compare."""
-    spread = tested.get("spread")
-    if tested.get("failed") or not spread:
+    if tested.get("failed") or not tested["spread"]:
         return False
-    found = spread[tested["judged_by"]]
+    found = _over_seeds(tested, tested["judged_by"])
+    assert found is not None
     return all(found[key] is not None and math.isfinite(found[key]) for key in ("mean", "sd"))
 
 
 def _over_seeds(tested: dict[str, Any], kind: str | None) -> dict[str, Any] | None:
+    """The error that settings are judged by: mean and deviation over the seeds, or the one figure
+    that there is."""
     if tested.get("failed") or kind is None:
         return None
+    scaled = "scaled_spread" in tested and bool(tested["scaled"])
     if tested["spread"]:
-        found: dict[str, Any] = tested["spread"][kind]
+        found: dict[str, Any] = tested["scaled_spread" if scaled else "spread"][kind]
         return found
-    value = tested["metrics"]["test"][kind]
+    value = tested["scaled" if scaled else "metrics"]["test"][kind]
     return {"mean": value, "sd": None, "min": value, "max": value, "n": 1}
 
 
