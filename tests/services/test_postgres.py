@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import psutil
 import pytest
 
 import slipstream
@@ -42,3 +43,23 @@ def test_what_is_wrong_with_an_address_is_told_without_the_password(postgres, wa
 def test_nobody_at_the_address_is_told():
     with pytest.raises(UserError, match=r"cannot be opened \(.*[Cc]onnection refused"):
         database.open_storage("postgresql://slip:s3cret@127.0.0.1:1/postgres")
+
+
+def test_the_password_comes_from_the_environment_and_is_in_no_list_and_no_file(
+    postgres, tmp_path, monkeypatch
+):
+    config = job(tmp_path, trials=2).model_copy(update={"name": "quiet"})
+    monkeypatch.setenv("PGPASSWORD", "s3cret")
+    commands = []
+
+    def look(event):
+        if event["event"] == "worker" and event["what"] == "started":
+            commands.append(" ".join(psutil.Process(event["pid"]).cmdline()))
+
+    url = postgres.replace(":s3cret@", "@")
+    found = slipstream.tune(config, storage=url, workers=2, watch=look)
+    assert found.summary["trials"]["finished"] == 2
+    assert len(commands) == 2
+    assert "s3cret" not in "".join(commands)
+    files = [path for path in found.run.rglob("*") if path.is_file()]
+    assert not [path for path in files if b"s3cret" in path.read_bytes()]

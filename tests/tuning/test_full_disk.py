@@ -11,6 +11,8 @@ import pytest
 from slipstream import config as configs
 from slipstream import runs
 from slipstream.cli import app
+from slipstream.errors import Resumable
+from slipstream.tuning import database
 from tests.soak import forked, waited
 from tests.test_tuning import job
 
@@ -28,7 +30,7 @@ def disk(tmp_path):
     if sys.platform != "linux" or subprocess.run(command, capture_output=True).returncode:
         pytest.skip("no disk of a certain size can be mounted here; Linux's root can")
     yield folder
-    subprocess.run(["umount", folder], check=True)
+    subprocess.run(["umount", "--lazy", folder], check=True)  # files may be open
 
 
 def leave(disk, free):
@@ -68,3 +70,9 @@ def test_a_search_on_a_full_disk_goes_on_when_there_is_room(tmp_path, disk, leve
     assert code == 0, log.read_text()
     assert runs.read_json(found[0] / "metrics.json")["trials"]["finished"] == 2
     assert (found[0] / "report.html").exists()
+
+
+def test_a_database_that_finds_no_room_is_told_as_resumable(disk):
+    leave(disk, 20 << 10)
+    with pytest.raises(Resumable, match="disk is full; make room"):
+        database.open_storage(database.own_database(disk))

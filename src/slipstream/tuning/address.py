@@ -32,7 +32,10 @@ SHOWN = ("sslmode", "connect_timeout", "timeout", "mode", "cache", "uri")
 """Options of a URL that hold no secret"""
 NAMED = ("password", "sslpassword", "passfile", "user", "host", "odbc_connect")
 """Options whose name is shown, but not their value"""
-OPEN = (*SHOWN, "user", "host", "passfile")
+OPEN = (
+    *(*SHOWN, "user", "host", "passfile", "application_name", "target_session_attrs"),
+    *("sslrootcert", "sslcert", "sslkey", "driver", "charset"),
+)
 """Options that are no reason to warn"""
 
 
@@ -87,12 +90,14 @@ def _secrets(url: str) -> Iterator[str]:
         password = before.partition(":")[2]
         yield from filter(None, [password, *password.split("@")])
     for option in url.partition("?")[2].split("&"):
-        name, equals, value = option.partition("=")
-        if equals and name not in OPEN and value:
-            yield value
-            for part in re.split(r"[;}]", unquote_plus(value)):  # odbc_connect is a list itself
-                if "=" in part and part.partition("=")[2].strip("{"):
-                    yield part.partition("=")[2].strip("{")
+        name, _, value = option.partition("=")
+        if name in OPEN:
+            continue
+        if name not in NAMED:  # perhaps the rest of a password that holds a &
+            yield from filter(None, [name])
+        yield from filter(None, [value])
+        for part in re.split(r"[;}]", unquote_plus(value)):  # odbc_connect is a list itself
+            yield from filter(None, [part.partition("=")[2].strip("{")])
 
 
 def parse(url: str) -> sqlalchemy.URL:

@@ -208,6 +208,8 @@ def _spreads(tested: dict[str, Any]) -> bool:
 
 
 def _over_seeds(tested: dict[str, Any], kind: str | None) -> dict[str, Any] | None:
+    """The error that settings are judged by: mean and deviation over the seeds, or the one figure
+    that there is."""
     if tested.get("failed") or kind is None:
         return None
     value = scoring.judged(tested, "test", kind)

@@ -15,7 +15,7 @@ from optuna.exceptions import StorageInternalError
 from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
 from sqlalchemy import exc
 
-from slipstream.errors import UserError
+from slipstream.errors import Resumable, UserError
 from slipstream.tuning import address as addresses
 from slipstream.tuning.address import mask_url, scrub
 
@@ -104,9 +104,11 @@ def _undriven(url: str, address: sqlalchemy.URL) -> UserError:
     return UserError(f"--storage {mask_url(url)}: no driver for {kind} is here; {fix}")
 
 
-def _unreachable(url: str, error: Exception) -> UserError:
+def _unreachable(url: str, error: Exception) -> Exception:
     said = str(getattr(error, "orig", None) or error.__cause__ or error).strip()
     why = scrub(said.split("\n")[0], url) if said else type(error).__name__
+    if "disk is full" in why:
+        return Resumable(f"{mask_url(url)}: {why}; make room")
     return UserError(
         f"--storage {mask_url(url)}: the database cannot be opened ({why}); is it running, "
         "and may this user write to it?"

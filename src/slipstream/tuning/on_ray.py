@@ -11,6 +11,7 @@ from slipstream.engine.loop import stoppable
 from slipstream.errors import Interrupted, Resumable, UserError
 from slipstream.runs import Event, Run
 from slipstream.tuning import database, processes, work
+from slipstream.tuning.address import scrub
 from slipstream.tuning.work import Task
 
 SENT = ("trial", "pack", "epoch", "recovery", "fallback", "searched")
@@ -69,7 +70,7 @@ def search(run: Run, tasks: Sequence[Task]) -> dict[str, Any]:
                 _relay(run, events, ended)
                 for one in done:
                     index = under_way.pop(one)
-                    _end(ray, run, one, index, wrong)
+                    _end(ray, run, one, index, wrong, url=tasks[index].url)
             if stop.requested:
                 raise Interrupted("stopped", signal_number=stop.signal_number)
     finally:
@@ -84,7 +85,9 @@ def search(run: Run, tasks: Sequence[Task]) -> dict[str, Any]:
     return work.totals(ended)
 
 
-def _end(ray: Any, run: Run, one: Any, index: int, wrong: dict[int, Exception]) -> None:
+def _end(
+    ray: Any, run: Run, one: Any, index: int, wrong: dict[int, Exception], *, url: str
+) -> None:
     """Note how a worker ended."""
     try:
         ray.get(one)
@@ -92,9 +95,11 @@ def _end(ray: Any, run: Run, one: Any, index: int, wrong: dict[int, Exception]) 
         cause = error.cause
         if isinstance(cause, UserError):
             raise cause from None
-        wrong[index] = Resumable(f"every worker died ({type(cause).__name__}: {cause})")
+        why = scrub(f"{type(cause).__name__}: {cause}", url)
+        wrong[index] = Resumable(f"every worker died ({why})")
     except ray.exceptions.RayError as error:
-        wrong[index] = Resumable(f"every worker died ({str(error).splitlines()[0]})")
+        why = scrub(str(error).splitlines()[0], url)
+        wrong[index] = Resumable(f"every worker died ({why})")
     if index in wrong:
         remedy = "its trials are left to the others"
         run.append("worker", worker=index, what="died", why=str(wrong[index]), remedy=remedy)
