@@ -478,9 +478,9 @@ def share(folder: Path, number: int, of: int, scale: float, seed: int) -> Counte
     soak.damaged(int(DAMAGES * scale) // of)
     print(f"the slowest stop took {soak.slowest_stop:.2f} s", flush=True)
     if number == 0:
-        levels = max(int(len(LEVELS_KB) * scale), 2)
+        every = len(LEVELS_KB) // max(int(len(LEVELS_KB) * scale), 1)
         for job in ("lstm, dropout", *PACKS):
-            for kilobytes in LEVELS_KB[:: len(LEVELS_KB) // levels]:
+            for kilobytes in LEVELS_KB[every // 2 :: every]:
                 soak.full_disk(job, kilobytes)
         for i in range(max(int(TAKERS * scale), 2)):
             soak.two_takers(("lstm, dropout", *PACKS)[i % 2])

@@ -91,7 +91,8 @@ def _best_loss(run):
 
 def test_what_is_kept_is_an_encoder(pretrained):
     files = {path.name for path in (pretrained.run / "model").iterdir()}
-    assert files == {"weights.safetensors", "signature.json", "scaler.json", "manifest.json"}
+    kept = {"weights.safetensors", "signature.json", "scaler.json", "origin.json", "manifest.json"}
+    assert files == kept
     names = weights_of(pretrained.run)
     assert names["token"].shape == (3,)
     assert "core.layers.1.weight_hh_l0_reverse" in names

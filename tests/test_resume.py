@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 import slipstream
 from slipstream import Interrupted, UserError, runs
 from slipstream.engine import checkpoint, loop
+from slipstream.training import begin
 from tests.conftest import small_config, waves
 
 EVERYTHING = {"engine": {"log_every": 4, "checkpoint_minutes": 1e-9}}
@@ -313,6 +314,16 @@ def test_a_run_without_a_checkpoint_begins_again_in_its_folder(tmp_path, section
     wanted, got = (runs.read_json(one.folder / "metrics.json") for one in (whole, run))
     assert got["metrics"] == wanted["metrics"]
     assert not list((tmp_path / "b").glob(".*"))
+
+
+def test_an_inner_run_that_was_killed_early_goes_on_in_its_folder(tmp_path):
+    config, table, folder = configured(tmp_path), waves(400), tmp_path / "retrained" / "best"
+    with pytest.raises(Killed):
+        begin.trained(folder, config, table, killed_at("start"))
+    (folder / "mark").touch()
+    found = begin.trained(folder, config, table, None)
+    assert (folder / "mark").exists()
+    assert runs.read_metrics(folder)["metrics"] == found["metrics"]
 
 
 def logged(run):

@@ -66,6 +66,7 @@ def probe(
     first, asked = _asked(encoder, run, labels, seeds, overrides, label_overrides)
     place = _place({"encoder": first, "labels": asked}, folder, watch)
     with runs.locked(place):
+        runs.unseal(place)
         if run is None:
             _tell(place, "the encoder: pre-training")
             theirs = training.trained(place.folder / "encoder", first, data, watch)
@@ -78,7 +79,7 @@ def probe(
             found[name] = training.trained(place.folder / name, settings[name], data, watch)
         summary = summarised(place.folder, first.name, theirs, found)
         summary["seconds"] = time.perf_counter() - began
-        runs.write_json(place.folder / SUMMARY, summary)
+        runs.write_metrics(place, summary, name=SUMMARY)
     return Probe(place.folder, summary)
 
 

@@ -62,7 +62,7 @@ def take(folder: Path) -> Lock:
     """Lock a folder; a UserError names the holder where there is one."""
     while True:
         try:
-            descriptor = os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            descriptor = os.open(folder / NAME, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
             raise _cannot_be_written(folder, error) from None
         try:
@@ -86,7 +86,7 @@ def take(folder: Path) -> Lock:
 def remove_leftover(folder: Path) -> None:
     """Remove a folder whose process was killed: its lock is free, or was not even made."""
     try:
-        descriptor = os.open(folder / NAME, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = os.open(folder / NAME, os.O_RDWR)
     except FileNotFoundError:
         with suppress(OSError):  # only an empty folder goes away
             folder.rmdir()
@@ -146,7 +146,7 @@ def _take_without_flock(folder: Path) -> Lock:
     between."""
     path = folder / WITHOUT_FLOCK
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
     except FileExistsError:
         who = _holder(path)
         said = f"process {who['pid']} on {who['host']} holds" if who else "a process holds"
@@ -166,7 +166,7 @@ def _name_holder(descriptor: int) -> None:
     mine = {"host": platform.node(), "pid": process.pid, "since": process.create_time()}
     with suppress(OSError):  # on a full disk the lock holds all the same
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(mine | {"by": "flock"}).encode(), 0)
+        os.write(descriptor, json.dumps(mine | {"by": "flock"}).encode())
 
 
 def _holder(path: Path) -> dict[str, Any]:

@@ -12,20 +12,20 @@ from slipstream.runs.folder import Run
 
 MANIFEST, METRICS = "manifest.json", "metrics.json"
 SEALED = (
-    *("config.toml", "plan.json", "trials.json", "best.toml"),
+    *("config.toml", "labels.toml", "encoder.toml", "plan.json", "trials.json", "best.toml"),
     *("predictions.parquet", "reconstructions.parquet"),
 )
 
 
-def write_metrics(run: Run, summary: dict[str, Any]) -> None:
+def write_metrics(run: Run, summary: dict[str, Any], *, name: str = METRICS) -> None:
     """Write metrics.json, which says that a run is finished, and before it the SHA-256 sums of all
-    that the run has ended with."""
+    that the run has ended with. Of a probe, `name` is another."""
     text = to_json(summary) + "\n"
     there = [run.folder / name for name in SEALED if (run.folder / name).is_file()]
     sums = {path.name: _sum(path) for path in there}
-    sums[METRICS] = hashlib.sha256(text.encode()).hexdigest()
+    sums[name] = hashlib.sha256(text.encode()).hexdigest()
     write_json(run.folder / MANIFEST, sums)
-    write_text(run.folder / METRICS, text)
+    write_text(run.folder / name, text)
 
 
 def unseal(run: Run) -> None:
