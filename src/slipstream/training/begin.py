@@ -127,7 +127,7 @@ def _resumed(run: Run, settings: Config, data: Any, force: bool, began: float) -
     changed = _refuse_changes(run, was, settings, force)
     saved, wrong = checkpoint.newest(run)
     if together.wanted(settings):
-        if (run.folder / "metrics.json").exists():
+        if (run.folder / "metrics.json").exists() and together.is_finished(saved.facts):
             raise UserError(
                 f"{run.folder}: is finished; models that were trained together end together, so "
                 "start a new run to train longer"
