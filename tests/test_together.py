@@ -352,6 +352,59 @@ def test_where_memory_runs_out_fewer_train_at_a_time(tmp_path, monkeypatch, repe
         same_figures(lane["metrics"]["test"], wanted["metrics"]["test"])
 
 
+class Crowded:
+    """A device whose memory no longer holds more than so many lanes from a certain step on."""
+
+    def __init__(self, monkeypatch, out, *, at, holds):
+        self.lane_steps, self.on_disk, self.failed = 0, [], 0
+        advance, steps = pack.Pack._advance, 0
+
+        def crowded(made):
+            nonlocal steps
+            steps += 1
+            if steps >= at and len(made.lanes) > holds:
+                self.failed += 1
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+            if self.failed:
+                self.on_disk.append(len(list(out.glob("*/checkpoints/step-*/manifest.json"))))
+            self.lane_steps += int(made.tape["active"].sum())
+            advance(made)
+
+        monkeypatch.setattr(pack.Pack, "_advance", crowded)
+
+
+@pytest.mark.parametrize(("holds", "recoveries"), [(2, 1), (1, 2)])
+@pytest.mark.parametrize("resumed", [False, True], ids=["begun", "resumed"])
+def test_lanes_that_no_longer_fit_go_on_later_from_where_they_were(
+    tmp_path, monkeypatch, repeated, holds, recoveries, resumed
+):
+    """13 steps an epoch; memory runs out in the third of four."""
+    engine = {"log_every": 7, "checkpoint_minutes": 1e-9, "async_checkpoints": False}
+    config = configured(tmp_path, train={"repeats": 3}, seed=5, engine=engine)
+    if resumed:
+        with pytest.raises(Interrupted):
+            slipstream.train(config, waves(600), watch=stopping_at(3))
+    crowded = Crowded(monkeypatch, tmp_path, at=10 if resumed else 31, holds=holds)
+    if resumed:
+        resumed_run = runs.find(runs.last(config.out)).folder
+        result = slipstream.train(data=waves(600), resume=resumed_run)
+    else:
+        result = slipstream.train(config, waves(600))
+    assert crowded.failed == recoveries
+    assert min(crowded.on_disk) > 0
+    events = list(runs.events(runs.find(result.run)))
+    told = [event["remedy"] for event in events if event["event"] == "recovery"]
+    assert re.fullmatch(rf"{holds} lanes at a time, from step \d+", told[-1])
+    left = 4 * 13 - (20 if resumed else 0)
+    assert crowded.lane_steps <= 3 * (left + 7 * recoveries)  # 7 of each since a checkpoint
+    for lane, wanted in zip(result.summary["lanes"], repeated[1].summary["lanes"], strict=True):
+        assert lane["steps"] == wanted["steps"]
+        assert lane["best_epoch"] == wanted["best_epoch"]
+        same_figures(lane["metrics"]["test"], wanted["metrics"]["test"])
+        seen = [e["epoch"] for e in events if e["event"] == "epoch" and e["lane"] == lane["lane"]]
+        assert seen == [1, 2, 3, 4]
+
+
 def test_mode_and_places_are_measured_where_that_pays(tmp_path, monkeypatch, repeated):
     monkeypatch.setattr(together, "_share_s", lambda *_: 0.6)
     config = configured(tmp_path, train={"repeats": 3}, seed=5, engine={"plan": "measure"})
@@ -465,6 +518,35 @@ def test_a_stop_between_two_lines_of_the_log_leaves_the_same_log(tmp_path, monke
     slipstream.train(data=waves(400), resume=run.folder)
     for mine, theirs in zip(ended(run), wanted, strict=True):
         assert mine == theirs
+
+
+@pytest.mark.parametrize("validate_every", [1, 2])
+@pytest.mark.parametrize("logs", [1, 5, 8])
+def test_a_run_out_of_time_goes_on_where_it_was_cut(tmp_path, monkeypatch, logs, validate_every):
+    """The folds' epochs differ in length, so that lanes are cut in all kinds of places."""
+    train = {"repeats": 2, "validate_every": validate_every}
+    sections = merged(merged(FOLDS, DURABLE), {"train": train})
+    whole = slipstream.train(configured(tmp_path / "whole", **sections), waves(400)).run
+    wanted = ended(runs.find(whole))
+    limited = merged(sections, {"train": {"minutes": (logs - 0.5) / 60}})
+    with monkeypatch.context() as patch:
+        now = [0.0]
+        patch.setattr(lanes.time, "perf_counter", lambda: now[0])
+
+        def watch(event):
+            now[0] += event["event"] == "log"  # a second for each look at the losses
+
+        result = slipstream.train(configured(tmp_path / "cut", **limited), waves(400), watch=watch)
+    run = runs.find(result.run)
+    told = result.summary["lanes"]
+    assert len(told) == 6
+    assert all(lane["stopped"] == lanes.OUT_OF_TIME and lane["metrics"] for lane in told)
+    assert any(lane["epochs"] % 1 for lane in told)
+    slipstream.train(data=waves(400), resume=run.folder, overrides=("train.minutes=60",))
+    for mine, theirs in zip(ended(run), wanted, strict=True):
+        assert mine == theirs
+    with pytest.raises(UserError, match="is finished"):
+        slipstream.train(data=waves(400), resume=run.folder, overrides=("train.minutes=90",))
 
 
 def test_a_run_that_breaks_off_anywhere_goes_on(tmp_path):

@@ -283,6 +283,52 @@ def test_memory_that_runs_out_halves_the_lanes(tmp_path, monkeypatch):
     assert any(event["event"] == "recovery" for event in seen)
 
 
+def stopping_in_epoch(number):
+    sent = []
+
+    def watch(event):
+        if event["event"] == "epoch" and event["epoch"] == number and not sent:
+            sent.append(number)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    return watch
+
+
+@pytest.mark.parametrize("resumed", [False, True], ids=["begun", "resumed"])
+def test_memory_that_runs_out_late_costs_no_more_than_since_the_last_checkpoint(
+    tmp_path, monkeypatch, resumed
+):
+    engine = {"checkpoint_minutes": 1e-9, "async_checkpoints": False, "log_every": 3}
+    settings = job(
+        tmp_path,
+        train={"epochs": 6},
+        engine=job(tmp_path)["engine"] | engine,
+        tune={"space": {"train.lr": {"low": 0.001, "high": 0.01}}, "trials": 5, "parallel": 5},
+    )
+    whole, _ = found_by(settings | {"out": str(tmp_path / "whole")})
+    if resumed:
+        with pytest.raises(Interrupted):
+            slipstream.tune(settings, watch=stopping_in_epoch(3))
+    advance, calls = packs_of_lanes.Pack._advance, []
+
+    def crowded(made):
+        calls.append(len(made.lanes))
+        if len(calls) >= (1 if resumed else 35) and len(made.lanes) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory (planted)")
+        advance(made)
+
+    monkeypatch.setattr(packs_of_lanes.Pack, "_advance", crowded)
+    if resumed:
+        (folder,) = (tmp_path / "runs").iterdir()
+        study, seen = found_by(None, resume=folder)
+    else:
+        study, seen = found_by(settings)
+    told = [event["remedy"] for event in seen if event["event"] == "recovery"]
+    assert len(told) == 1
+    assert told[0].startswith("2 lanes at a time, from step ")
+    same_results(study, whole)
+
+
 @pytest.mark.parametrize("pruner", ["median", "hyperband", "halving"])
 def test_hopeless_trials_are_pruned(tmp_path, pruner):
     """A learning rate next to nothing learns nothing, which shows after an epoch."""

@@ -80,7 +80,7 @@ class Train(Section):
     """What a validation is judged by, for early stopping and the best weights: the training loss,
     or an error of the point prediction in standardised units."""
     minutes: PositiveFloat | None = None
-    """Stop training after this time."""
+    """Stop training after this time, in mid-epoch too; a resumed run with more goes on there."""
     repeats: PositiveInt = 1
     """Models to train at once, from the seeds `seed`, `seed + 1` and so on. The one with the lowest
     validation loss is the run's model; all of them are kept as an ensemble."""

@@ -22,7 +22,7 @@ from slipstream.data.windows import Series
 from slipstream.engine import lanestate, recover
 from slipstream.engine.checkpoint import Saved, Writer
 from slipstream.engine.lane import Epoch, Lane
-from slipstream.engine.lanestate import LaneFit, Work, epoch_of
+from slipstream.engine.lanestate import LaneFit, Waiting, Work, epoch_of
 from slipstream.engine.loop import DIVERGED, Keeper, Stop, judge, out_of_patience, stoppable
 from slipstream.engine.pack import Pack
 from slipstream.runs import Run
@@ -95,10 +95,11 @@ def resume(
     *,
     guide: Guide = UNGUIDED,
     facts: Facts = dict,
+    most: int | None = None,
 ) -> list[LaneFit]:
     """Go on from a checkpoint as if it had never stopped; `lanes` are all that had come until then,
-    by their number."""
-    work = lanestate.restored(saved, lanes, signature, series, run)
+    by their number. No more than `most` train at a time; the others wait for a place."""
+    work = lanestate.restored(saved, lanes, signature, series, run, most=most)
     with stoppable() as stop:
         return _drained(rounds(work, stop, guide=guide, facts=facts))
 
@@ -154,7 +155,7 @@ def _rounds(
     work: Work, stop: Stop, keeper: Keeper, guide: Guide, facts: Facts
 ) -> Generator[Round, None, None]:
     spent_before = work.train_s + work.validate_s
-    began = time.perf_counter()
+    began, late = time.perf_counter(), False
     under_way: deque[Round] = deque()
 
     def save() -> None:
@@ -177,14 +178,17 @@ def _rounds(
             _roll_back(work, place, guide)
         if stop.requested:
             break
-        validated = _finish_epochs(work, diverged, late, guide)
-        if not under_way and keeper.due(validated=validated):
+        validated = _finish_epochs(work, diverged, guide)
+        if late:
+            break
+        if not under_way and keeper.due(validated=bool(validated)):
             save()
         _compact(work)
     save()
-    for place, one in work.training():
-        one.stopped, one.weights = INTERRUPTED, _best(work, place)
-        one.signal_number = stop.signal_number
+    if late and not stop.requested:
+        _judge_the_cut(work, validated)
+    stopped = INTERRUPTED if stop.requested else OUT_OF_TIME
+    lanestate.leave_off(work, stopped, signal_number=stop.signal_number)
 
 
 def _launch(work: Work, under_way: deque[Round], stop: Stop) -> bool:
@@ -273,22 +277,18 @@ def _roll_back(work: Work, place: int, guide: Guide) -> None:
     work.pack.begin({place: epoch_of(at)})
 
 
-def _finish_epochs(work: Work, spared: set[int], late: bool, guide: Guide) -> bool:
-    """Score the lanes whose epoch is over, or all when the time is; end them or go on."""
+def _finish_epochs(work: Work, spared: set[int], guide: Guide) -> set[int]:
+    """Score the lanes whose epoch is over; end them or go on. The numbers of those scored."""
     pack = work.pack
     over = [
         (place, one)
         for place, one in work.training()
-        if place not in spared and (late or one.progress.done == pack.num_steps(place))
+        if place not in spared and one.progress.done == pack.num_steps(place)
     ]
-    due = [place for place, one in over if late or _validates(one)]
+    due = [place for place, one in over if _validates(one)]
     told: dict[int, str] = {}
     if due:
-        began = time.perf_counter()
-        scores = pack.score(due)
-        better = [k for k, val_loss in zip(due, scores, strict=True) if _judge(work, k, val_loss)]
-        pack.keep_best(better)
-        work.validate_s += time.perf_counter() - began
+        scores = _score(work, due)
         if guide.verdict:
             mine = [one for place, one in over if place in due]
             verdicts = guide.verdict(list(zip(mine, scores, strict=True)))
@@ -297,12 +297,12 @@ def _finish_epochs(work: Work, spared: set[int], late: bool, guide: Guide) -> bo
     for place, one in over:
         at, train = one.progress, one.lane.config.train
         at.epochs, at.done, at.logged = at.epochs + 1, 0, 0
-        stopped = OUT_OF_TIME if late else out_of_patience(at, train)
+        stopped = out_of_patience(at, train)
         if not stopped and at.epochs == train.epochs:
             stopped = "all epochs done"
         stopped = stopped or told.get(place, "")
         if stopped:
-            _end(work, place, stopped, guide._replace(refill=None) if late else guide)
+            _end(work, place, stopped, guide)
         else:
             begun[place] = epoch_of(at)
     if begun:
@@ -312,7 +312,32 @@ def _finish_epochs(work: Work, spared: set[int], late: bool, guide: Guide) -> bo
             why = "" if place in begun else guide.doomed(one)
             if why:
                 _end(work, place, why, guide)
-    return bool(due)
+    return {one.number for place, one in over if place in due}
+
+
+def _score(work: Work, places: Sequence[int]) -> list[float]:
+    """Validate lanes and keep the weights of those that are better than before."""
+    began = time.perf_counter()
+    scores = work.pack.score(places)
+    pairs = zip(places, scores, strict=True)
+    work.pack.keep_best([place for place, val_loss in pairs if _judge(work, place, val_loss)])
+    work.validate_s += time.perf_counter() - began
+    return scores
+
+
+def _judge_the_cut(work: Work, validated: set[int]) -> None:
+    """Score the lanes that the time limit has cut, apart from those that were just validated.
+
+    An unbroken run has no validation here, and one with more minutes goes on without it: the last
+    checkpoint is of before. A lane that has not begun has nothing to tell.
+    """
+    for place, one in work.training():
+        if not one.progress.step:
+            work.places[place] = None
+    work.waiting = [one for one in work.waiting if one.fit.progress.step]
+    places = [place for place, one in work.training() if one.number not in validated]
+    if places:
+        _score(work, places)
 
 
 def _validates(one: LaneFit) -> bool:
@@ -326,14 +351,16 @@ def _judge(work: Work, place: int, val_loss: float) -> bool:
     assert one is not None
     at, train = one.progress, one.lane.config.train
     improved = val_loss < at.best_loss - train.min_delta
-    rate = at.rate
+    rate, num_steps = at.rate, work.pack.num_steps(place)
     judge(at, val_loss, improved, train)
+    # at an epoch's end, in its midst, or where one was not to be validated
+    epoch = at.epochs + 1 if at.done == num_steps else at.epoch
     work.run.append(
         "epoch",
         lane=one.number,
-        epoch=at.epochs + 1,
+        epoch=epoch,
         step=at.step,
-        train_loss=float(work.losses[place, : at.done].double().mean()),
+        train_loss=float(work.losses[place, : at.done or num_steps].double().mean()),
         val_loss=val_loss,
         rate=rate,
         best=improved,
@@ -345,7 +372,7 @@ def _end(work: Work, place: int, stopped: str, guide: Guide) -> None:
     """Freeze a lane, take its best weights, and give its place away."""
     one, pack = work.places[place], work.pack
     assert one is not None
-    one.stopped, one.weights = stopped, _best(work, place)
+    one.stopped, one.weights = stopped, lanestate.best_weights(work, place)
     work.ended.append(one)
     work.run.append("lane", lane=one.number, stopped=stopped, **asdict(one.progress))
     work.places[place] = None
@@ -354,15 +381,12 @@ def _end(work: Work, place: int, stopped: str, guide: Guide) -> None:
     if guide.forget:
         work.ended.pop()
     if lane is not None:
-        pack.put(place, lane)
-        _enter(work, place, lane)
-        pack.begin({place: Epoch()})
-
-
-def _best(work: Work, place: int) -> dict[str, Tensor]:
-    one = work.places[place]
-    found = one is not None and math.isfinite(one.progress.best_loss)
-    return work.pack.weights(place, best=True) if found else {}
+        work.waiting.append(Waiting(LaneFit(work.came, lane), {}))
+        work.came += 1
+    if work.waiting:
+        following = work.waiting.pop(0)
+        work.seat(place, following)
+        pack.begin({place: epoch_of(following.fit.progress)})
 
 
 def _compact(work: Work) -> None:

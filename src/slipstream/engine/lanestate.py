@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from slipstream.engine.state import Progress
 from slipstream.errors import UserError
 from slipstream.runs import Run
 
-LANES, ENDED = "lanes.safetensors", "ended.safetensors"
+LANES, ENDED, WAITING = (f"{name}.safetensors" for name in ("lanes", "ended", "waiting"))
 
 
 @dataclass
@@ -41,6 +42,14 @@ class LaneFit:
     """Of the signal that stopped it, if one did"""
 
 
+class Waiting(NamedTuple):
+    """A lane without a place: memory was too small for all, or its turn is yet to come."""
+
+    fit: LaneFit
+    rows: dict[str, Tensor]
+    """What training has changed, on the host, by the pack's names; nothing where it is new"""
+
+
 @dataclass
 class Work:
     """A pack in training."""
@@ -49,6 +58,8 @@ class Work:
     run: Run
     places: list[LaneFit | None]
     ended: list[LaneFit] = field(default_factory=list)
+    waiting: list[Waiting] = field(default_factory=list)
+    """Those that take the next places, in order"""
     came: int = 0
     steps: int = 0
     """Of the pack"""
@@ -61,18 +72,54 @@ class Work:
         return [(place, fit) for place, fit in enumerate(self.places) if fit is not None]
 
     def everyone(self) -> list[LaneFit]:
-        return [*self.ended, *(one for _, one in self.training())]
+        waiting = (one.fit for one in self.waiting)
+        return [*self.ended, *(one for _, one in self.training()), *waiting]
+
+    def seat(self, place: int, one: Waiting) -> None:
+        """Give a place to a lane, where it stood; its epoch is still to begin."""
+        self.places[place] = one.fit
+        self.pack.put(place, one.fit.lane)
+        if one.rows:
+            for name, tensor in self.pack.changing().items():
+                tensor[place].copy_(one.rows[name])
 
 
 def epoch_of(at: Progress) -> Epoch:
     return Epoch(at.epochs, at.rate, before=at.step - at.done, at=at.done)
 
 
+def best_weights(work: Work, place: int) -> dict[str, Tensor]:
+    """A lane's best weights so far; none where no validation was finite."""
+    one = work.places[place]
+    found = one is not None and math.isfinite(one.progress.best_loss)
+    return work.pack.weights(place, best=True) if found else {}
+
+
+def leave_off(work: Work, stopped: str, *, signal_number: int) -> None:
+    """Give the lanes that have not ended their best weights so far, and say why they stopped."""
+    for place, one in work.training():
+        one.weights = best_weights(work, place)
+    for one, rows in work.waiting:
+        if math.isfinite(one.progress.best_loss):
+            row = rows["best"].to(work.pack.plan.device)
+            one.weights = work.pack.named(row, one.lane)
+    for one in work.everyone():
+        if not one.stopped:
+            one.stopped, one.signal_number = stopped, signal_number
+            if not signal_number:  # else it goes on, and has not ended
+                told = asdict(one.progress)
+                work.run.append("lane", lane=one.number, stopped=stopped, **told)
+
+
 def take(work: Work, facts: Mapping[str, Any]) -> Saved:
     """A copy of all that the rest depends on; from a GPU it arrives while training goes on."""
     pack, device = work.pack, work.pack.plan.device
     ended = {f"{one.number}/{name}": w for one in work.ended for name, w in one.weights.items()}
-    tensors = {LANES: checkpoint.on_host(pack.changing()), ENDED: checkpoint.on_host(ended)}
+    waiting = {
+        f"{one.fit.number}/{name}": row for one in work.waiting for name, row in one.rows.items()
+    }
+    live = {LANES: pack.changing(), ENDED: ended, WAITING: waiting}
+    tensors = {name: checkpoint.on_host(found) for name, found in live.items() if found}
     ready = None
     if device.type == "cuda":
         ready = torch.cuda.Event()
@@ -94,11 +141,12 @@ def take(work: Work, facts: Mapping[str, Any]) -> Saved:
             }
             for one in work.everyone()
         ],
+        "waiting": [one.fit.number for one in work.waiting],
         "came": work.came,
         "seconds": [work.train_s, work.validate_s],
         "log_bytes": runs.log_size(work.run),
     }
-    return Saved(work.steps, {name: found for name, found in tensors.items() if found}, told, ready)
+    return Saved(work.steps, tensors, told, ready)
 
 
 def restored(
@@ -107,26 +155,44 @@ def restored(
     signature: Signature,
     series: Series,
     run: Run,
+    *,
+    most: int | None = None,
 ) -> Work:
-    """The pack of a checkpoint with every lane where it stood."""
-    facts, places = saved.facts, saved.facts["places"]
-    plan = Plan.from_dict(facts["plan"])
-    pack = Pack(len(places), room_of(facts), signature, series, plan, facts["mode"])
-    work = Work(pack, run, [None] * len(places), came=facts["came"], steps=saved.step)
+    """The pack of a checkpoint with every lane where it stood; those beyond `most` wait."""
+    facts, plan = saved.facts, Plan.from_dict(saved.facts["plan"])
+    ended = saved.tensors.get(ENDED, {})
+    every = [_brought_back(told, lanes, ended, plan.device) for told in facts["lanes"]]
+    back = {one.number: one for one in every}
+    order: list[int | None] = facts["places"]
+    waiting = list(facts.get("waiting", []))
+    if most is not None and most < len(order):
+        in_training = [number for number in order if number is not None]
+        order, waiting = list(in_training[:most]), in_training[most:] + waiting
+    pack = Pack(len(order), room_of(facts), signature, series, plan, facts["mode"])
+    work = Work(pack, run, [None] * len(order), came=facts["came"], steps=saved.step)
     work.train_s, work.validate_s = facts["seconds"]
-    for told in facts["lanes"]:
-        one = _brought_back(told, lanes, saved.tensors.get(ENDED, {}), plan.device)
-        if one.number not in places:
-            work.ended.append(one)
-            continue
-        place = places.index(one.number)
-        work.places[place] = one
-        pack.put(place, one.lane)
-    for name, tensor in pack.changing().items():
-        tensor.copy_(saved.tensors[LANES][name])
+    work.ended = [one for one in every if one.number not in {*order, *waiting}]
+    for place, number in enumerate(order):
+        if number is not None:
+            work.seat(place, Waiting(back[number], _rows(saved, number)))
+    work.waiting = [Waiting(back[number], _rows(saved, number)) for number in waiting]
     if work.training():  # all may have ended, and only their scores be missing
         pack.begin({place: epoch_of(one.progress) for place, one in work.training()})
     return work
+
+
+def _rows(saved: Saved, number: int) -> dict[str, Tensor]:
+    """What a checkpoint has of a lane that is in training or waits."""
+    places = saved.facts["places"]
+    if number in places:
+        place = places.index(number)
+        return {name: tensor[place] for name, tensor in saved.tensors[LANES].items()}
+    prefix = f"{number}/"
+    return {
+        name.removeprefix(prefix): row
+        for name, row in saved.tensors.get(WAITING, {}).items()
+        if name.startswith(prefix)
+    }
 
 
 def room_of(facts: Mapping[str, Any]) -> Room:

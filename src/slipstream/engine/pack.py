@@ -266,9 +266,13 @@ class Pack:
     def weights(self, place: int, *, best: bool = False) -> dict[str, Tensor]:
         """A lane's weights, as the model by itself has them."""
         rows = self.best if best else self.live["weights"]
-        views = passes.views(rows[place : place + 1], self._layout)
+        return self.named(rows[place], self._lane(place))
+
+    def named(self, row: Tensor, lane: Lane) -> dict[str, Tensor]:
+        """A row of a lane's weights by the names that the model has for them."""
+        views = passes.views(row[None], self._layout)
         own = {name: view[0].detach() for name, view in views.items()}
-        return widths.cut(own, self._lane(place).config.model, self.room.model, self._tokens)
+        return widths.cut(own, lane.config.model, self.room.model, self._tokens)
 
     def compacted(self, keep: Sequence[int]) -> Pack:
         """A smaller pack of some places, each as it stands. This one is closed."""

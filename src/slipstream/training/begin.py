@@ -190,7 +190,7 @@ def _where_it_stands(run: Run, settings: Config, saved: Saved | None) -> dict[st
     """What a resumed run tells of its start; a UserError where nothing is left to do."""
     finished = (run.folder / "metrics.json").exists()
     if together.wanted(settings):
-        if finished:
+        if finished and saved and together.is_finished(saved.facts):
             raise UserError(
                 f"{run.folder}: is finished; models that were trained together end together, so "
                 "start a new run to train longer"

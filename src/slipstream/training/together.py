@@ -11,7 +11,7 @@ from typing import Any
 from slipstream import runs
 from slipstream.config import Config
 from slipstream.data.dataset import Dataset
-from slipstream.engine import lanes, measure, monitor, pack, packing, recover
+from slipstream.engine import checkpoint, lanes, measure, monitor, pack, packing, recover
 from slipstream.engine.checkpoint import Saved
 from slipstream.engine.encoder import Match
 from slipstream.engine.job import Task
@@ -25,7 +25,7 @@ from slipstream.runs import Event, Run
 from slipstream.training import figures, setup
 from slipstream.training.setup import Begun, Result, timed
 
-FIXED = {"train.epochs", "train.patience", "train.minutes"}
+FIXED = {"train.epochs", "train.patience"}
 """What only a run of one model may change when it is resumed: of lanes that have ended, the best
 weights are all that is left"""
 
@@ -229,7 +229,7 @@ def _announce(task: Task, packed: Packed, parameters: int, saved: Saved | None) 
 def _fit(
     task: Task, packed: Packed, saved: Saved | None, watching: monitor.Monitor
 ) -> tuple[Packed, list[LaneFit], Event]:
-    """Train them; where memory runs out, from the start with fewer at a time."""
+    """Train them; where memory runs out, from the newest checkpoint with fewer at a time."""
     trained: Event = {}
 
     def watch(event: Event) -> None:
@@ -240,33 +240,40 @@ def _fit(
             trained.update(event)
 
     run = replace(task.run, watch=watch)
-    assert task.series is not None
-    what = task.dataset.signature, task.series
-    if saved is not None:
-        then = _as_now(saved, packed)
-        guide = Guide(_following(packed.lanes[saved.facts["came"] :]))
-        told = partial(_facts, task, packed)
-        fits = lanes.resume(then, packed.lanes, *what, run, guide=guide, facts=told)
-        return packed, fits, trained
-    size = runs.log_size(run)
+    most, size = None, runs.log_size(run)
     while True:
-        first, rest = packed.lanes[: packed.places], packed.lanes[packed.places :]
         try:
-            made = pack.make(first, *what, packed.plan, mode=packed.mode, room=packed.lanes)
-            told = partial(_facts, task, packed)
-            fits = lanes.fit(made, run, guide=Guide(_following(rest)), facts=told)
-            return packed, fits, trained
+            return packed, _fit_once(task, packed, saved, run, most), trained
         except recover.FULL as error:
             if packed.places == 1 or not recover.is_out_of_memory(error):
                 raise
             why = recover.reason(error)
         # past the except block, whose traceback would pin the failed step's tensors
-        packed = replace(packed, places=-(-packed.places // 2), why="more did not fit into memory")
+        most = -(-packed.places // 2)
+        packed = replace(packed, places=most, why="more did not fit into memory")
         recover.free_memory()
-        runs.remove(run.checkpoints)
-        runs.cut_log(run, size)
-        remedy = f"{packed.places} lanes at a time, from the start"
+        if checkpoint.numbered(run):
+            saved, _ = checkpoint.newest(run)
+        runs.cut_log(run, size if saved is None else saved.facts["log_bytes"])
+        since = "the start" if saved is None else f"step {saved.step}"
+        remedy = f"{most} lanes at a time, from {since}"
         run.append("recovery", what="out of memory", remedy=remedy, why=why)
+
+
+def _fit_once(
+    task: Task, packed: Packed, saved: Saved | None, run: Run, most: int | None
+) -> list[LaneFit]:
+    """Train the lanes from a checkpoint, or from the start, no more than `most` at a time."""
+    assert task.series is not None
+    what = task.dataset.signature, task.series
+    facts = partial(_facts, task, packed)
+    if saved is not None:
+        guide = Guide(_following(packed.lanes[saved.facts["came"] :]))
+        then = _as_now(saved, packed)
+        return lanes.resume(then, packed.lanes, *what, run, guide=guide, facts=facts, most=most)
+    first, rest = packed.lanes[: packed.places], packed.lanes[packed.places :]
+    made = pack.make(first, *what, packed.plan, mode=packed.mode, room=packed.lanes)
+    return lanes.fit(made, run, guide=Guide(_following(rest)), facts=facts)
 
 
 def _facts(task: Task, packed: Packed) -> dict[str, Any]:
@@ -294,6 +301,11 @@ def _as_now(saved: Saved, packed: Packed) -> Saved:
 def num_ended(facts: Mapping[str, Any]) -> int:
     """Of a checkpoint's lanes"""
     return sum(bool(told["stopped"]) for told in facts["lanes"])
+
+
+def is_finished(facts: Mapping[str, Any]) -> bool:
+    """Whether every lane of a checkpoint has come to its end."""
+    return bool(num_ended(facts) == facts["pack"]["lanes"])
 
 
 def where_it_stands(facts: Mapping[str, Any]) -> str:

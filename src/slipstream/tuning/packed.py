@@ -85,8 +85,9 @@ class Packed:
             )
             self._go(lanes.started(made, self.run), stop)
 
-    def resume(self, stop: Stop) -> bool:
-        """Go on from the newest checkpoint; whether anything was in training."""
+    def resume(self, stop: Stop, most: int | None = None) -> bool:
+        """Go on from the newest checkpoint; whether anything was in training. No more than `most`
+        lanes train at a time."""
         trainer = self.trainer
         try:
             saved, wrong = checkpoint.newest(self.run)
@@ -99,7 +100,7 @@ class Packed:
         facts = saved.facts["search"]
         self.shapes = [Shape(name, batch, tuple(widths)) for name, batch, widths in facts["shapes"]]
         self.came = [(number, fold) for number, fold in facts["came"]]
-        self.places = len(saved.facts["places"])
+        self.places = min(len(saved.facts["places"]), most or packing.MOST_PLACES)
         training = {told["number"] for told in saved.facts["lanes"]}
         waiting = [(number, fold) for number, fold in facts["queue"]]
         owners = {self.came[at][0] for at in training} | {number for number, _ in waiting}
@@ -114,7 +115,8 @@ class Packed:
         self.queue.extend(of[number][fold] for number, fold in waiting)
         with self._at_work(Plan.from_dict(saved.facts["plan"])):
             signature = ready.dataset.signature
-            self._go(lanestate.restored(saved, back, signature, ready.series, self.run), stop)
+            given = saved, back, signature, ready.series, self.run
+            self._go(lanestate.restored(*given, most=most), stop)
         return True
 
     def _go(self, work: Work, stop: Stop) -> None:

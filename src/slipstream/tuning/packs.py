@@ -90,7 +90,7 @@ class Trainer:
                     if not stop.requested:
                         self._ask()
                         self._start(stop)
-                    self._turn()
+                    self._turn(stop)
                 if stop.requested:
                     raise Interrupted("stopped", signal_number=stop.signal_number)
             finally:
@@ -100,11 +100,21 @@ class Trainer:
     def _pick_up(self, stop: Stop) -> None:
         for folder in sorted(self.folder.glob("*")):
             self.packs = max(self.packs, int(folder.name))
-            packed = Packed(self, Run(folder, self.run.watch))
-            if checkpoint.numbered(packed.run) and packed.resume(stop):
-                self.active.append(packed)
-            else:
-                runs.remove(folder)
+            self._resume(Run(folder, self.run.watch), None, stop)
+
+    def _resume(self, run: Run, most: int | None, stop: Stop) -> list[Candidate]:
+        """Go on with a pack from its newest checkpoint, no more than `most` lanes at a time; whose
+        lanes those are. Without a checkpoint its folder goes."""
+        packed = Packed(self, run)
+        if not checkpoint.numbered(run):
+            runs.remove(run.folder)
+            return []
+        self.active.append(packed)
+        with self._surviving(packed, stop):
+            if not packed.resume(stop, most):
+                self.active.remove(packed)
+                runs.remove(run.folder)
+        return packed.members
 
     def _ask(self) -> None:
         while new := self._new():
@@ -155,10 +165,10 @@ class Trainer:
         packed = Packed(self, Run(folder, self.run.watch))
         self.running += members
         self.active.append(packed)
-        with self._surviving(packed):
+        with self._surviving(packed, stop):
             packed.begin(shape, members, stop)
 
-    def _turn(self) -> None:
+    def _turn(self, stop: Stop) -> None:
         """One round of the pack whose steps are done first. To wait for a certain one would leave
         the device without steps of those that are done before it."""
         if not self.active:
@@ -167,7 +177,7 @@ class Trainer:
             time.sleep(POLL_S)
         self.active.remove(packed)
         self.active.append(packed)
-        with self._surviving(packed):
+        with self._surviving(packed, stop):
             if packed.go_on():
                 return
             self.active.remove(packed)
@@ -175,29 +185,34 @@ class Trainer:
                 runs.remove(packed.run.folder)
 
     @contextmanager
-    def _surviving(self, packed: Packed) -> Iterator[None]:
-        """Where memory runs out, train a pack's candidates again from their start, half as many at
-        a time."""
+    def _surviving(self, packed: Packed, stop: Stop) -> Iterator[None]:
+        """Where memory runs out, go on from the pack's newest checkpoint with half as many lanes at
+        a time; candidates that are not in it are trained again from their start."""
         try:
             yield
             return
         except recover.FULL as error:
-            if not recover.is_out_of_memory(error):
+            if not (packed.shapes and recover.is_out_of_memory(error)):
                 raise
             why = recover.reason(error)
         # past the except block, whose traceback would pin the memory
         self.active.remove(packed)
         packed.close()
         recover.free_memory()
-        runs.remove(packed.run.folder)
         shape, places = packed.shapes[0], packed.places
         members = [one for one in self.running if one in packed.members]
         self.running = [one for one in self.running if one not in members]
         if places == 1:
+            runs.remove(packed.run.folder)
             for one in members:
                 self.director.failed(one, f"out of memory: {why}")
             return
-        self.most[shape] = places // 2
-        remedy = f"{self.most[shape]} lanes at a time, from the start"
+        most = self.most[shape] = places // 2
+        known = checkpoint.numbered(packed.run)
+        since = f"step {known[-1]} of the pack" if known else "the start"
+        remedy = f"{most} lanes at a time, from {since}"
         self.run.append("recovery", what="out of memory", remedy=remedy, why=why)
-        self.waiting = [one.anew() for one in members] + self.waiting
+        back = {
+            one.number for one in self._resume(Run(packed.run.folder, self.run.watch), most, stop)
+        }
+        self.waiting = [one.anew() for one in members if one.number not in back] + self.waiting

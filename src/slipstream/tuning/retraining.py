@@ -78,6 +78,8 @@ class Retraining:
             for event in runs.events(run)
             if event.get("event") == "retrained" and {"trial", "seed", "loss"} <= event.keys()
         }
+        self.ends = set(known)
+        """Whose result stands, by trial and seed"""
         for trial, seed, _ in self.every:
             if (trial, seed) in known:
                 self.found[trial].losses.append(_number(known[trial, seed]))
@@ -92,7 +94,8 @@ class Retraining:
 
     def again(self, number: int) -> Candidate:
         self.left = [one for one in self.left if one != number]
-        return Candidate(number, self.every[number][2])
+        trial, seed, config = self.every[number]
+        return Candidate(number, config, settled=(trial, seed) in self.ends)
 
     def validated(self, one: Candidate, epoch: int, loss: float) -> str:
         return ""
@@ -103,11 +106,13 @@ class Retraining:
     def ended(self, one: Candidate) -> None:
         trial, seed, _ = self.every[one.number]
         self.found[trial].losses.append(one.score)
+        self.ends.add((trial, seed))
         self.run.append("retrained", trial=trial, seed=seed, loss=one.score, **one.told())
 
     def failed(self, one: Candidate, why: str) -> None:
         trial, seed, _ = self.every[one.number]
         self.found[trial].losses.append(math.inf)
+        self.ends.add((trial, seed))
         self.run.append("retrained", trial=trial, seed=seed, loss=math.inf, stopped=why)
 
     def extremes(self, config: Config) -> Sequence[Config]:
