@@ -26,7 +26,7 @@ def fit(
     label = signature.targets[0] if signature.classes else None
     values = np.empty((store.layout.num_rows, len(store.columns)), dtype=np.float32)
     columns = in_order(signature)
-    scaler = Scaler(data.scale, {}, {}, {}, {}, {})
+    parts = []
     for i, name in enumerate(columns):
         column = store.read(name)
         if name == label:
@@ -35,13 +35,14 @@ def fit(
             new = known.only((name,))
         else:
             new = scaling.fit(name, column, training, kind=data.scale)
-        scaler = scaler.joined(new)
-        scaler.apply(name, column, values[:, i])
+        new.apply(name, column, values[:, i])
+        parts.append(new)
         del column
         tables.release_memory()
     if signature.static:
         trained = np.logical_or.reduceat(training, store.layout.offsets[:-1])
-        scaler = scaler.joined(_fit_static(store.static, signature.static, trained, data))
+        parts.append(_fit_static(store.static, signature.static, trained, data))
+    scaler = scaling.join(data.scale, parts)
     return scaler, _series(values, store, scaler, signature)
 
 
@@ -57,14 +58,15 @@ def completed(
 
     Statics are learnt from the series of which some row is `trained` on.
     """
+    parts = [scaler]
     if known is not None:
-        scaler = scaler.joined(known.only(scaler.shift))
+        parts.append(known.only(scaler.shift))
     if signature.static:
-        scaler = scaler.joined(_fit_static(static, signature.static, trained, data))
+        parts.append(_fit_static(static, signature.static, trained, data))
     if signature.classes:
         high = len(signature.classes) - 1.0
-        scaler = scaler.joined(scaling.as_it_is(signature.targets[0], high=high))
-    return scaler
+        parts.append(scaling.as_it_is(signature.targets[0], high=high))
+    return scaling.join(scaler.kind, parts)
 
 
 def _fit_static(
@@ -73,10 +75,10 @@ def _fit_static(
     trained: npt.NDArray[np.bool_],
     data: Data,
 ) -> Scaler:
-    scaler = Scaler(data.scale, {}, {}, {}, {}, {})
-    for i, name in enumerate(names):
-        scaler = scaler.joined(scaling.fit(name, static[:, i], trained, kind=data.scale))
-    return scaler
+    return scaling.join(
+        data.scale,
+        (scaling.fit(name, static[:, i], trained, kind=data.scale) for i, name in enumerate(names)),
+    )
 
 
 def in_order(signature: Signature) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ once, when it is centred, so neither where it lies nor what else the file holds 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
@@ -25,6 +25,9 @@ SAMPLE = 10_000
 """Training rows that tell how a column's values lie"""
 LARGEST_LOSS = 0.01
 """Of the distance between usual values, what rounding a scaled column may take"""
+
+
+FIELDS = ("shift", "size", "deviation", "low", "high")
 
 
 @dataclass(frozen=True)
@@ -60,23 +63,22 @@ class Scaler:
         return cls(**saved)
 
     def only(self, columns: Collection[str]) -> Self:
-        """The same for some columns."""
+        """The same for some columns, of those that it knows."""
         parts: dict[str, Any] = {
-            field: {name: value for name, value in getattr(self, field).items() if name in columns}
-            for field in ("shift", "size", "deviation", "low", "high")
+            field: {name: values[name] for name in columns if name in values}
+            for field in FIELDS
+            for values in (getattr(self, field),)
         }
         return replace(self, **parts)
 
-    def joined(self, other: Self) -> Self:
-        """One scaler for the columns of both."""
-        return replace(
-            self,
-            shift=self.shift | other.shift,
-            size=self.size | other.size,
-            deviation=self.deviation | other.deviation,
-            low=self.low | other.low,
-            high=self.high | other.high,
-        )
+
+def join(kind: str, parts: Iterable[Scaler]) -> Scaler:
+    """One scaler for the columns of all parts; what a later one knows counts."""
+    joined = Scaler(kind, {}, {}, {}, {}, {})
+    for part in parts:
+        for field in FIELDS:
+            getattr(joined, field).update(getattr(part, field))
+    return joined
 
 
 def as_it_is(name: str, *, high: float) -> Scaler:
