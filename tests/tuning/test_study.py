@@ -1,6 +1,11 @@
 from __future__ import annotations
 
+import pickle
+import warnings
+
+import optuna
 import pytest
+from optuna.distributions import FloatDistribution
 
 from slipstream.config import Range, Tune
 from slipstream.tuning import retraining
@@ -20,3 +25,55 @@ def test_the_largest_seed_leaves_seeds_to_train_the_best_again_from():
     base = small_config(seed=2**63 - 1)
     first = retraining.first_seed(base)
     assert 0 <= first < first + base.tune.retrain_seeds <= 2**63
+
+
+class Opens:
+    """A pickle that makes a file when it is loaded."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+SPACE = {name: FloatDistribution(-5, 5) for name in "xy"}
+
+
+def cmaes_study(sampler, num_trials, **attrs):
+    """A study of a bowl whose trials, asked for one after another, have these attributes too."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(sampler=sampler)
+    for _ in range(num_trials):
+        trial = study.ask(SPACE)
+        for name, value in attrs.items():
+            study._storage.set_trial_system_attr(trial._trial_id, f"cma:{name}:0", value)
+        study.tell(trial, (trial.params["x"] - 2) ** 2 + (trial.params["y"] + 1) ** 2)
+    return study
+
+
+def cmaes_sampler():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return sampler_of(Tune(seed=0, sampler="cmaes"), {})
+
+
+def test_a_study_of_cma_es_runs_no_code_that_somebody_put_into_it(tmp_path):
+    made = tmp_path / "made"
+    study = cmaes_study(cmaes_sampler(), 3, optimizer=pickle.dumps(Opens(made)).hex())
+    study.ask(SPACE)
+    assert not made.exists()
+
+
+def test_cma_es_keeps_no_state_but_its_trials_and_finds_the_bowls_bottom():
+    study = cmaes_study(cmaes_sampler(), 90)
+    trials = study.get_trials()
+    assert not any("optimizer" in key for trial in trials for key in trial.system_attrs)
+    assert study.best_value < 0.05
+    states = []
+    for sampler in (study.sampler, cmaes_sampler()):  # as after a resume
+        study.sampler = sampler
+        study.ask(SPACE)
+        states.append(sampler._restore_optimizer(trials))
+    assert states[0].generation == states[1].generation > 5
+    assert states[0].mean.tolist() == states[1].mean.tolist()

@@ -163,10 +163,10 @@ def _resumed(
         start = Start(fingerprint, now, init=init)
         return _run(Begun(run, settings, dataset, start, seconds, began))
     if fingerprint != saved.facts["data"] and not force:
-        raise UserError(
-            f"{run.folder}: the data are not those that it began with; start a new run, or pass "
-            "--force"
-        )
+        why = "the data are not those that it began with"
+        if "config" not in saved.facts:  # version 0.1 bound its checkpoints to nothing but the data
+            why += ", or an earlier version began it, which rounded them otherwise"
+        raise UserError(f"{run.folder}: {why}; start a new run, or pass --force")
     then = Plan.from_dict(saved.facts["plan"])
     runs.cut_log(run, saved.facts["log_bytes"])
     for problem in wrong:

@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import optuna
+from optuna._transform import _SearchSpaceTransform
+from optuna.distributions import BaseDistribution
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage, JournalStorage
+from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from slipstream.config import Tune
@@ -63,7 +66,7 @@ def sampler_of(tune: Tune, space: Mapping[str, Any], *, worker: int = 0) -> Base
         case "grid":
             return Grid(spaces.grid(space), seed=tune.seed)
         case "cmaes":
-            return optuna.samplers.CmaEsSampler(seed=seed)
+            return CmaEs(seed=seed)
 
 
 class Grid(optuna.samplers.GridSampler):
@@ -71,6 +74,32 @@ class Grid(optuna.samplers.GridSampler):
 
     def after_trial(self, *_: Any) -> None:
         pass
+
+
+class CmaEs(optuna.samplers.CmaEsSampler):
+    """Optuna's keeps its state in the study as a pickle, so that a study which somebody hands over
+    could run code. Here the state is derived from the finished trials whenever it is needed."""
+
+    def sample_relative(
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
+        search_space: dict[str, BaseDistribution],
+    ) -> dict[str, Any]:
+        self._asked_for = study.direction, search_space
+        return super().sample_relative(study, trial, search_space)
+
+    def _restore_optimizer(self, completed_trials: list[FrozenTrial]) -> Any:
+        direction, search_space = self._asked_for
+        space = _SearchSpaceTransform(search_space, transform_step=True, transform_0_1=True)
+        sign = -1 if direction == StudyDirection.MAXIMIZE else 1
+        optimizer = self._init_optimizer(space, direction)
+        while True:
+            size = optimizer.population_size
+            trials = self._get_solution_trials(completed_trials, optimizer.generation)[:size]
+            if len(trials) < size:
+                return optimizer
+            optimizer.tell([(space.transform(one.params), sign * one.values[0]) for one in trials])
 
 
 def pruner_of(tune: Tune, epochs: int) -> BasePruner:
