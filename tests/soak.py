@@ -34,7 +34,7 @@ import numpy as np
 import pyarrow.parquet
 
 import slipstream
-from slipstream import Interrupted, UserError, runs
+from slipstream import Interrupted, UserError, manifest, runs
 from slipstream import config as configs
 from slipstream.engine import checkpoint
 from slipstream.errors import Resumable
@@ -261,7 +261,7 @@ class Soak:
             except Exception as error:
                 self.tell("damaged files", "lost", f"{path}: {error!r}")
             path.write_bytes(whole)
-        checkpoint.verified(newest)
+        manifest.verified(newest)
 
     def full_disk(self, job: str, kilobytes: int) -> None:
         """A run that outgrows its disk: told, and it can go on when there is room."""

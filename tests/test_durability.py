@@ -18,7 +18,7 @@ import pyarrow.parquet
 import pytest
 
 import slipstream
-from slipstream import UserError, runs
+from slipstream import UserError, manifest, runs
 from slipstream.engine import checkpoint, score
 from slipstream.errors import Resumable
 from tests.conftest import HUNG_S, small_config, waves
@@ -125,7 +125,7 @@ def test_a_model_that_cannot_be_written_is_kept_elsewhere(tmp_path, monkeypatch)
     with pytest.raises(Resumable, match=r"No space left.*best weights are in (\S+);") as caught:
         slipstream.train(small_config(tmp_path), waves(400))
     folder = str(caught.value).partition("best weights are in ")[2].partition(";")[0]
-    assert "weights.safetensors" in checkpoint.verified(Path(folder))
+    assert "weights.safetensors" in manifest.verified(Path(folder))
     shutil.rmtree(Path(folder).parent)
 
 
@@ -179,7 +179,7 @@ def test_every_kind_of_damage_is_named(tmp_path):
         shutil.copytree(folder, copy)
         change(copy)
         with pytest.raises(UserError) as caught:
-            checkpoint.verified(copy)
+            manifest.verified(copy)
         return str(caught.value)
 
     assert "weights.safetensors: is missing" in damage(

@@ -87,7 +87,7 @@ def test_room_for_the_run_but_not_for_its_report(tmp_path):
         told = log.read_text()
         assert "Traceback" not in told
         folder = runs.last(str(disk))
-        assert f"make room and draw it with: slipstream report {folder}" in told
+        assert f"make room and draw it again: slipstream report {folder}" in told
         make_room(disk)
         assert waited(forked(lambda: run_command("report", folder), log)) == 0
         assert (folder / "report.html").exists()

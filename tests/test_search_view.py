@@ -225,6 +225,7 @@ def test_a_report_holds_hundreds_of_trials_in_every_state(searched, tmp_path):
     run = tmp_path / "many"
     shutil.copytree(searched[1], run)
     shutil.rmtree(run / "retrained")
+    (run / "manifest.json").unlink()  # of trials.json as it was
     first = runs.read_json(run / "trials.json")
     trials = []
     for number in range(300):
@@ -266,7 +267,7 @@ def test_a_search_that_was_broken_off_predicts_with_its_best_trial(searched, tmp
     run = tmp_path / "broken"
     shutil.copytree(searched[1], run)
     shutil.rmtree(run / "retrained")
-    for name in ("trials.json", "metrics.json", "best.toml"):
+    for name in ("trials.json", "metrics.json", "best.toml", "manifest.json"):
         (run / name).unlink()
     with pytest.raises(UserError, match="was the run finished"):
         slipstream.report(run)

@@ -20,7 +20,7 @@ import slipstream
 from slipstream import Interrupted, UserError, runs
 from slipstream.config import Split
 from slipstream.data import dataset as datasets
-from slipstream.engine import lanes, pack, packing, recover
+from slipstream.engine import lanes, lanestate, pack, packing, recover
 from slipstream.screen import Screen, training
 from slipstream.training import together
 from tests.conftest import close, merged, small_config, waves
@@ -644,7 +644,7 @@ def test_a_lane_without_a_model_is_told_of_and_left_out(tmp_path, monkeypatch):
 
 
 def test_training_that_finds_nothing_says_what_to_change(tmp_path, monkeypatch):
-    monkeypatch.setattr(lanes, "_best", lambda *_: {})
+    monkeypatch.setattr(lanestate, "best_weights", lambda *_: {})
     config = configured(tmp_path, train={"repeats": 2}, **FOLDS)
     with pytest.raises(
         UserError, match=r"no validation loss of fold 1 was finite.* lower train.lr"

@@ -67,6 +67,7 @@ def test_the_run_folder_explains_itself(trained):
         "events.jsonl",
         "checkpoints",
         "model",
+        "manifest.json",
         "metrics.json",
         "predictions.parquet",
     }
@@ -290,7 +291,7 @@ def test_pm25_trains_with_missing_values_filled_forward(tmp_path):
     )
     result = slipstream.train(config)
     assert result.metrics["test"]["r2"] > 0.2
-    assert any("pm2.5 2,067" in note for note in result.summary["notes"])
+    assert any("pm2.5 2,043" in note for note in result.summary["notes"])
 
 
 def test_a_few_epochs_of_the_demo_clearly_beat_every_baseline(tmp_path):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from slipstream.tuning import Study as Study
     from slipstream.tuning import tune as tune
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 __all__ = [
     "Config",
     "Interrupted",

@@ -1,4 +1,4 @@
-"""Reads a folder of files beside a manifest of their SHA-256 sums. No torch here."""
+"""Files beside a manifest of their SHA-256 sums. No torch here."""
 
 from __future__ import annotations
 
@@ -33,6 +33,12 @@ def verified(folder: Path) -> dict[str, bytes]:
         if hashlib.sha256(files[name]).hexdigest() != wanted:
             raise UserError(f"{folder / name}: is damaged (its SHA-256 differs from the manifest)")
     return files
+
+
+def file_sum(path: Path) -> str:
+    """Return the SHA-256 of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _sums(manifest: Path) -> dict[str, str]:

@@ -14,6 +14,7 @@ from slipstream.engine import pack as packs
 from slipstream.engine import passes, plan
 from slipstream.engine.lane import Epoch, Lane, refuse_unlike
 from slipstream.engine.passes import _workers
+from slipstream.models import consent
 from tests.conftest import KINDS, close, small_config, small_dataset, waves
 from tests.engine.steps import run_steps
 
@@ -284,6 +285,7 @@ def reads(monkeypatch):
 def test_lanes_of_one_order_read_their_windows_once_with_the_same_bits(kind, reads, monkeypatch):
     dataset = small_dataset(configured())
     model = BASE["model"] | {"kind": kind}
+    consent.allow(configured(model=model))
     changes = ONE_ORDER if kind in KINDS else ONE_ORDER[:3]
     lanes = lanes_of(changes, dataset, model=model, train=BASE["train"] | {"order_seed": 5})
     pack = packed(lanes, dataset, "together")

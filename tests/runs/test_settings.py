@@ -7,7 +7,7 @@ import pyarrow.parquet
 import pytest
 
 import slipstream
-from slipstream import UserError, runs
+from slipstream import UserError, manifest, runs
 from slipstream import config as configs
 from slipstream.engine import checkpoint
 from tests.conftest import small_config, waves
@@ -103,7 +103,7 @@ def test_runs_of_version_0_1_are_used_as_they_are(tmp_path):
         folder.mkdir()
         for name, content in model.items():
             (folder / name).write_bytes(content)
-        sums = {name: checkpoint.file_sum(folder / name) for name in model}
+        sums = {name: manifest.file_sum(folder / name) for name in model}
         runs.write_json(folder / "manifest.json", sums)
     assert len(slipstream.predict(run.folder, table))
     assert slipstream.evaluate(run.folder, table)["windows"]

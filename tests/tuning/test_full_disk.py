@@ -53,7 +53,9 @@ def command(*arguments):
 def test_a_search_on_a_full_disk_goes_on_when_there_is_room(tmp_path, disk, level):
     log, path = tmp_path / "log.txt", tmp_path / "job.toml"
     tune = {"trials": 2, "retrain": 1, "retrain_seeds": 2, "parallel": 1}
-    settings = job(tmp_path, tune=tune, train={"epochs": 1}) | {"out": str(disk)}
+    # a forked process has none of the threads that torch began in this one, and waits for them
+    settings = job(tmp_path, tune=tune, train={"epochs": 1}, engine={"threads": 1})
+    settings["out"] = str(disk)
     path.write_text(configs.to_toml(configs.load(settings)))
     leave(disk, 1024 * level)
     code = waited(forked(command(str(path)), log))

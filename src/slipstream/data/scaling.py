@@ -116,8 +116,8 @@ def refuse_lost_digits(name: str, sample: Floats, scaler: Scaler) -> None:
     spread = np.maximum(np.median(apart[apart > 0]), apart)
     shift, size = scaler.shift[name], scaler.size[name]
     scaled = ((sample - shift) / size).astype(np.float32)
-    lost = np.abs(scaled.astype(np.float64) * size + shift - sample) / spread
-    if lost.max() <= LARGEST_LOSS:
+    lost = np.abs(scaled.astype(np.float64) * size + shift - sample)
+    if (lost <= LARGEST_LOSS * spread).all():
         return
     remedy = (
         'set data.scale = "standard"'
@@ -167,7 +167,7 @@ class Sums:
             deviation[name] = math.sqrt(self.squares[name] / self.count[name])
             if kind == "none":
                 shift[name], size[name] = 0.0, 1.0
-            elif not self.high[name] > low:
+            elif not self.high[name] > low or not deviation[name]:  # whose squares vanish
                 raise UserError(
                     f'column "{name}" is {low:g} in every training row; it tells the model nothing '
                     "and cannot be scaled: leave it out of data.inputs (or add it to data.ignore), "

@@ -7,7 +7,6 @@ the manifest before anything is made of it. No pickle is ever read.
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import re
@@ -23,14 +22,14 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from slipstream import manifest, runs
+from slipstream import runs
 from slipstream.config import Config, Signature
 from slipstream.data.scaling import Scaler
 from slipstream.errors import UserError
+from slipstream.manifest import MANIFEST, file_sum, verified
 from slipstream.models import Forecaster, Masked, build
 from slipstream.runs import Run
 
-MANIFEST = manifest.MANIFEST
 FACTS = "state.json"
 ORIGIN = "origin.json"
 Tensors = dict[str, Tensor]
@@ -162,16 +161,6 @@ def _write_tensors(path: Path, tensors: Tensors) -> None:
         code = re.search(r"(?:os error|code:) (\d+)", str(error))
         number = int(code[1]) if code else errno.EIO
         raise OSError(number, os.strerror(number) if code else str(error), str(path)) from None
-
-
-def file_sum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def verified(folder: Path) -> dict[str, bytes]:
-    """The files of a folder, each held against the manifest; a UserError names one that differs."""
-    return manifest.verified(folder)
 
 
 def read(folder: Path) -> Saved:

@@ -26,13 +26,12 @@ from slipstream.data import windows
 from slipstream.data.dataset import Dataset
 from slipstream.data.windows import Batch, Series
 from slipstream.engine import step
-from slipstream.engine.checkpoint import file_sum
 from slipstream.engine.homes import Draw, OnHost, Program, Share
 from slipstream.errors import UserError
+from slipstream.manifest import MANIFEST, file_sum
 from slipstream.models import Noise, augment
 from slipstream.runs import Run
 
-MANIFEST = "manifest.json"
 MAKING = 2
 """Counts the ways in which copies have been made: those of another are made anew"""
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from slipstream import runs
+from slipstream import manifest, runs
 from slipstream.config import Config, Signature, Train
 from slipstream.data.scaling import Scaler
 from slipstream.engine import checkpoint
@@ -60,7 +60,7 @@ def find(config: Config) -> Encoder | None:
         return None
     run = runs.find(asked)
     theirs = checkpoint.load_settings(run)
-    files = checkpoint.verified(run.model)
+    files = manifest.verified(run.model)
     signature = Signature.model_validate_json(files["signature.json"])
     if not signature.masked:
         raise UserError(

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from slipstream import manifest
 from slipstream.config import Config, Signature
 from slipstream.data.outputs import LEVELS
 from slipstream.data.scaling import Scaler
@@ -189,7 +190,7 @@ def load(run: Run, config: Config, plan: Plan, *, ensemble: bool | None = None) 
                 f"{run.folder}: holds one model, not an ensemble; train several with train.repeats"
             )
         return Trained(signature, scaler, "the model", [Voice(score.of_model(model, plan), None)])
-    files = checkpoint.verified(run.folder / "lanes")
+    files = manifest.verified(run.folder / "lanes")
     facts = json.loads(files[FACTS])
     found = checkpoint.parsed(files[WEIGHTS], run.folder / "lanes" / WEIGHTS)
     uses = facts["uses"] if ensemble is None else ENSEMBLE if ensemble else MODEL

@@ -96,9 +96,13 @@ def creating(
     finds a whole run, which can be resumed.
     """
     parent = Path(out) if folder is None else folder.parent
+    new = not parent.exists()
     try:
         lock = _unpublished(parent, name if folder is None else folder.name)
     except OSError as error:
+        if new:
+            with suppress(OSError):
+                parent.rmdir()
         raise _cannot_be_made(out if folder is None else str(folder), error) from None
     with ExitStack() as undo:
         undo.callback(lock.release)

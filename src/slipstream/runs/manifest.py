@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.errors import UserError
+from slipstream.manifest import MANIFEST, file_sum
 from slipstream.runs.files import read_json, remove, to_json, write_json, write_text
 from slipstream.runs.folder import Run
 
-MANIFEST, METRICS = "manifest.json", "metrics.json"
+METRICS = "metrics.json"
 SEALED = (
     *("config.toml", "labels.toml", "encoder.toml", "plan.json", "trials.json", "best.toml"),
     *("predictions.parquet", "reconstructions.parquet"),
@@ -64,7 +65,6 @@ def read_metrics(folder: Path) -> dict[str, Any]:
 
 def _sum(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return file_sum(path)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
