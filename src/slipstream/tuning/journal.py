@@ -222,7 +222,6 @@ class Record:
     def to_log(self, number: int) -> Log:
         """One line for all of it."""
         done = self.state.is_finished()
-        system = {key: value for key, value in self.system.items() if not key.startswith("cma:")}
         return sign(
             {
                 "op_code": Op.CREATE_TRIAL,
@@ -237,7 +236,7 @@ class Record:
                 "distributions": self.distributions,
                 "params": self.params,
                 "user_attrs": self.user,
-                "system_attrs": system,  # without CMA-ES's memory, which is whole or useless
+                "system_attrs": self.system,
                 "intermediate_values": self.losses,
             }
         )

@@ -86,20 +86,18 @@ class CmaEs(optuna.samplers.CmaEsSampler):
         trial: FrozenTrial,
         search_space: dict[str, BaseDistribution],
     ) -> dict[str, Any]:
-        self._asked_for = study.direction, search_space
+        self._sampled = search_space
         return super().sample_relative(study, trial, search_space)
 
     def _restore_optimizer(self, completed_trials: list[FrozenTrial]) -> Any:
-        direction, search_space = self._asked_for
-        space = _SearchSpaceTransform(search_space, transform_step=True, transform_0_1=True)
-        sign = -1 if direction == StudyDirection.MAXIMIZE else 1
-        optimizer = self._init_optimizer(space, direction)
+        space = _SearchSpaceTransform(self._sampled, transform_step=True, transform_0_1=True)
+        optimizer = self._init_optimizer(space, StudyDirection.MINIMIZE)
         while True:
             size = optimizer.population_size
             trials = self._get_solution_trials(completed_trials, optimizer.generation)[:size]
             if len(trials) < size:
                 return optimizer
-            optimizer.tell([(space.transform(one.params), sign * one.values[0]) for one in trials])
+            optimizer.tell([(space.transform(one.params), one.values[0]) for one in trials])
 
 
 def pruner_of(tune: Tune, epochs: int) -> BasePruner:
