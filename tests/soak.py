@@ -1,6 +1,6 @@
 """Kills, stops, damages and starves real runs, and counts what became of them.
 
-    make soak                        all of it, about ten minutes on two cores
+    make soak                        all of it, about five minutes on two cores
     python -m tests.soak --short     a sample, as in the tests
 
 Every run is a process of its own, forked from one that has torch loaded. What goes on after a kill
