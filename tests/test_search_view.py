@@ -15,7 +15,7 @@ from rich.console import Console
 
 import slipstream
 from slipstream import UserError, runs
-from slipstream.reporting import chosen, search_told, search_verdict, short_names
+from slipstream.reporting import chosen, number, search_told, search_verdict, short_names
 from slipstream.screen import SearchScreen, show_search
 from tests.conftest import close, small_config, waves
 from tests.test_cli import invoke, sets
@@ -216,6 +216,8 @@ def test_the_report_is_one_page_beside_those_of_its_models(searched):
     ):
         assert part in text
     assert (run / "best.toml").read_text(encoding="utf-8") in html.unescape(text)
+    spread = runs.read_json(run / "metrics.json")["test"]["best"]["scaled_spread"]["mse"]
+    assert f"{number(spread['mean'])} ± {number(spread['sd'], figures=2)}" in text
     trials = sorted(runs.read_json(run / "trials.json"), key=lambda one: one["value"])
     listed = [row for row in page.rows if "finished" in row]
     assert [row[0] for row in listed] == [str(one["trial"]) for one in trials]
@@ -228,11 +230,11 @@ def test_a_report_holds_hundreds_of_trials_in_every_state(searched, tmp_path):
     (run / "manifest.json").unlink()  # of trials.json as it was
     first = runs.read_json(run / "trials.json")
     trials = []
-    for number in range(300):
-        one = first[number % TRIALS] | {"trial": number}
-        if number >= TRIALS and number % 3 == 1:
+    for trial in range(300):
+        one = first[trial % TRIALS] | {"trial": trial}
+        if trial >= TRIALS and trial % 3 == 1:
             one |= {"state": "pruned", "losses": {"1": 3.0}, "value": 3.0, "epochs": 1.0}
-        elif number >= TRIALS and number % 3 == 2:
+        elif trial >= TRIALS and trial % 3 == 2:
             one = {key: one[key] for key in ("trial", "params")}
             one |= {"state": "failed", "value": None, "losses": {}, "stopped": "<b>6 by 4</b>"}
         trials.append(one)

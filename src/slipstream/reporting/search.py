@@ -29,6 +29,9 @@ from slipstream.runs import Run
 RETRAINED = ("best", "default")
 """Runs below retrained/"""
 
+OVER_SEEDS = NUMBERS._replace(brief=tuple(c for c in NUMBERS.brief if c.key != "max_error"))
+"""With their deviations the figures need the room of one column"""
+
 
 def report(run: Run, to: Path) -> Path:
     """Draw the page of a search."""
@@ -127,14 +130,16 @@ def tested_one(tested: Mapping[str, Any]) -> Mapping[str, Any]:
 def _shown(tested: Mapping[str, Any]) -> Shown | None:
     """By the task, which scaled errors tell: classes have none."""
     one = tested_one(tested)
-    return (NUMBERS if one["scaled"] else CLASSES) if one else None
+    return (OVER_SEEDS if one["scaled"] else CLASSES) if one else None
 
 
 def _over_seeds(column: Column, tested: Mapping[str, Any]) -> str:
-    """Mean and deviation over the seeds; scaled errors are known of the best one."""
+    """Mean and deviation over the seeds, as far as they are known: version 0.1 has scaled errors of
+    the best one alone."""
     if tested.get("failed"):
         return "–"
-    if column.section != "metrics" or not tested["spread"]:
+    spread = tested.get({"metrics": "spread", "scaled": "scaled_spread"}[column.section])
+    if not spread:
         return number(column.of(tested))
-    spread = tested["spread"][column.key]
-    return f"{number(spread['mean'])} ± {number(spread['sd'])}"
+    one = spread[column.key]
+    return f"{number(one['mean'])} ± {number(one['sd'], figures=2)}"

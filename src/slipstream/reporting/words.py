@@ -107,13 +107,13 @@ def metric_name(key: str) -> str:
     return IN_WORDS.get(key, key.upper())
 
 
-def number(value: float | None, decimals: int = 8) -> str:
-    """Four figures and at most so many decimals."""
+def number(value: float | None, decimals: int = 8, *, figures: int = 4) -> str:
+    """So many figures and at most so many decimals."""
     if value is None or not math.isfinite(value):
         return "–"
     if value == 0:
         return "0"
-    digits = max(0, 3 - math.floor(math.log10(abs(value))))
+    digits = max(0, figures - 1 - math.floor(math.log10(abs(value))))
     return f"{value:,.{min(digits, decimals)}f}"
 
 
