@@ -153,7 +153,7 @@ def test_a_healthy_machine_has_no_problems():
         ({"gpus.0.busy_percent": 90}, "90 % busy before anything ran", "nvidia-smi"),
         ({"gpus.0.free_bytes": GB}, "1.0 of 16.0 GB free", "nvidia-smi"),
         ({"environment.CUDA_LAUNCH_BLOCKING": "1"}, "wait", "unset CUDA_LAUNCH_BLOCKING"),
-        ({"cpu.quota": 2.5}, "only 2.5 cores' worth of time", "--set engine.threads=2"),
+        ({"cpu.quota": 2.5}, "only 2.5 cores' worth of time", "docker run --cpus=8"),
         ({"environment.OMP_NUM_THREADS": "16,2"}, "OMP_NUM_THREADS = 16", "unset OMP_NUM_THREADS"),
         ({"environment.MKL_NUM_THREADS": "9"}, "8 cores can be used", "unset MKL_NUM_THREADS"),
         ({"memory.available_bytes": 2 * GB}, "2.0 of 32.0 GB available", "ps aux"),

@@ -154,10 +154,9 @@ def _cores(machine: Facts) -> Iterator[Problem]:
     """More threads than there are cores for them."""
     usable, quota = machine["cpu"]["usable"], machine["cpu"]["quota"]
     if quota is not None and quota < usable:
-        fits = max(int(quota), 1)
         yield Problem(
             f"{usable} cores are visible, but only {quota:g} cores' worth of time may be used",
-            f"--set engine.threads={fits}, or give the container more: docker run --cpus={usable}",
+            f"threads follow the quota; give the container more: docker run --cpus={usable}",
         )
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         first = (machine["environment"][name] or "").split(",")[0].strip()
