@@ -93,7 +93,7 @@ def _as_json(value: dict[str, Any]) -> str:
 
 def write_out(text: str) -> None:
     """Write to stdout. By then the work is done and saved, so a reader that has gone, as `head`
-    does, ends the command in silence; a full disk is told."""
+    does, ends the command in silence; a full disk is reported."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()

@@ -68,7 +68,7 @@ class Write(NamedTuple):
 class Writer:
     """Writes checkpoints, in the background if asked to, and logs each when it is on disk.
 
-    What a disk refuses is told, and training goes on. Anything else is a fault, raised at the next
+    A full disk is reported, and training goes on. Anything else is a fault, raised at the next
     look at what was written. Only the thread that trains logs, so a checkpoint's length of the log
     is that of whole lines.
     """
@@ -89,7 +89,7 @@ class Writer:
         except Exception as error:
             if kind is None:
                 raise
-            # what ends the run already is raised; this one is told
+            # the run already ends with another error, which hides this one
             self.run.trouble(f"{self.run.checkpoints}: a checkpoint failed ({error!r})")
 
     @property

@@ -248,7 +248,7 @@ def out_of_patience(at: Progress, train: Train) -> str:
 
 
 class EpochInHand(NamedTuple):
-    """What a validation is told with."""
+    """The part of an epoch that a validation event describes."""
 
     epoch: float
     """Epochs done; the last one in part where the time ran out"""

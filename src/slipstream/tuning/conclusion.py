@@ -1,4 +1,4 @@
-"""What a search comes to: the best settings, trained again and tested, and what is told of them.
+"""Concludes a search: trains the best settings again, tests them and writes the summary.
 
 Everything that is known is written as soon as it is: when the search ends, when the best have been
 trained again, and when both have been tested. So nothing that comes later can take it back.
