@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
-import re
 import signal
 import sys
 import traceback
@@ -87,8 +85,7 @@ def _as_json(value: dict[str, Any]) -> str:
     """One line of ASCII, which every encoding has and no terminal obeys."""
     from slipstream.runs import to_json
 
-    text = to_json(value, indent=None)
-    return re.sub(r"[^ -~]+", lambda found: json.dumps(found[0])[1:-1], text) + "\n"
+    return to_json(value, indent=None, ascii_only=True) + "\n"
 
 
 def write_out(text: str) -> None:

@@ -70,7 +70,7 @@ def _warn_of_password(storage: str | None) -> None:
     from slipstream.tuning.address import holds_secret
 
     if storage is not None and holds_secret(storage):
-        sys.stderr.write(
+        screen.Unfailing(sys.stderr).write(
             "slipstream: warning: --storage holds a password, which everyone on this machine can "
             "see in the list of processes; give the URL in SLIPSTREAM_STORAGE, or the password in "
             "PGPASSWORD or ~/.pgpass\n"

@@ -54,7 +54,7 @@ def train(
     if resume is not None:
         earlier = runs.find(resume, watch)
         consent.require(earlier.folder, config, overrides=overrides, allow_code=allow_code)
-        if any(event.get("event") == "search" for event in runs.events(earlier)):
+        if any(event["event"] == "search" for event in runs.events(earlier)):
             raise UserError(
                 f"{earlier.folder}: is a search; go on with: slipstream tune --resume "
                 f"{earlier.folder}"

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from optuna.exceptions import StorageInternalError
-from safetensors import SafetensorError
 from torch import nn
 
 from slipstream import config as configs
@@ -75,7 +74,7 @@ def tune(
                 f"{run.folder}: cannot go on with other settings than it began with "
                 f"({', '.join(changed)}); start a new search"
             )
-        if any(event.get("event") == "start" for event in runs.events(run)):  # no search says that
+        if any(event["event"] == "start" for event in runs.events(run)):  # no search says that
             raise UserError(
                 f"{run.folder}: is a training run, not a search; go on with: slipstream train "
                 f"--resume {run.folder}"
@@ -152,7 +151,7 @@ def _resumable(run: Run, crew: Crew) -> Iterator[None]:
         raise Resumable(f"{_without_advice(str(error))}; {go_on}") from None
     except StorageInternalError as error:
         raise Resumable(f"{work.unanswered(crew.url(run), error)}; {go_on}") from None
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         raise Resumable(
             f"{run.folder}: the search had to stop ({error}); make room, or whatever else that "
             f"takes, and {go_on}"
@@ -200,7 +199,7 @@ def _searched(run: Run, settings: Config) -> Event | None:
     found = [
         event
         for event in runs.events(run)
-        if event.get("event") == "searched" and event.get("asked") == wanted
+        if event["event"] == "searched" and event.get("asked") == wanted
     ]
     whole = [event for event in found if {"seconds", "optuna_s", "packs"} <= event.keys()]
     return whole[-1] if whole else None
@@ -210,7 +209,7 @@ def _spent(run: Run) -> float:
     """Seconds that earlier parts of a search took."""
     found, last = 0.0, 0.0
     for event in runs.events(run):
-        if event.get("event") in ("search", "resume"):
+        if event["event"] in ("search", "resume"):
             found, last = found + last, 0.0
-        last = max(last, event.get("at_s", 0.0))
+        last = max(last, event["at_s"])
     return found

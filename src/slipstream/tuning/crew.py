@@ -154,7 +154,7 @@ def of(
 
 def _beginning(run: Run) -> Event:
     """What the log says of who searches, and where the study is."""
-    told = (event for event in runs.events(run) if event.get("event") in ("search", "resume"))
+    told = (event for event in runs.events(run) if event["event"] in ("search", "resume"))
     return next((event for event in told if "workers" in event), {})
 
 

@@ -76,7 +76,7 @@ class Retraining:
         known = {
             (event["trial"], event["seed"]): event["loss"]
             for event in runs.events(run)
-            if event.get("event") == "retrained" and {"trial", "seed", "loss"} <= event.keys()
+            if event["event"] == "retrained" and {"trial", "seed", "loss"} <= event.keys()
         }
         self.ends = set(known)
         """Whose result stands, by trial and seed"""

@@ -16,8 +16,6 @@ from contextlib import suppress
 from threading import Thread
 from types import FrameType
 
-from safetensors import SafetensorError
-
 from slipstream.errors import Interrupted, Resumable, UserError
 from slipstream.runs import Event, to_json
 from slipstream.tuning.address import scrub
@@ -34,7 +32,7 @@ def main() -> int:
     except UserError as error:
         _tell({"event": "refused", "what": str(error)})
         return REFUSED
-    except (Resumable, OSError, SafetensorError) as error:
+    except (Resumable, OSError) as error:
         with suppress(OSError):  # it goes to the same disk
             sys.stderr.write(f"{error}\n")
         return RESUMABLE
