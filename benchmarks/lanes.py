@@ -24,15 +24,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from slipstream.bench import cases, in_lightning, record
+from slipstream.autotune.workload import TrainingWorkload, override_sections, prepare_task
+from slipstream.bench import cases, results
 from slipstream.bench.cases import Case
-from slipstream.bench.record import Outcome, Row, Table
-from slipstream.bench.ways import Way
-from slipstream.engine import pack
-from slipstream.engine.lane import Epoch, Lane
+from slipstream.bench.frameworks import lightning_loop
+from slipstream.bench.frameworks.settings import PeerSettings
+from slipstream.bench.results import BenchResult, ResultRow, ResultTable
+from slipstream.engine.lanes import pack
+from slipstream.engine.lanes.lane import EpochStart, Lane
 from slipstream.engine.plan import RECURRENT
-from slipstream.engine.trial import Trial, changed, prepared
-from slipstream.kernels import recurrent
+from slipstream.kernels import rnn_layer
 
 LAYERS = {  # rows, windows, inputs, units, and whether only the last output is asked for
     "A": (105, 512, 4, 128, False),
@@ -136,29 +137,31 @@ def own_step(kind: str, size: Size, of_one: list[torch.Tensor], lanes: int) -> S
 
     def step() -> Any:
         with torch.autocast("cuda", torch.float16):
-            out = torch.func.vmap(lambda x, *w: recurrent(kind, x, w, last=last))(x, *weights)
+            out = torch.func.vmap(lambda x, *w: rnn_layer(kind, x, w, last=last))(x, *weights)
         return torch.autograd.grad(out, leaves, grad)
 
     return captured(step)
 
 
-def layer_rows(kind: str, name: str, size: Size, counts: tuple[int, ...]) -> Iterator[Row]:
+def layer_rows(kind: str, name: str, size: Size, counts: tuple[int, ...]) -> Iterator[ResultRow]:
     sizes = {f"{lanes} lanes": lanes for lanes in counts}
     for way, times in in_turns(dict(layer_steps(kind, size, counts))).items():
         each = [ms / sizes.get(way, 1) for ms in times]
-        yield Row(f"{kind.upper()} {name}", way, "ms per model", each)
+        yield ResultRow(f"{kind.upper()} {name}", way, "ms per model", each)
     torch.cuda.empty_cache()
 
 
 def solo(case: Case, **engine: Any) -> Step:
     """A captured step; torch's flags matter only until it is captured."""
-    config = changed(case.config, engine_anew=True, engine={"plan": "off"} | engine)
-    return Trial(config, case.dataset, first=5).step
+    config = override_sections(case.config, engine_anew=True, engine={"plan": "off"} | engine)
+    return TrainingWorkload(config, case.dataset, first=5).step
 
 
 def together(case: Case, lanes: int) -> Step:
-    config = changed(case.config, engine_anew=True, engine={"plan": "off", "precision": "fp16"})
-    task, plan = prepared(config, case.dataset)
+    config = override_sections(
+        case.config, engine_anew=True, engine={"plan": "off", "precision": "fp16"}
+    )
+    task, plan = prepare_task(config, case.dataset)
     assert case.dataset.memory is not None
     assert task.series is not None
     starts = case.dataset.memory.starts
@@ -167,13 +170,13 @@ def together(case: Case, lanes: int) -> Step:
 
     def step() -> None:
         if taken[0] % packed.num_steps(0) == 0:
-            packed.tape["cursor"].zero_()
+            packed.buffers["cursor"].zero_()
         taken[0] += 1
         packed.advance()
 
     with plan.flags():
-        packed = pack.make(made, case.dataset.signature, task.series, plan)
-        packed.begin({place: Epoch() for place in range(lanes)})
+        packed = pack.build_pack(made, case.dataset.signature, task.series, plan)
+        packed.begin({place: EpochStart() for place in range(lanes)})
         for _ in range(5):
             step()
     if packed.failures():
@@ -183,13 +186,13 @@ def together(case: Case, lanes: int) -> Step:
 
 def case_of(name: str) -> Case:
     if name not in SMALL:
-        return cases.standard([name])[0]
+        return cases.build_standard_cases([name])[0]
     like, smaller = SMALL[name]
-    case = cases.standard([like])[0]
-    return replace(case, name=name, config=changed(case.config, **smaller))
+    case = cases.build_standard_cases([like])[0]
+    return replace(case, name=name, config=override_sections(case.config, **smaller))
 
 
-def step_rows(case: Case, *, beside: bool) -> Iterator[Row]:
+def step_rows(case: Case, *, beside: bool) -> Iterator[ResultRow]:
     steps = {CUDNN: solo(case, precision="fp16")}
     if case.config.model.kind in RECURRENT:
         steps[OWN] = solo(case, precision="fp16", cudnn="off")
@@ -200,19 +203,19 @@ def step_rows(case: Case, *, beside: bool) -> Iterator[Row]:
         steps[f"{lanes} lanes"], sizes[f"{lanes} lanes"] = together(case, lanes), lanes
     for way, times in in_turns(steps).items():
         per_model = [ms / sizes[way] for ms in times]
-        yield Row(case.name, way, "ms per step and model", per_model, {"lanes": sizes[way]})
+        yield ResultRow(case.name, way, "ms per step and model", per_model, {"lanes": sizes[way]})
     del steps
     torch.cuda.empty_cache()
     for precision, workers in LIGHTNING if beside else ():
         name = f"{BEST}, {precision}, {workers} workers"
-        way = Way(name, "lightning", precision, workers)
-        found = in_lightning.time_steps(
+        way = PeerSettings(name, "lightning", precision, workers)
+        found = lightning_loop.time_steps(
             case.config, case.dataset, way, warm_up=4 + 2 * workers, stretches=5, steps=20
         )
-        yield Row(case.name, name, "ms per step and model", found.times, {"lanes": 1})
+        yield ResultRow(case.name, name, "ms per step and model", found.times, {"lanes": 1})
 
 
-def layers_table(rows: list[Row]) -> Table:
+def layers_table(rows: list[ResultRow]) -> ResultTable:
     cells = []
     for name in dict.fromkeys(row.case for row in rows):
         of_case = {row.way: row.median for row in rows if row.case == name}
@@ -221,10 +224,10 @@ def layers_table(rows: list[Row]) -> Table:
         cells.append([name, f"{theirs:.4f}", f"{own:.4f}", gains[0], f"{many:.4f}", gains[1]])
     headings = ["layer", "cuDNN", "our kernels", "faster by", "16 lanes, each", "faster by"]
     note = "One layer and direction of the case in fp16, forward and backward, captured; ms."
-    return Table("One recurrent layer", headings, cells, note)
+    return ResultTable("One recurrent layer", headings, cells, note)
 
 
-def wide_table(rows: list[Row]) -> Table:
+def wide_table(rows: list[ResultRow]) -> ResultTable:
     ways = [OWN, "16 lanes", "64 lanes"]
     cells = []
     for name in dict.fromkeys(row.case for row in rows):
@@ -242,10 +245,10 @@ def wide_table(rows: list[Row]) -> Table:
         " wider ones are split over several where all of these run at once, which is so for one"
         " model, and go step by step otherwise. Empty: out of memory."
     )
-    return Table("Wide layers", headings, cells, note)
+    return ResultTable("Wide layers", headings, cells, note)
 
 
-def steps_table(rows: list[Row]) -> Table:
+def steps_table(rows: list[ResultRow]) -> ResultTable:
     one: dict[str, float] = {}
     for row in rows:
         if row.way.startswith("one model"):
@@ -255,16 +258,16 @@ def steps_table(rows: list[Row]) -> Table:
             row.case,
             row.way,
             f"{row.median:.4f} ({min(row.repeats):.4f} to {max(row.repeats):.4f})",
-            record.ratio(one[row.case] / row.median),
+            results.format_ratio(one[row.case] / row.median),
         ]
         for row in rows
     ]
     headings = ["case", "way", "ms per step and model", "over the fastest with one"]
     note = "Whole training steps: gather, forward, loss, backward, clipping, update; ours in fp16."
-    return Table("Training steps", headings, cells, note)
+    return ResultTable("Training steps", headings, cells, note)
 
 
-def headline(steps: list[Row]) -> str:
+def headline(steps: list[ResultRow]) -> str:
     told = [
         f"{row.case} {row.median:.3g}" for row in steps if row.more["lanes"] == 16 and row.repeats
     ]
@@ -280,9 +283,9 @@ def main() -> None:
     given = arguments.parse_args()
     warnings.simplefilter("ignore")
     began = time.monotonic()
-    layers: list[Row] = []
-    wide: list[Row] = []
-    steps: list[Row] = []
+    layers: list[ResultRow] = []
+    wide: list[ResultRow] = []
+    steps: list[ResultRow] = []
     for kind in ("lstm", "gru") if not given.steps else ():
         for name, size in LAYERS.items():
             layers += layer_rows(kind, name, size, (1, 16))
@@ -301,7 +304,9 @@ def main() -> None:
             tables = [layers_table(layers), wide_table(wide), *tables]
         spent = time.monotonic() - began
         rows = [*layers, *wide, *steps]
-        record.write(Outcome("lanes", headline(steps), rows, tables, {}, spent), given.out)
+        results.write_result(
+            BenchResult("lanes", headline(steps), rows, tables, {}, spent), given.out
+        )
 
 
 if __name__ == "__main__":

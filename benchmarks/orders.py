@@ -13,14 +13,14 @@ import statistics
 import time
 from pathlib import Path
 
-from slipstream import hardware
-from slipstream.bench import cases, record
+from slipstream import machine
+from slipstream.autotune.workload import override_sections, prepare_task
+from slipstream.bench import cases, results
 from slipstream.bench.cases import Case
-from slipstream.bench.record import Outcome, Row, Table
-from slipstream.engine import pack
-from slipstream.engine.lane import Epoch, Lane
-from slipstream.engine.pack import Pack
-from slipstream.engine.trial import changed, prepared
+from slipstream.bench.results import BenchResult, ResultRow, ResultTable
+from slipstream.engine.lanes import pack
+from slipstream.engine.lanes.lane import EpochStart, Lane
+from slipstream.engine.lanes.pack import Pack
 
 CASES = ("MLP", "Transformer", "B")
 ROUNDS, STRETCH_S = 9, 0.5
@@ -28,28 +28,28 @@ OWN, ONE = "an order for each lane", "one order for all"
 
 
 def made(case: Case, lanes: int, order_seed: int | None) -> Pack:
-    config = changed(
+    config = override_sections(
         case.config, engine_anew=True, engine={"plan": "off"}, train={"order_seed": order_seed}
     )
-    task, plan = prepared(config, case.dataset)
+    task, plan = prepare_task(config, case.dataset)
     assert case.dataset.memory is not None
     assert task.series is not None
     starts = case.dataset.memory.starts
     some = [Lane(config.model_copy(update={"seed": seed}), starts) for seed in range(lanes)]
     with plan.flags():
-        return pack.make(some, case.dataset.signature, task.series, plan)
+        return pack.build_pack(some, case.dataset.signature, task.series, plan)
 
 
 def step_ms(packed: Pack, steps: int) -> float:
     """Of the first steps of an epoch; the first of all is not timed."""
     with packed.plan.flags():
-        packed.begin({place: Epoch() for place in range(len(packed.lanes))})
+        packed.begin({place: EpochStart() for place in range(len(packed.lanes))})
         packed.advance()
-        hardware.wait(packed.plan.device)
+        machine.synchronize(packed.plan.device)
         began = time.perf_counter()
         for _ in range(steps):
             packed.advance()
-        hardware.wait(packed.plan.device)
+        machine.synchronize(packed.plan.device)
         return 1e3 * (time.perf_counter() - began) / steps
 
 
@@ -61,7 +61,7 @@ def main() -> None:
     began = time.monotonic()
     rows, cells = [], []
     for name in CASES:
-        case = cases.standard([name])[0]
+        case = cases.build_standard_cases([name])[0]
         packs = {OWN: made(case, given.lanes, None), ONE: made(case, given.lanes, 0)}
         most = packs[OWN].num_steps(0) - 1
         found: dict[str, list[float]] = {way: [] for way in packs}
@@ -72,13 +72,13 @@ def main() -> None:
         for _ in range(ROUNDS):
             for way, packed in packs.items():
                 found[way].append(step_ms(packed, steps))
-        rows += [Row(name, way, "ms per step", times) for way, times in found.items()]
+        rows += [ResultRow(name, way, "ms per step", times) for way, times in found.items()]
         own, one = (statistics.median(found[way]) for way in (OWN, ONE))
         cells.append([name, f"{own:.3f}", f"{one:.3f}", f"{100 * (1 - one / own):.1f} %"])
         print(*cells[-1], flush=True)
         for packed in packs.values():
             packed.close()
-    table = Table(
+    table = ResultTable(
         f"Steps of {given.lanes} lanes, ms",
         ["case", OWN, ONE, "saved"],
         cells,
@@ -86,8 +86,10 @@ def main() -> None:
     )
     told = ", ".join(f"{cell[0]} {cell[3]}" for cell in cells)
     spent = time.monotonic() - began
-    outcome = Outcome("orders", f"One order for all lanes saves: {told}", rows, [table], {}, spent)
-    record.write(outcome, given.out)
+    outcome = BenchResult(
+        "orders", f"One order for all lanes saves: {told}", rows, [table], {}, spent
+    )
+    results.write_result(outcome, given.out)
 
 
 if __name__ == "__main__":

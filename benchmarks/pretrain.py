@@ -32,13 +32,20 @@ import torch
 from torch import Tensor
 
 from slipstream import config as configs
-from slipstream.bench import cases, in_lightning, record
-from slipstream.bench.record import Outcome, Row, Table, percent, spread
+from slipstream.autotune.workload import TrainingWorkload, override_sections
+from slipstream.bench import cases, results
+from slipstream.bench.frameworks import lightning_loop
+from slipstream.bench.results import (
+    BenchResult,
+    ResultRow,
+    ResultTable,
+    format_percent,
+    format_spread,
+)
 from slipstream.config import Config, Pretrain
 from slipstream.config.augment import KINDS
 from slipstream.data import dataset as datasets
-from slipstream.engine.trial import Trial, changed
-from slipstream.models import masks
+from slipstream.models.noise import masks
 
 WINDOWS, VALIDATION, CONTEXT = 59_365, 6_000, 105
 STRENGTH, ROUNDS, STRETCH_S = 0.2, 7, 0.2
@@ -49,12 +56,12 @@ PEERS = [("plain", "tf32", 4), ("lightning", "tf32", 4)]
 PEERS_ON_CPU = [("plain", "fp32", 0), ("lightning", "fp32", 0)]
 
 
-class WithoutDrawing(Trial):
+class WithoutDrawing(TrainingWorkload):
     """Pre-training whose first mask is kept."""
 
     @contextmanager
     def settings(self) -> Iterator[None]:
-        draws: Callable[..., Tensor] = masks.of_windows
+        draws: Callable[..., Tensor] = masks.mask_windows
         kept = self.__dict__.setdefault("kept", {})
 
         def first(how: Pretrain, inputs: Tensor, key: Tensor | None) -> Tensor:
@@ -64,52 +71,54 @@ class WithoutDrawing(Trial):
             found: Tensor = kept[shape]
             return found
 
-        masks.of_windows = first
+        masks.mask_windows = first
         try:
             with super().settings():
                 yield
         finally:
-            masks.of_windows = draws
+            masks.mask_windows = draws
 
 
-def trials() -> dict[str, Trial]:
+def trials() -> dict[str, TrainingWorkload]:
     """Every way to take a step of case A."""
-    case = cases.standard(["A"])[0]
+    case = cases.build_standard_cases(["A"])[0]
     data = case.config.data
-    table = _drawn(len(data.inputs or ()), case.dataset.layout.num_rows)
+    table = _drawn(len(data.inputs or ()), case.dataset.index.num_rows)
     table = table.append_column("y", table.column("x0"))
     engine = {"plan": "off", "threads": 1}
     if torch.cuda.is_available():  # as a plan would have it
         engine |= {"precision": "fp16", "cudnn": "off"}
-    plain = changed(case.config, engine=engine)
-    masked = changed(
+    plain = override_sections(case.config, engine=engine)
+    masked = override_sections(
         plain, train={"objective": "masked"}, data={"split": {"train": 0.9, "val": 0.1}}
     )
-    predicting, filling = datasets.load(plain, table), datasets.load(masked, table)
-    found: dict[str, Trial] = {
-        FIXED: WithoutDrawing(changed(masked, pretrain={"mask": "random"}), filling)
+    predicting, filling = datasets.load_dataset(plain, table), datasets.load_dataset(masked, table)
+    found: dict[str, TrainingWorkload] = {
+        FIXED: WithoutDrawing(override_sections(masked, pretrain={"mask": "random"}), filling)
     }
     for name, mask in MASKS.items():
-        found[name] = Trial(changed(masked, pretrain={"mask": mask}), filling)
-    found[PLAIN] = Trial(plain, predicting)
+        found[name] = TrainingWorkload(override_sections(masked, pretrain={"mask": mask}), filling)
+    found[PLAIN] = TrainingWorkload(plain, predicting)
     for kind in KINDS:
-        found[kind] = Trial(changed(plain, augment={kind: STRENGTH}), predicting)
+        found[kind] = TrainingWorkload(
+            override_sections(plain, augment={kind: STRENGTH}), predicting
+        )
     every = dict.fromkeys(KINDS, STRENGTH)
-    found["all seven"] = Trial(changed(plain, augment=every), predicting)
+    found["all seven"] = TrainingWorkload(override_sections(plain, augment=every), predicting)
     return found
 
 
-def step_ms(trial: Trial, steps: int) -> float:
+def step_ms(trial: TrainingWorkload, steps: int) -> float:
     """Milliseconds per step; on a CPU, of this process."""
     if trial.device.type == "cuda":
         return trial.stretch(steps)
     with trial.settings():
         began = time.process_time()
-        trial.run(steps)
+        trial.time_steps(steps)
         return 1e3 * (time.process_time() - began) / steps
 
 
-def costs() -> Outcome:
+def costs() -> BenchResult:
     began = time.monotonic()
     every = trials()
     steps = {name: max(2, int(1e3 * STRETCH_S / step_ms(one, 3))) for name, one in every.items()}
@@ -122,10 +131,10 @@ def costs() -> Outcome:
     for name, found in times.items():
         base = FIXED if name.startswith("masked") else PLAIN
         ratios = [mine / theirs for mine, theirs in zip(found, times[base], strict=True)]
-        row = Row("A", name, "ms per step", found, {"against": base, "ratios": ratios})
+        row = ResultRow("A", name, "ms per step", found, {"against": base, "ratios": ratios})
         rows.append(row)
-        told = "" if name == base else percent(statistics.median(ratios) - 1)
-        cells.append([name, spread(row), told])
+        told = "" if name == base else format_percent(statistics.median(ratios) - 1)
+        cells.append([name, format_spread(row), told])
     config = next(iter(every.values())).config
     both = "bidirectional " if config.model.bidirectional else ""
     note = (
@@ -135,19 +144,19 @@ def costs() -> Outcome:
     )
     if not torch.cuda.is_available():
         note += " Milliseconds are of the process, in one thread, not of the clock."
-    table = Table("One training step", ["way", "ms per step", "cost"], cells, note)
+    table = ResultTable("One training step", ["way", "ms per step", "cost"], cells, note)
     worst = max(
         (statistics.median(row.more["ratios"]) - 1, row.way)
         for row in rows
         if row.way not in (FIXED, PLAIN, "all seven")
     )
-    every_kind = percent(statistics.median(rows[-1].more["ratios"]) - 1)
+    every_kind = format_percent(statistics.median(rows[-1].more["ratios"]) - 1)
     headline = (
-        f"Masking or one kind of augmentation: at most {percent(worst[0])} of a step ({worst[1]}); "
+        f"Masking or one kind of augmentation: at most {format_percent(worst[0])} of a step ({worst[1]}); "
         f"all seven kinds {every_kind}"
     )
     settings = {"strength": STRENGTH, "rounds": ROUNDS, "steps": steps}
-    return Outcome("augment", headline, rows, [table], settings, time.monotonic() - began)
+    return BenchResult("augment", headline, rows, [table], settings, time.monotonic() - began)
 
 
 def _drawn(columns: int, rows: int) -> pa.Table:
@@ -186,7 +195,7 @@ def timed(command: list[str]) -> float:
     return time.perf_counter() - began
 
 
-def whole(epochs: int | None) -> Outcome:
+def whole(epochs: int | None) -> BenchResult:
     """Ours in full, before and after each of the others; of the others a few epochs, and what all
     epochs would take them by the line through these."""
     began = time.monotonic()
@@ -202,9 +211,9 @@ def whole(epochs: int | None) -> Outcome:
             return took
 
         mine = [ours(epochs)]
-        rows.append(Row("A", OURS, "s", mine))
+        rows.append(ResultRow("A", OURS, "s", mine))
         for framework, precision, workers in PEERS_ON_CPU if small else PEERS:
-            if framework == "lightning" and not in_lightning.has_lightning():
+            if framework == "lightning" and not lightning_loop.has_lightning():
                 continue
             name = f"{framework}, {precision}, {workers} workers"
             told = [framework, precision, str(workers), "habits"]
@@ -212,26 +221,28 @@ def whole(epochs: int | None) -> Outcome:
             took = []
             for count in few:
                 path = job(Path(folder), small=small, epochs=count)
-                took.append(timed(["-m", "slipstream.bench.others", str(path), *told]))
+                took.append(timed(["-m", "slipstream.bench.frameworks.job", str(path), *told]))
                 print(f"{name}, {count} epochs: {took[-1]:.1f} s", flush=True)
             each = (took[1] - took[0]) / (few[1] - few[0])
             more = {"epochs": few, "seconds": took, "extrapolated": True}
-            rows.append(Row("A", name, "s", [took[0] + each * (epochs - few[0])], more))
+            rows.append(ResultRow("A", name, "s", [took[0] + each * (epochs - few[0])], more))
             mine.append(ours(epochs))
     first = rows[0].median
-    cells = [[row.way, spread(row), record.ratio(row.median / first)] for row in rows]
+    cells = [
+        [row.way, format_spread(row), results.format_ratio(row.median / first)] for row in rows
+    ]
     size = f"{2_000 if small else WINDOWS:,} windows, {epochs} epochs"
     note = (
         "From the command to its end; ours also judges what it filled in and draws the report. "
         "The first of our runs builds the kernels, where none did before. Others ran for "
         f"{' and '.join(map(str, few))} epochs, and what {epochs} take follows from these."
     )
-    table = Table(
+    table = ResultTable(
         f"Whole pre-training: {size}", ["way", "seconds", "ours is faster by"], cells, note
     )
     headline = f"Whole pre-training of case A ({size}): {first:.1f} s"
     settings: dict[str, Any] = {"epochs": epochs, "small": small}
-    return Outcome("pretrain", headline, rows, [table], settings, time.monotonic() - began)
+    return BenchResult("pretrain", headline, rows, [table], settings, time.monotonic() - began)
 
 
 def main() -> None:
@@ -241,7 +252,7 @@ def main() -> None:
     arguments.add_argument("--epochs", type=int)
     given = arguments.parse_args()
     found = whole(given.epochs) if given.case_a else costs()
-    record.write(found, given.out)
+    results.write_result(found, given.out)
     print(found.headline)
 
 

@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from slipstream.bench import record
-from slipstream.bench.record import Outcome, Row, Table
+from slipstream.bench import results
+from slipstream.bench.results import BenchResult, ResultRow, ResultTable
 
 LANES, ALONE = "as lanes of one run", "one run after another"
 
@@ -36,24 +36,28 @@ def command(out: str, *settings: str) -> tuple[float, dict[str, Any]]:
     return time.perf_counter() - began, json.loads(done.stdout)
 
 
-def outcome(together: dict[str, Any], took_s: float, alone: list[tuple[float, float]]) -> Outcome:
+def outcome(
+    together: dict[str, Any], took_s: float, alone: list[tuple[float, float]]
+) -> BenchResult:
     """`alone`: seconds and test error of each seed by itself."""
     whole = sum(seconds for seconds, _ in alone)
     errors = [lane["metrics"]["test"]["mae"] for lane in together["lanes"]]
     apart = max(abs(a - b) / b for a, (_, b) in zip(errors, alone, strict=True))
     packed = together["pack"]
     rows = [
-        Row("demo", LANES, "s", [took_s], {"mode": packed["mode"], "places": packed["places"]}),
-        Row("demo", ALONE, "s", [whole], {"each_s": [seconds for seconds, _ in alone]}),
+        ResultRow(
+            "demo", LANES, "s", [took_s], {"mode": packed["mode"], "places": packed["places"]}
+        ),
+        ResultRow("demo", ALONE, "s", [whole], {"each_s": [seconds for seconds, _ in alone]}),
     ]
     cells = [
         [LANES, f"{took_s:.1f}", f"{packed['places']} at a time, {packed['mode']}"],
         [ALONE, f"{whole:.1f}", f"{whole / len(alone):.1f} each"],
     ]
     note = f"Test errors of lanes and single runs differ by at most {apart:.1e} of themselves."
-    table = Table(f"{len(alone)} seeds of the demo", ["way", "seconds", "how"], cells, note)
+    table = ResultTable(f"{len(alone)} seeds of the demo", ["way", "seconds", "how"], cells, note)
     headline = f"{len(alone)} repeats of the demo as lanes: {whole / took_s:.2f}x less time"
-    return Outcome("repeats", headline, rows, [table], {"evidence": packed["evidence"]}, took_s)
+    return BenchResult("repeats", headline, rows, [table], {"evidence": packed["evidence"]}, took_s)
 
 
 def main() -> None:
@@ -69,7 +73,7 @@ def main() -> None:
             alone.append((seconds, summary["metrics"]["test"]["mae"]))
             print(f"seed {seed}: {seconds:.1f} s", flush=True)
     found = outcome(together, took_s, alone)
-    record.write(found, given.out)
+    results.write_result(found, given.out)
     print(found.headline)
 
 

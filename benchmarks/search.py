@@ -30,8 +30,8 @@ import torch
 
 import slipstream
 from slipstream import config as configs
-from slipstream.bench import record
-from slipstream.bench.record import Outcome, Row, Table
+from slipstream.bench import results
+from slipstream.bench.results import BenchResult, ResultRow, ResultTable
 
 STATIONS, ROWS = 100, 2_530
 WINDOWS = 199_800
@@ -127,7 +127,7 @@ def lightning_s(path: Path, out: Path, batch: int, precision: str, workers: int)
     settings["model"] |= {"hidden": [160, 80]}
     file = out / f"trial-{batch}.toml"
     file.write_text(configs.to_toml(configs.load(settings)), encoding="utf-8")
-    command = [sys.executable, "-m", "slipstream.bench.others", str(file)]
+    command = [sys.executable, "-m", "slipstream.bench.frameworks.job", str(file)]
     began = time.perf_counter()
     subprocess.run([*command, "lightning", precision, str(workers), "plain"], check=True)
     return time.perf_counter() - began
@@ -149,13 +149,13 @@ def main() -> None:
     def tell(what: str) -> None:
         print(f"{time.perf_counter() - began:5.0f} s, {what}", flush=True)
 
-    rows: list[Row] = []
+    rows: list[ResultRow] = []
 
     def write() -> None:
         spent = time.perf_counter() - began
         settings = {"space": SPACE, "trials": TRIALS, "epochs": EPOCHS}
-        found = Outcome("search", _headline(rows), rows, [_table(rows)], settings, spent)
-        record.write(found, given.out)
+        found = BenchResult("search", _headline(rows), rows, [_table(rows)], settings, spent)
+        results.write_result(found, given.out)
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -183,7 +183,7 @@ def main() -> None:
                     "trials": summary["trials"],
                     "packs": summary["packs"],
                 }
-                rows.append(Row("demand", way, "s", [summary["search_s"]], more))
+                rows.append(ResultRow("demand", way, "s", [summary["search_s"]], more))
                 tell(f"{way}: {summary['search_s']:.1f} s, {whole_s:.1f} s in all, {more}")
                 write()
         if "lightning" in parts:
@@ -196,7 +196,7 @@ def main() -> None:
             steps = [-(-WINDOWS // trial.params["train.batch"]) * EPOCHS for trial in trials]
             total = sum(start_s + each_s * count for count in steps)
             more = {"timed": timed, "start_s": start_s, "ms_per_step": 1e3 * each_s}
-            rows.append(Row("demand", USUAL, "s", [total], more | {"extrapolated": True}))
+            rows.append(ResultRow("demand", USUAL, "s", [total], more | {"extrapolated": True}))
             tell(f"{USUAL}: {total:.0f} s, extrapolated; {1e3 * each_s:.2f} ms a step")
             write()
         if "memory" in parts:
@@ -214,7 +214,9 @@ def main() -> None:
             settings["train"]["epochs"] = 1
             searched(settings, note)
             rows.append(
-                Row("memory", "of the host and of the device, by trial", "MB", [], {"seen": seen})
+                ResultRow(
+                    "memory", "of the host and of the device, by trial", "MB", [], {"seen": seen}
+                )
             )
             tell(f"memory: {seen}")
             write()
@@ -230,7 +232,9 @@ def main() -> None:
                     summary, _, _ = searched(job(small, folder, **tune))
                     bests.append(summary["best"]["value"])
                     took.append(summary["search_s"])
-                rows.append(Row("quality", way, "best validation loss", bests, {"search_s": took}))
+                rows.append(
+                    ResultRow("quality", way, "best validation loss", bests, {"search_s": took})
+                )
                 tell(f"quality, {way}: {bests}, {took}")
                 write()
 
@@ -241,7 +245,7 @@ def _line(timed: list[tuple[int, float]]) -> tuple[float, float]:
     return float(start), float(slope)
 
 
-def _headline(rows: list[Row]) -> str:
+def _headline(rows: list[ResultRow]) -> str:
     by = {row.way: row for row in rows}
     if TOGETHER in by and USUAL in by:
         ratio = by[USUAL].median / by[TOGETHER].median
@@ -256,7 +260,7 @@ def _headline(rows: list[Row]) -> str:
     return "; ".join(f"{row.case}, {row.way}: {_told(row)}" for row in rows)
 
 
-def _told(row: Row) -> str:
+def _told(row: ResultRow) -> str:
     if row.case == "quality":
         spread = statistics.stdev(row.repeats) if len(row.repeats) > 1 else 0.0
         mean = statistics.fmean(row.repeats)
@@ -269,9 +273,9 @@ def _told(row: Row) -> str:
     )
 
 
-def _table(rows: list[Row]) -> Table:
+def _table(rows: list[ResultRow]) -> ResultTable:
     cells = [[row.case, row.way, _told(row)] for row in rows]
-    return Table("A search of 64 trials", ["case", "way", "result"], cells)
+    return ResultTable("A search of 64 trials", ["case", "way", "result"], cells)
 
 
 if __name__ == "__main__":

@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 
-from slipstream import hardware
-from slipstream.bench import cases, record
+from slipstream import machine
+from slipstream.autotune.workload import TrainingWorkload, override_sections
+from slipstream.bench import cases, results
 from slipstream.bench.cases import Case
-from slipstream.bench.record import Outcome, Row, Table
+from slipstream.bench.results import BenchResult, ResultRow, ResultTable
 from slipstream.engine.plan import RECURRENT
-from slipstream.engine.trial import Trial, changed
 
 CASES = ("B", "D", "Transformer")
 STRETCHES = 7
@@ -67,9 +67,9 @@ def switches(case: Case) -> Iterator[tuple[str, dict[str, Any], float]]:
         name = "home = loader, workers = 4, persistent_workers = false"
         yield engine(name, **four, persistent_workers=False)
     else:
-        for threads in range(1, hardware.available_cores() + 1):
+        for threads in range(1, machine.count_available_cores() + 1):
             yield engine(f"threads = {threads}", threads=threads)
-        if hardware.has_fast_bf16():
+        if machine.has_fast_bf16():
             yield engine("precision = bf16", precision="bf16")
         yield engine("home = loader, workers = 0", home="loader", workers=0)
         yield engine("home = loader, workers = 2", home="loader", workers=2)
@@ -86,17 +86,19 @@ def switches(case: Case) -> Iterator[tuple[str, dict[str, Any], float]]:
 
 def pinned_down(case: Case) -> Case:
     """The case with what auto chose for it as settings."""
-    trial = Trial(changed(case.config, engine={"plan": "measure"}), case.dataset)
+    trial = TrainingWorkload(
+        override_sections(case.config, engine={"plan": "measure"}), case.dataset
+    )
     trial.close()
     plan = trial.plan
     found = {"plan": "off", "precision": plan.precision, "threads": plan.threads}
     if plan.cudnn:
         found["cudnn"] = plan.cudnn[0]
-    return replace(case, config=changed(case.config, engine=found))
+    return replace(case, config=override_sections(case.config, engine=found))
 
 
 def measured(case: Case, sections: dict[str, Any]) -> list[float]:
-    trial = Trial(changed(case.config, **sections), case.dataset)
+    trial = TrainingWorkload(override_sections(case.config, **sections), case.dataset)
     try:
         once_s = trial.stretch(2) / 1e3
         steps = max(3, min(60, int(0.1 / once_s)))
@@ -105,7 +107,7 @@ def measured(case: Case, sections: dict[str, Any]) -> list[float]:
         trial.close()
 
 
-def rows_of(case: Case) -> Iterator[Row]:
+def rows_of(case: Case) -> Iterator[ResultRow]:
     case = pinned_down(case)
     for number, (switch, sections, windows) in enumerate(switches(case)):
         try:
@@ -114,14 +116,14 @@ def rows_of(case: Case) -> Iterator[Row]:
             times = measured(case, sections)
         except RuntimeError as error:
             why = str(error).split("\n", 1)[0]
-            yield Row(case.name, switch, "ms per step", problem=f"fails: {why}")
+            yield ResultRow(case.name, switch, "ms per step", problem=f"fails: {why}")
             continue
         against = statistics.median(times) / unchanged / windows
         more = {"auto_ms": unchanged, "against_auto": against}
-        yield Row(case.name, switch, "ms per step", times, more)
+        yield ResultRow(case.name, switch, "ms per step", times, more)
 
 
-def table(rows: list[Row]) -> Table:
+def table(rows: list[ResultRow]) -> ResultTable:
     names = list(dict.fromkeys(row.case for row in rows))
     base = {n: next(r.more["auto_ms"] for r in rows if r.case == n and r.repeats) for n in names}
     cells = []
@@ -129,10 +131,10 @@ def table(rows: list[Row]) -> Table:
         of_switch = {row.case: row for row in rows if row.way == switch}
         cells.append([switch, *(cell(of_switch.get(name)) for name in names)])
     headings = ["setting", *(f"{name} ({base[name]:.3g} ms)" for name in names)]
-    return Table("Time of a step against auto's (below 1 is faster)", headings, cells)
+    return ResultTable("Time of a step against auto's (below 1 is faster)", headings, cells)
 
 
-def cell(row: Row | None) -> str:
+def cell(row: ResultRow | None) -> str:
     if row is None:
         return ""
     return f"{row.more['against_auto']:.2f}" if row.repeats else row.problem[:40]
@@ -146,14 +148,16 @@ def main() -> None:
     os.environ["SLIPSTREAM_CACHE"] = str(given.out / "cache")
     warnings.simplefilter("ignore")
     began, found = time.monotonic(), []
-    for case in cases.standard(given.cases.split(",")):
+    for case in cases.build_standard_cases(given.cases.split(",")):
         for row in rows_of(case):
             found.append(row)
             print(f"{row.case:12s} {row.way:55s} {cell(row)}", flush=True)
     headline = "One setting changed at a time"
     settings = {"stretches": STRETCHES}
     seconds = time.monotonic() - began
-    record.write(Outcome("switches", headline, found, [table(found)], settings, seconds), given.out)
+    results.write_result(
+        BenchResult("switches", headline, found, [table(found)], settings, seconds), given.out
+    )
 
 
 if __name__ == "__main__":

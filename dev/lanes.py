@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from slipstream.reporting.style import COLOURS, INK, MUTED, STYLE, VALIDATION
+from slipstream.reporting.plots.style import COLOURS, INK, MUTED, STYLE, VALIDATION
 
 PICTURE = Path(__file__).parents[1] / "docs" / "lanes.svg"
 TRAIN, TEST = "#bfdbfe", "#10b981"

@@ -79,4 +79,4 @@ def small_config(out: Path | str = "runs", **sections: Any) -> Config:
 
 
 def small_dataset(config: Config | None = None, table: Any = None) -> Dataset:
-    return datasets.load(config or small_config(), waves() if table is None else table)
+    return datasets.load_dataset(config or small_config(), waves() if table is None else table)

@@ -34,12 +34,12 @@ import numpy as np
 import pyarrow.parquet
 
 import slipstream
-from slipstream import Interrupted, UserError, manifest, runs
+from slipstream import Interrupted, UserError, checksums, runs
 from slipstream import config as configs
 from slipstream.engine import checkpoint
-from slipstream.errors import Resumable
+from slipstream.errors import ResumableError
 from tests.conftest import waves
-from tests.test_resume import JOBS, configured, ended
+from tests.training.test_resume import JOBS, configured, ended
 
 KILLS, EARLY_KILLS, STOPS, DAMAGES, SEARCH_KILLS = 200, 40, 40, 200, 10
 PACKS = {
@@ -71,7 +71,7 @@ def forked(action: Callable[[], Any], log: Path) -> int:
         code = 130
     except SystemExit as error:
         code = int(error.code or 0)
-    except (UserError, Resumable) as error:
+    except (UserError, ResumableError) as error:
         os.write(1, f"{error}\n".encode())
         code = 2 if isinstance(error, UserError) else 75
     except BaseException:
@@ -128,7 +128,7 @@ class Soak:
         code = waited(forked(lambda: slipstream.train(config, self.data(job)), self.log))
         assert code == 0, self.log.read_text()
         self.took[job] = time.monotonic() - began
-        self.wanted[job] = outcome(job, runs.find(runs.last(str(out))))
+        self.wanted[job] = outcome(job, runs.open_run(runs.find_last(str(out))))
 
     def tell(self, what: str, outcome: str, detail: str = "") -> None:
         self.counts[f"{what}: tried"] += 1
@@ -191,7 +191,7 @@ class Soak:
                 break
         else:
             code = waited(pid)
-        run = runs.find(runs.last(str(out)))
+        run = runs.open_run(runs.find_last(str(out)))
         if code == 2 and (run.folder / "metrics.json").exists():
             code = 0  # the kill came when all was done
         if code:
@@ -218,14 +218,14 @@ class Soak:
         whole = f"{job}, {precision}"
         if whole not in self.wanted:
             subprocess.run(command, check=True)
-            self.wanted[whole] = ended(runs.find(runs.last(str(out / "runs"))))
+            self.wanted[whole] = ended(runs.open_run(runs.find_last(str(out / "runs"))))
             return
         process = subprocess.Popen(command)
         self.wait_for(out / "runs", CHECKPOINTS, process.pid)
         time.sleep(self.random.uniform(0.0, 2.0))
         process.kill()
         process.wait()
-        run = runs.find(runs.last(str(out / "runs")))
+        run = runs.open_run(runs.find_last(str(out / "runs")))
         again = subprocess.run([*command[:4], "--resume", str(run.folder), "--quiet"]).returncode
         if again == 2 and (run.folder / "metrics.json").exists():
             again = 0
@@ -240,8 +240,8 @@ class Soak:
         out = self.folder / "damaged"
         config = self.config("lstm, dropout", out)
         waited(forked(lambda: slipstream.train(config, self.table), self.log))
-        run = runs.find(runs.last(str(out)))
-        steps = checkpoint.numbered(run)
+        run = runs.open_run(runs.find_last(str(out)))
+        steps = checkpoint.list_steps(run)
         newest = run.checkpoints / f"step-{steps[-1]}"
         files = sorted(newest.iterdir())
         for _ in range(times):
@@ -254,14 +254,14 @@ class Soak:
             else:
                 path.write_bytes(whole[: self.random.randrange(len(whole))])
             try:
-                found, told = checkpoint.newest(run)
+                found, told = checkpoint.read_newest(run)
                 named = any(path.name in text or "manifest" in text for text in told)
                 fine = found.step == steps[-2] and named
                 self.tell("damaged files", "survived" if fine else "wrong", str(path))
             except Exception as error:
                 self.tell("damaged files", "lost", f"{path}: {error!r}")
             path.write_bytes(whole)
-        manifest.verified(newest)
+        checksums.read_verified(newest)
 
     def full_disk(self, job: str, kilobytes: int) -> None:
         """A run that outgrows its disk: told, and it can go on when there is room."""
@@ -280,13 +280,13 @@ class Soak:
             code = waited(forked(lambda: slipstream.train(config, self.table), self.log))
             subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
             if code == 75:
-                run = runs.find(runs.last(str(disk)))
+                run = runs.open_run(runs.find_last(str(disk)))
                 code = waited(self.resumed(job, run.folder))
             if code:
                 told = f"{job}, {size}: exit code {code}, {self.log.read_text()[-2000:]}"
                 self.tell("full disk", "lost", told)
                 return
-            found = outcome(job, runs.find(runs.last(str(disk))))
+            found = outcome(job, runs.open_run(runs.find_last(str(disk))))
             fine = found[1:] == self.wanted[job][1:]  # a log that takes no more has gaps
             self.tell("full disk", "survived" if fine else "wrong", f"{job}, {size}")
         finally:
@@ -301,7 +301,7 @@ class Soak:
         self.wait_for(out, CHECKPOINTS, pid)
         os.kill(pid, signal.SIGKILL)
         waited(pid)
-        run = runs.find(runs.last(str(out)))
+        run = runs.open_run(runs.find_last(str(out)))
         pair = [self.resumed(job, run.folder) for _ in range(2)]
         codes = sorted(waited(pid) for pid in pair)
         # both may be refused where the kill came when all was done
@@ -316,7 +316,7 @@ class Soak:
         first = forked(lambda: slipstream.train(config, self.table), self.log)
         while not list(out.glob("*/checkpoints/step-*")):
             time.sleep(0.05)
-        run = runs.last(str(out))
+        run = runs.find_last(str(out))
         code = waited(forked(lambda: slipstream.train(data=self.table, resume=run), self.log))
         refused = code == 2 and "is writing to this run" in self.log.read_text()
         self.tell("second writer", "survived" if refused else "wrong", f"exit code {code}")
@@ -341,7 +341,7 @@ class Soak:
             self.tell("malicious files", "survived" if fine else "wrong", f"{name}: {code}")
             model = self.folder / f"model-of-{name}"
             source = self.folder / "damaged"
-            shutil.copytree(runs.last(str(source)), model)
+            shutil.copytree(runs.find_last(str(source)), model)
             weights = model / "model" / "weights.safetensors"
             weights.write_bytes(content)
             sums = json.loads((model / "model" / "manifest.json").read_text())
@@ -361,7 +361,7 @@ def outcome(job: str, run: runs.Run) -> tuple[Any, ...]:
     kept = ("event", "step", "losses", "lane", "epoch", "train_loss", "val_loss", "best", "stopped")
     log = [
         {key: event[key] for key in kept if key in event}
-        for event in runs.events(run)
+        for event in runs.read_events(run)
         if event["event"] in ("log", "epoch", "lane", "recovery")
     ]
     files = {
@@ -418,7 +418,7 @@ def on_gpu(folder: Path) -> Counter[str]:
 def killed_search(folder: Path, *, kills: int = SEARCH_KILLS, seed: int = 0) -> Counter[str]:
     """One search, killed again and again and resumed: every trial once, each with the score that it
     has in a search that was never broken."""
-    from tests.test_tuning import job
+    from tests.tuning.test_api import job
 
     folder.mkdir(parents=True, exist_ok=True)
     soak, draw = Soak(folder, seed), random.Random(seed)
@@ -429,7 +429,7 @@ def killed_search(folder: Path, *, kills: int = SEARCH_KILLS, seed: int = 0) -> 
     code = waited(forked(lambda: slipstream.tune(settings | {"out": str(whole)}), soak.log))
     assert code == 0, soak.log.read_text()
     took = time.monotonic() - began
-    wanted = _scores(runs.last(str(whole)))
+    wanted = _scores(runs.find_last(str(whole)))
     done = 0
     while True:
         found = list(broken.glob("*/study.log"))
@@ -447,7 +447,7 @@ def killed_search(folder: Path, *, kills: int = SEARCH_KILLS, seed: int = 0) -> 
             soak.tell("kill -9 of a search", "lost", soak.log.read_text()[-2000:])
             return soak.counts
         soak.tell("kill -9 of a search", "survived")
-    scores = _scores(runs.last(str(broken)))
+    scores = _scores(runs.find_last(str(broken)))
     if scores != wanted:
         soak.tell("search after kills", "wrong", f"{scores} instead of {wanted}")
     else:
@@ -457,7 +457,9 @@ def killed_search(folder: Path, *, kills: int = SEARCH_KILLS, seed: int = 0) -> 
 
 def _scores(folder: Path) -> dict[str, Any]:
     trials = runs.read_json(folder / "trials.json")
-    told = [event["trial"] for event in runs.events(runs.Run(folder)) if event["event"] == "trial"]
+    told = [
+        event["trial"] for event in runs.read_events(runs.Run(folder)) if event["event"] == "trial"
+    ]
     best = runs.read_json(folder / "metrics.json")["best"]["trial"]
     scores = {t["trial"]: [t["state"], f"{t['value']:.9g}", t["params"]] for t in trials}
     return {"scores": scores, "told": sorted(set(told)), "best": best}

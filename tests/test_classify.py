@@ -14,20 +14,23 @@ import torch
 from safetensors.torch import load_file
 
 import slipstream
-from slipstream import baselines, runs
 from slipstream import config as configs
+from slipstream import runs
 from slipstream.data import dataset as datasets
-from slipstream.data import given, labelled, windows
-from slipstream.engine import ensemble, plan, score
-from slipstream.metrics import classes as metrics
+from slipstream.data import new_data, windows
+from slipstream.data.labels import selection
+from slipstream.engine import plan
 from slipstream.models import build
-from slipstream.reporting import verdict
+from slipstream.reporting import describe_verdict
+from slipstream.scoring import baselines, ensemble
+from slipstream.scoring import class_counts as metrics
+from slipstream.scoring import predict as score
 from tests.conftest import KINDS, close, merged
 from tests.labelled import NAMES, class_config, states
+from tests.reporting.test_page import Page
 from tests.test_cli import invoke
-from tests.test_reporting import Page
-from tests.test_resume import ended, interrupted, same
-from tests.test_together import stopping_at
+from tests.training.test_lanes import stopping_at
+from tests.training.test_resume import ended, interrupted, same
 
 LONG = states(3000, stay=60)
 FAST = {"model": {"kind": "linear"}, "train": {"epochs": 3}}
@@ -76,7 +79,7 @@ def test_what_can_be_told_apart_is_told_apart(trained):
     assert set(against) == {"model", "logistic"}
     assert against["model"]["log_loss"]["interval"][1] < 0
     assert against["model"]["balanced_accuracy"]["interval"][0] > 0
-    assert "beats the majority class" in verdict(result.summary)
+    assert "beats the majority class" in describe_verdict(result.summary)
     assert result.summary["intervals"]["enough"]
     for name, (low, high) in result.summary["intervals"]["test"].items():
         assert low <= high
@@ -90,7 +93,7 @@ def test_noise_does_not_beat_the_majority(tmp_path):
     coin = np.array(["x", "y"])[(draw.random(1200) < 0.7).astype(int)]
     table = table.set_column(3, "state", pa.array(coin))
     result = slipstream.train(class_config(tmp_path, **FAST), table)
-    assert "Nothing here beats the majority class" in verdict(result.summary)
+    assert "Nothing here beats the majority class" in describe_verdict(result.summary)
     frequent = result.baselines["majority"]["metrics"]["test"]
     share = float((coin[960:] == "y").mean())
     assert frequent["accuracy"] == pytest.approx(share)
@@ -171,7 +174,7 @@ def test_every_model_gives_a_logit_for_each_class(kind, normalize):
     past = {"horizon": 2, "inputs": ["a", "state"]}
     for data in ({"horizon": 0}, past):
         config = class_config(data=data, **settings)
-        dataset = datasets.load(config, states())
+        dataset = datasets.load_dataset(config, states())
         model = build(config.model, dataset.signature).eval()
         series, starts = dataset.memory.series, dataset.memory.starts["val"][:5]
         out = model(*windows.gather_inputs(series, starts)).detach()
@@ -201,19 +204,19 @@ def test_a_repeat_has_the_figures_of_its_seed_alone(repeated, tmp_path):
 
 def test_the_ensemble_is_the_mean_of_probabilities(repeated):
     _, result = repeated
-    new, run = states(200, seed=4), runs.find(result.run)
+    new, run = states(200, seed=4), runs.open_run(result.run)
     together = slipstream.predict(result.run, new, ensemble=True)
     config = configs.load(run.folder / "config.toml")
-    chosen = plan.make(config, data_bytes=0, training=False)
-    trained = ensemble.load(run, config, chosen, ensemble=False)
-    dataset = given.load(config, trained.signature, trained.scaler, new, targets=False)
-    (piece,) = dataset.pieces("all", None, rows=0)
+    chosen = plan.make_plan(config, data_bytes=0, training=False)
+    trained = ensemble.load_predictors(run, config, chosen, ensemble=False)
+    dataset = new_data.load_new_data(config, trained.signature, trained.scaler, new, targets=False)
+    (piece,) = dataset.iter_chunks("all", None, rows=0)
     kept = load_file(run.folder / "lanes" / "weights.safetensors")
     likely = []
     for number in "012":
         weights = {k.removeprefix(f"{number}/"): v for k, v in kept.items() if k[0] == number}
-        predict = ensemble.predictor(weights, config, trained.signature, chosen)
-        (chunk,) = score.chunks(predict, [piece], truth=False)
+        predict = ensemble.build_predictor(weights, config, trained.signature, chosen)
+        (chunk,) = score.predict_batches(predict, [piece], truth=False)
         likely.append(chunk.prediction[:, 0, 0].softmax(-1))
     mean = torch.stack(likely).mean(0)
     for i, name in enumerate(NAMES):
@@ -244,12 +247,12 @@ def test_folds_are_scored_together(walked):
 def test_a_fold_has_the_figures_of_its_windows_trained_alone(walked, tmp_path, monkeypatch):
     """With the first fold's class weights, which every fold may know."""
     config, result = walked
-    dataset = datasets.load(config, states())
-    weights = labelled.balanced(dataset.class_counts())
+    dataset = datasets.load_dataset(config, states())
+    weights = selection.balance_weights(dataset.count_classes())
     single = class_config(tmp_path, train={"epochs": 3, "class_weights": list(weights)})
     for fold, told in zip(dataset.folds, result.summary["folds"], strict=True):
-        alone = dataset.only(fold)
-        monkeypatch.setattr(datasets, "load", lambda *_, alone=alone, **__: alone)
+        alone = dataset.select_fold(fold)
+        monkeypatch.setattr(datasets, "load_dataset", lambda *_, alone=alone, **__: alone)
         found = slipstream.train(single)
         for which in ("val", "test"):
             assert told["metrics"][which] == pytest.approx(found.metrics[which], rel=1e-4)
@@ -264,7 +267,7 @@ STOPPED = {
 
 def test_a_stopped_run_ends_as_the_unbroken_one(tmp_path):
     config = class_config(tmp_path / "whole", **STOPPED)
-    wanted = ended(runs.find(slipstream.train(config, states()).run))
+    wanted = ended(runs.open_run(slipstream.train(config, states()).run))
     again = class_config(tmp_path / "at", **STOPPED)
     run = interrupted(again, states(), 7)
     slipstream.train(again, states(), resume=run.folder)
@@ -277,7 +280,7 @@ def test_stopped_lanes_end_as_unbroken_ones(tmp_path):
 
     with pytest.raises(slipstream.Interrupted):
         slipstream.train(class_config(tmp_path / "at", **sections), states(), watch=stopping_at(5))
-    run = runs.find(runs.last(str(tmp_path / "at")))
+    run = runs.open_run(runs.find_last(str(tmp_path / "at")))
     found = slipstream.train(data=states(), resume=run.folder)
     assert found.metrics == wanted.metrics
     assert found.summary["lanes"] == wanted.summary["lanes"]
@@ -374,7 +377,7 @@ def test_logistic_is_the_penalised_optimum():
 
 def test_statistics_are_what_their_names_say():
     rows = torch.tensor([[1.0, 4.0], [3.0, 4.0], [2.0, 4.0]])[:, None]
-    found = baselines.statistics(rows, torch.tensor([[9.0]]))[0].view(-1)
+    found = baselines.compute_statistics(rows, torch.tensor([[9.0]]))[0].view(-1)
     wanted = [2, 4, (2 / 3) ** 0.5, 0, 1, 4, 2, 4, 1, 4, 3, 4, 0.5, 0, 9]
     close(found, wanted, rel=1e-6)
 
@@ -423,7 +426,7 @@ def test_a_class_missing_from_the_test_set_costs_its_area_only(tmp_path):
 
 
 def test_a_run_from_before_there_were_classes_still_loads():
-    signature = datasets.load(class_config(), states()).signature
+    signature = datasets.load_dataset(class_config(), states()).signature
     old = signature.model_dump()
     del old["classes"]
     assert configs.Signature.model_validate(old).classes == ()
@@ -435,4 +438,4 @@ def test_too_few_windows_beat_nothing(tmp_path):
     result = slipstream.train(config, states(500, stay=20))
     assert result.summary["windows"]["test"] == 100
     assert set(result.summary["intervals"]["test"].values()) == {None}
-    assert "Too few windows to tell" in verdict(result.summary)
+    assert "Too few windows to tell" in describe_verdict(result.summary)

@@ -16,7 +16,7 @@ from slipstream import runs
 from slipstream.cli import app
 from tests.conftest import waves
 from tests.soak import forked, waited
-from tests.test_resume import configured
+from tests.training.test_resume import configured
 
 JOBS = {"one model": {"epochs": 3}, "repeats": {"repeats": 3, "epochs": 3}}
 
@@ -52,7 +52,7 @@ def test_a_full_disk_ends_resumable_and_the_resume_is_accepted(tmp_path, job, ki
         assert waited(forked(lambda: slipstream.train(config, table), log)) == 75, log.read_text()
         assert "make room and go on with: slipstream train --resume" in log.read_text()
         make_room(disk)
-        run = runs.find(runs.last(str(disk)))
+        run = runs.open_run(runs.find_last(str(disk)))
         code = waited(forked(lambda: slipstream.train(data=table, resume=run.folder), log))
         assert code == 0, log.read_text()
         assert runs.read_metrics(run.folder)["metrics"]
@@ -86,7 +86,7 @@ def test_room_for_the_run_but_not_for_its_report(tmp_path):
         assert code == 75, log.read_text()
         told = log.read_text()
         assert "Traceback" not in told
-        folder = runs.last(str(disk))
+        folder = runs.find_last(str(disk))
         assert f"make room and draw it again: slipstream report {folder}" in told
         make_room(disk)
         assert waited(forked(lambda: run_command("report", folder), log)) == 0

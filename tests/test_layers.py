@@ -12,16 +12,19 @@ import slipstream
 SOURCE = Path(slipstream.__file__).parent
 LAYERS = [
     {"errors", "text"},
-    {"manifest"},
+    {"checksums"},
     {"config"},
-    {"hardware", "runs"},
+    {"machine", "runs"},
     {"kernels"},
-    {"data", "models", "objectives", "metrics", "baselines"},
+    {"data", "models", "objectives"},
     {"engine"},
+    {"scoring"},
+    {"autotune"},
     {"training", "evaluation", "prediction"},
     {"reporting"},
-    {"bench", "doctor", "probing", "profiling", "tuning"},
-    {"screen"},
+    {"profiling"},
+    {"bench", "doctor", "probing", "tuning"},
+    {"terminal"},
     {"cli"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}

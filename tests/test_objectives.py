@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from slipstream.config import Train
-from slipstream.objectives import point, pooled, window_losses
+from slipstream.objectives import average_predictions, compute_window_losses, select_point
 
 generator = torch.Generator().manual_seed(0)
 PREDICTION = torch.randn(7, 5, 3, 1, generator=generator)
@@ -23,7 +23,7 @@ TARGET = torch.randn(7, 5, 3, generator=generator)
 def test_losses_are_the_usual_ones_per_window(loss, reference):
     train = Train(loss=loss, huber_delta=0.7)
     wanted = reference(PREDICTION[..., 0], TARGET).mean(dim=(1, 2))
-    torch.testing.assert_close(window_losses(PREDICTION, TARGET, train), wanted)
+    torch.testing.assert_close(compute_window_losses(PREDICTION, TARGET, train), wanted)
 
 
 def test_the_quantile_loss_is_least_at_the_quantile():
@@ -35,7 +35,7 @@ def test_the_quantile_loss_is_least_at_the_quantile():
     for _ in range(300):
         optimizer.zero_grad()
         prediction = guess.expand(len(values), 1, 1, 3)
-        window_losses(prediction, values[:, None, None], train).mean().backward()
+        compute_window_losses(prediction, values[:, None, None], train).mean().backward()
         optimizer.step()
     wanted = torch.quantile(values, torch.tensor(levels))
     torch.testing.assert_close(guess.detach(), wanted, atol=0.05, rtol=0)
@@ -43,8 +43,8 @@ def test_the_quantile_loss_is_least_at_the_quantile():
 
 def test_the_point_is_the_quantile_nearest_the_median():
     prediction = torch.arange(3.0).expand(2, 1, 1, 3)
-    assert point(prediction, (0.1, 0.4, 0.9)).unique().item() == 1
-    assert point(prediction[..., :1], ()).unique().item() == 0
+    assert select_point(prediction, (0.1, 0.4, 0.9)).unique().item() == 1
+    assert select_point(prediction[..., :1], ()).unique().item() == 0
 
 
 LOGITS = torch.randn(5, 2, 1, 4, generator=torch.Generator().manual_seed(1))
@@ -55,7 +55,7 @@ NUMBERS = torch.tensor([[0, 1], [3, 2], [2, 2], [1, 0], [3, 3]])[..., None]
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_cross_entropy_is_torchs(smoothing, weights):
     train = Train(loss="cross_entropy", label_smoothing=smoothing, class_weights=weights)
-    found = window_losses(LOGITS, NUMBERS.float(), train)
+    found = compute_window_losses(LOGITS, NUMBERS.float(), train)
     one_hot = torch.nn.functional.one_hot(NUMBERS, 4) * (1 - smoothing) + smoothing / 4
     losses = -(one_hot * LOGITS.log_softmax(-1)).sum(-1)
     if weights != "none":
@@ -71,10 +71,10 @@ def test_cross_entropy_is_torchs(smoothing, weights):
 def test_focal_counts_what_is_known_less():
     of_label = LOGITS.softmax(-1).gather(-1, NUMBERS[..., None])[..., 0]
     wanted = ((1 - of_label) ** 2 * -of_label.log()).flatten(1).mean(1)
-    found = window_losses(LOGITS, NUMBERS.float(), Train(loss="focal"))
+    found = compute_window_losses(LOGITS, NUMBERS.float(), Train(loss="focal"))
     torch.testing.assert_close(found, wanted)
-    plain = window_losses(LOGITS, NUMBERS.float(), Train(loss="cross_entropy"))
-    same = window_losses(LOGITS, NUMBERS.float(), Train(loss="focal", focal_gamma=0.0))
+    plain = compute_window_losses(LOGITS, NUMBERS.float(), Train(loss="cross_entropy"))
+    same = compute_window_losses(LOGITS, NUMBERS.float(), Train(loss="focal", focal_gamma=0.0))
     torch.testing.assert_close(same, plain)
 
 
@@ -82,18 +82,20 @@ def test_focal_counts_what_is_known_less():
 def test_gradients_stay_finite_where_the_model_is_certain(gamma):
     logits = torch.tensor([[200.0, -200.0], [-200.0, 200.0]]).view(2, 1, 1, 2).requires_grad_()
     labels = torch.zeros(2, 1, 1)
-    window_losses(logits, labels, Train(loss="focal", focal_gamma=gamma)).sum().backward()
+    compute_window_losses(logits, labels, Train(loss="focal", focal_gamma=gamma)).sum().backward()
     assert torch.isfinite(logits.grad).all()
 
 
 def test_padding_without_a_label_has_a_finite_loss():
     labels = torch.full((5, 2, 1), -1.0)
-    found = window_losses(LOGITS, labels, Train(loss="cross_entropy"))
+    found = compute_window_losses(LOGITS, labels, Train(loss="cross_entropy"))
     assert torch.isfinite(found).all()
 
 
 def test_classes_are_pooled_by_their_probabilities():
     other = LOGITS.flip(0) * 3
-    found = pooled([LOGITS, other], classes=True).softmax(-1)
+    found = average_predictions([LOGITS, other], classes=True).softmax(-1)
     torch.testing.assert_close(found, (LOGITS.softmax(-1) + other.softmax(-1)) / 2)
-    torch.testing.assert_close(pooled([LOGITS, other], classes=False), (LOGITS + other) / 2)
+    torch.testing.assert_close(
+        average_predictions([LOGITS, other], classes=False), (LOGITS + other) / 2
+    )

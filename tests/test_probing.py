@@ -17,8 +17,9 @@ import slipstream
 from slipstream import UserError, probing, runs
 from slipstream import config as configs
 from slipstream.cli import app
-from slipstream.data import bars, windows
 from slipstream.data import dataset as datasets
+from slipstream.data import windows
+from slipstream.data.simulated import bars
 from tests.conftest import SMALL, close, merged
 from tests.labelled import states
 
@@ -101,7 +102,7 @@ def test_the_report_draws_every_seed(found):
 
 def test_the_command_answers_in_json(found, table, tmp_path):
     pa.csv.write_csv(table, tmp_path / "states.csv")
-    job = configs.changed(
+    job = configs.replace_settings(
         configs.load(LABELS), {"data.path": str(tmp_path / "states.csv"), "train.repeats": 1}
     )
     (tmp_path / "labels.toml").write_text(configs.to_toml(job, only_set=True))
@@ -148,17 +149,19 @@ def test_what_cannot_be_probed_is_refused_before_anything_is_trained(
 
 
 def test_the_demo_has_a_hundred_labels():
-    config = configs.load(configs.demo("regimes"), ["data.context=32"])
-    dataset = datasets.load(
-        configs.changed(config, {"data.inputs": ["open", "high", "low", "close", "volume"]})
+    config = configs.load(configs.load_demo("regimes"), ["data.context=32"])
+    dataset = datasets.load_dataset(
+        configs.replace_settings(
+            config, {"data.inputs": ["open", "high", "low", "close", "volume"]}
+        )
     )
-    assert dataset.count == {"train": 100, "val": 50, "test": 1840}
+    assert dataset.num_windows == {"train": 100, "val": 50, "test": 1840}
 
 
 def test_shuffling_the_future_never_changes_a_past_windows_label():
     table = bars.simulate()
     config = configs.load(
-        configs.demo("regimes"), ['data.inputs=["close", "volume"]', "data.context=32"]
+        configs.load_demo("regimes"), ['data.inputs=["close", "volume"]', "data.context=32"]
     )
     border, draw = 3000, np.random.default_rng(0)
     order = np.arange(table.num_rows).reshape(bars.NUM_INSTRUMENTS, bars.NUM_BARS)
@@ -168,7 +171,7 @@ def test_shuffling_the_future_never_changes_a_past_windows_label():
     shuffled = shuffled.set_column(bar, "bar", table.column("bar"))
     seen = []
     for given in (table, shuffled):
-        memory = datasets.load(config, given).memory
+        memory = datasets.load_dataset(config, given).memory
         starts = torch.cat([memory.starts[name] for name in ("train", "val")])
         past = starts[(starts + 31) % bars.NUM_BARS < border].sort().values
         seen.append((past, windows.gather(memory.series, past).targets))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.text import on_one_line, printable
+from slipstream.text import escape_controls, escape_to_line
 
 
 @pytest.mark.parametrize(
@@ -19,13 +19,13 @@ from slipstream.text import on_one_line, printable
     ],
 )
 def test_what_a_terminal_obeys_is_escaped_and_the_rest_stays(text, shown):
-    assert printable(text) == shown
-    assert on_one_line(text) == shown.replace("\n", "\\n")
+    assert escape_controls(text) == shown
+    assert escape_to_line(text) == shown.replace("\n", "\\n")
 
 
 @given(st.text())
 def test_every_text_can_be_printed_and_encoded(text):
-    found = on_one_line(text)
+    found = escape_to_line(text)
     found.encode()
     assert not any(ord(c) < 32 or 127 <= ord(c) < 160 for c in found)
-    assert printable(found) == found
+    assert escape_controls(found) == found

@@ -6,19 +6,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from slipstream.config import Config as Config
-    from slipstream.errors import Interrupted as Interrupted
-    from slipstream.errors import UserError as UserError
-    from slipstream.evaluation import evaluate as evaluate
-    from slipstream.prediction import predict as predict
-    from slipstream.probing import Probe as Probe
-    from slipstream.probing import probe as probe
-    from slipstream.reporting import report as report
-    from slipstream.training import Result as Result
-    from slipstream.training import pretrain as pretrain
-    from slipstream.training import train as train
-    from slipstream.tuning import Study as Study
-    from slipstream.tuning import tune as tune
+    from slipstream.config import Config
+    from slipstream.errors import Interrupted, UserError
+    from slipstream.evaluation import evaluate
+    from slipstream.prediction import predict
+    from slipstream.probing import Probe, probe
+    from slipstream.reporting import report
+    from slipstream.training import Result, pretrain, train
+    from slipstream.tuning import Study, tune
 
 __version__ = "0.2.0.dev0"
 __all__ = [

@@ -14,11 +14,11 @@ class UserError(Exception):
     """Says which setting, file or line is wrong, what was found, what is accepted and the fix."""
 
 
-class Diverged(UserError):
+class DivergedError(UserError):
     """Training ended without a finite validation loss, which a search takes as a finding."""
 
 
-class Resumable(Exception):
+class ResumableError(Exception):
     """Something outside of the run ended it: a full disk, a folder that cannot be written to."""
 
 

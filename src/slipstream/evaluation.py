@@ -12,20 +12,21 @@ from slipstream import config as configs
 from slipstream import runs
 from slipstream.config import Config, Signature
 from slipstream.data import dataset as datasets
-from slipstream.data import given
+from slipstream.data import new_data
 from slipstream.data.dataset import Dataset
-from slipstream.data.scaling import Scaler
+from slipstream.data.scaler import Scaler
 from slipstream.data.splits import SETS
-from slipstream.engine import checkpoint, plan, recover, score
-from slipstream.engine import ensemble as ensembles
-from slipstream.engine.chunk import Chunk
-from slipstream.engine.ensemble import Covered
+from slipstream.engine import checkpoint, plan, recovery
 from slipstream.errors import UserError
-from slipstream.models import consent
+from slipstream.models import permission
 from slipstream.runs import Run
+from slipstream.scoring import ensemble as ensembles
+from slipstream.scoring import predict
+from slipstream.scoring.batch import PredictionBatch
+from slipstream.scoring.ensemble import CoverageCounter
 
 
-@recover.explain_full_memory()
+@recovery.explain_out_of_memory()
 def evaluate(
     run: str | Path,
     data: Any = None,
@@ -46,39 +47,41 @@ def evaluate(
     """
     if on not in SETS:
         raise UserError(f'there is no set "{on}"; choose one of {", ".join(SETS)}')
-    found, whose = runs.with_model(runs.find(run))
-    config = checkpoint.load_settings(found, overrides)
-    chosen = plan.make(config, data_bytes=0, training=False)
-    consent.require(found.folder, overrides=overrides, allow_code=allow_code)
-    trained = ensembles.load(found, config, chosen, ensemble=ensemble)
+    found, whose = runs.find_model_run(runs.open_run(run))
+    config = checkpoint.load_run_config(found, overrides)
+    chosen = plan.make_plan(config, data_bytes=0, training=False)
+    permission.require_permission(found.folder, overrides=overrides, allow_code=allow_code)
+    trained = ensembles.load_predictors(found, config, chosen, ensemble=ensemble)
     signature, scaler = trained.signature, trained.scaler
     if data is None:
         dataset, which = _own_data(found, config, signature, scaler), on
     else:
-        dataset = given.load(config, signature, scaler, data, targets=True, resample=resample)
+        dataset = new_data.load_new_data(
+            config, signature, scaler, data, targets=True, resample=resample
+        )
         which = "all"
-    if len(dataset.folds) > len(trained.voices):
+    if len(dataset.folds) > len(trained.folds):
         raise UserError(
             f"{found.folder}: holds the model of one fold; set tune.retrain to have them all, or "
             "pass data with --data"
         )
-    folds = [dataset.only(fold) for fold in dataset.folds] or [dataset]
-    voices = trained.voices if dataset.folds else trained.voices[-1:]
-    covered = [Covered(voice.reach or {}, signature.quantiles) for voice in voices]
+    folds = [dataset.select_fold(fold) for fold in dataset.folds] or [dataset]
+    voices = trained.folds if dataset.folds else trained.folds[-1:]
+    covered = [CoverageCounter(voice.reach or {}, signature.quantiles) for voice in voices]
     with chosen.flags():
         memory = dataset.memory
         series = None if memory is None else memory.series.to(chosen.device)
 
-        def chunks() -> Iterator[Chunk]:
+        def chunks() -> Iterator[PredictionBatch]:
             for fold, voice, counted in zip(folds, voices, covered, strict=True):
-                pieces = fold.pieces(which, series, rows=config.engine.buffer_rows)
-                for chunk in score.chunks(voice.predict, pieces):
+                pieces = fold.iter_chunks(which, series, rows=config.engine.buffer_rows)
+                for chunk in predict.predict_batches(voice.predict, pieces):
                     if not signature.classes:
                         counted.add(chunk)
                     yield chunk
 
-        scores = score.tally(chunks(), dataset, signature.quantiles)
-    model = f"{trained.what}, fold by fold" if dataset.folds else trained.on_new_data
+        scores = predict.score_batches(chunks(), dataset, signature.quantiles)
+    model = f"{trained.description}, fold by fold" if dataset.folds else trained.on_new_data
     return {
         "run": str(found.folder),
         "on": on if data is None else "data",
@@ -86,8 +89,8 @@ def evaluate(
         "metrics": scores["overall"],
         **({"scaled": scores["scaled"]} if "scaled" in scores else {}),
         **({"classes": list(signature.classes)} if signature.classes else {}),
-        "coverage": ensembles.coverage(covered) or None,
-        "windows": sum(fold.count[which] for fold in folds),
+        "coverage": ensembles.compute_coverage(covered) or None,
+        "windows": sum(fold.num_windows[which] for fold in folds),
         "detail": scores,
         "plan": chosen.to_dict(),
         "notes": list(dataset.notes),
@@ -97,8 +100,8 @@ def evaluate(
 def _own_data(run: Run, config: Config, signature: Signature, scaler: Scaler) -> Dataset:
     """The run's data, if it still is what the model was trained on."""
     asked = config.train.init_from  # then an encoder's, not fitted here
-    known = scaler.only(signature.inputs) if asked else None
-    dataset = datasets.load(config, known=known)
+    known = scaler.select(signature.inputs) if asked else None
+    dataset = datasets.load_dataset(config, known=known)
     if dataset.signature.classes != signature.classes:
         raise UserError(
             "the data of this run have changed since training: the classes now are "
@@ -130,10 +133,10 @@ def _own_data(run: Run, config: Config, signature: Signature, scaler: Scaler) ->
 def _differs(run: Run, config: Config, dataset: Dataset) -> bool:
     """Whether the data have another fingerprint than in training, where the two are comparable:
     other windows have another, and so has the same data when it is streamed."""
-    origin = checkpoint.origin_of(run)
-    changed = configs.differences(checkpoint.load_settings(run), config)
+    origin = checkpoint.read_origin(run)
+    changed = configs.list_differences(checkpoint.load_run_config(run), config)
     same_windows = not any(
         name.startswith("data.") and name not in ("data.path", "data.labels") for name in changed
     )
     same_kind = origin.get("streamed") == (dataset.stream is not None)
-    return same_windows and same_kind and origin["data"] != dataset.fingerprint()
+    return same_windows and same_kind and origin["data"] != dataset.compute_fingerprint()

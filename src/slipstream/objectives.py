@@ -15,13 +15,13 @@ SMALLEST = 1e-4
 """Variance whose root still has a gradient"""
 
 
-def window_losses(prediction: Tensor, target: Tensor, train: Train) -> Tensor:
+def compute_window_losses(prediction: Tensor, target: Tensor, train: Train) -> Tensor:
     """The mean loss of each window, [B], from predictions [B, H, C, Q] and targets [B, H, C]."""
     if train.loss in CLASS_LOSSES:
         losses = _class_losses(prediction, target, train).flatten(1)
     else:
         if train.loss != "quantile" and prediction.shape[-1] > 1:
-            prediction = point(prediction, train.quantiles)[..., None]
+            prediction = select_point(prediction, train.quantiles)[..., None]
         losses = _losses(prediction, target[..., None], train).flatten(1)
     return losses[:, 0] if losses.shape[1] == 1 else losses.mean(dim=1)
 
@@ -61,7 +61,7 @@ def _class_losses(logits: Tensor, target: Tensor, train: Train) -> Tensor:
     return losses
 
 
-def pooled(predictions: Sequence[Tensor], *, classes: bool) -> Tensor:
+def average_predictions(predictions: Sequence[Tensor], *, classes: bool) -> Tensor:
     """Several models' predictions as one: the mean, of classes that of their probabilities."""
     if not classes:
         total = predictions[0]
@@ -72,12 +72,12 @@ def pooled(predictions: Sequence[Tensor], *, classes: bool) -> Tensor:
     return every.logsumexp(dim=0) - math.log(len(predictions))
 
 
-def for_validation(train: Train) -> Train:
+def make_validation_settings(train: Train) -> Train:
     """The same settings with what a validation is judged by as the loss."""
     return train if train.metric == "loss" else train.model_copy(update={"loss": train.metric})
 
 
-def point(prediction: Tensor, quantiles: tuple[float, ...]) -> Tensor:
+def select_point(prediction: Tensor, quantiles: tuple[float, ...]) -> Tensor:
     """The one value to report, [B, H, C]: the quantile nearest to the median."""
     if not quantiles:
         return prediction[..., 0]
@@ -90,12 +90,12 @@ def _constants(values: tuple[float, ...], *, like: Tensor) -> Tensor:
     return torch.cat([torch.full((1,), v, device=like.device, dtype=like.dtype) for v in values])
 
 
-def masked_losses(rows: Tensor, truth: Tensor, train: Train) -> Tensor:
+def compute_masked_losses(rows: Tensor, truth: Tensor, train: Train) -> Tensor:
     """The mean loss of each window's masked rows [M, B, F], [B]."""
     return _losses(rows, truth, train).mean(dim=(0, 2))
 
 
-def collapse(tokens: Tensor, shares: Tensor) -> Tensor:
+def compute_collapse_penalty(tokens: Tensor, shares: Tensor) -> Tensor:
     """How little windows differ: the mean of relu(1 - deviation) over tokens [T, B, D] and units.
 
     Windows of no share are left out.

@@ -13,15 +13,16 @@ import pyarrow.parquet
 import torch
 
 from slipstream import runs
-from slipstream.data import given
+from slipstream.data import new_data
 from slipstream.data.dataset import Dataset
-from slipstream.engine import checkpoint, plan, recover, score
-from slipstream.engine import ensemble as ensembles
+from slipstream.engine import checkpoint, plan, recovery
 from slipstream.errors import UserError
-from slipstream.models import consent
+from slipstream.models import permission
+from slipstream.scoring import ensemble as ensembles
+from slipstream.scoring import predict as score
 
 
-@recover.explain_full_memory()
+@recovery.explain_out_of_memory()
 def predict(
     run: str | Path,
     data: Any,
@@ -45,32 +46,36 @@ def predict(
     settings. The schema's metadata say what predicted. `allow_code` lets the run's config import a
     network of its own, which may be anybody's.
     """
-    found, whose = runs.with_model(runs.find(run))
-    config = checkpoint.load_settings(found, overrides)
-    chosen = plan.make(config, data_bytes=0, training=False)
-    consent.require(found.folder, overrides=overrides, allow_code=allow_code)
-    trained = ensembles.load(found, config, chosen, ensemble=ensemble)
-    signature, scaler, voice = trained.signature, trained.scaler, trained.voices[-1]
-    dataset = given.load(config, signature, scaler, data, targets=False, resample=resample)
+    found, whose = runs.find_model_run(runs.open_run(run))
+    config = checkpoint.load_run_config(found, overrides)
+    chosen = plan.make_plan(config, data_bytes=0, training=False)
+    permission.require_permission(found.folder, overrides=overrides, allow_code=allow_code)
+    trained = ensembles.load_predictors(found, config, chosen, ensemble=ensemble)
+    signature, scaler, voice = trained.signature, trained.scaler, trained.folds[-1]
+    dataset = new_data.load_new_data(
+        config, signature, scaler, data, targets=False, resample=resample
+    )
     assert dataset.memory is not None
     for note in dataset.notes:
         warnings.warn(note, stacklevel=2)
     with chosen.flags():
-        (piece,) = dataset.pieces("all", dataset.memory.series.to(chosen.device), rows=0)
+        (piece,) = dataset.iter_chunks("all", dataset.memory.series.to(chosen.device), rows=0)
         if signature.horizon and not every:
             piece = piece._replace(starts=_at_the_ends(dataset, piece.starts))
-        chunks = score.chunks(voice.predict, [piece], truth=False)
-        table = pa.concat_tables([score.as_table(chunk, dataset, voice.reach) for chunk in chunks])
+        chunks = score.predict_batches(voice.predict, [piece], truth=False)
+        table = pa.concat_tables(
+            [score.build_table(chunk, dataset, voice.reach) for chunk in chunks]
+        )
     model = f"{whose}: {trained.on_new_data}" if whose else trained.on_new_data
     return table.replace_schema_metadata({"model": model})
 
 
 def _at_the_ends(dataset: Dataset, starts: torch.Tensor) -> torch.Tensor:
     """The windows whose context ends with its series."""
-    ends = torch.from_numpy(dataset.layout.offsets[1:]) - dataset.signature.context
+    ends = torch.from_numpy(dataset.index.offsets[1:]) - dataset.signature.context
     found = torch.isin(ends, starts)
     if not found.all():
-        name = dataset.layout.series[int((~found).nonzero()[0])]
+        name = dataset.index.series_names[int((~found).nonzero()[0])]
         raise UserError(
             f'series "{name}" has a gap within its last {dataset.signature.context} rows, so there '
             "is no full context to forecast from"
@@ -78,7 +83,7 @@ def _at_the_ends(dataset: Dataset, starts: torch.Tensor) -> torch.Tensor:
     return ends
 
 
-def write(table: pa.Table, path: Path) -> None:
+def write_predictions(table: pa.Table, path: Path) -> None:
     """Write predictions as CSV, Parquet or Arrow, by the file's ending."""
     kind = path.suffix.lower()
     if kind not in (".csv", ".parquet", ".arrow"):
@@ -86,7 +91,7 @@ def write(table: pa.Table, path: Path) -> None:
     if path.is_dir():  # it would be replaced, with all that is in it
         raise UserError(f"{path}: is a folder; name a file")
     try:
-        with runs.replacing(path) as temporary:
+        with runs.replace_atomically(path) as temporary:
             if kind == ".csv":
                 names = table.column("series").cast(pa.string())
                 pa.csv.write_csv(table.set_column(0, "series", names), temporary)

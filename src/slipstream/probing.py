@@ -19,7 +19,7 @@ from slipstream import config as configs
 from slipstream import runs, training
 from slipstream.config import Config
 from slipstream.errors import UserError
-from slipstream.reporting import beats, probe_verdict
+from slipstream.reporting import beats_majority, describe_probe
 from slipstream.runs import Event
 
 LEVEL = 0.95
@@ -65,19 +65,19 @@ def probe(
     began = time.perf_counter()
     first, asked = _asked(encoder, run, labels, seeds, overrides, label_overrides)
     place = _place({"encoder": first, "labels": asked}, folder, watch)
-    with runs.locked(place):
-        runs.unseal(place)
+    with runs.lock_run(place):
+        runs.remove_manifest(place)
         if run is None:
             _tell(place, "the encoder: pre-training")
-            theirs = training.trained(place.folder / "encoder", first, data, watch)
+            theirs = training.train_or_resume(place.folder / "encoder", first, data, watch)
         else:
-            theirs = runs.read_metrics(runs.find(run).folder)
-        settings = ways(labels, label_overrides, Path(theirs["run"]), seeds)
+            theirs = runs.read_metrics(runs.open_run(run).folder)
+        settings = build_configs(labels, label_overrides, Path(theirs["run"]), seeds)
         found = {}
         for name in WAYS:
             _tell(place, f"{name}: {WHAT[name]}")
-            found[name] = training.trained(place.folder / name, settings[name], data, watch)
-        summary = summarised(place.folder, first.name, theirs, found)
+            found[name] = training.train_or_resume(place.folder / name, settings[name], data, watch)
+        summary = summarize_probe(place.folder, first.name, theirs, found)
         summary["seconds"] = time.perf_counter() - began
         runs.write_metrics(place, summary, name=SUMMARY)
     return Probe(place.folder, summary)
@@ -98,11 +98,11 @@ def _asked(
         )
     if seeds < 2:
         raise UserError(f"--seeds is {seeds}; an interval takes at least 2, and 10 are usual")
-    source = encoder if run is None else runs.find(run).folder / "config.toml"
+    source = encoder if run is None else runs.open_run(run).folder / "config.toml"
     assert source is not None
-    first = configs.load(source, (*overrides, configs.MASKED))
+    first = configs.load(source, (*overrides, configs.PRETRAIN_OVERRIDE))
     given = configs.load(labels, (*label_overrides, f"train.repeats={seeds}"))
-    if run is not None and not (runs.find(run).folder / "metrics.json").is_file():
+    if run is not None and not (runs.open_run(run).folder / "metrics.json").is_file():
         raise UserError(f"{run}: holds no metrics.json; was the pre-training finished?")
     if given.masked:
         raise UserError("the config to probe with is of a pre-training; name one that trains")
@@ -118,13 +118,15 @@ def _asked(
     return first, given
 
 
-def ways(labels: Source, overrides: Iterable[str], encoder: Path, seeds: int) -> dict[str, Config]:
+def build_configs(
+    labels: Source, overrides: Iterable[str], encoder: Path, seeds: int
+) -> dict[str, Config]:
     """The same job three times; what it does not say of the model is the encoder's."""
     start = f"train.init_from={runs.to_json(str(encoder))}"
     tuned = configs.load(labels, (*overrides, f"train.repeats={seeds}", start))
     return {
-        SCRATCH: configs.changed(tuned, {"train.init_from": None}),
-        FROZEN: configs.changed(tuned, {"train.freeze_epochs": tuned.train.epochs}),
+        SCRATCH: configs.replace_settings(tuned, {"train.init_from": None}),
+        FROZEN: configs.replace_settings(tuned, {"train.freeze_epochs": tuned.train.epochs}),
         TUNED: tuned,
     }
 
@@ -134,7 +136,7 @@ def _place(asked: dict[str, Config], folder: str | Path | None, watch: Watch | N
     texts = {f"{name}.toml": configs.to_toml(config) for name, config in asked.items()}
     if folder is None:
         first = asked["encoder"]
-        return runs.create(f"{first.name}-probe", out=first.out, files=texts, watch=watch)
+        return runs.create_run(f"{first.name}-probe", out=first.out, files=texts, watch=watch)
     found = Path(folder).resolve()
     if not (found / "labels.toml").is_file():
         raise UserError(f"{folder}: is not the folder of a probe (it holds no labels.toml)")
@@ -149,10 +151,10 @@ def _place(asked: dict[str, Config], folder: str | Path | None, watch: Watch | N
 
 
 def _tell(place: runs.Run, what: str) -> None:
-    place.show({"event": "probe", "what": what})
+    place.notify({"event": "probe", "what": what})
 
 
-def summarised(
+def summarize_probe(
     folder: Path, name: str, encoder: dict[str, Any], found: dict[str, dict[str, Any]]
 ) -> dict[str, Any]:
     """Every way's figures by seed, their differences to those from scratch, and a verdict."""
@@ -207,13 +209,13 @@ def summarised(
             }
             for way in (FROZEN, TUNED)
         },
-        "beat_majority": [way for way in WAYS if beats(found[way], "model", judged_by)]
+        "beat_majority": [way for way in WAYS if beats_majority(found[way], "model", judged_by)]
         if classes
         else None,
         "notes": _notes(found, shared),
     }
     summary["helped"] = summary["against_scratch"][TUNED][judged_by]["verdict"]
-    return summary | {"verdict": probe_verdict(summary)}
+    return summary | {"verdict": describe_probe(summary)}
 
 
 def compare(scratch: Sequence[float], other: Sequence[float], *, higher: bool) -> dict[str, Any]:

@@ -12,14 +12,14 @@ line's end, marks that turn the direction of writing, and halves of characters""
 SHORT = {"\t": "\\t", "\r": "\\r", "\n": "\\n"}
 
 
-def printable(text: str) -> str:
+def escape_controls(text: str) -> str:
     """The text with escapes, such as \\x1b, in place of control characters; lines stay lines."""
     return OBEYED.sub(_escape, text)
 
 
-def on_one_line(text: str) -> str:
+def escape_to_line(text: str) -> str:
     """The same, for what has to stay within a cell or a line."""
-    return printable(text).replace("\n", "\\n")
+    return escape_controls(text).replace("\n", "\\n")
 
 
 def _escape(found: re.Match[str]) -> str:

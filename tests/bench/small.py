@@ -22,4 +22,4 @@ def small_case(*, epochs=1, kind="lstm", rows=900, batch=64, **train):
             "train": {"batch": batch, "epochs": epochs} | train,
         }
     )
-    return Case("small", config, datasets.load(config, table))
+    return Case("small", config, datasets.load_dataset(config, table))

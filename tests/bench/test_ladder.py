@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from slipstream import config as configs
-from slipstream.bench import comparison, ladder, pictures, record
-from slipstream.bench.cases import STANDARD, standard
-from slipstream.bench.record import Row
-from slipstream.bench.ways import Way
+from slipstream.bench import comparison, ladder, plots, results
+from slipstream.bench.cases import STANDARD, build_standard_cases
+from slipstream.bench.frameworks.settings import PeerSettings
+from slipstream.bench.results import ResultRow
 from slipstream.config import Engine
 from tests.bench.small import small_case
 
@@ -19,7 +19,7 @@ from tests.bench.small import small_case
 @pytest.fixture(scope="module")
 def outcome():
     told = []
-    found = ladder.ladder(
+    found = ladder.measure_ladder(
         [small_case()], minutes=0.3, watch=lambda what, share: told.append((what, share))
     )
     assert all(0 <= share <= 1 for _, share in told)
@@ -43,22 +43,24 @@ def test_each_rung_adds_to_the_one_before():
     """One technique a rung, up to the last, which leaves everything to measuring."""
     for name in STANDARD:
         for on_gpu in (False, torch.cuda.is_available()):
-            config = standard([name], small=True)[0].config
-            found = list(ladder.rungs(config, on_gpu=on_gpu))
+            config = build_standard_cases([name], small=True)[0].config
+            found = list(ladder.list_rungs(config, on_gpu=on_gpu))
             assert len({rung.technique for rung in found}) == len(found)
             ours = [rung.how for rung in found if isinstance(rung.how, dict)]
             assert all(Engine(**settings) for settings in ours)
             assert ours[-1] == {"device": "auto", "plan": "measure"}
             plain = [rung.how for rung in found if not isinstance(rung.how, dict)]
-            assert plain[0] == Way("", "plain", "fp32", 0, fused=False, pinned=False, waits=True)
+            assert plain[0] == PeerSettings(
+                "", "plain", "fp32", 0, fused=False, pinned=False, waits=True
+            )
             assert plain[-1].fused
             for before, after in itertools.pairwise(plain):
                 assert sum(a != b for a, b in zip(before, after, strict=True)) in (1, 2)
 
 
 def test_its_files_hold_every_repeat(outcome, tmp_path):
-    found = record.write(outcome, tmp_path)
-    picture = pictures.draw(outcome, tmp_path)
+    found = results.write_result(outcome, tmp_path)
+    picture = plots.plot(outcome, tmp_path)
     assert picture.read_bytes().startswith(b"\x89PNG")
     saved = json.loads((tmp_path / "results.json").read_text())
     assert saved["rows"][0]["repeats"] == outcome.rows[0].repeats
@@ -84,11 +86,11 @@ def test_a_rung_that_fails_is_shown_as_failed():
 
 def test_what_moved_beyond_the_spread_is_told(tmp_path):
     def outcome_of(*repeats):
-        rows = [Row("A", f"way {i}", "ms per step", list(r)) for i, r in enumerate(repeats)]
-        return record.Outcome("ladder", "", rows, [], {}, 1.0)
+        rows = [ResultRow("A", f"way {i}", "ms per step", list(r)) for i, r in enumerate(repeats)]
+        return results.BenchResult("ladder", "", rows, [], {}, 1.0)
 
-    record.write(outcome_of([1.0, 1.1, 1.2], [5.0, 5.1, 5.2]), tmp_path / "old")
-    record.write(outcome_of([1.15, 1.3, 1.4], [4.0, 4.1, 4.2]), tmp_path / "new")
+    results.write_result(outcome_of([1.0, 1.1, 1.2], [5.0, 5.1, 5.2]), tmp_path / "old")
+    results.write_result(outcome_of([1.15, 1.3, 1.4], [4.0, 4.1, 4.2]), tmp_path / "new")
     found = comparison.compare(tmp_path / "old", tmp_path / "new")
     assert [row.more["moved"] for row in found.rows] == [False, True]
     assert "1 of 2" in found.headline
@@ -110,7 +112,7 @@ def test_augmenting_in_the_step_is_timed_beside_copies_on_disk(tmp_path, monkeyp
     case = small_case()
     for cache, other in ((0, "in 2 copies on disk"), (3, "in the step")):
         config = configs.load(case.config, ["augment.jitter=0.1", f"augment.cache={cache}"])
-        steps = list(ladder.rungs(config, on_gpu=False))
+        steps = list(ladder.list_rungs(config, on_gpu=False))
         assert [rung.technique for rung in steps[-2:]] == [
             f"auto, augmented {other}",
             "auto, all measured",
@@ -119,6 +121,6 @@ def test_augmenting_in_the_step_is_timed_beside_copies_on_disk(tmp_path, monkeyp
         for rung in steps[-2:]:
             how = rung._replace(how=rung.how | {"device": "cpu", "plan": "off", "threads": 1})
             trial, _ = ladder._opened(augmented, how, torch.device("cpu"))
-            reads_copies = hasattr(trial.job.home, "copies")
+            reads_copies = hasattr(trial.job.batches, "copies")
             assert reads_copies == ((rung.copies if rung.copies is not None else cache) > 0)
             trial.close()

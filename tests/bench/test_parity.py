@@ -10,7 +10,7 @@ from tests.bench.small import small_case
 
 
 def said(before, after, margin=0.005):
-    return parity.judge(before, after, margin=margin).said
+    return parity.judge_difference(before, after, margin=margin).said
 
 
 def test_equal_results_show_no_loss():
@@ -36,19 +36,19 @@ def test_a_loss_within_the_margin_is_none():
 
 def test_the_interval_is_students():
     """Three differences of 0, 1 and 2 %: mean 1, standard error 0.577, t(2) = 4.3027."""
-    found = parity.judge([1.0, 1.0, 1.0], [1.0, 1.01, 1.02], margin=0.005)
+    found = parity.judge_difference([1.0, 1.0, 1.0], [1.0, 1.01, 1.02], margin=0.005)
     assert found.difference == pytest.approx(0.01)
     assert found.high - found.difference == pytest.approx(0.0057735 * 4.302653, rel=1e-4)
 
 
 @given(st.lists(st.floats(0.5, 2.0), min_size=3, max_size=9), st.floats(0.9, 1.1))
 def test_the_mean_lies_in_its_interval(before, factor):
-    found = parity.judge(before, [value * factor for value in before], margin=0.005)
+    found = parity.judge_difference(before, [value * factor for value in before], margin=0.005)
     assert found.low - 1e-12 <= found.difference <= found.high + 1e-12
 
 
 def test_both_ways_see_the_same_windows_and_agree():
-    outcome = parity.parity(
+    outcome = parity.measure_parity(
         [small_case(epochs=2)], seeds=3, minutes=5.0, margin=0.005, watch=lambda _, __: None
     )
     naive, auto = outcome.rows
@@ -61,16 +61,16 @@ def test_both_ways_see_the_same_windows_and_agree():
 
 def test_no_time_at_all_is_said():
     with pytest.raises(UserError, match="give more --minutes"):
-        parity.parity(
+        parity.measure_parity(
             [small_case(epochs=2)], seeds=3, minutes=1e-4, margin=0.005, watch=lambda _, __: None
         )
 
 
 def test_two_seeds_are_too_few():
     with pytest.raises(UserError, match="at least 3"):
-        parity.parity([], seeds=2, minutes=1.0, margin=0.005, watch=lambda _, __: None)
+        parity.measure_parity([], seeds=2, minutes=1.0, margin=0.005, watch=lambda _, __: None)
 
 
 def test_an_unknown_case_is_named():
     with pytest.raises(UserError, match="no case X; the cases are A, B"):
-        cases.standard(["X"])
+        cases.build_standard_cases(["X"])

@@ -6,17 +6,18 @@ import sys
 import pytest
 
 from slipstream import config as configs
-from slipstream.bench import in_lightning, peers, plain, work
-from slipstream.bench.ways import Found, Way
+from slipstream.autotune.workload import TrainingWorkload
+from slipstream.bench import peers
+from slipstream.bench.frameworks import lightning_loop, plain_loop, workload
+from slipstream.bench.frameworks.settings import PeerSettings, StepTimings
 from slipstream.data import dataset as datasets
-from slipstream.engine.trial import Trial
 from tests.bench.small import small_case
 
 pytest.importorskip("lightning", reason="the peer is not installed")
 
 
 def first_losses(case, way):
-    timed = (plain if way.framework == "plain" else in_lightning).time_steps
+    timed = (plain_loop if way.framework == "plain" else lightning_loop).time_steps
     found = timed(case.config, case.dataset, way, warm_up=4, stretches=2, steps=2)
     assert len(found.times) == 2
     return found.losses[:4]
@@ -26,19 +27,19 @@ def first_losses(case, way):
 @pytest.mark.parametrize("framework", ["plain", "lightning"])
 def test_others_do_the_same_work(kind, framework):
     """The same weights, batches, clipping and update: the losses of the first steps agree."""
-    case = peers.alike(small_case(kind=kind, clip=0.1))
-    trial = Trial(case.config, case.dataset, first=4)
+    case = peers.make_comparable(small_case(kind=kind, clip=0.1))
+    trial = TrainingWorkload(case.config, case.dataset, first=4)
     trial.close()
-    found = first_losses(case, Way("", framework, "fp32", 0))
+    found = first_losses(case, PeerSettings("", framework, "fp32", 0))
     assert found == pytest.approx(trial.first_losses, rel=1e-4)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd", "rmsprop"])
 def test_others_have_the_same_optimizer(optimizer):
-    case = peers.alike(small_case(optimizer=optimizer))
-    trial = Trial(case.config, case.dataset, first=4)
+    case = peers.make_comparable(small_case(optimizer=optimizer))
+    trial = TrainingWorkload(case.config, case.dataset, first=4)
     trial.close()
-    found = first_losses(case, Way("", "plain", "fp32", 0))
+    found = first_losses(case, PeerSettings("", "plain", "fp32", 0))
     assert found == pytest.approx(trial.first_losses, rel=1e-4)
 
 
@@ -46,11 +47,11 @@ def test_bidirectional_layers_are_the_same_network():
     case = small_case()
     model = case.config.model.model_copy(update={"bidirectional": True, "layers": 2})
     case = type(case)("small", case.config.model_copy(update={"model": model}), case.dataset)
-    case = peers.alike(case)
-    trial = Trial(case.config, case.dataset, first=4)
+    case = peers.make_comparable(case)
+    trial = TrainingWorkload(case.config, case.dataset, first=4)
     trial.close()
-    assert isinstance(work.network(case.config, case.dataset), work.PlainRecurrent)
-    found = first_losses(case, Way("", "plain", "fp32", 0))
+    assert isinstance(workload.build_network(case.config, case.dataset), workload.PlainRecurrent)
+    found = first_losses(case, PeerSettings("", "plain", "fp32", 0))
     assert found == pytest.approx(trial.first_losses, rel=1e-4)
 
 
@@ -71,7 +72,7 @@ def test_lightning_can_ask_for_the_precision_of_products():
 
 def compared(name, precision, losses, **ours):
     held = {"fp32": [1.45, 2.44, 1.09]} | ours
-    return peers._compared(name, Found([1.0], losses, precision), held)
+    return peers._compared(name, StepTimings([1.0], losses, precision), held)
 
 
 SKIPPED = [1.45, 2.44, 2.67]
@@ -123,8 +124,10 @@ def test_steps_and_a_whole_job_beside_others(tmp_path, monkeypatch):
     }
     config = configs.load(settings)
     case = small_case()
-    case = type(case)("job", config, datasets.load(config))
-    outcome = peers.peers([case], [case], minutes=2.0, watch=lambda _, __: None, most_jobs=1)
+    case = type(case)("job", config, datasets.load_dataset(config))
+    outcome = peers.compare_with_peers(
+        [case], [case], minutes=2.0, watch=lambda _, __: None, most_jobs=1
+    )
     steps = [row for row in outcome.rows if row.case == "job"]
     assert {row.way.split(",")[0] for row in steps} == {
         *("plain loop", "Lightning at its best", "Lightning as people run it", "Slipstream"),

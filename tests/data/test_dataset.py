@@ -46,19 +46,19 @@ def test_several_files_with_an_id_make_one_long_table(tmp_path):
     text[:100].to_csv(tmp_path / "1.csv", index=False)
     text[100:].to_csv(tmp_path / "2.csv", index=False)
     settings = {"path": str(tmp_path), "inputs": ["a"], "targets": ["a"]}
-    one = datasets.load(small_config(data=settings | {"id": "id"}))
-    two = datasets.load(small_config(data=settings))
-    three = datasets.load(small_config(data=settings | {"id": ["file", "id"]}))
-    assert one.layout.series == ("x",)
-    assert two.layout.series == ("1.csv", "2.csv")
-    assert three.layout.series == ("1.csv/x", "2.csv/x")
+    one = datasets.load_dataset(small_config(data=settings | {"id": "id"}))
+    two = datasets.load_dataset(small_config(data=settings))
+    three = datasets.load_dataset(small_config(data=settings | {"id": ["file", "id"]}))
+    assert one.index.series_names == ("x",)
+    assert two.index.series_names == ("1.csv", "2.csv")
+    assert three.index.series_names == ("1.csv/x", "2.csv/x")
 
 
 def test_an_unknown_embedded_set_is_named():
     with pytest.raises(
         UserError, match=r'the embedded data sets are "simulated:cell" and "simulated:bars"'
     ):
-        datasets.load(small_config(data={"path": "simulated:sell"}))
+        datasets.load_dataset(small_config(data={"path": "simulated:sell"}))
 
 
 def test_etth1_has_the_windows_of_the_literature():
@@ -71,7 +71,7 @@ def test_etth1_has_the_windows_of_the_literature():
             "split": {"rows": [8640, 2880, 2880]},
         }
     )
-    dataset = datasets.load(config)
+    dataset = datasets.load_dataset(config)
     assert {name: len(starts) for name, starts in dataset.memory.starts.items()} == {
         "train": 8209,
         "val": 2785,
@@ -95,8 +95,8 @@ def test_lg_cells_fall_into_series_without_windows_over_gaps():
             "short": "drop",
         }
     )
-    dataset = datasets.load(config)
-    time, names = dataset.memory.time, dataset.layout.series
+    dataset = datasets.load_dataset(config)
+    time, names = dataset.memory.time, dataset.index.series_names
     assert "602/Mixed4" in names
     assert any("usual time step" in note for note in dataset.notes)
     for starts in dataset.memory.starts.values():
@@ -110,12 +110,12 @@ def test_lg_cells_fall_into_series_without_windows_over_gaps():
 def test_pm25_needs_a_word_on_missing_values():
     settings = {"path": str(real_file("beijing_pm25.csv")), "time": "No", "targets": ["pm2.5"]}
     with pytest.raises(UserError, match=r'line 2, column "pm2.5": is missing .* pm2.5 2,067'):
-        datasets.load(small_config(data=settings))
-    dataset = datasets.load(small_config(data=settings | {"missing": "forward"}))
+        datasets.load_dataset(small_config(data=settings))
+    dataset = datasets.load_dataset(small_config(data=settings | {"missing": "forward"}))
     assert dataset.notes[0] == "not used as inputs: cbwd"
     assert "repeated the last known value: pm2.5 2,043" in dataset.notes[1]
     assert "left out the first 24 rows" in dataset.notes[1]
-    dropped = datasets.load(small_config(data=settings | {"missing": "drop"}))
+    dropped = datasets.load_dataset(small_config(data=settings | {"missing": "drop"}))
     assert len(dropped.memory.starts["train"]) < len(dataset.memory.starts["train"])
 
 

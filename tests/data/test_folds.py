@@ -16,8 +16,8 @@ from slipstream import UserError
 from slipstream.config import Data, Signature, Split
 from slipstream.data import dataset as datasets
 from slipstream.data import folds, sets, splits, windows
-from slipstream.data.prepare import Layout
-from slipstream.data.splits import SETS, TEST, TRAIN, UNUSED, Runs
+from slipstream.data.series import SeriesIndex
+from slipstream.data.splits import SETS, TEST, TRAIN, UNUSED, SplitAssignment
 from tests.conftest import small_config, small_dataset, waves
 
 
@@ -27,15 +27,15 @@ def walks(draw, **fixed):
     lengths = draw(st.lists(st.integers(40, 120), min_size=1, max_size=4))
     offsets = np.cumsum([0, *lengths])
     gaps = draw(st.sets(st.integers(1, int(offsets[-1]) - 1), max_size=4))
-    layout = Layout(
-        series=tuple(map(str, range(len(lengths)))),
+    layout = SeriesIndex(
+        series_names=tuple(map(str, range(len(lengths)))),
         offsets=offsets,
         breaks=np.array(sorted({*offsets[:-1].tolist(), *gaps})),
         group_begins=np.zeros(1, dtype=np.int64),
         group_codes=np.zeros(1, dtype=np.int64),
         group_names=("",),
         step=None,
-        dated=False,
+        has_dates=False,
     )
     settings = {
         "walk_forward": draw(st.integers(1, 5)),
@@ -74,7 +74,7 @@ def signature_of(data):
 def found(walk):
     layout, data, signature = walk
     try:
-        return folds.find(layout, None, data, signature)[1]
+        return folds.find_folds(layout, None, data, signature)[1]
     except UserError:  # a fold without a window
         assume(False)
 
@@ -112,12 +112,12 @@ def test_every_test_window_of_the_tail_is_in_one_fold(walk):
     sets = np.where(np.isin(begins, firsts[0][size > 0]), TEST, UNUSED).astype(np.int8)
     tail = windows.find_ranges(
         layout.breaks,
-        Runs(begins, sets, layout.num_rows),
+        SplitAssignment(begins, sets, layout.num_rows),
         which=TEST,
         lead=signature.lead,
         steps_out=signature.steps_out,
         stride=data.stride,
-    ).starts()
+    ).list_starts()
     split = found(walk)
     together = np.concatenate([fold.starts["test"].numpy() for fold in split])
     assert sorted(together.tolist()) == tail.tolist()
@@ -144,7 +144,7 @@ def test_blocks_are_equally_long_and_end_with_the_series(walk):
     layout, data, _ = walk
     firsts, size = blocks(layout, data.split)
     tail = np.zeros(layout.num_rows, dtype=int)
-    for index, runs in enumerate(splits.walk_forward(layout, data.split)):
+    for index, runs in enumerate(splits.assign_walk_forward(layout, data.split)):
         tested = runs.mask(TEST, 0, layout.num_rows)
         tail += tested
         wanted = np.zeros_like(tested)
@@ -168,7 +168,7 @@ def test_expanding_folds_hold_all_earlier_rows_but_the_embargo(walk):
     row, before = np.arange(layout.num_rows), np.zeros(layout.num_rows, dtype=bool)
     owner = np.searchsorted(layout.offsets, row, side="right") - 1
     validates = np.round(np.diff(layout.offsets) * data.split.val).astype(int)
-    for index, runs in enumerate(splits.walk_forward(layout, data.split)):
+    for index, runs in enumerate(splits.assign_walk_forward(layout, data.split)):
         train = runs.mask(TRAIN, 0, layout.num_rows)
         embargoed = np.zeros_like(train)
         for earlier in firsts[:index]:
@@ -184,7 +184,7 @@ def test_expanding_folds_hold_all_earlier_rows_but_the_embargo(walk):
 def test_rolling_folds_train_on_as_many_rows_as_the_first_and_forget_the_rest(walk):
     layout, data, _ = walk
     lengths = []
-    for fold, runs in zip(found(walk), splits.walk_forward(layout, data.split), strict=True):
+    for fold, runs in zip(found(walk), splits.assign_walk_forward(layout, data.split), strict=True):
         train = runs.mask(TRAIN, 0, layout.num_rows)
         lengths.append(np.add.reduceat(train, layout.offsets[:-1], dtype=int).tolist())
         for start in fold.starts["train"].tolist():
@@ -224,7 +224,7 @@ def windows_by_rows(layout, data, signature):
         ranges = sets.find_windows(layout, data, signature)[1]
     except UserError:  # a block shorter than the horizon has windows in a walk alone
         assume(False)
-    return {name: some.starts().tolist() for name, some in ranges.items()}
+    return {name: some.list_starts().tolist() for name, some in ranges.items()}
 
 
 def series_table(rows=300):
@@ -253,7 +253,7 @@ def test_nothing_of_the_future_reaches_scaler_training_and_validation(shape):
     table = series_table()
     dataset = small_dataset(config, table)
     split = config.data.split
-    walk = splits.walk_forward(dataset.layout, split)
+    walk = splits.assign_walk_forward(dataset.index, split)
     for index, fold in enumerate(dataset.folds):
         future = np.zeros(300, dtype=bool)
         for begin, end in ((0, 180), (180, 300)):
@@ -292,15 +292,15 @@ def test_the_scaler_knows_the_first_folds_training_rows():
 def test_six_folds_need_no_more_words():
     dataset = small_dataset(small_config(data={"split": {"walk_forward": 6}}))
     # 400 rows: blocks of 13, 40 rows to validate, windows of 16 + 4 rows
-    assert [fold.count["test"] for fold in dataset.folds] == [13] * 5 + [10]
-    assert [fold.count["val"] for fold in dataset.folds] == [37] * 6
-    assert [fold.count["train"] for fold in dataset.folds] == [263 + 13 * i for i in range(6)]
+    assert [fold.num_windows["test"] for fold in dataset.folds] == [13] * 5 + [10]
+    assert [fold.num_windows["val"] for fold in dataset.folds] == [37] * 6
+    assert [fold.num_windows["train"] for fold in dataset.folds] == [263 + 13 * i for i in range(6)]
 
 
 def test_code_that_knows_no_folds_sees_the_last_one():
     dataset = small_dataset(small_config(data={"split": {"walk_forward": 3}}))
     assert dataset.memory.starts == dataset.folds[-1].starts
-    assert dataset.count == dataset.folds[-1].count
+    assert dataset.num_windows == dataset.folds[-1].num_windows
     assert small_dataset().folds == ()
 
 
@@ -308,11 +308,11 @@ def test_a_fold_alone_is_an_ordinary_dataset():
     dataset = small_dataset(small_config(data={"split": {"walk_forward": 3}}))
     scored = []
     for fold in dataset.folds:
-        alone = dataset.only(fold)
+        alone = dataset.select_fold(fold)
         assert alone.folds == ()
-        assert alone.count == fold.count
+        assert alone.num_windows == fold.num_windows
         assert alone.memory.series is dataset.memory.series
-        scored += [piece.starts for piece in alone.pieces("test", None, rows=0)]
+        scored += [piece.starts for piece in alone.iter_chunks("test", None, rows=0)]
     # all blocks together are the last 78 rows, and a window has 4 target rows
     assert torch.cat(scored).tolist() == list(range(400 - 78 - 16, 400 - 4 - 16 + 1))
 
@@ -331,14 +331,14 @@ def test_the_fingerprint_covers_every_fold():
     fewer = replace(first, starts=first.starts | {"train": first.starts["train"][:-1]})
     moved = replace(first, starts=first.starts | {"train": first.starts["train"] + 1})
     prints = {
-        dataset.fingerprint(),
-        replace(dataset, folds=(fewer, *dataset.folds[1:])).fingerprint(),
-        replace(dataset, folds=(moved, *dataset.folds[1:])).fingerprint(),
-        dataset.only(dataset.folds[-1]).fingerprint(),
+        dataset.compute_fingerprint(),
+        replace(dataset, folds=(fewer, *dataset.folds[1:])).compute_fingerprint(),
+        replace(dataset, folds=(moved, *dataset.folds[1:])).compute_fingerprint(),
+        dataset.select_fold(dataset.folds[-1]).compute_fingerprint(),
     }
     assert len(prints) == 4
     again = small_dataset(small_config(data={"split": {"walk_forward": 3}}))
-    assert again.fingerprint() == dataset.fingerprint()
+    assert again.compute_fingerprint() == dataset.compute_fingerprint()
 
 
 @pytest.mark.parametrize(
@@ -433,4 +433,4 @@ def test_streamed_data_do_not_walk(tmp_path):
         engine={"home": "stream"},
     )
     with pytest.raises(UserError, match=r"data.split.walk_forward needs .* engine.home = \"host\""):
-        datasets.load(config)
+        datasets.load_dataset(config)

@@ -15,18 +15,20 @@ from hypothesis import strategies as st
 from slipstream import UserError
 from slipstream import config as configs
 from slipstream.config import Data, Split
+from slipstream.data import columns as typed
 from slipstream.data import dataset as datasets
-from slipstream.data import prepare, splits, tables, typed
-from slipstream.data.roles import Roles, as_text, find_roles, in_stored_order
+from slipstream.data import series, splits
+from slipstream.data.io import table as tables
+from slipstream.data.roles import Roles, find_roles, normalize_value, sort_roles
 
 EANS = [4006381333931, 4006381333932, 4006381333933]
 
 
 def build(table, **settings):
-    source = tables.from_memory(table)
+    source = tables.read_memory(table)
     data = Data.model_validate({"horizon": 1, **settings})
     roles, _ = find_roles(source, data)
-    return prepare.build([source], data, roles, min_rows=1)
+    return series.prepare_series([source], data, roles, min_rows=1)
 
 
 def kept(cells, value):
@@ -86,7 +88,7 @@ def test_equal_numbers_are_one_value_however_they_are_written(cells, value):
     ],
 )
 def test_what_is_no_plain_number_is_compared_as_text(one, other):
-    assert as_text(one) != as_text(other)
+    assert normalize_value(one) != normalize_value(other)
     assert kept([one, other], one) == [0]
 
 
@@ -98,15 +100,17 @@ def test_true_is_true_in_every_spelling():
 
 @given(st.integers(), st.integers())
 def test_two_whole_numbers_are_one_value_only_if_they_are_equal(one, other):
-    assert (as_text(one) == as_text(str(other))) == (one == other)
-    assert as_text(one) == as_text(str(one)) == as_text(decimal.Decimal(one))
+    assert (normalize_value(one) == normalize_value(str(other))) == (one == other)
+    assert (
+        normalize_value(one) == normalize_value(str(one)) == normalize_value(decimal.Decimal(one))
+    )
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_a_float_is_the_number_that_it_is_written_as(value):
-    assert as_text(value) == as_text(repr(value)) or value.is_integer()
+    assert normalize_value(value) == normalize_value(repr(value)) or value.is_integer()
     if value.is_integer():
-        assert as_text(value) == as_text(int(value))
+        assert normalize_value(value) == normalize_value(int(value))
 
 
 def test_split_by_tells_long_ids_apart():
@@ -114,8 +118,8 @@ def test_split_by_tells_long_ids_apart():
     split = {"by": "ean", "val": [EANS[1]], "test": [EANS[2]]}
     store = build(table, id="ean", split=Split.model_validate(split))
     assert store.layout.group_names == tuple(map(str, EANS))
-    found = splits.assign(store.layout, Data(id="ean", split=Split.model_validate(split)))
-    assert [found.count(which) for which in range(3)] == [4, 4, 4]
+    found = splits.assign_rows(store.layout, Data(id="ean", split=Split.model_validate(split)))
+    assert [found.count_rows(which) for which in range(3)] == [4, 4, 4]
 
 
 @pytest.mark.parametrize(
@@ -201,7 +205,7 @@ def write_files(folder, names, **columns):
 
 def load(folder, *, engine=None, **data):
     settings = {"path": str(folder), "context": 8, "horizon": 2} | data
-    return datasets.load(configs.load({"data": settings, "engine": engine or {}}))
+    return datasets.load_dataset(configs.load({"data": settings, "engine": engine or {}}))
 
 
 HOMES = pytest.mark.parametrize("engine", [{}, {"home": "stream"}], ids=["memory", "stream"])
@@ -268,9 +272,9 @@ class Counted(str):
 def test_names_of_many_columns_are_looked_up_not_searched_for():
     names = tuple(Counted(f"c{i}") for i in range(1000))
     others = tuple(Counted(str(name)) for name in reversed(names[200:]))
-    found = in_stored_order(Roles(inputs=names, targets=others))
+    found = sort_roles(Roles(inputs=names, targets=others))
     assert found == Roles(inputs=(*names[:200], *others), targets=others)
-    source = replace(tables.from_memory({"a": [1]}), names=names)
+    source = replace(tables.read_memory({"a": [1]}), column_names=names)
     for name in others:
-        typed.require(source, name, "data.inputs")
+        typed.require_column(source, name, "data.inputs")
     assert Counted.compared < 20 * len(names)

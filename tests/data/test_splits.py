@@ -9,17 +9,18 @@ from hypothesis import strategies as st
 
 from slipstream import UserError
 from slipstream.config import Data
-from slipstream.data import prepare, splits, tables
+from slipstream.data import series, splits
+from slipstream.data.io import table as tables
 from slipstream.data.roles import find_roles
-from slipstream.data.splits import SETS, UNUSED, Runs
+from slipstream.data.splits import SETS, UNUSED, SplitAssignment
 
 
 def assigned(table, **settings):
     data = Data.model_validate({"horizon": 1, **settings})
-    source = tables.from_memory(table)
+    source = tables.read_memory(table)
     roles, _ = find_roles(source, data)
-    store = prepare.build([source], data, roles, min_rows=1)
-    return by_row(splits.assign(store.layout, data))
+    store = series.prepare_series([source], data, roles, min_rows=1)
+    return by_row(splits.assign_rows(store.index, data))
 
 
 def by_row(runs):
@@ -77,24 +78,24 @@ def test_folders_name_the_sets(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "one.csv").write_text("a\n" + f"{i}\n" * (i + 1))
     data = Data(horizon=1, path=str(tmp_path), split={"folders": True})
-    sources = list(tables.read_all(data.paths))
+    sources = list(tables.read_files(data.paths))
     roles, _ = find_roles(sources[0], data)
-    store = prepare.build(sources, data, roles, min_rows=1)
-    assert store.layout.series == ("test/one.csv", "train/one.csv", "val/one.csv")
-    assert by_row(splits.assign(store.layout, data)) == [2, 2, 2, 0, 1, 1]
+    store = series.prepare_series(sources, data, roles, min_rows=1)
+    assert store.index.series_names == ("test/one.csv", "train/one.csv", "val/one.csv")
+    assert by_row(splits.assign_rows(store.index, data)) == [2, 2, 2, 0, 1, 1]
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 3)), min_size=1), st.data())
 def test_a_mask_is_the_rows_of_a_set(runs, data):
     lengths, sets = zip(*runs, strict=True)
     ends = np.cumsum(lengths)
-    made = Runs(ends - lengths, np.array(sets, dtype=np.int8), int(ends[-1]))
+    made = SplitAssignment(ends - lengths, np.array(sets, dtype=np.int8), int(ends[-1]))
     begin = data.draw(st.integers(0, made.num_rows - 1))
     end = data.draw(st.integers(begin + 1, made.num_rows))
     for which in range(len(SETS)):
         wanted = [value == which for value in by_row(made)]
         assert made.mask(which, begin, end).tolist() == wanted[begin:end]
-        assert made.count(which) == sum(wanted)
+        assert made.count_rows(which) == sum(wanted)
 
 
 @given(
@@ -105,7 +106,7 @@ def test_a_set_reaches_the_series_that_have_a_row_in_it(lengths, sets):
     offsets = np.cumsum([0, *lengths])
     rows = np.array(sets[: offsets[-1]], dtype=np.int8)
     begins = np.flatnonzero(np.diff(rows, prepend=-1))  # runs go on from one series to the next
-    runs = Runs(begins, rows[begins], len(rows))
+    runs = SplitAssignment(begins, rows[begins], len(rows))
     for which in range(len(SETS)):
         expected = [bool((rows[a:b] == which).any()) for a, b in pairwise(offsets)]
-        assert runs.reaches(which, offsets).tolist() == expected
+        assert runs.find_series(which, offsets).tolist() == expected

@@ -21,8 +21,8 @@ from slipstream import UserError
 from slipstream.data import dataset as datasets
 from slipstream.data import stream as streams
 from slipstream.data import windows
-from slipstream.engine import streaming
-from slipstream.engine.streaming import Streamed
+from slipstream.engine.batches import stream as streaming
+from slipstream.engine.batches.stream import StreamSource
 from tests.conftest import small_config, waves
 
 SHAPES = {
@@ -55,7 +55,7 @@ def both(path, shape, scan_rows=100, **engine):
     streamed = small_config(data=data, engine={"home": "stream", "buffer_rows": 150} | engine)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(streams, "SCAN_ROWS", scan_rows)
-        return datasets.load(config), datasets.load(streamed), streamed
+        return datasets.load_dataset(config), datasets.load_dataset(streamed), streamed
 
 
 @pytest.mark.parametrize("scan_rows", [37, 100, 10_000])
@@ -77,7 +77,7 @@ def by_start(dataset, which, rows):
     """Every window of a set by its first row, however many pieces it comes in."""
     found = {}
     for piece in dataset.pieces(which, None, rows=rows, with_time=True):
-        inputs, targets, static = windows.raw(piece.series, piece.starts)
+        inputs, targets, static = windows.gather_raw(piece.series, piece.starts)
         owners = piece.owners[piece.series.series_of(piece.starts)]
         for i, start in enumerate((piece.starts + piece.first_row).tolist()):
             assert start not in found
@@ -120,7 +120,7 @@ def test_every_window_comes_once_an_epoch_shuffled_anew(path, workers, effective
     if workers and (effective, batch) != (32, 16):
         pytest.skip("workers take seconds to start; one shape is enough")
     _, streamed, config = both(path, "series")
-    home = Streamed(
+    home = StreamSource(
         streamed.stream,
         "train",
         effective,
@@ -160,7 +160,7 @@ def test_every_window_comes_once_an_epoch_shuffled_anew(path, workers, effective
 def streamed_home(streamed, config, seed, *, effective=32, batch=16, **how):
     where = torch.device("cpu"), config.engine
     how = {"workers": 0, "prefetch": 2} | how
-    return Streamed(streamed.stream, "train", effective, batch, seed, *where, **how)
+    return StreamSource(streamed.stream, "train", effective, batch, seed, *where, **how)
 
 
 @pytest.mark.parametrize("seed", [2**29, 2**31, 20260131120000, 2**63 - 1])
@@ -247,10 +247,14 @@ def test_a_folder_of_files_is_streamed_file_by_file(tmp_path):
     for i in range(3):
         pa.parquet.write_table(waves(200, seed=i), tmp_path / f"{i}.parquet", row_group_size=64)
     data = {"path": str(tmp_path), "inputs": ["a"]}
-    whole = datasets.load(small_config(data=data))
-    streamed = datasets.load(small_config(data=data, engine={"home": "stream"}))
-    assert streamed.layout.series == whole.layout.series == ("0.parquet", "1.parquet", "2.parquet")
-    assert streamed.count == whole.count
+    whole = datasets.load_dataset(small_config(data=data))
+    streamed = datasets.load_dataset(small_config(data=data, engine={"home": "stream"}))
+    assert (
+        streamed.index.series_names
+        == whole.index.series_names
+        == ("0.parquet", "1.parquet", "2.parquet")
+    )
+    assert streamed.num_windows == whole.num_windows
 
 
 def test_a_stream_is_small_when_it_travels_to_a_worker(path):
@@ -281,22 +285,22 @@ def test_what_cannot_be_streamed_is_said(tmp_path, path):
         ({"where": {"id": "s1"}}, "data.where needs all rows in memory"),
     ):
         with pytest.raises(UserError, match=said):
-            datasets.load(
+            datasets.load_dataset(
                 small_config(data={"path": str(path)} | settings, engine={"home": "stream"})
             )
     with pytest.raises(UserError, match="reads Parquet and Arrow files"):
-        datasets.load(small_config(engine={"home": "stream"}), waves())
+        datasets.load_dataset(small_config(engine={"home": "stream"}), waves())
     broken = waves(300).to_pydict()
     broken["a"][250] = None
     pa.parquet.write_table(pa.table(broken), tmp_path / "t.parquet", row_group_size=50)
     with pytest.raises(UserError, match=r't.parquet, row 251, column "a": is missing'):
-        datasets.load(
+        datasets.load_dataset(
             small_config(data={"path": str(tmp_path / "t.parquet")}, engine={"home": "stream"})
         )
     mixed = waves(300).append_column("id", pa.array(["x", "y"] * 150))
     pa.parquet.write_table(mixed, tmp_path / "m.parquet", row_group_size=50)
     with pytest.raises(UserError, match=r'row 3: series "x" goes on here'):
-        datasets.load(
+        datasets.load_dataset(
             small_config(
                 data={"path": str(tmp_path / "m.parquet"), "id": "id"}, engine={"home": "stream"}
             )

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.data import windows
-from slipstream.data.splits import SETS, Runs
+from slipstream.data.splits import SETS, SplitAssignment
 from tests.conftest import small_config, small_dataset, waves
 
 
@@ -39,16 +39,16 @@ def test_starts_agree_with_trying_every_row(rows, context, horizon, stride):
     sets = np.array([which for _, which in rows], dtype=np.int8)
     lead, steps = (context, horizon) if horizon else (context - 1, 1)
     begins = np.flatnonzero(np.diff(sets, prepend=-1))
-    runs = Runs(begins, sets[begins], len(sets))
+    runs = SplitAssignment(begins, sets[begins], len(sets))
     for which in range(len(SETS)):
         found = windows.find_ranges(
             np.flatnonzero(breaks), runs, which=which, lead=lead, steps_out=steps, stride=stride
         )
         wanted = naive_starts(breaks, sets, which, context, horizon, stride)
-        assert found.starts().tolist() == wanted
+        assert found.list_starts().tolist() == wanted
         assert len(found) == len(wanted)
         for begin in range(0, len(breaks), 7):
-            some = found.within(begin, begin + 7).starts().tolist()
+            some = found.restrict(begin, begin + 7).list_starts().tolist()
             assert some == [start for start in wanted if begin <= start < begin + 7]
 
 
@@ -114,7 +114,9 @@ def test_gather_agrees_with_slicing(context, horizon, channels, inputs, targets,
         first = start + (context if horizon else context - 1)
         static = (table["k"][start].as_py() - dataset.scaler.shift["k"]) / dataset.scaler.size["k"]
         groups = (
-            [[name] for name in signature.targets] if signature.fold > 1 else [signature.targets]
+            [[name] for name in signature.targets]
+            if signature.sequences_per_window > 1
+            else [signature.targets]
         )
         others = [name for name in signature.inputs if name not in signature.targets]
         for group in groups:
@@ -128,7 +130,7 @@ def test_gather_agrees_with_slicing(context, horizon, channels, inputs, targets,
             assert float(batch.static[sequence, 0]) == pytest.approx(static, rel=1e-6)
             sequence += 1
     assert batch.inputs.shape[1] == sequence
-    whole = windows.unfold_targets(batch.targets, series.fold)
+    whole = windows.merge_channels(batch.targets, series.sequences_per_window)
     assert torch.equal(whole, series.targets[some[:, None] + series.target_rows])
 
 

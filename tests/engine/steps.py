@@ -11,21 +11,24 @@ import torch
 
 from slipstream.config import Config
 from slipstream.data.dataset import Dataset
-from slipstream.engine import copies, optim, plan
-from slipstream.engine.job import Task, set_up
+from slipstream.engine import optim, plan
+from slipstream.engine.batches import augmented
+from slipstream.engine.single import TrainingTask, build_step
 from slipstream.models import build
 from slipstream.runs import Run
 
 
-def make_task(config: Config, dataset: Dataset, chosen: plan.Plan, run: Run | None = None) -> Task:
+def make_task(
+    config: Config, dataset: Dataset, chosen: plan.Plan, run: Run | None = None
+) -> TrainingTask:
     torch.manual_seed(config.seed)
     model = build(config.model, dataset.signature).to(chosen.device)
     series = None if dataset.memory is None else dataset.memory.series
     if series is not None and chosen.home == "device":
         series = series.to(chosen.device)
     run = run or Run(Path("nowhere"))
-    found = copies.find(config, dataset, run)
-    return Task(config, model, dataset, series, run, copies=found)
+    found = augmented.prepare_copies(config, dataset, run)
+    return TrainingTask(config, model, dataset, series, run, copies=found)
 
 
 def run_steps(
@@ -40,24 +43,24 @@ def run_steps(
     """Losses of `steps` steps over as many epochs as it takes, and the weights they end with."""
     engine = config.engine.model_copy(update={"capture": capture})
     streamed = dataset.stream is not None
-    chosen = plan.make(
+    chosen = plan.make_plan(
         config.model_copy(update={"engine": engine}), data_bytes=0, streamed=streamed
     )
     with chosen.flags(), torch.random.fork_rng():
         task = make_task(config, dataset, chosen)
-        job = set_up(task, replace(chosen, micro_batch=batch))
+        job = build_step(task, replace(chosen, micro_batch=batch))
         losses: list[float] = []
         epoch = 0
         while len(losses) < steps:
-            job.home.begin(epoch)
-            rates = optim.rates(config.train, epoch, job.home.num_steps)
-            job.tape.begin(rates, first=len(losses))
-            wanted = min(job.home.num_steps, steps - len(losses))
+            job.batches.start_epoch(epoch)
+            rates = optim.compute_lrs(config.train, epoch, job.batches.num_steps)
+            job.buffers.begin(rates, first=len(losses))
+            wanted = min(job.batches.num_steps, steps - len(losses))
             with around():
                 for _ in range(wanted):
                     job.advance()
                 job.flush()
-            losses += job.tape.losses[:wanted].tolist()
+            losses += job.buffers.losses[:wanted].tolist()
             epoch += 1
         assert not job.failures()
         job.close()

@@ -13,7 +13,7 @@ def test_decisive_kernels_are_named_by_what_they_are_and_compute_in():
         "nvjet_sm90_hsh_64x32_64x16_2x4_h_badd_NTT",
         "_ZN2at6native29vectorized_elementwise_kernelILi8ENS0_11FillFunctorIN3c104HalfEEESt5arrayIP",
     ]
-    assert capture.decisive(names) == [
+    assert capture.name_decisive_kernels(names) == [
         "LSTM_elementWise_bp1<half>",
         "RNN_blockPersist_fp_LSTM<float>",
         "RNN_blockPersist_fp_LSTM_HMMA<half>",

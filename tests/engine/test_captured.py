@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import slipstream
-from slipstream.engine.capture import EAGER_FIRST, Captured
+from slipstream.engine.capture import EAGER_FIRST, CapturedProgram
 from tests.conftest import KINDS, close, small_config, small_dataset, waves
 from tests.engine.steps import run_steps
 
@@ -159,7 +159,7 @@ def test_garbage_with_a_graph_in_it_does_not_end_a_recording():
     gc.set_threshold(100)
     try:
         for _ in range(3):
-            made = Captured(program, device)
+            made = CapturedProgram(program, device)
             for _ in range(EAGER_FIRST + 2):
                 made()
             assert made.failure is None

@@ -9,12 +9,12 @@ import torch
 import slipstream
 from slipstream import runs
 from slipstream.engine import checkpoint
-from slipstream.engine.checkpoint import Saved, Writer
+from slipstream.engine.checkpoint import Checkpoint, CheckpointWriter
 from tests.conftest import small_config, waves
 
 
 def a_state(step, **facts):
-    return Saved(step, {"weights.safetensors": {"w": torch.ones(2)}}, facts)
+    return Checkpoint(step, {"weights.safetensors": {"w": torch.ones(2)}}, facts)
 
 
 class Slow:
@@ -28,33 +28,33 @@ class Slow:
 
 
 def checkpoints_logged(run):
-    return [event["step"] for event in runs.events(run) if event["event"] == "checkpoint"]
+    return [event["step"] for event in runs.read_events(run) if event["event"] == "checkpoint"]
 
 
 def test_a_checkpoint_is_logged_when_it_is_on_disk(tmp_path):
-    run = runs.create("a", out=str(tmp_path))
+    run = runs.create_run("a", out=str(tmp_path))
     slow = Slow()
-    with Writer(run, background=True) as writer:
+    with CheckpointWriter(run, background=True) as writer:
         writer.save(late(1, slow), best_step=0)
         writer.collect()
         assert writer.busy
         assert checkpoints_logged(run) == []
         slow.arrived.set()
-    assert checkpoint.numbered(run) == [1]
+    assert checkpoint.list_steps(run) == [1]
     assert checkpoints_logged(run) == [1]
 
 
 def late(step, ready):
-    return Saved(step, {"weights.safetensors": {"w": torch.ones(2)}}, {}, ready)
+    return Checkpoint(step, {"weights.safetensors": {"w": torch.ones(2)}}, {}, ready)
 
 
 @pytest.mark.parametrize("background", [True, False])
 def test_what_goes_wrong_with_a_checkpoint_is_raised(tmp_path, background):
-    run = runs.create("a", out=str(tmp_path))
-    unsound = Saved(1, {"weights.safetensors": {"w": "no tensor"}}, {})
+    run = runs.create_run("a", out=str(tmp_path))
+    unsound = Checkpoint(1, {"weights.safetensors": {"w": "no tensor"}}, {})
 
     def write_it():
-        with Writer(run, background=background) as writer:
+        with CheckpointWriter(run, background=background) as writer:
             writer.save(unsound, best_step=0)
 
     with pytest.raises((TypeError, ValueError, AttributeError)):
@@ -68,7 +68,7 @@ def test_a_fault_of_the_background_ends_the_training(tmp_path):
         patch.setattr(os, "fsync", fail_in_other_threads(os.fsync))
         with pytest.raises(ZeroDivisionError):
             slipstream.train(config, waves(400))
-    assert not checkpoints_logged(runs.find(runs.last(str(tmp_path))))
+    assert not checkpoints_logged(runs.open_run(runs.find_last(str(tmp_path))))
 
 
 def fail_in_other_threads(fsync):
@@ -82,9 +82,9 @@ def fail_in_other_threads(fsync):
 
 def test_what_a_disk_refuses_is_told_once_and_not_logged(tmp_path):
     told = []
-    run = runs.create("a", out=str(tmp_path), watch=told.append)
+    run = runs.create_run("a", out=str(tmp_path), watch=told.append)
     run.checkpoints.touch()  # a file where the folder should be
-    with Writer(run, background=True) as writer:
+    with CheckpointWriter(run, background=True) as writer:
         writer.save(a_state(1), best_step=0)
         writer.save(a_state(2), best_step=0)
     assert [event["event"] for event in told] == ["trouble"]
@@ -94,11 +94,11 @@ def test_what_a_disk_refuses_is_told_once_and_not_logged(tmp_path):
 
 def test_an_error_that_ends_the_run_is_not_hidden_by_that_of_a_checkpoint(tmp_path):
     told = []
-    run = runs.create("a", out=str(tmp_path), watch=told.append)
+    run = runs.create_run("a", out=str(tmp_path), watch=told.append)
 
     def fail():
-        with Writer(run, background=True) as writer:
-            writer.save(Saved(1, {"weights.safetensors": {"w": "no tensor"}}, {}), best_step=0)
+        with CheckpointWriter(run, background=True) as writer:
+            writer.save(Checkpoint(1, {"weights.safetensors": {"w": "no tensor"}}, {}), best_step=0)
             raise KeyError("the first")
 
     with pytest.raises(KeyError, match="the first"):

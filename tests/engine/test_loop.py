@@ -16,14 +16,14 @@ from tests.engine.steps import make_task
 def fit(tmp_path, watch=None, table=None, change=None, **sections):
     config = small_config(tmp_path, **sections)
     dataset = small_dataset(config, table)
-    chosen = plan.make(config, data_bytes=0)
-    run = runs.create("t", out=str(tmp_path), watch=watch)
+    chosen = plan.make_plan(config, data_bytes=0)
+    run = runs.create_run("t", out=str(tmp_path), watch=watch)
     with chosen.flags():
         task = make_task(config, dataset, chosen, run)
         if change:
             change(task.model)
         result = loop.fit(task, chosen)
-    return result, list(runs.events(run)), run, task.model
+    return result, list(runs.read_events(run)), run, task.model
 
 
 def of_kind(events, kind):
@@ -122,7 +122,7 @@ def test_the_newest_and_the_best_checkpoint_stay(tmp_path):
 
 def test_the_validation_loss_covers_every_window_once(tmp_path):
     from slipstream.data import windows
-    from slipstream.objectives import window_losses
+    from slipstream.objectives import compute_window_losses
 
     config = small_config(tmp_path)
     dataset = small_dataset(config, waves(6000))
@@ -131,7 +131,9 @@ def test_the_validation_loss_covers_every_window_once(tmp_path):
     model.load_state_dict(result.weights)
     batch = windows.gather(dataset.memory.series, dataset.memory.starts["val"])
     with torch.no_grad():
-        wanted = window_losses(model.eval()(batch.inputs, None), batch.targets, config.train).mean()
+        wanted = compute_window_losses(
+            model.eval()(batch.inputs, None), batch.targets, config.train
+        ).mean()
     assert of_kind(events, "epoch")[0]["val_loss"] == pytest.approx(float(wanted), rel=1e-5)
     assert math.isfinite(result.progress.best_loss)
 

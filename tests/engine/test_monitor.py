@@ -12,7 +12,7 @@ import torch
 import slipstream
 from slipstream import runs
 from slipstream.engine import monitor
-from slipstream.engine.monitor import Host, Monitor, judge, summarize
+from slipstream.engine.monitor import HostSampler, Monitor, compare_with_estimate, summarize
 from tests.conftest import small_config, waves
 
 CPU = torch.device("cpu")
@@ -20,11 +20,11 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def run(tmp_path):
-    return runs.create("t", out=str(tmp_path))
+    return runs.create_run("t", out=str(tmp_path))
 
 
 def samples(run):
-    return [event for event in runs.events(run) if event["event"] == "monitor"]
+    return [event for event in runs.read_events(run) if event["event"] == "monitor"]
 
 
 def test_a_short_run_is_sampled_once_at_its_end(run):
@@ -72,9 +72,9 @@ def test_switched_off_it_does_nothing(run):
 def test_long_runs_are_sampled_less_often():
     elapsed_s, count = 0.0, 0
     while elapsed_s < 24 * 3600:
-        elapsed_s += monitor.interval_s(elapsed_s)
+        elapsed_s += monitor.get_interval_s(elapsed_s)
         count += 1
-    assert monitor.interval_s(60) == 1.0
+    assert monitor.get_interval_s(60) == 1.0
     assert 3000 < count < 4000
 
 
@@ -84,7 +84,7 @@ def test_children_count_while_they_live():
         [sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as child:
         child.stdout.readline()
-        host = Host()
+        host = HostSampler()
         found = host.read()
         assert found["rss_bytes"] > psutil.Process().memory_info().rss + 90e6
         child.communicate(b"\n")
@@ -120,13 +120,13 @@ def test_estimates_are_held_against_the_steps_that_ran():
     start |= {"steps_per_epoch": 10, "epochs": 10}
     early = {"event": "estimate", "step": 14, "trained_s": 12.0, "ms_per_step": 500.0}
     later = start | {"expected_s": 9.0}
-    found = judge([start, early, later], steps=54, took_s=30.0)
+    found = compare_with_estimate([start, early, later], steps=54, took_s=30.0)
     assert found["before_s"] == pytest.approx(27.0)
     assert found["before_ratio"] == pytest.approx(0.9)
     assert found["after_ten_steps_s"] == pytest.approx(32.0)
     assert found["after_ten_steps_ratio"] == pytest.approx(32 / 30)
     assert found["before_is"] == "measured"
-    found = judge([], steps=9, took_s=3.0)
+    found = compare_with_estimate([], steps=9, took_s=3.0)
     assert found["before_s"] is found["before_ratio"] is found["after_ten_steps_s"] is None
     assert found["took_s"] == 3.0
 

@@ -9,13 +9,14 @@ from slipstream import config as configs
 from slipstream.config.augment import KINDS
 from slipstream.data import windows
 from slipstream.engine import objective, plan
-from slipstream.engine.lane import Lane
+from slipstream.engine.lanes.lane import Lane
 from slipstream.errors import UserError
-from slipstream.models import Noise, build, masks
-from slipstream.objectives import collapse, window_losses
+from slipstream.models import Noise, build
+from slipstream.models.noise import masks
+from slipstream.objectives import compute_collapse_penalty, compute_window_losses
 from tests.conftest import SMALL, close, merged, small_config, small_dataset
+from tests.engine.lanes.test_pack import MODES, packed, same_as_alone, train
 from tests.engine.steps import run_steps
-from tests.engine.test_pack import MODES, packed, same_as_alone, train
 from tests.labelled import CLASSIFY, states
 
 MASKED = {"train": {"objective": "masked", "batch": 32, "epochs": 12, "lr": 0.01}}
@@ -40,8 +41,8 @@ JOBS = {
 
 
 def of(config, dataset):
-    chosen = plan.make(config, data_bytes=0)
-    return objective.of(config, dataset.signature, chosen, drops=False)
+    chosen = plan.make_plan(config, data_bytes=0)
+    return objective.build_objective(config, dataset.signature, chosen, drops=False)
 
 
 def some(dataset, count=12):
@@ -104,13 +105,13 @@ def test_only_masked_rows_count():
     dataset = small_dataset(config)
     batch = some(dataset)
     shares = torch.ones(12)
-    mask = masks.of_windows(config.pretrain, batch.inputs, noise().key)
+    mask = masks.mask_windows(config.pretrain, batch.inputs, noise().key)
     off = torch.arange(36.0).view(12, 3)  # by window and column
 
     def model(inputs, given, _, places):
         assert torch.equal(given, mask)
         rows = torch.where(mask[..., None], inputs + off, 1e6)
-        return masks.at(rows, places), torch.zeros(16, 12, 4)
+        return masks.gather_rows(rows, places), torch.zeros(16, 12, 4)
 
     found = of(config, dataset)(model, batch, shares, noise())
     close(found, off.square().mean(dim=1))
@@ -125,14 +126,14 @@ def test_decoding_what_is_masked_alone_gives_the_same_rows(mask, patch):
     torch.manual_seed(0)
     model = build(config.model, dataset.signature).eval()
     inputs = some(dataset).inputs
-    hidden = masks.of_windows(config.pretrain, inputs, noise().key)
-    places = masks.places(config.pretrain, hidden)
+    hidden = masks.mask_windows(config.pretrain, inputs, noise().key)
+    places = masks.find_masked_rows(config.pretrain, hidden)
     assert torch.equal(hidden, torch.zeros_like(hidden).scatter(0, places, True))
     assert bool((places.diff(dim=0) > 0).all())
     with torch.no_grad():
         every, tokens = model(inputs, hidden)
         only, same = model(inputs, hidden, None, places)
-    close(only, masks.at(every, places))
+    close(only, masks.gather_rows(every, places))
     assert torch.equal(tokens, same)
 
 
@@ -143,7 +144,7 @@ def test_the_model_cannot_see_what_is_masked():
         torch.manual_seed(0)
         model = build(config.model, dataset.signature).eval()
         inputs = some(dataset).inputs
-        mask = masks.of_windows(config.pretrain, inputs, noise().key)
+        mask = masks.mask_windows(config.pretrain, inputs, noise().key)
         other = torch.where(mask[..., None], inputs + 100 * torch.randn_like(inputs), inputs)
         for one, two in zip(model(inputs, mask), model(other, mask), strict=True):
             assert torch.equal(one, two)
@@ -164,23 +165,34 @@ def test_validation_masks_the_same_rows_and_adds_no_penalty():
         close(plain(model, batch, torch.ones(12), None), whole)
         trained = asked(model, batch, torch.ones(12), noise())
         _, tokens = model(
-            batch.inputs, masks.of_windows(config.pretrain, batch.inputs, noise().key)
+            batch.inputs, masks.mask_windows(config.pretrain, batch.inputs, noise().key)
         )
         without = plain(model, batch, torch.ones(12), noise())
-        close(trained - without, (5.0 * collapse(tokens, torch.ones(12))).expand(12), rel=1e-4)
+        close(
+            trained - without,
+            (5.0 * compute_collapse_penalty(tokens, torch.ones(12))).expand(12),
+            rel=1e-4,
+        )
 
 
 def test_collapse_is_one_where_windows_are_alike_and_leaves_padding_out():
     tokens = torch.randn(6, 40, 5) * 3
     alike = tokens[:, :1].expand(-1, 40, -1)
-    assert float(collapse(alike, torch.ones(40))) == pytest.approx(0.99, abs=1e-3)
-    assert float(collapse(tokens, torch.ones(40))) < 0.05
+    assert float(compute_collapse_penalty(alike, torch.ones(40))) == pytest.approx(0.99, abs=1e-3)
+    assert float(compute_collapse_penalty(tokens, torch.ones(40))) < 0.05
     shares = torch.ones(40)
     shares[20:] = 0
     padded = torch.cat([tokens[:, :20], 1e3 * torch.ones(6, 20, 5)], dim=1)
-    close(collapse(padded, shares), collapse(tokens[:, :20], torch.ones(20)))
+    close(
+        compute_collapse_penalty(padded, shares),
+        compute_collapse_penalty(tokens[:, :20], torch.ones(20)),
+    )
     deviation = tokens.std(dim=1, correction=0)
-    close(collapse(tokens, torch.ones(40)) + 1, torch.relu(1 - deviation).mean() + 1, rel=1e-4)
+    close(
+        compute_collapse_penalty(tokens, torch.ones(40)) + 1,
+        torch.relu(1 - deviation).mean() + 1,
+        rel=1e-4,
+    )
 
 
 def test_validation_is_never_augmented_and_training_is():
@@ -189,7 +201,7 @@ def test_validation_is_never_augmented_and_training_is():
     torch.manual_seed(0)
     model = build(config.model, dataset.signature).eval()
     batch, shares = some(dataset), torch.ones(12)
-    plain = window_losses(model(batch.inputs, None), batch.targets, config.train)
+    plain = compute_window_losses(model(batch.inputs, None), batch.targets, config.train)
     asked = of(config, dataset)
     assert torch.equal(asked(model, batch, shares, None), plain)
     assert not torch.allclose(asked(model, batch, shares, noise()), plain)
@@ -250,8 +262,8 @@ def test_validations_are_judged_by_the_metric():
     torch.manual_seed(0)
     model = build(config.model, dataset.signature).eval()
     batch, shares = some(dataset), torch.ones(12)
-    chosen = plan.make(config, data_bytes=0)
-    judged = objective.in_validation(config, dataset.signature, chosen)
+    chosen = plan.make_plan(config, data_bytes=0)
+    judged = objective.build_validation_objective(config, dataset.signature, chosen)
     errors = (model(batch.inputs, None)[..., 1] - batch.targets).abs().flatten(1).mean(dim=1)
     with torch.no_grad():
         close(judged(model, batch, shares, None), errors.detach())

@@ -12,16 +12,17 @@ import pytest
 import torch
 
 import slipstream
-from slipstream import hardware, runs
+from slipstream import machine, runs
+from slipstream.autotune import measure
 from slipstream.config import Model, Signature
 from slipstream.data import dataset as datasets
-from slipstream.engine import loop, measure, plan
-from slipstream.engine.job import set_up
-from slipstream.models import build, use
+from slipstream.engine import loop, plan
+from slipstream.engine.single import build_step
+from slipstream.models import build, set_execution
 from tests.conftest import HUNG_S, KINDS, close, small_config, small_dataset, waves
 from tests.engine.steps import make_task, run_steps
 from tests.labelled import NAMES, class_config, states
-from tests.test_resume import ended, interrupted
+from tests.training.test_resume import ended, interrupted
 
 pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():
@@ -59,9 +60,9 @@ def test_cudnn_from_one_buffer_is_the_module_itself(kind, hidden, bidirectional,
     on_gpu = build(model, signature)
     on_gpu.load_state_dict(on_cpu.state_dict())
     on_gpu.to(DEVICE)
-    use(on_gpu, algorithms=(algorithm,) * len(hidden), recompute=False, compiled=False)
+    set_execution(on_gpu, algorithms=(algorithm,) * len(hidden), recompute=False, compiled=False)
     inputs = torch.randn(20, 9, 3)
-    with hardware.flags(threads=1, tf32=False):
+    with machine.set_flags(threads=1, tf32=False):
         wanted, found = on_cpu(inputs, None), on_gpu(inputs.to(DEVICE), None)
         wanted.square().sum().backward()
         found.square().sum().backward()
@@ -96,7 +97,7 @@ def test_a_captured_step_of_classes_gives_the_same_bits(loss):
     train = {"loss": loss, "class_weights": [1.0, 2.0, 0.5], "label_smoothing": 0.1}
     engine = {"device": "cuda", "precision": "fp32"}
     config = class_config(model={"kind": "gru", "hidden": 16}, train=train, engine=engine)
-    dataset = datasets.load(config, states(900))
+    dataset = datasets.load_dataset(config, states(900))
     wanted = run_steps(config, dataset, steps=40, capture=False)
     found = run_steps(config, dataset, steps=40, capture=True)
     assert wanted[0] == found[0]
@@ -212,18 +213,18 @@ def test_memory_does_not_grow_over_many_recoveries(tmp_path):
     dataset = small_dataset(config)
     gc.collect()
     gc.freeze()
-    chosen = plan.make(config, data_bytes=0)
-    task = make_task(config, dataset, chosen, runs.create("t", out=str(tmp_path)))
-    job = set_up(task, chosen)
+    chosen = plan.make_plan(config, data_bytes=0)
+    task = make_task(config, dataset, chosen, runs.create_run("t", out=str(tmp_path)))
+    job = build_step(task, chosen)
     sizes = []
     for i in range(200):
-        job.home.begin(0)
-        job.tape.begin([1e-3] * job.home.num_steps)
+        job.batches.start_epoch(0)
+        job.buffers.begin([1e-3] * job.batches.num_steps)
         for _ in range(5):
             job.advance()
         job = loop._halved(task, job, "injected")
-        if job.batch == 1:
-            job = set_up(task, chosen, like=job)
+        if job.micro_batch == 1:
+            job = build_step(task, chosen, like=job)
         if i >= 20:
             torch.cuda.synchronize()
             sizes.append(torch.cuda.memory_allocated(DEVICE))
@@ -236,7 +237,7 @@ def test_a_poisoned_fp16_run_leaves_fp16(tmp_path):
         tmp_path, engine={"precision": "fp16", "log_every": 2}, train={"epochs": 5}
     )
     dataset = small_dataset(config, waves(900))
-    chosen = plan.make(config, data_bytes=0)
+    chosen = plan.make_plan(config, data_bytes=0)
     spoilt = []
 
     def spoil(event):
@@ -246,15 +247,15 @@ def test_a_poisoned_fp16_run_leaves_fp16(tmp_path):
             with torch.no_grad():
                 task.model.core.head.linear.bias.fill_(torch.nan)
 
-    run = runs.create("t", out=str(tmp_path), watch=spoil)
+    run = runs.create_run("t", out=str(tmp_path), watch=spoil)
     task = make_task(config, dataset, chosen, run)
     with chosen.flags():
         result = loop.fit(task, chosen)
-    found = [event for event in runs.events(run) if event["event"] == "recovery"]
+    found = [event for event in runs.read_events(run) if event["event"] == "recovery"]
     assert [event["remedy"] for event in found] == ["fp32 instead of fp16"]
     assert found[0]["step"] < spoilt[0]
     assert result.plan.precision == "fp32"
-    assert result.stopped == "all epochs done"
+    assert result.stop_reason == "all epochs done"
     assert torch.isfinite(task.model.core.head.linear.bias).all()
 
 
@@ -271,17 +272,17 @@ def test_the_plan_measures_and_tells(hidden, tmp_path, monkeypatch):
         engine={"device": "cuda", "plan": "measure"},
     )
     dataset = small_dataset(config, table)
-    chosen = plan.make(config, data_bytes=dataset.data_bytes)
-    decided = measure.decide(make_task(config, dataset, chosen), chosen)
+    chosen = plan.make_plan(config, data_bytes=dataset.data_bytes)
+    decided = measure.choose_plan(make_task(config, dataset, chosen), chosen)
     names = {item["candidate"] for item in decided.evidence if "ms" in item}
     assert {"rules of thumb", "precision = fp32", "precision = tf32"} <= names
     assert {"cudnn = standard", "fused = False", "capture = False"} <= names
     fastest = min(item["ms"] for item in decided.evidence if "ms" in item)
-    assert decided.ms_per_step <= fastest / measure.WORTH
-    assert ("cudnn = persistent" in names) == (hidden <= plan.MOST_OWN)
-    assert decided.cudnn != ("off",) or hidden <= plan.MOST_OWN
+    assert decided.ms_per_step <= fastest / measure.WORTHWHILE_RATIO
+    assert ("cudnn = persistent" in names) == (hidden <= plan.MAX_OWN_HIDDEN)
+    assert decided.cudnn != ("off",) or hidden <= plan.MAX_OWN_HIDDEN
     persistent = any("Persist" in name for name in decided.kernels)
-    wide = hidden > plan.MOST_OWN  # where cuDNN has no such kernel
+    wide = hidden > plan.MAX_OWN_HIDDEN  # where cuDNN has no such kernel
     assert wide or persistent == (decided.cudnn == ("persistent",))
 
 
@@ -310,7 +311,7 @@ def test_a_stopped_run_ends_as_the_unbroken_one(tmp_path, kind, precision, deter
     def configured(name):
         return small_config(tmp_path / name, engine=engine, train={"epochs": 4}, **sections)
 
-    wanted = ended(runs.find(slipstream.train(configured("a"), table).run))
+    wanted = ended(runs.open_run(slipstream.train(configured("a"), table).run))
     for step in (2, 9, 20):
         run = interrupted(configured(f"b{step}"), table, step)
         slipstream.train(data=table, resume=run.folder)

@@ -15,7 +15,9 @@ STEPS = 4
 
 
 def all_rates(train: Train) -> list[float]:
-    return [rate for epoch in range(train.epochs) for rate in optim.rates(train, epoch, STEPS)]
+    return [
+        rate for epoch in range(train.epochs) for rate in optim.compute_lrs(train, epoch, STEPS)
+    ]
 
 
 def torch_rates(train: Train, make, *, per_step: bool) -> list[float]:
@@ -85,13 +87,13 @@ def stepped(optimizer_name, gradient, *, clip=None, scaled=True):
     """One update of a weight that has an optimizer state already."""
     train = Train(optimizer=optimizer_name, lr=0.1)
     weight = torch.nn.Parameter(torch.ones(3))
-    optimizer = optim.build(train, [weight], torch.tensor(0.1))
+    optimizer = optim.build_optimizer(train, [weight], torch.tensor(0.1))
     weight.grad = torch.full((3,), 0.5)
-    optim.update(optimizer, [weight], clip=None, scale=None)
-    scale = optim.loss_scale(torch.device("cpu")) if scaled else None
+    optim.apply_gradients(optimizer, [weight], clip=None, scale=None)
+    scale = optim.build_loss_scale(torch.device("cpu")) if scaled else None
     before = weight.detach().clone(), {k: v.clone() for k, v in optimizer.state[weight].items()}
     weight.grad = gradient * (float(scale.scale) if scale else 1.0)
-    optim.update(optimizer, [weight], clip=clip, scale=scale)
+    optim.apply_gradients(optimizer, [weight], clip=clip, scale=scale)
     return weight.detach(), optimizer.state[weight], before, scale
 
 
@@ -134,9 +136,9 @@ def test_torchs_own_optimizers_stay_as_they_are(name, monkeypatch):
         monkeypatch.delattr(method, "__dynamo_disable", raising=False)
     before = [dict(vars(method)) for method in owned]
     weight = torch.zeros(2, requires_grad=True)
-    optimizer = optim.build(Train(optimizer=name), [weight], torch.tensor(0.1))
+    optimizer = optim.build_optimizer(Train(optimizer=name), [weight], torch.tensor(0.1))
     weight.grad = torch.ones(2)
-    optim.update(optimizer, [weight], clip=None, scale=None)
+    optim.apply_gradients(optimizer, [weight], clip=None, scale=None)
     optim.clear_grads(optimizer, set_to_none=True)
     assert weight.grad is None
     assert [vars(method) for method in owned] == before

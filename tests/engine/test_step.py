@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from slipstream.engine import optim
-from slipstream.engine.homes import shuffled
+from slipstream.engine.batches.source import shuffle_starts
 from slipstream.models import build
-from slipstream.objectives import window_losses
+from slipstream.objectives import compute_window_losses
 from tests.conftest import KINDS, close, small_config, small_dataset
 from tests.engine.steps import run_steps
 
@@ -22,14 +22,14 @@ def plain_loop(config, dataset, *, steps):
     series, losses, epoch = dataset.memory.series, [], 0
     effective = train.batch * train.accumulate
     while len(losses) < steps:
-        order = shuffled(dataset.memory.starts["train"], seed=config.seed, epoch=epoch)
-        rates = optim.rates(train, epoch, -(-len(order) // effective))
+        order = shuffle_starts(dataset.memory.starts["train"], seed=config.seed, epoch=epoch)
+        rates = optim.compute_lrs(train, epoch, -(-len(order) // effective))
         for at, starts in enumerate(order.split(effective)):
             if len(losses) == steps:
                 break
             x = torch.stack([series.inputs[s : s + signature.context] for s in starts], dim=1)
             y = torch.stack([series.targets[s + 16 : s + 20] for s in starts])
-            loss = window_losses(model(x, None), y, train).mean()
+            loss = compute_window_losses(model(x, None), y, train).mean()
             optimizer.param_groups[0]["lr"] = rates[at]
             optimizer.zero_grad()
             loss.backward()

@@ -17,9 +17,11 @@ import numpy as np
 import torch
 from triton.runtime import interpreter
 
-from slipstream.kernels import fused, portions, rehearsal, split, stepwise, update
-from slipstream.kernels.fused import Tile, Way
-from slipstream.kernels.shapes import Weights
+from slipstream.kernels import adam, precompile
+from slipstream.kernels.rnn import fused, stepwise, wide_kernels
+from slipstream.kernels.rnn import wide as split
+from slipstream.kernels.rnn.fused import FusedOptions, FusedTile
+from slipstream.kernels.rnn.weights import LayerWeights
 from tests.kernels.layers import (
     Attention,
     Shape,
@@ -111,10 +113,12 @@ def guarded() -> None:
 
 def error_of(shape: Shape, dtype: torch.dtype, *, held: int) -> float:
     given = drawn(shape, dtype)
-    tile = Tile(16, 4, 1, held)
-    way = Way(shape.kind, shape.last, dtype, "ieee", shape.D <= 64, tile, tile, quick=False)
+    tile = FusedTile(16, 4, 1, held)
+    way = FusedOptions(
+        shape.kind, shape.last, dtype, "ieee", shape.D <= 64, tile, tile, quick=False
+    )
     states = [*given[5:], None, None][:2]
-    out = fused.layer(way, given[0], Weights(*given[1:5]), *states)
+    out = fused.run_layer(way, given[0], LayerWeights(*given[1:5]), *states)
     grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
     found = [out, *torch.autograd.grad(out, given, grad)]
     return apart(found, defined(shape, given, grad))
@@ -157,13 +161,13 @@ def split_shapes(count: int) -> Iterator[Shape]:
 
 
 def stepwise_error_of(
-    shape: Shape, dtype: torch.dtype, *, loose: bool, tile: split.Tile | None = None
+    shape: Shape, dtype: torch.dtype, *, loose: bool, tile: split.WideTile | None = None
 ) -> float:
     """Where `loose`, there are gaps between lanes of weights, and between rows of the gradient."""
     given = drawn(shape, dtype)
-    way = stepwise.Way(shape.kind, shape.last, dtype, kernels=True, tile=tile)
+    way = stepwise.StepwiseOptions(shape.kind, shape.last, dtype, kernels=True, tile=tile)
     weights = [with_gaps(tensor, 1) if loose else tensor for tensor in given[1:]]
-    out = stepwise.layer(way, given[0], Weights(*weights))
+    out = stepwise.run_layer(way, given[0], LayerWeights(*weights))
     grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
     arriving = with_gaps(grad, -1) if loose else grad
     found = [out, *torch.autograd.grad(out, given, arriving)]
@@ -189,7 +193,7 @@ def adam_error(*, decoupled: bool, columns: slice = slice(None), width: int = 50
         grads = torch.randn(3, 60)[:, : weights.shape[1]]
         moves = torch.tensor([True, step != 1, True])
         count += moves
-        update.adam(
+        adam.adam_step(
             weights,
             grads * divisor,
             first,
@@ -218,11 +222,11 @@ def rehearsed() -> bool:
     weights, grads, first = torch.zeros(3, 2, 8).unbind()
     ones = torch.ones(2)
     how = dict.fromkeys(("lr", "decay", "count", "divisor"), ones) | {"moves": ones > 0}
-    for step in (rehearsal(), nullcontext()):
+    for step in (precompile(), nullcontext()):
         unchanged = bool((first == 0).all())
         grads.fill_(1.0)
         with step:
-            update.adam(weights, grads, first, torch.zeros(2, 8), **how, decoupled=True)
+            adam.adam_step(weights, grads, first, torch.zeros(2, 8), **how, decoupled=True)
     return unchanged and bool((first > 0).all())
 
 
@@ -255,8 +259,8 @@ if __name__ == "__main__":
         name, loose = f"stepwise {shape.kind} {number}", number % 2 == 0
         found[f"{name} fp32"] = stepwise_error_of(shape, torch.float32, loose=loose)
         found[f"{name} fp16"] = stepwise_error_of(shape, torch.float16, loose=not loose)
-    portions.split_forward = NotWaiting(portions.split_forward, "x")
-    portions.split_backward = NotWaiting(portions.split_backward, "slots")
+    wide_kernels.split_forward = NotWaiting(wide_kernels.split_forward, "x")
+    wide_kernels.split_backward = NotWaiting(wide_kernels.split_backward, "slots")
     for number, shape in enumerate(split_shapes(1)):
         name, loose = f"split {shape.kind} {number}", number % 2 == 0
         tile = split.TILES[number % 2]

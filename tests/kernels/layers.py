@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils.checkpoint import checkpoint
 
-from slipstream.kernels import reference
-from slipstream.kernels.shapes import Weights
+from slipstream.kernels.rnn import reference
+from slipstream.kernels.rnn.weights import LayerWeights
 
 GATES = {"lstm": 4, "gru": 3}
 
@@ -46,8 +46,8 @@ def drawn(shape: Shape, dtype: torch.dtype, device: str = "cpu", *, seed: int = 
 def defined(shape: Shape, given: list[Tensor], grad: Tensor) -> list[Tensor]:
     """The output and all gradients by the definition, in float64."""
     tensors = [tensor.detach().double().requires_grad_() for tensor in given]
-    x, weights, states = tensors[0], Weights(*tensors[1:5]), [*tensors[5:], None, None][:2]
-    out = reference.layer(shape.kind, x, weights, *states)
+    x, weights, states = tensors[0], LayerWeights(*tensors[1:5]), [*tensors[5:], None, None][:2]
+    out = reference.run_layer(shape.kind, x, weights, *states)
     if shape.last:
         H = shape.H
         out = torch.cat([out[:, -1, :, :H], out[:, 0, :, H:]], dim=-1)
@@ -68,14 +68,14 @@ def norm_error(
 ) -> float:
     """Layer norms by our kernel: x [K, ..., D] in one type, normalized in another, and gaps between
     lanes' weights."""
-    from slipstream.kernels import norms
+    from slipstream.kernels import layer_norm
 
     torch.manual_seed(0)
     K, D = shape[0], shape[-1]
     x = (3 * torch.randn(shape) + 1).to(device, dtype).requires_grad_()
     weight, bias = (torch.randn(K, D, device=device, requires_grad=True) for _ in range(2))
     given = with_gaps(weight, 1), with_gaps(bias, 1)
-    found = vmap(lambda *one: norms.norm(*one, 1e-5, out))(x, *given)
+    found = vmap(lambda *one: layer_norm.layer_norm(*one, 1e-5, out))(x, *given)
     grad = torch.randn(shape).to(device, out)
     wide, *by_lane = (one.detach().double().requires_grad_() for one in (x, weight, bias))
     off = wide - wide.mean(-1, keepdim=True)
@@ -120,14 +120,14 @@ def attention_error(
 ) -> float:
     """Attention by our kernel, of lanes by `vmap`. Where `loose`, lanes do not come first, and what
     comes in has gaps, either way."""
-    from slipstream.kernels import short
+    from slipstream.kernels import short_attention
 
     K, T, B, heads, D = shape
     torch.manual_seed(0)
     joined = (1.5 * torch.randn(K, T, B, 3 * heads * D)).to(device, dtype).requires_grad_()
     grad = torch.randn(K, T, B, heads * D).to(device, dtype)
     given = with_gaps(joined.transpose(0, 1), 0) if loose else joined
-    found = vmap(short.attention, (int(loose), None))(given, heads)
+    found = vmap(short_attention.short_attention, (int(loose), None))(given, heads)
     wide = joined.detach().double().requires_grad_()
     wanted = seen(wide, heads)
     (mine,) = torch.autograd.grad(found, joined, with_gaps(grad, -1) if loose else grad)
@@ -138,7 +138,7 @@ def attention_error(
 def attention_is_the_same_alone(dtype: torch.dtype, device: str = "cpu") -> bool:
     """To the bit, both ways: a lane among others and by itself, where the way back computes it
     anew, and a few windows among others and by themselves."""
-    from slipstream.kernels import short
+    from slipstream.kernels import short_attention
 
     torch.manual_seed(0)
     joined, grad = (torch.randn(3, 20, 5, w).to(device, dtype) for w in (3 * 32, 32))
@@ -146,9 +146,9 @@ def attention_is_the_same_alone(dtype: torch.dtype, device: str = "cpu") -> bool
     def both_ways(joined: Tensor, grad: Tensor) -> list[Tensor]:
         leaf = joined.clone().requires_grad_()
         if leaf.dim() == 4:
-            out = vmap(short.attention, (0, None))(leaf, 4)
+            out = vmap(short_attention.short_attention, (0, None))(leaf, 4)
         else:
-            out = checkpoint(short.attention, leaf, 4, use_reentrant=False)
+            out = checkpoint(short_attention.short_attention, leaf, 4, use_reentrant=False)
         return [out, *torch.autograd.grad(out, leaf, grad)]
 
     same = True
@@ -170,14 +170,14 @@ def with_gaps(tensor: torch.Tensor, dim: int) -> torch.Tensor:
 def draws_agree(device: str, *, rows: int, batch: int, keys: int) -> bool:
     """Numbers drawn by our kernel are those of torch's operations, to the bit: for lanes with one
     key each, or one for each window."""
-    from slipstream.kernels import hashes
-    from slipstream.models import draws
+    from slipstream.kernels import counter_rng
+    from slipstream.models.noise import rng
 
     many = torch.arange(1, 1 + 3 * keys).view(3, keys) * 0x1234567890ABCD
     many = (many[:, 0] if keys == 1 else many).to(device)
     found = True
     for site in (0, 7, 1 << 20):
-        how = hashes.Hash(draws._of_site(site), draws.MIX, draws.BITS)
+        how = counter_rng.CounterHash(rng._of_site(site), rng.MIX, rng.BITS)
         for name, dtype in (
             ("whole", torch.int64),
             ("uniform", torch.float32),
@@ -185,9 +185,11 @@ def draws_agree(device: str, *, rows: int, batch: int, keys: int) -> bool:
         ):
 
             def one(key: Tensor, how=how, name=name, dtype=dtype) -> Tensor:
-                return hashes.draw(key, how, rows, batch, dtype, signed=name == "signed")
+                return counter_rng.draw_numbers(
+                    key, how, rows, batch, dtype, signed=name == "signed"
+                )
 
-            wanted = [getattr(draws, name)(key.cpu(), site, rows, batch) for key in many]
+            wanted = [getattr(rng, name)(key.cpu(), site, rows, batch) for key in many]
             mine = vmap(one)(many).cpu()
             found = found and torch.equal(mine, torch.stack(wanted))
             found = found and torch.equal(one(many[0]).cpu(), wanted[0])

@@ -14,18 +14,16 @@ triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from slipstream.kernels import (  # noqa: E402
+from slipstream.kernels import counter_rng, layer_norm, short_attention  # noqa: E402
+from slipstream.kernels.rnn import (  # noqa: E402
+    cell,
     fused,
-    hashes,
-    norms,
-    pointwise,
-    portions,
-    recurrence,
-    short,
-    split,
-    sums,
+    fused_kernels,
+    weight_gradients,
+    wide,
+    wide_kernels,
 )
-from slipstream.models import draws  # noqa: E402
+from slipstream.models.noise import rng  # noqa: E402
 
 
 class Card(NamedTuple):
@@ -98,7 +96,7 @@ def _seen_by(flag, cubin):
     ("kind", "H", "D"), [("lstm", 128, 4), ("gru", 128, 200), ("lstm", 100, 40), ("gru", 64, 10)]
 )
 def test_a_layer_fits(card, kind, H, D):
-    inside, forward, backward = fused.tiles(H, D, 2, room=card.shared, many=True)
+    inside, forward, backward = fused.fit_tiles(H, D, 2, room=card.shared, many=True)
     HP, DP = fused._padded(H), fused._padded(D) if inside else 16
     constants = {"D": D if inside else 1, "DP": DP, "H": HP, "LSTM": kind == "lstm"}
     constants |= COMMON | {
@@ -110,8 +108,8 @@ def test_a_layer_fits(card, kind, H, D):
     }
     types = TYPES if inside else TYPES | {"x": "*fp16"}
     told = {
-        recurrence.forward: (forward, fused.forward_bytes(forward, HP, DP * inside, 2)),
-        recurrence.backward: (backward, fused.backward_bytes(backward, HP, 2)),
+        fused_kernels.forward: (forward, fused.forward_bytes(forward, HP, DP * inside, 2)),
+        fused_kernels.backward: (backward, fused.backward_bytes(backward, HP, 2)),
     }
     for kernel, (tile, most) in told.items():
         if tile.held < 4:
@@ -129,7 +127,7 @@ def test_weight_gradients_fit(card):
     for H, D, of_x in ((128, 4, True), (128, 200, False), (64, 10, True)):
         constants = {"H": fused._padded(H), "D": D, "DP": 16, "LSTM": True}
         constants |= COMMON | {"OF_H": True, "OF_X": of_x, "BR": fused.ROWS, "BC": fused.COLUMNS}
-        needs = compiled(sums.weight_gradients, card, constants, warps=8)
+        needs = compiled(weight_gradients.weight_gradients, card, constants, warps=8)
         assert needs.shared <= card.shared
         assert needs.registers * 32 * 8 <= REGISTERS
         assert needs.stack <= MOST_SPILLED
@@ -140,8 +138,8 @@ OF_STEPS = ("product", "x", "y", "out", "dy", "slots", "carry")
 STEP_TYPES = dict.fromkeys(("bias", "state"), "*fp32") | dict.fromkeys(("t", "T", "B"), "i32")
 STEP_TYPES |= dict.fromkeys(("dy_lane", "dy_time", "dy_row"), "i64")
 STEPS = [
-    *(pointwise.lstm_forward, pointwise.gru_forward),
-    *(pointwise.lstm_backward, pointwise.gru_backward),
+    *(cell.lstm_forward, cell.gru_forward),
+    *(cell.lstm_backward, cell.gru_backward),
 ]
 
 
@@ -156,10 +154,10 @@ STEPS = [
 )
 def test_a_step_takes_no_shared_memory_and_calls_nothing(kind, H, W, card):
     constants = {"H": H, "W": W, "SPREAD": True, "KEEP": True, "LAST": True}
-    constants |= {"QUICK": kind != "fp32", "BLOCK": pointwise.BLOCK}
+    constants |= {"QUICK": kind != "fp32", "BLOCK": cell.BLOCK}
     types = STEP_TYPES | dict.fromkeys(OF_STEPS, f"*{kind}")
     for kernel in STEPS:
-        needs = compiled(kernel, card, constants, warps=pointwise.WARPS, types=types)
+        needs = compiled(kernel, card, constants, warps=cell.WARPS, types=types)
         assert needs.shared == 0, kernel
         assert needs.stack == 0, kernel
         assert needs.calls == 0, kernel
@@ -173,35 +171,35 @@ SPLIT_TYPES |= dict.fromkeys(("carry", "dy"), "*fp16") | {"counters": "*i32"}
 @pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
 @pytest.mark.parametrize(("kind", "H", "W"), [("lstm", 256, 1), ("gru", 200, 2), ("lstm", 512, 1)])
 def test_a_split_layer_fits(card, kind, H, W):
-    cut = [tile for tile in split.TILES if split.shared_bytes(tile, H, 2) <= card.shared]
+    cut = [tile for tile in wide.TILES if wide.shared_bytes(tile, H, 2) <= card.shared]
     assert cut or H == 512
     HP = triton.next_power_of_2(H)
     constants = {"H": H, "HP": HP, "W": W, "LSTM": kind == "lstm", "SPREAD": W == 2}
     constants |= {"KEEP": True, "QUICK": True, "LAST": False}
     for tile in cut:
         constants |= {"N": tile.units, "BM": tile.windows}
-        for kernel in (portions.split_forward, portions.split_backward):
+        for kernel in (wide_kernels.split_forward, wide_kernels.split_backward):
             needs = compiled(kernel, card, constants, warps=tile.warps, types=SPLIT_TYPES)
-            assert needs.shared <= split.shared_bytes(tile, H, 2), kernel
+            assert needs.shared <= wide.shared_bytes(tile, H, 2), kernel
             assert needs.registers * 32 * tile.warps <= REGISTERS, kernel
             assert needs.stack == 0, kernel
             assert needs.calls == 0, kernel
 
 
 def test_a_layer_is_split_where_all_programs_run_at_once():
-    h200 = split.Card(132, 232_448, 233_472)
-    laptop = split.Card(24, 101_376, 102_400)
-    small, large = split.TILES
-    assert split.tile_of(1, 256, 256, 2, h200) == small  # 8 * 16 programs
-    assert split.tile_of(1, 512, 256, 2, h200) == small  # two on each processor
-    assert split.tile_of(16, 64, 256, 2, h200) == large  # 4 * 2 * 16
-    assert split.tile_of(17, 64, 256, 2, h200) is None
-    assert split.tile_of(1, 128, 512, 2, h200) == small
-    assert split.tile_of(1, 16, 513, 2, h200) is None
-    assert split.tile_of(1, 16, 256, 4, h200) is None
-    assert split.tile_of(1, 48, 256, 2, laptop) == small
-    assert split.tile_of(1, 64, 256, 2, laptop) is None
-    assert split.tile_of(1, 16, 512, 2, laptop) is None
+    h200 = wide.GpuLimits(132, 232_448, 233_472)
+    laptop = wide.GpuLimits(24, 101_376, 102_400)
+    small, large = wide.TILES
+    assert wide.fit_tile(1, 256, 256, 2, h200) == small  # 8 * 16 programs
+    assert wide.fit_tile(1, 512, 256, 2, h200) == small  # two on each processor
+    assert wide.fit_tile(16, 64, 256, 2, h200) == large  # 4 * 2 * 16
+    assert wide.fit_tile(17, 64, 256, 2, h200) is None
+    assert wide.fit_tile(1, 128, 512, 2, h200) == small
+    assert wide.fit_tile(1, 16, 513, 2, h200) is None
+    assert wide.fit_tile(1, 16, 256, 4, h200) is None
+    assert wide.fit_tile(1, 48, 256, 2, laptop) == small
+    assert wide.fit_tile(1, 64, 256, 2, laptop) is None
+    assert wide.fit_tile(1, 16, 512, 2, laptop) is None
 
 
 NORM_TYPES = dict.fromkeys(("weight", "bias", "sums"), "*fp32") | dict.fromkeys(
@@ -215,15 +213,15 @@ DRAW_TYPES |= {"keys": "*i64", "site": "i64"}
 def test_norms_and_draws_fit(card):
     for kind, D in (("fp32", 64), ("fp16", 256), ("fp16", 2048)):
         types = NORM_TYPES | dict.fromkeys(("x", "out", "dy", "dx"), f"*{kind}")
-        for kernel in (norms.forward, norms.backward):
-            constants = {"D": D, "EPS": 1e-5, **norms._cut(D)}
+        for kernel in (layer_norm.forward, layer_norm.backward):
+            constants = {"D": D, "EPS": 1e-5, **layer_norm._cut(D)}
             needs = compiled(kernel, card, constants, warps=4, types=types)
             assert needs.shared <= card.shared
             assert needs.stack == 0
     for kind, signed in (("i64", False), ("fp32", False), ("fp32", True)):
-        constants = {"MIX": draws.MIX, "BITS": draws.BITS, "SIGNED": signed, "BLOCK": hashes.BLOCK}
+        constants = {"MIX": rng.MIX, "BITS": rng.BITS, "SIGNED": signed, "BLOCK": counter_rng.BLOCK}
         types = DRAW_TYPES | {"out": f"*{kind}"}
-        needs = compiled(hashes._draw, card, constants, warps=4, types=types)
+        needs = compiled(counter_rng._draw, card, constants, warps=4, types=types)
         assert (needs.shared, needs.stack) == (0, 0)
 
 
@@ -246,11 +244,11 @@ ATTENTION_TYPES = dict.fromkeys(("T", "B"), "i32")
 )
 def test_attention_fits(kind, T, D, precision, card):
     size = 4 if kind == "fp32" else 2
-    assert short.fits(T, D, size)
+    assert short_attention.fits(T, D, size)
     types = ATTENTION_TYPES | dict.fromkeys(("joined", "out", "dout", "grad"), f"*{kind}")
-    constants = short.cut(T, D, 4, size, precision)
+    constants = short_attention.launch_options(T, D, 4, size, precision)
     warps = constants.pop("num_warps")
-    for kernel in (short.attention_forward, short.attention_backward):
+    for kernel in (short_attention.attention_forward, short_attention.attention_backward):
         needs = compiled(kernel, card, constants, warps=warps, types=types)
         assert needs.shared <= card.shared, kernel
         assert needs.registers * 32 * warps <= REGISTERS, kernel
@@ -259,18 +257,20 @@ def test_attention_fits(kind, T, D, precision, card):
 
 
 def test_attention_too_long_or_wide_is_left_to_torch():
-    assert short.fits(64, 64, 2)
-    assert not short.fits(65, 64, 2)
-    assert not short.fits(64, 65, 2)
-    assert not short.fits(33, 33, 4)
-    assert not short.fits(8, 8, 8)
+    assert short_attention.fits(64, 64, 2)
+    assert not short_attention.fits(65, 64, 2)
+    assert not short_attention.fits(64, 65, 2)
+    assert not short_attention.fits(33, 33, 4)
+    assert not short_attention.fits(8, 8, 8)
 
 
 def test_turing_is_left_to_cudnn():
-    assert fused.tiles(128, 4, 2, room=0, many=False) is None  # what `choose` passes before Ampere
+    assert (
+        fused.fit_tiles(128, 4, 2, room=0, many=False) is None
+    )  # what `choose` passes before Ampere
 
 
 def test_what_is_too_wide_is_left_to_others():
-    assert fused.tiles(129, 4, 2, room=232_448, many=False) is None
-    assert fused.tiles(128, 4, 4, room=232_448, many=False) is None
-    assert fused.tiles(64, 4, 4, room=232_448, many=False) is not None
+    assert fused.fit_tiles(129, 4, 2, room=232_448, many=False) is None
+    assert fused.fit_tiles(128, 4, 4, room=232_448, many=False) is None
+    assert fused.fit_tiles(64, 4, 4, room=232_448, many=False) is not None

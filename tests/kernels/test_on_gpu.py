@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from slipstream.kernels import attention, fused, norms, op, rehearsal, split, stepwise
-from slipstream.kernels.shapes import Weights
+from slipstream.kernels import attention, layer_norm, precompile
+from slipstream.kernels.rnn import dispatch, fused, stepwise, wide
+from slipstream.kernels.rnn.weights import LayerWeights
 from tests.kernels.layers import (
     Attention,
     Shape,
@@ -65,8 +66,8 @@ LARGE = [
 
 
 def way_for(shape, given, dtype):
-    x, weights = given[0], Weights(*given[1:5])
-    way = fused.choose(shape.kind, shape.last, x, weights, dtype, "ieee")
+    x, weights = given[0], LayerWeights(*given[1:5])
+    way = fused.choose_options(shape.kind, shape.last, x, weights, dtype, "ieee")
     return way, x, weights
 
 
@@ -78,7 +79,7 @@ def error_of(shape, dtype, *, seed=0):
         assert shape.H > 64
         return 0.0
     states = [*given[5:], None, None][:2]
-    out = fused.layer(way, x, weights, *states)
+    out = fused.run_layer(way, x, weights, *states)
     grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to("cuda", dtype)
     found = [out, *torch.autograd.grad(out, given, grad)]
     return apart(found, defined(shape, given, grad))
@@ -94,9 +95,9 @@ def test_values_and_gradients(shape, dtype):
 @pytest.mark.parametrize("held", [4, 1])
 def test_tiles_of_smaller_cards(kind, held, monkeypatch):
     room = 101_376 if held == 1 else 166_912
-    chosen = fused.tiles(128, 4, 2, room=room, many=False)
+    chosen = fused.fit_tiles(128, 4, 2, room=room, many=False)
     assert {tile.held for tile in chosen[1:]} == {held}
-    monkeypatch.setattr(fused, "tiles", lambda *_, **__: chosen)
+    monkeypatch.setattr(fused, "fit_tiles", lambda *_, **__: chosen)
     shape = Shape(kind, K=2, T=20, B=40, D=4, H=128)
     assert error_of(shape, torch.float16) < MOST[torch.float16]
 
@@ -109,7 +110,7 @@ def test_a_capture_gives_the_same_bits():
 
     def step():
         leaves = [tensor.detach().requires_grad_() for tensor in (x, *weights)]
-        out = fused.layer(way, leaves[0], Weights(*leaves[1:]))
+        out = fused.run_layer(way, leaves[0], LayerWeights(*leaves[1:]))
         return [out, *torch.autograd.grad(out, leaves, grad)]
 
     side = torch.cuda.Stream()
@@ -127,18 +128,18 @@ def test_a_lane_knows_nothing_of_the_others():
     shape = Shape("gru", K=6, T=40, B=70, D=5, H=100, last=True)
     given = drawn(shape, torch.float16, "cuda")
     way, x, weights = way_for(shape, given, torch.float16)
-    first = fused.layer(way, x, weights)
+    first = fused.run_layer(way, x, weights)
     with torch.no_grad():
         for tensor in given:
             tensor[1:] = torch.nan
-    assert torch.equal(fused.layer(way, x, weights)[0], first[0])
+    assert torch.equal(fused.run_layer(way, x, weights)[0], first[0])
 
 
 def test_the_way_back_runs_once():
     shape = Shape("lstm", K=1, T=3, B=4, D=2, H=16)
     given = drawn(shape, torch.float16, "cuda")
     way, x, weights = way_for(shape, given, torch.float16)
-    out = fused.layer(way, x, weights).sum()
+    out = fused.run_layer(way, x, weights).sum()
     out.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="runs once"):
         out.backward()
@@ -171,9 +172,13 @@ def stepwise_results(shape, dtype, tile=None):
     """The output and all gradients, and by the definition; weights' lanes lie apart."""
     given = drawn(shape, dtype, "cuda")
     half = dtype.itemsize == 2
-    way = stepwise.Way(shape.kind, shape.last, dtype, kernels=True, quick=half, tile=tile)
-    weights = Weights(*(torch.cat([w, w], dim=1).split(w.shape[1], dim=1)[0] for w in given[1:]))
-    out = stepwise.layer(way, given[0], weights)
+    way = stepwise.StepwiseOptions(
+        shape.kind, shape.last, dtype, kernels=True, quick=half, tile=tile
+    )
+    weights = LayerWeights(
+        *(torch.cat([w, w], dim=1).split(w.shape[1], dim=1)[0] for w in given[1:])
+    )
+    out = stepwise.run_layer(way, given[0], weights)
     grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to("cuda", dtype)
     return [out, *torch.autograd.grad(out, given, grad)], given, grad
 
@@ -196,7 +201,7 @@ REHEARSED = [  # of sizes that no other test has
 
 def tile_for(shape, dtype):
     x, weights = drawn(shape, dtype, "cuda")[::2][:2]
-    return split.choose(x, Weights(*[weights] * 4), dtype)
+    return wide.choose_tile(x, LayerWeights(*[weights] * 4), dtype)
 
 
 SPLIT = [
@@ -209,11 +214,11 @@ SPLIT = [
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("tile", split.TILES)
+@pytest.mark.parametrize("tile", wide.TILES)
 @pytest.mark.parametrize("shape", [*wide_shapes(12, seed=1), *SPLIT], ids=str)
 def test_wide_layers_split_over_programs(shape, tile, dtype):
     programs = -(-shape.H // tile.units) * -(-shape.B // tile.windows) * shape.K * shape.W
-    room = split.shared_bytes(tile, shape.H, 2)
+    room = wide.shared_bytes(tile, shape.H, 2)
     at_once = 264 if room < 115_000 else 132 if room < 232_448 else 0
     if programs > at_once:
         pytest.skip("more programs than run at once")
@@ -229,18 +234,20 @@ def test_a_lane_of_a_split_layer_knows_nothing_of_the_others():
     given = drawn(shape, torch.float16, "cuda")
     tile = tile_for(shape, torch.float16)
     assert tile is not None
-    way = stepwise.Way("lstm", False, torch.float16, kernels=True, quick=True, tile=tile)
-    first = stepwise.layer(way, given[0], Weights(*given[1:]))
+    way = stepwise.StepwiseOptions(
+        "lstm", False, torch.float16, kernels=True, quick=True, tile=tile
+    )
+    first = stepwise.run_layer(way, given[0], LayerWeights(*given[1:]))
     with torch.no_grad():
         for tensor in given:
             tensor[1:] = torch.nan
-    assert torch.equal(stepwise.layer(way, given[0], Weights(*given[1:]))[0], first[0])
+    assert torch.equal(stepwise.run_layer(way, given[0], LayerWeights(*given[1:]))[0], first[0])
 
 
 def test_split_layers_in_several_streams_wait_for_their_own_programs():
     """Together, they ask for more programs than the card runs at once."""
     shapes = [Shape(kind, K=1, T=200, B=256, D=4, H=256) for kind in ("lstm", "gru") * 3]
-    tile = split.TILES[0]
+    tile = wide.TILES[0]
     wanted = [stepwise_results(shape, torch.float16, tile)[0] for shape in shapes]
     streams = [torch.cuda.Stream() for _ in shapes]
     for _ in range(10):
@@ -277,7 +284,7 @@ def test_a_capture_of_a_wide_layer_gives_the_same_bits(kind):
         leaves = [tensor.detach().requires_grad_() for tensor in given]
         by_way = [leaf[:, way] for way in range(2) for leaf in leaves[1:]]
         with torch.autocast("cuda", torch.float16):
-            out = op.lanes(kind, False, leaves[0], *by_way)
+            out = dispatch.rnn_layer_of_lanes(kind, False, leaves[0], *by_way)
         return [out, *torch.autograd.grad(out, leaves, grad)]
 
     side = torch.cuda.Stream()
@@ -312,11 +319,13 @@ def test_a_time_step_is_a_product_and_one_kernel(kind, W):
     assert rest_of_many == rest_of_few > 0
 
 
-@pytest.mark.parametrize("tile", [None, split.TILES[0]])
+@pytest.mark.parametrize("tile", [None, wide.TILES[0]])
 def test_the_way_back_of_a_wide_layer_runs_once(tile):
     given = drawn(Shape("lstm", K=1, T=3, B=4, D=2, H=160), torch.float16, "cuda")
-    way = stepwise.Way("lstm", False, torch.float16, kernels=True, quick=True, tile=tile)
-    out = stepwise.layer(way, given[0], Weights(*given[1:])).sum()
+    way = stepwise.StepwiseOptions(
+        "lstm", False, torch.float16, kernels=True, quick=True, tile=tile
+    )
+    out = stepwise.run_layer(way, given[0], LayerWeights(*given[1:])).sum()
     out.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="runs once"):
         out.backward()
@@ -332,10 +341,12 @@ def test_a_rehearsal_builds_what_a_step_needs_and_runs_none_of_it(shape, monkeyp
 
     def step():
         with torch.autocast("cuda", torch.float16):
-            out = op.lanes(shape.kind, False, given[0], *(weight[:, 0] for weight in given[1:]))
+            out = dispatch.rnn_layer_of_lanes(
+                shape.kind, False, given[0], *(weight[:, 0] for weight in given[1:])
+            )
         return [out, *torch.autograd.grad(out.float().square().sum(), given)]
 
-    with rehearsal(), profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
+    with precompile(), profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
         step()
         torch.cuda.synchronize()
     assert any("forward" in name for name in built)
@@ -361,7 +372,9 @@ def test_a_lanes_norm_knows_nothing_of_the_others():
 
     def gradients(lanes):
         leaves = [t[:lanes].clone().requires_grad_() for t in (x, weight, bias)]
-        out = torch.func.vmap(lambda *one: norms.norm(*one, 1e-5, torch.float16))(*leaves)
+        out = torch.func.vmap(lambda *one: layer_norm.layer_norm(*one, 1e-5, torch.float16))(
+            *leaves
+        )
         return [out, *torch.autograd.grad(out, leaves, grad[:lanes].half())]
 
     pairs = zip(gradients(4), gradients(1), strict=True)

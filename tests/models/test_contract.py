@@ -9,9 +9,9 @@ from torch import nn
 
 from slipstream.data import windows
 from slipstream.engine import optim
-from slipstream.models import Noise, build, drops
+from slipstream.models import Noise, build, has_dropout
 from slipstream.models.transformer import _layer
-from slipstream.objectives import window_losses
+from slipstream.objectives import compute_window_losses
 from tests.conftest import KINDS, close, small_config, small_dataset, waves
 
 VARIANTS = {
@@ -67,7 +67,7 @@ def test_shape_gradient_and_finite_loss(made):
     out = model(batch.inputs, batch.static)
     assert out.shape == (*batch.targets.shape, max(len(dataset.signature.quantiles), 1))
     assert out.dtype == torch.float32
-    window_losses(out, batch.targets, config.train).mean().backward()
+    compute_window_losses(out, batch.targets, config.train).mean().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert torch.isfinite(parameter.grad).all(), name
@@ -98,10 +98,10 @@ def test_dropout_comes_with_noise_alone(kind):
     model = build(config.model, dataset.signature).train()
     given = windows.gather_inputs(dataset.memory.series, dataset.memory.starts["train"][:4])
     seed = Noise(torch.tensor(0), torch.tensor(config.model.dropout))
-    first, same, other = (model(*given, seed.at(torch.tensor(step), 0)) for step in (0, 0, 1))
+    first, same, other = (model(*given, seed.for_pass(torch.tensor(step), 0)) for step in (0, 0, 1))
     assert torch.equal(first, same)
     assert torch.equal(model(*given), model.eval()(*given))
-    assert drops(config.model) == (kind != "linear")
+    assert has_dropout(config.model) == (kind != "linear")
     assert torch.equal(first, other) == torch.equal(first, model(*given)) == (kind == "linear")
 
 
@@ -124,10 +124,12 @@ def test_it_learns_eight_windows_by_heart(kind):
     torch.manual_seed(0)
     model = build(config.model, dataset.signature)
     batch = windows.gather(dataset.memory.series, dataset.memory.starts["train"][::20][:8])
-    optimizer = optim.build(config.train, list(model.parameters()), torch.tensor(0.02))
+    optimizer = optim.build_optimizer(config.train, list(model.parameters()), torch.tensor(0.02))
     for _ in range(250):
         optimizer.zero_grad()
-        loss = window_losses(model(batch.inputs, batch.static), batch.targets, config.train).mean()
+        loss = compute_window_losses(
+            model(batch.inputs, batch.static), batch.targets, config.train
+        ).mean()
         loss.backward()
         optimizer.step()
     assert loss.item() < 0.02
@@ -159,7 +161,7 @@ def test_a_bidirectional_last_pool_takes_both_final_states():
 
 
 def test_patches_hold_rows_in_order():
-    from slipstream.models.parts import to_patches
+    from slipstream.models.layers import to_patches
 
     rows = torch.arange(24.0).view(6, 2, 2)
     tokens = to_patches(rows, 3)

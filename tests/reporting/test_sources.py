@@ -83,12 +83,12 @@ def test_a_report_is_drawn_from_what_is_left_of_the_log(copy):
 
 def test_lines_of_version_0_1_with_other_keys_are_left_out(copy):
     """They have no checksum; what curves need must be there."""
-    run = runs.find(copy)
+    run = runs.open_run(copy)
     lines = ['{"event": "epoch", "at_s": 1.0, "epoch": 1, "val_lozz": 0.5, "train_loss": 0.5}']
     lines.append('{"event": "epoch", "at_s": 1.0, "epoch": "x", "val_loss": 0, "train_loss": 1}')
     lines.append('{"event": "log", "at_s": 1.0, "epoch": 1, "loss": 0.5, "lr": 0.1}')
     run.log.write_text("\n".join(lines) + "\n")
-    events, _ = sources.read_events(run)
+    events, _ = sources.read_plot_events(run)
     assert [event["event"] for event in events] == ["log"]
 
 

@@ -13,7 +13,7 @@ def killed_while_writing(path, *, folder=False):
     """A process that is killed when the temporary is there, and what it leaves."""
     child = os.fork()
     if not child:
-        with runs.replacing(path) as temporary:
+        with runs.replace_atomically(path) as temporary:
             if folder:
                 temporary.mkdir()
                 (temporary / "half").touch()
@@ -34,12 +34,12 @@ def test_the_next_write_removes_what_a_killed_one_left(tmp_path):
 
 
 def test_taking_a_run_up_removes_what_a_killed_writer_left(tmp_path):
-    run = runs.create("a", out=str(tmp_path), files={"config.toml": ""})
+    run = runs.create_run("a", out=str(tmp_path), files={"config.toml": ""})
     run.checkpoints.mkdir()
     killed_while_writing(run.checkpoints / "step-7", folder=True)
     killed_while_writing(run.folder / "metrics.json")
     (run.checkpoints / f".step-5.{os.getpid()}.tmp").mkdir()  # as version 0.1 named them
-    with runs.locked(run):
+    with runs.lock_run(run):
         assert {path.name for path in run.folder.iterdir()} == {
             "config.toml",
             "checkpoints",
@@ -49,21 +49,21 @@ def test_taking_a_run_up_removes_what_a_killed_writer_left(tmp_path):
 
 
 def test_a_folder_moved_aside_comes_back_when_the_writer_was_killed(tmp_path):
-    run = runs.create("a", out=str(tmp_path), files={"config.toml": ""})
+    run = runs.create_run("a", out=str(tmp_path), files={"config.toml": ""})
     run.model.mkdir()
     (run.model / "weights").touch()
     left = killed_while_writing(run.folder / "plan.json")
     pid = left.name.split(".")[-2]
     left.unlink()
     run.model.rename(run.folder / f".model.{pid}.old")
-    with runs.locked(run):
+    with runs.lock_run(run):
         assert (run.model / "weights").exists()
         assert not list(run.folder.glob(".*"))
 
 
 def test_what_a_living_writer_has_under_way_stays(tmp_path):
     path = tmp_path / "report.html"
-    with runs.replacing(path) as temporary:
+    with runs.replace_atomically(path) as temporary:
         temporary.write_text("half")
         child = os.fork()
         if not child:

@@ -9,7 +9,7 @@ from slipstream import UserError, runs
 
 
 def test_two_runs_of_one_second_get_two_folders(tmp_path):
-    first, second = (runs.create("a", out=str(tmp_path)) for _ in range(2))
+    first, second = (runs.create_run("a", out=str(tmp_path)) for _ in range(2))
     assert first.folder != second.folder
     assert first.folder.is_dir()
 
@@ -17,17 +17,17 @@ def test_two_runs_of_one_second_get_two_folders(tmp_path):
 def test_an_output_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="out = "):
-        runs.create("a", out=str(tmp_path / "file" / "below"))
+        runs.create_run("a", out=str(tmp_path / "file" / "below"))
     with pytest.raises(UserError, match="out = "):
-        runs.create("a", out=str(tmp_path / "file"))
+        runs.create_run("a", out=str(tmp_path / "file"))
 
 
 def test_events_read_back_in_order_and_are_watched(tmp_path):
     seen = []
-    run = runs.create("a", out=str(tmp_path), watch=seen.append)
+    run = runs.create_run("a", out=str(tmp_path), watch=seen.append)
     run.append("log", loss=0.5)
     run.append("end", loss=math.nan)
-    found = list(runs.events(run))
+    found = list(runs.read_events(run))
     assert [event["event"] for event in found] == ["log", "end"]
     assert found[1]["loss"] is None
     assert [event["event"] for event in seen] == ["log", "end"]
@@ -43,7 +43,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
     runs.write_json(path, {"a": 1})
 
     def fail_half_way():
-        with runs.replacing(path) as temporary:
+        with runs.replace_atomically(path) as temporary:
             temporary.write_text("half")
             raise OSError("disk full")
 
@@ -55,6 +55,6 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
 
 def test_what_is_no_run_is_refused(tmp_path):
     with pytest.raises(UserError, match="no such run folder"):
-        runs.find(tmp_path / "none")
+        runs.open_run(tmp_path / "none")
     with pytest.raises(UserError, match="is not a run folder"):
-        runs.find(tmp_path)
+        runs.open_run(tmp_path)

@@ -43,7 +43,7 @@ def take_together(folders):
 def hold_once(run):
     inside = run.folder / "inside"
     try:
-        with runs.locked(run):
+        with runs.lock_run(run):
             try:
                 os.close(os.open(inside, os.O_CREAT | os.O_EXCL))
             except FileExistsError:
@@ -71,12 +71,12 @@ def test_two_threads_of_one_process_exclude_each_other(tmp_path):
 
     def take():
         try:
-            with runs.locked(run):
+            with runs.lock_run(run):
                 outcomes.append("held")
         except UserError as error:
             outcomes.append(str(error))
 
-    with runs.locked(run):
+    with runs.lock_run(run):
         thread = threading.Thread(target=take)
         thread.start()
         thread.join()
@@ -88,7 +88,7 @@ def test_a_forked_worker_that_outlives_its_parent_holds_nothing(tmp_path):
     read, write = os.pipe()
     parent = os.fork()
     if not parent:
-        with runs.locked(run):
+        with runs.lock_run(run):
             worker = os.fork()
             if not worker:
                 signal.pause()
@@ -96,12 +96,15 @@ def test_a_forked_worker_that_outlives_its_parent_holds_nothing(tmp_path):
             signal.pause()
     worker = int(os.read(read, 20))
     try:
-        with pytest.raises(UserError, match=f"process {parent} on this machine"), runs.locked(run):
+        with (
+            pytest.raises(UserError, match=f"process {parent} on this machine"),
+            runs.lock_run(run),
+        ):
             pass
         os.kill(parent, signal.SIGKILL)
         os.waitpid(parent, 0)
         assert psutil.pid_exists(worker)
-        with runs.locked(run):
+        with runs.lock_run(run):
             assert json.loads((tmp_path / "lock.json").read_text())["pid"] == os.getpid()
     finally:
         os.kill(worker, signal.SIGKILL)
@@ -109,7 +112,7 @@ def test_a_forked_worker_that_outlives_its_parent_holds_nothing(tmp_path):
 
 def test_a_forked_worker_that_ends_first_leaves_its_parent_the_lock(tmp_path):
     run = runs.Run(tmp_path)
-    with runs.locked(run):
+    with runs.lock_run(run):
         worker = os.fork()
         if not worker:
             try:
@@ -117,7 +120,7 @@ def test_a_forked_worker_that_ends_first_leaves_its_parent_the_lock(tmp_path):
             finally:
                 os._exit(0)
         os.waitpid(worker, 0)
-        with pytest.raises(UserError, match="is writing to this run"), runs.locked(run):
+        with pytest.raises(UserError, match="is writing to this run"), runs.lock_run(run):
             pass
 
 
@@ -125,7 +128,7 @@ def test_a_worker_that_leaves_the_block_in_its_copy_does_not_give_the_lock_back(
     run = runs.Run(tmp_path)
     mine = os.getpid()
     try:
-        with runs.locked(run):
+        with runs.lock_run(run):
             worker = os.fork()
             if worker:
                 os.waitpid(worker, 0)
@@ -140,7 +143,7 @@ def test_a_living_process_of_version_0_1_is_respected(tmp_path):
     old = {"host": platform.node(), "pid": process.pid, "since": process.create_time()}
     (tmp_path / "lock.json").write_text(json.dumps(old))
     told = f"process {process.pid} on this machine is writing to this run"
-    with pytest.raises(UserError, match=told), runs.locked(runs.Run(tmp_path)):
+    with pytest.raises(UserError, match=told), runs.lock_run(runs.Run(tmp_path)):
         pass
 
 
@@ -148,7 +151,7 @@ def test_a_killed_holder_whose_number_went_to_a_living_process_is_replaced(tmp_p
     process = psutil.Process()
     dead = {"host": platform.node(), "pid": process.pid, "since": process.create_time()}
     (tmp_path / "lock.json").write_text(json.dumps(dead | {"by": "flock"}))
-    with runs.locked(runs.Run(tmp_path)):
+    with runs.lock_run(runs.Run(tmp_path)):
         pass
 
 
@@ -159,11 +162,11 @@ def test_without_file_locks_a_file_that_one_can_create_is_the_lock(tmp_path, mon
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     run = runs.Run(tmp_path)
-    with runs.locked(run):
+    with runs.lock_run(run):
         told = (
             rf"process {os.getpid()} on .* holds this run; if that one is gone, remove .*lock.held"
         )
-        with pytest.raises(UserError, match=told), runs.locked(run):
+        with pytest.raises(UserError, match=told), runs.lock_run(run):
             pass
     assert list(tmp_path.iterdir()) == []
 
@@ -172,6 +175,6 @@ def test_a_lock_on_a_folder_that_is_gone_names_the_folder(tmp_path):
     gone = tmp_path / "gone"
     with (
         pytest.raises(UserError, match=f"{gone}: cannot be written to"),
-        runs.locked(runs.Run(gone)),
+        runs.lock_run(runs.Run(gone)),
     ):
         pass

@@ -10,14 +10,14 @@ from slipstream import runs
 
 @pytest.fixture
 def run(tmp_path):
-    run = runs.create("a", out=str(tmp_path))
+    run = runs.create_run("a", out=str(tmp_path))
     for step in range(3):
         run.append("log", step=step, loss=0.5, name="ü")
     return run
 
 
 def test_a_flipped_bit_costs_its_line_and_is_noted(run):
-    whole, wanted, draw = run.log.read_bytes(), list(runs.events(run)), random.Random(0)
+    whole, wanted, draw = run.log.read_bytes(), list(runs.read_events(run)), random.Random(0)
     for _ in range(500):
         bad = bytearray(whole)
         place = draw.randrange(len(bad))
@@ -45,9 +45,9 @@ def test_a_torn_last_line_is_dropped_with_a_note(run):
 
 def test_what_follows_a_torn_line_is_not_lost_with_it(run):
     run.log.write_bytes(run.log.read_bytes()[:-9])
-    with runs.locked(run):
+    with runs.lock_run(run):
         run.append("log", step=7)
-    assert [event["step"] for event in runs.events(run)] == [0, 1, 7]
+    assert [event["step"] for event in runs.read_events(run)] == [0, 1, 7]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 import slipstream
 from slipstream.errors import UserError
-from slipstream.tuning import database
+from slipstream.tuning.storage import database
 from tests.tuning.several import job, one_of_two_is_killed
 
 pytestmark = pytest.mark.services

@@ -36,14 +36,16 @@ def test_workers_on_ray_find_every_trial_once_even_if_one_is_killed(tmp_path):
             os.kill(killed[0], signal.SIGKILL)
 
     def run_name():
-        return runs.last(config.out).name
+        return runs.find_last(config.out).name
 
     found = slipstream.tune(config, watch=kill_once, workers=2, on="ray")
     assert killed
     assert found.summary["trials"] == {"finished": 6, "pruned": 0, "failed": 0}
     trials = runs.read_json(found.run / "trials.json")
     assert [trial["trial"] for trial in trials] == list(range(6))
-    by = {e["trial"]: e["worker"] for e in runs.events(Run(found.run)) if e["event"] == "trial"}
+    by = {
+        e["trial"]: e["worker"] for e in runs.read_events(Run(found.run)) if e["event"] == "trial"
+    }
     assert set(by) == set(range(6))
     assert set(by.values()) == {0, 1}
 
@@ -60,7 +62,7 @@ def test_a_signal_stops_the_workers_on_ray_and_resume_goes_on(tmp_path):
 
     with pytest.raises(Interrupted, match="go on with: slipstream tune --resume"):
         slipstream.tune(config, watch=stop_once, workers=2, on="ray")
-    folder = runs.last(config.out)
+    folder = runs.find_last(config.out)
     assert list(folder.glob("workers/*/packs/*/checkpoints/step-*"))
     assert not list(folder.glob("workers/*/lock.json"))
     found = slipstream.tune(resume=folder)

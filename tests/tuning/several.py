@@ -14,9 +14,10 @@ from optuna.trial import FrozenTrial, TrialState
 from slipstream import config as configs
 from slipstream.config import Config
 from slipstream.runs import Run
-from slipstream.tuning import shared, work
-from slipstream.tuning.processes import Said, Worker
-from slipstream.tuning.work import Task
+from slipstream.tuning import sharing
+from slipstream.tuning.workers import worker as work
+from slipstream.tuning.workers.processes import WorkerEvent, WorkerProcess
+from slipstream.tuning.workers.worker import WorkerTask
 from tests.conftest import HUNG_S, small_config, waves
 
 
@@ -46,26 +47,26 @@ class Crowd:
     """Workers that nobody starts again."""
 
     def __init__(self, config: Config, url: str, folder: Path, *, parallel: int) -> None:
-        self.board = work.open_board(config, folder, url, "several")
-        self.said: queue.Queue[Said] = queue.Queue()
+        self.board = work.open_timed_study(config, folder, url, "several")
+        self.said: queue.Queue[WorkerEvent] = queue.Queue()
         self.url, self.folder, self.parallel = url, folder, parallel
         self.settings = configs.to_toml(config)
-        self.workers: list[Worker] = []
+        self.workers: list[WorkerProcess] = []
 
-    def start(self) -> Worker:
+    def start(self) -> WorkerProcess:
         index = len(self.workers)
-        task = Task(
+        task = WorkerTask(
             folder=str(self.folder / f"worker-{index}"),
             index=index,
-            settings=self.settings,
-            url=self.url,
-            study="several",
+            config_toml=self.settings,
+            storage_url=self.url,
+            study_name="several",
             parallel=self.parallel,
-            offset=index,
-            beat_s=1,
-            grace_s=8,
+            seed_offset=index,
+            heartbeat_s=1,
+            grace_period_s=8,
         )
-        self.workers.append(Worker(task, {}, self.said))
+        self.workers.append(WorkerProcess(task, {}, self.said))
         return self.workers[-1]
 
     def wait_for(self, index: int, event: str | None) -> None:
@@ -79,10 +80,10 @@ class Crowd:
 
     def end(self) -> None:
         for worker in self.workers:
-            worker.end()
+            worker.kill()
 
     def owner(self, index: int) -> str:
-        return shared.identity(Run(self.folder / f"worker-{index}"))
+        return sharing.read_worker_id(Run(self.folder / f"worker-{index}"))
 
 
 def one_of_two_is_killed(config: Config, url: str, folder: Path) -> None:
@@ -92,26 +93,26 @@ def one_of_two_is_killed(config: Config, url: str, folder: Path) -> None:
         doomed = crowd.start()
         crowd.start()
         crowd.wait_for(0, "epoch")
-        doomed.stop(signal.SIGKILL)
+        doomed.send_signal(signal.SIGKILL)
         crowd.wait_for(1, None)
         assert crowd.workers[1].process.returncode == 0
     finally:
         crowd.end()
-    trials = crowd.board.trials()
-    counted = shared.counted(trials)
-    assert len(counted) == shared.begun(trials) == config.tune.trials
+    trials = crowd.board.get_trials()
+    counted = sharing.select_counted(trials)
+    assert len(counted) == sharing.count_started(trials) == config.tune.trials
     assert {trial.state for trial in counted} == {TrialState.COMPLETE}
-    lost = [one for one in trials if one not in counted and not shared.is_surplus(one)]
+    lost = [one for one in trials if one not in counted and not sharing.is_surplus(one)]
     assert lost, "it was killed with trials under way"
-    assert {(one.state, shared.owner_of(one)) for one in lost} == {
+    assert {(one.state, sharing.get_owner(one)) for one in lost} == {
         (TrialState.FAIL, crowd.owner(0))
     }
     for one in lost:
         again = retries_of(one, trials)
         assert len(again) == 1
         assert again[0].params == one.params
-        assert shared.owner_of(again[0]) == crowd.owner(1)
-    assert sum(map(shared.is_again, trials)) == len(lost)
+        assert sharing.get_owner(again[0]) == crowd.owner(1)
+    assert sum(map(sharing.is_retry, trials)) == len(lost)
 
 
 def retries_of(one: FrozenTrial, trials: list[FrozenTrial]) -> list[FrozenTrial]:

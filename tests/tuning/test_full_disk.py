@@ -11,10 +11,10 @@ import pytest
 from slipstream import config as configs
 from slipstream import runs
 from slipstream.cli import app
-from slipstream.errors import Resumable
-from slipstream.tuning import database
+from slipstream.errors import ResumableError
+from slipstream.tuning.storage import database
 from tests.soak import forked, waited
-from tests.test_tuning import job
+from tests.tuning.test_api import job
 
 SIZE = 32 << 20
 LEVELS = (16, 64, 280)
@@ -76,5 +76,5 @@ def test_a_search_on_a_full_disk_goes_on_when_there_is_room(tmp_path, disk, leve
 
 def test_a_database_that_finds_no_room_is_told_as_resumable(disk):
     leave(disk, 20 << 10)
-    with pytest.raises(Resumable, match="disk is full; make room"):
-        database.open_storage(database.own_database(disk))
+    with pytest.raises(ResumableError, match="disk is full; make room"):
+        database.open_storage(database.make_run_database_url(disk))

@@ -7,13 +7,13 @@ from tests.conftest import small_config
 
 def test_a_seed_whose_result_stands_is_not_counted_again(tmp_path):
     """Its pack may go on from a checkpoint of before its end."""
-    run = runs.create("t", out=str(tmp_path))
+    run = runs.create_run("t", out=str(tmp_path))
     entries = [(DEFAULT, small_config())]
     first = Retraining(run, small_config(), entries)
-    one = first.next()
-    first.failed(one, "planted")
-    assert first.again(one.number).settled
-    assert not first.next().settled
+    one = first.ask()
+    first.fail(one, "planted")
+    assert first.reopen(one.number).is_final
+    assert not first.ask().is_final
     later = Retraining(run, small_config(), entries)
-    assert later.again(one.number).settled
-    assert len(later.found[DEFAULT].losses) == 1
+    assert later.reopen(one.number).is_final
+    assert len(later.results[DEFAULT].losses) == 1

@@ -9,7 +9,7 @@ from optuna.distributions import FloatDistribution
 
 from slipstream.config import Range, Tune
 from slipstream.tuning import retraining
-from slipstream.tuning.study import sampler_of
+from slipstream.tuning.study import make_sampler
 from tests.conftest import small_config
 
 
@@ -17,13 +17,13 @@ from tests.conftest import small_config
 def test_workers_of_the_largest_seed_have_samplers_too(kind):
     space = {"train.lr": Range(low=1e-3, high=1e-2)}
     tune = Tune(seed=2**32 - 1, sampler=kind, space=space)
-    assert sampler_of(tune, space, worker=3) is not None
+    assert make_sampler(tune, space, worker=3) is not None
 
 
 def test_the_largest_seed_leaves_seeds_to_train_the_best_again_from():
-    assert retraining.first_seed(small_config(seed=7)) == 1007
+    assert retraining.get_first_seed(small_config(seed=7)) == 1007
     base = small_config(seed=2**63 - 1)
-    first = retraining.first_seed(base)
+    first = retraining.get_first_seed(base)
     assert 0 <= first < first + base.tune.retrain_seeds <= 2**63
 
 
@@ -55,7 +55,7 @@ def cmaes_study(sampler, num_trials, **attrs):
 def cmaes_sampler():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return sampler_of(Tune(seed=0, sampler="cmaes"), {})
+        return make_sampler(Tune(seed=0, sampler="cmaes"), {})
 
 
 def test_a_study_of_cma_es_runs_no_code_that_somebody_put_into_it(tmp_path):

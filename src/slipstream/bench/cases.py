@@ -12,13 +12,13 @@ import pyarrow as pa
 import torch
 
 from slipstream import config as configs
+from slipstream.autotune import measure
+from slipstream.autotune.workload import override_sections, prepare_task
 from slipstream.config import Config
 from slipstream.data import dataset as datasets
 from slipstream.data.dataset import Dataset
-from slipstream.engine import measure
-from slipstream.engine.trial import changed, prepared
 from slipstream.errors import UserError
-from slipstream.models import consent
+from slipstream.models import permission
 
 ROWS, ROWS_ON_CPU = 60_000, 8_000
 EPOCHS, EPOCHS_ON_CPU = 200, 20
@@ -81,7 +81,9 @@ STANDARD = {
 }
 
 
-def standard(names: Iterable[str] = (), *, small: bool | None = None, **train: Any) -> list[Case]:
+def build_standard_cases(
+    names: Iterable[str] = (), *, small: bool | None = None, **train: Any
+) -> list[Case]:
     """The named ones of the standard cases, or all; where there is no GPU, 32 units wide, with a
     quarter of the batch and a third of the rows."""
     if small is None:
@@ -113,16 +115,16 @@ def _drawn(name: str, small: bool, train: dict[str, Any]) -> Case:
     draw = np.random.default_rng(0)
     rows = ROWS_ON_CPU if small else ROWS
     table = pa.table({column: draw.standard_normal(rows) for column in [*inputs, "y"]})
-    return Case(name, config, datasets.load(config, table))
+    return Case(name, config, datasets.load_dataset(config, table))
 
 
-def of_config(source: Config | str | Path | Mapping[str, Any], overrides: Iterable[str]) -> Case:
+def build_case(source: Config | str | Path | Mapping[str, Any], overrides: Iterable[str]) -> Case:
     """The user's job. Its engine settings are the bench's to vary; only the device is kept."""
     config = configs.load(source, overrides)
-    consent.allow(config)
+    permission.allow_classes(config)
     if config.masked:
         raise UserError('the bench measures training; take train.objective = "masked" out')
-    dataset = datasets.load(config)
+    dataset = datasets.load_dataset(config)
     if dataset.memory is None:
         raise UserError(
             "the data are larger than memory and would be streamed; measure on a part of them: "
@@ -131,8 +133,8 @@ def of_config(source: Config | str | Path | Mapping[str, Any], overrides: Iterab
     engine = config.engine.model_dump(include={"device"})
     config = Config.model_validate(config.model_dump(exclude_unset=True) | {"engine": engine})
     if config.train.batch == "auto":
-        first = changed(config, train={"batch": 256})
-        task, plan = prepared(first, dataset)
-        batch, _ = measure.find_batch(task, plan)
-        config = changed(config, train={"batch": batch})
+        first = override_sections(config, train={"batch": 256})
+        task, plan = prepare_task(first, dataset)
+        batch, _ = measure.find_batch_size(task, plan)
+        config = override_sections(config, train={"batch": batch})
     return Case(config.name, config, dataset)

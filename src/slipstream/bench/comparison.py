@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from slipstream import runs
-from slipstream.bench.record import Outcome, Row, Table, ratio
+from slipstream.bench.results import BenchResult, ResultRow, ResultTable, format_ratio
 from slipstream.errors import UserError
 
 
-def compare(old: Path, new: Path) -> Outcome:
+def compare(old: Path, new: Path) -> BenchResult:
     """Every row that both have; it moved if no repeat of one lies among the other's."""
     before, after = (_read(folder) for folder in (old, new))
     if before["kind"] != after["kind"]:
@@ -31,7 +31,7 @@ def compare(old: Path, new: Path) -> Outcome:
             moved.append(found)
     if not rows:
         raise UserError(f"{old} and {new} have no case and way in common")
-    return Outcome(
+    return BenchResult(
         kind="comparison",
         headline=f"{len(moved)} of {len(rows)} figures moved beyond their spread",
         rows=rows,
@@ -52,7 +52,7 @@ def _read(folder: Path) -> Any:
     return found
 
 
-def _compared(old: dict[str, Any], new: dict[str, Any]) -> Row:
+def _compared(old: dict[str, Any], new: dict[str, Any]) -> ResultRow:
     apart = min(new["repeats"]) > max(old["repeats"]) or max(new["repeats"]) < min(old["repeats"])
     more = {
         "old": old["median"],
@@ -60,10 +60,10 @@ def _compared(old: dict[str, Any], new: dict[str, Any]) -> Row:
         "ratio": new["median"] / old["median"],
         "moved": apart,
     }
-    return Row(new["case"], new["way"], new["unit"], new["repeats"], more)
+    return ResultRow(new["case"], new["way"], new["unit"], new["repeats"], more)
 
 
-def _table(rows: list[Row]) -> Table:
+def _table(rows: list[ResultRow]) -> ResultTable:
     cells = []
     for row in sorted(rows, key=lambda row: (not row.more["moved"], row.case)):
         old = row.more["old_repeats"]
@@ -77,12 +77,14 @@ def _table(rows: list[Row]) -> Table:
                 row.way,
                 f"{row.more['old']:.4g} ({min(old):.4g} to {max(old):.4g})",
                 f"{row.median:.4g} ({min(row.repeats):.4g} to {max(row.repeats):.4g})",
-                ratio(change),
+                format_ratio(change),
                 said,
             ]
         )
     unit = rows[0].unit if len({row.unit for row in rows}) == 1 else "see results.json"
-    return Table("old and new", ["case", "way", f"old, {unit}", "new", "new / old", ""], cells)
+    return ResultTable(
+        "old and new", ["case", "way", f"old, {unit}", "new", "new / old", ""], cells
+    )
 
 
 def _notes(before: Any, after: Any, gone: set[Any]) -> list[str]:

@@ -8,17 +8,26 @@ from typing import Any, NamedTuple
 
 import torch
 
-from slipstream import hardware
+from slipstream import machine
+from slipstream.autotune.workload import TrainingWorkload, override_sections
 from slipstream.bench.cases import Case
-from slipstream.bench.plain import PlainTrial
-from slipstream.bench.record import Budget, Outcome, Row, Table, Watch, ratio, spread
-from slipstream.bench.ways import Way
+from slipstream.bench.frameworks.plain_loop import PlainTrial
+from slipstream.bench.frameworks.settings import PeerSettings
+from slipstream.bench.results import (
+    BenchResult,
+    ProgressCallback,
+    ResultRow,
+    ResultTable,
+    TimeBudget,
+    format_ratio,
+    format_spread,
+)
 from slipstream.config import Config
-from slipstream.engine import recover, trace
+from slipstream.engine import recovery
 from slipstream.engine.plan import RECURRENT, Plan
-from slipstream.engine.trial import Trial, changed
 from slipstream.errors import UserError
-from slipstream.reporting import seconds
+from slipstream.profiling import trace
+from slipstream.reporting import format_seconds
 
 REPEATS = 5
 MOST_STEPS, LEAST_STEPS = 2000, 2
@@ -29,25 +38,25 @@ COMPILE_S = 15.0
 """What torch.compile may take before its first step"""
 
 
-Runs = Trial | PlainTrial
+Runs = TrainingWorkload | PlainTrial
 
 
 class Rung(NamedTuple):
     technique: str
-    how: Way | dict[str, Any]
+    how: PeerSettings | dict[str, Any]
     """A plain PyTorch loop, or Slipstream with these settings of `engine`"""
     takes_s: float = 0.0
     copies: int | None = None
     """Another `augment.cache` than the config's"""
 
 
-def rungs(config: Config, *, on_gpu: bool) -> Iterator[Rung]:
+def list_rungs(config: Config, *, on_gpu: bool) -> Iterator[Rung]:
     """From the loop that most people start with to what Slipstream does by itself.
 
     The lower ones are plain PyTorch, as in a script, up to what a DataLoader allows.
     """
     recurrent, device = config.model.kind in RECURRENT, config.engine.device
-    way = Way("", "plain", "fp32", 0, fused=False, pinned=False, waits=True)
+    way = PeerSettings("", "plain", "fp32", 0, fused=False, pinned=False, waits=True)
 
     def plainly(technique: str, **change: Any) -> Rung:
         nonlocal way
@@ -56,10 +65,10 @@ def rungs(config: Config, *, on_gpu: bool) -> Iterator[Rung]:
 
     yield plainly("naive loop")
     if on_gpu:
-        if hardware.has_tf32(hardware.choose_device(device)):
+        if machine.has_tf32(machine.choose_device(device)):
             yield plainly("+ TF32", precision="tf32")
         yield plainly("+ AMP (fp16)", precision="fp16")
-    elif hardware.has_fast_bf16():
+    elif machine.has_fast_bf16():
         yield plainly("+ AMP (bf16)", precision="bf16")
     workers = 4 if on_gpu else 2
     name = f"+ {workers} workers{', pinned' if on_gpu else ''}"
@@ -85,22 +94,24 @@ def rungs(config: Config, *, on_gpu: bool) -> Iterator[Rung]:
     if not recurrent:
         yield more("+ torch.compile", COMPILE_S, compile=True, plan="off")
     best = {"device": device, "plan": "measure"}
-    if config.augment.in_copies.kinds:
+    if config.augment.for_cache.kinds:
         other = "in the step" if config.augment.cache else f"in {COPIES} copies on disk"
         copies = 0 if config.augment.cache else COPIES
         yield Rung(f"auto, augmented {other}", best, copies=copies)
     yield Rung("auto, all measured", best)
 
 
-def ladder(cases: Sequence[Case], *, minutes: float, watch: Watch) -> Outcome:
+def measure_ladder(
+    cases: Sequence[Case], *, minutes: float, watch: ProgressCallback
+) -> BenchResult:
     """Time every rung of every case; repeats take turns, so that a disturbance meets them all."""
-    budget, rows = Budget(minutes), []
+    budget, rows = TimeBudget(minutes), []
     # compiling takes its time
     weights = [1 if case.config.model.kind in RECURRENT else 2 for case in cases]
     for number, case in enumerate(cases):
         share_s = budget.left_s * weights[number] / sum(weights[number:])
         rows += _climb(case, budget.spent_s + share_s, budget, watch)
-    return Outcome(
+    return BenchResult(
         kind="ladder",
         headline=_headline(cases, rows),
         rows=rows,
@@ -111,13 +122,15 @@ def ladder(cases: Sequence[Case], *, minutes: float, watch: Watch) -> Outcome:
     )
 
 
-def _climb(case: Case, until_s: float, budget: Budget, watch: Watch) -> list[Row]:
-    device = hardware.choose_device(case.config.engine.device)
+def _climb(
+    case: Case, until_s: float, budget: TimeBudget, watch: ProgressCallback
+) -> list[ResultRow]:
+    device = machine.choose_device(case.config.engine.device)
     on_gpu = device.type == "cuda"
-    hardware.wake(device)
+    machine.warm_up(device)
     found: list[tuple[Rung, Runs | str, dict[str, Any]]] = []
     open_trials: list[Runs] = []
-    steps = list(rungs(case.config, on_gpu=on_gpu))
+    steps = list(list_rungs(case.config, on_gpu=on_gpu))
     try:
         for rung in steps:
             watch(f"{case.name}: {rung.technique}", budget.share)
@@ -138,7 +151,9 @@ def _climb(case: Case, until_s: float, budget: Budget, watch: Watch) -> list[Row
                 if turn > 1 and budget.spent_s > until_s:
                     continue
                 warm_s = WARM_S if on_gpu else 0.0
-                repeats[id(trial)].append(trial.stretch(_steps(trial, share_s), warm_s=warm_s))
+                repeats[id(trial)].append(
+                    trial.measure_ms_per_step(_steps(trial, share_s), warm_s=warm_s)
+                )
         return list(_rows(case, found, repeats))
     finally:
         for trial in open_trials:
@@ -146,23 +161,23 @@ def _climb(case: Case, until_s: float, budget: Budget, watch: Watch) -> list[Row
         found.clear()
         gc.collect()
         if on_gpu:
-            recover.free_memory()
+            recovery.free_memory()
 
 
 def _steps(trial: Runs, share_s: float) -> int:
     """As many as its share of the time allows, those that use up a loader's head start included."""
     with trial.settings():
-        once_s = trial.run(1)
+        once_s = trial.time_steps(1)
     fits = int(share_s / max(once_s, 1e-6)) - 1 - trial.head_start
     return max(LEAST_STEPS, min(MOST_STEPS, fits))
 
 
 def _opened(case: Case, rung: Rung, device: torch.device) -> tuple[Runs | str, dict[str, Any]]:
     """The rung's trial, or why there is none; and what is measured once."""
-    gauge = Gauge(device)
+    gauge = PeakMemory(device)
     try:
         trial: Runs
-        if isinstance(rung.how, Way):
+        if isinstance(rung.how, PeerSettings):
             trial = PlainTrial(_one_pass(case.config), case.dataset, rung.how)
         else:
             engine = type(case.config.engine)(**rung.how)
@@ -170,14 +185,14 @@ def _opened(case: Case, rung: Rung, device: torch.device) -> tuple[Runs | str, d
             if rung.copies is not None:
                 augment = config.augment.model_copy(update={"cache": rung.copies})
                 config = config.model_copy(update={"augment": augment})
-            trial = Trial(config, case.dataset)
-        trial.stretch(1)
+            trial = TrainingWorkload(config, case.dataset)
+        trial.measure_ms_per_step(1)
     except (RuntimeError, UserError) as error:
         why = str(error).strip().split("\n", 1)[0]
         return f"failed: {why}", {}
     measured: dict[str, Any] = {"peak_bytes": gauge.peak_bytes()}
     if device.type == "cuda":
-        measured["device_ms"] = trace.busy_ms(trace.record(trial, 3)[0])
+        measured["device_ms"] = trace.compute_busy_ms(trace.record_trace(trial, 3)[0])
     return trial, measured
 
 
@@ -185,10 +200,12 @@ def _one_pass(config: Config) -> Config:
     """The plain loop has no accumulation: all windows of a step go at once."""
     batch = config.train.batch
     assert batch != "auto"
-    return changed(config, train={"batch": batch * config.train.accumulate, "accumulate": 1})
+    return override_sections(
+        config, train={"batch": batch * config.train.accumulate, "accumulate": 1}
+    )
 
 
-class Gauge:
+class PeakMemory:
     """The most memory that is held from here on, above what is held now: the device's, or the
     process' where the kernel lets us start its count anew."""
 
@@ -227,28 +244,28 @@ def _rows(
     case: Case,
     found: Sequence[tuple[Rung, Runs | str, dict[str, Any]]],
     repeats: dict[int, list[float]],
-) -> Iterator[Row]:
+) -> Iterator[ResultRow]:
     first = before = None
     for rung, trial, measured in found:
         if isinstance(trial, str):
-            yield Row(case.name, rung.technique, "ms per step", problem=trial)
+            yield ResultRow(case.name, rung.technique, "ms per step", problem=trial)
             continue
-        row = Row(case.name, rung.technique, "ms per step", repeats[id(trial)])
+        row = ResultRow(case.name, rung.technique, "ms per step", repeats[id(trial)])
         first = first or row.median
         before = before or row.median
         more = {
-            "settings": rung.how._asdict() if isinstance(rung.how, Way) else rung.how,
-            "windows_per_s": 1e3 * trial.windows / row.median,
+            "settings": rung.how._asdict() if isinstance(rung.how, PeerSettings) else rung.how,
+            "windows_per_s": 1e3 * trial.windows_per_step / row.median,
             "speedup": first / row.median,
             "speedup_over_rung_before": before / row.median,
             "run_s": row.median / 1e3 * trial.num_steps * case.config.train.epochs,
         }
         if "device_ms" in measured:
             more["device_busy"] = min(measured["device_ms"] / row.median, 1.0)
-        if isinstance(trial, Trial):
+        if isinstance(trial, TrainingWorkload):
             more["plan"] = _choices(trial.plan)
         before = row.median
-        yield Row(row.case, row.way, row.unit, row.repeats, more | measured)
+        yield ResultRow(row.case, row.way, row.unit, row.repeats, more | measured)
 
 
 def _choices(plan: Plan) -> dict[str, Any]:
@@ -256,28 +273,28 @@ def _choices(plan: Plan) -> dict[str, Any]:
     return {name: getattr(plan, name) for name in names}
 
 
-def _headline(cases: Sequence[Case], rows: Sequence[Row]) -> str:
+def _headline(cases: Sequence[Case], rows: Sequence[ResultRow]) -> str:
     best = []
     for case in cases:
         timed = [row for row in rows if row.case == case.name and row.repeats]
         if timed:
-            best.append(f"{case.name} {ratio(timed[-1].more['speedup'])}")
+            best.append(f"{case.name} {format_ratio(timed[-1].more['speedup'])}")
     return "What each technique brings: from the naive loop to auto " + ", ".join(best)
 
 
-def _table(case: Case, rows: Sequence[Row]) -> Table:
+def _table(case: Case, rows: Sequence[ResultRow]) -> ResultTable:
     on_gpu = any("device_ms" in row.more for row in rows)
-    columns: list[tuple[str, Callable[[Row], str]]] = [
+    columns: list[tuple[str, Callable[[ResultRow], str]]] = [
         ("technique", lambda row: row.way),
-        ("ms per step", spread),
+        ("ms per step", format_spread),
         ("windows/s", lambda row: f"{row.more['windows_per_s']:,.0f}"),
-        ("vs naive", lambda row: ratio(row.more["speedup"])),
-        ("vs before", lambda row: ratio(row.more["speedup_over_rung_before"])),
+        ("vs naive", lambda row: format_ratio(row.more["speedup"])),
+        ("vs before", lambda row: format_ratio(row.more["speedup_over_rung_before"])),
     ]
     if on_gpu:
         columns.append(("GPU busy", lambda row: f"{row.more['device_busy']:.0%}"))
     columns.append(("peak memory", lambda row: _megabytes(row.more.get("peak_bytes"))))
-    columns.append(("whole run", lambda row: seconds(row.more["run_s"])))
+    columns.append(("whole run", lambda row: format_seconds(row.more["run_s"])))
     cells = []
     for row in rows:
         if row.repeats:
@@ -285,16 +302,16 @@ def _table(case: Case, rows: Sequence[Row]) -> Table:
         else:
             cells.append([row.way, row.problem, *[""] * (len(columns) - 2)])
     epochs = case.config.train.epochs
-    return Table(
+    return ResultTable(
         f"{case.name}: {case.what}",
         [name for name, _ in columns],
         cells,
-        f"The whole run is {epochs} epochs of {case.dataset.count['train']:,} windows, without "
+        f"The whole run is {epochs} epochs of {case.dataset.num_windows['train']:,} windows, without "
         f"validations; memory is above what was held before. {_chosen(rows)}",
     )
 
 
-def _chosen(rows: Sequence[Row]) -> str:
+def _chosen(rows: Sequence[ResultRow]) -> str:
     last = rows[-1].more.get("plan")
     if not last:
         return ""

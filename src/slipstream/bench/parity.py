@@ -16,11 +16,19 @@ from typing import Any, NamedTuple
 from scipy.special import stdtrit
 
 from slipstream import runs
+from slipstream.autotune import measure
+from slipstream.autotune.workload import TrainingWorkload, override_sections, prepare_task
 from slipstream.bench.cases import Case
-from slipstream.bench.record import Budget, Outcome, Row, Table, Watch, percent
+from slipstream.bench.results import (
+    BenchResult,
+    ProgressCallback,
+    ResultRow,
+    ResultTable,
+    TimeBudget,
+    format_percent,
+)
 from slipstream.config import Config, Engine
-from slipstream.engine import loop, measure
-from slipstream.engine.trial import Trial, changed, prepared
+from slipstream.engine import loop
 from slipstream.errors import UserError
 
 WAYS = ("baseline", "auto")
@@ -29,7 +37,7 @@ MARGIN = 0.005
 LEAST_SEEDS = 3
 
 
-class Verdict(NamedTuple):
+class ParityVerdict(NamedTuple):
     said: str
     difference: float
     """Mean over the seeds, as a share; above 0 is worse"""
@@ -37,7 +45,9 @@ class Verdict(NamedTuple):
     high: float
 
 
-def judge(before: Sequence[float], after: Sequence[float], *, margin: float) -> Verdict:
+def judge_difference(
+    before: Sequence[float], after: Sequence[float], *, margin: float
+) -> ParityVerdict:
     """Whether errors grew: a 95 % interval of the mean difference, held against the margin."""
     pairs = list(zip(before, after, strict=True))
     shares = [(new - old) / old for old, new in pairs]
@@ -51,16 +61,16 @@ def judge(before: Sequence[float], after: Sequence[float], *, margin: float) -> 
         said = "loss shown"
     else:
         said = "too noisy, use more seeds"
-    return Verdict(said, mean, low, high)
+    return ParityVerdict(said, mean, low, high)
 
 
-def parity(
-    cases: Sequence[Case], *, seeds: int, minutes: float, margin: float, watch: Watch
-) -> Outcome:
+def measure_parity(
+    cases: Sequence[Case], *, seeds: int, minutes: float, margin: float, watch: ProgressCallback
+) -> BenchResult:
     if seeds < LEAST_SEEDS:
         raise UserError(f"--seeds is {seeds}; an interval takes at least {LEAST_SEEDS}")
-    budget = Budget(minutes)
-    rows: list[Row] = []
+    budget = TimeBudget(minutes)
+    rows: list[ResultRow] = []
     tables, told, notes, verdicts = [], [], [], {}
     for number, case in enumerate(cases):
         share_s = budget.left_s / (len(cases) - number)
@@ -77,18 +87,18 @@ def parity(
                 watch(f"{case.name}: seed {seed}, {way}", budget.share)
                 reached, precision[way] = _trained(case, way, seed, epochs)
                 found[way].append(reached)
-        verdict = judge(found["baseline"], found["auto"], margin=margin)
+        verdict = judge_difference(found["baseline"], found["auto"], margin=margin)
         verdicts[case.name] = verdict
-        unit = f"validation {metric(case.config)}, scaled"
-        windows = epochs * case.dataset.count["train"]
+        unit = f"validation {get_metric_name(case.config)}, scaled"
+        windows = epochs * case.dataset.num_windows["train"]
         more = {"epochs": epochs, "windows": windows}
         rows += [
-            Row(case.name, way, unit, found[way], more | {"precision": precision[way]})
+            ResultRow(case.name, way, unit, found[way], more | {"precision": precision[way]})
             for way in WAYS
         ]
         tables.append(_table(case, rows[-2:], verdict, margin))
         told.append(f"{case.name} {verdict.said}")
-    return Outcome(
+    return BenchResult(
         kind="parity",
         headline=f"Accuracy of auto beside the naive loop: {', '.join(told)}",
         rows=rows,
@@ -101,29 +111,31 @@ def parity(
     )
 
 
-def metric(config: Config) -> str:
+def get_metric_name(config: Config) -> str:
     return {"mse": "RMSE", "mae": "MAE"}.get(config.train.loss, f"{config.train.loss} loss")
 
 
 def _of(case: Case, way: Any, *, seed: int, epochs: int) -> Config:
-    config = changed(case.config, train={"epochs": epochs, "patience": "off", "minutes": None})
+    config = override_sections(
+        case.config, train={"epochs": epochs, "patience": "off", "minutes": None}
+    )
     engine = Engine(preset=way, device=case.config.engine.device, monitor=False)
     return config.model_copy(update={"seed": seed, "engine": engine})
 
 
-def _affordable(case: Case, seeds: int, share_s: float, watch: Watch) -> int:
+def _affordable(case: Case, seeds: int, share_s: float, watch: ProgressCallback) -> int:
     """As many epochs as fit into the time, for all repeats of both ways."""
     asked = case.config.train.epochs
     epoch_s = 0.0
     for way in WAYS:
         watch(f"{case.name}: how long {way} takes", 0.0)
-        trial = Trial(_of(case, way, seed=0, epochs=asked), case.dataset)
+        trial = TrainingWorkload(_of(case, way, seed=0, epochs=asked), case.dataset)
         try:
-            trial.stretch(1)
-            epoch_s += trial.stretch(min(10, trial.num_steps)) / 1e3 * trial.num_steps
+            trial.measure_ms_per_step(1)
+            epoch_s += trial.measure_ms_per_step(min(10, trial.num_steps)) / 1e3 * trial.num_steps
         finally:
             trial.close()
-    validation = 1 + case.dataset.count["val"] / case.dataset.count["train"]
+    validation = 1 + case.dataset.num_windows["val"] / case.dataset.num_windows["train"]
     fits = int(0.8 * share_s / (seeds * epoch_s * validation))
     if not fits:
         raise UserError(
@@ -137,25 +149,27 @@ def _trained(case: Case, way: str, seed: int, epochs: int) -> tuple[float, str]:
     """The best validation metric of one run, and the precision that it ran in."""
     config = _of(case, way, seed=seed, epochs=epochs)
     with tempfile.TemporaryDirectory() as out:
-        task, chosen = prepared(config, case.dataset)
-        task = replace(task, run=runs.create("parity", out=out))
-        chosen = measure.decide(task, chosen)
+        task, chosen = prepare_task(config, case.dataset)
+        task = replace(task, run=runs.create_run("parity", out=out))
+        chosen = measure.choose_plan(task, chosen)
         with chosen.flags():
             fit = loop.fit(task, chosen)
     best = fit.progress.best_loss
     return math.sqrt(best) if config.train.loss == "mse" else best, fit.plan.precision
 
 
-def _table(case: Case, rows: Sequence[Row], verdict: Verdict, margin: float) -> Table:
+def _table(
+    case: Case, rows: Sequence[ResultRow], verdict: ParityVerdict, margin: float
+) -> ResultTable:
     naive, auto = rows
     pairs = zip(naive.repeats, auto.repeats, strict=True)
     cells = [
-        [str(seed), f"{old:.5g}", f"{new:.5g}", percent(new / old - 1)]
+        [str(seed), f"{old:.5g}", f"{new:.5g}", format_percent(new / old - 1)]
         for seed, (old, new) in enumerate(pairs)
     ]
     means = [statistics.mean(row.repeats) for row in rows]
-    cells.append(["mean", f"{means[0]:.5g}", f"{means[1]:.5g}", percent(verdict.difference)])
-    return Table(
+    cells.append(["mean", f"{means[0]:.5g}", f"{means[1]:.5g}", format_percent(verdict.difference)])
+    return ResultTable(
         f"{case.name}: {verdict.said}",
         [
             "seed",
@@ -164,8 +178,8 @@ def _table(case: Case, rows: Sequence[Row], verdict: Verdict, margin: float) -> 
             "difference",
         ],
         cells,
-        f"The mean difference lies between {percent(verdict.low)} and "
-        f"{percent(verdict.high)} (95 % interval over {len(naive.repeats)} seeds; above "
+        f"The mean difference lies between {format_percent(verdict.low)} and "
+        f"{format_percent(verdict.high)} (95 % interval over {len(naive.repeats)} seeds; above "
         f"0 is worse); the margin is {100 * margin:g} %. Every run saw "
         f"{naive.more['windows']:,} windows. {case.what[0].upper()}{case.what[1:]}.",
     )

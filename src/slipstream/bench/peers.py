@@ -18,13 +18,21 @@ from pathlib import Path
 from typing import Any
 
 from slipstream import config as configs
-from slipstream import hardware
-from slipstream.bench import in_lightning, plain
+from slipstream import machine
+from slipstream.autotune.workload import TrainingWorkload, override_sections
 from slipstream.bench.cases import Case
-from slipstream.bench.record import Budget, Outcome, Row, Table, Watch, ratio, spread
-from slipstream.bench.ways import Found, Way
+from slipstream.bench.frameworks import lightning_loop, plain_loop
+from slipstream.bench.frameworks.settings import PeerSettings, StepTimings
+from slipstream.bench.results import (
+    BenchResult,
+    ProgressCallback,
+    ResultRow,
+    ResultTable,
+    TimeBudget,
+    format_ratio,
+    format_spread,
+)
 from slipstream.config import Engine
-from slipstream.engine.trial import Trial, changed
 from slipstream.errors import UserError
 
 ROUNDS, STRETCHES = 2, 3
@@ -43,36 +51,36 @@ AT_BEST = "Lightning at its best"
 USUAL = "Lightning as people run it"
 
 
-def _ways(*, on_gpu: bool) -> Iterator[Way]:
+def _ways(*, on_gpu: bool) -> Iterator[PeerSettings]:
     precisions = ("tf32", "fp16", "bf16") if on_gpu else ("fp32",)
     counts = (0, 4, 8) if on_gpu else (0, 2)
     usual = "fp16" if on_gpu else "fp32"
     for workers in counts[:2]:
-        yield Way(f"plain loop, {usual}, {workers} workers", "plain", usual, workers)
-    if not in_lightning.has_lightning():
+        yield PeerSettings(f"plain loop, {usual}, {workers} workers", "plain", usual, workers)
+    if not lightning_loop.has_lightning():
         return
-    yield Way(f"{USUAL}, {usual}", "lightning", usual, counts[1], habits=True)
+    yield PeerSettings(f"{USUAL}, {usual}", "lightning", usual, counts[1], habits=True)
     for precision in precisions:
         for workers in counts:
             name = f"{AT_BEST}, {precision}, {workers} workers"
-            yield Way(name, "lightning", precision, workers)
+            yield PeerSettings(name, "lightning", precision, workers)
 
 
-def peers(
+def compare_with_peers(
     cases: Sequence[Case],
     jobs: Sequence[Case],
     *,
     minutes: float,
-    watch: Watch,
+    watch: ProgressCallback,
     most_jobs: int = 5,
-) -> Outcome:
+) -> BenchResult:
     """Steps of every case, then the whole of every job, as far as the time goes."""
-    budget = Budget(minutes)
+    budget = TimeBudget(minutes)
     notes = []
-    if not in_lightning.has_lightning():
+    if not lightning_loop.has_lightning():
         notes.append("Lightning is not installed; pip install 'slipstream[lightning]' adds it")
-    rows: list[Row] = []
-    tables: list[Table] = []
+    rows: list[ResultRow] = []
+    tables: list[ResultTable] = []
     steps_until = budget.total_s * (STEPS_SHARE if jobs else 1.0)
     for number, case in enumerate(cases):
         share_s = (steps_until - budget.spent_s) / (len(cases) - number)
@@ -86,7 +94,7 @@ def peers(
         rows += found
         if found:
             tables.append(_jobs_table(case, found))
-    return Outcome(
+    return BenchResult(
         kind="peers",
         headline=_headline(rows),
         rows=rows,
@@ -98,12 +106,12 @@ def peers(
     )
 
 
-def alike(case: Case) -> Case:
+def make_comparable(case: Case) -> Case:
     """The case with what every framework can do alike: no dropout, one pass per step, a constant
     rate."""
     train = case.config.train
     assert train.batch != "auto"
-    config = changed(
+    config = override_sections(
         case.config,
         model={"dropout": 0.0},
         train={
@@ -116,17 +124,19 @@ def alike(case: Case) -> Case:
     return replace(case, config=config)
 
 
-def _steps(case: Case, share_s: float, budget: Budget, watch: Watch) -> list[Row]:
-    case = alike(case)
-    on_gpu = hardware.choose_device(case.config.engine.device).type == "cuda"
-    hardware.wake(hardware.choose_device(case.config.engine.device))
+def _steps(
+    case: Case, share_s: float, budget: TimeBudget, watch: ProgressCallback
+) -> list[ResultRow]:
+    case = make_comparable(case)
+    on_gpu = machine.choose_device(case.config.engine.device).type == "cuda"
+    machine.warm_up(machine.choose_device(case.config.engine.device))
     ways = list(_ways(on_gpu=on_gpu))
     half = ("tf32", "fp16", "bf16") if on_gpu else ()
     ours = [BASELINE, CLASSIC, *(f"Slipstream, {precision}" for precision in half), AUTO]
     until = budget.spent_s + share_s
     names = [*(way.name for way in ways), *ours]
     times: dict[str, list[float]] = {name: [] for name in names}
-    firsts: dict[str, Found] = {}
+    firsts: dict[str, StepTimings] = {}
     problems: dict[str, str] = {}
     reference = _ours(case, 1, precision="fp32", plan="off")
     each_s = share_s / ROUNDS / len(names)
@@ -150,14 +160,14 @@ def _steps(case: Case, share_s: float, budget: Budget, watch: Watch) -> list[Row
     return list(_rows(case, times, firsts, problems, reference.losses))
 
 
-def _count(known: list[float], reference: Found, each_s: float) -> int:
+def _count(known: list[float], reference: StepTimings, each_s: float) -> int:
     """Steps of a stretch: half of the way's time goes into stretches, the rest into its start."""
     once_s = min(known or reference.times) / 1e3
     return max(2, min(60, int(0.5 * each_s / STRETCHES / once_s)))
 
 
-def _theirs(case: Case, way: Way, steps: int) -> Found:
-    timed = plain.time_steps if way.framework == "plain" else in_lightning.time_steps
+def _theirs(case: Case, way: PeerSettings, steps: int) -> StepTimings:
+    timed = plain_loop.time_steps if way.framework == "plain" else lightning_loop.time_steps
     warm_up = max(FIRST, 2 + 2 * way.workers)
     return timed(case.config, case.dataset, way, warm_up=warm_up, stretches=STRETCHES, steps=steps)
 
@@ -169,14 +179,14 @@ def _engine(name: str) -> dict[str, Any]:
     return {"precision": name.partition(", ")[2], "plan": "measure"}
 
 
-def _ours(case: Case, steps: int, **settings: Any) -> Found:
+def _ours(case: Case, steps: int, **settings: Any) -> StepTimings:
     engine = Engine(device=case.config.engine.device, **settings)
     config = case.config.model_copy(update={"engine": engine})
-    trial = Trial(config, case.dataset, first=FIRST)
+    trial = TrainingWorkload(config, case.dataset, first=FIRST)
     try:
         warm_s = WARM_S if trial.device.type == "cuda" else 0.0
-        times = [trial.stretch(steps, warm_s=warm_s) for _ in range(STRETCHES)]
-        return Found(times, trial.first_losses, trial.plan.precision)
+        times = [trial.measure_ms_per_step(steps, warm_s=warm_s) for _ in range(STRETCHES)]
+        return StepTimings(times, trial.first_losses, trial.plan.precision)
     finally:
         trial.close()
 
@@ -184,10 +194,10 @@ def _ours(case: Case, steps: int, **settings: Any) -> Found:
 def _rows(
     case: Case,
     times: dict[str, list[float]],
-    firsts: dict[str, Found],
+    firsts: dict[str, StepTimings],
     problems: dict[str, str],
     in_fp32: list[float],
-) -> Iterator[Row]:
+) -> Iterator[ResultRow]:
     batch = case.config.train.batch
     assert batch != "auto"
     ours = {"fp32": in_fp32}
@@ -197,16 +207,16 @@ def _rows(
     for name, repeats in times.items():
         if not repeats:
             why = problems.get(name, "left out: give more --minutes")
-            yield Row(case.name, name, "ms per step", problem=why)
+            yield ResultRow(case.name, name, "ms per step", problem=why)
             continue
-        row = Row(case.name, name, "ms per step", repeats)
+        row = ResultRow(case.name, name, "ms per step", repeats)
         yield replace(
             row,
             more={"windows_per_s": 1e3 * batch / row.median} | _compared(name, firsts[name], ours),
         )
 
 
-def _compared(name: str, found: Found, ours: dict[str, list[float]]) -> dict[str, Any]:
+def _compared(name: str, found: StepTimings, ours: dict[str, list[float]]) -> dict[str, Any]:
     """A way's first losses beside ours in its precision; ours, or where that failed, beside fp32's.
 
     fp16 is held against fp32 by the loss before any update: its loss scale begins so high that
@@ -226,7 +236,7 @@ def _compared(name: str, found: Found, ours: dict[str, list[float]]) -> dict[str
     }
 
 
-def _steps_table(case: Case, rows: Sequence[Row]) -> Table:
+def _steps_table(case: Case, rows: Sequence[ResultRow]) -> ResultTable:
     auto = next(row for row in rows if row.way == AUTO)
     cells = []
     for row in sorted(rows, key=lambda r: -r.median if r.repeats else -1e9):
@@ -237,13 +247,13 @@ def _steps_table(case: Case, rows: Sequence[Row]) -> Table:
         cells.append(
             [
                 row.way,
-                spread(row),
+                format_spread(row),
                 f"{row.more['windows_per_s']:,.0f}",
-                ratio(row.median / auto.median) if auto.repeats else "–",
+                format_ratio(row.median / auto.median) if auto.repeats else "–",
                 apart if row.more["same_work"] else f"{apart}: not the same work",
             ]
         )
-    return Table(
+    return ResultTable(
         f"{case.name}: {case.what}",
         ["way", "ms per step", "windows/s", "auto is faster by", "first losses apart"],
         cells,
@@ -252,18 +262,23 @@ def _steps_table(case: Case, rows: Sequence[Row]) -> Table:
     )
 
 
-def _of_fp16(rows: Sequence[Row]) -> str:
+def _of_fp16(rows: Sequence[ResultRow]) -> str:
     if not any(row.more.get("precision") == "fp16" for row in rows):
         return ""
     return "; fp16's by the first alone, since its loss scale may skip updates"
 
 
 def _jobs(
-    case: Case, rows: Sequence[Row], share_s: float, budget: Budget, watch: Watch, most: int
-) -> tuple[list[Row], list[str]]:
+    case: Case,
+    rows: Sequence[ResultRow],
+    share_s: float,
+    budget: TimeBudget,
+    watch: ProgressCallback,
+    most: int,
+) -> tuple[list[ResultRow], list[str]]:
     """Whole commands, as often as the time allows; their epochs cut where even one does not fit."""
-    on_gpu = hardware.choose_device(case.config.engine.device).type == "cuda"
-    ways: dict[str, Way | None] = {AUTO: None, CLASSIC: None}
+    on_gpu = machine.choose_device(case.config.engine.device).type == "cuda"
+    ways: dict[str, PeerSettings | None] = {AUTO: None, CLASSIC: None}
     mine = [row for row in rows if row.case == case.name]
     for start in ("plain loop", USUAL, AT_BEST):
         timed = [row for row in mine if row.way.startswith(start) and row.repeats]
@@ -273,14 +288,14 @@ def _jobs(
     config, train, notes = case.config, case.config.train, []
     assert train.batch != "auto"
     known = {row.way: row.median for row in mine if row.repeats}
-    steps = -(-case.dataset.count["train"] // train.batch)
+    steps = -(-case.dataset.num_windows["train"] // train.batch)
     epoch_s = 1.2 * steps / 1e3 * sum(known.get(way, 0.0) for way in ways)
     fits = int((0.9 * share_s - START_S * len(ways)) / epoch_s) if epoch_s else 0
     if fits < 1:
         return [], [f"{case.name}: no time for whole jobs; give more --minutes"]
     if fits < train.epochs:
         notes.append(f"{case.name}: whole jobs of {fits} of its {train.epochs} epochs")
-        config = changed(config, train={"epochs": fits})
+        config = override_sections(config, train={"epochs": fits})
     until = budget.spent_s + share_s
     runs_of: dict[str, list[dict[str, Any]]] = {name: [] for name in ways}
     with tempfile.TemporaryDirectory() as folder:
@@ -298,12 +313,12 @@ def _jobs(
     return list(_job_rows(case, runs_of)), notes
 
 
-def _command(path: Path, name: str, way: Way | None, folder: Path) -> list[str]:
+def _command(path: Path, name: str, way: PeerSettings | None, folder: Path) -> list[str]:
     if way is None:
         here = ["--set", f"out={folder / 'runs'}", "--set", f"engine.preset={name.split()[-1]}"]
         return [sys.executable, "-m", "slipstream", "train", str(path), *here]
     settings = [way.framework, way.precision, str(way.workers), "habits" if way.habits else ""]
-    return [sys.executable, "-m", "slipstream.bench.others", str(path), *settings]
+    return [sys.executable, "-m", "slipstream.bench.frameworks.job", str(path), *settings]
 
 
 def _timed(command: list[str]) -> dict[str, Any]:
@@ -324,7 +339,7 @@ def _timed(command: list[str]) -> dict[str, Any]:
     return {"validations": told, "seconds": time.perf_counter() - began}
 
 
-def _job_rows(case: Case, runs_of: dict[str, list[dict[str, Any]]]) -> Iterator[Row]:
+def _job_rows(case: Case, runs_of: dict[str, list[dict[str, Any]]]) -> Iterator[ResultRow]:
     target = max(
         min(loss for _, loss in run["validations"]) for found in runs_of.values() for run in found
     )
@@ -335,23 +350,23 @@ def _job_rows(case: Case, runs_of: dict[str, list[dict[str, Any]]]) -> Iterator[
             "job_s": sorted(run["seconds"] for run in found)[len(found) // 2],
             "best_loss": min(min(loss for _, loss in run["validations"]) for run in found),
         }
-        yield Row(f"{case.name}, whole job", name, "s to the validation loss", reached, more)
+        yield ResultRow(f"{case.name}, whole job", name, "s to the validation loss", reached, more)
 
 
-def _jobs_table(case: Case, rows: Sequence[Row]) -> Table:
+def _jobs_table(case: Case, rows: Sequence[ResultRow]) -> ResultTable:
     auto = next(row for row in rows if row.way == AUTO)
     cells = [
         [
             row.way,
-            spread(row),
+            format_spread(row),
             f"{row.more['job_s']:.1f}",
             f"{row.more['best_loss']:.4g}",
-            ratio(row.median / auto.median),
+            format_ratio(row.median / auto.median),
         ]
         for row in sorted(rows, key=lambda row: -row.median)
     ]
     target = rows[0].more["target_loss"]
-    return Table(
+    return ResultTable(
         f"{case.name}: from the command to a validation loss of {target:.4g}",
         ["way", "seconds to the loss", "to the end", "best loss", "auto is faster by"],
         cells,
@@ -361,12 +376,12 @@ def _jobs_table(case: Case, rows: Sequence[Row]) -> Table:
     )
 
 
-def _headline(rows: Sequence[Row]) -> str:
+def _headline(rows: Sequence[ResultRow]) -> str:
     told = []
     for case in dict.fromkeys(row.case for row in rows):
         of_case = [row for row in rows if row.case == case and row.repeats]
         best = [row.median for row in of_case if row.way.startswith(AT_BEST)]
         auto = [row.median for row in of_case if row.way == AUTO]
         if best and auto:
-            told.append(f"{case} {ratio(min(best) / auto[0])}")
+            told.append(f"{case} {format_ratio(min(best) / auto[0])}")
     return "Beside other ways to train: over Lightning at its best " + ", ".join(told)

@@ -9,11 +9,11 @@ from typing import Annotated
 
 import typer
 
-from slipstream import screen
-from slipstream.cli.measuring import bench_app, doctor, profile
-from slipstream.cli.searching import tune
-from slipstream.cli.trained import evaluate, predict, report
+from slipstream import terminal
+from slipstream.cli.diagnostics import bench_app, doctor, profile
+from slipstream.cli.runs import evaluate, predict, report
 from slipstream.cli.training import pretrain, train
+from slipstream.cli.tuning import tune
 
 app = typer.Typer(
     name="slipstream",
@@ -26,7 +26,7 @@ app = typer.Typer(
 
 
 def main() -> None:
-    screen.prepare()
+    terminal.prepare_streams()
     app()
 
 

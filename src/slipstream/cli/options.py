@@ -72,9 +72,9 @@ def asked(
 
     settings = None
     if config or not resume:
-        settings = configs.load(config or configs.demo(demo), (*(set_ or ()), *always))
+        settings = configs.load(config or configs.load_demo(demo), (*(set_ or ()), *always))
     if resume == "last":
         where = [text for text in set_ or () if text.startswith("out=")]
         out = (settings or configs.load({}, where)).out
-        resume = str(runs.last(out, settings.name if settings else None))
+        resume = str(runs.find_last(out, settings.name if settings else None))
     return settings, resume

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from slipstream import screen
-from slipstream.cli.answers import answering, print_result
+from slipstream import terminal
 from slipstream.cli.options import AllowCode, Force, Json, Quiet, Resume, Set, asked
+from slipstream.cli.output import answering, print_result
 from slipstream.errors import UserError
-from slipstream.screen import Screen
+from slipstream.terminal import TrainingDisplay
 
 if TYPE_CHECKING:
     from slipstream.runs import Event
@@ -47,9 +47,9 @@ def _train(
     with answering(as_json):
         from slipstream import config as configs
 
-        always = [configs.MASKED] if verb == "pretrain" else []
+        always = [configs.PRETRAIN_OVERRIDE] if verb == "pretrain" else []
         settings, resume = asked(config, resume, set_, always, demo="demo")
-        with Screen(quiet) as watching:
+        with TrainingDisplay(quiet) as watching:
             watching.say("loading torch and the data ...")
             from slipstream import training
 
@@ -71,7 +71,9 @@ def _train(
             from slipstream.reporting import report
 
             path = report(result.run)
-        print_result(result.summary | {"report": str(path)}, as_json, quiet, screen.show_training)
+        print_result(
+            result.summary | {"report": str(path)}, as_json, quiet, terminal.print_training
+        )
 
 
 def _load_meanwhile(module: str) -> None:
@@ -120,14 +122,14 @@ def pretrain(
         if resume == "last":
             raise UserError("--resume takes the folder of a probe here, not last")
         demo = probe is None
-        with Screen(quiet) as watching:
+        with TrainingDisplay(quiet) as watching:
             watching.say("loading torch and the data ...")
             from slipstream.probing import probe as run_probe
             from slipstream.reporting import report
 
             found = run_probe(
-                configs.demo("bars") if demo else config,
-                configs.demo("regimes") if probe is None else probe,
+                configs.load_demo("bars") if demo else config,
+                configs.load_demo("regimes") if probe is None else probe,
                 run=encoder,
                 seeds=seeds,
                 overrides=tuple(set_ or ()),
@@ -137,4 +139,4 @@ def pretrain(
             )
             watching.say("drawing the report ...")
             path = report(found.run)
-        print_result(found.summary | {"report": str(path)}, as_json, quiet, screen.show_probe)
+        print_result(found.summary | {"report": str(path)}, as_json, quiet, terminal.print_probe)

@@ -4,9 +4,9 @@ from slipstream.config.augment import Augment
 from slipstream.config.base import CLASS_LOSSES, Scalar
 from slipstream.config.data import SIMULATED, Data
 from slipstream.config.engine import Engine
+from slipstream.config.loading import list_differences, load, load_demo, replace_settings, to_toml
 from slipstream.config.model import Model
-from slipstream.config.pretraining import MASKED, Pretrain
-from slipstream.config.reading import changed, demo, differences, load, to_toml
+from slipstream.config.pretraining import PRETRAIN_OVERRIDE, Pretrain
 from slipstream.config.sections import Config
 from slipstream.config.signature import Signature
 from slipstream.config.split import Split
@@ -15,7 +15,7 @@ from slipstream.config.tune import Range, Tune
 
 __all__ = [
     "CLASS_LOSSES",
-    "MASKED",
+    "PRETRAIN_OVERRIDE",
     "SIMULATED",
     "Augment",
     "Config",
@@ -29,9 +29,9 @@ __all__ = [
     "Split",
     "Train",
     "Tune",
-    "changed",
-    "demo",
-    "differences",
+    "list_differences",
     "load",
+    "load_demo",
+    "replace_settings",
     "to_toml",
 ]

@@ -57,14 +57,14 @@ class Augment(Section):
     `slipstream bench ladder` says which is faster."""
 
     @property
-    def in_step(self) -> Augment:
+    def for_step(self) -> Augment:
         """What is left to do where there are copies"""
         if not self.cache:
             return self
         return self.model_copy(update=dict.fromkeys(KINDS[:-2], 0.0))
 
     @property
-    def in_copies(self) -> Augment:
+    def for_cache(self) -> Augment:
         return self.model_copy(update=dict.fromkeys(KINDS[-2:], 0.0))
 
     @property

@@ -6,13 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from slipstream.config.base import (
-    Names,
-    PositiveFloat,
-    Scalar,
-    Scalars,
-    Section,
-)
+from slipstream.config.base import Names, PositiveFloat, Scalar, Scalars, Section
 from slipstream.config.split import Split
 
 SIMULATED = "simulated:"

@@ -6,10 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from slipstream.config.base import (
-    PositiveFloat,
-    Section,
-)
+from slipstream.config.base import PositiveFloat, Section
 
 PRESETS: dict[str, dict[str, Any]] = {
     "auto": {},

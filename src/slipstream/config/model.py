@@ -6,12 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from slipstream.config.base import (
-    Scalar,
-    Scalars,
-    Section,
-    Sizes,
-)
+from slipstream.config.base import Scalar, Scalars, Section, Sizes
 
 OwnKind = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 
@@ -48,7 +43,7 @@ class Model(Section):
     """Transformer: width of the feed-forward part, as a multiple of `hidden`."""
 
     @property
-    def own(self) -> bool:
+    def is_custom(self) -> bool:
         """Whether it is the user's own class"""
         return ":" in self.kind
 
@@ -78,7 +73,7 @@ class Model(Section):
                 raise ValueError(
                     f"model.hidden = {self.sizes[0]} does not divide by model.heads = {self.heads}"
                 )
-        if self.options and not self.own:
+        if self.options and not self.is_custom:
             raise ValueError(f'model.options are for a class of your own, not "{self.kind}"')
         if self.bidirectional and self.kind not in ("lstm", "gru"):
             raise ValueError(f'model.bidirectional is for lstm and gru, not "{self.kind}"')

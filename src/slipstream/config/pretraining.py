@@ -11,7 +11,7 @@ from slipstream.config.base import CLASS_LOSSES, Fraction, NonNegative, Section
 if TYPE_CHECKING:
     from slipstream.config.sections import Config
 
-MASKED = "train.objective=masked"
+PRETRAIN_OVERRIDE = "train.objective=masked"
 """As an override: what makes any job one of pre-training"""
 DEFAULTS: dict[str, dict[str, Any]] = {
     "data": {"split": {"train": 0.9, "val": 0.1}},
@@ -53,7 +53,7 @@ class Pretrain(Section):
     """Hidden units of the decoder that makes rows of the encoder's tokens."""
 
 
-def with_defaults(settings: dict[str, Any]) -> dict[str, Any]:
+def apply_defaults(settings: dict[str, Any]) -> dict[str, Any]:
     """A pre-training run's settings, with its own defaults where they say nothing.
 
     What they say of classes is for the training that follows, and left out.
@@ -84,7 +84,7 @@ def refuse_unfit(config: Config) -> None:
             f'model.kind = "{kind}" reads a window as one row, so there is no sequence to '
             'pre-train; use "lstm", "gru" or "transformer"'
         )
-    if config.model.own:
+    if config.model.is_custom:
         raise ValueError(
             f'model.kind = "{kind}" is a class of your own, which has no encoder to pre-train; use '
             '"lstm", "gru" or "transformer"'

@@ -12,7 +12,7 @@ from slipstream.config.base import CLASS_LOSSES, Section
 from slipstream.config.data import Data
 from slipstream.config.engine import Engine
 from slipstream.config.model import Model
-from slipstream.config.pretraining import Pretrain, refuse_unfit, with_defaults
+from slipstream.config.pretraining import Pretrain, apply_defaults, refuse_unfit
 from slipstream.config.train import Train
 from slipstream.config.tune import Tune
 
@@ -59,7 +59,7 @@ class Config(Section):
             return settings
         data, train = (_as_dict(settings.get(name, {})) for name in ("data", "train"))
         if train is not None and train.get("objective") == "masked":
-            return with_defaults(settings)
+            return apply_defaults(settings)
         if data is None or train is None or data.get("task") != "classify" or "loss" in train:
             return settings
         return settings | {"train": train | {"loss": "cross_entropy"}}

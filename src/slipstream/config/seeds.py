@@ -8,7 +8,7 @@ GENERATOR_BITS = 32
 """Torch's CPU generator takes 64 bits and starts from the lower 32 of them."""
 
 
-def fold_seed(seed: int) -> int:
+def hash_seed(seed: int) -> int:
     """Return a seed that the generators tell apart: itself where it has 32 bits, else a hash."""
     if seed < 2**GENERATOR_BITS:
         return seed

@@ -46,24 +46,24 @@ class Signature(Section):
         return self.context if self.masked else max(self.horizon, 1)
 
     @property
-    def fold(self) -> int:
+    def sequences_per_window(self) -> int:
         """Sequences that one window becomes: one, or one per target channel."""
         return len(self.targets) if self.channels == "independent" else 1
 
     @property
     def model_inputs(self) -> int:
         """Columns of one sequence."""
-        return len(self.inputs) - self.fold + 1
+        return len(self.inputs) - self.sequences_per_window + 1
 
     @property
     def model_targets(self) -> int:
-        return len(self.targets) // self.fold
+        return len(self.targets) // self.sequences_per_window
 
     @property
     def model_shared(self) -> int:
         """How many of the sequence's last columns are its first targets, in the same numbers: a
         class has no size that changes with its column's."""
-        return 0 if self.classes else self.shared // self.fold
+        return 0 if self.classes else self.shared // self.sequences_per_window
 
     @property
     def lead(self) -> int:

@@ -6,13 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from slipstream.config.base import (
-    Fraction,
-    NonNegative,
-    PositiveFloat,
-    Section,
-    Weights,
-)
+from slipstream.config.base import Fraction, NonNegative, PositiveFloat, Section, Weights
 
 
 class Train(Section):

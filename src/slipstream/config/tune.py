@@ -35,7 +35,7 @@ class Range(Section):
         return self
 
     @property
-    def whole(self) -> bool:
+    def is_integer(self) -> bool:
         return all(isinstance(n, int) for n in (self.low, self.high, self.step or 1))
 
 

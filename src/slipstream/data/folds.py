@@ -18,8 +18,8 @@ from torch import Tensor
 
 from slipstream.config import Data, Signature
 from slipstream.data import splits, windows
-from slipstream.data.prepare import Flags, Ints, Layout, Times, is_date
-from slipstream.data.splits import TEST, TRAIN, VAL, Runs
+from slipstream.data.series import Flags, Ints, SeriesIndex, Times, is_date
+from slipstream.data.splits import TEST, TRAIN, VAL, SplitAssignment
 from slipstream.errors import UserError
 
 
@@ -33,17 +33,17 @@ class Fold:
     """First rows of the windows, by set"""
 
     @property
-    def count(self) -> dict[str, int]:
+    def num_windows(self) -> dict[str, int]:
         """Windows, by set"""
         return {name: len(starts) for name, starts in self.starts.items()}
 
 
-def find(
-    layout: Layout, time: Times | None, data: Data, signature: Signature
-) -> tuple[Runs, tuple[Fold, ...], list[str]]:
+def find_folds(
+    layout: SeriesIndex, time: Times | None, data: Data, signature: Signature
+) -> tuple[SplitAssignment, tuple[Fold, ...], list[str]]:
     """The first fold's rows by set, every fold, and notes; each set of each fold has windows."""
-    walk = splits.walk_forward(layout, data.split)
-    blocks = splits.tested(layout, walk)
+    walk = splits.assign_walk_forward(layout, data.split)
+    blocks = splits.merge_test_blocks(layout, walk)
     every_test = _starts(layout.breaks, blocks, TEST, data, signature)
     found = []
     for index, runs in enumerate(walk):
@@ -56,20 +56,20 @@ def find(
         number = f"{index + 1} of {len(walk)}"
         for which, (name, some) in enumerate(starts.items()):
             if not len(some):
-                rows = runs.count(which)
-                raise UserError(splits.no_window(name, layout, rows, data, fold=number))
+                rows = runs.count_rows(which)
+                raise UserError(splits.explain_empty_set(name, layout, rows, data, fold=number))
         label = _label(layout, time, runs, data) or f"block {number}"
         found.append(Fold(label, {name: torch.from_numpy(some) for name, some in starts.items()}))
     notes = [
         f"walk-forward in {len(walk)} folds: columns are scaled by the first fold's "
-        f"{walk[0].count(TRAIN):,} training rows, which every fold may know"
+        f"{walk[0].count_rows(TRAIN):,} training rows, which every fold may know"
     ]
     if time is not None:
         notes += _apart(time, walk, data)
     return walk[0], tuple(found), notes
 
 
-def back_from(
+def find_search_folds(
     starts: dict[str, Tensor], count: int, *, offsets: Tensor, signature: Signature, purge: int
 ) -> tuple[dict[str, Tensor], ...]:
     """Folds of what a split trains and validates on: its own validation block is the last one's,
@@ -108,17 +108,21 @@ def back_from(
     return (*found, {"train": train, "val": val})
 
 
-def rows_known(training: Flags, starts: Tensor, layout: Layout, signature: Signature) -> Flags:
+def select_known_rows(
+    training: Flags, starts: Tensor, layout: SeriesIndex, signature: Signature
+) -> Flags:
     """Of the rows that are for `training`, those up to the last target row of a fold's training
     windows, series by series: what that fold may know."""
     first = starts.numpy()
     owner = np.searchsorted(layout.offsets, first, side="right") - 1
-    ends = np.zeros(len(layout.series), dtype=np.int64)
+    ends = np.zeros(len(layout.series_names), dtype=np.int64)
     np.maximum.at(ends, owner, first + signature.lead + signature.steps_out)
     return training & (np.arange(layout.num_rows) < np.repeat(ends, np.diff(layout.offsets)))
 
 
-def _starts(breaks: Ints, runs: Runs, which: int, data: Data, signature: Signature) -> Ints:
+def _starts(
+    breaks: Ints, runs: SplitAssignment, which: int, data: Data, signature: Signature
+) -> Ints:
     return windows.find_ranges(
         breaks,
         runs,
@@ -126,17 +130,17 @@ def _starts(breaks: Ints, runs: Runs, which: int, data: Data, signature: Signatu
         lead=signature.lead,
         steps_out=signature.steps_out,
         stride=data.stride,
-    ).starts()
+    ).list_starts()
 
 
-def _training_breaks(layout: Layout, runs: Runs) -> Ints:
+def _training_breaks(layout: SeriesIndex, runs: SplitAssignment) -> Ints:
     """Breaks also where each series' training begins: what a rolling fold forgot is no context."""
     begins = runs.begins[runs.sets == TRAIN]
     owners = np.searchsorted(layout.offsets, begins, side="right")
     return np.union1d(layout.breaks, begins[np.diff(owners, prepend=0) > 0])
 
 
-def _label(layout: Layout, time: Times | None, runs: Runs, data: Data) -> str:
+def _label(layout: SeriesIndex, time: Times | None, runs: SplitAssignment, data: Data) -> str:
     """The test block's first and last time; without times, its rows where series agree on them."""
     mine = runs.sets == TEST
     first, last = runs.begins[mine], runs.ends[mine] - 1
@@ -165,7 +169,7 @@ def _dates(*microseconds: int) -> list[str]:
     return [str(one).replace("T", " ") for one in times]
 
 
-def _apart(time: Times, walk: tuple[Runs, ...], data: Data) -> list[str]:
+def _apart(time: Times, walk: tuple[SplitAssignment, ...], data: Data) -> list[str]:
     """A note where one series' training is later than another's test."""
     for index, runs in enumerate(walk):
         learnt = (runs.sets == TRAIN) | (runs.sets == VAL)

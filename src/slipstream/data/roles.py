@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.config import Data
-from slipstream.data import tables, text, typed
-from slipstream.data.classes import LABEL
-from slipstream.data.tables import Source
+from slipstream.data import columns
+from slipstream.data.io import csv, table
+from slipstream.data.io.table import DataTable
+from slipstream.data.labels.classes import LABEL
 from slipstream.errors import UserError
 
 Ints = npt.NDArray[np.int64]
@@ -30,7 +31,7 @@ class Roles:
     static: tuple[str, ...] = ()
 
 
-def find_roles(source: Source, data: Data) -> tuple[Roles, list[str]]:
+def find_roles(source: DataTable, data: Data) -> tuple[Roles, list[str]]:
     """Columns by role, with a note on what the defaults left out."""
     targets = data.targets if data.labels is None else (LABEL,)
     notes = _notes_on_names(source, data)
@@ -38,17 +39,17 @@ def find_roles(source: Source, data: Data) -> tuple[Roles, list[str]]:
         _refuse_taken(source, data, data.inputs)
         return Roles(data.inputs, targets or data.inputs, data.static), notes
     for name in data.targets or ():
-        typed.require(source, name, "data.targets")
+        columns.require_column(source, name, "data.targets")
     spoken_for = {data.time, data.split.by, *data.ids, *data.static, *data.where, *data.ignore}
     if data.horizon == 0 or data.task == "classify":
         spoken_for |= set(data.targets or ())
     spoken_for.add(source.file_column)
-    free = [name for name in source.names if name not in spoken_for]
+    free = [name for name in source.column_names if name not in spoken_for]
     inputs = tuple(
         name
         for name in free
-        if typed.looks_numeric(source, name)
-        and not name.startswith(text.UNNAMED)
+        if columns.is_numeric(source, name)
+        and not name.startswith(csv.UNNAMED)
         and (data.channels == "together" or name in (data.targets or free))
     )
     if not inputs:
@@ -61,23 +62,25 @@ def find_roles(source: Source, data: Data) -> tuple[Roles, list[str]]:
     return Roles(inputs, targets or inputs, data.static), notes
 
 
-def _notes_on_names(source: Source, data: Data) -> list[str]:
+def _notes_on_names(source: DataTable, data: Data) -> list[str]:
     """Say so where a word that has a meaning of its own is also a column, which then wins."""
     notes = []
     if (
-        tables.FILE in data.ids
-        and tables.FILE in source.names
-        and source.file_column != tables.FILE
+        table.FILE_COLUMN in data.ids
+        and table.FILE_COLUMN in source.column_names
+        and source.file_column != table.FILE_COLUMN
     ):
-        notes.append(f'data.id = "{tables.FILE}" is the column of that name, not a row\'s file')
-    if data.split.by == SERIES and SERIES in source.names and SERIES not in data.ids:
+        notes.append(
+            f'data.id = "{table.FILE_COLUMN}" is the column of that name, not a row\'s file'
+        )
+    if data.split.by == SERIES and SERIES in source.column_names and SERIES not in data.ids:
         notes.append(
             f'data.split.by = "{SERIES}" is the column of that name, not the series\' name'
         )
     return notes
 
 
-def _refuse_taken(source: Source, data: Data, inputs: tuple[str, ...]) -> None:
+def _refuse_taken(source: DataTable, data: Data, inputs: tuple[str, ...]) -> None:
     if data.labels is not None and LABEL in inputs:
         raise UserError(
             f'{source.name}: has a column "{LABEL}" among its inputs, which is what data.labels '
@@ -85,7 +88,7 @@ def _refuse_taken(source: Source, data: Data, inputs: tuple[str, ...]) -> None:
         )
 
 
-def for_an_encoder(roles: Roles, data: Data) -> tuple[Roles, Data]:
+def adapt_to_pretraining(roles: Roles, data: Data) -> tuple[Roles, Data]:
     """What masked rows are filled in from: inputs alone, and windows of nothing but context."""
     targets = roles.targets if data.channels == "independent" else ()
     split = data.split.model_copy(update={"stratified": False})
@@ -93,7 +96,7 @@ def for_an_encoder(roles: Roles, data: Data) -> tuple[Roles, Data]:
     return Roles(roles.inputs, targets), data.model_copy(update=unasked)
 
 
-def in_stored_order(roles: Roles) -> Roles:
+def sort_roles(roles: Roles) -> Roles:
     """What is only an input first, then what is both, then what is only a target."""
     inputs, targets = set(roles.inputs), set(roles.targets)
     both = [name for name in roles.targets if name in inputs]
@@ -104,16 +107,16 @@ def in_stored_order(roles: Roles) -> Roles:
     )
 
 
-def matching(source: Source, data: Data) -> Ints | range:
+def select_rows(source: DataTable, data: Data) -> Ints | range:
     """The rows that `data.where` keeps."""
     if not data.where:
         return range(source.num_rows)
     keep = np.ones(source.num_rows, dtype=bool)
     present = []
     for name, value in data.where.items():
-        codes, texts = typed.labels(source, name, "data.where")
-        accepted = {as_text(v) for v in (value if isinstance(value, tuple) else (value,))}
-        keys = [as_text(text) for text in texts]
+        codes, texts = columns.read_codes(source, name, "data.where")
+        accepted = {normalize_value(v) for v in (value if isinstance(value, tuple) else (value,))}
+        keys = [normalize_value(text) for text in texts]
         _refuse_lookalikes(source, name, texts, accepted.difference(keys))
         keep &= np.isin(codes, [i for i, key in enumerate(keys) if key in accepted])
         present.append(f'"{name}" is {", ".join(texts[:10])}')
@@ -125,7 +128,7 @@ def matching(source: Source, data: Data) -> Ints | range:
     return np.flatnonzero(keep)
 
 
-def _refuse_lookalikes(source: Source, name: str, texts: list[str], absent: set[str]) -> None:
+def _refuse_lookalikes(source: DataTable, name: str, texts: list[str], absent: set[str]) -> None:
     """Refuse a value of `data.where` that no row has where a text reads as that number."""
     numbers = {_read_number(value): value for value in absent if _match_number(value)}
     for cell in texts:
@@ -151,7 +154,7 @@ PLAIN_NUMBER = re.compile(
 SPELLINGS = {"True": "true", "TRUE": "true", "False": "false", "FALSE": "false"}
 
 
-def as_text(value: Any) -> str:
+def normalize_value(value: Any) -> str:
     """One text for all spellings of a value: 25, 25.0, "25" and "2.5e+01"; true and "True".
 
     Numbers are compared exactly. What could as well be a name stays text: 007, 1_2 and 1e3.
@@ -183,13 +186,13 @@ def _match_number(text: str) -> re.Match[str] | None:
     return number
 
 
-def identify(source: Source, data: Data) -> tuple[Ints, list[str]]:
+def identify_series(source: DataTable, data: Data) -> tuple[Ints, list[str]]:
     """Each row's series, as codes in order of appearance, and the series' names."""
     if not data.ids:
         return _all_the_same(source.num_rows), [source.name]
-    codes, names = typed.labels(source, data.ids[0], "data.id")
+    codes, names = columns.read_codes(source, data.ids[0], "data.id")
     for column in data.ids[1:]:
-        more, values = typed.labels(source, column, "data.id")
+        more, values = columns.read_codes(source, column, "data.id")
         pairs, first, codes = np.unique(
             codes * len(values) + more, return_index=True, return_inverse=True
         )
@@ -204,22 +207,22 @@ def _all_the_same(rows: int) -> Ints:
     return np.broadcast_to(np.zeros(1, dtype=np.int64), rows)
 
 
-def find_groups(
-    source: Source, data: Data, series: Ints, names: list[str], group_names: dict[str, int]
+def find_split_groups(
+    source: DataTable, data: Data, series: Ints, names: list[str], group_names: dict[str, int]
 ) -> npt.NDArray[np.int32]:
     """Each row's group for the split: a column's value, the series' name, or the top folder."""
     by = data.split.by
     codes, values = _all_the_same(len(series)), [""]
     if data.split.folders and source.file_column is not None:
-        codes, files = typed.labels(source, source.file_column, "data.split.folders")
+        codes, files = columns.read_codes(source, source.file_column, "data.split.folders")
         values = [file.split("/")[0] for file in files]
     elif data.split.folders:
         values = [source.name.split("/")[0]]
-    elif by == SERIES and by not in source.names:
+    elif by == SERIES and by not in source.column_names:
         codes, values = series, names
     elif by is not None:
-        codes, values = typed.labels(source, by, "data.split.by")
-    known = [group_names.setdefault(as_text(value), len(group_names)) for value in values]
+        codes, values = columns.read_codes(source, by, "data.split.by")
+    known = [group_names.setdefault(normalize_value(value), len(group_names)) for value in values]
     if len(known) == 1:
         return np.broadcast_to(np.array(known, dtype=np.int32), len(codes))
     return np.array(known, dtype=np.int32)[codes]

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.config import Data, Scalar, Split
-from slipstream.data.prepare import Ints, Layout
-from slipstream.data.roles import as_text
+from slipstream.data.roles import normalize_value
+from slipstream.data.series import Ints, SeriesIndex
 from slipstream.errors import UserError
 
 SETS = ("train", "val", "test")
@@ -19,7 +19,7 @@ UNUSED = len(SETS)
 
 
 @dataclass(frozen=True)
-class Runs:
+class SplitAssignment:
     """Which set the rows belong to, as runs of rows of one set."""
 
     begins: Ints
@@ -39,7 +39,7 @@ class Runs:
             rows[max(first - begin, 0) : last - begin] = True
         return rows
 
-    def reaches(self, which: int, offsets: Ints) -> npt.NDArray[np.bool_]:
+    def find_series(self, which: int, offsets: Ints) -> npt.NDArray[np.bool_]:
         """For every series, from one offset to before the next: has it a row in this set?"""
         mine = (self.sets == which) & (self.begins < self.ends)
         first = np.searchsorted(offsets, self.begins[mine], side="right") - 1
@@ -48,16 +48,16 @@ class Runs:
         ended = np.bincount(last + 1, minlength=len(offsets))
         return np.cumsum(begun - ended)[: len(offsets) - 1] > 0
 
-    def count(self, which: int) -> int:
+    def count_rows(self, which: int) -> int:
         return int((self.ends - self.begins)[self.sets == which].sum())
 
 
-def assign(layout: Layout, data: Data) -> Runs:
+def assign_rows(layout: SeriesIndex, data: Data) -> SplitAssignment:
     """Each row's set."""
     split = data.split
     if split.by is not None or split.folders:
         order = _by_value(layout, data) if split.by is not None else _by_folder(layout)
-        return Runs(layout.group_begins, order[layout.group_codes], layout.num_rows)
+        return SplitAssignment(layout.group_begins, order[layout.group_codes], layout.num_rows)
     begins, sets = [], []
     for start, stop in zip(layout.offsets[:-1], layout.offsets[1:], strict=True):
         borders = start + np.cumsum([0, *_counts(data, int(stop - start))])
@@ -65,16 +65,16 @@ def assign(layout: Layout, data: Data) -> Runs:
             if borders[index] < stop and (index == UNUSED or borders[index] < borders[index + 1]):
                 begins.append(int(borders[index]))
                 sets.append(index)
-    return Runs(np.array(begins), np.array(sets, dtype=np.int8), layout.num_rows)
+    return SplitAssignment(np.array(begins), np.array(sets, dtype=np.int8), layout.num_rows)
 
 
-def walk_forward(layout: Layout, split: Split) -> tuple[Runs, ...]:
+def assign_walk_forward(layout: SeriesIndex, split: Split) -> tuple[SplitAssignment, ...]:
     """Each row's set in every fold; the fold with the earliest test block comes first."""
     assert split.walk_forward is not None
     return tuple(_fold(layout, split, index) for index in range(split.walk_forward))
 
 
-def tested(layout: Layout, folds: Sequence[Runs]) -> Runs:
+def merge_test_blocks(layout: SeriesIndex, folds: Sequence[SplitAssignment]) -> SplitAssignment:
     """The test blocks of all folds as one test set; everything else is unused."""
     sets = np.full(layout.num_rows, UNUSED, dtype=np.int8)
     for runs in folds:
@@ -82,7 +82,7 @@ def tested(layout: Layout, folds: Sequence[Runs]) -> Runs:
     return _as_runs(layout, sets)
 
 
-def _fold(layout: Layout, split: Split, index: int) -> Runs:
+def _fold(layout: SeriesIndex, split: Split, index: int) -> SplitAssignment:
     sets = np.full(layout.num_rows, UNUSED, dtype=np.int8)
     for start, stop in zip(layout.offsets[:-1], layout.offsets[1:], strict=True):
         _lay_fold(sets[start:stop], split, index)
@@ -108,13 +108,13 @@ def _lay_fold(sets: npt.NDArray[np.int8], split: Split, index: int) -> None:
     sets[test : test + block] = TEST
 
 
-def _as_runs(layout: Layout, sets: npt.NDArray[np.int8]) -> Runs:
+def _as_runs(layout: SeriesIndex, sets: npt.NDArray[np.int8]) -> SplitAssignment:
     changes = np.flatnonzero(np.diff(sets, prepend=np.int8(-1)))
     begins = np.union1d(changes, layout.offsets[:-1])
-    return Runs(begins, sets[begins], layout.num_rows)
+    return SplitAssignment(begins, sets[begins], layout.num_rows)
 
 
-def _by_folder(layout: Layout) -> npt.NDArray[np.int8]:
+def _by_folder(layout: SeriesIndex) -> npt.NDArray[np.int8]:
     unknown = [name for name in layout.group_names if name not in SETS]
     if unknown:
         raise UserError(
@@ -136,13 +136,13 @@ def _counts(data: Data, num_rows: int) -> tuple[int, int, int]:
     return first, second - first, third - second
 
 
-def _by_value(layout: Layout, data: Data) -> npt.NDArray[np.int8]:
+def _by_value(layout: SeriesIndex, data: Data) -> npt.NDArray[np.int8]:
     split = data.split
     asked: dict[str, int] = {}
     for index, name in enumerate(SETS):
         values = getattr(split, name)
         for value in values or ():
-            text = as_text(value)
+            text = normalize_value(value)
             if asked.setdefault(text, index) != index:
                 raise UserError(f'data.split: "{value}" is in both {SETS[asked[text]]} and {name}')
             if text not in layout.group_names:
@@ -151,16 +151,18 @@ def _by_value(layout: Layout, data: Data) -> npt.NDArray[np.int8]:
     return np.array([asked.get(name, rest) for name in layout.group_names], dtype=np.int8)
 
 
-def _refuse_unknown(layout: Layout, data: Data, name: str, value: Scalar) -> None:
+def _refuse_unknown(layout: SeriesIndex, data: Data, name: str, value: Scalar) -> None:
     found = ", ".join(layout.group_names[:20])
     raise UserError(
         f'data.split.{name} names "{value}", which "{data.split.by}" never is; it has {found}'
     )
 
 
-def no_window(name: str, layout: Layout, rows: int, data: Data, *, fold: str = "") -> str:
+def explain_empty_set(
+    name: str, layout: SeriesIndex, rows: int, data: Data, *, fold: str = ""
+) -> str:
     """Why a set, or a fold's set, is empty, and what would fill it."""
-    gaps = len(layout.breaks) - len(layout.series)
+    gaps = len(layout.breaks) - len(layout.series_names)
     leaves = f"data.split.walk_forward leaves fold {fold}" if fold else "data.split leaves"
     message = (
         f"{leaves} no {name} window: its {rows:,} rows hold no {max(data.horizon, 1)} target rows "

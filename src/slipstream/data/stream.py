@@ -18,18 +18,21 @@ import torch
 from torch import Tensor
 
 from slipstream.config import Data, Signature
-from slipstream.data import fitting, prepare, roles, scaling, tables, typed, windows
-from slipstream.data.prepare import MICROSECONDS, Floats, Layout, Times, is_date
-from slipstream.data.scaling import Scaler, Sums
-from slipstream.data.splits import SETS, Runs
-from slipstream.data.tables import Source
-from slipstream.data.windows import Piece, Ranges
+from slipstream.data import columns as typed
+from slipstream.data import fitting, roles, series, windows
+from slipstream.data import scaler as scaling
+from slipstream.data.io import table
+from slipstream.data.io.table import DataTable
+from slipstream.data.scaler import RunningStatistics, Scaler
+from slipstream.data.series import MICROSECONDS, Floats, SeriesIndex, Times, is_date
+from slipstream.data.splits import SETS, SplitAssignment
+from slipstream.data.windows import WindowChunk, WindowRanges
 from slipstream.errors import UserError
 
 SCAN_ROWS = 1 << 18
 
 
-def refuse_what_needs_memory(data: Data) -> None:
+def refuse_unstreamable(data: Data) -> None:
     """Say which settings need the whole table at once."""
     asked = {
         "data.missing": data.missing != "error",
@@ -53,79 +56,83 @@ def refuse_what_needs_memory(data: Data) -> None:
 
 
 @dataclass(frozen=True)
-class Stream:
+class StreamedSeries:
     """All that is needed to read any stretch of rows as windows. Travels to worker processes."""
 
-    source: Source
+    source: DataTable
     data: Data
     signature: Signature
     scaler: Scaler
-    layout: Layout
+    index: SeriesIndex
     static: Tensor | None
     """[series, K], scaled"""
-    ranges: dict[str, Ranges]
+    ranges: dict[str, WindowRanges]
 
-    def stretches(self, rows: int) -> list[tuple[int, int]]:
+    def plan_chunks(self, rows: int) -> list[tuple[int, int]]:
         """Consecutive stretches of about so many rows, along the groups that the file has."""
         borders = [0]
-        for begin in (*self.source.groups, self.layout.num_rows):
+        for begin in (*self.source.row_groups, self.index.num_rows):
             while begin - borders[-1] > 2 * rows:  # a group larger than asked for is cut
                 borders.append(borders[-1] + rows)
-            if begin - borders[-1] >= rows or begin == self.layout.num_rows:
+            if begin - borders[-1] >= rows or begin == self.index.num_rows:
                 borders.append(begin)
         return [(a, b) for a, b in itertools.pairwise(borders) if a < b]
 
-    def read(self, which: str, begin: int, end: int, *, with_time: bool = False) -> Piece | None:
+    def read_chunk(
+        self, which: str, begin: int, end: int, *, with_time: bool = False
+    ) -> WindowChunk | None:
         """The windows of a set that start from `begin` to before `end`; None if there are none."""
-        ranges = self.ranges[which].within(begin, end)
+        ranges = self.ranges[which].restrict(begin, end)
         if not len(ranges):
             return None
         reach = self.signature.lead + self.signature.steps_out
         first = int(ranges.first.min())
         last = int((ranges.first + (ranges.count - 1) * ranges.stride).max()) + reach
-        stretch = self.source.stretch(first, last)
+        stretch = self.source.slice_rows(first, last)
         wanted = _columns(self.signature)
         values = np.empty((last - first, len(wanted)), dtype=np.float32)
         for i, (name, setting) in enumerate(wanted.items()):
-            self.scaler.apply(name, typed.numbers(stretch, name, setting), values[:, i])
-            tables.release_memory()
-        offsets = self.layout.offsets
+            self.scaler.apply(name, typed.read_numbers(stretch, name, setting), values[:, i])
+            table.release_memory()
+        offsets = self.index.offsets
         inside = offsets[(offsets > first) & (offsets < last)]
         owners = np.searchsorted(offsets, np.append(first, inside), side="right") - 1
         local = torch.from_numpy(np.concatenate([[0], inside - first, [last - first]]))
         static = None if self.static is None else self.static[torch.from_numpy(owners)]
         time = None
         if with_time and self.data.time is not None:
-            time = typed.times(stretch, self.data.time, self.data.time_format)
-        return Piece(
-            series=windows.build(torch.from_numpy(values), static, local, self.signature),
-            starts=torch.from_numpy(ranges.starts() - first),
+            time = typed.read_times(stretch, self.data.time, self.data.time_format)
+        return WindowChunk(
+            series=windows.build_series(torch.from_numpy(values), static, local, self.signature),
+            starts=torch.from_numpy(ranges.list_starts() - first),
             first_row=first,
-            owners=torch.from_numpy(owners),
+            series_ids=torch.from_numpy(owners),
             time=time,
         )
 
-    def pieces(self, which: str, rows: int, *, with_time: bool = False) -> Iterator[Piece]:
+    def iter_chunks(
+        self, which: str, rows: int, *, with_time: bool = False
+    ) -> Iterator[WindowChunk]:
         """Every window of a set, stretch after stretch."""
-        for begin, end in self.stretches(rows):
-            piece = self.read(which, begin, end, with_time=with_time)
+        for begin, end in self.plan_chunks(rows):
+            piece = self.read_chunk(which, begin, end, with_time=with_time)
             if piece is not None:
                 yield piece
 
 
 def _columns(signature: Signature) -> dict[str, str]:
     """The columns of a series, in order, and the setting that names each."""
-    wanted = dict.fromkeys(fitting.in_order(signature), "data.targets")
+    wanted = dict.fromkeys(fitting.order_columns(signature), "data.targets")
     return wanted | dict.fromkeys(signature.inputs, "data.inputs")
 
 
-def scan_layout(
-    source: Source, data: Data, static: Sequence[str]
-) -> tuple[Layout, npt.NDArray[np.float64]]:
+def scan_index(
+    source: DataTable, data: Data, static: Sequence[str]
+) -> tuple[SeriesIndex, npt.NDArray[np.float64]]:
     """First pass: series, gaps and the split's groups, without the values; and static columns."""
     seen = _Seen()
     for begin in range(0, source.num_rows, SCAN_ROWS):
-        stretch = source.stretch(begin, min(begin + SCAN_ROWS, source.num_rows))
+        stretch = source.slice_rows(begin, min(begin + SCAN_ROWS, source.num_rows))
         _scan(stretch, begin, data, static, seen)
     offsets = np.array([*seen.begins, source.num_rows], dtype=np.int64)
     shortest = int(np.diff(offsets).argmin())
@@ -135,15 +142,15 @@ def scan_layout(
             f"data.context is {data.context} and data.horizon {data.horizon}, but series "
             f'"{seen.names[shortest]}" has {length} rows; shorten them, or leave it out of the file'
         )
-    layout = Layout(
-        series=prepare.distinct(seen.names),
+    layout = SeriesIndex(
+        series_names=series.make_unique(seen.names),
         offsets=offsets,
         breaks=np.array(sorted(seen.breaks), dtype=np.int64),
         group_begins=np.array(seen.group_begins, dtype=np.int64),
         group_codes=np.array(seen.group_codes, dtype=np.int64),
         group_names=tuple(seen.group_names),
         step=seen.step,
-        dated=seen.dated,
+        has_dates=seen.dated,
     )
     return layout, np.array(seen.static, dtype=np.float64).reshape(len(seen.names), len(static))
 
@@ -167,11 +174,11 @@ class _Seen:
     dated: bool = False
 
 
-def _scan(source: Source, begin: int, data: Data, static: Sequence[str], seen: _Seen) -> None:
-    codes, names = roles.identify(source, data)
-    time = None if data.time is None else typed.times(source, data.time, data.time_format)
-    columns = [typed.numbers(source, name, "data.static") for name in static]
-    groups = roles.find_groups(source, data, codes, names, seen.group_names)
+def _scan(source: DataTable, begin: int, data: Data, static: Sequence[str], seen: _Seen) -> None:
+    codes, names = roles.identify_series(source, data)
+    time = None if data.time is None else typed.read_times(source, data.time, data.time_format)
+    columns = [typed.read_numbers(source, name, "data.static") for name in static]
+    groups = roles.find_split_groups(source, data, codes, names, seen.group_names)
     for at in np.flatnonzero(np.diff(groups, prepend=groups[:1] - 1)):
         if not seen.group_codes or seen.group_codes[-1] != groups[at]:
             seen.group_begins.append(begin + int(at))
@@ -182,7 +189,7 @@ def _scan(source: Source, begin: int, data: Data, static: Sequence[str], seen: _
         if not seen.names or seen.names[-1] != name:
             if name in seen.known:
                 raise UserError(
-                    f'{source.place(int(at))}: series "{name}" goes on here, after another one; '
+                    f'{source.locate_row(int(at))}: series "{name}" goes on here, after another one; '
                     "to stream a table, keep each series' rows together (sort it by data.id)"
                 )
             seen.names.append(name)
@@ -196,7 +203,7 @@ def _scan(source: Source, begin: int, data: Data, static: Sequence[str], seen: _
 
 
 def _scan_time(
-    source: Source, begin: int, at: int, end: int, time: Times, data: Data, seen: _Seen
+    source: DataTable, begin: int, at: int, end: int, time: Times, data: Data, seen: _Seen
 ) -> None:
     """Order and gaps of one series' rows, which may go on from the stretch before."""
     seen.dated = is_date(time)
@@ -209,7 +216,7 @@ def _scan_time(
     if steps.min() <= 0:
         row = at + int(np.flatnonzero(steps <= 0)[0]) + (0 if before else 1)
         raise UserError(
-            f"{source.where(row, str(data.time))}: not later than the row before it, within series "
+            f"{source.locate_cell(row, str(data.time))}: not later than the row before it, within series "
             f'"{seen.names[-1]}"; sort the file by time'
         )
     if seen.usual is None:  # what is usual is told by the series' first stretch
@@ -222,32 +229,34 @@ def _scan_time(
     seen.breaks.update((gaps + shift).tolist())
 
 
-def scan_values(source: Source, signature: Signature, runs: Runs, kind: str) -> Scaler:
+def scan_values(
+    source: DataTable, signature: Signature, runs: SplitAssignment, kind: str
+) -> Scaler:
     """Second pass: how columns scale, from training rows; missing values are refused."""
-    sums = Sums({}, {}, {}, {}, {})
+    sums = RunningStatistics({}, {}, {}, {}, {})
     train = SETS.index("train")
-    every, seen = scaling.sampling(runs.count(train)), 0
+    every, seen = scaling.choose_sample_stride(runs.count_rows(train)), 0
     samples: dict[str, list[Floats]] = {}
     for begin in range(0, source.num_rows, SCAN_ROWS):
         end = min(begin + SCAN_ROWS, source.num_rows)
-        stretch = source.stretch(begin, end)
+        stretch = source.slice_rows(begin, end)
         training = np.flatnonzero(runs.mask(train, begin, end))
         for name, setting in _columns(signature).items():
-            column = typed.numbers(stretch, name, setting)
+            column = typed.read_numbers(stretch, name, setting)
             label = bool(signature.classes) and name in signature.targets
             holes = np.flatnonzero(np.isnan(column) | (label & (column < 0)))
             if len(holes):
                 raise UserError(
-                    f"{stretch.where(int(holes[0]), name)}: is missing; to stream a table, fill or "
+                    f"{stretch.locate_cell(int(holes[0]), name)}: is missing; to stream a table, fill or "
                     "leave out what is missing beforehand"
                 )
             if not label:
                 sums.add(name, column[training])
                 samples.setdefault(name, []).append(column[training[-seen % every :: every]])
             del column
-            tables.release_memory()
+            table.release_memory()
         seen += len(training)
-    scaler = sums.scaler(kind)
+    scaler = sums.to_scaler(kind)
     for name, parts in samples.items():
         scaling.refuse_lost_digits(name, np.concatenate(parts), scaler)
     return scaler

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from slipstream.config import Signature
-from slipstream.data.splits import Runs
+from slipstream.data.splits import SplitAssignment
 
 
 class Batch(NamedTuple):
@@ -42,7 +42,7 @@ class Series:
     """[series + 1]"""
     num_inputs: int
     num_targets: int
-    fold: int
+    sequences_per_window: int
     """Sequences that one window becomes: 1, or C with independent channels"""
     context_rows: Tensor
     """[T, 1]: 0, 1, 2 ..."""
@@ -67,25 +67,27 @@ class Series:
             target_rows=self.target_rows.to(device),
         )
 
-    def series_of(self, starts: Tensor) -> Tensor:
+    def find_series(self, starts: Tensor) -> Tensor:
         """Which series each window belongs to."""
         return torch.bucketize(starts, self.offsets, right=True) - 1
 
 
-def build(values: Tensor, static: Tensor | None, offsets: Tensor, signature: Signature) -> Series:
+def build_series(
+    values: Tensor, static: Tensor | None, offsets: Tensor, signature: Signature
+) -> Series:
     return Series(
         values=values,
         static=static,
         offsets=offsets,
         num_inputs=len(signature.inputs),
         num_targets=len(signature.targets),
-        fold=signature.fold,
+        sequences_per_window=signature.sequences_per_window,
         context_rows=torch.arange(signature.context)[:, None],
         target_rows=signature.lead + torch.arange(signature.steps_out),
     )
 
 
-def end_to_end(every: Sequence[Series]) -> tuple[Series, list[int]]:
+def concatenate_series(every: Sequence[Series]) -> tuple[Series, list[int]]:
     """Series of one shape as one, and the first row of each among its rows."""
     if len(every) == 1:
         return every[0], [0]
@@ -104,8 +106,8 @@ def end_to_end(every: Sequence[Series]) -> tuple[Series, list[int]]:
 
 def gather(series: Series, starts: Tensor) -> Batch:
     """The windows that begin at `starts`, [B]; of [K, B] all that comes back has K in front."""
-    inputs, targets, static = raw(series, starts)
-    return folded(inputs, targets, static, series)
+    inputs, targets, static = gather_raw(series, starts)
+    return split_channels(inputs, targets, static, series)
 
 
 def gather_inputs(series: Series, starts: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -114,7 +116,7 @@ def gather_inputs(series: Series, starts: Tensor) -> tuple[Tensor, Tensor | None
     return _folded_inputs(inputs, static, series)
 
 
-def raw(series: Series, starts: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+def gather_raw(series: Series, starts: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     """Inputs [T, B, F], targets [B, H, C] and static [B, K], channels still together."""
     inputs, static = _raw_inputs(series, starts)
     return inputs, series.targets[starts[..., None] + series.target_rows], static
@@ -122,13 +124,13 @@ def raw(series: Series, starts: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
 
 def _raw_inputs(series: Series, starts: Tensor) -> tuple[Tensor, Tensor | None]:
     inputs = series.inputs[starts[..., None, :] + series.context_rows]
-    return inputs, None if series.static is None else series.static[series.series_of(starts)]
+    return inputs, None if series.static is None else series.static[series.find_series(starts)]
 
 
-def folded(inputs: Tensor, targets: Tensor, static: Tensor | None, series: Series) -> Batch:
+def split_channels(inputs: Tensor, targets: Tensor, static: Tensor | None, series: Series) -> Batch:
     """What `raw` gives as a batch; with independent channels, one sequence for each."""
     inputs, static = _folded_inputs(inputs, static, series)
-    if series.fold > 1:
+    if series.sequences_per_window > 1:
         targets = targets.transpose(-2, -1).flatten(-3, -2)[..., None]
     return Batch(inputs, static, targets)
 
@@ -136,19 +138,25 @@ def folded(inputs: Tensor, targets: Tensor, static: Tensor | None, series: Serie
 def _folded_inputs(
     inputs: Tensor, static: Tensor | None, series: Series
 ) -> tuple[Tensor, Tensor | None]:
-    if series.fold > 1:
-        inputs = _one_sequence_per_channel(inputs, others=series.num_inputs - series.fold)
-        static = None if static is None else static.repeat_interleave(series.fold, dim=-2)
+    if series.sequences_per_window > 1:
+        inputs = _one_sequence_per_channel(
+            inputs, others=series.num_inputs - series.sequences_per_window
+        )
+        static = (
+            None
+            if static is None
+            else static.repeat_interleave(series.sequences_per_window, dim=-2)
+        )
     return inputs, static
 
 
 def gather_past(series: Series, starts: Tensor) -> Tensor:
     """The targets' own context rows, [T, B, C]: what a baseline may repeat."""
     past = series.targets[starts + series.context_rows]
-    return _one_sequence_per_channel(past, others=0) if series.fold > 1 else past
+    return _one_sequence_per_channel(past, others=0) if series.sequences_per_window > 1 else past
 
 
-def unfold_targets(sequences: Tensor, fold: int) -> Tensor:
+def merge_channels(sequences: Tensor, fold: int) -> Tensor:
     """[B * C, H, 1, ...] back to [B, H, C, ...]."""
     if fold == 1:
         return sequences
@@ -165,7 +173,7 @@ def _one_sequence_per_channel(rows: Tensor, *, others: int) -> Tensor:
     return own.flatten(-3, -2)
 
 
-class Piece(NamedTuple):
+class WindowChunk(NamedTuple):
     """Series, or a stretch of them, and some of their windows."""
 
     series: Series
@@ -173,14 +181,14 @@ class Piece(NamedTuple):
     """First rows of the windows, within the piece"""
     first_row: int
     """The piece's first row among all rows"""
-    owners: Tensor
+    series_ids: Tensor
     """Which series each of the piece's series is"""
     time: npt.NDArray[Any] | None
     """The rows' times"""
 
 
 @dataclass(frozen=True)
-class Ranges:
+class WindowRanges:
     """First rows of windows, as runs: `first`, `first + stride` and so on, `count` of them."""
 
     first: npt.NDArray[np.int64]
@@ -190,31 +198,31 @@ class Ranges:
     def __len__(self) -> int:
         return int(self.count.sum())
 
-    def starts(self) -> npt.NDArray[np.int64]:
+    def list_starts(self) -> npt.NDArray[np.int64]:
         """Every one of them."""
         before = np.cumsum(self.count) - self.count
         within = np.arange(len(self)) - np.repeat(before, self.count)
         return np.repeat(self.first, self.count) + within * self.stride
 
-    def within(self, begin: int, end: int) -> Ranges:
+    def restrict(self, begin: int, end: int) -> WindowRanges:
         """Those that start from `begin` to before `end`."""
         skipped = np.maximum(-(-(begin - self.first) // self.stride), 0)
         first = self.first + skipped * self.stride
         most = np.maximum(-(-(end - first) // self.stride), 0)
         count = np.clip(np.minimum(self.count - skipped, most), 0, None)
         kept = count > 0
-        return Ranges(first[kept], count[kept], self.stride)
+        return WindowRanges(first[kept], count[kept], self.stride)
 
 
 def find_ranges(
     breaks: npt.NDArray[np.int64],
-    runs: Runs,
+    runs: SplitAssignment,
     *,
     which: int,
     lead: int,
     steps_out: int,
     stride: int,
-) -> Ranges:
+) -> WindowRanges:
     """The windows whose target rows all lie in set `which`.
 
     No window holds a break after its first row, so none crosses a series' end or a gap.
@@ -227,4 +235,4 @@ def find_ranges(
     first = np.maximum(borders, segments + lead) - lead
     count = np.maximum((ends - steps_out - lead - first) // stride + 1, 0)
     kept = count > 0
-    return Ranges(first[kept], count[kept], stride)
+    return WindowRanges(first[kept], count[kept], stride)

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from slipstream import hardware
-from slipstream.doctor import machine, nvidia, techniques, tiny
-from slipstream.doctor.problems import problems_of
+from slipstream import machine as hardware
+from slipstream.doctor import gpus, inventory, techniques, trials
+from slipstream.doctor.problems import find_problems
 
-__all__ = ["examine", "problems_of"]
+__all__ = ["examine", "find_problems"]
 
 
 def examine(tell: Callable[[str], None] | None = None) -> dict[str, Any]:
@@ -21,18 +21,18 @@ def examine(tell: Callable[[str], None] | None = None) -> dict[str, Any]:
     """
     say = tell or (lambda _: None)
     began = time.perf_counter()
-    found: dict[str, Any] = {"machine": machine.look()}
+    found: dict[str, Any] = {"machine": inventory.take_inventory()}
     device = hardware.choose_device("auto")
     say("trying what works here ...")
-    found["techniques"] = techniques.try_here(device)
+    found["techniques"] = techniques.try_in_process(device)
     say("compiling and starting workers, in processes of their own ...")
-    found["techniques"] += techniques.try_apart(device)
+    found["techniques"] += techniques.try_isolated(device)
     say("measuring what the plan would prefer ...")
-    found["plan"] = tiny.preferred(device)
-    held_back = nvidia.throttling()  # once more, now that the device has worked
+    found["plan"] = trials.measure_plan(device)
+    held_back = gpus.read_throttling()  # once more, now that the device has worked
     for gpu in found["machine"]["gpus"]:
         more = set(held_back.get(gpu["uuid"], ())) - set(gpu["throttled"])
         gpu["throttled"] += sorted(more)
-    found["problems"] = problems_of(found)
+    found["problems"] = find_problems(found)
     found["seconds"] = time.perf_counter() - began
     return found

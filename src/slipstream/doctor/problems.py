@@ -29,7 +29,7 @@ class Problem(NamedTuple):
     fix: str
 
 
-def problems_of(found: Facts) -> list[dict[str, str]]:
+def find_problems(found: Facts) -> list[dict[str, str]]:
     """Everything that is wrong, given `machine` and `techniques` as `examine` finds them."""
     machine = found["machine"]
     rules = (_no_gpu, _old_gpu, _on_the_gpu, _cores, _memory, _disk, _tools)

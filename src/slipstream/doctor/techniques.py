@@ -12,18 +12,18 @@ from typing import Any
 
 import torch
 
-from slipstream import hardware
-from slipstream.doctor import nvidia, tiny
-from slipstream.doctor.apart import Apart
-from slipstream.engine import recover
-from slipstream.engine.job import Job
+from slipstream import machine
+from slipstream.doctor import gpus, trials
+from slipstream.doctor.isolation import IsolatedTrial
+from slipstream.engine import recovery
+from slipstream.engine.single import SingleStep
 from slipstream.errors import Interrupted
 
 PATIENCE_S = 60.0
 """How long a technique may take in a process of its own."""
 
 
-class NotHere(Exception):
+class NotApplicable(Exception):
     """A technique is no part of this machine, which is no fault; the message says why."""
 
 
@@ -47,33 +47,35 @@ class Technique:
         """Refuse a device that it is not for."""
         if self.device not in (None, device.type):
             cuda = self.device == "cuda"
-            raise NotHere("needs a CUDA GPU" if cuda else "for training on a CPU")
+            raise NotApplicable("needs a CUDA GPU" if cuda else "for training on a CPU")
         if device.type == "cuda" and torch.cuda.get_device_capability(device) < self.capability:
-            raise NotHere(f"needs compute capability {self.capability[0]}.{self.capability[1]}")
+            raise NotApplicable(
+                f"needs compute capability {self.capability[0]}.{self.capability[1]}"
+            )
 
 
-def try_here(device: torch.device) -> list[dict[str, Any]]:
+def try_in_process(device: torch.device) -> list[dict[str, Any]]:
     """Every technique that is safe to try in this process."""
-    found = [tried(one, device) for one in TECHNIQUES if not one.apart]
-    tiny.plain.cache_clear()
+    found = [try_technique(one, device) for one in TECHNIQUES if not one.apart]
+    trials.time_plain_step.cache_clear()
     with suppress(RuntimeError):  # of a device that answers nothing any more
-        recover.free_memory()
+        recovery.free_memory()
     return found
 
 
-def try_apart(device: torch.device) -> list[dict[str, Any]]:
+def try_isolated(device: torch.device) -> list[dict[str, Any]]:
     """The others, each in a process of its own, side by side."""
-    running: dict[str, Apart] = {}
+    running: dict[str, IsolatedTrial] = {}
     deadline = time.perf_counter() + PATIENCE_S
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as cache:
         try:
             for one in TECHNIQUES:
                 if one.apart and one.device in (None, device.type):
-                    running[one.name] = Apart(one.name, device, cache)
+                    running[one.name] = IsolatedTrial(one.name, device, cache)
             return [
                 _result(one, running[one.name].wait(deadline))
                 if one.name in running
-                else tried(one, device)
+                else try_technique(one, device)
                 for one in TECHNIQUES
                 if one.apart
             ]
@@ -82,7 +84,7 @@ def try_apart(device: torch.device) -> list[dict[str, Any]]:
                 process.end()
 
 
-def tried(technique: Technique, device: torch.device) -> dict[str, Any]:
+def try_technique(technique: Technique, device: torch.device) -> dict[str, Any]:
     """Whether it works, why not, and how long it took to find out."""
     began = time.perf_counter()
     try:
@@ -91,10 +93,10 @@ def tried(technique: Technique, device: torch.device) -> dict[str, Any]:
         told: dict[str, Any] = {"works": True, "note": remark, "ms": ms}
     except Interrupted:
         raise
-    except NotHere as error:
+    except NotApplicable as error:
         told = {"works": None, "why": str(error)}
     except Exception as error:  # whatever it is, it belongs into the report
-        told = {"works": False, "why": tiny.reason(error)}
+        told = {"works": False, "why": trials.summarize_error(error)}
     return _result(technique, told | {"seconds": time.perf_counter() - began})
 
 
@@ -106,42 +108,44 @@ def _result(technique: Technique, told: Mapping[str, Any]) -> dict[str, Any]:
 
 def try_one(name: str, device: str) -> dict[str, Any]:
     """What the process of its own does for one technique."""
-    return tried(next(one for one in TECHNIQUES if one.name == name), torch.device(device))
+    return try_technique(next(one for one in TECHNIQUES if one.name == name), torch.device(device))
 
 
 def _plain_step(device: torch.device) -> tuple[float, str]:
-    return tiny.plain(device).ms, ""
+    return trials.time_plain_step(device).ms, ""
 
 
 def _changed(**engine: Any) -> Callable[[torch.device], tuple[float, str]]:
-    return lambda device: (tiny.compared(device, **engine).ms, "")
+    return lambda device: (trials.time_changed_step(device, **engine).ms, "")
 
 
 def _bf16(device: torch.device) -> tuple[float, str]:
-    emulated = device.type == "cpu" and not hardware.has_fast_bf16()
-    return tiny.compared(device, precision="bf16").ms, "emulated by this CPU" if emulated else ""
+    emulated = device.type == "cpu" and not machine.has_fast_bf16()
+    return trials.time_changed_step(
+        device, precision="bf16"
+    ).ms, "emulated by this CPU" if emulated else ""
 
 
 def _fused(device: torch.device) -> tuple[float, str]:
-    def check(job: Job) -> None:
+    def check(job: SingleStep) -> None:
         if not job.optimizer.defaults.get("fused"):
             raise RuntimeError("torch took another update")
 
-    return tiny.compared(device, fused=True, check=check).ms, ""
+    return trials.time_changed_step(device, fused=True, check=check).ms, ""
 
 
 def _onednn(device: torch.device) -> tuple[float, str]:
     if not torch.backends.mkldnn.is_available():
-        raise NotHere("torch is built without oneDNN")
+        raise NotApplicable("torch is built without oneDNN")
     if not _takes_onednn():
         raise RuntimeError("torch took its own recurrent layers instead of oneDNN's")
-    ms, other = (tiny.compared(device, change={"onednn": on}).ms for on in (True, False))
+    ms, other = (trials.time_changed_step(device, change={"onednn": on}).ms for on in (True, False))
     return ms, f"torch's own layers {other:.3g}"
 
 
 def _takes_onednn() -> bool:
     """Whether an LSTM goes through oneDNN, told by what its way back is made of."""
-    with hardware.flags(threads=1, tf32=False, onednn=True), torch.random.fork_rng([]):
+    with machine.set_flags(threads=1, tf32=False, onednn=True), torch.random.fork_rng([]):
         left = [torch.nn.LSTM(4, 8)(torch.zeros(4, 2, 4))[0].grad_fn]
     while left:
         node = left.pop()
@@ -153,39 +157,41 @@ def _takes_onednn() -> bool:
 
 
 def _threads(device: torch.device) -> tuple[float, str]:
-    cores = hardware.available_cores()
-    one = tiny.compared(device, threads=1).ms
+    cores = machine.count_available_cores()
+    one = trials.time_changed_step(device, threads=1).ms
     if cores == 1:
         return one, "there is one core to use"
-    return tiny.compared(device, threads=cores).ms, f"with one thread {one:.3g}"
+    return trials.time_changed_step(device, threads=cores).ms, f"with one thread {one:.3g}"
 
 
 def _workers(device: torch.device) -> tuple[None, str]:
-    tiny.compared(device, home="loader", workers=2)
+    trials.time_changed_step(device, home="loader", workers=2)
     return None, "two of them"
 
 
 def _compile(device: torch.device) -> tuple[None, str]:
-    tiny.compared(device, "mlp", compile=True)
+    trials.time_changed_step(device, "mlp", compile=True)
     return None, "a small MLP"
 
 
 def _own(device: torch.device) -> tuple[float, str]:
-    other = tiny.compared(device, precision="fp16").ms
-    return tiny.compared(device, precision="fp16", cudnn="off").ms, f"by cuDNN {other:.3g}"
+    other = trials.time_changed_step(device, precision="fp16").ms
+    return trials.time_changed_step(
+        device, precision="fp16", cudnn="off"
+    ).ms, f"by cuDNN {other:.3g}"
 
 
 def _triton(device: torch.device) -> tuple[None, str]:
     if importlib.util.find_spec("triton") is None:
         raise RuntimeError("Triton is not installed")
-    from slipstream.doctor import kernel
+    from slipstream.doctor import triton_check
 
-    kernel.check(device)
+    triton_check.check_kernel(device)
     return None, "compiled and run"
 
 
 def _counters(_: torch.device) -> tuple[None, str]:
-    found = nvidia.read()
+    found = gpus.read_driver()
     if found["error"]:
         raise RuntimeError(found["error"])
     return None, "clock, heat, power"

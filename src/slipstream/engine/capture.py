@@ -9,19 +9,19 @@ from contextlib import contextmanager
 
 import torch
 
-from slipstream.engine.homes import Program
+from slipstream.engine.batches.source import Program
 
 EAGER_FIRST = 3
 """Steps that run eagerly before a capture: libraries choose and allocate in them."""
 DECISIVE = re.compile(r"RNN_|LSTM_|GRU_|fmha|flash|(attention|split)_(for|back)ward", re.IGNORECASE)
 
 
-def ended() -> None:
+def raise_closed() -> None:
     """In a program's place once it is closed."""
     raise RuntimeError("the program is closed")
 
 
-class Captured:
+class CapturedProgram:
     """The same program as a CUDA graph.
 
     The first calls run eagerly and count as real steps. Where the capture fails, which changes
@@ -64,7 +64,7 @@ class Captured:
     def kernels(self) -> list[str]:
         """The kernels that decide its speed, as `decisive` names them."""
         graph = self._one or self._many
-        return [] if graph is None else decisive(_kernel_names(graph))
+        return [] if graph is None else name_decisive_kernels(_kernel_names(graph))
 
     def close(self) -> None:
         """Give the graphs' memory back, and let go of the program and all that it holds."""
@@ -72,7 +72,7 @@ class Captured:
             if graph is not None:
                 graph.reset()
         self._one = self._many = None
-        self._program = ended
+        self._program = raise_closed
 
     def _replay_one(self) -> None:
         self._one = self._one or self._record(1)
@@ -122,7 +122,7 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def decisive(names: Iterable[str]) -> list[str]:
+def name_decisive_kernels(names: Iterable[str]) -> list[str]:
     """Recurrent and attention kernels, each once: mangled names as `name<half>`; others, which do
     not tell what they compute in, as they are."""
     found = set()

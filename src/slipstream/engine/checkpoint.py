@@ -23,30 +23,30 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from slipstream import runs
+from slipstream.checksums import MANIFEST, compute_sha256, read_verified
 from slipstream.config import Config, Signature
-from slipstream.data.scaling import Scaler
+from slipstream.data.scaler import Scaler
 from slipstream.errors import UserError
-from slipstream.manifest import MANIFEST, file_sum, verified
-from slipstream.models import Forecaster, Masked, build
+from slipstream.models import Forecaster, MaskedAutoencoder, build
 from slipstream.runs import Run
 
-FACTS = "state.json"
+STATE_FILE = "state.json"
 ORIGIN = "origin.json"
 Tensors = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Saved:
+class Checkpoint:
     """A state on its way to disk or back: tensors on the host, by file, and plain values."""
 
     step: int
     tensors: dict[str, Tensors]
-    facts: dict[str, Any]
+    metadata: dict[str, Any]
     ready: torch.cuda.Event | None = None
     """Reached when the tensors have arrived from the device"""
 
 
-def on_host(tensors: Mapping[str, Tensor]) -> Tensors:
+def copy_to_host(tensors: Mapping[str, Tensor]) -> Tensors:
     """Copies that share no memory with the live tensors; from a GPU they are still on their way."""
     return {name: _copied(tensor.detach()) for name, tensor in tensors.items()}
 
@@ -65,7 +65,7 @@ class Write(NamedTuple):
     """Why it is not on disk; empty where it is"""
 
 
-class Writer:
+class CheckpointWriter:
     """Writes checkpoints, in the background if asked to, and logs each when it is on disk.
 
     A full disk is reported, and training goes on. Anything else is a fault, raised at the next
@@ -78,7 +78,7 @@ class Writer:
         self._thread = ThreadPoolExecutor(max_workers=1) if background else None
         self._pending: deque[Write] = deque()
 
-    def __enter__(self) -> Writer:
+    def __enter__(self) -> CheckpointWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -90,14 +90,14 @@ class Writer:
             if kind is None:
                 raise
             # the run already ends with another error, which hides this one
-            self.run.trouble(f"{self.run.checkpoints}: a checkpoint failed ({error!r})")
+            self.run.warn(f"{self.run.checkpoints}: a checkpoint failed ({error!r})")
 
     @property
     def busy(self) -> bool:
         self.collect()
         return bool(self._pending)
 
-    def save(self, saved: Saved, *, best_step: int) -> None:
+    def save(self, saved: Checkpoint, *, best_step: int) -> None:
         """Write checkpoints/step-N, then drop all but it, the newest before it and the best."""
         self.collect()
         trouble: Future[str] = Future()
@@ -115,20 +115,20 @@ class Writer:
             write = self._pending.popleft()
             trouble = write.trouble.result()
             if trouble:
-                self.run.trouble(trouble)
+                self.run.warn(trouble)
             else:
                 self.run.append("checkpoint", step=write.step, best_step=write.best_step)
 
-    def _save(self, saved: Saved, best_step: int) -> str:
+    def _save(self, saved: Checkpoint, best_step: int) -> str:
         if saved.ready is not None:
             saved.ready.synchronize()
         folder = self.run.checkpoints / f"step-{saved.step}"
-        facts = {"config": self.run.origin.get("config")} | saved.facts
+        facts = {"config": self.run.origin.get("config")} | saved.metadata
         try:
             self.run.checkpoints.mkdir(exist_ok=True)
-            write(folder, saved.tensors, {FACTS: facts})
-            steps = sorted(step for step in numbered(self.run) if step <= saved.step)
-            for step in set(numbered(self.run)) - {*steps[-2:], best_step}:
+            write_folder(folder, saved.tensors, {STATE_FILE: facts})
+            steps = sorted(step for step in list_steps(self.run) if step <= saved.step)
+            for step in set(list_steps(self.run)) - {*steps[-2:], best_step}:
                 runs.remove(self.run.checkpoints / f"step-{step}")
         except OSError as error:
             why = error.strerror or error
@@ -136,21 +136,21 @@ class Writer:
         return ""
 
 
-def numbered(run: Run) -> list[int]:
+def list_steps(run: Run) -> list[int]:
     """Steps that have a checkpoint, oldest first."""
     names = [folder.name.removeprefix("step-") for folder in run.checkpoints.glob("step-*")]
     return sorted(int(name) for name in names if name.isdecimal())
 
 
-def write(folder: Path, tensors: Mapping[str, Tensors], facts: Mapping[str, Any]) -> None:
+def write_folder(folder: Path, tensors: Mapping[str, Tensors], facts: Mapping[str, Any]) -> None:
     """Write a folder of tensors and JSON files with its manifest, whole or not at all."""
-    with runs.replacing(folder) as temporary:
+    with runs.replace_atomically(folder) as temporary:
         temporary.mkdir()
         for name, found in tensors.items():
             _write_tensors(temporary / name, found)
         for name, value in facts.items():
             runs.write_json(temporary / name, value)
-        sums = {path.name: file_sum(path) for path in sorted(temporary.iterdir())}
+        sums = {path.name: compute_sha256(path) for path in sorted(temporary.iterdir())}
         runs.write_json(temporary / MANIFEST, sums)
 
 
@@ -163,24 +163,24 @@ def _write_tensors(path: Path, tensors: Tensors) -> None:
         raise OSError(number, os.strerror(number) if code else str(error), str(path)) from None
 
 
-def read(folder: Path) -> Saved:
+def read_checkpoint(folder: Path) -> Checkpoint:
     """A checkpoint, verified."""
-    files = verified(folder)
+    files = read_verified(folder)
     tensors = {
-        name: parsed(content, folder / name)
+        name: parse_tensors(content, folder / name)
         for name, content in files.items()
         if name.endswith(".safetensors")
     }
-    facts = json.loads(files[FACTS])
-    return Saved(int(folder.name.removeprefix("step-")), tensors, facts)
+    facts = json.loads(files[STATE_FILE])
+    return Checkpoint(int(folder.name.removeprefix("step-")), tensors, facts)
 
 
-def newest(run: Run) -> tuple[Saved, list[str]]:
+def read_newest(run: Run) -> tuple[Checkpoint, list[str]]:
     """The newest checkpoint that verifies, and what is wrong with those after it."""
     wrong: list[str] = []
-    for step in reversed(numbered(run)):
+    for step in reversed(list_steps(run)):
         try:
-            return read(run.checkpoints / f"step-{step}"), wrong
+            return read_checkpoint(run.checkpoints / f"step-{step}"), wrong
         except UserError as error:
             wrong.append(str(error))
     if wrong:
@@ -188,7 +188,7 @@ def newest(run: Run) -> tuple[Saved, list[str]]:
     raise UserError(f"{run.folder}: holds no checkpoint to go on from; train it anew")
 
 
-def parsed(content: bytes, path: Path) -> Tensors:
+def parse_tensors(content: bytes, path: Path) -> Tensors:
     try:
         found: Tensors = safetensors.torch.load(content)
     except (SafetensorError, ValueError) as error:
@@ -204,32 +204,32 @@ def save_model(
     if run.origin:
         facts[ORIGIN] = run.origin
     host = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
-    write(run.model, {"weights.safetensors": host}, facts)
+    write_folder(run.model, {"weights.safetensors": host}, facts)
 
 
-def load_settings(run: Run, overrides: Iterable[str] = ()) -> Config:
+def load_run_config(run: Run, overrides: Iterable[str] = ()) -> Config:
     """The run's config with some settings overridden, if its model was trained with it."""
-    return runs.load_config(run, overrides, origin=origin_of(run))
+    return runs.load_config(run, overrides, origin=read_origin(run))
 
 
-def origin_of(run: Run) -> dict[str, Any]:
+def read_origin(run: Run) -> dict[str, Any]:
     """What a run's model was trained with: `config`, the text of config.toml, and `data`, their
     fingerprint. Version 0.1 wrote nothing of it down."""
-    found: dict[str, Any] = json.loads(verified(run.model).get(ORIGIN, b"{}"))
+    found: dict[str, Any] = json.loads(read_verified(run.model).get(ORIGIN, b"{}"))
     return found
 
 
 def load_model(
     run: Run, config: Config, device: torch.device
-) -> tuple[Forecaster | Masked, Signature, Scaler]:
+) -> tuple[Forecaster | MaskedAutoencoder, Signature, Scaler]:
     """The trained model of a run."""
-    files = verified(run.model)
+    files = read_verified(run.model)
     signature = Signature.model_validate_json(files["signature.json"])
     scaler = Scaler.from_dict(json.loads(files["scaler.json"]))
     path = run.model / "weights.safetensors"
     model = build(config.model, signature)
     try:
-        model.load_state_dict(parsed(files[path.name], path))
+        model.load_state_dict(parse_tensors(files[path.name], path))
     except RuntimeError as error:
         raise UserError(f"{path}: does not fit the run's config: {error}") from None
     return model.to(device), signature, scaler

@@ -15,9 +15,9 @@ from slipstream import runs
 from slipstream.config import Config, Model, Signature
 from slipstream.data.windows import Series
 from slipstream.engine import checkpoint, state
-from slipstream.engine.checkpoint import Saved
-from slipstream.engine.lane import Epoch, Lane, Room
-from slipstream.engine.pack import Pack
+from slipstream.engine.checkpoint import Checkpoint
+from slipstream.engine.lanes.lane import EpochStart, Lane, PackCapacity
+from slipstream.engine.lanes.pack import Pack
 from slipstream.engine.plan import Plan
 from slipstream.engine.state import Progress
 from slipstream.errors import UserError
@@ -27,7 +27,7 @@ LANES, ENDED, WAITING = (f"{name}.safetensors" for name in ("lanes", "ended", "w
 
 
 @dataclass
-class LaneFit:
+class LaneResult:
     """What training gave one lane, or has given it so far."""
 
     number: int
@@ -36,31 +36,31 @@ class LaneFit:
     progress: Progress = field(default_factory=Progress)
     weights: dict[str, Tensor] = field(default_factory=dict)
     """Of the best validation, under the model's own names; none where no loss was finite"""
-    stopped: str = ""
+    stop_reason: str = ""
     """Why it ended; empty while it trains"""
     signal_number: int = 0
     """Of the signal that stopped it, if one did"""
 
 
-class Waiting(NamedTuple):
+class WaitingLane(NamedTuple):
     """A lane without a place: memory was too small for all, or its turn is yet to come."""
 
-    fit: LaneFit
+    result: LaneResult
     rows: dict[str, Tensor]
     """What training has changed, on the host, by the pack's names; nothing where it is new"""
 
 
 @dataclass
-class Work:
+class TrainingState:
     """A pack in training."""
 
     pack: Pack
     run: Run
-    places: list[LaneFit | None]
-    ended: list[LaneFit] = field(default_factory=list)
-    waiting: list[Waiting] = field(default_factory=list)
+    places: list[LaneResult | None]
+    ended: list[LaneResult] = field(default_factory=list)
+    waiting: list[WaitingLane] = field(default_factory=list)
     """Those that take the next places, in order"""
-    came: int = 0
+    num_entered: int = 0
     steps: int = 0
     """Of the pack"""
     train_s: float = 0.0
@@ -68,63 +68,63 @@ class Work:
     losses: Tensor = field(default_factory=lambda: torch.zeros(0))
     """[K, S]: as last read"""
 
-    def training(self) -> list[tuple[int, LaneFit]]:
+    def list_active(self) -> list[tuple[int, LaneResult]]:
         return [(place, fit) for place, fit in enumerate(self.places) if fit is not None]
 
-    def everyone(self) -> list[LaneFit]:
-        waiting = (one.fit for one in self.waiting)
-        return [*self.ended, *(one for _, one in self.training()), *waiting]
+    def list_all(self) -> list[LaneResult]:
+        waiting = (one.result for one in self.waiting)
+        return [*self.ended, *(one for _, one in self.list_active()), *waiting]
 
-    def seat(self, place: int, one: Waiting) -> None:
+    def seat(self, place: int, one: WaitingLane) -> None:
         """Give a place to a lane, where it stood; its epoch is still to begin."""
-        self.places[place] = one.fit
-        self.pack.put(place, one.fit.lane)
+        self.places[place] = one.result
+        self.pack.put(place, one.result.lane)
         if one.rows:
-            for name, tensor in self.pack.changing().items():
+            for name, tensor in self.pack.state().items():
                 tensor[place].copy_(one.rows[name])
 
 
-def epoch_of(at: Progress) -> Epoch:
-    return Epoch(at.epochs, at.rate, before=at.step - at.done, at=at.done)
+def next_epoch(at: Progress) -> EpochStart:
+    return EpochStart(at.epochs, at.rate, steps_before=at.step - at.done, step=at.done)
 
 
-def best_weights(work: Work, place: int) -> dict[str, Tensor]:
+def read_best_weights(work: TrainingState, place: int) -> dict[str, Tensor]:
     """A lane's best weights so far; none where no validation was finite."""
     one = work.places[place]
     found = one is not None and math.isfinite(one.progress.best_loss)
     return work.pack.weights(place, best=True) if found else {}
 
 
-def leave_off(work: Work, stopped: str, *, signal_number: int) -> None:
+def mark_stopped(work: TrainingState, stopped: str, *, signal_number: int) -> None:
     """Give the lanes that have not ended their best weights so far, and say why they stopped."""
-    for place, one in work.training():
-        one.weights = best_weights(work, place)
+    for place, one in work.list_active():
+        one.weights = read_best_weights(work, place)
     for one, rows in work.waiting:
         if math.isfinite(one.progress.best_loss):
             row = rows["best"].to(work.pack.plan.device)
-            one.weights = work.pack.named(row, one.lane)
-    for one in work.everyone():
-        if not one.stopped:
-            one.stopped, one.signal_number = stopped, signal_number
+            one.weights = work.pack.name_weights(row, one.lane)
+    for one in work.list_all():
+        if not one.stop_reason:
+            one.stop_reason, one.signal_number = stopped, signal_number
             if not signal_number:  # else it goes on, and has not ended
                 told = asdict(one.progress)
                 work.run.append("lane", lane=one.number, stopped=stopped, **told)
 
 
-def take(work: Work, facts: Mapping[str, Any]) -> Saved:
+def take_checkpoint(work: TrainingState, facts: Mapping[str, Any]) -> Checkpoint:
     """A copy of all that the rest depends on; from a GPU it arrives while training goes on."""
     pack, device = work.pack, work.pack.plan.device
     ended = {f"{one.number}/{name}": w for one in work.ended for name, w in one.weights.items()}
     waiting = {
-        f"{one.fit.number}/{name}": row for one in work.waiting for name, row in one.rows.items()
+        f"{one.result.number}/{name}": row for one in work.waiting for name, row in one.rows.items()
     }
-    live = {LANES: pack.changing(), ENDED: ended, WAITING: waiting}
-    tensors = {name: checkpoint.on_host(found) for name, found in live.items() if found}
+    live = {LANES: pack.state(), ENDED: ended, WAITING: waiting}
+    tensors = {name: checkpoint.copy_to_host(found) for name, found in live.items() if found}
     ready = None
     if device.type == "cuda":
         ready = torch.cuda.Event()
         ready.record(torch.cuda.current_stream(device))
-    room = pack.room._asdict()
+    room = pack.capacity._asdict()
     room |= {name: room[name].model_dump_json() for name in ("config", "model")}
     told = {
         **facts,
@@ -137,29 +137,29 @@ def take(work: Work, facts: Mapping[str, Any]) -> Saved:
                 "number": one.number,
                 "config": one.lane.config.model_dump_json(),
                 "progress": asdict(one.progress),
-                "stopped": one.stopped,
+                "stopped": one.stop_reason,
             }
-            for one in work.everyone()
+            for one in work.list_all()
         ],
-        "waiting": [one.fit.number for one in work.waiting],
-        "came": work.came,
+        "waiting": [one.result.number for one in work.waiting],
+        "came": work.num_entered,
         "seconds": [work.train_s, work.validate_s],
-        "log_bytes": runs.log_size(work.run),
+        "log_bytes": runs.get_log_size(work.run),
     }
-    return Saved(work.steps, tensors, told, ready)
+    return Checkpoint(work.steps, tensors, told, ready)
 
 
-def restored(
-    saved: Saved,
+def restore_pack(
+    saved: Checkpoint,
     lanes: Sequence[Lane] | Mapping[int, Lane],
     signature: Signature,
     series: Series,
     run: Run,
     *,
     most: int | None = None,
-) -> Work:
+) -> TrainingState:
     """The pack of a checkpoint with every lane where it stood; those beyond `most` wait."""
-    facts, plan = saved.facts, Plan.from_dict(saved.facts["plan"])
+    facts, plan = saved.metadata, Plan.from_dict(saved.metadata["plan"])
     ended = saved.tensors.get(ENDED, {})
     every = [_brought_back(told, lanes, ended, plan.device) for told in facts["lanes"]]
     back = {one.number: one for one in every}
@@ -168,22 +168,24 @@ def restored(
     if most is not None and most < len(order):
         in_training = [number for number in order if number is not None]
         order, waiting = list(in_training[:most]), in_training[most:] + waiting
-    pack = Pack(len(order), room_of(facts), signature, series, plan, facts["mode"])
-    work = Work(pack, run, [None] * len(order), came=facts["came"], steps=saved.step)
+    pack = Pack(len(order), read_capacity(facts), signature, series, plan, facts["mode"])
+    work = TrainingState(
+        pack, run, [None] * len(order), num_entered=facts["came"], steps=saved.step
+    )
     work.train_s, work.validate_s = facts["seconds"]
     work.ended = [one for one in every if one.number not in {*order, *waiting}]
     for place, number in enumerate(order):
         if number is not None:
-            work.seat(place, Waiting(back[number], _rows(saved, number)))
-    work.waiting = [Waiting(back[number], _rows(saved, number)) for number in waiting]
-    if work.training():  # all may have ended, and only their scores be missing
-        pack.begin({place: epoch_of(one.progress) for place, one in work.training()})
+            work.seat(place, WaitingLane(back[number], _rows(saved, number)))
+    work.waiting = [WaitingLane(back[number], _rows(saved, number)) for number in waiting]
+    if work.list_active():  # all may have ended, and only their scores be missing
+        pack.begin({place: next_epoch(one.progress) for place, one in work.list_active()})
     return work
 
 
-def _rows(saved: Saved, number: int) -> dict[str, Tensor]:
+def _rows(saved: Checkpoint, number: int) -> dict[str, Tensor]:
     """What a checkpoint has of a lane that is in training or waits."""
-    places = saved.facts["places"]
+    places = saved.metadata["places"]
     if number in places:
         place = places.index(number)
         return {name: tensor[place] for name, tensor in saved.tensors[LANES].items()}
@@ -195,7 +197,7 @@ def _rows(saved: Saved, number: int) -> dict[str, Tensor]:
     }
 
 
-def room_of(facts: Mapping[str, Any]) -> Room:
+def read_capacity(facts: Mapping[str, Any]) -> PackCapacity:
     """What the places of a checkpoint's pack can hold."""
     told = facts["room"]
     back = {
@@ -203,7 +205,7 @@ def room_of(facts: Mapping[str, Any]) -> Room:
         "model": Model.model_validate_json(told["model"]),
         "optimizers": tuple(told["optimizers"]),
     }
-    return Room(**(told | back))
+    return PackCapacity(**(told | back))
 
 
 def _brought_back(
@@ -211,9 +213,9 @@ def _brought_back(
     lanes: Sequence[Lane] | Mapping[int, Lane],
     ended: dict[str, Tensor],
     device: torch.device,
-) -> LaneFit:
+) -> LaneResult:
     number, lane = told["number"], lanes[told["number"]]
-    changed = configs.differences(Config.model_validate_json(told["config"]), lane.config)
+    changed = configs.list_differences(Config.model_validate_json(told["config"]), lane.config)
     if changed:
         raise UserError(f"lane {number} has other settings than before ({', '.join(changed)})")
     prefix = f"{number}/"
@@ -222,4 +224,6 @@ def _brought_back(
         for name, weight in ended.items()
         if name.startswith(prefix)
     }
-    return LaneFit(number, lane, state.as_progress(told["progress"]), weights, told["stopped"])
+    return LaneResult(
+        number, lane, state.parse_progress(told["progress"]), weights, told["stopped"]
+    )

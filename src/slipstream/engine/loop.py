@@ -15,13 +15,13 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from slipstream.config import Engine, Train
-from slipstream.engine import encoder, optim, recover, state
-from slipstream.engine.checkpoint import Saved, Writer
-from slipstream.engine.job import Job, Task, set_up
-from slipstream.engine.monitor import Estimate, Monitor
+from slipstream.engine import optim, pretrained, recovery, state
+from slipstream.engine.checkpoint import Checkpoint, CheckpointWriter
+from slipstream.engine.monitor import DurationEstimate, Monitor
 from slipstream.engine.plan import Plan
-from slipstream.engine.recover import Snapshot
-from slipstream.engine.state import Fit, Progress
+from slipstream.engine.recovery import Snapshot
+from slipstream.engine.single import SingleStep, TrainingTask, build_step
+from slipstream.engine.state import FitResult, Progress
 from slipstream.errors import UserError
 from slipstream.runs import Run
 
@@ -31,7 +31,7 @@ DIVERGED = "the loss is no longer finite"
 
 
 @dataclass
-class Stop:
+class StopRequest:
     """Set by a signal, seen by the loop after the step in hand."""
 
     signal_number: int = 0
@@ -42,9 +42,9 @@ class Stop:
 
 
 @contextmanager
-def stoppable() -> Iterator[Stop]:
+def catch_signals() -> Iterator[StopRequest]:
     """Turn the first SIGINT or SIGTERM into a request; a second one acts at once."""
-    stop = Stop()
+    stop = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
@@ -64,31 +64,33 @@ def stoppable() -> Iterator[Stop]:
             signal.signal(number, before[number])
 
 
-def fit(task: Task, plan: Plan, saved: Saved | None = None, monitor: Monitor | None = None) -> Fit:
+def fit(
+    task: TrainingTask, plan: Plan, saved: Checkpoint | None = None, monitor: Monitor | None = None
+) -> FitResult:
     """Train until the epochs, the patience or the time run out; the best weights come back.
 
     With a saved state it goes on from there, as if it had never stopped. What a monitor samples
     meanwhile is logged.
     """
-    with stoppable() as stop:
+    with catch_signals() as stop:
         began = time.perf_counter()
         monitor = monitor or Monitor(task.run, plan.device, on=False)
-        epochs = 0 if saved is None else state.progress_of(saved).epochs
-        frozen = encoder.is_frozen(task.config.train, epochs)
+        epochs = 0 if saved is None else state.read_progress(saved).epochs
+        frozen = pretrained.is_frozen(task.config.train, epochs)
         # the last one is the one at work; recoveries and a thaw add others
-        jobs = [set_up(task, plan, frozen=frozen)]
-        result = Fit(Progress(), plan)
-        good = None if saved is None else state.put(saved, task, jobs[-1], result)
+        jobs = [build_step(task, plan, frozen=frozen)]
+        result = FitResult(Progress(), plan)
+        good = None if saved is None else state.restore_program(saved, task, jobs[-1], result)
         result.setup_s += time.perf_counter() - began
         try:
             background = task.config.engine.async_checkpoints
-            with Writer(task.run, background=background) as writer:
+            with CheckpointWriter(task.run, background=background) as writer:
                 _fit(
                     task,
                     jobs,
                     stop,
                     result,
-                    Keeper(task.config.engine, writer),
+                    CheckpointSchedule(task.config.engine, writer),
                     monitor,
                     good,
                 )
@@ -96,10 +98,10 @@ def fit(task: Task, plan: Plan, saved: Saved | None = None, monitor: Monitor | N
             failures = jobs[-1].failures()
             jobs[-1].close()
             if plan.capture:
-                recover.free_memory()
+                recovery.free_memory()
     result.plan, result.failures = jobs[-1].plan, failures
     result.signal_number = stop.signal_number
-    task.run.append("trained", stopped=result.stopped, **asdict(result.progress))
+    task.run.append("trained", stopped=result.stop_reason, **asdict(result.progress))
     if not (result.weights or stop.requested):
         raise UserError(
             f"no validation loss was finite up to step {result.progress.step}; lower train.lr, "
@@ -108,21 +110,21 @@ def fit(task: Task, plan: Plan, saved: Saved | None = None, monitor: Monitor | N
     return result
 
 
-class Keeper:
+class CheckpointSchedule:
     """Saves the state: as often as asked for, and after validations as far as that costs little."""
 
-    def __init__(self, engine: Engine, writer: Writer) -> None:
+    def __init__(self, engine: Engine, writer: CheckpointWriter) -> None:
         self.writer = writer
         self.every_s = 60 * engine.checkpoint_minutes
         self.saved_at, self.cost_s = time.perf_counter(), 0.0
         self.saved: object = None
 
-    def due(self, *, validated: bool = False) -> bool:
+    def is_due(self, *, validated: bool = False) -> bool:
         busy, since = self.writer.busy, time.perf_counter() - self.saved_at
         enough = self.cost_s / SHARE_OF_TIME if validated else self.every_s
         return since >= min(enough, self.every_s) and not busy
 
-    def save(self, take: Callable[[], Saved], *, at: object, best_step: int = 0) -> None:
+    def save(self, take: Callable[[], Checkpoint], *, at: object, best_step: int = 0) -> None:
         """Write what `take` gives, unless that was done `at` the same point before."""
         began = time.perf_counter()
         if at == self.saved:
@@ -135,11 +137,11 @@ class Keeper:
 
 
 def _fit(
-    task: Task,
-    jobs: list[Job],
-    stop: Stop,
-    result: Fit,
-    keeper: Keeper,
+    task: TrainingTask,
+    jobs: list[SingleStep],
+    stop: StopRequest,
+    result: FitResult,
+    keeper: CheckpointSchedule,
     monitor: Monitor,
     good: Snapshot | None,
 ) -> None:
@@ -147,48 +149,48 @@ def _fit(
     job, at = jobs[-1], result.progress
     spent = result.train_s + result.validate_s
     deadline = time.perf_counter() + 60 * train.minutes - spent if train.minutes else math.inf
-    num_steps, promised = job.home.num_steps, not at.step
-    estimate = Estimate(run, num_steps * train.epochs)
-    result.stopped = out_of_patience(at, train)
+    num_steps, promised = job.batches.num_steps, not at.step
+    estimate = DurationEstimate(run, num_steps * train.epochs)
+    result.stop_reason = check_patience(at, train)
 
     def save() -> None:
         assert good is not None
         kept = good
         keeper.save(
-            lambda: state.take(task, job, result, kept),
+            lambda: state.take_checkpoint(task, job, result, kept),
             at=(at.step, at.epochs),
             best_step=at.best_step,
         )
 
-    while at.epochs < train.epochs and not result.stopped:
+    while at.epochs < train.epochs and not result.stop_reason:
         epoch_began = logged_at = time.perf_counter()
-        if job.frozen and not encoder.is_frozen(train, at.epochs):
+        if job.frozen and not pretrained.is_frozen(train, at.epochs):
             job = jobs[-1] = _thawed(task, job, at)
         if good is None or not at.done:
-            good = recover.snapshot(task.model, job.optimizer, job.scale)
+            good = recovery.take_snapshot(task.model, job.optimizer, job.scale)
         first_step = at.step - at.done
-        rates = [at.rate * rate for rate in optim.rates(train, at.epochs, num_steps)]
+        rates = [at.rate * rate for rate in optim.compute_lrs(train, at.epochs, num_steps)]
         if at.done < num_steps:
-            job.home.begin(at.epochs, at=at.done)
-        job.tape.begin(rates, at=at.done, first=first_step)
+            job.batches.start_epoch(at.epochs, at=at.done)
+        job.buffers.begin(rates, at=at.done, first=first_step)
         diverged = False
         while at.done < num_steps:
             job = jobs[-1] = _step(task, job, at.epochs, at.done)  # one program, no host sync
             at.step, at.done = at.step + 1, at.done + 1
-            run.show({"event": "step", "step": at.step})
+            run.notify({"event": "step", "step": at.step})
             if engine.sync:
-                float(job.tape.losses[at.done - 1])
+                float(job.buffers.losses[at.done - 1])
             if estimate.pending:
-                estimate.note(job, at.step, since=epoch_began - result.train_s)
+                estimate.record_step(job, at.step, since=epoch_began - result.train_s)
             if at.done % engine.log_every and at.done < num_steps:
                 if stop.requested:
                     break
-                if keeper.due():
+                if keeper.is_due():
                     job.flush()
                     save()
                 continue
             job.flush()
-            losses = job.tape.losses[at.logged : at.done].tolist()  # the epoch's only host syncs
+            losses = job.buffers.losses[at.logged : at.done].tolist()  # the epoch's only host syncs
             now = time.perf_counter()
             run.append(
                 "log",
@@ -201,10 +203,10 @@ def _fit(
             monitor.log()
             at.logged, logged_at = at.done, now
             diverged = not all(map(math.isfinite, losses))
-            result.stopped = "train.minutes have passed" if now > deadline else ""
-            if diverged or result.stopped or stop.requested:
+            result.stop_reason = "train.minutes have passed" if now > deadline else ""
+            if diverged or result.stop_reason or stop.requested:
                 break
-            if at.done < num_steps and keeper.due():
+            if at.done < num_steps and keeper.is_due():
                 save()
         job.flush()
         result.train_s += time.perf_counter() - epoch_began
@@ -220,28 +222,28 @@ def _fit(
 
         due = not (at.epochs + 1) % train.validate_every or at.epochs + 1 == train.epochs
         complete, told = at.done == num_steps, _epoch_in_hand(job, at, rates, epoch_began)
-        cut = bool(result.stopped) and not (complete and due)
+        cut = bool(result.stop_reason) and not (complete and due)
         if complete and due:
             job, complete = _validated(task, job, stop, result, told)
             jobs[-1] = job
         if complete:
             at.epochs, at.done, at.logged = at.epochs + 1, 0, 0
-            result.stopped = result.stopped or out_of_patience(at, train)
+            result.stop_reason = result.stop_reason or check_patience(at, train)
         if cut and not stop.requested:
             # an unbroken run has no validation here: one with more minutes goes on without it
             save()
             jobs[-1], _ = _validated(task, job, stop, result, told)
-        if stop.requested and not result.stopped:
-            result.stopped = "interrupted"
-        if not result.stopped and keeper.due(validated=due):
+        if stop.requested and not result.stop_reason:
+            result.stop_reason = "interrupted"
+        if not result.stop_reason and keeper.is_due(validated=due):
             save()
-    result.stopped = result.stopped or "all epochs done"
+    result.stop_reason = result.stop_reason or "all epochs done"
     monitor.log()
     if good is not None:
         save()
 
 
-def out_of_patience(at: Progress, train: Train) -> str:
+def check_patience(at: Progress, train: Train) -> str:
     if train.patience != "off" and at.since_best >= train.patience:
         return f"no improvement in {train.patience} validations"
     return ""
@@ -257,15 +259,15 @@ class EpochInHand(NamedTuple):
     began: float
 
 
-def _epoch_in_hand(job: Job, at: Progress, rates: list[float], began: float) -> EpochInHand:
+def _epoch_in_hand(job: SingleStep, at: Progress, rates: list[float], began: float) -> EpochInHand:
     epoch = at.epochs + 1 if at.done == len(rates) else at.epoch
-    loss = job.tape.losses[: at.done].double().mean()
+    loss = job.buffers.losses[: at.done].double().mean()
     return EpochInHand(epoch, loss, rates[at.done - 1], began)
 
 
 def _validated(
-    task: Task, job: Job, stop: Stop, result: Fit, epoch: EpochInHand
-) -> tuple[Job, bool]:
+    task: TrainingTask, job: SingleStep, stop: StopRequest, result: FitResult, epoch: EpochInHand
+) -> tuple[SingleStep, bool]:
     """Score the validation set and keep the weights if they are the best; False if stopped."""
     began, at = time.perf_counter(), result.progress
     job, val_loss = _validate(task, job, stop)
@@ -274,7 +276,7 @@ def _validated(
     improved = val_loss < at.best_loss - task.config.train.min_delta
     if improved:
         result.weights = _copied(task.model)
-    judge(at, val_loss, improved, task.config.train)
+    record_validation(at, val_loss, improved, task.config.train)
     result.validate_s += time.perf_counter() - began
     task.run.append(
         "epoch",
@@ -289,67 +291,73 @@ def _validated(
     return job, True
 
 
-def _step(task: Task, job: Job, epoch: int, done: int) -> Job:
+def _step(task: TrainingTask, job: SingleStep, epoch: int, done: int) -> SingleStep:
     """One step; where memory runs out, the same step again in halves, by a new job."""
     while True:
         try:
             job.advance()
             return job
-        except recover.FULL as error:
-            if not recover.is_out_of_memory(error):
+        except recovery.MEMORY_ERRORS as error:
+            if not recovery.is_out_of_memory(error):
                 raise
-            why = recover.reason(error)
+            why = recovery.first_line(error)
         # past the except block, whose traceback would pin the failed step's tensors
         job = _halved(task, job, why)
-        job.home.begin(epoch, at=done)
-        job.tape.begin(at=done)
+        job.batches.start_epoch(epoch, at=done)
+        job.buffers.begin(at=done)
 
 
-def _validate(task: Task, job: Job, stop: Stop) -> tuple[Job, float | None]:
+def _validate(
+    task: TrainingTask, job: SingleStep, stop: StopRequest
+) -> tuple[SingleStep, float | None]:
     """The validation loss; None if a stop came first."""
     while True:
         try:
-            job.val_home.begin(0)
-            job.val_tape.begin()
-            for _ in range(job.val_home.num_steps):
+            job.val_batches.start_epoch(0)
+            job.val_buffers.begin()
+            for _ in range(job.val_batches.num_steps):
                 if stop.requested:
                     return job, None
-                job.check()
-            return job, float(job.val_tape.losses.double().sum()) / task.dataset.count["val"]
-        except recover.FULL as error:
-            if not recover.is_out_of_memory(error):
+                job.validate_batch()
+            return job, float(job.val_buffers.losses.double().sum()) / task.dataset.num_windows[
+                "val"
+            ]
+        except recovery.MEMORY_ERRORS as error:
+            if not recovery.is_out_of_memory(error):
                 raise
-            why = recover.reason(error)
+            why = recovery.first_line(error)
         job = _halved(task, job, why)
 
 
-def _halved(task: Task, job: Job, why: str) -> Job:
+def _halved(task: TrainingTask, job: SingleStep, why: str) -> SingleStep:
     """The job with half the windows per pass and the effective batch kept."""
-    if job.batch == 1:
+    if job.micro_batch == 1:
         raise UserError(
             f"out of memory with a single window per pass ({why}); what is left to try: "
-            f"{recover.remedies(task.config)}"
+            f"{recovery.suggest_remedies(task.config)}"
         )
-    batch = -(-job.batch // 2)
+    batch = -(-job.micro_batch // 2)
     job.close()
-    recover.free_memory()
+    recovery.free_memory()
     task.run.append("recovery", what="out of memory", remedy=f"{batch} windows per pass", why=why)
-    return set_up(task, replace(job.plan, micro_batch=batch), like=job)
+    return build_step(task, replace(job.plan, micro_batch=batch), like=job)
 
 
-def _thawed(task: Task, job: Job, at: Progress) -> Job:
+def _thawed(task: TrainingTask, job: SingleStep, at: Progress) -> SingleStep:
     """The job with the encoder in it, and nothing left of the step that spared it."""
     job.close()
     if job.plan.capture:
-        recover.free_memory()
+        recovery.free_memory()
     task.run.append("thaw", what="the encoder", epoch=at.epochs + 1, step=at.step)
-    return set_up(task, job.plan, like=job, frozen=False)
+    return build_step(task, job.plan, like=job, frozen=False)
 
 
-def _after_divergence(task: Task, job: Job, at: Progress, result: Fit) -> Job:
+def _after_divergence(
+    task: TrainingTask, job: SingleStep, at: Progress, result: FitResult
+) -> SingleStep:
     """After a rollback: leave fp16 if that is where it was, else halve the learning rate."""
-    if at.rollbacks == recover.MOST_ROLLBACKS:
-        result.stopped = DIVERGED
+    if at.rollbacks == recovery.MAX_ROLLBACKS:
+        result.stop_reason = DIVERGED
         return job
     at.rollbacks += 1
     if job.plan.precision == "fp16":
@@ -357,7 +365,7 @@ def _after_divergence(task: Task, job: Job, at: Progress, result: Fit) -> Job:
         reasons = job.plan.reasons | {"precision": "fp16 gave a loss that was not finite"}
         job.close()
         plan = replace(job.plan, precision="fp32", reasons=reasons)
-        job = set_up(task, plan, like=job)
+        job = build_step(task, plan, like=job)
     else:
         at.rate /= 2
         remedy = f"learning rate times {at.rate:g}"
@@ -365,7 +373,7 @@ def _after_divergence(task: Task, job: Job, at: Progress, result: Fit) -> Job:
     return job
 
 
-def _compare_with_plan(job: Job, seen_s: float, run: Run) -> None:
+def _compare_with_plan(job: SingleStep, seen_s: float, run: Run) -> None:
     """Hold the first epoch's speed and kernels against what the plan promised."""
     plan, kernels = job.plan, job.kernels()
     if plan.ms_per_step is not None:
@@ -380,13 +388,13 @@ def _compare_with_plan(job: Job, seen_s: float, run: Run) -> None:
         )
 
 
-def judge(at: Progress, val_loss: float, improved: bool, train: Train) -> None:
+def record_validation(at: Progress, val_loss: float, improved: bool, train: Train) -> None:
     """Note a validation: the best so far, and the plateau schedule's cut if one is due."""
     if improved:
         at.best_loss, at.best_epoch, at.best_step = val_loss, at.epoch, at.step
         at.since_best = at.since_cut = 0
         return
-    if encoder.is_frozen(train, at.epochs):  # patience begins with the whole model
+    if pretrained.is_frozen(train, at.epochs):  # patience begins with the whole model
         return
     at.since_best += 1
     at.since_cut += 1

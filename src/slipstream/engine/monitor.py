@@ -19,7 +19,7 @@ import torch
 
 from slipstream import runs
 from slipstream.engine import capture
-from slipstream.engine.job import Job
+from slipstream.engine.single import SingleStep
 from slipstream.runs import Event, Run
 
 INTERVAL_S = 1.0
@@ -66,11 +66,11 @@ class Monitor:
             self._run.append("monitor", **self._samples.popleft())
 
     def _watch(self, gpu: tuple[str, int] | None) -> None:
-        host, card = Host(), _card(*gpu) if gpu else None
+        host, card = HostSampler(), _card(*gpu) if gpu else None
         began = last = time.perf_counter()
         ended = False
         while not ended:  # the last sample is taken when the run ends
-            ended = self._ended.wait(interval_s(last - began))
+            ended = self._ended.wait(get_interval_s(last - began))
             now = time.perf_counter()
             seconds, last = now - last, now
             sample = {"seconds": seconds} | host.read()
@@ -79,12 +79,12 @@ class Monitor:
             card.close()
 
 
-def interval_s(elapsed_s: float) -> float:
+def get_interval_s(elapsed_s: float) -> float:
     """From one sample to the next."""
     return max(INTERVAL_S, elapsed_s / GROWTH_S)
 
 
-class Host:
+class HostSampler:
     """CPU time and memory of this process and its children, as psutil tells them."""
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class Host:
         return self._children.values()
 
 
-class Card:
+class GpuSampler:
     """One GPU, as NVML tells; what it does not tell is left out."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
@@ -165,7 +165,7 @@ def _name(device: torch.device) -> tuple[str, int]:
     return f"GPU-{uuid}", device.index or 0
 
 
-def _card(uuid: str, index: int) -> Card | None:
+def _card(uuid: str, index: int) -> GpuSampler | None:
     """The GPU of this name, else of this number; None where NVML is not there."""
     try:
         import pynvml as nvml
@@ -174,14 +174,14 @@ def _card(uuid: str, index: int) -> Card | None:
     with suppress(nvml.NVMLError):
         nvml.nvmlInit()
         with suppress(nvml.NVMLError):
-            return Card(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid))
-        return Card(nvml, nvml.nvmlDeviceGetHandleByIndex(index))
+            return GpuSampler(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid))
+        return GpuSampler(nvml, nvml.nvmlDeviceGetHandleByIndex(index))
     return None
 
 
-def look(device: torch.device) -> Sample:
+def sample_machine(device: torch.device) -> Sample:
     """The machine as it is now, once."""
-    host, card = Host(), _card(*_name(device)) if device.type == "cuda" else None
+    host, card = HostSampler(), _card(*_name(device)) if device.type == "cuda" else None
     found = host.read()
     if card:
         found |= card.read(0.0)
@@ -238,7 +238,7 @@ def _throttled(samples: list[Event]) -> dict[str, float]:
     return {name: share for name, share in shares.items() if share}
 
 
-class Estimate:
+class DurationEstimate:
     """Tells, once in a run, how long training will take, from ten of its first steps.
 
     Those before them, in which libraries choose and the step is captured, do not count. The host
@@ -247,13 +247,13 @@ class Estimate:
 
     def __init__(self, run: Run, num_steps: int) -> None:
         self._run, self._num_steps = run, num_steps
-        told = any(event["event"] == "estimate" for event in runs.events(run))
+        told = any(event["event"] == "estimate" for event in runs.read_events(run))
         self.pending = num_steps > capture.EAGER_FIRST + TEN and not told
-        self._job: Job | None = None
+        self._job: SingleStep | None = None
         self._seen = 0
         self._began = 0.0
 
-    def note(self, job: Job, step: int, *, since: float) -> None:
+    def record_step(self, job: SingleStep, step: int, *, since: float) -> None:
         """A step was taken; `since` is when training began, had nothing come between its steps."""
         if job is not self._job:  # after a recovery everything warms up anew
             self._job, self._seen = job, 0
@@ -275,14 +275,14 @@ class Estimate:
             )
 
 
-def _waited(job: Job) -> float:
+def _waited(job: SingleStep) -> float:
     """The time, with everything asked of the device done."""
     job.flush()
-    float(job.tape.losses[0])
+    float(job.buffers.losses[0])
     return time.perf_counter()
 
 
-def judge(events: Iterable[Event], *, steps: int, took_s: float) -> dict[str, Any]:
+def compare_with_estimate(events: Iterable[Event], *, steps: int, took_s: float) -> dict[str, Any]:
     """What was expected of training before it and after ten steps, beside what it took.
 
     Seconds of training without validations. Where it ended early or was given more epochs, the

@@ -16,28 +16,36 @@ from torch import Tensor
 from slipstream.config import Config, Signature
 from slipstream.data.windows import Batch
 from slipstream.engine.plan import Plan
-from slipstream.models import Noise, augment, masks
-from slipstream.models.augment import Mixed
-from slipstream.objectives import collapse, for_validation, masked_losses, window_losses
+from slipstream.models import Noise
+from slipstream.models.noise import augment, masks
+from slipstream.models.noise.augment import AugmentedBatch
+from slipstream.objectives import (
+    compute_collapse_penalty,
+    compute_masked_losses,
+    compute_window_losses,
+    make_validation_settings,
+)
 
 Objective = Callable[[Callable[..., Any], Batch, Tensor, Noise | None], Tensor]
 """From a model, windows, what each counts for (0: padding) and noise to losses [B]. Without noise
 nothing is dropped, and masks are always the same: so is validation."""
 
 
-def of(config: Config, signature: Signature, plan: Plan, *, drops: bool) -> Objective:
+def build_objective(config: Config, signature: Signature, plan: Plan, *, drops: bool) -> Objective:
     """The one that a run has; `drops` says whether the model gets the noise."""
-    asked = Asked(config, signature.fold, signature.model_shared, plan, drops)
+    asked = ObjectiveSettings(
+        config, signature.sequences_per_window, signature.model_shared, plan, drops
+    )
     return partial(_filled_in if signature.masked else _predicted, asked)
 
 
-def in_validation(config: Config, signature: Signature, plan: Plan) -> Objective:
+def build_validation_objective(config: Config, signature: Signature, plan: Plan) -> Objective:
     """The same, judged by `train.metric`."""
-    judged = config.model_copy(update={"train": for_validation(config.train)})
-    return of(judged, signature, plan, drops=False)
+    judged = config.model_copy(update={"train": make_validation_settings(config.train)})
+    return build_objective(judged, signature, plan, drops=False)
 
 
-class Asked(NamedTuple):
+class ObjectiveSettings(NamedTuple):
     """What an objective knows beside the windows."""
 
     config: Config
@@ -47,12 +55,12 @@ class Asked(NamedTuple):
     plan: Plan
     drops: bool
 
-    def changed(self, batch: Batch, shares: Tensor, noise: Noise | None) -> Mixed:
+    def changed(self, batch: Batch, shares: Tensor, noise: Noise | None) -> AugmentedBatch:
         """The windows, augmented in training."""
         inputs, _, targets = batch
-        how = self.config.augment.in_step
+        how = self.config.augment.for_step
         if noise is None or not how.kinds:
-            return Mixed(inputs, targets, None, None)
+            return AugmentedBatch(inputs, targets, None, None)
         return augment.augment(
             how,
             noise.key,
@@ -68,9 +76,9 @@ class Asked(NamedTuple):
         return losses if self.fold == 1 else losses.unflatten(0, (-1, self.fold)).mean(dim=1)
 
 
-def draws(config: Config) -> bool:
+def uses_noise(config: Config) -> bool:
     """Whether it is random by itself, whatever the model drops."""
-    return config.masked or bool(config.augment.in_step.kinds)
+    return config.masked or bool(config.augment.for_step.kinds)
 
 
 def forward(
@@ -82,19 +90,19 @@ def forward(
     plan: Plan,
 ) -> Tensor:
     """The model's prediction, in fp32, computed in the plan's precision."""
-    with in_precision(plan):
+    with autocast(plan):
         prediction: Tensor = model(inputs, static, noise)
     return prediction.float()
 
 
-def in_precision(plan: Plan) -> torch.autocast:
+def autocast(plan: Plan) -> torch.autocast:
     """Within it, products are computed in the plan's precision."""
     enabled = plan.autocast is not None
     return torch.autocast(plan.device.type, dtype=plan.autocast, enabled=enabled)
 
 
 def _predicted(
-    asked: Asked,
+    asked: ObjectiveSettings,
     model: Callable[..., Tensor],
     batch: Batch,
     shares: Tensor,
@@ -105,15 +113,15 @@ def _predicted(
     inputs, targets, partner, share = asked.changed(batch, shares, noise)
     dropping = noise if asked.drops else None
     prediction = forward(model, inputs, batch.static, dropping, plan=asked.plan)
-    losses = window_losses(prediction, targets, train)
+    losses = compute_window_losses(prediction, targets, train)
     if partner is not None and share is not None:
-        others = window_losses(prediction, targets.index_select(0, partner), train)
+        others = compute_window_losses(prediction, targets.index_select(0, partner), train)
         losses = losses + (others - losses) * share
     return asked.by_window(losses)
 
 
 def _filled_in(
-    asked: Asked,
+    asked: ObjectiveSettings,
     model: Callable[..., tuple[Tensor, Tensor]],
     batch: Batch,
     shares: Tensor,
@@ -122,11 +130,15 @@ def _filled_in(
     """How far masked rows are from what they hide; in training, and how alike all windows are."""
     how, train = asked.config.pretrain, asked.config.train
     inputs = asked.changed(batch, shares, noise).inputs
-    mask = masks.of_windows(how, inputs, None if noise is None else noise.key)
-    places = masks.places(how, mask)
-    with in_precision(asked.plan):  # the decoder has no more to do than what counts
+    mask = masks.mask_windows(how, inputs, None if noise is None else noise.key)
+    places = masks.find_masked_rows(how, mask)
+    with autocast(asked.plan):  # the decoder has no more to do than what counts
         rows, tokens = model(inputs, mask, noise if asked.drops else None, places)
-    losses = asked.by_window(masked_losses(rows.float(), masks.at(inputs, places), train))
+    losses = asked.by_window(
+        compute_masked_losses(rows.float(), masks.gather_rows(inputs, places), train)
+    )
     if noise is None or not how.variance:
         return losses
-    return losses + how.variance * collapse(tokens.float(), shares.repeat_interleave(asked.fold))
+    return losses + how.variance * compute_collapse_penalty(
+        tokens.float(), shares.repeat_interleave(asked.fold)
+    )

@@ -22,7 +22,9 @@ FIRST_SCALE = 2.0**16
 GROWTH, BACKOFF, GROW_AFTER = 2.0, 0.5, 2000
 
 
-def build(train: Train, params: Params, lr: Tensor, *, fused: bool = True) -> torch.optim.Optimizer:
+def build_optimizer(
+    train: Train, params: Params, lr: Tensor, *, fused: bool = True
+) -> torch.optim.Optimizer:
     """The optimizer that `train` names; `lr` is read anew at every step."""
     with _without_the_compiler():
         return _build(train, params, lr, fused=fused)
@@ -49,7 +51,7 @@ def _build(train: Train, params: Params, lr: Tensor, *, fused: bool) -> torch.op
             )
 
 
-def with_rates(parts: Sequence[tuple[float, list[nn.Parameter]]], lr: Tensor) -> Params:
+def make_param_groups(parts: Sequence[tuple[float, list[nn.Parameter]]], lr: Tensor) -> Params:
     """Parameters by the share of the learning rate that each has; all of it needs no groups."""
     if [rate for rate, _ in parts] == [1.0]:
         return parts[0][1]
@@ -59,7 +61,7 @@ def with_rates(parts: Sequence[tuple[float, list[nn.Parameter]]], lr: Tensor) ->
     ]
 
 
-def follow(optimizer: torch.optim.Optimizer, lr: Tensor) -> None:
+def apply_lr(optimizer: torch.optim.Optimizer, lr: Tensor) -> None:
     """Give every group its share of the learning rate, which has just been set."""
     for group in optimizer.param_groups:
         if group["lr"] is not lr:
@@ -88,7 +90,7 @@ def clear_grads(optimizer: torch.optim.Optimizer, *, set_to_none: bool) -> None:
     inspect.unwrap(torch.optim.Optimizer.zero_grad)(optimizer, set_to_none=set_to_none)
 
 
-def rates(train: Train, epoch: int, steps: int) -> list[float]:
+def compute_lrs(train: Train, epoch: int, steps: int) -> list[float]:
     """The learning rate of each step of an epoch, before the plateau's cuts."""
     return [_rate(train, epoch, (step + 0.0) / steps, 1 / steps) for step in range(steps)]
 
@@ -129,14 +131,14 @@ class LossScale:
         )
 
 
-def loss_scale(device: torch.device) -> LossScale:
+def build_loss_scale(device: torch.device) -> LossScale:
     return LossScale(
         scale=torch.full((), FIRST_SCALE, device=device),
         since_growth=torch.zeros((), dtype=torch.int32, device=device),
     )
 
 
-def update(
+def apply_gradients(
     optimizer: torch.optim.Optimizer,
     params: list[nn.Parameter],
     *,

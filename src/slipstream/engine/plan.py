@@ -11,12 +11,12 @@ from typing import Any, Self
 
 import torch
 
-from slipstream import hardware
+from slipstream import machine
 from slipstream.config import Config
 from slipstream.errors import UserError
 
 RECURRENT = ("lstm", "gru")
-MOST_OWN = 512
+MAX_OWN_HIDDEN = 512
 """Hidden units up to which our own recurrent kernels have been faster than cuDNN's"""
 GB = 1e9
 HALF_PAYS_HIDDEN = 128
@@ -69,7 +69,7 @@ class Plan:
 
     def flags(self) -> AbstractContextManager[None]:
         """Torch's global settings as the plan wants them."""
-        return hardware.flags(
+        return machine.set_flags(
             threads=self.threads,
             tf32=self.precision == "tf32",
             onednn=self.onednn,
@@ -86,7 +86,7 @@ class Plan:
         return cls(**(saved | {"device": device, "cudnn": cudnn}))
 
 
-def make(
+def make_plan(
     config: Config,
     *,
     data_bytes: int,
@@ -96,8 +96,8 @@ def make(
 ) -> Plan:
     """The plan by rules of thumb, within what the config asks for; of many models, with `lanes`."""
     engine, model = config.engine, config.model
-    device = hardware.choose_device(engine.device)
-    found = hardware.describe(device)
+    device = machine.choose_device(engine.device)
+    found = machine.describe(device)
     reasons = {"device": str(found.get("gpu", found["cpu"]))}
     precision, reasons["precision"] = _precision(config, device, lanes=lanes)
     capture, reasons["capture"] = False, "only training steps are captured"
@@ -117,11 +117,11 @@ def make(
     reasons["onednn"] = (
         "fast here" if onednn else "slower than ATen's recurrent layers of this size on Arm"
     )
-    threads = hardware.available_cores() if engine.threads == "auto" else engine.threads
-    every = "every core" if threads == hardware.visible_cores() else "the container's quota"
+    threads = machine.count_available_cores() if engine.threads == "auto" else engine.threads
+    every = "every core" if threads == machine.count_visible_cores() else "the container's quota"
     reasons["threads"] = every if engine.threads == "auto" else "asked for"
     if engine.cudnn == "off" and recurrent and device.type == "cuda":
-        _refuse_own(max(model.sizes), recent=hardware.has_tf32(device))
+        _refuse_own(max(model.sizes), recent=machine.has_tf32(device))
     algorithm = "persistent" if engine.cudnn == "auto" else engine.cudnn
     reasons["cudnn"] = "as PyTorch chooses" if engine.cudnn == "auto" else "asked for"
     workers, prefetch = _workers(config, found.get("gpu", ""))
@@ -149,10 +149,10 @@ def make(
 
 
 def _refuse_own(hidden: int, *, recent: bool) -> None:
-    if not recent or hidden > MOST_OWN:
+    if not recent or hidden > MAX_OWN_HIDDEN:
         why = f"model.hidden is {hidden}" if recent else "this GPU is older"
         raise UserError(
-            f'engine.cudnn is "off", but our own kernels take up to {MOST_OWN} hidden units, on '
+            f'engine.cudnn is "off", but our own kernels take up to {MAX_OWN_HIDDEN} hidden units, on '
             f'GPUs since Ampere ({why}); use "auto"'
         )
 
@@ -165,7 +165,7 @@ def _precision(config: Config, device: torch.device, *, lanes: bool) -> tuple[st
                 f'engine.precision is "{asked}", which a CPU does not have; use "fp32" or "bf16"'
             )
         return ("fp32", "the CPU's own") if asked == "auto" else (asked, "asked for")
-    has_tf32 = hardware.has_tf32(device)
+    has_tf32 = machine.has_tf32(device)
     if asked == "tf32" and not has_tf32:
         raise UserError('engine.precision is "tf32", which this GPU lacks; use "fp32" or "fp16"')
     if asked != "auto":
@@ -203,7 +203,7 @@ def _capture(config: Config, device: torch.device) -> tuple[bool, str]:
 def _home(config: Config, device: torch.device, data_bytes: int) -> tuple[str, str]:
     asked = config.engine.home
     if device.type == "cpu":
-        room = hardware.available_memory()
+        room = machine.get_available_memory()
     else:
         room = torch.cuda.mem_get_info(device)[0]
     size = f"{data_bytes / 1e6:,.1f} MB of series, {room / GB:,.0f} GB free"
@@ -218,8 +218,8 @@ def _home(config: Config, device: torch.device, data_bytes: int) -> tuple[str, s
 
 def _workers(config: Config, gpu: str) -> tuple[int, int]:
     """Readers and batches ahead, by the kind of model, the memory there is and the card."""
-    known = hardware.hint(gpu)
-    memory = hardware.total_memory() / GB
+    known = machine.find_gpu_hint(gpu)
+    memory = machine.get_total_memory() / GB
     size = 0 if memory < 8 else 1 if memory < 16 else 2
     if config.model.kind in ("mlp", "linear"):
         workers, prefetch = (2, 4, 8)[size], 4
@@ -229,6 +229,8 @@ def _workers(config: Config, gpu: str) -> tuple[int, int]:
         workers = min(workers, known.workers)
     engine = config.engine
     return (
-        min(workers, hardware.available_cores()) if engine.workers == "auto" else engine.workers,
+        min(workers, machine.count_available_cores())
+        if engine.workers == "auto"
+        else engine.workers,
         prefetch if engine.prefetch == "auto" else engine.prefetch,
     )

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from slipstream import runs
-from slipstream.engine import checkpoint, recover
-from slipstream.engine.checkpoint import Saved
-from slipstream.engine.job import Job, Task
+from slipstream.engine import checkpoint, recovery
+from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.plan import Plan
-from slipstream.engine.recover import Snapshot
+from slipstream.engine.recovery import Snapshot
+from slipstream.engine.single import SingleStep, TrainingTask
 from slipstream.errors import UserError
 
 WEIGHTS, OPTIMIZER, BEST, REST = (
@@ -51,7 +51,7 @@ class Progress:
 
 
 @dataclass
-class Fit:
+class FitResult:
     """What training gave."""
 
     progress: Progress
@@ -59,7 +59,7 @@ class Fit:
     """As it ended; recoveries may have changed it"""
     weights: dict[str, Tensor] = field(default_factory=dict)
     """Of the best validation"""
-    stopped: str = ""
+    stop_reason: str = ""
     """Why it ended"""
     signal_number: int = 0
     """Of the signal that ended it, if one did"""
@@ -70,21 +70,23 @@ class Fit:
     validate_s: float = 0.0
 
 
-def take(task: Task, job: Job, result: Fit, good: Snapshot) -> Saved:
+def take_checkpoint(
+    task: TrainingTask, job: SingleStep, result: FitResult, good: Snapshot
+) -> Checkpoint:
     """A copy of the state on the host; from a GPU it arrives while training goes on."""
     at = result.progress
-    rest = {"losses": job.tape.losses[: at.done]}
+    rest = {"losses": job.buffers.losses[: at.done]}
     if job.scale is not None:
         rest |= {"scale": job.scale.scale, "since_growth": job.scale.since_growth}
     if at.done:  # in mid-epoch: where a rollback would go back to
         rest |= {GOOD + name: copy for name, copy in good.copies.items()}
     live = {
         WEIGHTS: task.model.state_dict(),
-        OPTIMIZER: recover.states(job.optimizer),
+        OPTIMIZER: recovery.collect_optimizer_state(job.optimizer),
         BEST: result.weights,
         REST: rest,
     }
-    tensors = {name: checkpoint.on_host(found) for name, found in live.items() if found}
+    tensors = {name: checkpoint.copy_to_host(found) for name, found in live.items() if found}
     ready = None
     if job.plan.device.type == "cuda":
         ready = torch.cuda.Event()
@@ -93,24 +95,26 @@ def take(task: Task, job: Job, result: Fit, good: Snapshot) -> Saved:
         "progress": asdict(at),
         "plan": job.plan.to_dict(),
         "seconds": [result.setup_s, result.train_s, result.validate_s],
-        "log_bytes": runs.log_size(task.run),
+        "log_bytes": runs.get_log_size(task.run),
         "data": task.fingerprint,
     }
-    return Saved(at.step, tensors, facts, ready)
+    return Checkpoint(at.step, tensors, facts, ready)
 
 
-def progress_of(saved: Saved) -> Progress:
-    return as_progress(saved.facts["progress"])
+def read_progress(saved: Checkpoint) -> Progress:
+    return parse_progress(saved.metadata["progress"])
 
 
-def as_progress(facts: dict[str, Any]) -> Progress:
+def parse_progress(facts: dict[str, Any]) -> Progress:
     found = dict(facts)
     if found["best_loss"] is None:  # JSON has no infinity
         found["best_loss"] = math.inf
     return Progress(**found)
 
 
-def put(saved: Saved, task: Task, job: Job, result: Fit) -> Snapshot:
+def restore_program(
+    saved: Checkpoint, task: TrainingTask, job: SingleStep, result: FitResult
+) -> Snapshot:
     """Put a state back into a job that has just been set up; a rollback's goal comes back."""
     device, tensors = job.plan.device, saved.tensors
     try:
@@ -124,14 +128,14 @@ def put(saved: Saved, task: Task, job: Job, result: Fit) -> Snapshot:
     result.weights = {
         name: value.to(device, copy=True) for name, value in tensors.get(BEST, {}).items()
     }
-    result.progress = progress_of(saved)
-    result.setup_s, result.train_s, result.validate_s = saved.facts["seconds"]
+    result.progress = read_progress(saved)
+    result.setup_s, result.train_s, result.validate_s = saved.metadata["seconds"]
     rest = tensors[REST]
     if job.scale is not None and "scale" in rest:
         job.scale.scale.copy_(rest["scale"])
         job.scale.since_growth.copy_(rest["since_growth"])
-    job.tape.losses[: result.progress.done] = rest["losses"].to(device)
+    job.buffers.losses[: result.progress.done] = rest["losses"].to(device)
     good = {name[len(GOOD) :]: value for name, value in rest.items() if name.startswith(GOOD)}
     if not good:
-        return recover.snapshot(task.model, job.optimizer, job.scale)
+        return recovery.take_snapshot(task.model, job.optimizer, job.scale)
     return Snapshot({name: value.to(device) for name, value in good.items()})

@@ -5,10 +5,18 @@ G gates (4 in an LSTM: input, forget, cell, output; 3 in a GRU: reset, update, n
 """
 
 from slipstream.kernels.attention import attention
-from slipstream.kernels.available import by_kernel, triton_runs
-from slipstream.kernels.launch import rehearsal
+from slipstream.kernels.availability import is_triton_usable, should_use_triton
+from slipstream.kernels.launch import precompile
 from slipstream.kernels.linear import linear
-from slipstream.kernels.op import recurrent
-from slipstream.kernels.shapes import Weights
+from slipstream.kernels.rnn.dispatch import rnn_layer
+from slipstream.kernels.rnn.weights import LayerWeights
 
-__all__ = ["Weights", "attention", "by_kernel", "linear", "recurrent", "rehearsal", "triton_runs"]
+__all__ = [
+    "LayerWeights",
+    "attention",
+    "is_triton_usable",
+    "linear",
+    "precompile",
+    "rnn_layer",
+    "should_use_triton",
+]

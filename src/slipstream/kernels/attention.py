@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
-from slipstream.kernels.available import by_kernel
-from slipstream.kernels.vmapped import is_vmapped, over_lanes
+from slipstream.kernels.availability import should_use_triton
+from slipstream.kernels.vmap import call_under_vmap, is_vmapped
 
 
 def attention(joined: Tensor, heads: int) -> Tensor:
@@ -15,14 +15,14 @@ def attention(joined: Tensor, heads: int) -> Tensor:
     Short sequences go through a kernel of our own. Elsewhere lanes are windows among others, under
     `vmap`; torch's own kernels have no rule for it.
     """
-    if by_kernel(joined):
-        from slipstream.kernels import short
+    if should_use_triton(joined):
+        from slipstream.kernels import short_attention
 
-        if short.takes(joined, heads):
-            return short.attention(joined, heads)
+        if short_attention.is_supported(joined, heads):
+            return short_attention.short_attention(joined, heads)
     q, k, v = joined.unflatten(-1, (3, heads, -1)).permute(2, 1, 3, 0, 4)
     if is_vmapped(joined):
-        out = over_lanes(_of_lanes, q, k, v)
+        out = call_under_vmap(_of_lanes, q, k, v)
     else:
         out = F.scaled_dot_product_attention(q, k, v)
     return out.permute(2, 0, 1, 3).flatten(2)

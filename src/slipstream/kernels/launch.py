@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from slipstream import hardware
+from slipstream import machine
 
 MOST_THREADS = 16
 _asked_for: ContextVar[list[Any] | None] = ContextVar("asked_for", default=None)
@@ -32,14 +32,14 @@ def launch(kernel: Any, grid: tuple[int, ...], *given: Any, **how: Any) -> None:
 
 
 @contextmanager
-def rehearsal() -> Iterator[None]:
+def precompile() -> Iterator[None]:
     """Within it no kernel of ours runs; what they would have written holds anything. At its end all
     that were launched are built and on the current GPU. Where memory runs out, it ends early; that,
     or a kernel that cannot be built, is for the first real step to tell."""
     from triton import AsyncCompileMode  # not there on a machine without a GPU
 
     asked_for: list[Any] = []
-    with ThreadPoolExecutor(min(hardware.available_cores(), MOST_THREADS)) as pool:
+    with ThreadPoolExecutor(min(machine.count_available_cores(), MOST_THREADS)) as pool:
         before = _asked_for.set(asked_for)
         try:
             # the way back stays in this thread: others would know nothing of a rehearsal

@@ -15,15 +15,15 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from slipstream.kernels.operands import operands, sums
-from slipstream.kernels.vmapped import is_vmapped, over_lanes
+from slipstream.kernels.precision import multiply_in_fp32, operand_format
+from slipstream.kernels.vmap import call_under_vmap, is_vmapped
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """x [..., D], weight [N, D] and bias [N] to [..., N]; under `vmap`, each lane by its own."""
     if x.is_cuda and x.dim() > 1 and is_vmapped(x, weight, bias):
         apply: Any = _Linear.apply
-        return over_lanes(apply, x, weight, bias)
+        return call_under_vmap(apply, x, weight, bias)
     return F.linear(x, weight, bias)
 
 
@@ -32,7 +32,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        dtype, _ = operands(x)
+        dtype, _ = operand_format(x)
         rows, across = x.to(dtype).flatten(1, -2), weight.to(dtype)
         out = torch.baddbmm(bias.to(dtype)[:, None], rows, across.mT)
         ctx.like = x.dtype, x.shape, weight.dtype, bias.dtype
@@ -50,5 +50,5 @@ class _Linear(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             dx = torch.bmm(grad, across).view(shape).to(dtype)
         ones = grad.new_ones(1, 1, grad.shape[1]).expand(len(grad), -1, -1)
-        d_weight, d_bias = sums(grad.mT, rows), sums(ones, grad)[:, 0]
+        d_weight, d_bias = multiply_in_fp32(grad.mT, rows), multiply_in_fp32(ones, grad)[:, 0]
         return dx, d_weight.to(weight_dtype), d_bias.to(bias_dtype)

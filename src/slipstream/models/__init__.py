@@ -4,8 +4,16 @@ Every model maps inputs [T, B, F] and static [B, K] to predictions [B, H, C, Q]:
 T context rows, B windows, F inputs, K static columns, H predicted rows, C targets, Q quantiles.
 """
 
-from slipstream.models.build import OWN, Forecaster, build, drops, use
-from slipstream.models.dropout import Noise
-from slipstream.models.masked import Masked
+from slipstream.models.forecaster import OWN_KERNELS, Forecaster, build, has_dropout, set_execution
+from slipstream.models.masked import MaskedAutoencoder
+from slipstream.models.noise.dropout import Noise
 
-__all__ = ["OWN", "Forecaster", "Masked", "Noise", "build", "drops", "use"]
+__all__ = [
+    "OWN_KERNELS",
+    "Forecaster",
+    "MaskedAutoencoder",
+    "Noise",
+    "build",
+    "has_dropout",
+    "set_execution",
+]

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from slipstream.config import Model, Signature
-from slipstream.models.dropout import Noise
-from slipstream.models.masks import at
-from slipstream.models.parts import SMALLEST_VARIANCE
-from slipstream.models.recurrent import Recurrent
+from slipstream.models.layers import SMALLEST_VARIANCE
+from slipstream.models.noise.dropout import Noise
+from slipstream.models.noise.masks import gather_rows
+from slipstream.models.rnn import Recurrent
 from slipstream.models.transformer import Transformer
 
 ENCODERS: dict[str, type[Recurrent] | type[Transformer]] = {
@@ -23,7 +23,7 @@ ENCODERS: dict[str, type[Recurrent] | type[Transformer]] = {
 }
 
 
-class Masked(nn.Module):
+class MaskedAutoencoder(nn.Module):
     """A learned row in the place of masked ones, the encoder, and a decoder back to rows."""
 
     def __init__(self, model: Model, signature: Signature) -> None:
@@ -63,7 +63,9 @@ class Masked(nn.Module):
         tokens: Tensor = self.core(torch.where(mask[..., None], self.token, rows), None, noise)
         if places is None:
             return _to_rows(self._decoded(tokens), self.patch), tokens
-        found = self._decoded(at(tokens, places // self.patch if self.patch > 1 else places))
+        found = self._decoded(
+            gather_rows(tokens, places // self.patch if self.patch > 1 else places)
+        )
         if self.patch > 1:
             of_token = found.unflatten(-1, (self.patch, -1))
             within = (places % self.patch)[..., None, None].expand(-1, -1, 1, self.inputs)

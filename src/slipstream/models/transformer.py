@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 from slipstream.config import Model
 from slipstream.kernels import attention, linear
-from slipstream.models.dropout import Noise, dropout
-from slipstream.models.parts import Head, Pool, normed, through, to_patches
+from slipstream.models.layers import Head, Pool, apply_linear, apply_norm, to_patches
+from slipstream.models.noise.dropout import Noise, dropout
 
 
 class Transformer(nn.Module):
@@ -58,7 +58,7 @@ class Transformer(nn.Module):
 
     def encode(self, inputs: Tensor, noise: Noise | None = None) -> Tensor:
         """Tokens [T / patch, B, D]."""
-        tokens = through(self.embed, to_patches(inputs, self.patch)) + self.positions
+        tokens = apply_linear(self.embed, to_patches(inputs, self.patch)) + self.positions
         tokens = dropout(tokens, noise, 0)
         for depth, layer in enumerate(self.layers):
             given = (layer, tokens, noise, 1 + 3 * depth)
@@ -66,28 +66,30 @@ class Transformer(nn.Module):
                 tokens = checkpoint(_layer, *given, use_reentrant=False, preserve_rng_state=False)
             else:
                 tokens = _layer(*given)
-        return normed(self.norm, tokens, tokens.dtype)
+        return apply_norm(self.norm, tokens, tokens.dtype)
 
 
 def _layer(layer: Any, tokens: Tensor, noise: Noise | None, site: int) -> Tensor:
     """What `nn.TransformerEncoderLayer` does with norms first, by its weights; sites from `site`
     on are its own."""
     tokens = tokens + dropout(_attend(layer.self_attn, _normed(layer.norm1, tokens)), noise, site)
-    inner = dropout(F.gelu(through(layer.linear1, _normed(layer.norm2, tokens))), noise, site + 1)
-    return tokens + dropout(through(layer.linear2, inner), noise, site + 2)
+    inner = dropout(
+        F.gelu(apply_linear(layer.linear1, _normed(layer.norm2, tokens))), noise, site + 1
+    )
+    return tokens + dropout(apply_linear(layer.linear2, inner), noise, site + 2)
 
 
 def _normed(norm: nn.LayerNorm, tokens: Tensor) -> Tensor:
     """In the type that a product wants."""
     kind = tokens.device.type
     half = torch.is_autocast_enabled(kind)
-    return normed(norm, tokens, torch.get_autocast_dtype(kind) if half else tokens.dtype)
+    return apply_norm(norm, tokens, torch.get_autocast_dtype(kind) if half else tokens.dtype)
 
 
 def _attend(module: Any, tokens: Tensor) -> Tensor:
     """Multi-head attention of a sequence [T, B, D] to itself."""
     joined = linear(tokens, module.in_proj_weight, module.in_proj_bias)
-    return through(module.out_proj, attention(joined, module.num_heads))
+    return apply_linear(module.out_proj, attention(joined, module.num_heads))
 
 
 def _sinusoids(tokens: int, width: int) -> Tensor:

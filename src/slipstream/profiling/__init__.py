@@ -1,5 +1,5 @@
 """Where a step's time goes, in words first."""
 
-from slipstream.profiling.examine import examine, profile
+from slipstream.profiling.profiler import examine, profile
 
 __all__ = ["examine", "profile"]

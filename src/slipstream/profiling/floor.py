@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from slipstream import hardware
+from slipstream import machine as hardware
 from slipstream.data import windows
-from slipstream.engine.job import Task
 from slipstream.engine.plan import RECURRENT, Plan
+from slipstream.engine.single import TrainingTask
 
 CHAIN_US, CHAIN_WIDTH = 1.05, 128
 """One step of an LSTM of this width whose weights stay on chip, H200: 0.85 to 1.25 us were seen"""
@@ -30,7 +30,7 @@ STATE_ACCESSES = {"adam": 10, "adamw": 10, "sgd": 8, "rmsprop": 8}
 forward and back, its gradient written, then all of them in the update"""
 
 
-class Machine(NamedTuple):
+class MachinePeaks(NamedTuple):
     """Peaks, as measured."""
 
     flops_per_s: float
@@ -52,7 +52,7 @@ class Floor(NamedTuple):
         return max(self)
 
 
-def machine(plan: Plan) -> Machine:
+def measure_peaks(plan: Plan) -> MachinePeaks:
     device, on_gpu = plan.device, plan.device.type == "cuda"
     kind = plan.autocast or torch.float32
     size = 4096 if on_gpu else 768
@@ -62,17 +62,19 @@ def machine(plan: Plan) -> Machine:
         much = torch.ones(64_000_000 if on_gpu else 8_000_000, device=device)
         into = torch.empty_like(much)
         copy_s = _fastest(lambda: into.copy_(much), device)
-    return Machine(2.0 * size**3 / products_s, 8.0 * much.numel() / copy_s, _cache_bytes(device))
+    return MachinePeaks(
+        2.0 * size**3 / products_s, 8.0 * much.numel() / copy_s, _cache_bytes(device)
+    )
 
 
 def _fastest(work: Callable[[], Tensor], device: torch.device) -> float:
     times = []
     for _ in range(6):
-        hardware.wait(device)
+        hardware.synchronize(device)
         began = time.perf_counter()
         for _ in range(3):
             work()
-        hardware.wait(device)
+        hardware.synchronize(device)
         times.append((time.perf_counter() - began) / 3)
     return min(times)
 
@@ -88,7 +90,7 @@ def _cache_bytes(device: torch.device) -> float:
     return max(sizes)
 
 
-def of_task(task: Task, plan: Plan, peaks: Machine) -> Floor:
+def compute_floor(task: TrainingTask, plan: Plan, peaks: MachinePeaks) -> Floor:
     train = task.config.train
     assert train.batch != "auto"
     count = train.batch * train.accumulate
@@ -107,9 +109,9 @@ def of_task(task: Task, plan: Plan, peaks: Machine) -> Floor:
     )
 
 
-def _one_window(task: Task) -> tuple[float, float]:
+def _one_window(task: TrainingTask) -> tuple[float, float]:
     """Operations of a forward pass, and bytes that it keeps for the way back."""
-    piece = next(task.dataset.pieces("train", None, rows=task.config.engine.buffer_rows))
+    piece = next(task.dataset.iter_chunks("train", None, rows=task.config.engine.buffer_rows))
     batch = windows.gather(piece.series, piece.starts[:1])
     model = copy.deepcopy(task.model).to("cpu")
     own = {p.data_ptr() for p in model.parameters()}
@@ -121,14 +123,14 @@ def _one_window(task: Task) -> tuple[float, float]:
             saved += tensor.numel() * tensor.element_size()
         return tensor
 
-    flags = hardware.flags(threads=1, tf32=False, onednn=False)  # so that every product is seen
+    flags = hardware.set_flags(threads=1, tf32=False, onednn=False)  # so that every product is seen
     saving = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
     with flags, saving, FlopCounterMode(display=False) as counter:
         model(batch.inputs, batch.static)
     return float(counter.get_total_flops()), saved
 
 
-def _chain_ms(task: Task, plan: Plan) -> float:
+def _chain_ms(task: TrainingTask, plan: Plan) -> float:
     """The recurrent steps that have to follow one another, with the weights on chip."""
     model = task.config.model
     if model.kind not in RECURRENT or plan.device.type != "cuda":
@@ -138,6 +140,6 @@ def _chain_ms(task: Task, plan: Plan) -> float:
     # layers of one direction run as a wave; with two, a layer needs all of the one before
     steps = length * depth if model.bidirectional else length + depth - 1
     width = max(model.sizes)
-    clock = hardware.clock_mhz(plan.device) or CHAIN_CLOCK_MHZ
+    clock = hardware.get_max_clock_mhz(plan.device) or CHAIN_CLOCK_MHZ
     step_us = CHAIN_US * (0.4 + 0.6 * width / CHAIN_WIDTH) * CHAIN_CLOCK_MHZ / clock
     return steps * step_us * (1 + BACKWARD) / 1e3

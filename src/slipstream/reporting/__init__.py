@@ -1,47 +1,47 @@
 """A run's report: one self-contained HTML page, drawn from what the run folder holds. No torch."""
 
+from slipstream.reporting.layouts import choose_layout
 from slipstream.reporting.page import report
-from slipstream.reporting.probe import headings as probe_headings
-from slipstream.reporting.probe import probe_verdict
-from slipstream.reporting.probe import rows as probe_rows
-from slipstream.reporting.shown import shown
-from slipstream.reporting.words import (
-    beats,
-    chosen,
-    covered,
-    energy,
-    foresight,
-    lanes_told,
-    number,
-    search_told,
-    search_verdict,
-    seconds,
-    setting,
-    settings_told,
-    short_names,
-    usage,
-    verdict,
+from slipstream.reporting.probe import build_headings as probe_headings
+from slipstream.reporting.probe import build_rows as probe_rows
+from slipstream.reporting.probe import describe_probe
+from slipstream.reporting.wording import (
+    beats_majority,
+    describe_coverage,
+    describe_estimate,
+    describe_lanes,
+    describe_search,
+    describe_search_verdict,
+    describe_settings,
+    describe_usage,
+    describe_verdict,
+    format_energy,
+    format_number,
+    format_seconds,
+    format_value,
+    get_chosen,
+    shorten_names,
 )
 
 __all__ = [
-    "beats",
-    "chosen",
-    "covered",
-    "energy",
-    "foresight",
-    "lanes_told",
-    "number",
+    "beats_majority",
+    "choose_layout",
+    "describe_coverage",
+    "describe_estimate",
+    "describe_lanes",
+    "describe_probe",
+    "describe_search",
+    "describe_search_verdict",
+    "describe_settings",
+    "describe_usage",
+    "describe_verdict",
+    "format_energy",
+    "format_number",
+    "format_seconds",
+    "format_value",
+    "get_chosen",
     "probe_headings",
     "probe_rows",
-    "probe_verdict",
     "report",
-    "search_told",
-    "search_verdict",
-    "seconds",
-    "setting",
-    "settings_told",
-    "short_names",
-    "shown",
-    "usage",
-    "verdict",
+    "shorten_names",
 ]

@@ -9,20 +9,20 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 
 from slipstream import runs
-from slipstream.reporting.style import COLOURS, FAINT, INK, MODEL, MUTED, STYLE
-from slipstream.reporting.svg import svg
-from slipstream.reporting.template import filled, publish
-from slipstream.reporting.words import IN_WORDS, number
+from slipstream.reporting.plots.style import COLOURS, FAINT, INK, MODEL, MUTED, STYLE
+from slipstream.reporting.plots.svg import draw_svg
+from slipstream.reporting.template import render_page, write_report
+from slipstream.reporting.wording import METRIC_NAMES, format_number
 
 SCRATCH, TUNED = "scratch", "fine-tuned"
 WAY_COLOURS = {SCRATCH: MUTED, "frozen": "#10b981", TUNED: MODEL}
 
 
 def metric_name(summary: dict[str, Any], key: str) -> str:
-    return IN_WORDS.get(key, f"scaled {key.upper()}" if summary["scaled"] else key)
+    return METRIC_NAMES.get(key, f"scaled {key.upper()}" if summary["scaled"] else key)
 
 
-def probe_verdict(summary: dict[str, Any]) -> str:
+def describe_probe(summary: dict[str, Any]) -> str:
     """A sentence or two on fine-tuning, and one on the frozen encoder."""
     key, n = summary["judged_by"], len(summary["seeds"])
     found = summary["against_scratch"]
@@ -33,7 +33,7 @@ def probe_verdict(summary: dict[str, Any]) -> str:
         "no difference shown": "Pre-training is not shown to help",
     }[tuned["verdict"]]
     means = (summary["ways"][way]["metrics"][key]["mean"] for way in (TUNED, SCRATCH))
-    told = " against ".join(number(mean, 4) for mean in means)
+    told = " against ".join(format_number(mean, 4) for mean in means)
     beside = {
         "better": "beats training from scratch too",
         "worse": "is worse than training from scratch",
@@ -58,7 +58,7 @@ def interval(found: dict[str, Any]) -> str:
     return f"{found['difference']:+.4f}, {found['low']:+.4f} to {found['high']:+.4f}"
 
 
-def rows(summary: dict[str, Any]) -> list[dict[str, Any]]:
+def build_rows(summary: dict[str, Any]) -> list[dict[str, Any]]:
     """The table of ways, then the baselines, one cell or two for every metric."""
     keys = list(summary["ways"][SCRATCH]["metrics"])
     told = []
@@ -67,16 +67,16 @@ def rows(summary: dict[str, Any]) -> list[dict[str, Any]]:
         for key in keys:
             spread = way["metrics"][key]
             beside = summary["against_scratch"].get(name)
-            cells += [f"{number(spread['mean'], 4)} ± {number(spread['sd'], 4)}"]
+            cells += [f"{format_number(spread['mean'], 4)} ± {format_number(spread['sd'], 4)}"]
             cells += [f"{interval(beside[key])}: {beside[key]['verdict']}" if beside else "–"]
         told.append({"name": name, "what": way["what"], "cells": cells})
     for name, found in summary["baselines"].items():
-        cells = [cell for key in keys for cell in (number(found[key], 4), "–")]
+        cells = [cell for key in keys for cell in (format_number(found[key], 4), "–")]
         told.append({"name": name, "what": "a baseline", "cells": cells})
     return [row | {"colour": _colour(row["name"])} for row in told]
 
 
-def headings(summary: dict[str, Any]) -> list[str]:
+def build_headings(summary: dict[str, Any]) -> list[str]:
     keys = summary["ways"][SCRATCH]["metrics"]
     return [cell for key in keys for cell in (metric_name(summary, key), "against scratch")]
 
@@ -85,21 +85,23 @@ def _colour(name: str) -> str:
     return WAY_COLOURS.get(name) or COLOURS.get(name, FAINT)
 
 
-def report(folder: Path, to: Path) -> Path:
+def write_probe_report(folder: Path, to: Path) -> Path:
     """Draw the page of a probe."""
     summary = runs.read_json(folder / "summary.json")
     with mpl.rc_context(STYLE):
-        drawn = [svg(_seeds, 6.2, 3.4, summary, key) for key in summary["ways"][SCRATCH]["metrics"]]
-    page = filled(
+        drawn = [
+            draw_svg(_seeds, 6.2, 3.4, summary, key) for key in summary["ways"][SCRATCH]["metrics"]
+        ]
+    page = render_page(
         "probe.html",
         summary=summary,
-        headings=headings(summary),
-        rows=rows(summary),
+        headings=build_headings(summary),
+        rows=build_rows(summary),
         drawn=drawn,
         config=(folder / "labels.toml").read_text(encoding="utf-8"),
         encoder=(folder / "encoder.toml").read_text(encoding="utf-8"),
     )
-    return publish(page, of=folder, to=to)
+    return write_report(page, of=folder, to=to)
 
 
 def _seeds(axes: Axes, summary: dict[str, Any], key: str) -> None:

@@ -10,19 +10,19 @@ from typing import Any
 from slipstream import config as configs
 from slipstream import runs
 from slipstream.config import Config
-from slipstream.reporting import trials as draw
-from slipstream.reporting.shown import CLASSES, NUMBERS, Column, Shown
-from slipstream.reporting.style import COLOURS, FAINT
-from slipstream.reporting.template import filled, publish
-from slipstream.reporting.words import (
-    chosen,
-    metric_name,
-    number,
-    pruning_told,
-    search_told,
-    search_verdict,
-    setting,
-    short_names,
+from slipstream.reporting.layouts import CLASSES, NUMBERS, MetricColumn, ReportLayout
+from slipstream.reporting.plots import search as draw
+from slipstream.reporting.plots.style import COLOURS, FAINT
+from slipstream.reporting.template import render_page, write_report
+from slipstream.reporting.wording import (
+    describe_pruning,
+    describe_search,
+    describe_search_verdict,
+    format_number,
+    format_value,
+    get_chosen,
+    get_metric_name,
+    shorten_names,
 )
 from slipstream.runs import Run
 
@@ -33,32 +33,32 @@ OVER_SEEDS = NUMBERS._replace(brief=tuple(c for c in NUMBERS.brief if c.key != "
 """With their deviations the figures need the room of one column"""
 
 
-def report(run: Run, to: Path) -> Path:
+def write_search_report(run: Run, to: Path) -> Path:
     """Draw the page of a search."""
     summary = runs.read_json(run.folder / "metrics.json")
     trials = runs.read_json(run.folder / "trials.json")
     config = configs.load(run.folder / "config.toml")
     tune = config.tune
-    page = filled(
+    page = render_page(
         "search.html",
         summary=summary,
         tune=tune,
-        verdict=search_verdict(summary),
+        verdict=describe_search_verdict(summary),
         good=(summary["comparison"] or {}).get("verdict") in ("better", "default failed")
         and not summary["test"]["best"]["beaten_by"],
-        told=list(search_told(summary)),
-        pruning=pruning_told(summary, epochs(trials, config)),
+        told=list(describe_search(summary)),
+        pruning=describe_pruning(summary, epochs(trials, config)),
         gain=_gain(summary),
-        names=short_names(summary["space"]),
-        chosen=chosen(summary),
+        names=shorten_names(summary["space"]),
+        chosen=get_chosen(summary),
         trials=ranked(trials),
-        setting=setting,
+        setting=format_value,
         tested=tested(summary),
         shown=_shown(summary["test"]),
-        metric_name=metric_name,
+        metric_name=get_metric_name,
         reports=[name for name in RETRAINED if _is_there(run, name)],
         journal=run.folder / "study.log" if (run.folder / "study.log").exists() else None,
-        drawn=draw.all_pictures(
+        drawn=draw.draw_all(
             summary,
             trials,
             metric=summary["metric"],
@@ -67,7 +67,7 @@ def report(run: Run, to: Path) -> Path:
         best_toml=(run.folder / "best.toml").read_text(encoding="utf-8"),
         config=(run.folder / "config.toml").read_text(encoding="utf-8"),
     )
-    return publish(page, of=run.folder, to=to)
+    return write_report(page, of=run.folder, to=to)
 
 
 def _is_there(run: Run, name: str) -> bool:
@@ -113,7 +113,7 @@ def tested(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
         rows.append({"name": name, "what": what, "cells": cells, "colour": colour})
     for name, beside in tested_one(found)["baselines"].items():
         if beside:
-            cells = [number(column.of(beside)) for column in shown.brief]
+            cells = [format_number(column.of(beside)) for column in shown.brief]
             rows.append(
                 {"name": name, "what": beside["what"], "cells": cells, "colour": COLOURS[name]}
             )
@@ -127,19 +127,19 @@ def tested_one(tested: Mapping[str, Any]) -> Mapping[str, Any]:
     return with_model[0] if with_model else {}
 
 
-def _shown(tested: Mapping[str, Any]) -> Shown | None:
+def _shown(tested: Mapping[str, Any]) -> ReportLayout | None:
     """By the task, which scaled errors tell: classes have none."""
     one = tested_one(tested)
     return (OVER_SEEDS if one["scaled"] else CLASSES) if one else None
 
 
-def _over_seeds(column: Column, tested: Mapping[str, Any]) -> str:
+def _over_seeds(column: MetricColumn, tested: Mapping[str, Any]) -> str:
     """Mean and deviation over the seeds, as far as they are known: version 0.1 has scaled errors of
     the best one alone."""
     if tested.get("failed"):
         return "–"
     spread = tested.get({"metrics": "spread", "scaled": "scaled_spread"}[column.section])
     if not spread:
-        return number(column.of(tested))
+        return format_number(column.of(tested))
     one = spread[column.key]
-    return f"{number(one['mean'])} ± {number(one['sd'], figures=2)}"
+    return f"{format_number(one['mean'])} ± {format_number(one['sd'], figures=2)}"

@@ -27,12 +27,12 @@ BROKEN = (ArithmeticError, AttributeError, LookupError, OSError, TypeError, Valu
 
 
 @contextmanager
-def reading(folder: Path, names: tuple[str, ...]) -> Iterator[None]:
+def verify_sources(folder: Path, names: tuple[str, ...]) -> Iterator[None]:
     """Compare files with the run's sums before a page is drawn from them.
 
     Without sums, as in runs of version 0.1, drawing shows whether they are sound.
     """
-    runs.verify(folder, *names)
+    runs.verify_files(folder, *names)
     try:
         yield
     except BROKEN as error:
@@ -45,7 +45,7 @@ def reading(folder: Path, names: tuple[str, ...]) -> Iterator[None]:
         ) from None
 
 
-def read_events(run: Run) -> tuple[list[Event], list[str]]:
+def read_plot_events(run: Run) -> tuple[list[Event], list[str]]:
     """The lines of the log that curves can be drawn from, and notes on those left out."""
     events, notes = runs.read_log(run)
     return [event for event in events if _can_be_drawn(event)], notes

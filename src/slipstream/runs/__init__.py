@@ -1,57 +1,57 @@
 """The run folder: its files, its lock and its event log. No torch here."""
 
+from slipstream.runs.config import CHANGEABLE_ON_RESUME, format_config, load_config
 from slipstream.runs.files import (
     flush_folder,
     read_json,
     recover_leftovers,
     remove,
-    replacing,
+    replace_atomically,
     to_json,
     write_json,
     write_text,
 )
 from slipstream.runs.folder import (
     Run,
-    cache_folder,
-    create,
-    creating,
-    find,
-    last,
-    locked,
-    with_model,
+    create_locked,
+    create_run,
+    find_last,
+    find_model_run,
+    get_cache_folder,
+    lock_run,
+    open_run,
 )
-from slipstream.runs.lock import NO_ROOM
-from slipstream.runs.log import Event, cut_log, events, log_size, read_log
-from slipstream.runs.manifest import read_metrics, unseal, verify, write_metrics
-from slipstream.runs.settings import MAY_CHANGE, config_text, load_config
+from slipstream.runs.integrity import read_metrics, remove_manifest, verify_files, write_metrics
+from slipstream.runs.lock import DISK_FULL
+from slipstream.runs.log import Event, get_log_size, read_events, read_log, truncate_log
 
 __all__ = [
-    "MAY_CHANGE",
-    "NO_ROOM",
+    "CHANGEABLE_ON_RESUME",
+    "DISK_FULL",
     "Event",
     "Run",
-    "cache_folder",
-    "config_text",
-    "create",
-    "creating",
-    "cut_log",
-    "events",
-    "find",
+    "create_locked",
+    "create_run",
+    "find_last",
+    "find_model_run",
     "flush_folder",
-    "last",
+    "format_config",
+    "get_cache_folder",
+    "get_log_size",
     "load_config",
-    "locked",
-    "log_size",
+    "lock_run",
+    "open_run",
+    "read_events",
     "read_json",
     "read_log",
     "read_metrics",
     "recover_leftovers",
     "remove",
-    "replacing",
+    "remove_manifest",
+    "replace_atomically",
     "to_json",
-    "unseal",
-    "verify",
-    "with_model",
+    "truncate_log",
+    "verify_files",
     "write_json",
     "write_metrics",
     "write_text",

@@ -49,7 +49,7 @@ def read_json(path: Path) -> Any:
 
 
 def write_text(path: Path, text: str) -> None:
-    with replacing(path) as temporary:
+    with replace_atomically(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
@@ -58,7 +58,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replace_atomically(path: Path) -> Iterator[Path]:
     """Yield a temporary name; what is written there takes `path`'s place, flushed to disk.
 
     What a writer of the same file left behind when it was killed is removed.

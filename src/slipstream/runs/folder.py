@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from slipstream.errors import Resumable, UserError
+from slipstream.errors import ResumableError, UserError
 from slipstream.runs import lock as locks
 from slipstream.runs.files import flush, flush_folder, recover_leftovers, remove
 from slipstream.runs.lock import Lock
@@ -29,7 +29,7 @@ class Run:
     folder: Path
     watch: Callable[[Event], None] | None = None
     started: float = field(default_factory=time.perf_counter)
-    told: set[str] = field(default_factory=set)
+    warnings: set[str] = field(default_factory=set)
     """Troubles that the watcher knows of"""
     origin: dict[str, Any] = field(default_factory=dict)
     """What its checkpoints and its model are bound to: the text of config.toml and the data's
@@ -54,22 +54,22 @@ class Run:
         try:
             add_event(self.log, line)
         except OSError as error:
-            self.trouble(f"{self.log} cannot be written ({error.strerror})")
-        self.show(line)
+            self.warn(f"{self.log} cannot be written ({error.strerror})")
+        self.notify(line)
 
-    def trouble(self, what: str) -> None:
+    def warn(self, what: str) -> None:
         """Tell the watcher, once, of something that the run survives."""
-        if what not in self.told:
-            self.told.add(what)
-            self.show({"event": "trouble", "what": what})
+        if what not in self.warnings:
+            self.warnings.add(what)
+            self.notify({"event": "trouble", "what": what})
 
-    def show(self, line: Event) -> None:
+    def notify(self, line: Event) -> None:
         """Let the watcher see something that is not worth logging."""
         if self.watch:
             self.watch(line)
 
 
-def create(
+def create_run(
     name: str,
     *,
     out: str,
@@ -77,12 +77,12 @@ def create(
     watch: Callable[[Event], None] | None = None,
 ) -> Run:
     """Make `out/<name>-<UTC time>`, unlike any that exists, with some files in it."""
-    with creating(name, out=out, files=files, watch=watch) as run:
+    with create_locked(name, out=out, files=files, watch=watch) as run:
         return run
 
 
 @contextmanager
-def creating(
+def create_locked(
     name: str,
     *,
     out: str,
@@ -168,8 +168,8 @@ def _publish(unpublished: Path, name: str, parent: Path, folder: Path | None) ->
 
 
 def _cannot_be_made(out: str, error: OSError) -> Exception:
-    if error.errno in locks.NO_ROOM:
-        return Resumable(f"out = {out!r}: {error.strerror}; make room and start again")
+    if error.errno in locks.DISK_FULL:
+        return ResumableError(f"out = {out!r}: {error.strerror}; make room and start again")
     if isinstance(error, (FileExistsError, NotADirectoryError)):
         return UserError(f"out = {out!r}: is not a folder")
     return UserError(
@@ -178,7 +178,7 @@ def _cannot_be_made(out: str, error: OSError) -> Exception:
     )
 
 
-def find(folder: str | Path, watch: Callable[[Event], None] | None = None) -> Run:
+def open_run(folder: str | Path, watch: Callable[[Event], None] | None = None) -> Run:
     """An existing run."""
     path = Path(folder)
     if not path.is_dir():
@@ -188,7 +188,7 @@ def find(folder: str | Path, watch: Callable[[Event], None] | None = None) -> Ru
     return Run(path.resolve(), watch)
 
 
-def with_model(run: Run) -> tuple[Run, str]:
+def find_model_run(run: Run) -> tuple[Run, str]:
     """The run whose model is to be used, and a few words on it where it is not the run's own: a
     search's is of its best settings, trained again or else as the best trial left it."""
     inner = run.folder / "retrained" / "best", run.folder / "best"
@@ -199,7 +199,7 @@ def with_model(run: Run) -> tuple[Run, str]:
     return Run(inner[1], run.watch), "the search's best trial"
 
 
-def last(out: str, name: str | None = None) -> Path:
+def find_last(out: str, name: str | None = None) -> Path:
     """The run folder under `out` that was written to most recently."""
     found = [path.parent for path in Path(out).glob("*/config.toml")]
     found = [folder for folder in found if not folder.name.startswith(".")]
@@ -211,18 +211,18 @@ def last(out: str, name: str | None = None) -> Path:
 
 
 @contextmanager
-def locked(run: Run) -> Iterator[None]:
+def lock_run(run: Run) -> Iterator[None]:
     """Be the only one who writes to a run; what a writer that was killed left there is removed."""
     with locks.holding(run.folder):
         recover_leftovers(run.checkpoints, all_writers=True)
         recover_leftovers(run.folder)
         recover_leftovers(run.folder / "best")
         if drop_torn_line(run.log):
-            run.trouble(f"{run.log}: its last line was cut off by a kill, and is left out")
+            run.warn(f"{run.log}: its last line was cut off by a kill, and is left out")
         yield
 
 
-def cache_folder() -> Path:
+def get_cache_folder() -> Path:
     """Where what can be made again is kept from run to run."""
     home = os.environ.get("SLIPSTREAM_CACHE") or os.environ.get("XDG_CACHE_HOME")
     base = Path(home) if home else Path.home() / ".cache"

@@ -24,14 +24,14 @@ from typing import Any
 
 import psutil
 
-from slipstream.errors import Resumable, UserError
+from slipstream.errors import ResumableError, UserError
 from slipstream.runs.files import remove
 
 NAME = "lock.json"
 WITHOUT_FLOCK = "lock.held"
 """Holds the lock by its existence where the file system, or the system, has no `flock`"""
 NO_FLOCK = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
-NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 _held: set[int] = set()
 """Descriptors of this process, for a forked child to close"""
 _closes_in_children = False
@@ -213,7 +213,9 @@ def _lives(who: dict[str, Any]) -> bool:
 def _cannot_be_written(folder: Path, error: OSError) -> Exception:
     said = f"{folder}: cannot be written to ({error.strerror})"
     return (
-        Resumable(f"{said}; make room and try again") if error.errno in NO_ROOM else UserError(said)
+        ResumableError(f"{said}; make room and try again")
+        if error.errno in DISK_FULL
+        else UserError(said)
     )
 
 

@@ -39,7 +39,7 @@ def _summed(text: str) -> str:
     return f'{text[:-1]}{SUM}{zlib.crc32(text.encode()):08x}"}}'
 
 
-def events(run: Run) -> Iterator[Event]:
+def read_events(run: Run) -> Iterator[Event]:
     """The log's lines, without those that are damaged or were cut off by a kill."""
     return iter(read_log(run)[0])
 
@@ -88,11 +88,11 @@ def drop_torn_line(path: Path) -> bool:
     return whole < len(content)
 
 
-def log_size(run: Run) -> int:
+def get_log_size(run: Run) -> int:
     return run.log.stat().st_size if run.log.exists() else 0
 
 
-def cut_log(run: Run, size: int) -> None:
+def truncate_log(run: Run, size: int) -> None:
     """Take back what was logged after a checkpoint that the run goes on from."""
-    if log_size(run) > size:
+    if get_log_size(run) > size:
         os.truncate(run.log, size)

@@ -1,6 +1,6 @@
 """A search over settings: Optuna decides what is tried, lanes train it."""
 
-from slipstream.tuning.begin import tune
-from slipstream.tuning.conclusion import Study
+from slipstream.tuning.api import tune
+from slipstream.tuning.summary import Study
 
 __all__ = ["Study", "tune"]

@@ -18,22 +18,22 @@ from optuna.trial import FrozenTrial
 from slipstream import config as configs
 from slipstream import runs, training
 from slipstream.config import Config
-from slipstream.errors import Diverged
+from slipstream.errors import DivergedError
 from slipstream.runs import Event, Run
-from slipstream.training import scoring
+from slipstream.scoring import summary
 from slipstream.tuning import space as spaces
-from slipstream.tuning.candidates import Candidate
-from slipstream.tuning.packs import Trainer
-from slipstream.tuning.shelf import Shelf
+from slipstream.tuning.packing.dataset_cache import DatasetCache
+from slipstream.tuning.packing.scheduler import PackScheduler
+from slipstream.tuning.packing.trial import TrialRun
 
 DEFAULT = -1
 """Instead of a trial's number: the config as it was before the search"""
-SEEDS_ON = 1000
+SEED_OFFSET = 1000
 """From the config's own seed to the first one here"""
 LEVEL = 0.95
 
 
-class Again(NamedTuple):
+class RetrainedConfig(NamedTuple):
     """One of the best, or the default, over several seeds."""
 
     trial: int
@@ -42,23 +42,23 @@ class Again(NamedTuple):
     """Validation losses, by seed"""
 
     @property
-    def mean(self) -> float:
+    def mean_loss(self) -> float:
         return statistics.fmean(self.losses) if self.losses else math.inf
 
     @property
-    def finite(self) -> list[float]:
+    def finite_losses(self) -> list[float]:
         return [loss for loss in self.losses if math.isfinite(loss)]
 
     @property
     def rank(self) -> tuple[int, float]:
         """The lower, the better: seeds that failed, then the mean of the others."""
-        failed = len(self.losses) - len(self.finite)
-        return failed, statistics.fmean(self.finite) if self.finite else math.inf
+        failed = len(self.losses) - len(self.finite_losses)
+        return failed, statistics.fmean(self.finite_losses) if self.finite_losses else math.inf
 
 
-def first_seed(base: Config) -> int:
+def get_first_seed(base: Config) -> int:
     """The first of the seeds here; past the largest that a config takes, they go on from 0."""
-    return (base.seed + SEEDS_ON) % (2**63 - base.tune.retrain_seeds)
+    return (base.seed + SEED_OFFSET) % (2**63 - base.tune.retrain_seeds)
 
 
 class Retraining:
@@ -66,56 +66,56 @@ class Retraining:
 
     def __init__(self, run: Run, base: Config, entries: Sequence[tuple[int, Config]]) -> None:
         self.run, self.seeds = run, base.tune.retrain_seeds
-        self.found = {trial: Again(trial, config, []) for trial, config in entries}
-        first = first_seed(base)
-        self.every = [
+        self.results = {trial: RetrainedConfig(trial, config, []) for trial, config in entries}
+        first = get_first_seed(base)
+        self.runs = [
             (trial, seed, config.model_copy(update={"seed": seed}))
             for trial, config in entries
             for seed in range(first, first + self.seeds)
         ]
         known = {
             (event["trial"], event["seed"]): event["loss"]
-            for event in runs.events(run)
+            for event in runs.read_events(run)
             if event["event"] == "retrained" and {"trial", "seed", "loss"} <= event.keys()
         }
-        self.ends = set(known)
+        self.finished = set(known)
         """Whose result stands, by trial and seed"""
-        for trial, seed, _ in self.every:
+        for trial, seed, _ in self.runs:
             if (trial, seed) in known:
-                self.found[trial].losses.append(_number(known[trial, seed]))
-        self.left = [
+                self.results[trial].losses.append(_number(known[trial, seed]))
+        self.pending = [
             number
-            for number, (trial, seed, _) in enumerate(self.every)
+            for number, (trial, seed, _) in enumerate(self.runs)
             if (trial, seed) not in known
         ]
 
-    def next(self) -> Candidate | None:
-        return self.again(self.left.pop(0)) if self.left else None
+    def ask(self) -> TrialRun | None:
+        return self.reopen(self.pending.pop(0)) if self.pending else None
 
-    def again(self, number: int) -> Candidate:
-        self.left = [one for one in self.left if one != number]
-        trial, seed, config = self.every[number]
-        return Candidate(number, config, settled=(trial, seed) in self.ends)
+    def reopen(self, number: int) -> TrialRun:
+        self.pending = [one for one in self.pending if one != number]
+        trial, seed, config = self.runs[number]
+        return TrialRun(number, config, is_final=(trial, seed) in self.finished)
 
-    def validated(self, one: Candidate, epoch: int, loss: float) -> str:
+    def report(self, one: TrialRun, epoch: int, loss: float) -> str:
         return ""
 
-    def lane_ended(self, one: Candidate, fold: int) -> None:
+    def finish_fold(self, one: TrialRun, fold: int) -> None:
         pass
 
-    def ended(self, one: Candidate) -> None:
-        trial, seed, _ = self.every[one.number]
-        self.found[trial].losses.append(one.score)
-        self.ends.add((trial, seed))
-        self.run.append("retrained", trial=trial, seed=seed, loss=one.score, **one.told())
+    def finish(self, one: TrialRun) -> None:
+        trial, seed, _ = self.runs[one.number]
+        self.results[trial].losses.append(one.score)
+        self.finished.add((trial, seed))
+        self.run.append("retrained", trial=trial, seed=seed, loss=one.score, **one.summarize())
 
-    def failed(self, one: Candidate, why: str) -> None:
-        trial, seed, _ = self.every[one.number]
-        self.found[trial].losses.append(math.inf)
-        self.ends.add((trial, seed))
+    def fail(self, one: TrialRun, why: str) -> None:
+        trial, seed, _ = self.runs[one.number]
+        self.results[trial].losses.append(math.inf)
+        self.finished.add((trial, seed))
         self.run.append("retrained", trial=trial, seed=seed, loss=math.inf, stopped=why)
 
-    def extremes(self, config: Config) -> Sequence[Config]:
+    def list_extremes(self, config: Config) -> Sequence[Config]:
         return []  # all are known from the start
 
 
@@ -123,27 +123,31 @@ def _number(value: float | None) -> float:
     return math.inf if value is None else value
 
 
-def choose(
-    run: Run, base: Config, best: Sequence[FrozenTrial], space: Mapping[str, Any], shelf: Shelf
-) -> list[Again]:
+def retrain_best(
+    run: Run,
+    base: Config,
+    best: Sequence[FrozenTrial],
+    space: Mapping[str, Any],
+    shelf: DatasetCache,
+) -> list[RetrainedConfig]:
     """Train the best trials and the default again; the chosen one first, the default last."""
-    plain = configs.changed(base, {"train.metric": base.tune.metric})
-    entries = [(t.number, spaces.applied(base, space, t.params)) for t in best]
+    plain = configs.replace_settings(base, {"train.metric": base.tune.metric})
+    entries = [(t.number, spaces.apply_params(base, space, t.params)) for t in best]
     director = Retraining(run, base, [*entries, (DEFAULT, plain)])
     if base.tune.folds is not None:
         once = base.tune.model_copy(update={"folds": None})  # unchecked: a pruner may need them
-        shelf = Shelf(base.model_copy(update={"tune": once}), shelf.table)
-    trainer = Trainer(run, shelf, director, parallel=max(len(director.every), 1))
+        shelf = DatasetCache(base.model_copy(update={"tune": once}), shelf.table)
+    trainer = PackScheduler(run, shelf, director, parallel=max(len(director.runs), 1))
     trainer.train()
-    found = director.found
+    found = director.results
     ranked = sorted((found[trial] for trial, _ in entries), key=lambda again: again.rank)
     return [*ranked, found[DEFAULT]]
 
 
-def test(
+def run_tests(
     run: Run,
     base: Config,
-    again: Sequence[Again],
+    again: Sequence[RetrainedConfig],
     data: Any,
     watch: Callable[[Event], None] | None,
 ) -> dict[str, dict[str, Any]]:
@@ -151,28 +155,28 @@ def test(
     says of either why it has no model."""
     found = {}
     for name, config, one in (("best", again[0].config, again[0]), ("default", base, again[-1])):
-        repeated = configs.changed(
+        repeated = configs.replace_settings(
             config,
             {
                 "name": f"{base.name}-{name}",
-                "seed": first_seed(base),
+                "seed": get_first_seed(base),
                 "train.repeats": base.tune.retrain_seeds,
                 "train.metric": base.tune.metric,
             },
         )
         folder = run.folder / "retrained" / name
         try:
-            if not one.finite:  # from these very seeds
-                raise Diverged(
+            if not one.finite_losses:  # from these very seeds
+                raise DivergedError(
                     f"no validation loss was finite, from any of {len(one.losses)} seeds"
                 )
-            found[name] = training.trained(folder, repeated, data, watch)
-        except Diverged as error:
+            found[name] = training.train_or_resume(folder, repeated, data, watch)
+        except DivergedError as error:
             found[name] = {"run": str(folder), "failed": str(error)}
     return found
 
 
-def compare(chosen: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
+def compare_test_errors(chosen: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
     """How much lower the chosen settings' test error is than the default's, given the seeds. Of
     numbers it is in standardised units, so that no target counts for its unit.
 
@@ -181,7 +185,7 @@ def compare(chosen: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
     from scipy import stats  # takes a second, and workers do without
 
     kind = chosen["judged_by"]
-    a, b = (scoring.judged_over_seeds(one, kind) for one in (default, chosen))
+    a, b = (summary.get_error_over_seeds(one, kind) for one in (default, chosen))
     assert a is not None
     assert b is not None
     n = a["n"], b["n"]

@@ -15,140 +15,146 @@ from slipstream.config import Config, Range
 from slipstream.engine import checkpoint
 from slipstream.errors import UserError
 from slipstream.runs import Run
-from slipstream.tuning import shared
+from slipstream.tuning import sharing
 from slipstream.tuning import space as spaces
-from slipstream.tuning.candidates import Candidate
-from slipstream.tuning.shared import Share
-from slipstream.tuning.shelf import Shelf
-from slipstream.tuning.study import PRUNED, TAKEN, Board, best_of, num_trials
+from slipstream.tuning.packing.dataset_cache import DatasetCache
+from slipstream.tuning.packing.trial import TrialRun
+from slipstream.tuning.sharing import StudyMembership
+from slipstream.tuning.study import PRUNED, REASSIGNED, TimedStudy, count_trials, find_best
 
 OUT_OF_TIME = "tune.minutes have passed"
-STATES = {TrialState.COMPLETE: "finished", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
+STATE_NAMES = {
+    TrialState.COMPLETE: "finished",
+    TrialState.PRUNED: "pruned",
+    TrialState.FAIL: "failed",
+}
 
 
-class Search:
+class OptunaSearch:
     """What `packs.Trainer` asks for trials, and tells how they go."""
 
     def __init__(
         self,
         base: Config,
-        board: Board,
+        board: TimedStudy,
         run: Run,
-        shelf: Shelf,
+        shelf: DatasetCache,
         *,
         spent_s: float = 0.0,
-        share: Share | None = None,
+        share: StudyMembership | None = None,
     ) -> None:
-        self.base, self.board, self.run, self.shelf = base, board, run, shelf
-        self.share = share
-        self.trials = num_trials(base.tune, board.space)
-        self.under_way: dict[int, Trial] = {}
-        self.began = time.perf_counter() - spent_s
-        found = best_of(board.trials())
-        self.best = math.inf if found is None or found.value is None else found.value
-        self.left: list[Candidate] = []
+        self.config, self.study, self.run, self.datasets = base, board, run, shelf
+        self.membership = share
+        self.num_trials = count_trials(base.tune, board.space)
+        self.running: dict[int, Trial] = {}
+        self.started_at = time.perf_counter() - spent_s
+        found = find_best(board.get_trials())
+        self.best_value = math.inf if found is None or found.value is None else found.value
+        self.interrupted: list[TrialRun] = []
         """Trials that had begun when the search was broken off, to be trained from their start"""
 
     @property
-    def late(self) -> bool:
-        minutes = self.base.tune.minutes
-        return minutes is not None and time.perf_counter() - self.began > 60 * minutes
+    def is_out_of_time(self) -> bool:
+        minutes = self.config.tune.minutes
+        return minutes is not None and time.perf_counter() - self.started_at > 60 * minutes
 
-    def next(self) -> Candidate | None:
+    def ask(self) -> TrialRun | None:
         """A trial that was broken off, or a new one of Optuna's."""
-        while not self.late:
-            if self.left:
-                return self.left.pop(0)
-            if self.share is not None:
-                self.share.tidy()
-            trials = self.board.trials()
+        while not self.is_out_of_time:
+            if self.interrupted:
+                return self.interrupted.pop(0)
+            if self.membership is not None:
+                self.membership.fail_stale_trials()
+            trials = self.study.get_trials()
             again = any(trial.state == TrialState.WAITING for trial in trials)
-            if not again and shared.begun(trials) >= self.trials:
+            if not again and sharing.count_started(trials) >= self.num_trials:
                 return None
-            trial = self.board.ask()
-            if self.share is not None:
-                self.share.mark(trial)
-                if shared.is_beyond(trial, self.board.trials(), self.trials):
-                    self.board.tell(trial, TrialState.FAIL, None, {"stopped": shared.SURPLUS})
+            trial = self.study.ask()
+            if self.membership is not None:
+                self.membership.claim(trial)
+                if sharing.exceeds_limit(trial, self.study.get_trials(), self.num_trials):
+                    self.study.tell(trial, TrialState.FAIL, None, {"stopped": sharing.SURPLUS})
                     continue
             try:
                 return self._candidate(trial)
             except UserError as error:
                 self._tell(trial, TrialState.FAIL, None, {"stopped": str(error)})
-        while self.left:
-            self.failed(self.left.pop(), OUT_OF_TIME)
+        while self.interrupted:
+            self.fail(self.interrupted.pop(), OUT_OF_TIME)
         return None
 
-    def _candidate(self, trial: Trial) -> Candidate:
-        config = spaces.applied(self.base, self.board.space, trial.params)
-        self.under_way[trial.number] = trial
-        return Candidate(trial.number, config, folds=self.base.tune.folds or 1)
+    def _candidate(self, trial: Trial) -> TrialRun:
+        config = spaces.apply_params(self.config, self.study.space, trial.params)
+        self.running[trial.number] = trial
+        return TrialRun(trial.number, config, num_folds=self.config.tune.folds or 1)
 
-    def again(self, number: int) -> Candidate:
-        self.left = [one for one in self.left if one.number != number]
-        trial = self.board.trials()[number]
+    def reopen(self, number: int) -> TrialRun:
+        self.interrupted = [one for one in self.interrupted if one.number != number]
+        trial = self.study.get_trials()[number]
         params, settled = trial.params, trial.state.is_finished()
         if not settled:
-            self.under_way[number] = self.board.again(number)
-            params = self.under_way[number].params
-        config = spaces.applied(self.base, self.board.space, params)
-        return Candidate(number, config, folds=self.base.tune.folds or 1, settled=settled)
+            self.running[number] = self.study.reopen(number)
+            params = self.running[number].params
+        config = spaces.apply_params(self.config, self.study.space, params)
+        return TrialRun(number, config, num_folds=self.config.tune.folds or 1, is_final=settled)
 
-    def pick_up(self) -> None:
+    def resume_interrupted(self) -> None:
         """Find this worker's trials that were under way when the search was broken off."""
-        under_way = self.board.trials(TrialState.RUNNING)
-        mine = [trial for trial in under_way if self.share is None or self.share.owns(trial)]
+        under_way = self.study.get_trials(TrialState.RUNNING)
+        mine = [
+            trial for trial in under_way if self.membership is None or self.membership.owns(trial)
+        ]
         for trial in mine:
             try:
-                one = self.again(trial.number)
-                self.left.append(one)
+                one = self.reopen(trial.number)
+                self.interrupted.append(one)
             except UserError as error:  # it was killed before this could be told
-                begun = self.under_way.pop(trial.number)
+                begun = self.running.pop(trial.number)
                 self._tell(begun, TrialState.FAIL, None, {"stopped": str(error)})
 
-    def validated(self, one: Candidate, epoch: int, loss: float) -> str:
+    def report(self, one: TrialRun, epoch: int, loss: float) -> str:
         if not math.isfinite(loss):
             return ""
-        trial, wilcoxon = self.under_way[one.number], self.base.tune.pruner == "wilcoxon"
-        why = "" if wilcoxon else self.board.report(trial, loss, epoch - 1)
-        if why == TAKEN:
+        trial, wilcoxon = self.running[one.number], self.config.tune.pruner == "wilcoxon"
+        why = "" if wilcoxon else self.study.report(trial, loss, epoch - 1)
+        if why == REASSIGNED:
             self._give_up(one)
-        return OUT_OF_TIME if self.late and why != TAKEN else why
+        return OUT_OF_TIME if self.is_out_of_time and why != REASSIGNED else why
 
-    def lane_ended(self, one: Candidate, fold: int) -> None:
-        loss = one.outcomes[fold].loss
-        if self.base.tune.pruner == "wilcoxon" and math.isfinite(loss):
-            why = self.board.report(self.under_way[one.number], loss, fold)
-            if why == TAKEN:
+    def finish_fold(self, one: TrialRun, fold: int) -> None:
+        loss = one.fold_results[fold].loss
+        if self.config.tune.pruner == "wilcoxon" and math.isfinite(loss):
+            why = self.study.report(self.running[one.number], loss, fold)
+            if why == REASSIGNED:
                 self._give_up(one)
 
-    def ended(self, one: Candidate) -> None:
-        told, score = one.told(), one.score
-        stops = {end.stopped for end in one.outcomes.values()}
+    def finish(self, one: TrialRun) -> None:
+        told, score = one.summarize(), one.score
+        stops = {end.stopped for end in one.fold_results.values()}
         state, value = TrialState.COMPLETE, score
         if not math.isfinite(score):
             state = TrialState.FAIL
         elif PRUNED in stops:
             state = TrialState.PRUNED
-        elif score < self.best:  # kept before it counts: no kill can part the two
-            self.best = score
+        elif score < self.best_value:  # kept before it counts: no kill can part the two
+            self.best_value = score
             self._keep(one)
         self._tell(
-            self.under_way.pop(one.number),
+            self.running.pop(one.number),
             state,
             value if state == TrialState.COMPLETE else None,
             told,
         )
 
-    def failed(self, one: Candidate, why: str) -> None:
-        trial = self.under_way.pop(one.number, None)
+    def fail(self, one: TrialRun, why: str) -> None:
+        trial = self.running.pop(one.number, None)
         if trial is None:  # it stood already, or is another worker's by now
             return
-        self._tell(trial, TrialState.FAIL, None, one.told() | {"stopped": why})
+        self._tell(trial, TrialState.FAIL, None, one.summarize() | {"stopped": why})
 
-    def extremes(self, config: Config) -> Sequence[Config]:
+    def list_extremes(self, config: Config) -> Sequence[Config]:
         """With dropout, and with every optimizer, where trials may have them."""
-        space = self.board.space
+        space = self.study.space
         dropout = space.get("model.dropout")
         found: list[Mapping[str, Any]] = []
         if dropout is not None:
@@ -156,36 +162,38 @@ class Search:
             found.append({"model.dropout": most})
         optimizers = space.get("train.optimizer", ())
         found += [{"train.optimizer": name} for name in optimizers]
-        return [configs.changed(config, one) for one in found]
+        return [configs.replace_settings(config, one) for one in found]
 
     def _tell(
         self, trial: Trial, state: TrialState, value: float | None, notes: Mapping[str, Any]
     ) -> None:
-        told = self.board.tell(trial, state, value, notes)
+        told = self.study.tell(trial, state, value, notes)
         if told is None:
-            self.run.append("fallback", what=f"not counting trial {trial.number} here", why=TAKEN)
+            self.run.append(
+                "fallback", what=f"not counting trial {trial.number} here", why=REASSIGNED
+            )
             return
         self.run.append(
             "trial",
             trial=trial.number,
-            state=STATES[state],
+            state=STATE_NAMES[state],
             value=told.value,
             params=told.params,
             **notes,
-            best=value is not None and value == self.best,
+            best=value is not None and value == self.best_value,
         )
 
-    def _give_up(self, one: Candidate) -> None:
+    def _give_up(self, one: TrialRun) -> None:
         """Another worker trains it from its start; what is left of it here does not count."""
-        one.settled = True
-        del self.under_way[one.number]
-        self.run.append("fallback", what=f"not counting trial {one.number} here", why=TAKEN)
+        one.is_final = True
+        del self.running[one.number]
+        self.run.append("fallback", what=f"not counting trial {one.number} here", why=REASSIGNED)
 
-    def _keep(self, one: Candidate) -> None:
+    def _keep(self, one: TrialRun) -> None:
         """Write the best trial's weights and settings."""
-        dataset = self.shelf.get(one.config).dataset
-        text = runs.config_text(one.config)
-        with runs.replacing(self.run.folder / "best") as temporary:
+        dataset = self.datasets.get(one.config).dataset
+        text = runs.format_config(one.config)
+        with runs.replace_atomically(self.run.folder / "best") as temporary:
             temporary.mkdir()
             (temporary / "config.toml").write_text(text, encoding="utf-8")
             folder = Run(temporary, origin={"config": text})

@@ -17,7 +17,7 @@ from optuna.distributions import (
 
 from slipstream import config as configs
 from slipstream.config import Config, Range
-from slipstream.engine import encoder
+from slipstream.engine import pretrained
 from slipstream.errors import UserError
 
 INCOMPARABLE = {
@@ -41,7 +41,7 @@ INCOMPARABLE = {
 """Settings whose trials cannot be told better or worse by one score, and why"""
 
 
-def usual(config: Config) -> dict[str, Any]:
+def make_default_space(config: Config) -> dict[str, Any]:
     """What is tried where nothing is named."""
     lr, decay, dropout = config.train.lr, config.train.weight_decay, config.model.dropout
     hidden, batch = max(config.model.sizes), config.train.batch
@@ -52,25 +52,29 @@ def usual(config: Config) -> dict[str, Any]:
         if batch != "auto"
         else (128, 256, 512),
     }
-    if config.model.kind != "linear" and not config.model.own:
+    if config.model.kind != "linear" and not config.model.is_custom:
         space["model.dropout"] = Range(low=0.0, high=max(dropout, 0.4))
-    if config.model.kind != "linear" and not config.model.own and config.train.init_from is None:
+    if (
+        config.model.kind != "linear"
+        and not config.model.is_custom
+        and config.train.init_from is None
+    ):
         heads = config.model.heads if config.model.kind == "transformer" else 1
         widths = {hidden // 2, hidden, hidden * 2}
         space["model.hidden"] = tuple(sorted(max(w // heads * heads, heads) for w in widths))
     return space
 
 
-def of(config: Config) -> dict[str, Any]:
+def make_space(config: Config) -> dict[str, Any]:
     """The space, checked: every name is a setting, every value one that it takes."""
-    space = config.tune.space or usual(config)
+    space = config.tune.space or make_default_space(config)
     for name, entry in space.items():
         _refuse_unknown(name, config)
         section = name.split(".")[0]
         told = INCOMPARABLE.get(name)
         if told and not (name == "train.batch" and "auto" not in _ends(entry)):
             raise UserError(f'tune.space has "{name}", which changes {told}')
-        if _setting(name) in encoder.settled(config):
+        if _setting(name) in pretrained.list_fixed_settings(config):
             raise UserError(
                 f'tune.space has "{name}", which the encoder that train.init_from names settles'
             )
@@ -90,7 +94,7 @@ def _refuse_misfit(name: str, value: Any, config: Config, space: Mapping[str, An
     """A UserError where the setting itself takes no such value. What only does not go with other
     settings may go with what is drawn for those, and is a failed trial where it does not."""
     try:
-        configs.changed(config, {name: value})
+        configs.replace_settings(config, {name: value})
     except UserError as error:
         told, listed = str(error), name.rpartition(".")[0]
         named = told.startswith((f"{name} ", f"{listed} ")) or "tune.space" in told
@@ -102,7 +106,7 @@ def _fits_beside_another(name: str, value: Any, config: Config, space: Mapping[s
     for other, entry in space.items():
         for choice in _ends(entry) if other != name else ():
             with suppress(UserError):
-                configs.changed(config, {other: choice, name: value})
+                configs.replace_settings(config, {other: choice, name: value})
                 return True
     return False
 
@@ -129,13 +133,13 @@ def _refuse_unknown(name: str, config: Config) -> None:
         raise UserError(f'tune.space has "{name}", which is not a setting{hint}')
 
 
-def distributions(space: Mapping[str, Any]) -> dict[str, BaseDistribution]:
+def make_distributions(space: Mapping[str, Any]) -> dict[str, BaseDistribution]:
     """As Optuna wants them; a list among the choices becomes its text."""
     found: dict[str, BaseDistribution] = {}
     for name, entry in space.items():
         if not isinstance(entry, Range):
             found[name] = CategoricalDistribution([_text(value) for value in entry])
-        elif entry.whole:
+        elif entry.is_integer:
             step = int(entry.step or 1)
             high = int(entry.low) + (int(entry.high) - int(entry.low)) // step * step
             found[name] = IntDistribution(int(entry.low), high, log=entry.log, step=step)
@@ -144,13 +148,13 @@ def distributions(space: Mapping[str, Any]) -> dict[str, BaseDistribution]:
     return found
 
 
-def grid(space: Mapping[str, Any]) -> dict[str, list[Any]]:
+def make_grid(space: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Every value of every entry."""
     found: dict[str, list[Any]] = {}
     for name, entry in space.items():
         if not isinstance(entry, Range):
             found[name] = [_text(value) for value in entry]
-        elif entry.whole:
+        elif entry.is_integer:
             found[name] = list(range(int(entry.low), int(entry.high) + 1, int(entry.step or 1)))
         elif entry.step is not None:
             count = int((entry.high - entry.low) / entry.step + 1e-9) + 1
@@ -162,7 +166,7 @@ def grid(space: Mapping[str, Any]) -> dict[str, list[Any]]:
     return found
 
 
-def applied(config: Config, space: Mapping[str, Any], params: Mapping[str, Any]) -> Config:
+def apply_params(config: Config, space: Mapping[str, Any], params: Mapping[str, Any]) -> Config:
     """The config of one trial."""
     settings: dict[str, Any] = {}
     for name, value in params.items():
@@ -172,10 +176,10 @@ def applied(config: Config, space: Mapping[str, Any], params: Mapping[str, Any])
         else:
             settings[name] = next(one for one in entry if _text(one) == value)
     whole = {"train.metric": config.tune.metric, **settings}
-    return configs.changed(config, whole)
+    return configs.replace_settings(config, whole)
 
 
-def told(space: Mapping[str, Any]) -> dict[str, Any]:
+def describe_space(space: Mapping[str, Any]) -> dict[str, Any]:
     """The space for a report: ranges as tables, choices as trials have them."""
     return {
         name: entry.model_dump() if isinstance(entry, Range) else [_text(value) for value in entry]

@@ -22,38 +22,38 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from slipstream.config import Tune
 from slipstream.errors import UserError
-from slipstream.tuning import database
 from slipstream.tuning import space as spaces
-from slipstream.tuning.journal import NOTES, Journal
+from slipstream.tuning.storage import database
+from slipstream.tuning.storage.journal import NOTES, ChecksummedJournal
 
 T = TypeVar("T")
 JOURNAL = "study.log"
 PRUNED = "pruned"
-TAKEN = "given to another worker, because this one had been silent for too long"
+REASSIGNED = "given to another worker, because this one had been silent for too long"
 LOST = "the worker that trained it went away, and so did the next"
 
 
-def storage_of(
+def make_storage(
     folder: Path,
     url: str | None,
     *,
-    beat_s: int = database.BEAT_S,
-    grace_s: int = database.GRACE_S,
+    beat_s: int = database.HEARTBEAT_S,
+    grace_s: int = database.GRACE_PERIOD_S,
 ) -> BaseStorage:
     """A journal in the run's folder, or the database that `url` names."""
     if url is None:
-        return JournalStorage(Journal(str(folder / JOURNAL)))
+        return JournalStorage(ChecksummedJournal(str(folder / JOURNAL)))
     return database.open_storage(url, beat_s=beat_s, grace_s=grace_s)
 
 
-def num_trials(tune: Tune, space: Mapping[str, Any]) -> int:
+def count_trials(tune: Tune, space: Mapping[str, Any]) -> int:
     """As many as asked for; of a grid, no more than it has."""
     if tune.sampler != "grid":
         return tune.trials
-    return min(tune.trials, math.prod(len(values) for values in spaces.grid(space).values()))
+    return min(tune.trials, math.prod(len(values) for values in spaces.make_grid(space).values()))
 
 
-def sampler_of(tune: Tune, space: Mapping[str, Any], *, worker: int = 0) -> BaseSampler:
+def make_sampler(tune: Tune, space: Mapping[str, Any], *, worker: int = 0) -> BaseSampler:
     """As asked for; workers of one study draw from seeds of their own."""
     seed = (tune.seed + worker) % 2**32  # as much as samplers take
     match tune.sampler:
@@ -64,19 +64,19 @@ def sampler_of(tune: Tune, space: Mapping[str, Any], *, worker: int = 0) -> Base
         case "gp":
             return optuna.samplers.GPSampler(seed=seed)
         case "grid":
-            return Grid(spaces.grid(space), seed=tune.seed)
+            return FullGridSampler(spaces.make_grid(space), seed=tune.seed)
         case "cmaes":
-            return CmaEs(seed=seed)
+            return StatelessCmaEsSampler(seed=seed)
 
 
-class Grid(optuna.samplers.GridSampler):
+class FullGridSampler(optuna.samplers.GridSampler):
     """Optuna's would stop `Study.optimize` at its end, and raise where trials are asked for."""
 
     def after_trial(self, *_: Any) -> None:
         pass
 
 
-class CmaEs(optuna.samplers.CmaEsSampler):
+class StatelessCmaEsSampler(optuna.samplers.CmaEsSampler):
     """Optuna's keeps its state in the study as a pickle, so that a study which somebody hands over
     could run code. Here the state is derived from the finished trials whenever it is needed."""
 
@@ -100,7 +100,7 @@ class CmaEs(optuna.samplers.CmaEsSampler):
             optimizer.tell([(space.transform(one.params), one.values[0]) for one in trials])
 
 
-def pruner_of(tune: Tune, epochs: int) -> BasePruner:
+def make_pruner(tune: Tune, epochs: int) -> BasePruner:
     least = max(tune.warmup_epochs, 1)
     match tune.pruner:
         case "median":
@@ -138,8 +138,8 @@ def open_study(
         return optuna.create_study(
             study_name=name,
             storage=storage,
-            sampler=_without_warnings(sampler_of, tune, space, worker=worker),
-            pruner=_without_warnings(pruner_of, tune, epochs),
+            sampler=_without_warnings(make_sampler, tune, space, worker=worker),
+            pruner=_without_warnings(make_pruner, tune, epochs),
             direction=tune.direction,
             load_if_exists=True,
         )
@@ -150,34 +150,34 @@ def open_study(
         ) from None
 
 
-class Board:
+class TimedStudy:
     """The study, and the time that asking it takes."""
 
     def __init__(self, study: optuna.Study, space: Mapping[str, Any]) -> None:
         self.study, self.space = study, space
-        self.distributions = spaces.distributions(space)
+        self.distributions = spaces.make_distributions(space)
         self.spent_s = 0.0
 
     @contextmanager
-    def timed(self) -> Iterator[None]:
+    def measure_time(self) -> Iterator[None]:
         began = time.perf_counter()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of steps that are reported again after a resume
             yield
         self.spent_s += time.perf_counter() - began
 
-    def trials(self, *states: TrialState) -> list[FrozenTrial]:
-        with self.timed():
+    def get_trials(self, *states: TrialState) -> list[FrozenTrial]:
+        with self.measure_time():
             return self.study.get_trials(deepcopy=False, states=states or None)
 
     def ask(self) -> Trial:
-        with self.timed():
+        with self.measure_time():
             return self.study.ask(self.distributions)
 
-    def again(self, number: int) -> Trial:
+    def reopen(self, number: int) -> Trial:
         """A trial that is under way, by its number; settings that it lacks, because the search was
         killed while they were drawn, are drawn now."""
-        with self.timed():
+        with self.measure_time():
             found = self.study.get_trials(deepcopy=False)[number]
             trial = Trial(self.study, found._trial_id)
             for name, distribution in self.distributions.items():
@@ -186,18 +186,18 @@ class Board:
 
     def report(self, trial: Trial, value: float, step: int) -> str:
         """Note an epoch's loss; why the trial should end, if it should."""
-        with self.timed():
+        with self.measure_time():
             try:
                 trial.report(value, step)
                 return PRUNED if trial.should_prune() else ""
             except UpdateFinishedTrialError:
-                return TAKEN
+                return REASSIGNED
 
     def tell(
         self, trial: Trial, state: TrialState, value: float | None, notes: Mapping[str, Any]
     ) -> FrozenTrial | None:
         """The trial as it ended; nothing where another worker has been given it meanwhile."""
-        with self.timed():
+        with self.measure_time():
             try:
                 trial.set_user_attr(NOTES, dict(notes))
                 told = self.study.tell(trial, value, state=state, skip_if_finished=True)
@@ -206,7 +206,7 @@ class Board:
         return told if told.state == state else None
 
 
-def importances(study: optuna.Study) -> dict[str, float]:
+def compute_importances(study: optuna.Study) -> dict[str, float]:
     """How much of the difference between good trials and the others each setting explains; nothing
     where there are too few to tell."""
     evaluator = optuna.importance.PedAnovaImportanceEvaluator()
@@ -218,7 +218,7 @@ def importances(study: optuna.Study) -> dict[str, float]:
         return {}
 
 
-def told(trial: FrozenTrial, states: Mapping[TrialState, str]) -> dict[str, Any]:
+def describe_trial(trial: FrozenTrial, states: Mapping[TrialState, str]) -> dict[str, Any]:
     """A trial for a report."""
     lost = {"stopped": LOST} if trial.state == TrialState.FAIL else {}
     return {
@@ -231,7 +231,7 @@ def told(trial: FrozenTrial, states: Mapping[TrialState, str]) -> dict[str, Any]
     }
 
 
-def best_of(trials: list[FrozenTrial]) -> FrozenTrial | None:
+def find_best(trials: list[FrozenTrial]) -> FrozenTrial | None:
     """The one with the lowest score among those that ran in full."""
     done = [trial for trial in trials if trial.state == TrialState.COMPLETE]
     return min(done, key=lambda trial: (trial.value, trial.number), default=None)

@@ -1,0 +1,156 @@
+"""One way to run a job, set up to be timed: for the bench, the profile and their likes."""
+
+from __future__ import annotations
+
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slipstream import machine
+from slipstream.autotune import measure
+from slipstream.config import Config
+from slipstream.config.seeds import hash_seed
+from slipstream.data.dataset import Dataset
+from slipstream.engine import capture, optim, plan
+from slipstream.engine.batches import augmented
+from slipstream.engine.plan import Plan
+from slipstream.engine.single import TrainingTask, build_step, resolve_class_weights
+from slipstream.models import build
+from slipstream.runs import Run
+
+NOWHERE = Run(Path(os.devnull))
+"""A trial tells nobody"""
+
+
+def prepare_task(config: Config, dataset: Dataset) -> tuple[TrainingTask, Plan]:
+    """A freshly drawn model on its device, and the rules of thumb for it."""
+    config = resolve_class_weights(config, dataset)
+    chosen = plan.make_plan(
+        config, data_bytes=dataset.data_bytes, streamed=dataset.stream is not None
+    )
+    with torch.random.fork_rng([chosen.device] if chosen.device.type == "cuda" else []):
+        torch.manual_seed(hash_seed(config.seed))
+        model = build(config.model, dataset.signature).to(chosen.device)
+    series = None if dataset.memory is None else dataset.memory.series
+    if series is not None and chosen.home == "device":
+        series = series.to(chosen.device)
+    found = augmented.prepare_copies(config, dataset, NOWHERE)
+    return TrainingTask(config, model, dataset, series, NOWHERE, copies=found), chosen
+
+
+def override_sections(
+    config: Config, *, engine_anew: bool = False, **sections: Mapping[str, Any]
+) -> Config:
+    """The config with some settings of some sections replaced, and checked again.
+
+    `engine_anew` keeps nothing of `engine` but what is given."""
+    settings = config.model_dump(exclude_unset=True)
+    if engine_anew:
+        settings.pop("engine", None)
+    for name, values in sections.items():
+        settings[name] = settings.get(name, {}) | dict(values)
+    return Config.model_validate(settings)
+
+
+class TimedWorkload(ABC):
+    """Something that takes training steps, to be timed."""
+
+    device: torch.device
+    num_prefetched = 0
+    """Steps whose batches a loader has ready when it was left alone for a while"""
+
+    @abstractmethod
+    def settings(self) -> AbstractContextManager[None]:
+        """Torch's flags as its steps want them."""
+
+    @abstractmethod
+    def step(self) -> None: ...
+
+    def finish(self) -> None:  # noqa: B027 (most put off nothing)
+        """Do what steps have put off."""
+
+    def time_steps(self, steps: int) -> float:
+        """Seconds for so many steps, the device's work included."""
+        machine.synchronize(self.device)
+        began = time.perf_counter()
+        for _ in range(steps):
+            self.step()
+        self.finish()
+        machine.synchronize(self.device)
+        return time.perf_counter() - began
+
+    def measure_ms_per_step(self, steps: int, *, warm_s: float = 0.0) -> float:
+        """Milliseconds per step over so many of them, a loader's head start used up before.
+
+        `warm_s` of steps come before those that count: a device's clock falls while it rests.
+        """
+        with self.settings():
+            if self.num_prefetched:
+                self.time_steps(1 + self.num_prefetched)
+            warm = time.perf_counter() + warm_s
+            while time.perf_counter() < warm:
+                self.time_steps(1)
+            return 1e3 * self.time_steps(steps) / steps
+
+
+class TrainingWorkload(TimedWorkload):
+    """A model in training. Steps go on from epoch to epoch, as in a run, without validations."""
+
+    def __init__(self, config: Config, dataset: Dataset, *, first: int = 1) -> None:
+        """`first` steps, and those that a capture needs, are taken at once."""
+        self.config = config
+        task, chosen = prepare_task(config, dataset)
+        self.plan = measure.choose_plan(task, chosen)
+        self.device = self.plan.device
+        if self.plan.home in ("loader", "stream"):
+            self.head_start = self.plan.workers * self.plan.prefetch
+        self.steps_done = 0
+        with self.settings():
+            self.job = build_step(task, self.plan)
+            try:
+                self.num_steps = self.job.batches.num_steps
+                captured = capture.EAGER_FIRST + 1 if self.plan.capture else 1
+                self.time_steps(max(first, captured))
+                self.first_losses: list[float] = self.job.buffers.losses[:first].tolist()
+                failed = "; ".join(self.job.failures().values())
+                if failed:
+                    raise RuntimeError(failed)
+            except BaseException:
+                self.job.close()
+                raise
+
+    @property
+    def windows_per_step(self) -> int:
+        """Of one step"""
+        batch = self.config.train.batch
+        assert batch != "auto"
+        return batch * self.config.train.accumulate
+
+    def settings(self) -> AbstractContextManager[None]:
+        return self.plan.flags()
+
+    def step(self) -> None:
+        """The next step, and the epoch's beginning where it is the first."""
+        job, place = self.job, self.steps_done % self.num_steps
+        if not place:
+            epoch = self.steps_done // self.num_steps
+            job.flush()
+            job.batches.start_epoch(epoch)
+            rates = optim.compute_lrs(self.config.train, epoch, self.num_steps)
+            job.buffers.begin(rates, first=self.steps_done)
+        job.advance()
+        if self.config.engine.sync:
+            float(job.buffers.losses[place])
+        self.steps_done += 1
+
+    def finish(self) -> None:
+        self.job.flush()
+
+    def close(self) -> None:
+        self.job.close()

@@ -1,0 +1,156 @@
+"""The job under Lightning, which is imported only where it is asked for."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import tempfile
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from slipstream import machine
+from slipstream.bench.frameworks.settings import (
+    HALF,
+    PeerSettings,
+    StepTimings,
+    apply_flags,
+    build_optimizer,
+    print_epoch,
+)
+from slipstream.bench.frameworks.workload import build_loader, build_network, compute_loss
+from slipstream.config import Config
+from slipstream.data.dataset import Dataset
+from slipstream.engine.single import resolve_class_weights
+
+PRECISIONS = {"fp32": "32-true", "tf32": "32-true", "fp16": "16-mixed", "bf16": "bf16-mixed"}
+
+
+def has_lightning() -> bool:
+    try:
+        importlib.import_module("lightning")
+    except ImportError:
+        return False
+    return True
+
+
+def _module(
+    config: Config, dataset: Dataset, way: PeerSettings, rates: Sequence[float] | None
+) -> Any:
+    """The LightningModule; `rates` are the learning rates of a whole job."""
+    import lightning
+
+    config = resolve_class_weights(config, dataset)
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = build_network(config, dataset)
+            self.first: list[Tensor] = []
+
+        def training_step(self, batch: list[Tensor], number: int) -> Tensor:
+            loss = compute_loss(self.model, batch, config, dataset)
+            if number < 10 and not rates:
+                self.first.append(loss.detach())
+            if way.habits:
+                self.log("loss", loss, prog_bar=True)
+            return loss
+
+        def validation_step(self, batch: list[Tensor], _: int) -> None:
+            loss = compute_loss(self.model, batch, config, dataset)
+            self.log("val_loss", loss, batch_size=len(batch[0]))
+
+        def on_validation_epoch_end(self) -> None:
+            print_epoch(self.current_epoch, float(self.trainer.callback_metrics["val_loss"]))
+
+        def configure_optimizers(self) -> Any:
+            # Lightning refuses to clip what a fused optimizer unscales itself
+            fused = not way.habits and (config.train.clip == "off" or way.precision not in HALF)
+            first = 1.0 if rates else config.train.lr
+            optimizer = build_optimizer(config, self.parameters(), lr=first, fused=fused)
+            if not rates:
+                return optimizer
+            last = len(rates) - 1
+            schedule = torch.optim.lr_scheduler.LambdaLR(
+                optimizer, lambda step: rates[min(step, last)]
+            )
+            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    return Module()
+
+
+def _trainer(config: Config, way: PeerSettings, **more: Any) -> Any:
+    import lightning
+
+    for name in ("lightning.pytorch", "lightning.fabric", "lightning"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    clip: float | None = None if config.train.clip == "off" else config.train.clip
+    device = machine.choose_device(config.engine.device)
+    return lightning.Trainer(
+        accelerator="gpu" if device.type == "cuda" else "cpu",
+        devices=[device.index or 0] if device.type == "cuda" else 1,
+        precision=PRECISIONS[way.precision],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        gradient_clip_val=(clip or 1.0) if way.habits else clip,
+        num_sanity_val_steps=0,
+        **more,
+    )
+
+
+def time_steps(
+    config: Config, dataset: Dataset, way: PeerSettings, *, warm_up: int, stretches: int, steps: int
+) -> StepTimings:
+    import lightning
+
+    device = machine.choose_device(config.engine.device)
+
+    class Clock(lightning.Callback):
+        def __init__(self) -> None:
+            self.times: list[float] = []
+            self.began, self.done = 0.0, 0
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            self.done += 1
+            past = self.done - warm_up
+            if past >= 0 and past % steps == 0:
+                machine.synchronize(device)
+                now = time.perf_counter()
+                if past:
+                    self.times.append(1e3 * (now - self.began) / steps)
+                self.began = now
+
+    clock = Clock()
+    with apply_flags(way):
+        trainer = _trainer(
+            config,
+            way,
+            max_steps=warm_up + stretches * steps,
+            enable_checkpointing=False,
+            callbacks=[clock],
+        )
+        module = _module(config, dataset, way, None)
+        trainer.fit(module, build_loader(config, dataset, way))
+    return StepTimings(clock.times, [float(loss) for loss in module.first], way.precision)
+
+
+def train(
+    config: Config,
+    dataset: Dataset,
+    way: PeerSettings,
+    rates: Sequence[float],
+    batches: DataLoader[Any],
+    check: DataLoader[Any],
+) -> None:
+    """All epochs, each with its validation and a checkpoint; `rates` are the learning rates."""
+    import lightning
+
+    with tempfile.TemporaryDirectory() as folder:
+        kept = lightning.pytorch.callbacks.ModelCheckpoint(folder, monitor="val_loss")
+        trainer = _trainer(config, way, max_epochs=config.train.epochs, callbacks=[kept])
+        trainer.fit(_module(config, dataset, way, rates), batches, check)

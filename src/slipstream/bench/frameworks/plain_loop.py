@@ -1,0 +1,135 @@
+"""The job in a plain PyTorch loop, with what its documentation advises."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from slipstream import machine
+from slipstream.autotune.workload import TimedWorkload
+from slipstream.bench.frameworks.settings import (
+    HALF,
+    PeerSettings,
+    StepTimings,
+    apply_flags,
+    build_optimizer,
+    print_epoch,
+)
+from slipstream.bench.frameworks.workload import build_loader, build_network, compute_loss
+from slipstream.config import Config
+from slipstream.data.dataset import Dataset
+from slipstream.engine.single import resolve_class_weights
+
+
+class PlainLoop:
+    """A loop without any framework, as good as a page of advice makes it."""
+
+    def __init__(self, config: Config, dataset: Dataset, way: PeerSettings) -> None:
+        self.config, self.dataset, self.way = resolve_class_weights(config, dataset), dataset, way
+        self.device = machine.choose_device(config.engine.device)
+        self.model = build_network(config, dataset).to(self.device)
+        self.parameters = list(self.model.parameters())
+        self.optimizer = build_optimizer(
+            config, self.parameters, lr=config.train.lr, fused=way.fused
+        )
+        scaled = way.precision == "fp16" and self.device.type == "cuda"
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=scaled)
+
+    def step(self, batch: list[Tensor]) -> Tensor:
+        pinned = self.way.pinned
+        moved = [tensor.to(self.device, non_blocking=pinned) for tensor in batch]
+        kind, half = self.device.type, HALF.get(self.way.precision)
+        with torch.autocast(kind, dtype=half, enabled=half is not None):
+            loss = compute_loss(self.model, moved, self.config, self.dataset)
+        self.optimizer.zero_grad(set_to_none=True)
+        self.scaler.scale(loss).backward()
+        clip = self.config.train.clip
+        if clip != "off":
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.parameters, clip)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return loss.detach()
+
+    @torch.no_grad()
+    def validate(self, batches: DataLoader[Any]) -> float:
+        self.model.eval()
+        total = 0.0
+        half = HALF.get(self.way.precision)
+        for batch in batches:
+            moved = [tensor.to(self.device, non_blocking=True) for tensor in batch]
+            with torch.autocast(self.device.type, dtype=half, enabled=half is not None):
+                loss = compute_loss(self.model, moved, self.config, self.dataset)
+            total += float(loss) * len(moved[0])
+        self.model.train()
+        return total / self.dataset.num_windows["val"]
+
+
+class PlainTrial(TimedWorkload):
+    """The plain loop, to be timed."""
+
+    def __init__(
+        self, config: Config, dataset: Dataset, way: PeerSettings, *, first: int = 1
+    ) -> None:
+        self.way, self.device = way, machine.choose_device(config.engine.device)
+        self.head_start = 2 * way.workers
+        with self.settings():
+            self.plain = PlainLoop(config, dataset, way)
+            source = build_loader(config, dataset, way)
+            self.num_steps = len(source)
+            self.batches = itertools.chain.from_iterable(itertools.repeat(source))
+            self.first_losses = [float(self.plain.step(next(self.batches))) for _ in range(first)]
+
+    @property
+    def windows_per_step(self) -> int:
+        batch = self.plain.config.train.batch
+        assert batch != "auto"
+        return batch
+
+    def settings(self) -> AbstractContextManager[None]:
+        return apply_flags(self.way)
+
+    def step(self) -> None:
+        loss = self.plain.step(next(self.batches))
+        if self.way.waits:
+            float(loss)
+
+    def close(self) -> None:
+        """Let go of the workers."""
+        self.batches = itertools.chain()
+
+
+def time_steps(
+    config: Config, dataset: Dataset, way: PeerSettings, *, warm_up: int, stretches: int, steps: int
+) -> StepTimings:
+    trial = PlainTrial(config, dataset, way, first=warm_up)
+    try:
+        times = [trial.measure_ms_per_step(steps) for _ in range(stretches)]
+        return StepTimings(times, trial.first_losses, way.precision)
+    finally:
+        trial.close()
+
+
+def train(
+    config: Config,
+    dataset: Dataset,
+    way: PeerSettings,
+    rates: Sequence[float],
+    batches: DataLoader[Any],
+    check: DataLoader[Any],
+) -> None:
+    """All epochs, each with its validation; `rates` are the steps' learning rates."""
+    plain, step = PlainLoop(config, dataset, way), 0
+    for epoch in range(config.train.epochs):
+        for batch in batches:
+            for group in plain.optimizer.param_groups:
+                group["lr"] = rates[step]
+            plain.step(batch)
+            step += 1
+        print_epoch(epoch, plain.validate(check))

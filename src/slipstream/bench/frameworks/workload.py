@@ -1,0 +1,122 @@
+"""The work itself, the same whoever runs it: the network, its first weights, batches and loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from slipstream import machine
+from slipstream.bench.frameworks.settings import PeerSettings
+from slipstream.config import Config
+from slipstream.config.seeds import hash_seed
+from slipstream.data import windows
+from slipstream.data.dataset import Dataset
+from slipstream.engine.batches.source import EpochSampler, WindowDataset
+from slipstream.models import build
+from slipstream.models.noise import masks
+from slipstream.models.rnn import CELLS
+from slipstream.objectives import compute_masked_losses, compute_window_losses
+
+
+class PlainRecurrent(nn.Module):
+    """What people write: nn.LSTM or nn.GRU, and a linear layer on the last output."""
+
+    def __init__(self, config: Config, like: Any) -> None:
+        super().__init__()
+        model, core = config.model, like.core
+        cell = CELLS[model.kind]
+        width = core.layers[0].input_size
+        depth, both = len(model.sizes), model.bidirectional
+        self.body = cell(width, model.sizes[0], depth, bidirectional=both, dropout=model.dropout)
+        self.shape = (-1, like.steps, like.targets, like.quantiles)
+        with torch.no_grad():
+            for i, layer in enumerate(core.layers):
+                for name, value in layer.named_parameters():
+                    getattr(self.body, name.replace("_l0", f"_l{i}")).copy_(value)
+        self.head: nn.Linear = core.head.linear
+
+    def forward(self, inputs: Tensor, _: Tensor | None) -> Tensor:
+        out = self.body(inputs)[0]
+        last = out[-1]
+        if self.body.bidirectional:
+            half = self.body.hidden_size
+            last = torch.cat([last[:, :half], out[0][:, half:]], dim=-1)
+        found: Tensor = self.head(last).view(self.shape)
+        return found
+
+
+def build_network(config: Config, dataset: Dataset) -> nn.Module:
+    """The network with the weights that ours starts from."""
+    with torch.random.fork_rng([]):
+        torch.manual_seed(hash_seed(config.seed))
+        ours = build(config.model, dataset.signature)
+    model = config.model
+    as_people_write_it = (
+        model.kind in ("lstm", "gru")
+        and (model.pool, model.normalize, model.patch) == ("last", "none", 1)
+        and len(set(model.sizes)) == 1
+        and not (dataset.signature.static or model.layer_norm or dataset.signature.masked)
+    )
+    return PlainRecurrent(config, ours) if as_people_write_it else ours
+
+
+class PeerBatchSampler:
+    """The batches of one epoch after the other, as ours are drawn."""
+
+    def __init__(self, config: Config, dataset: Dataset, which: str, *, shuffle: bool) -> None:
+        assert dataset.memory is not None
+        assert config.train.batch != "auto"
+        batch = config.train.batch
+        seed = config.order_seed if shuffle else None
+        self.draw = EpochSampler(dataset.memory.starts[which], batch, batch, seed)
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return self.draw.num_steps
+
+    def __iter__(self) -> Iterator[list[int]]:
+        # nothing happens before the first batch is asked for: with workers, a loader begins twice
+        rows, weights = self.draw.sample_epoch(self.epoch)
+        self.epoch += 1
+        for row, weight in zip(rows, weights, strict=True):
+            yield row[0][weight[0] > 0].tolist()
+
+
+def build_loader(
+    config: Config, dataset: Dataset, way: PeerSettings, which: str = "train"
+) -> DataLoader[Any]:
+    assert dataset.memory is not None
+    workers = way.workers
+    return DataLoader(
+        WindowDataset(dataset.memory.series),
+        batch_sampler=PeerBatchSampler(config, dataset, which, shuffle=which == "train"),
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        pin_memory=way.pinned and machine.choose_device(config.engine.device).type == "cuda",
+    )
+
+
+def compute_loss(model: nn.Module, batch: list[Tensor], config: Config, dataset: Dataset) -> Tensor:
+    assert dataset.memory is not None
+    inputs, targets, *static = batch
+    folded = windows.split_channels(
+        inputs.transpose(0, 1), targets, static[0] if static else None, dataset.memory.series
+    )
+    if dataset.signature.masked:
+        return _masked_loss(model, folded.inputs, config)
+    out = model(folded.inputs, folded.static)
+    return compute_window_losses(out.float(), folded.targets, config.train).mean()
+
+
+def _masked_loss(model: nn.Module, inputs: Tensor, config: Config) -> Tensor:
+    """Of rows that are masked anew in every step; of a validation window always the same."""
+    key = torch.randint(2**62, (), device=inputs.device) if model.training else None
+    mask = masks.mask_windows(config.pretrain, inputs, key)
+    places = masks.find_masked_rows(config.pretrain, mask)
+    rows, _ = model(inputs, mask)
+    given, truth = masks.gather_rows(rows.float(), places), masks.gather_rows(inputs, places)
+    return compute_masked_losses(given, truth, config.train).mean()

@@ -1,0 +1,113 @@
+"""ladder.png and parity.png."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from slipstream import runs
+from slipstream.bench.results import BenchResult, ResultRow, format_ratio
+from slipstream.reporting.plots.style import INK, MODEL, MUTED, STYLE
+
+BEFORE = "#bfdbfe"
+
+
+def plot(outcome: BenchResult, folder: Path) -> Path | None:
+    """The picture that belongs to a kind of result, if there is one."""
+    cases = dict.fromkeys(row.case for row in outcome.rows)
+    by_case = {name: [row for row in outcome.rows if row.case == name] for name in cases}
+    titles = {table.title.split(":")[0]: table.title for table in outcome.tables}
+    with mpl.rc_context(STYLE):
+        match outcome.kind:
+            case "ladder":
+                figure = _ladder(by_case, titles)
+            case "parity":
+                figure = _parity(by_case, outcome.settings)
+            case _:
+                return None
+        path = folder / f"{outcome.kind}.png"
+        with runs.replace_atomically(path) as temporary:
+            figure.savefig(temporary, format="png", dpi=150, facecolor="white")
+    return path
+
+
+def _panels(count: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
+    across = 1 if count == 1 else 2
+    down = -(-count // across)
+    figure = Figure(figsize=(width * across, height * down), layout="constrained")
+    return figure, [figure.add_subplot(down, across, place + 1) for place in range(count)]
+
+
+def _ladder(by_case: dict[str, list[ResultRow]], titles: dict[str, str]) -> Figure:
+    most = max(len(rows) for rows in by_case.values())
+    figure, panels = _panels(len(by_case), 7.2, 0.8 + 0.31 * most)
+    for axes, (name, rows) in zip(panels, by_case.items(), strict=True):
+        _rungs(axes, rows)
+        axes.set_title(titles.get(name, name))
+    for axes in panels[-2:]:
+        axes.set_xlabel("ms per step; speed-up over the naive loop")
+    return figure
+
+
+def _rungs(axes: Axes, rows: Sequence[ResultRow]) -> None:
+    """One bar per rung, its length the milliseconds of a step; the gain beside it."""
+    longest = max((max(row.repeats) for row in rows if row.repeats), default=1.0)
+    for place, row in enumerate(rows):
+        if not row.repeats:
+            axes.text(0, place, f" {row.problem.split(';')[0]}", va="center", color=MUTED, size=8.5)
+            continue
+        colour = MODEL if place == len(rows) - 1 else BEFORE
+        low, high = row.median - min(row.repeats), max(row.repeats) - row.median
+        spread: dict[str, Any] = {"ecolor": MUTED, "elinewidth": 0.8, "capsize": 2}
+        axes.barh(
+            place, row.median, color=colour, height=0.7, xerr=[[low], [high]], error_kw=spread
+        )
+        told = f"{row.median:.3g} ms, {format_ratio(row.more['speedup'])}"
+        axes.text(max(row.repeats) + 0.015 * longest, place, told, va="center", size=8.5, color=INK)
+    axes.set_yticks(range(len(rows)), [row.way for row in rows], size=9)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_xlim(0, 1.28 * longest)
+    axes.grid(axis="y", visible=False)
+
+
+def _parity(by_case: dict[str, list[ResultRow]], settings: dict[str, Any]) -> Figure:
+    figure, panels = _panels(len(by_case), 6.2, 2.9)
+    for axes, (name, rows) in zip(panels, by_case.items(), strict=True):
+        verdict = settings["verdicts"][name]
+        margin = 100 * settings["margin"]
+        naive, auto = rows
+        shares = [
+            100 * (new / old - 1) for old, new in zip(naive.repeats, auto.repeats, strict=True)
+        ]
+        axes.axvspan(-margin, margin, color="#ecfdf5", lw=0)
+        axes.axvline(margin, color="#10b981", lw=0.9, ls="--")
+        axes.axvline(0, color=MUTED, lw=0.8)
+        middle = 100 * verdict["difference"]
+        reach = [[middle - 100 * verdict["low"]], [100 * verdict["high"] - middle]]
+        axes.errorbar(middle, -1.0, xerr=reach, fmt="D", color=INK, capsize=4, ms=5)
+        axes.scatter(shares, range(len(shares)), color=MODEL, s=28, zorder=3)
+        labels = ["mean, 95 % interval", *(f"seed {seed}" for seed in range(len(shares)))]
+        axes.set_yticks(range(-1, len(shares)), labels, size=9)
+        axes.set_ylim(len(shares) - 0.4, -1.6)
+        ends = [*shares, 100 * verdict["low"], 100 * verdict["high"], margin]
+        widest = 1.1 * max(map(abs, ends))
+        axes.set_xlim(-widest, widest)
+        axes.grid(axis="y", visible=False)
+        axes.set_xlabel(f"{naive.unit}: change in %, right is worse")
+        axes.annotate(
+            "margin",
+            (margin, 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(-4, -10),
+            textcoords="offset points",
+            ha="right",
+            color="#10b981",
+            size=8.5,
+        )
+        axes.set_title(f"{name}: {verdict['said']}")
+    return figure

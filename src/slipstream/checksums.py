@@ -1,0 +1,53 @@
+"""Files beside a manifest of their SHA-256 sums. No torch here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from slipstream.errors import UserError
+
+MANIFEST = "manifest.json"
+
+
+def read_verified(folder: Path) -> dict[str, bytes]:
+    """The files of a folder, each compared with the manifest; a UserError names one that differs.
+
+    Whoever parses one of them parses what this returns, not the file itself.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder}: is missing; was the run finished?")
+    sums = _sums(folder / MANIFEST)
+    there = {path.name for path in folder.iterdir()} - {MANIFEST}
+    for name in sorted(there - set(sums)):
+        raise UserError(f"{folder / name}: is not in the manifest; someone has put it there")
+    files = {}
+    for name, wanted in sums.items():
+        if name not in there:
+            raise UserError(f"{folder / name}: is missing")
+        try:
+            files[name] = (folder / name).read_bytes()
+        except OSError as error:
+            raise UserError(f"{folder / name}: cannot be read ({error.strerror})") from None
+        if hashlib.sha256(files[name]).hexdigest() != wanted:
+            raise UserError(f"{folder / name}: is damaged (its SHA-256 differs from the manifest)")
+    return files
+
+
+def compute_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sums(manifest: Path) -> dict[str, str]:
+    try:
+        sums = json.loads(manifest.read_bytes())
+    except FileNotFoundError:
+        raise UserError(f"{manifest}: is missing; was the run finished?") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{manifest}: cannot be read as JSON ({error})") from None
+    if not isinstance(sums, dict) or not sums:
+        raise UserError(f"{manifest}: lists no files")
+    return sums

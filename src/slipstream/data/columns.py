@@ -1,0 +1,274 @@
+"""Columns of a source as numbers, times or labels.
+
+A CSV comes as text and each column is typed from all of its values, so a type never changes
+half-way down. Errors name the file, the line and the column.
+"""
+
+from __future__ import annotations
+
+import difflib
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from slipstream.data.io import decimals
+from slipstream.data.io.table import DataTable
+from slipstream.errors import UserError
+
+NULLS = [
+    "",
+    "NA",
+    "N/A",
+    "n/a",
+    "NaN",
+    "nan",
+    "NAN",
+    "-nan",
+    "null",
+    "NULL",
+    "None",
+    "none",
+    "#N/A",
+]
+NAIVE, ZONED = pa.timestamp("us"), pa.timestamp("us", "UTC")
+LARGEST = 1e30
+"""Beyond it, squares leave the range of float32."""
+
+
+def require_column(source: DataTable, name: str, setting: str) -> None:
+    """Refuse a column that is not there, with the name that may have been meant."""
+    if name not in source.column_set:
+        close = difflib.get_close_matches(name, source.column_names, n=1)
+        hint = (
+            f'did you mean "{close[0]}"?'
+            if close
+            else f"it has {', '.join(source.column_names[:20])}"
+        )
+        raise UserError(f'{source.name}: has no column "{name}" ({setting}); {hint}')
+
+
+def read_column(source: DataTable, name: str, setting: str) -> pa.ChunkedArray:
+    require_column(source, name, setting)
+    values = source.read_column(name)
+    if pa.types.is_dictionary(values.type):
+        try:
+            values = values.cast(values.type.value_type)
+        except pa.ArrowException:
+            raise UserError(
+                f'{source.name}: column "{name}" ({setting}) holds {values.type}; convert it to '
+                "numbers or text"
+            ) from None
+    if is_text(values.type) and source.delimiter is None:  # a CSV's text was checked when read
+        try:
+            values.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise UserError(f'{source.name}: column "{name}" ({setting}): {error}') from None
+    return values
+
+
+def read_numbers(source: DataTable, name: str, setting: str) -> npt.NDArray[np.float64]:
+    """A column as float64, NaN where a value is missing. Refuses text and infinities."""
+    values = read_column(source, name, setting)
+    if is_text(values.type):
+        values = _parse_numbers(source, name, values)
+    elif not _is_numeric(values.type):
+        raise UserError(
+            f'{source.name}: column "{name}" ({setting}) holds {values.type}, not numbers'
+        )
+    result = np.asarray(values.cast(pa.float64(), safe=False).to_numpy(), dtype=np.float64)
+    wild = np.flatnonzero(np.abs(result) > LARGEST)
+    if len(wild):
+        value = result[wild[0]]
+        raise UserError(
+            f"{source.locate_cell(int(wild[0]), name)}: is {'infinite' if np.isinf(value) else value} "
+            f"({len(wild)} such values); correct it, or leave it empty and set data.missing"
+        )
+    return result
+
+
+def is_numeric(source: DataTable, name: str) -> bool:
+    """True for numbers, and for text of which half or more reads as numbers."""
+    kind = source.reader.kind(name)
+    if not (is_text(kind) or pa.types.is_dictionary(kind)):
+        return _is_numeric(kind)
+    values = read_column(source, name, "data.inputs")
+    if not is_text(values.type):
+        return _is_numeric(values.type)
+    if _plain_numbers(values) is not None:
+        return True
+    text = _clean(values)
+    known = len(text) - text.null_count
+    alike = pc.match_substring_regex(text, decimals.LOOKS)
+    return bool(known == 0 or 2 * pc.sum(alike).as_py() >= known)
+
+
+def read_codes(
+    source: DataTable, name: str, setting: str
+) -> tuple[npt.NDArray[np.int64], list[str]]:
+    """A column as codes and the text that each stands for, numbered as they first appear."""
+    values = read_column(source, name, setting)
+    kind = values.type
+    dated = pa.types.is_temporal(kind) and not pa.types.is_interval(kind)
+    if not (is_text(kind) or _is_numeric(kind) or dated):
+        raise UserError(
+            f'{source.name}: column "{name}" ({setting}) holds {kind}; what tells rows apart is '
+            "text, a number, true or false, or a time: convert the column"
+        )
+    missing = pc.is_null(values, nan_is_null=True)
+    if pc.any(missing).as_py():
+        row = pc.index(missing, True).as_py()
+        raise UserError(f"{source.locate_cell(row, name)}: is empty ({setting})")
+    if pa.types.is_floating(kind):
+        encoded = values.combine_chunks().dictionary_encode()
+        texts = _texts(encoded.dictionary)
+    else:
+        encoded = values.cast(pa.string()).combine_chunks().dictionary_encode()
+        texts = encoded.dictionary.to_pylist()
+    place: dict[str, int] = {}
+    codes = [place.setdefault(text, len(place)) for text in texts]  # -0 and 0 are one
+    return np.array(codes, dtype=np.int64)[encoded.indices.to_numpy()], list(place)
+
+
+def _texts(values: pa.FloatingPointArray) -> list[str]:
+    """Each number as text; whole ones with all of their digits."""
+    texts = values.cast(pa.string()).to_pylist()
+    numbers = values.cast(pa.float64()).to_pylist()
+    return [
+        str(int(number)) if number.is_integer() else text
+        for number, text in zip(numbers, texts, strict=True)
+    ]
+
+
+def read_times(
+    source: DataTable, name: str, time_format: str | None, setting: str = "data.time"
+) -> npt.NDArray[np.int64] | npt.NDArray[np.float64]:
+    """A time column: microseconds (int64) for dates and timestamps, float64 for plain numbers."""
+    values = read_column(source, name, setting)
+    kind = values.type
+    if is_text(kind):
+        if time_format is None and is_numeric(source, name):
+            return _known_times(source, name, read_numbers(source, name, setting))
+        values = _parse_times(source, name, values, time_format)
+    elif _is_numeric(kind):
+        return _known_times(source, name, read_numbers(source, name, setting))
+    elif not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
+        raise UserError(f'{source.name}: column "{name}" ({setting}) holds {kind}, not times')
+    if values.null_count:
+        row = pc.index(pc.is_null(values), True).as_py()
+        raise UserError(f"{source.locate_cell(row, name)}: the time is missing")
+    plain = values.cast(pa.timestamp("us", getattr(values.type, "tz", None)), safe=False)
+    return np.asarray(plain.cast(pa.int64()).to_numpy(), dtype=np.int64)
+
+
+def _known_times(
+    source: DataTable, name: str, values: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    unknown = np.flatnonzero(np.isnan(values))
+    if len(unknown):
+        raise UserError(f"{source.locate_cell(int(unknown[0]), name)}: the time is missing")
+    return values
+
+
+def is_text(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    )
+
+
+def _is_numeric(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_decimal(kind)
+        or pa.types.is_null(kind)
+    )
+
+
+def _clean(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Trimmed text, null where missing."""
+    text = pc.utf8_trim_whitespace(values.cast(pa.string()))
+    return pc.if_else(pc.is_in(text, value_set=pa.array(NULLS)), pa.scalar(None, pa.string()), text)
+
+
+def _plain_numbers(values: pa.ChunkedArray) -> pa.ChunkedArray | None:
+    """A column of text that is numbers as they are; None where it takes a closer look."""
+    try:
+        return values.cast(pa.float64())
+    except pa.ArrowInvalid:
+        return None
+
+
+def _parse_numbers(source: DataTable, name: str, values: pa.ChunkedArray) -> pa.ChunkedArray:
+    plain = None if source.decimal == "," else _plain_numbers(values)
+    if plain is not None:
+        return plain
+    text = decimals.normalize_decimals(_clean(values), source.decimal, source.delimiter)
+    try:
+        return text.cast(pa.float64())
+    except pa.ArrowInvalid:
+        pass
+    bad = pc.index(pc.match_substring_regex(text, decimals.NUMBER), False).as_py()
+    if bad >= 0:
+        cell = values[bad].as_py().strip()
+        wrong = decimals.explain_mark(cell, source.decimal) or "is not a number; correct it"
+        raise UserError(
+            f'{source.locate_cell(bad, name)}: "{cell[:40]}" {wrong}, or leave the column out of '
+            "data.inputs"
+        )
+    return pc.replace_substring_regex(text, r"^\+", "").cast(pa.float64())
+
+
+def _parse_times(
+    source: DataTable, name: str, values: pa.ChunkedArray, time_format: str | None
+) -> pa.ChunkedArray:
+    text = pc.utf8_trim_whitespace(values.cast(pa.string()))
+    if time_format is not None:
+        parsed = pc.strptime(text, format=time_format, unit="us", error_is_null=True)
+        bad = pc.index(pc.is_null(parsed), True).as_py()
+        if bad < 0:
+            return parsed
+        expected = f'does not read as data.time_format = "{time_format}"'
+    else:
+        for kind in (NAIVE, ZONED):
+            try:
+                return text.cast(kind)
+            except pa.ArrowInvalid:
+                continue
+        bad, expected = _explain_times(text)
+    raise UserError(f'{source.locate_cell(bad, name)}: "{str(text[bad])[:40]}" {expected}')
+
+
+def _explain_times(text: pa.ChunkedArray) -> tuple[int, str]:
+    """The first cell that does not read as the ones before it do, and what is wrong with it."""
+    bad, kind = max((_first_unlike(text, kind), str(kind)) for kind in (NAIVE, ZONED))
+    for other in (NAIVE, ZONED):
+        if bad and _casts(text.slice(bad, 1), other):
+            has, had = ("has a", "none") if kind == str(NAIVE) else ("has no", "one")
+            return bad, (
+                f'{has} time zone, but "{str(text[0])[:40]}" in the first row has {had}; write all '
+                "times with a zone, or all of them without"
+            )
+    return bad, 'is not an ISO 8601 time; give data.time_format, as in "%d.%m.%Y %H:%M"'
+
+
+def _first_unlike(text: pa.ChunkedArray, kind: pa.DataType) -> int:
+    """The first cell that does not read as this kind; there is one."""
+    reads, fails = 0, len(text)
+    while fails - reads > 1:  # the first `reads` cells do, the first `fails` do not
+        middle = (reads + fails) // 2
+        if _casts(text.slice(reads, middle - reads), kind):
+            reads = middle
+        else:
+            fails = middle
+    return fails - 1
+
+
+def _casts(text: pa.ChunkedArray, kind: pa.DataType) -> bool:
+    try:
+        text.cast(kind)
+    except pa.ArrowInvalid:
+        return False
+    return True

@@ -1,0 +1,98 @@
+"""Decimal marks: a comma is one where that is certain or where `data.decimal` says so."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$|^[+-]?([iI]nf|[iI]nfinity|INF)$"
+WITH_COMMA = (
+    r"^[+-]?(?:\d+,\d*|,\d+)(?:[eE][+-]?\d+)?$"
+    r"|^[+-]?\d{1,3}(?:,\d{3})+(?:\.\d*)?$|^[+-]?\d{1,3}(?:\.\d{3})+,\d*$"
+)
+"""Numbers with a decimal comma or separated thousands, whichever it may be"""
+LOOKS = f"{NUMBER}|{WITH_COMMA}"
+_EXPONENT = r"[eE][+-]?\d+"
+CERTAIN = (
+    rf"^[+-]?(?:\d*MARK(?:\d{{1,2}}|\d{{4,}})(?:{_EXPONENT})?"
+    rf"|(?:0\d*|\d{{4,}})?MARK\d+(?:{_EXPONENT})?|\d*MARK\d+{_EXPONENT})$"
+)
+"""Numbers in which MARK cannot separate thousands: 1,5 and 0,123 but not 1,199"""
+HEAD_ROWS = 1000
+
+
+def find_mark(table: pa.Table) -> str | None:
+    """A comma, if some number of a file has it as its decimal mark, and none has a point."""
+    if _is_certain(table, ",", ",") and not _is_certain(table, ".", r"\."):
+        return ","
+    return None
+
+
+def normalize_decimals(
+    text: pa.ChunkedArray, mark: str | None, delimiter: str | None
+) -> pa.ChunkedArray:
+    """A column's numbers with a decimal point; what has another mark is no number any more.
+
+    Where nothing says what the mark is, a column of a file that commas do not delimit may.
+    """
+    if mark == ",":
+        swapped = pc.replace_substring(text, ".", "'")
+        return pc.replace_substring(swapped, ",", ".")
+    if (
+        mark is None
+        and delimiter not in (None, ",")
+        and pc.any(pc.match_substring(text, ",")).as_py()
+    ):
+        certain = pc.any(pc.match_substring_regex(text, CERTAIN.replace("MARK", ","))).as_py()
+        if certain and not pc.any(pc.match_substring(text, ".")).as_py():
+            return pc.replace_substring(text, ",", ".")
+    return text
+
+
+def explain_mark(cell: str, mark: str | None) -> str | None:
+    """What is wrong with a number's comma or point; None where it is no number at all."""
+    if mark == "," and re.match(NUMBER, cell):
+        return (
+            "has a point, but the comma is the decimal mark here; write numbers without thousands "
+            'separators, or set data.decimal = "."'
+        )
+    if not re.match(WITH_COMMA, cell):
+        return None
+    if mark == ".":
+        return (
+            'has a comma, but data.decimal = "."; write numbers without thousands separators, or '
+            'set data.decimal = ","'
+        )
+    return (
+        "may have a decimal comma or thousands separators; write numbers without thousands "
+        'separators, or set data.decimal = ","'
+    )
+
+
+def _is_certain(table: pa.Table, mark: str, pattern: str) -> bool:
+    """Whether a cell of the table is a number with this decimal mark; the first rows come first."""
+    certain = CERTAIN.replace("MARK", pattern)
+    for cells in _stretches(table):
+        if _holds(cells, mark):
+            text = pc.utf8_trim_whitespace(cells)
+            if pc.any(pc.match_substring_regex(text, certain)).as_py():
+                return True
+    return False
+
+
+def _stretches(table: pa.Table) -> Iterator[pa.ChunkedArray]:
+    for column in table.columns:
+        yield column.slice(0, HEAD_ROWS)
+    for column in table.columns if table.num_rows > HEAD_ROWS else ():
+        yield column
+
+
+def _holds(cells: pa.ChunkedArray, mark: str) -> bool:
+    return any(
+        (np.frombuffer(chunk.buffers()[2] or b"", dtype=np.uint8) == ord(mark)).any()
+        for chunk in cells.chunks
+    )

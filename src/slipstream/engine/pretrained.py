@@ -1,0 +1,217 @@
+"""Starting from a pre-trained encoder: what of it fits, what stays frozen, and at which rates.
+
+A predicting model's encoder is its core without pool and head, under the names that the
+pre-training run gave the same weights.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from slipstream import checksums, runs
+from slipstream.config import Config, Signature, Train
+from slipstream.data.scaler import Scaler
+from slipstream.engine import checkpoint
+from slipstream.errors import UserError
+
+CORE, OWN = "core.", ("core.pool.", "core.head.")
+"""Before an encoder's weights, and before those of a predicting model's own"""
+READS = re.compile(r"core\.(layers\.0\.weight_ih_l0(_reverse)?|embed\.weight)")
+"""The weights that meet the inputs, one column for each"""
+SHAPE_SETTINGS = {
+    "lstm": ("hidden", "layers", "bidirectional", "layer_norm", "patch", "normalize"),
+    "transformer": ("hidden", "layers", "heads", "positions", "expansion", "patch", "normalize"),
+}
+SHAPE_SETTINGS["gru"] = SHAPE_SETTINGS["lstm"]
+
+
+@dataclass(frozen=True)
+class PretrainedEncoder:
+    """A pre-trained one, from its run's folder."""
+
+    folder: str
+    config: Config
+    signature: Signature
+    scaler: Scaler
+    weights: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class EncoderMatch:
+    """What a model starts from."""
+
+    weights: dict[str, Tensor]
+    """By the model's own names"""
+    summary: dict[str, Any]
+    """Where it comes from, and which weights matched, are new, or are left there"""
+
+
+def load_encoder(config: Config) -> PretrainedEncoder | None:
+    """The encoder that `train.init_from` names, verified; None where none is asked for."""
+    asked = config.train.init_from
+    if asked is None:
+        return None
+    run = runs.open_run(asked)
+    theirs = checkpoint.load_run_config(run)
+    files = checksums.read_verified(run.model)
+    signature = Signature.model_validate_json(files["signature.json"])
+    if not signature.masked:
+        raise UserError(
+            f'train.init_from = "{asked}": is a run of slipstream train; name one of slipstream '
+            "pretrain"
+        )
+    weights = checkpoint.parse_tensors(
+        files["weights.safetensors"], run.model / "weights.safetensors"
+    )
+    scaler = Scaler.from_dict(json.loads(files["scaler.json"])).select(signature.inputs)
+    return PretrainedEncoder(str(run.folder), theirs, signature, scaler, weights)
+
+
+def match_weights(
+    encoder: PretrainedEncoder, config: Config, signature: Signature, model: nn.Module
+) -> EncoderMatch:
+    """The encoder's weights as the model takes them; a UserError lists all that does not fit."""
+    wrong = [*_other_settings(encoder, config), *_other_columns(encoder, signature)]
+    order = _column_order(encoder.signature, signature) if not wrong else []
+    wanted = {name: one for name, one in model.named_parameters() if is_encoder_weight(name)}
+    found = {name: one for name, one in encoder.weights.items() if name.startswith(CORE)}
+    weights = {}
+    for name in sorted(wanted.keys() | found.keys()):
+        if name not in found or name not in wanted:
+            where = "the encoder" if name not in found else "this model"
+            wrong.append(f"{name} is not in {where}")
+        elif found[name].shape != wanted[name].shape:
+            shapes = list(wanted[name].shape), list(found[name].shape)
+            wrong.append(f"{name} is {shapes[0]} here and {shapes[1]} there")
+        else:
+            weights[name] = _reordered(name, found[name], order)
+    if wrong:
+        raise UserError(
+            f'train.init_from = "{config.train.init_from}": the encoder does not fit: '
+            + "; ".join(wrong)
+            + "; leave out what the encoder settles, or pre-train one that fits"
+        )
+    own = [name for name, _ in model.named_parameters() if not is_encoder_weight(name)]
+    left = [name for name in encoder.weights if not name.startswith(CORE)]
+    moved = order != sorted(order)
+    told = {"from": encoder.folder, "matched": sorted(weights), "new": own, "unused": left}
+    return EncoderMatch(weights, told | {"columns_reordered": moved})
+
+
+def _other_settings(encoder: PretrainedEncoder, config: Config) -> list[str]:
+    """Settings of the encoder's shape that differ, in words."""
+    mine, theirs = config.model, encoder.config.model
+    if mine.kind != theirs.kind:
+        return [f'model.kind is "{mine.kind}", there "{theirs.kind}"']
+    pairs = {
+        f"model.{name}": (getattr(mine, name), getattr(theirs, name))
+        for name in SHAPE_SETTINGS[mine.kind]
+    }
+    pairs["model.hidden"] = list(mine.sizes), list(theirs.sizes)
+    for name in ("scale", "channels"):
+        pairs[f"data.{name}"] = getattr(config.data, name), getattr(encoder.config.data, name)
+    if mine.kind == "transformer":  # it has learnt the places of its tokens
+        pairs["data.context"] = config.data.context, encoder.signature.context
+    return [f"{name} is {a}, there {b}" for name, (a, b) in pairs.items() if a != b]
+
+
+def list_fixed_settings(config: Config) -> tuple[str, ...]:
+    """The settings that cannot be other than those of the encoder that `train.init_from` names."""
+    kind = config.model.kind
+    if config.train.init_from is None:
+        return ()
+    more = ("data.context",) if kind == "transformer" else ()
+    return (
+        "model.kind",
+        *(f"model.{name}" for name in SHAPE_SETTINGS.get(kind, ())),
+        "data.inputs",
+        *more,
+    )
+
+
+def _columns(signature: Signature) -> tuple[str, ...]:
+    """What one sequence reads, by name; an independent channel has none."""
+    if signature.channels == "together":
+        return signature.inputs
+    return tuple(name for name in signature.inputs if name not in signature.targets)
+
+
+def _other_columns(encoder: PretrainedEncoder, signature: Signature) -> list[str]:
+    mine, theirs = _columns(signature), _columns(encoder.signature)
+    more = [f'data.inputs has "{name}", which the encoder has not seen' for name in mine]
+    less = [f'data.inputs lacks "{name}", which the encoder reads' for name in theirs]
+    return [
+        *(told for name, told in zip(mine, more, strict=True) if name not in theirs),
+        *(told for name, told in zip(theirs, less, strict=True) if name not in mine),
+    ]
+
+
+def _column_order(theirs: Signature, mine: Signature) -> list[int]:
+    """Where each column of this run's sequences stands in the encoder's."""
+    there = _columns(theirs)
+    order = [there.index(name) for name in _columns(mine)]
+    return order + list(range(len(order), theirs.model_inputs))
+
+
+def _reordered(name: str, weight: Tensor, order: list[int]) -> Tensor:
+    if not (READS.fullmatch(name) and order):
+        return weight
+    by_column = weight.unflatten(1, (-1, len(order)))  # a patch has its rows one after the other
+    found: Tensor = by_column[:, :, torch.tensor(order)].flatten(1)
+    return found
+
+
+def is_encoder_weight(name: str) -> bool:
+    """Whether a weight of this name is the encoder's."""
+    return name.startswith(CORE) and not name.startswith(OWN)
+
+
+def is_frozen(train: Train, epoch: int) -> bool:
+    return train.init_from is not None and epoch < train.freeze_epochs
+
+
+def freeze(model: nn.Module, on: bool) -> None:
+    """Have a model's encoder learn nothing, or learn again; what it learns not, costs no step."""
+    for name, weight in model.named_parameters():
+        if is_encoder_weight(name):
+            weight.requires_grad_(not on)
+
+
+def compute_lr_factor(name: str, config: Config) -> float:
+    """What a weight's learning rate is a multiple of `train.lr` by."""
+    train, layers = config.train, len(config.model.sizes)
+    if train.init_from is None or not is_encoder_weight(name):
+        return 1.0
+    within = re.match(r"core\.(?:layers|norms)\.(\d+)\.", name)
+    at_the_bottom = name.startswith(("core.embed.", "core.positions"))
+    above = layers - 1 - int(within[1]) if within else layers if at_the_bottom else 0
+    return float(train.encoder_lr * train.layer_decay**above)
+
+
+class WeightGroup(NamedTuple):
+    """A stretch of weights that are trained alike."""
+
+    lr_factor: float
+    """Of `train.lr`"""
+    starts_frozen: bool
+    """Whether it is the encoder's, and begins frozen"""
+    items: list[Any]
+
+
+def group_weights(named: Iterable[tuple[str, Any]], config: Config) -> list[WeightGroup]:
+    """What belongs to each name, in stretches of one rate; without `init_from`, one of all."""
+    found: list[WeightGroup] = []
+    for name, item in named:
+        mine = config.train.init_from is not None and is_encoder_weight(name)
+        rate = compute_lr_factor(name, config)
+        if not found or found[-1][:2] != (rate, mine):
+            found.append(WeightGroup(rate, mine, []))
+        found[-1].items.append(item)
+    return found

@@ -1,0 +1,135 @@
+"""What a run does when memory runs out or the loss stops being a number."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from slipstream import machine
+from slipstream.config import Config
+from slipstream.engine.optim import LossScale
+from slipstream.engine.plan import RECURRENT
+from slipstream.errors import UserError
+
+MAX_ROLLBACKS = 3
+MEMORY_ERRORS = (RuntimeError, MemoryError)
+"""What may be raised where memory runs out; `is_out_of_memory` tells"""
+SIGNS = (
+    *("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory"),
+    *("alloc_failed", "bad_alloc", "bad allocation", "failed to allocate"),
+    *("can't start new thread", "resource temporarily unavailable"),
+)
+"""What torch, cuBLAS, oneDNN, C++ and Python say then, in lower case; a thread needs memory too"""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything a step changes, copied; restored in place, since graphs know the places."""
+
+    copies: dict[str, Tensor]
+    """By the names that `changing` gives"""
+
+    def restore(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, scale: LossScale | None
+    ) -> None:
+        for name, tensor in collect_state(model, optimizer, scale).items():
+            if name in self.copies:
+                tensor.copy_(self.copies[name])
+            else:  # taken before the first step, when there was no state yet
+                tensor.zero_()
+
+
+def take_snapshot(
+    model: nn.Module, optimizer: torch.optim.Optimizer, scale: LossScale | None
+) -> Snapshot:
+    found = collect_state(model, optimizer, scale)
+    return Snapshot({name: tensor.clone() for name, tensor in found.items()})
+
+
+def collect_state(
+    model: nn.Module, optimizer: torch.optim.Optimizer, scale: LossScale | None
+) -> dict[str, Tensor]:
+    """The tensors that a step changes, by name: those of the model, the optimizer and the scale."""
+    found = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    found |= {
+        f"optimizer.{name}": tensor for name, tensor in collect_optimizer_state(optimizer).items()
+    }
+    if scale is not None:
+        found |= {"scale": scale.scale, "since_growth": scale.since_growth}
+    return {name: tensor.detach() for name, tensor in found.items()}
+
+
+def collect_optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimizer's state as `parameter.name`, in an order of its own."""
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    return {
+        f"{i}.{name}": value
+        for i, param in enumerate(params)
+        for name, value in sorted(optimizer.state.get(param, {}).items())
+        if isinstance(value, Tensor)
+    }
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, on a GPU or on the host."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):  # the latter is Arrow's as well
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in SIGNS)
+
+
+@contextmanager
+def explain_out_of_memory() -> Iterator[None]:
+    """Turn memory that runs out into a UserError that says what to lower."""
+    try:
+        yield
+        return
+    except MEMORY_ERRORS as error:
+        if not is_out_of_memory(error):
+            raise
+        why = first_line(error)
+    # past the except block, whose traceback would pin the memory
+    free_memory()
+    raise UserError(
+        f"out of memory ({why}); {machine.get_available_memory() / 1e9:.1f} GB are left to this "
+        "process: end other programs, raise its limit (ulimit -v, or the container's), or lower "
+        "what it needs: engine.threads = 1, engine.workers = 0, a smaller train.batch, fewer "
+        'columns in data.inputs, or Parquet files with engine.home = "stream"'
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says."""
+    return str(error).strip().split("\n", 1)[0] or type(error).__name__
+
+
+def free_memory() -> None:
+    """Give back what the failed step held; call it after its exception is gone."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch._C._cuda_clearCublasWorkspaces()  # they would pin the memory around them
+        torch.cuda.empty_cache()
+
+
+def suggest_remedies(config: Config) -> str:
+    """What is left at a micro-batch of one window, with what each would save."""
+    context, sizes = config.data.context, config.model.sizes
+    ladder = []
+    if config.model.kind in (*RECURRENT, "transformer") and not config.engine.recompute:
+        kept = max(len(sizes), 1)
+        ladder.append(
+            f"engine.recompute = true (keeps one layer's activations of {kept}, and computes the "
+            "rest again)"
+        )
+    if config.engine.precision in ("auto", "fp32", "tf32"):
+        ladder.append('engine.precision = "fp16" or "bf16" (about half of the activations)')
+    ladder.append(f"data.context = {max(context // 2, 1)} (half of the activations)")
+    ladder.append(
+        f"model.hidden = {max(max(sizes) // 2, 1)} (half of the activations, a quarter "
+        "of the weights)"
+    )
+    return "; ".join(ladder)

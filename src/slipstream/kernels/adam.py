@@ -1,0 +1,114 @@
+"""Adam's and AdamW's step of K models as one kernel over flat buffers [K, P]."""
+
+from __future__ import annotations
+
+import math
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from slipstream.kernels.launch import launch
+from slipstream.kernels.rnn.weights import BETA1, BETA2, EPSILON
+
+BLOCK = 1024
+WIDEST = 4
+"""Numbers that one read or write takes at most"""
+
+
+@triton.jit(do_not_specialize=["P", "row", "grad_row"])
+def _adam(
+    weights,
+    grads,
+    first,
+    second,
+    lr,
+    decay,
+    count,
+    divisor,
+    moves,
+    P,
+    row,
+    grad_row,
+    DECOUPLED: tl.constexpr,
+    BETA1: tl.constexpr,
+    BETA2: tl.constexpr,
+    LOG1: tl.constexpr,
+    LOG2: tl.constexpr,
+    EPSILON: tl.constexpr,
+    PIECE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """P, `row` and `grad_row` count pieces of PIECE numbers: four, where that can be, so that the
+    compiler sees that it may read and write four at a time."""
+    lane = tl.program_id(1).to(tl.int64)
+    if tl.load(moves + lane):
+        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        mine, here = at < P * PIECE, lane * row * PIECE + at
+        of_grads = lane * grad_row * PIECE + at
+        rate, shrink = tl.load(lr + lane), tl.load(decay + lane)
+        taken = tl.load(count + lane).to(tl.float64)
+        one = 1 - tl.exp(taken * LOG1)
+        two = 1 - tl.exp(taken * LOG2)
+        size = (rate / one).to(tl.float32)
+        spread = tl.sqrt(two).to(tl.float32)
+
+        weight = tl.load(weights + here, mask=mine, other=0.0)
+        grad = tl.load(grads + of_grads, mask=mine, other=0.0) / tl.load(divisor + lane)
+        if DECOUPLED:
+            weight *= 1 - rate * shrink
+        else:
+            grad += shrink * weight
+        mean = tl.load(first + here, mask=mine, other=0.0)
+        mean += (grad - mean) * (1 - BETA1)
+        square = tl.load(second + here, mask=mine, other=0.0)
+        square = square * BETA2 + grad * grad * (1 - BETA2)
+        weight -= size * mean / (tl.sqrt(square) / spread + EPSILON)
+        tl.store(weights + here, weight, mask=mine)
+        tl.store(first + here, mean, mask=mine)
+        tl.store(second + here, square, mask=mine)
+
+
+def adam_step(
+    weights: Tensor,
+    grads: Tensor,
+    first: Tensor,
+    second: Tensor,
+    *,
+    lr: Tensor,
+    decay: Tensor,
+    count: Tensor,
+    divisor: Tensor,
+    moves: Tensor,
+    decoupled: bool,
+) -> None:
+    """In place, for the lanes that move. `decoupled` decay is AdamW's.
+
+    The buffers may be columns of larger ones, all of one width; gradients of another.
+    """
+    K, P = weights.shape
+    grads = grads if grads.stride(1) == 1 else grads.contiguous()
+    lengths = P, weights.stride(0), grads.stride(0)
+    piece = math.gcd(*lengths, WIDEST)
+    launch(
+        _adam,
+        (triton.cdiv(P, BLOCK), K),
+        weights,
+        grads,
+        first,
+        second,
+        lr,
+        decay,
+        count,
+        divisor,
+        moves,
+        *(length // piece for length in lengths),
+        DECOUPLED=decoupled,
+        BETA1=BETA1,
+        BETA2=BETA2,
+        LOG1=math.log(BETA1),
+        LOG2=math.log(BETA2),
+        EPSILON=EPSILON,
+        PIECE=piece,
+        BLOCK=BLOCK,
+    )

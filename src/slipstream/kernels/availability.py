@@ -1,0 +1,26 @@
+"""Whether kernels in Triton can be had."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+
+def should_use_triton(tensor: Tensor) -> bool:
+    """Whether an operation on it is one for a kernel of ours. Not within torch.compile, which fuses
+    plain operations by itself."""
+    return tensor.is_cuda and not torch.compiler.is_compiling() and is_triton_usable(tensor.device)
+
+
+@cache
+def is_triton_usable(device: torch.device) -> bool:
+    """Triton is installed, the GPU is Turing or later, and a kernel can be built and run on it,
+    which wants a C compiler."""
+    if find_spec("triton") is None or torch.cuda.get_device_capability(device) < (7, 5):
+        return False
+    from slipstream.kernels import dropout
+
+    return dropout.can_launch(device)

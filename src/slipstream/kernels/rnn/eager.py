@@ -1,0 +1,131 @@
+"""The steps of a recurrent layer in time by torch's operations, forward and back: for CPUs, and for
+GPUs that no kernel of ours runs on. `pointwise` has the same two functions; `stepwise` says what
+goes in and out.
+
+What the way back needs is kept as it was made: factors for all steps at once would leave the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_sigmoid_back = torch.ops.aten.sigmoid_backward
+_tanh_back = torch.ops.aten.tanh_backward
+
+
+def forward(
+    products: Tensor, hh: Tensor, bias: Tensor, *, lstm: bool, last: bool, keep: bool
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """The output, y, and what `backward` needs."""
+    W, H = products.shape[3], hh.shape[2]
+    along = _along(products.permute(0, 3, 1, 2, 4))
+    L, T, B, _ = along.shape
+    y = along.new_empty(L, T, B, H)
+    h = c = bias.new_zeros(L, B, H)
+    across, kept = hh.mT, []
+    for t in range(T):
+        from_h = torch.bmm(h.to(hh.dtype), across)
+        if lstm:
+            h, c, needed = _lstm(along[:, t], from_h, bias[:, None], c)
+        else:
+            h, needed = _gru(along[:, t], from_h, bias[:, None], h)
+        y[:, t] = h
+        kept += needed if keep else []
+    return (select_last(y, W) if last else _across(y, W)), y, kept
+
+
+def backward(
+    dy: Tensor, hh: Tensor, kept: Sequence[Tensor], *, T: int, W: int, lstm: bool, last: bool
+) -> Tensor:
+    """The slots' gradients."""
+    H = hh.shape[2]
+    dy = dy.unflatten(-1, (W, H)).movedim(-2, 1)  # [K, W, (T,) B, H]
+    arriving = dy.flatten(0, 1)[:, None] if last else _along(dy)
+    of_step = len(kept) // T
+    L, _, B, _ = arriving.shape
+    slots = arriving.new_empty(L, T, B, 4 * H, dtype=hh.dtype)
+    dh = dc = torch.zeros_like(kept[0])
+    for t in reversed(range(T)):
+        if not last or t == T - 1:
+            dh = dh + arriving[:, -1 if last else t]
+        back = _lstm_back if lstm else _gru_back
+        found, rest = back(dh, dc, *kept[of_step * t : of_step * (t + 1)])
+        slots[:, t] = found
+        if t:
+            of_h = found if lstm else found[..., H:]
+            dh = torch.bmm(of_h.to(hh.dtype), hh).to(dh.dtype)
+            dh, dc = (dh, rest) if lstm else (dh + rest, dc)
+    return slots
+
+
+def select_last(y: Tensor, W: int) -> Tensor:
+    """Each direction's last output, [K, B, W * H]."""
+    ways: Tensor = y[:, -1].unflatten(0, (-1, W))
+    return ways.transpose(1, 2).flatten(2)
+
+
+def _along(tensor: Tensor) -> Tensor:
+    """[K, W, T, B, N] as [L, T, B, N], the second direction from its end."""
+    if tensor.shape[1] == 2:
+        tensor = torch.stack([tensor[:, 0], tensor[:, 1].flip(1)], dim=1)
+    return tensor.flatten(0, 1)
+
+
+def _across(y: Tensor, W: int) -> Tensor:
+    """[L, T, B, H] as [K, T, B, W * H]."""
+    if W == 1:
+        return y
+    ways = y.unflatten(0, (-1, W))
+    return torch.cat([ways[:, 0], ways[:, 1].flip(1)], dim=-1)
+
+
+def _lstm(
+    now: Tensor, from_h: Tensor, bias: Tensor, c: Tensor
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    H = c.shape[-1]
+    pre = from_h + now + bias
+    i, f = torch.sigmoid(pre[..., : 2 * H]).chunk(2, dim=-1)
+    g, o = torch.tanh(pre[..., 2 * H : 3 * H]), torch.sigmoid(pre[..., 3 * H :])
+    new = torch.addcmul(f * c, i, g)
+    tanh_c = torch.tanh(new)
+    return o * tanh_c, new, [i, f, g, o, c, tanh_c]
+
+
+def _lstm_back(
+    dh: Tensor,
+    dc: Tensor,
+    i: Tensor,
+    f: Tensor,
+    g: Tensor,
+    o: Tensor,
+    before: Tensor,
+    tanh_c: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The slots' gradients, and what of dc goes on."""
+    dc = dc + _tanh_back(dh * o, tanh_c)
+    of_i, of_f = _sigmoid_back(dc * g, i), _sigmoid_back(dc * before, f)
+    of_g, of_o = _tanh_back(dc * i, g), _sigmoid_back(dh * tanh_c, o)
+    return torch.cat([of_i, of_f, of_g, of_o], dim=-1), dc * f
+
+
+def _gru(now: Tensor, from_h: Tensor, bias: Tensor, h: Tensor) -> tuple[Tensor, list[Tensor]]:
+    H = h.shape[-1]
+    from_x = now + bias[..., : 3 * H]
+    gate = torch.sigmoid(from_x[..., H:] + from_h[..., : 2 * H])
+    r, z = gate.chunk(2, dim=-1)
+    hidden = from_h[..., 2 * H :] + bias[..., 3 * H :]
+    n = torch.tanh(torch.addcmul(from_x[..., :H], r, hidden))
+    return torch.lerp(n, h, z), [r, z, n, hidden, h]
+
+
+def _gru_back(
+    dh: Tensor, _: Tensor, r: Tensor, z: Tensor, n: Tensor, hidden: Tensor, before: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The slots' gradients, and what of dh goes on."""
+    of_n = _tanh_back(dh * (1 - z), n)
+    of_r = _sigmoid_back(of_n * hidden, r)
+    of_z = _sigmoid_back(dh * (before - n), z)
+    return torch.cat([of_n, of_r, of_z, of_n * r], dim=-1), dh * z

@@ -1,0 +1,170 @@
+"""Attention of short sequences as one kernel each way, of one model or of many lanes.
+
+Kernels made for long sequences work on tiles of 64 x 64 whatever there is, and want copies in
+another layout. Here a program has all of one head of one window on chip, read where the joined
+projection has it. Attention's weights are computed again on the way back, so that nothing is kept
+but that projection. How a program computes depends on nothing but T, D and the type: not on how
+many windows, heads or lanes there are.
+
+    joined, grad  [K, T, B, 3, HEADS, D]   q, k and v of every head; TP and DP are T and D as powers
+                                           of two
+    out, dout     [K, T, B, HEADS, D]
+"""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from slipstream.kernels.launch import launch
+from slipstream.kernels.precision import operand_format
+from slipstream.kernels.vmap import call_with_lanes
+
+MOST_TOKENS, MOST_WIDE = 64, 64
+"""Of a sequence, and of a head. A program holds all weights of its head three times over on the way
+back; beyond, it would have to go by tiles, as torch's kernels do, which fill theirs then."""
+MOST_BYTES = 8192
+"""Of q, k or v on chip: in fp32 tokens and width cannot both be above 32, or registers run out"""
+LEAST = 16
+"""Rows and columns that a tensor core multiplies"""
+
+
+@triton.jit
+def _places(T, B, HEADS: tl.constexpr, D: tl.constexpr, TP: tl.constexpr, DP: tl.constexpr):
+    """Where a program's tokens are: which rows of all, which columns of its q, and which of these
+    there are."""
+    window, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
+    lane = tl.program_id(1).to(tl.int64)
+    token, column = tl.arange(0, TP), tl.arange(0, DP)
+    row = (lane * T + token) * B + window
+    there = (token < T)[:, None] & (column < D)[None, :]
+    return row[:, None], (head * D + column)[None, :], there
+
+
+@triton.jit
+def _weights(q, k, T, SCALE: tl.constexpr, TP: tl.constexpr, PRECISION: tl.constexpr):
+    """How much each token sees of every other, in fp32: rows add up to one."""
+    score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * SCALE
+    score = tl.where((tl.arange(0, TP) < T)[None, :], score, float("-inf"))
+    score = tl.exp(score - tl.max(score, 1)[:, None])
+    return score * (1.0 / tl.sum(score, 1))[:, None]
+
+
+@triton.jit(do_not_specialize=["T", "B"])
+def attention_forward(
+    joined,
+    out,
+    T,
+    B,
+    HEADS: tl.constexpr,
+    D: tl.constexpr,
+    SCALE: tl.constexpr,
+    TP: tl.constexpr,
+    DP: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    row, column, there = _places(T, B, HEADS, D, TP, DP)
+    at = joined + row * (3 * HEADS * D) + column
+    q = tl.load(at, mask=there, other=0.0)
+    k = tl.load(at + HEADS * D, mask=there, other=0.0)
+    v = tl.load(at + 2 * HEADS * D, mask=there, other=0.0)
+    weight = _weights(q, k, T, SCALE, TP, PRECISION)
+    seen = tl.dot(weight.to(v.dtype), v, input_precision=PRECISION)
+    tl.store(out + row * (HEADS * D) + column, seen.to(v.dtype), mask=there)
+
+
+@triton.jit(do_not_specialize=["T", "B"])
+def attention_backward(
+    joined,
+    dout,
+    grad,
+    T,
+    B,
+    HEADS: tl.constexpr,
+    D: tl.constexpr,
+    SCALE: tl.constexpr,
+    TP: tl.constexpr,
+    DP: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    row, column, there = _places(T, B, HEADS, D, TP, DP)
+    at = row * (3 * HEADS * D) + column
+    q = tl.load(joined + at, mask=there, other=0.0)
+    k = tl.load(joined + at + HEADS * D, mask=there, other=0.0)
+    v = tl.load(joined + at + 2 * HEADS * D, mask=there, other=0.0)
+    arriving = tl.load(dout + row * (HEADS * D) + column, mask=there, other=0.0)
+    weight = _weights(q, k, T, SCALE, TP, PRECISION)
+    dv = tl.dot(tl.trans(weight.to(v.dtype)), arriving, input_precision=PRECISION)
+    tl.store(grad + at + 2 * HEADS * D, dv.to(v.dtype), mask=there)
+    dweight = tl.dot(arriving, tl.trans(v), input_precision=PRECISION)
+    dscore = weight * (dweight - tl.sum(weight * dweight, 1)[:, None])
+    dscore = dscore.to(v.dtype)  # scaled after the products: small numbers are few in fp16
+    dq = tl.dot(dscore, k, input_precision=PRECISION) * SCALE
+    tl.store(grad + at, dq.to(v.dtype), mask=there)
+    dk = tl.dot(tl.trans(dscore), q, input_precision=PRECISION) * SCALE
+    tl.store(grad + at + HEADS * D, dk.to(v.dtype), mask=there)
+
+
+def is_supported(joined: Tensor, heads: int) -> bool:
+    """Not on Turing, for which Triton makes these products without tensor cores."""
+    T, _, wide = joined.shape
+    tensor_cores = torch.cuda.get_device_capability(joined.device) >= (8, 0)
+    return tensor_cores and fits(T, wide // (3 * heads), joined.dtype.itemsize)
+
+
+def fits(T: int, D: int, size: int) -> bool:
+    """Whether there is a program for so many tokens of that width, in numbers of `size` bytes."""
+    TP, DP = _padded(T, D)
+    return T <= MOST_TOKENS and D <= MOST_WIDE and TP * DP * size <= MOST_BYTES and size <= 4
+
+
+def short_attention(joined: Tensor, heads: int) -> Tensor:
+    """[T, B, 3 * D] to [T, B, D]; under `vmap`, of every lane."""
+
+    apply: Any = _Attention.apply
+    _, precision = operand_format(joined)
+    return call_with_lanes(lambda lanes: apply(lanes, heads, precision), joined)
+
+
+class _Attention(torch.autograd.Function):
+    """Lanes come first: [K, T, B, 3 * D] to [K, T, B, D]."""
+
+    @staticmethod
+    def forward(ctx: Any, joined: Tensor, heads: int, precision: str) -> Tensor:
+        joined = joined.contiguous()
+        K, T, B, wide = joined.shape
+        out = joined.new_empty(K, T, B, wide // 3)
+        ctx.cut = launch_options(T, wide // (3 * heads), heads, joined.dtype.itemsize, precision)
+        launch(attention_forward, (B * heads, K), joined, out, T, B, **ctx.cut)
+        ctx.save_for_backward(joined)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (joined,) = ctx.saved_tensors
+        K, T, B, _ = joined.shape
+        grad = torch.empty_like(joined)
+        programs = (B * ctx.cut["HEADS"], K)
+        given = joined, grads[0].contiguous(), grad, T, B
+        launch(attention_backward, programs, *given, **ctx.cut)
+        return grad, None, None
+
+
+def launch_options(T: int, D: int, heads: int, size: int, precision: str) -> dict[str, Any]:
+    """What a kernel is built for. A warp takes as many products as its registers hold; half as many
+    where they are not by tensor cores."""
+    TP, DP = _padded(T, D)
+    exact = size == 4 and precision == "ieee"
+    warps = TP * TP * DP >> 14 if exact else min(TP * TP * DP >> 15, 4)
+    sizes = {"HEADS": heads, "D": D, "SCALE": D**-0.5, "TP": TP, "DP": DP}
+    return sizes | {"PRECISION": precision, "num_warps": max(1, warps)}
+
+
+def _padded(T: int, D: int) -> tuple[int, int]:
+    TP, DP = (max(LEAST, triton.next_power_of_2(size)) for size in (T, D))
+    return TP, DP

@@ -1,0 +1,109 @@
+"""A network of the user's own, by the name of its class: `model.kind = "nets:Mixer"`.
+
+The class is made with the keywords `context`, `inputs`, `static` and `outputs` (rows of a window,
+its columns, constant columns, and numbers to give for one window) and with those of
+`[model.options]`. Its `forward(inputs, static)` takes [T, B, inputs] and [B, static] or None, and
+gives [B, outputs].
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from slipstream.config import Model
+from slipstream.errors import UserError
+from slipstream.models import permission
+from slipstream.models.noise.dropout import Noise
+
+_tried: set[tuple[Any, ...]] = set()
+"""Classes and shapes whose outputs were looked at"""
+
+
+def format_class_path(kind: type[nn.Module]) -> str:
+    """What `model.kind` says for a class."""
+    if "." in kind.__qualname__:
+        raise UserError(
+            f"{kind.__qualname__} is defined inside something else, where no other process finds "
+            "it; define it at the top of a module"
+        )
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def import_class(kind: str) -> type[nn.Module]:
+    """The class, if its import is allowed; modules are looked for in the working folder too."""
+    permission.check_permission(kind)
+    module, _, name = kind.partition(":")
+    here = str(Path.cwd())
+    known = here in sys.path or "" in sys.path
+    if not known:
+        sys.path.append(here)
+    try:
+        imported = importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(
+            f'model.kind = "{kind}": {error}; the module must be installed, or in {here}'
+        ) from None
+    finally:
+        if not known:
+            sys.path.remove(here)
+    if not hasattr(imported, name):
+        raise UserError(f'model.kind = "{kind}": {module} has no {name}')
+    made = getattr(imported, name)
+    if not (isinstance(made, type) and issubclass(made, nn.Module)):
+        raise UserError(f'model.kind = "{kind}": {name} is no torch.nn.Module')
+    return made
+
+
+class CustomNetwork(nn.Module):
+    """The user's network where ours would be."""
+
+    def __init__(
+        self, model: Model, *, context: int, inputs: int, static: int, outputs: int
+    ) -> None:
+        super().__init__()
+        self.recompute = False
+        shape = {"context": context, "inputs": inputs, "static": static, "outputs": outputs}
+        kind = import_class(model.kind)
+        try:
+            self.inner = kind(**shape, **model.options)
+        except TypeError as error:
+            given = ", ".join([*shape, *model.options])
+            raise UserError(
+                f'model.kind = "{model.kind}": cannot be made with {given}: {error}'
+            ) from None
+        key = (kind, *shape.values(), *sorted((k, str(v)) for k, v in model.options.items()))
+        if key not in _tried:
+            self._look(model.kind, context, inputs, static, outputs)
+            _tried.add(key)
+
+    def forward(self, inputs: Tensor, static: Tensor | None, noise: Noise | None = None) -> Tensor:
+        out: Tensor = self.inner(inputs, static)
+        return out
+
+    @torch.no_grad()
+    def _look(self, kind: str, context: int, inputs: int, static: int, outputs: int) -> None:
+        """Refuse a class whose outputs have another shape."""
+        before = self.inner.training
+        self.inner.eval()
+        beside = torch.zeros(2, static) if static else None
+        with torch.random.fork_rng([]):
+            out = self.inner(torch.zeros(context, 2, inputs), beside)
+        self.inner.train(before)
+        if not isinstance(out, Tensor) or tuple(out.shape) != (2, outputs):
+            shape = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
+            raise UserError(
+                f'model.kind = "{kind}": of inputs [{context}, 2, {inputs}] (rows, windows, '
+                f"columns) it gives {shape}; it has to give [2, {outputs}]"
+            )
+
+
+def list_buffers(module: nn.Module) -> list[str]:
+    """What a module keeps beside its weights, such as a batch norm's running means."""
+    weights = {name for name, _ in module.named_parameters()}
+    return [name for name in module.state_dict() if name not in weights]

@@ -1,0 +1,98 @@
+"""One network from config and signature."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from slipstream.config import Model, Signature
+from slipstream.models.custom import CustomNetwork
+from slipstream.models.layers import SMALLEST_VARIANCE
+from slipstream.models.masked import MaskedAutoencoder
+from slipstream.models.mlp import FeedForward
+from slipstream.models.noise.dropout import Noise
+from slipstream.models.rnn import Recurrent
+from slipstream.models.transformer import Transformer
+
+KINDS = {
+    "lstm": Recurrent,
+    "gru": Recurrent,
+    "transformer": Transformer,
+    "mlp": FeedForward,
+    "linear": FeedForward,
+}
+OWN_KERNELS = "off"
+"""Instead of a cuDNN algorithm: our own kernels"""
+
+
+def build(model: Model, signature: Signature) -> Forecaster | MaskedAutoencoder:
+    """The network that the signature asks for: one that predicts, or an encoder in training."""
+    return MaskedAutoencoder(model, signature) if signature.masked else Forecaster(model, signature)
+
+
+def has_dropout(model: Model) -> bool:
+    """Whether a model has anything to drop."""
+    if model.is_custom:  # what it drops is its own affair
+        return False
+    between = len(model.sizes) > 1 if model.kind in ("lstm", "gru") else model.kind != "linear"
+    return model.dropout > 0 and between
+
+
+def set_execution(
+    model: nn.Module, *, algorithms: tuple[str, ...], recompute: bool, compiled: bool
+) -> None:
+    """Have a model run as the plan says; its weights and their names stay what they are."""
+    core: Any = model.core
+    core.recompute = recompute
+    if algorithms:
+        core.algorithms = algorithms
+        core.own = algorithms[0] == OWN_KERNELS and next(model.parameters()).is_cuda
+    if compiled and core._compiled_call_impl is None:
+        core.compile()
+
+
+class Forecaster(nn.Module):
+    """A network, with each window normalized before it and restored after it."""
+
+    def __init__(self, model: Model, signature: Signature) -> None:
+        super().__init__()
+        self.normalize = model.normalize
+        self.steps = signature.steps_out
+        self.targets = signature.model_targets
+        self.shared = signature.model_shared
+        self.quantiles = signature.outputs
+        self.core = KINDS.get(model.kind, CustomNetwork)(
+            model,
+            context=signature.context,
+            inputs=signature.model_inputs,
+            static=len(signature.static),
+            outputs=self.steps * self.targets * self.quantiles,
+        )
+
+    def forward(self, inputs: Tensor, static: Tensor | None, noise: Noise | None = None) -> Tensor:
+        """Without noise, nothing is dropped."""
+        centre = spread = None
+        if self.normalize == "last":
+            centre = inputs[-1]
+            inputs = inputs - centre
+        elif self.normalize == "window":
+            variance, centre = torch.var_mean(inputs, dim=0, correction=0)
+            spread = torch.sqrt(variance + SMALLEST_VARIANCE)
+            inputs = (inputs - centre) / spread
+        out: Tensor = self.core(inputs, static, noise).float()
+        out = out.view(-1, self.steps, self.targets, self.quantiles)
+        if centre is None or not self.shared:
+            return out
+        return self._restore(out, centre, spread)
+
+    def _restore(self, out: Tensor, centre: Tensor, spread: Tensor | None) -> Tensor:
+        """Undo the normalization of the targets that are inputs too."""
+        restored = out[:, :, : self.shared]
+        if spread is not None:
+            restored = restored * spread[:, None, -self.shared :, None]
+        restored = restored + centre[:, None, -self.shared :, None]
+        if self.shared == self.targets:
+            return restored
+        return torch.cat([restored, out[:, :, self.shared :]], dim=2)

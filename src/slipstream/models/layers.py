@@ -1,0 +1,80 @@
+"""Pieces that several networks share. Shapes as in the package's docstring; D is a width."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from slipstream.kernels import linear, should_use_triton
+
+SMALLEST_VARIANCE = 1e-5
+"""Of a window, where it is divided by"""
+
+
+def to_patches(inputs: Tensor, patch: int) -> Tensor:
+    """[T, B, F] to [T / patch, B, patch * F]: each token holds `patch` rows."""
+    if patch == 1:
+        return inputs
+    time, batch, features = inputs.shape
+    rows = inputs.reshape(time // patch, patch, batch, features)
+    return rows.transpose(1, 2).reshape(time // patch, batch, patch * features)
+
+
+def flatten_time(sequence: Tensor) -> Tensor:
+    """[T, B, D] to [B, T * D]."""
+    return sequence.transpose(0, 1).flatten(1)
+
+
+def apply_norm(norm: nn.LayerNorm, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x normalized, computed in fp32 and given in that type."""
+    if should_use_triton(x):
+        from slipstream.kernels import layer_norm
+
+        if layer_norm.is_supported(x):
+            return layer_norm.layer_norm(x, norm.weight, norm.bias, norm.eps, dtype)
+    with torch.autocast(x.device.type, enabled=False):
+        out: Tensor = norm(x.to(norm.weight.dtype))
+    return out.to(dtype)
+
+
+def apply_linear(layer: Any, x: Tensor) -> Tensor:
+    """What an `nn.Linear` makes of x; lanes take fewer steps so than by calling it."""
+    return linear(x, layer.weight, layer.bias)
+
+
+class Pool(nn.Module):
+    """A sequence [T, B, D] to one vector per window."""
+
+    def __init__(self, kind: str, *, width: int, length: int, both_ways: bool = False) -> None:
+        super().__init__()
+        self.kind = kind
+        self.both_ways = both_ways
+        self.out = width * length if kind == "flatten" else width
+        self.score = nn.Linear(width, 1) if kind == "attention" else None
+
+    def forward(self, sequence: Tensor) -> Tensor:
+        if self.score is not None:
+            share = torch.softmax(self.score(sequence).float(), dim=0)
+            return (share * sequence).sum(dim=0)
+        if self.kind == "mean":
+            return sequence.mean(dim=0)
+        if self.kind == "flatten":
+            return flatten_time(sequence)
+        if self.both_ways:  # the backward direction ends at the first token
+            forward, backward = sequence.chunk(2, dim=-1)
+            return torch.cat([forward[-1], backward[0]], dim=-1)
+        return sequence[-1]
+
+
+class Head(nn.Module):
+    """Features [B, D] and static [B, K] to the outputs of one window, flat."""
+
+    def __init__(self, features: int, static: int, outputs: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(features + static, outputs)
+
+    def forward(self, features: Tensor, static: Tensor | None) -> Tensor:
+        joined = features if static is None else torch.cat([features, static], dim=-1)
+        return apply_linear(self.linear, joined)

@@ -1,0 +1,33 @@
+"""MLP and linear models over the flattened window."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from slipstream.config import Model
+from slipstream.models.layers import Head, apply_linear, flatten_time
+from slipstream.models.noise.dropout import Noise, dropout
+
+
+class FeedForward(nn.Module):
+    """Hidden layers with ReLU and dropout; none at all for the linear model."""
+
+    def __init__(
+        self, model: Model, *, context: int, inputs: int, static: int, outputs: int
+    ) -> None:
+        super().__init__()
+        width = context * inputs
+        self.body = nn.ModuleDict()
+        for depth, size in enumerate(model.sizes if model.kind == "mlp" else ()):
+            # by the names of a sequence of linear, ReLU and dropout, which saved weights have
+            self.body[str(3 * depth)] = nn.Linear(width, size)
+            width = size
+        self.head = Head(width, static, outputs)
+
+    def forward(self, inputs: Tensor, static: Tensor | None, noise: Noise | None = None) -> Tensor:
+        hidden = flatten_time(inputs)
+        for site, layer in enumerate(self.body.values()):
+            hidden = dropout(F.relu(apply_linear(layer, hidden)), noise, site)
+        out: Tensor = self.head(hidden, static)
+        return out

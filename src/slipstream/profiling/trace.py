@@ -1,0 +1,232 @@
+"""What host and device did during some steps, read from torch's profiler.
+
+Times are microseconds. A span is one stretch of work: a kernel or a copy on the device, an
+operation, a call of the driver or a marked range on the host.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from slipstream import machine
+from slipstream.autotune.workload import TimedWorkload
+
+STEP = "slipstream: step"
+ON_DEVICE = (
+    ("recurrent", r"rnn|lstm|gru_"),
+    ("attention", r"fmha|flash|attention"),
+    ("optimizer", r"adam|multi_tensor|fused_sgd|lpnorm"),
+    ("matrix", r"gemm|gemv|cutlass|xmma|cublas|splitk|nvjet"),
+)
+ON_HOST = (
+    ("data", r"enumerate\(DataLoader\)|_index_put|aten::index$|aten::index_select"),
+    ("recurrent", r"lstm|gru|rnn"),
+    ("attention", r"attention|flash"),
+    ("optimizer", r"adam|_foreach_|sgd|rmsprop|Optimizer|clip|_linalg_vector_norm"),
+    ("matrix", r"aten::(addmm|mm|bmm|linear|matmul|baddbmm|addbmm)\b|AddmmBackward|MmBackward"),
+)
+INHERITED = ("recurrent", "attention", "optimizer", "data", "matrix")
+WAITS = re.compile(r"Synchronize|cudaMemcpy$|cudaEventQuery|cudaStreamWait$|_local_scalar_dense")
+LAUNCHES = re.compile(r"^cu(da)?(Launch|GraphLaunch|Memcpy|Memset)")
+
+
+class Span(NamedTuple):
+    name: str
+    kind: str
+    begin: float
+    end: float
+    place: str
+    """`device` or `host`"""
+    row: str
+    """Stream or thread"""
+
+
+@dataclass(frozen=True)
+class Trace:
+    steps: list[tuple[float, float]]
+    """Begin and end of each, on the host"""
+    device: list[Span]
+    host: list[Span]
+    """The thread that trains, each span without what is inside it in the categories' sums"""
+    operations: list[dict[str, Any]]
+    """By name: calls and milliseconds a step, device and host apart; most expensive first"""
+
+    @property
+    def begin(self) -> float:
+        return self.steps[0][0]
+
+    @property
+    def end(self) -> float:
+        last = max((span.end for span in self.device), default=0.0)
+        return max(self.steps[-1][1], last)
+
+
+def record_trace(trial: TimedWorkload, steps: int) -> tuple[Trace, bytes]:
+    """Run some steps under the profiler; what happened, and the trace as Chrome reads it."""
+    activities = [ProfilerActivity.CPU]
+    if trial.device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    with trial.settings(), tempfile.TemporaryDirectory() as folder, _without_chatter():
+        trial.time_steps(1)
+        with profile(activities=activities, acc_events=True) as profiler:
+            for _ in range(steps):
+                with record_function(STEP):
+                    trial.step()
+            trial.finish()
+            machine.synchronize(trial.device)
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        chrome = path.read_bytes()
+    return parse_trace(chrome), chrome
+
+
+@contextmanager
+def _without_chatter() -> Iterator[None]:
+    """Keep back the lines that the profiler's library writes to stderr about itself."""
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as kept:
+        real = os.dup(2)
+        os.dup2(kept.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(real, 2)
+            os.close(real)
+            kept.seek(0)
+            rest = [line for line in kept if not line.startswith(b"USDT:")]
+            os.write(2, b"".join(rest))
+
+
+def parse_trace(chrome: bytes) -> Trace:
+    """A Chrome trace as spans."""
+    told = json.loads(chrome.decode("utf-8", errors="replace"))
+    events = [e for e in told["traceEvents"] if e.get("ph") == "X"]
+    marks = [e for e in events if e["name"] == STEP and e.get("cat") == "user_annotation"]
+    marks.sort(key=lambda e: e["ts"])
+    thread = marks[0]["tid"]
+    device = [_on_device(e) for e in events if e.get("cat") in DEVICE_EVENTS]
+    host = [e for e in events if e["tid"] == thread and e.get("cat") in HOST_EVENTS]
+    spans = list(_on_host(host))
+    count = len(marks)
+    return Trace(
+        steps=[(e["ts"], e["ts"] + e["dur"]) for e in marks],
+        device=sorted(device, key=lambda span: span.begin),
+        host=spans,
+        operations=[*_table(device, count), *_table(list(compute_self_time(spans)), count)],
+    )
+
+
+DEVICE_EVENTS = {"kernel", "gpu_memcpy", "gpu_memset"}
+HOST_EVENTS = {"cpu_op", "user_annotation", "cuda_runtime", "cuda_driver"}
+
+
+def _on_device(event: dict[str, Any]) -> Span:
+    kind = "copy" if event["cat"] == "gpu_memcpy" else _kind(event["name"], ON_DEVICE)
+    if kind == "copy" and "DtoD" in event["name"]:
+        kind = "other"
+    stream = event.get("args", {}).get("stream", event["tid"])
+    begin, end = event["ts"], event["ts"] + event["dur"]
+    return Span(event["name"], kind, begin, end, "device", f"stream {stream}")
+
+
+def _on_host(events: list[dict[str, Any]]) -> Iterator[Span]:
+    """Spans with their kinds: their own, else the enclosing one's, else that of the forward
+    operation whose gradient they compute."""
+    events = sorted(events, key=lambda e: (e["ts"], -e["dur"]))
+    forward: dict[int, str] = {}
+    around: list[Span] = []
+    for event in events:
+        begin, end = event["ts"], event["ts"] + event["dur"]
+        while around and around[-1].end <= begin:
+            around.pop()
+        kind = _host_kind(event)
+        if around and around[-1].kind in INHERITED and kind not in ("wait", "launch"):
+            kind = around[-1].kind
+        number = event.get("args", {}).get("Sequence number")
+        if number is not None:
+            if "Backward" in event["name"] or "evaluate_function" in event["name"]:
+                kind = forward.get(number, kind)
+            elif kind != "other":
+                forward[number] = kind
+        span = Span(event["name"], kind, begin, end, "host", "host")
+        around.append(span)
+        yield span
+
+
+def _host_kind(event: dict[str, Any]) -> str:
+    name = event["name"]
+    if WAITS.search(name):
+        return "wait"
+    if event["cat"] in ("cuda_runtime", "cuda_driver"):
+        return "launch" if LAUNCHES.search(name) else "other"
+    return _kind(name, ON_HOST)
+
+
+def _kind(name: str, rules: Iterable[tuple[str, str]]) -> str:
+    return next((kind for kind, text in rules if re.search(text, name, re.IGNORECASE)), "other")
+
+
+def compute_self_time(spans: Iterable[Span]) -> Iterator[Span]:
+    """Spans of one thread cut so that none holds another: each moment has one owner."""
+    stack: list[Span] = []
+    at = 0.0
+    for span in sorted(spans, key=lambda s: (s.begin, -s.end)):
+        while stack and stack[-1].end <= span.begin:
+            top = stack.pop()
+            if top.end > at:
+                yield top._replace(begin=max(at, top.begin))
+                at = top.end
+        if stack and span.begin > at:
+            yield stack[-1]._replace(begin=max(at, stack[-1].begin), end=span.begin)
+        at = max(at, span.begin)
+        stack.append(span)
+    while stack:
+        top = stack.pop()
+        if top.end > at:
+            yield top._replace(begin=max(at, top.begin))
+            at = top.end
+
+
+def merge_intervals(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The union of intervals."""
+    found: list[tuple[float, float]] = []
+    for begin, end in sorted(spans):
+        if found and begin <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        else:
+            found.append((begin, end))
+    return found
+
+
+def compute_busy_ms(trace: Trace) -> float:
+    """How long the device worked, per step."""
+    spans = merge_intervals((span.begin, span.end) for span in trace.device)
+    return sum(end - begin for begin, end in spans) / 1e3 / len(trace.steps)
+
+
+def _table(spans: list[Span], steps: int) -> list[dict[str, Any]]:
+    sums: dict[str, list[Any]] = defaultdict(lambda: ["", "", 0, 0.0])
+    for span in spans:
+        entry = sums[span.name]
+        entry[0], entry[1] = span.place, span.kind
+        entry[2] += 1
+        entry[3] += span.end - span.begin
+    rows = [
+        {"name": name, "place": place, "kind": kind, "calls": calls / steps, "ms": us / 1e3 / steps}
+        for name, (place, kind, calls, us) in sums.items()
+        if name != STEP
+    ]
+    return sorted(rows, key=lambda row: -row["ms"])

@@ -1,0 +1,89 @@
+"""The pictures of a pre-trained encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from slipstream.reporting.plots import predictions
+from slipstream.reporting.plots.style import COLOURS, INK, MODEL, STYLE
+from slipstream.reporting.plots.svg import draw_svg, shorten
+
+SHADE = "#e5e7eb"
+MOST_COLUMNS, MOST_EXAMPLES = 3, 6
+
+
+def draw_figures(
+    folder: Path, summary: dict[str, Any], events: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """Every picture of the report by the name its place has on the page."""
+    with mpl.rc_context(STYLE):
+        return {
+            **predictions.draw_training(summary, events),
+            "examples": _examples(folder / "reconstructions.parquet"),
+            "by_distance": draw_svg(_by_distance, 6.2, 3.0, summary),
+            "latent": draw_svg(_latent, 6.2, 2.6, summary["latent"]["std"]),
+        }
+
+
+def _examples(path: Path) -> list[str]:
+    """Masked windows, each column by itself, as many as the page takes."""
+    table = pa.parquet.ParquetFile(path).read()  # read_table would load pandas
+    ends = ("_filled", "_masked")
+    columns = [n for n in table.column_names if all(n + end in table.column_names for end in ends)]
+    columns = columns[:MOST_COLUMNS]
+    windows = np.unique(table.column("window").to_numpy())[: MOST_EXAMPLES // len(columns)]
+    number = table.column("window").to_numpy()
+    return [
+        draw_svg(_window, 6.2, 2.1, table.filter(pa.array(number == window)), name)
+        for window in windows
+        for name in columns
+    ]
+
+
+def _window(axes: Axes, table: pa.Table, name: str) -> None:
+    row, truth, filled = (
+        table.column(column).to_numpy() for column in ("row", name, f"{name}_filled")
+    )
+    masked = np.asarray(table.column(f"{name}_masked").to_pylist())
+    for at in row[masked]:
+        axes.axvspan(at - 0.5, at + 0.5, color=SHADE, lw=0)
+    axes.plot(row, truth, color=INK, lw=1.2, label="true")
+    shown = np.where(masked, filled, np.nan)
+    axes.plot(row, shown, color=MODEL, lw=1.2, marker="o", ms=3, label="filled in")
+    series = table.column("series")[0].as_py()
+    error = float(np.abs(filled - truth)[masked].mean())
+    axes.set_title(f"{name} · {shorten(series)} · mean error {error:.3g}")
+    axes.set_xlabel("row")
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0.2)
+
+
+def _by_distance(axes: Axes, summary: dict[str, Any]) -> None:
+    """How errors grow away from what is visible."""
+    for name in (*summary["baselines"], "model"):
+        found = summary["detail"][name]["by_distance"]
+        across, error = [one["distance"] for one in found], [one["mse"] for one in found]
+        width = 2.0 if name == "model" else 1.1
+        axes.plot(across, error, color=COLOURS[name], lw=width, marker=".", label=name)
+    axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+    axes.set_xlabel("rows to the nearest visible one")
+    axes.set_ylabel("mean squared error (scaled)")
+    axes.legend(loc="best", ncols=2)
+
+
+def _latent(axes: Axes, deviations: Sequence[float]) -> None:
+    ranked = sorted(deviations, reverse=True)
+    axes.fill_between(np.arange(len(ranked)), ranked, color=MODEL, alpha=0.25, lw=0, step="mid")
+    axes.plot(np.arange(len(ranked)), ranked, color=MODEL, drawstyle="steps-mid")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("unit, by rank")
+    axes.set_ylabel("standard deviation")

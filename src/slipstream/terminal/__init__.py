@@ -1,0 +1,34 @@
+"""What a terminal shows. Results go to stdout, everything else to stderr; cli calls these."""
+
+from slipstream.terminal.bench import ProgressMeter, print_bench, print_profile
+from slipstream.terminal.console import create_result_console
+from slipstream.terminal.doctor import print_doctor
+from slipstream.terminal.probe import print_probe
+from slipstream.terminal.search import SearchDisplay, print_search
+from slipstream.terminal.streams import SafeStream, discard_output, prepare_streams
+from slipstream.terminal.training import (
+    TrainingDisplay,
+    print_evaluation,
+    print_prediction,
+    print_report,
+    print_training,
+)
+
+__all__ = [
+    "ProgressMeter",
+    "SafeStream",
+    "SearchDisplay",
+    "TrainingDisplay",
+    "create_result_console",
+    "discard_output",
+    "prepare_streams",
+    "print_bench",
+    "print_doctor",
+    "print_evaluation",
+    "print_prediction",
+    "print_probe",
+    "print_profile",
+    "print_report",
+    "print_search",
+    "print_training",
+]

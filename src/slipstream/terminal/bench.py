@@ -1,0 +1,123 @@
+"""What the terminal shows of measurements: how far they are, their tables, their verdicts."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Literal
+
+from rich import box
+
+from slipstream.terminal.console import (
+    TextTable,
+    create_progress_console,
+    create_text_column,
+    print_text,
+)
+
+NARROW = 110
+WIDE = {"peak memory"}
+"""Columns that a narrow terminal has no room for"""
+SPREAD = re.compile(r" \([^)]* to [^)]*\)")
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+
+class ProgressMeter:
+    """How far a measurement is, on stderr: a bar on a terminal, else a line per case."""
+
+    def __init__(self, quiet: bool) -> None:
+        self.console = create_progress_console(quiet)
+        self.bar: Progress | None = None
+        self.last = ""
+
+    def __enter__(self) -> ProgressMeter:
+        if self.console.is_terminal and not self.console.quiet:
+            from rich import progress
+
+            self.bar = progress.Progress(
+                progress.BarColumn(),
+                create_text_column("{task.percentage:3.0f} % of the time"),
+                create_text_column("{task.description}"),
+                console=self.console,
+                auto_refresh=False,  # a thread that draws would be measured too
+                transient=True,
+            )
+            self.bar.add_task("", total=1.0)
+            self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar:
+            self.bar.stop()
+
+    def show(self, what: str, share: float) -> None:
+        if self.bar:
+            self.bar.update(self.bar.tasks[0].id, completed=share, description=what)
+            self.bar.refresh()
+            return
+        case = what.partition(":")[0]
+        if case != self.last:
+            self.last = case
+            self.say(f"measuring {case} ...")
+
+    def say(self, text: str) -> None:
+        print_text(self.console, text, "dim")
+
+
+def print_bench(found: dict[str, Any], console: Console) -> None:
+    """The tables of a measurement, as summary.md has them."""
+    narrow = console.width < NARROW
+    for table in found["tables"]:
+        shown = TextTable(title=table["title"], box=box.SIMPLE_HEAD, padding=0)
+        kept = [i for i, name in enumerate(table["headings"]) if not (narrow and name in WIDE)]
+        for place in kept:
+            justify: Literal["left", "right"] = "left" if place == 0 else "right"
+            shown.add_column(f" {table['headings'][place]}", justify=justify, no_wrap=place == 0)
+        missing = []
+        for row in table["cells"]:
+            if row[2:] and not any(row[2:]):
+                missing.append(f"{row[0]}: {row[1]}")
+                continue
+            cells = [SPREAD.sub("", cell) if narrow else cell for cell in row]
+            shown.add_row(*(f" {cells[place]}" for place in kept))
+        console.print(shown)
+        for line in missing:
+            print_text(console, line, "dim")
+        if table["note"]:
+            print_text(console, table["note"], "dim")
+        print_text(console)
+    print_text(console, found["headline"], "bold")
+    for note in found["notes"]:
+        print_text(console, f"note: {note}")
+    print_text(console, f"{found['seconds']:.0f} s; results: {found['folder']}")
+    if found["picture"]:
+        print_text(console, f"picture: {found['picture']}")
+
+
+def print_profile(found: dict[str, Any], console: Console) -> None:
+    """The verdict in words, then where the time goes, then the costliest operations."""
+    for number, sentence in enumerate(found["sentences"]):
+        print_text(console, sentence, "bold" if number == 0 else None)
+    print_text(console)
+    parts = TextTable(title="one step")
+    for heading in ("part", "ms", "share"):
+        parts.add_column(heading, justify="left" if heading == "part" else "right")
+    for part in found["parts"]:
+        parts.add_row(part["part"], f"{part['ms']:.3g}", f"{part['share']:.0%}")
+    console.print(parts)
+    costly = TextTable(title="the costliest operations")
+    for heading in ("operation", "where", "calls a step", "ms a step"):
+        costly.add_column(heading, justify="right" if "step" in heading else "left", no_wrap=True)
+    for one in sorted(found["operations"], key=lambda row: -row["ms"])[:10]:
+        costly.add_row(one["name"][:60], one["place"], f"{one['calls']:.3g}", f"{one['ms']:.3g}")
+    console.print(costly)
+    machine = found["machine"]
+    if "power_w" in machine:
+        print_text(
+            console,
+            f"GPU at {machine.get('clock_mhz', 0):.0f} MHz, {machine['power_w']:.0f} W, "
+            f"{machine.get('temperature_c', 0):.0f} °C",
+        )
+    print_text(console, f"trace, operations, timeline: {found['folder']}")

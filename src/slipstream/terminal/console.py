@@ -1,0 +1,85 @@
+"""All that rich prints is made here, so that text is printed as text.
+
+The names of columns, files and classes may look like rich's own markup ("flow [/min]", ":warning:")
+or hold what a terminal obeys. Consoles are therefore made without markup and emoji codes, and cells
+and lines are escaped and handed over as `Text`, which rich does not look into.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, TextIO, cast
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from slipstream.terminal.streams import SafeStream
+from slipstream.text import escape_controls, escape_to_line
+
+if TYPE_CHECKING:
+    from rich.progress import TextColumn
+
+ROOM = 120
+"""Columns of a file or a pipe, which have no width of their own"""
+
+
+def create_result_console() -> Console:
+    """A console on stdout."""
+    return _console(sys.stdout, width=None if sys.stdout.isatty() else ROOM)
+
+
+def create_progress_console(quiet: bool) -> Console:
+    """A console on stderr; where that takes nothing any more, work goes on without."""
+    return _console(cast(TextIO, SafeStream(sys.stderr)), quiet=quiet)
+
+
+def _console(file: TextIO, *, width: int | None = None, quiet: bool = False) -> Console:
+    return Console(
+        file=file,
+        width=width,
+        quiet=quiet,
+        markup=False,
+        emoji=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def to_text(text: str, style: str = "") -> Text:
+    """A cell that shows the text as it is, on one line."""
+    return Text(escape_to_line(text), style=style)
+
+
+def print_text(console: Console, text: str = "", style: str | None = None) -> None:
+    """Print lines of text as they are."""
+    console.print(Text(escape_controls(text)), style=style)
+
+
+class TextTable(Table):
+    """A table whose title, headings and cells show text as it is."""
+
+    def __init__(self, *, title: str | None = None, **options: Any) -> None:
+        shown = None if title is None else to_text(title, "table.title")
+        super().__init__(title=shown, title_justify="left", **options)
+
+    def add_column(self, header: RenderableType = "", *given: Any, **options: Any) -> None:
+        super().add_column(_as_text(header), *given, **options)
+
+    def add_row(self, *renderables: RenderableType | None, **options: Any) -> None:
+        super().add_row(*map(_as_text, renderables), **options)
+
+
+def _as_text(cell: RenderableType | None) -> RenderableType:
+    return to_text(cell or "") if cell is None or isinstance(cell, str) else cell
+
+
+def create_text_column(template: str) -> TextColumn:
+    """A column of a progress bar, filled with the fields of its task."""
+    from rich.progress import Task, TextColumn
+
+    class Plain(TextColumn):
+        def render(self, task: Task) -> Text:
+            return to_text(self.text_format.format(task=task))
+
+    return Plain(template, markup=False)

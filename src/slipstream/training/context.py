@@ -1,0 +1,183 @@
+"""What every run does before its first step and after its last, however many models it trains."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slipstream import runs
+from slipstream.autotune import measure
+from slipstream.config import Config
+from slipstream.config.seeds import hash_seed
+from slipstream.data.dataset import Dataset
+from slipstream.engine import checkpoint, monitor
+from slipstream.engine.batches import augmented
+from slipstream.engine.checkpoint import Checkpoint
+from slipstream.engine.plan import Plan
+from slipstream.engine.pretrained import EncoderMatch
+from slipstream.engine.single import TrainingTask, resolve_class_weights
+from slipstream.errors import ResumableError
+from slipstream.models import build
+from slipstream.runs import Run
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a training run gave. `summary` is what `slipstream train --json` prints."""
+
+    run: Path
+    metrics: dict[str, dict[str, float]]
+    """By set: mae, rmse, mse, r2, max_error, bias, in physical units; of classes, accuracy,
+    balanced_accuracy, f1_macro, log_loss, auc, ece."""
+    baselines: dict[str, Any]
+    """repeat, seasonal, ridge, or majority and logistic: the same figures, or None where one means
+    nothing."""
+    summary: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RunStart:
+    """What a run begins or goes on with."""
+
+    fingerprint: str
+    plan: Plan
+    plan_is_final: bool = False
+    """Whether the plan is taken as it is, not as rules of thumb to measure from"""
+    checkpoint: Checkpoint | None = None
+    init: EncoderMatch | None = None
+    """What `train.init_from` names, as the model takes it"""
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """A run on its way: what its training is handed, however many models that trains."""
+
+    run: Run
+    config: Config
+    """As asked for: what is left to measuring is not in them yet"""
+    dataset: Dataset
+    start: RunStart
+    seconds: dict[str, float]
+    """By phase; what each takes is added to it"""
+    started_at: float
+    """By `time.perf_counter`"""
+
+
+def build_monitor(begun: RunContext) -> monitor.Monitor:
+    """What looks at the device meanwhile."""
+    on = begun.config.engine.monitor
+    return monitor.Monitor(begun.run, begun.start.plan.device, on=on)
+
+
+def prepare_task(begun: RunContext) -> tuple[TrainingTask, Plan]:
+    """The model and its data in place and the plan made, both written down."""
+    run, dataset, start, seconds = begun.run, begun.dataset, begun.start, begun.seconds
+    chosen, settings = start.plan, resolve_class_weights(begun.config, dataset)
+    with seed_generators(settings.seed, chosen.device):
+        model = build(settings.model, dataset.signature)
+        if start.init is not None:
+            model.load_state_dict(start.init.weights, strict=False)
+            if start.checkpoint is None:
+                run.append("init", **start.init.summary)
+        with time_phase(seconds, "set-up"):
+            series = None if dataset.memory is None else dataset.memory.series
+            if series is not None and chosen.home == "device":
+                series = series.to(chosen.device)
+            model.to(chosen.device)
+            found = augmented.prepare_copies(settings, dataset, run)
+        task = TrainingTask(
+            settings, model, dataset, series, run, start.fingerprint, start.init, found
+        )
+        with time_phase(seconds, "plan"):
+            if not start.plan_is_final:
+                task, chosen = _settle(task, chosen)
+    runs.remove_manifest(run)
+    write_config(run, task.config, begun.config)
+    run.origin.update(data=start.fingerprint, streamed=dataset.stream is not None)
+    runs.write_json(run.folder / "plan.json", chosen.to_dict())
+    return task, chosen
+
+
+def write_config(run: Run, config: Config, asked: Config) -> None:
+    """What was asked, with what was left to measuring."""
+    train = config.train.model_copy(update={"class_weights": asked.train.class_weights})
+    text = runs.format_config(config.model_copy(update={"train": train}))
+    runs.write_text(run.folder / "config.toml", text)
+    run.origin["config"] = text
+
+
+def _settle(task: TrainingTask, chosen: Plan) -> tuple[TrainingTask, Plan]:
+    """What was left to measuring: the batch, then the rest of the plan."""
+    if task.config.train.batch == "auto":
+        batch, evidence = measure.find_batch_size(task, chosen)
+        train = task.config.train.model_copy(update={"batch": batch})
+        task = replace(task, config=task.config.model_copy(update={"train": train}))
+        told = f"{batch} windows: the most that fit and made training faster"
+        chosen = replace(chosen, reasons=chosen.reasons | {"batch": told}, evidence=evidence)
+    decided = measure.choose_plan(task, chosen)
+    return task, replace(decided, evidence=[*chosen.evidence, *decided.evidence])
+
+
+@contextmanager
+def time_phase(seconds: dict[str, float], phase: str) -> Iterator[None]:
+    began = time.perf_counter()
+    yield
+    seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - began
+
+
+@contextmanager
+def seed_generators(seed: int, device: torch.device) -> Iterator[None]:
+    """Weights drawn from the seed; the caller's generators stay put."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(hash_seed(seed))
+        yield
+
+
+def restore_folder(run: Run, settings: Config, asked: Config) -> None:
+    """Make the folder again where it was removed under our feet."""
+    if not (run.folder / "config.toml").exists():
+        run.folder.mkdir(parents=True, exist_ok=True)
+        write_config(run, settings, asked)
+
+
+def save_model(run: Run, weights: Mapping[str, Tensor], dataset: Dataset) -> None:
+    """Write model/; where the run's folder takes nothing any more, into a folder elsewhere."""
+    what = weights, dataset.signature, dataset.scaler
+    try:
+        checkpoint.save_model(run, *what)
+    except OSError as error:
+        aside = replace(run, folder=Path(tempfile.mkdtemp(prefix=f"{run.folder.name}-")))
+        checkpoint.save_model(aside, *what)
+        raise ResumableError(
+            f"{run.folder}: cannot be written to any more ({error}); the best weights are in "
+            f"{aside.model}; make room and go on with: slipstream train --resume {run.folder}"
+        ) from None
+
+
+def record_plan(run: Run, ran: Plan, failures: Mapping[str, str]) -> Plan:
+    """The plan, corrected where a fallback was taken."""
+    if failures:
+        for name, why in failures.items():
+            run.append("fallback", what=f"{name} not captured", why=why)
+        told = "; ".join(f"{name} ran eagerly: {why}" for name, why in failures.items())
+        ran = replace(ran, capture=False, reasons=ran.reasons | {"capture": told})
+    runs.write_json(run.folder / "plan.json", ran.to_dict())
+    return ran
+
+
+def finish_run(begun: RunContext, summary: dict[str, Any], detail: dict[str, Any]) -> Result:
+    """Write the figures down with the time that all of it took."""
+    run = begun.run
+    summary["seconds"] = time.perf_counter() - begun.started_at
+    summary["seconds_by_phase"] = begun.seconds
+    runs.write_metrics(run, summary | {"detail": detail})
+    run.append("end", seconds=summary["seconds"])
+    return Result(run.folder, summary["metrics"], summary["baselines"], summary)

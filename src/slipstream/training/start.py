@@ -1,0 +1,266 @@
+"""From a config, or an earlier run, to a trained model and its figures."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from slipstream import config as configs
+from slipstream import runs
+from slipstream.config import Config
+from slipstream.data.dataset import Dataset
+from slipstream.engine import checkpoint, plan, recovery, state
+from slipstream.engine.checkpoint import Checkpoint
+from slipstream.engine.plan import Plan
+from slipstream.engine.state import Progress
+from slipstream.errors import Interrupted, ResumableError, UserError
+from slipstream.models import custom, permission
+from slipstream.runs import DISK_FULL, Event, Run
+from slipstream.training import lanes as together
+from slipstream.training import loading, pretraining, single
+from slipstream.training.context import Result, RunContext, RunStart, time_phase
+
+
+def train(
+    config: Config | str | Path | Mapping[str, Any] | None = None,
+    data: Any = None,
+    *,
+    overrides: tuple[str, ...] = (),
+    watch: Callable[[Event], None] | None = None,
+    resume: str | Path | None = None,
+    force: bool = False,
+    folder: Path | None = None,
+    model: type[nn.Module] | None = None,
+    allow_code: bool = False,
+) -> Result:
+    """Train the model that `config` describes on its data, or on the given table.
+
+    `watch` is shown every event of the run as it is logged. `resume` names a run to go on with,
+    from its newest checkpoint (or from its beginning, if it has none yet), to the same end as if it
+    had never stopped; `config` may then be left out. Other settings or other data are refused there
+    unless `force` is given. `folder` is where the run is made, if not in a new one under `out`.
+    `model` is a network of your own, as `model.kind` may name it: see `slipstream.models.custom`. A
+    resumed run whose config names such a network needs its own `config` here, `model`, or
+    `allow_code`: it may come from anybody.
+    """
+    began = time.perf_counter()
+    if model is not None:
+        overrides = (*overrides, f"model.kind={custom.format_class_path(model)}")
+    if resume is not None:
+        earlier = runs.open_run(resume, watch)
+        permission.require_permission(
+            earlier.folder, config, overrides=overrides, allow_code=allow_code
+        )
+        if any(event["event"] == "search" for event in runs.read_events(earlier)):
+            raise UserError(
+                f"{earlier.folder}: is a search; go on with: slipstream tune --resume "
+                f"{earlier.folder}"
+            )
+        with runs.lock_run(earlier), _crashes_kept(earlier):
+            return _resumed(earlier, config, overrides, data, force, began)
+    if config is None:
+        raise UserError("there is neither a config nor a run to resume")
+    settings = configs.load(config, overrides)
+    permission.allow_classes(settings)
+    seconds: dict[str, float] = {}
+    with time_phase(seconds, "data"):
+        init, dataset = loading.load_dataset(settings, data)
+    rules = _rules(settings, dataset)
+    if together.trains_lanes(settings):
+        together.check_lanes(settings, dataset, rules)
+    start = RunStart(dataset.compute_fingerprint(), rules, init=init)
+    files = {"config.toml": runs.format_config(settings)}
+    made = runs.create_locked(
+        settings.name, out=settings.out, files=files, folder=folder, watch=watch
+    )
+    with made as run, _crashes_kept(run):
+        return _run(RunContext(run, settings, dataset, start, seconds, began))
+
+
+def pretrain(
+    config: Config | str | Path | Mapping[str, Any] | None = None,
+    data: Any = None,
+    *,
+    overrides: tuple[str, ...] = (),
+    watch: Callable[[Event], None] | None = None,
+    resume: str | Path | None = None,
+    force: bool = False,
+) -> Result:
+    """Pre-train an encoder on windows without labels; all arguments are as for `train`.
+
+    It learns to fill in masked rows. `train.init_from` starts a model from the run's folder.
+    """
+    if config is not None:
+        config = configs.load(config, (*overrides, configs.PRETRAIN_OVERRIDE))
+        overrides = ()
+    elif resume is not None:
+        earlier = runs.open_run(resume)
+        if not runs.load_config(earlier).masked:
+            raise UserError(
+                f"{earlier.folder}: is not a pre-training run; go on with: slipstream train "
+                f"--resume {earlier.folder}"
+            )
+    return train(config, data, overrides=overrides, watch=watch, resume=resume, force=force)
+
+
+def train_or_resume(
+    folder: Path, config: Config, data: Any, watch: Callable[[Event], None] | None
+) -> dict[str, Any]:
+    """The summary of the run in `folder`: one that is done stands, one that was broken off goes on.
+    Where there is none, or one of other settings, it is trained now."""
+    if (folder / "config.toml").exists() and _is_run_of(folder, config):
+        if (folder / "metrics.json").exists():
+            return runs.read_metrics(folder)
+        return train(None, data, resume=folder, watch=watch).summary
+    runs.remove(folder)
+    return train(config, data, folder=folder, watch=watch).summary
+
+
+def _is_run_of(folder: Path, config: Config) -> bool:
+    """Whether a run has these settings; where it is and how it is run does not matter."""
+    was = runs.load_config(Run(folder))
+    spared = {"name", "out", "data.path", "data.labels"}
+    if config.train.batch == "auto":
+        spared.add("train.batch")
+    changed = set(configs.list_differences(was, config)) - spared
+    return not any(not name.startswith("engine.") for name in changed)
+
+
+@recovery.explain_out_of_memory()
+def _run(begun: RunContext) -> Result:
+    if begun.config.masked:
+        return pretraining.train_encoder(begun)
+    if together.trains_lanes(begun.config):
+        return together.train_lanes(begun)
+    return single.train_single(begun)
+
+
+def _resumed(
+    run: Run,
+    config: Config | str | Path | Mapping[str, Any] | None,
+    overrides: tuple[str, ...],
+    data: Any,
+    force: bool,
+    began: float,
+) -> Result:
+    saved, wrong = _newest(run)
+    was = runs.load_config(run, origin=saved.metadata if saved else None)
+    settings = configs.load(was if config is None else config, overrides)
+    if settings.train.batch == "auto" and was.train.batch != "auto":  # measured when it began
+        settings = configs.replace_settings(settings, {"train.batch": was.train.batch})
+    changed = _refuse_changes(run, was, settings, force)
+    at = _where_it_stands(run, settings, saved)
+    seconds: dict[str, float] = {}
+    with time_phase(seconds, "data"):
+        init, dataset = loading.load_dataset(settings, data)
+    fingerprint, now = dataset.compute_fingerprint(), _rules(settings, dataset)
+    if saved is None:
+        if together.trains_lanes(settings):
+            together.check_lanes(settings, dataset, now)
+        runs.truncate_log(run, 0)
+        run.append("resume", **at, differs="")
+        start = RunStart(fingerprint, now, init=init)
+        return _run(RunContext(run, settings, dataset, start, seconds, began))
+    if fingerprint != saved.metadata["data"] and not force:
+        why = "the data are not those that it began with"
+        if (
+            "config" not in saved.metadata
+        ):  # version 0.1 bound its checkpoints to nothing but the data
+            why += ", or an earlier version began it, which rounded them otherwise"
+        raise UserError(f"{run.folder}: {why}; start a new run, or pass --force")
+    then = Plan.from_dict(saved.metadata["plan"])
+    runs.truncate_log(run, saved.metadata["log_bytes"])
+    for problem in wrong:
+        run.append("fallback", what="an older checkpoint is used", why=problem)
+    run.append("resume", **at, differs=_what_differs(then, now, changed))
+    keep = then.device == now.device and not changed
+    plan = then if keep else now
+    start = RunStart(fingerprint, plan, plan_is_final=keep, checkpoint=saved, init=init)
+    return _run(RunContext(run, settings, dataset, start, seconds, began))
+
+
+def _newest(run: Run) -> tuple[Checkpoint | None, list[str]]:
+    """The checkpoint to go on from; None where the run was stopped before it had written one."""
+    had_one = any(event["event"] == "checkpoint" for event in runs.read_events(run))
+    if checkpoint.list_steps(run) or had_one or (run.folder / "metrics.json").exists():
+        return checkpoint.read_newest(run)
+    return None, []
+
+
+def _where_it_stands(run: Run, settings: Config, saved: Checkpoint | None) -> dict[str, Any]:
+    """What a resumed run tells of its start; a UserError where nothing is left to do."""
+    finished = (run.folder / "metrics.json").exists()
+    if together.trains_lanes(settings):
+        if finished and saved and together.is_finished(saved.metadata):
+            raise UserError(
+                f"{run.folder}: is finished; models that were trained together end together, so "
+                "start a new run to train longer"
+            )
+        lanes = together.describe_progress(saved.metadata) if saved else "no lane done"
+        return {"step": saved.step if saved else 0, "lanes": lanes}
+    progress = state.read_progress(saved) if saved else Progress()
+    if finished and progress.epochs >= settings.train.epochs:
+        raise UserError(
+            f"{run.folder}: is finished, after {progress.epochs} epochs; to train it further, "
+            "raise train.epochs"
+        )
+    return {"step": progress.step, "epoch": progress.epoch}
+
+
+def _refuse_changes(run: Run, was: Config, settings: Config, force: bool) -> list[str]:
+    """The settings that are changed and matter; a UserError where they may not be."""
+    many = together.trains_lanes(was) or together.trains_lanes(settings)
+    may_change = (
+        runs.CHANGEABLE_ON_RESUME - together.FIXED_SETTINGS if many else runs.CHANGEABLE_ON_RESUME
+    )
+    changed = [name for name in configs.list_differences(was, settings) if name not in may_change]
+    if changed and (many or not force):
+        way_out = "start a new run" if many else "start a new run, or pass --force"
+        raise UserError(
+            f"{run.folder}: cannot go on with other settings than it began with "
+            f"({', '.join(changed)}); {way_out}"
+        )
+    return changed
+
+
+def _rules(settings: Config, dataset: Dataset) -> Plan:
+    streamed = dataset.stream is not None
+    return plan.make_plan(settings, data_bytes=dataset.data_bytes, streamed=streamed)
+
+
+def _what_differs(then: Plan, now: Plan, changed: list[str]) -> str:
+    """Why the resumed run will not be the unbroken one bit for bit; empty where it will."""
+    told = [f"{name} was changed" for name in changed]
+    if then.device.type != now.device.type:
+        told.append(f"{now.device.type} instead of {then.device.type}")
+    told += [
+        f"{key} {now.hardware.get(key)} instead of {then.hardware.get(key)}"
+        for key in ("gpu", "cpu", "torch")
+        if then.hardware.get(key) != now.hardware.get(key)
+    ]
+    return "; ".join(told)
+
+
+@contextmanager
+def _crashes_kept(run: Run) -> Iterator[None]:
+    """Leave the traceback of a fault of our own with the run, which can be resumed."""
+    try:
+        yield
+    except (UserError, Interrupted, ResumableError):
+        raise
+    except OSError as error:
+        room = "make room and " if error.errno in DISK_FULL else ""
+        raise ResumableError(
+            f"the run had to stop: {error}; {room}go on with: slipstream train --resume "
+            f"{run.folder}"
+        ) from error
+    except Exception:
+        with suppress(OSError):
+            runs.write_text(run.folder / "crash.txt", traceback.format_exc())
+        raise

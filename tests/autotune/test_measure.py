@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from slipstream import UserError, runs
+from slipstream.autotune import candidates, measure
+from slipstream.config import Config
+from slipstream.engine import plan
+from tests.conftest import small_config, small_dataset, waves
+from tests.engine.steps import make_task
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "slipstream" / "plans.json"
+
+
+def made(tmp_path, table=None, **sections):
+    engine = {"plan": "measure", "threads": "auto"} | sections.pop("engine", {})
+    train = {"epochs": 100_000} | sections.pop("train", {})
+    config = small_config(tmp_path, engine=engine, train=train, **sections)
+    dataset = small_dataset(config, table)
+    chosen = plan.make_plan(config, data_bytes=0)
+    return make_task(config, dataset, chosen, runs.create_run("t", out=str(tmp_path))), chosen
+
+
+def test_every_candidate_is_in_the_evidence_and_the_fastest_is_taken(tmp_path):
+    task, rules = made(tmp_path)
+    before = {name: value.clone() for name, value in task.model.state_dict().items()}
+    generator = torch.get_rng_state()
+    decided = measure.choose_plan(task, rules)
+    names = [item["candidate"] for item in decided.evidence]
+    assert names[0] == "rules of thumb"
+    assert any(name.startswith("threads = ") for name in names) or rules.threads == 1
+    assert any(name.startswith("onednn = ") for name in names)
+    timed = [item["ms"] for item in decided.evidence if "ms" in item and "refused" not in item]
+    assert decided.ms_per_step <= min(timed) / measure.WORTHWHILE_RATIO
+    assert decided.reasons["plan"].startswith("measured in")
+    # measuring leaves no trace in what will be trained
+    assert all(torch.equal(task.model.state_dict()[name], value) for name, value in before.items())
+    assert torch.equal(torch.get_rng_state(), generator)
+
+
+def test_what_was_measured_is_remembered_by_shape(tmp_path, cache):
+    task, rules = made(tmp_path, engine={"plan": "cached"})
+    first = measure.choose_plan(task, rules)
+    assert len(json.loads(cache.read_text())) == 1
+    again = measure.choose_plan(task, rules)
+    assert again.reasons["plan"].startswith("measured before")
+    assert again.ms_per_step == first.ms_per_step
+    assert again.evidence == first.evidence
+    other, rules = made(tmp_path, engine={"plan": "cached"}, model={"hidden": 9})
+    assert measure.choose_plan(other, rules).reasons["plan"].startswith("measured in")
+    assert len(json.loads(cache.read_text())) == 2
+
+
+def test_a_broken_cache_is_as_good_as_none(tmp_path, cache):
+    cache.parent.mkdir(parents=True)
+    cache.write_text("{ not json")
+    task, rules = made(tmp_path, engine={"plan": "cached"})
+    assert measure.choose_plan(task, rules).reasons["plan"].startswith("measured in")
+
+
+def test_off_means_rules_of_thumb(tmp_path, cache):
+    task, rules = made(tmp_path, engine={"plan": "off"})
+    assert measure.choose_plan(task, rules) == rules
+    assert not cache.exists()
+
+
+def test_a_short_run_is_not_held_up_by_its_plan(tmp_path):
+    task, rules = made(tmp_path, train={"epochs": 1})
+    decided = measure.choose_plan(task, rules)
+    assert decided.evidence == []
+    assert "too few to measure" in decided.reasons["plan"]
+
+
+def test_what_does_not_fit_into_the_time_is_told(tmp_path, monkeypatch, cache):
+    monkeypatch.setattr(measure, "SHARE_OF_RUN", 1e-9)
+    monkeypatch.setattr(measure, "FIRST_TRIAL_S", 0.0)
+    task, rules = made(tmp_path)
+    decided = measure.choose_plan(task, rules)
+    assert "ms" in decided.evidence[0]
+    assert all("skipped" in item for item in decided.evidence[1:])
+    assert not cache.exists()  # a longer run would have looked further
+
+
+def propose(monkeypatch, setting, value):
+    """Have one candidate tried and no other."""
+    monkeypatch.setattr(
+        candidates, "candidates", lambda *_: candidates.make_candidates(setting, value)
+    )
+
+
+def test_a_candidate_that_fails_is_shown_as_failed(tmp_path, monkeypatch):
+    propose(monkeypatch, "precision", "nonsense")
+    monkeypatch.setattr(plan.Plan, "autocast", property(lambda self: _only_fp32(self)))
+    task, rules = made(tmp_path)
+    decided = measure.choose_plan(task, rules)
+    assert decided.precision == "fp32"
+    assert decided.evidence[1]["failed"] == "no such precision"
+
+
+def _only_fp32(chosen):
+    if chosen.precision != "fp32":
+        raise RuntimeError("no such precision")
+
+
+def test_a_candidate_with_other_losses_is_refused(tmp_path, monkeypatch):
+    propose(monkeypatch, "threads", 7)
+    task, rules = made(tmp_path, engine={"threads": 1})
+    task.model.register_forward_hook(
+        lambda _, __, out: out * 3 if torch.get_num_threads() == 7 else out
+    )
+    decided = measure.choose_plan(task, rules)
+    assert decided.threads == 1
+    assert "instead of" in decided.evidence[1]["refused"]
+
+
+def test_a_batch_is_found_by_speed_and_by_what_fits(tmp_path):
+    task, rules = made(tmp_path, table=waves(2000), model={"kind": "linear"})
+    batch, evidence = measure.find_batch_size(task, rules)
+    assert 32 <= batch <= len(task.dataset.memory.starts["train"])
+    assert evidence[0]["candidate"] == "batch = 32"
+
+    def check(_, given):
+        if given[0].shape[1] > 100:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    task.model.register_forward_pre_hook(check)
+    batch, evidence = measure.find_batch_size(task, rules)
+    assert batch <= 100
+    assert any("failed" in item for item in evidence) or batch < 64
+
+
+def test_not_even_one_window(tmp_path):
+    task, rules = made(tmp_path, model={"kind": "linear"})
+
+    def check(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    task.model.register_forward_pre_hook(check)
+    with pytest.raises(UserError, match="not even one window fits"):
+        measure.find_batch_size(task, rules)
+
+
+def test_a_batch_that_does_not_fit_is_planned_in_smaller_passes(tmp_path):
+    task, rules = made(tmp_path, train={"batch": 31})
+
+    def check(_, given):
+        if given[0].shape[1] > 9:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    task.model.register_forward_pre_hook(check)
+    decided = measure.choose_plan(task, rules)
+    assert decided.micro_batch == 8
+    assert decided.reasons["micro_batch"] == "16 windows per pass did not fit"
+    assert ["failed" in item for item in decided.evidence[:3]] == [True, True, False]
+
+
+def test_memory_that_was_full_once_is_not_remembered(tmp_path, cache):
+    """A neighbour may have had it; the next run finds out anew."""
+    task, rules = made(tmp_path, train={"batch": 31}, engine={"plan": "cached"})
+
+    def check(_, given):
+        if given[0].shape[1] > 16:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    full = task.model.register_forward_pre_hook(check)
+    assert measure.choose_plan(task, rules).micro_batch == 16
+    full.remove()
+    decided = measure.choose_plan(task, rules)
+    assert decided.micro_batch is None
+    assert decided.reasons["plan"].startswith("measured in")
+    assert measure.choose_plan(task, rules).reasons["plan"].startswith("measured before")
+    (kept,) = json.loads(cache.read_text()).values()
+    assert "micro_batch" not in kept["choices"]
+
+
+@pytest.mark.parametrize("what", ["slipstream", "triton", "driver", "torch"])
+def test_a_plan_of_another_version_is_measured_anew(tmp_path, what):
+    task, rules = made(tmp_path, engine={"plan": "cached"})
+    key = measure._key(task, rules)
+    assert what in rules.hardware or what == "driver"  # which only a machine with a GPU has
+    other = replace(rules, hardware=rules.hardware | {what: "0.0.1"})
+    assert measure._key(task, other) != key
+
+
+def test_layers_of_their_own_size_may_each_have_their_algorithm():
+    chosen = plan.make_plan(
+        Config(model={"hidden": [8, 16]}, engine={"device": "cpu"}), data_bytes=0
+    )
+    first, second = candidates.list_cudnn_algorithms([8, 16])
+    assert chosen.cudnn == ("persistent", "persistent")
+    chosen = replace(chosen, cudnn=first.change(chosen))
+    assert chosen.cudnn == ("standard", "persistent")
+    assert second.change(chosen) == ("standard", "standard")
+    (both,) = candidates.list_cudnn_algorithms([8, 8])
+    assert both.change(chosen) == ("standard", "standard")
+
+
+def test_cudnn_is_tried_first_where_our_own_kernels_are_the_start():
+    config = Config(model={"hidden": [8, 16]}, engine={"device": "cpu"})
+    chosen = plan.make_plan(config, data_bytes=0)
+    own = replace(chosen, cudnn=("off", "off"))
+    first = next(candidates.list_candidates(config, own))
+    assert (first.name, first.change(own)) == ("cudnn = persistent", ("persistent", "persistent"))
+    assert next(candidates.list_candidates(config, chosen)).setting != "cudnn"
+    layers = [one.change(own) for one in candidates.list_cudnn_algorithms([8, 16])]
+    assert layers == [("standard", "persistent"), ("persistent", "standard")]
+    assert candidates.get_cudnn_override("tf32", own) == {"cudnn": ("persistent", "persistent")}
+    assert not candidates.get_cudnn_override("fp16", own)
+    assert not candidates.get_cudnn_override("tf32", chosen)

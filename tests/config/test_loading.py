@@ -1,0 +1,255 @@
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream import UserError
+from slipstream import config as configs
+from slipstream.config import Config, Data, Train
+
+ROOT = Path(__file__).parents[1]
+
+
+def message(settings, *overrides) -> str:
+    with pytest.raises(UserError) as caught:
+        configs.load(settings, overrides)
+    return str(caught.value)
+
+
+def test_the_smallest_file_names_only_the_data(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('[data]\npath = "table.csv"\n')
+    config = configs.load(path)
+    assert config.name == "mine"
+    assert config.data.path == str(tmp_path / "table.csv")
+    assert config.model.kind == "lstm"
+
+
+def test_the_contract_of_defaults():
+    config = Config()
+    assert (config.data.context, config.data.horizon, config.data.stride) == (96, 24, 1)
+    assert (config.model.hidden, config.model.layers, config.model.dropout) == (128, 2, 0.1)
+    assert (config.train.lr, config.train.batch, config.train.epochs) == (1e-3, 256, 50)
+    assert (config.train.optimizer, config.train.schedule) == ("adamw", "cosine")
+    assert (config.engine.device, config.engine.precision) == ("auto", "auto")
+    assert config.engine.log_every == 50
+
+
+def test_a_relative_data_path_is_found_beside_the_config_then_in_the_working_folder(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "configs").mkdir()
+    path = tmp_path / "configs" / "a.toml"
+    path.write_text('[data]\npath = "table.csv"\n')
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "table.csv").touch()
+    assert configs.load(path).data.path == str(tmp_path / "table.csv")
+    (tmp_path / "configs" / "table.csv").touch()
+    assert configs.load(path).data.path == str(tmp_path / "configs" / "table.csv")
+
+
+def test_every_path_is_absolute_wherever_it_comes_from(tmp_path, monkeypatch):
+    """So that a run's config, and what workers are sent, is the same from every folder."""
+    monkeypatch.chdir(tmp_path)
+    named = {"path": ["a.csv", "b.csv"], "labels": "c.csv", "task": "classify"}
+    wanted = str(tmp_path / "a.csv"), str(tmp_path / "b.csv")
+    (tmp_path / "job.toml").write_text("")
+    overrides = ["data.path=['a.csv', 'b.csv']", "data.labels=c.csv", "data.task=classify"]
+    for config in (
+        configs.load({"data": named}),
+        configs.load({"data": Data(**named)}),
+        configs.load(Config(data=Data(**named), train=Train(loss="cross_entropy"))),
+        configs.load(tmp_path / "job.toml", overrides),
+    ):
+        assert config.data.paths == wanted
+        assert config.data.labels == str(tmp_path / "c.csv")
+    assert configs.load({}, ["data.path=simulated:cell"]).data.path == "simulated:cell"
+    assert configs.load({}, ["data.path=x/../y.csv"]).data.path == str(tmp_path / "x/../y.csv")
+    assert configs.load({"data": {"path": ""}}).data.path == ""
+
+
+@pytest.mark.parametrize(
+    ("override", "found"),
+    [
+        ("train.lr=0.01", lambda c: c.train.lr == 0.01),
+        ("train.epochs = 3", lambda c: c.train.epochs == 3),
+        ("model.kind=gru", lambda c: c.model.kind == "gru"),
+        ('model.kind="gru"', lambda c: c.model.kind == "gru"),
+        ("model.hidden=[64, 32]", lambda c: c.model.sizes == (64, 32)),
+        ("data.inputs=['a', 'b']", lambda c: c.data.inputs == ("a", "b")),
+        ("data.split={rows=[5, 3, 2]}", lambda c: c.data.split.rows == (5, 3, 2)),
+        ("data.gap_tolerance=inf", lambda c: c.data.gap_tolerance == float("inf")),
+        ("train.clip=off", lambda c: c.train.clip == "off"),
+        ("engine.capture=false", lambda c: c.engine.capture is False),
+        ("data.where.ambient=25", lambda c: c.data.where == {"ambient": 25}),
+        ("name=2024-01-01", lambda c: c.name == "2024-01-01"),
+    ],
+)
+def test_overrides(override, found):
+    assert found(configs.load({}, [override]))
+
+
+def test_overrides_do_not_change_the_mapping_they_were_given():
+    settings = {"train": {"lr": 0.1}}
+    configs.load(settings, ["train.lr=0.2"])
+    assert settings == {"train": {"lr": 0.1}}
+
+
+@pytest.mark.parametrize("bad", ["train.lr", "=3", "train..lr=3", ""])
+def test_an_override_that_is_none(bad):
+    assert "section.key=value" in message({}, bad)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"train": {"learning_rate": 1}}, "train.learning_rate is not a setting"),
+        ({"train": {"epoch": 1}}, 'did you mean "epochs"?'),
+        ({"trian": {"lr": 1.0}}, 'did you mean "train"?'),
+        ({"train": {"hidden": 3}}, 'did you mean "model.hidden"?'),
+        ({"data": {"split": {"fold": 3}}}, "data.split.fold is not a setting"),
+        ({"train": {"lr": "fast"}}, "train.lr is 'fast'"),
+        ({"train": {"lr": 0}}, "greater than 0"),
+        ({"train": {"batch": 2.5}}, "train.batch is 2.5"),
+        ({"train": {"batch": "256"}}, "train.batch is '256'"),
+        ({"train": {"batch": True}}, "train.batch is True"),
+        ({"model": {"kind": "rnn"}}, "'lstm', 'gru', 'transformer'"),
+        ({"model": {"dropout": 1.0}}, "less than 1"),
+        ({"model": {"hidden": []}}, "model.hidden"),
+        ({"model": {"hidden": [8, 8], "layers": 3}}, "model.layers is 3"),
+        ({"model": {"kind": "transformer", "hidden": 10}}, "does not divide by model.heads"),
+        ({"model": {"kind": "mlp", "bidirectional": True}}, "bidirectional is for lstm and gru"),
+        ({"data": {"context": 0}}, "data.context is 0"),
+        ({"data": {"context": 30}, "model": {"patch": 16}}, "use 16 or 32"),
+        ({"data": {"horizon": 0}}, "data.targets must name what to estimate"),
+        ({"data": {"horizon": 0, "targets": ["a"], "inputs": ["a", "b"]}}, "read its own answer"),
+        ({"data": {"inputs": []}}, "data.inputs is empty"),
+        ({"data": {"targets": ["a", "a"]}}, "names a column twice"),
+        ({"data": {"split": {"train": 0.9, "val": 0.2, "test": 0.2}}}, "add up to 1.3"),
+        ({"data": {"split": {"train": 0.9}}}, "give all of train, val and test"),
+        ({"data": {"split": {"rows": [1, 2]}}}, "three counts"),
+        ({"data": {"split": {"by": "x", "val": ["a"]}}}, "both val and test"),
+        ({"data": {"split": {"rows": [1, 2, 3], "by": "x"}}}, "not several"),
+        ({"data": {"split": {"walk_forward": 3, "by": "x"}}}, "not several"),
+        ({"data": {"split": {"walk_forward": 3, "rows": [1, 2, 3]}}}, "not several"),
+        ({"data": {"split": {"walk_forward": 3, "folders": True}}}, "not several"),
+        ({"data": {"split": {"walk_forward": 0}}}, "data.split.walk_forward is 0"),
+        ({"data": {"split": {"walk_forward": 3, "train": 0.7}}}, "take train out"),
+        ({"data": {"split": {"walk_forward": 3, "val": ["a"]}}}, "val and test are shares"),
+        ({"data": {"split": {"walk_forward": 3, "val": 0.5, "test": 0.5}}}, "no rows to train on"),
+        ({"data": {"split": {"walk_forward": 3, "window": "sliding"}}}, "'expanding' or 'rolling'"),
+        ({"data": {"split": {"walk_forward": 3, "purge": -1}}}, "data.split.purge is -1"),
+        ({"data": {"split": {"rows": [1, 2, 3], "purge": 2}}}, "purge goes with walk_forward"),
+        ({"data": {"split": {"folders": True, "embargo": 2}}}, "embargo goes with walk_forward"),
+        ({"data": {"split": {"rows": [1, 2, 3], "window": "rolling"}}}, "window goes with walk_"),
+        ({"data": {"split": {"walk_foward": 3}}}, 'did you mean "walk_forward"?'),
+        ({"engine": {"device": "tpu"}}, "engine.device is 'tpu'"),
+        ({"train": {"quantiles": [0.9, 0.1]}}, "must rise"),
+        ({"train": {"lr": 1e-3, "lr_min": 1e-2}}, "train.lr_min = 0.01 is above"),
+        ({"name": "a/b"}, "name is 'a/b'"),
+    ],
+)
+def test_what_is_wrong_is_named(settings, said):
+    assert said in message(settings)
+
+
+def test_a_missing_or_broken_file_is_named(tmp_path):
+    assert "there is no such config file" in message(tmp_path / "no.toml")
+    (tmp_path / "bad.toml").write_text("[data\n")
+    assert "is not valid TOML" in message(tmp_path / "bad.toml")
+    assert "line 1" in message(tmp_path / "bad.toml")
+    (tmp_path / "latin.toml").write_bytes(b'name = "\xe9"')
+    assert "is not UTF-8" in message(tmp_path / "latin.toml")
+    assert "cannot be read" in message(tmp_path)
+
+
+def test_two_mistakes_are_both_told():
+    said = message({"train": {"lr": -1, "bach": 3}})
+    assert "train.lr is -1" in said
+    assert 'did you mean "batch"?' in said
+
+
+def test_what_is_written_reads_back_the_same():
+    for config in (Config(), configs.load_demo(), configs.load({"train": {"clip": "off"}})):
+        assert Config.model_validate(tomllib.loads(configs.to_toml(config))) == config
+
+
+def test_walking_forward_needs_no_more_than_the_number_of_folds():
+    split = configs.load({"data": {"split": {"walk_forward": 6}}}).data.split
+    assert (split.val, split.test, split.train) == (0.1, 0.2, None)
+    assert (split.window, split.purge, split.embargo) == ("expanding", 0, 0)
+    assert configs.load({}, ["data.split.walk_forward=6"]).data.split == split
+
+
+@given(
+    folds=st.integers(1, 50),
+    shares=st.one_of(st.just({}), st.fixed_dictionaries({"val": st.floats(0.01, 0.4)})),
+    purge=st.integers(0, 99),
+    embargo=st.integers(0, 99),
+    window=st.sampled_from(["expanding", "rolling"]),
+)
+def test_a_walk_survives_its_file(folds, shares, purge, embargo, window):
+    split = {"walk_forward": folds, "purge": purge, "embargo": embargo, "window": window} | shares
+    config = configs.load({"data": {"split": split}})
+    for only_set in (False, True):
+        text = configs.to_toml(config, only_set=only_set)
+        assert Config.model_validate(tomllib.loads(text)) == config
+
+
+finite = st.floats(allow_nan=False, allow_infinity=False)
+
+
+@given(
+    lr=st.floats(min_value=1e-9, max_value=10),
+    hidden=st.one_of(st.integers(1, 999), st.lists(st.integers(1, 999), min_size=1, max_size=5)),
+    where=st.dictionaries(st.text(min_size=1), st.one_of(st.text(), st.integers(-9, 9), finite)),
+    inputs=st.lists(st.text(min_size=1), min_size=1, unique=True),
+)
+def test_any_config_survives_its_file(lr, hidden, where, inputs):
+    config = configs.load(
+        {
+            "data": {"where": where, "inputs": inputs},
+            "model": {"hidden": hidden},
+            "train": {"lr": lr},
+        }
+    )
+    assert Config.model_validate(tomllib.loads(configs.to_toml(config))) == config
+
+
+def test_a_config_cannot_be_changed():
+    with pytest.raises(ValueError, match="frozen"):
+        Config().train.lr = 2.0
+
+
+def test_every_setting_is_documented():
+    def sections(section):
+        yield section
+        for field in section.model_fields.values():
+            if isinstance(field.annotation, type) and hasattr(field.annotation, "model_fields"):
+                yield from sections(field.annotation)
+
+    for section in sections(Config):
+        assert section.__doc__
+        for name, field in section.model_fields.items():
+            assert field.description or hasattr(field.annotation, "model_fields"), name
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda p: p.stem)
+def test_every_example_is_valid(path):
+    assert configs.load(path).name == path.stem
+
+
+def test_presets_are_defaults_that_single_settings_win_over():
+    classic = configs.load({"engine": {"preset": "classic"}}).engine
+    assert (classic.home, classic.capture, classic.cudnn_benchmark) == ("loader", False, True)
+    naive = configs.load({"engine": {"preset": "baseline", "workers": 3}}).engine
+    assert (naive.precision, naive.sync, naive.pinned, naive.workers) == ("fp32", True, False, 3)
+    assert configs.load({"engine": {"preset": "auto"}}).engine.home == "auto"
+    again = configs.load(
+        tomllib.loads(configs.to_toml(configs.load({"engine": {"preset": "classic"}})))
+    )
+    assert again.engine == classic

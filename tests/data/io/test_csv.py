@@ -1,0 +1,132 @@
+"""CSV files as text: quotes that swallow rows, blank lines."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream import UserError
+from slipstream.data import columns
+from slipstream.data.io import quotes, table
+
+ROWS = [f"{i},{i * 7 % 11}.5,note {i}" for i in range(400)]
+
+
+def read(tmp_path, lines, header="time,a,note", end="\n", name="t.csv"):
+    path = tmp_path / name
+    path.write_bytes((end.join([header, *lines]) + end).encode())
+    return table.read_file(path, name=name)
+
+
+def with_stray(*places, column=2):
+    """Rows with a quote before one cell of each of these rows."""
+    lines = list(ROWS)
+    for row in places:
+        cells = lines[row].split(",")
+        cells[column] = '"' + cells[column]
+        lines[row] = ",".join(cells)
+    return lines
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("row", [0, 100, 398, 399])
+def test_a_quote_that_never_closes_is_refused_by_line(tmp_path, row, end):
+    with pytest.raises(UserError, match=rf"t.csv, line {row + 2}: .* quote .* never closes"):
+        read(tmp_path, with_stray(row), end=end)
+
+
+def test_also_where_the_file_ends_in_mid_line(tmp_path):
+    path = tmp_path / "t.csv"
+    for tail, line in (('2,"x', 3), ('2,"', 3), ('2,"""', 3), ('2,"a""', 3)):
+        path.write_text(f"a,note\n1,x\n{tail}")
+        with pytest.raises(UserError, match=f"t.csv, line {line}: .* never closes"):
+            table.read_file(path, name="t.csv")
+    for tail in ('2,""', '2,""""', '2,"a"""', '2,x"', '2,"a"b"'):
+        path.write_text(f"a,note\n1,x\n{tail}")
+        assert table.read_file(path, name="t.csv").num_rows == 2
+
+
+@pytest.mark.parametrize("column", [0, 1])
+def test_also_where_it_makes_the_row_too_short(tmp_path, column):
+    with pytest.raises(UserError, match=r"t.csv, line 102: .* never closes"):
+        read(tmp_path, with_stray(100, column=column))
+
+
+def test_also_where_it_swallows_more_than_a_reader_holds(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("time,a,note\n" + '7,8,"x\n' + "1,2,y\n" * 4_000_000)
+    with pytest.raises(UserError, match=r"t.csv, line 2: .* quote"):
+        table.read_file(path, name="t.csv")
+
+
+def test_also_in_the_header(tmp_path):
+    with pytest.raises(UserError, match=r"t.csv, line 1: .* never closes"):
+        read(tmp_path, ROWS, header='time,a,"note')
+
+
+@pytest.mark.parametrize("places", [(100, 300), (100, 101)])
+@pytest.mark.parametrize("column", [0, 1, 2])
+def test_a_quote_that_closes_in_another_row_is_refused_by_line(tmp_path, places, column):
+    with pytest.raises(UserError, match=r"t.csv, line 102(,|:) .*"):
+        read(tmp_path, with_stray(*places, column=column))
+
+
+def test_the_line_is_that_of_the_quote_not_of_the_row(tmp_path):
+    lines = [*ROWS[:5], '5,1.5,"two', 'lines"', *ROWS[6:9], '9,1.5,"other', 'lines"']
+    lines += ["10,2.5,x", '11,"2.5\n",x']
+    with pytest.raises(UserError, match=r't.csv, line 15: .*column "a"'):
+        read(tmp_path, lines)
+
+
+def test_stray_quotes_beside_notes_of_many_lines_are_refused_too(tmp_path):
+    lines = with_stray(100, 101, 200, 230)
+    for row in range(300, 350):
+        lines[row] = f'{row},1.5,"two, or\nmore, lines,\nof text"'
+    with pytest.raises(UserError, match=r"t.csv, line 102: .* rows"):
+        read(tmp_path, lines)
+
+
+def test_the_only_row_may_have_swallowed_the_others(tmp_path):
+    with pytest.raises(UserError, match=r't.csv, line 2: .*column "note"'):
+        read(tmp_path, ['1,2,"x', '3,4,y"'])
+
+
+def test_notes_of_many_lines_are_read(tmp_path):
+    lines = list(ROWS)
+    for row in range(300, 350):
+        lines[row] = f'{row},1.5,"two, or\nmore, lines,\nof ""text"""'
+    source = read(tmp_path, lines)
+    assert source.num_rows == 400
+    assert source.column("note")[320].as_py() == 'two, or\nmore, lines,\nof "text"'
+
+
+def test_quoted_cells_are_read(tmp_path):
+    source = read(tmp_path, [f'"{i}","1.5","x, ""y"""' for i in range(9)], '"time","a","note"')
+    assert columns.read_numbers(source, "a", "x").tolist() == [1.5] * 9
+
+
+@given(st.lists(st.text('a",\n\r', max_size=5), min_size=1, max_size=4))
+def test_what_is_closed_is_never_called_open(tmp_path_factory, cells):
+    path = tmp_path_factory.getbasetemp() / "closed.csv"
+    quoted = ",".join('"' + cell.replace('"', '""') + '"' for cell in cells)
+    path.write_bytes(b"a\n" + quoted.encode())
+    assert not quotes.is_open(path, cells[-1], ",")
+    path.write_bytes(b"a\n" + quoted.encode()[:-1])
+    assert quotes.is_open(path, cells[-1], ",")
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_an_empty_line_of_one_column_is_a_missing_value(tmp_path, end):
+    source = read(tmp_path, ["1", "", "2", "bad", "", "4", "", ""], header="a", end=end)
+    assert source.column("a").to_pylist() == ["1", "", "2", "bad", "", "4"]
+    with pytest.raises(UserError, match=r't.csv, line 5, column "a": "bad"'):
+        columns.read_numbers(source, "a", "data.inputs")
+    source = read(tmp_path, ["", "1", "", "2"], header="a", end=end)
+    np.testing.assert_array_equal(columns.read_numbers(source, "a", "x"), [np.nan, 1, np.nan, 2])
+
+
+def test_an_empty_line_of_several_columns_is_nothing(tmp_path):
+    source = read(tmp_path, ["1,2", "", "3,4"], header="a,b")
+    assert source.num_rows == 2

@@ -1,0 +1,713 @@
+"""Runs of several models: repeats, folds, ensembles; each lane is what it would be alone."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+
+import slipstream
+from slipstream import Interrupted, UserError, runs
+from slipstream.autotune import pack_size
+from slipstream.config import Split
+from slipstream.data import dataset as datasets
+from slipstream.engine import lanestate, recovery, rounds
+from slipstream.engine.lanes import pack
+from slipstream.terminal import TrainingDisplay, training
+from slipstream.training import lanes as together
+from tests.conftest import close, merged, small_config, waves
+from tests.test_cli import invoke, sets
+
+SMALL = {"model": {"kind": "mlp"}, "train": {"epochs": 4, "lr": 0.01}}
+FOLDS = {"data": {"split": {"walk_forward": 3, "purge": 2}}}
+
+
+def configured(out, **sections):
+    return small_config(out, **merged(SMALL, sections))
+
+
+@pytest.fixture(scope="module")
+def repeated(tmp_path_factory):
+    config = configured(tmp_path_factory.mktemp("repeats"), train={"repeats": 3}, seed=5)
+    return config, slipstream.train(config, waves(600))
+
+
+@pytest.fixture(scope="module")
+def walked(tmp_path_factory):
+    """Three folds from two seeds each."""
+    config = configured(tmp_path_factory.mktemp("walk"), train={"repeats": 2}, **FOLDS)
+    return config, slipstream.train(config, waves(600))
+
+
+def same_figures(found, wanted, *, rel=1e-4):
+    assert found.keys() == wanted.keys()
+    close([found[name] for name in found], [wanted[name] for name in found], rel=rel)
+
+
+def test_a_repeat_has_the_figures_of_its_seed_alone(repeated, tmp_path):
+    _, result = repeated
+    assert [lane["seed"] for lane in result.summary["lanes"]] == [5, 6, 7]
+    for lane in result.summary["lanes"]:
+        alone = slipstream.train(configured(tmp_path, seed=lane["seed"]), waves(600))
+        for which in ("val", "test"):
+            same_figures(lane["metrics"][which], alone.metrics[which])
+            same_figures(lane["scaled"][which], alone.summary["scaled"][which])
+        for name in ("steps", "epochs", "best_epoch", "stopped"):
+            assert lane[name] == alone.summary[name], name
+        if lane["best"]:
+            same_figures(result.metrics["train"], alone.metrics["train"])
+            assert result.baselines == alone.baselines
+            own, other = (
+                load_file(run / "model" / "weights.safetensors") for run in (result.run, alone.run)
+            )
+            assert own.keys() == other.keys()
+            for name, value in other.items():
+                close(own[name], value, rel=2e-3)
+
+
+def test_recurrent_repeats_too(tmp_path):
+    model = {"kind": "lstm", "hidden": [6, 5], "layers": 2, "dropout": 0.3}
+    config = configured(tmp_path, model=model, train={"repeats": 2, "epochs": 2})
+    found = slipstream.train(config, waves()).summary["lanes"]
+    for lane in found:
+        one = configured(tmp_path, model=model, train={"epochs": 2}, seed=lane["seed"])
+        same_figures(lane["metrics"]["test"], slipstream.train(one, waves()).metrics["test"])
+
+
+def test_repeats_of_one_order_are_those_runs_alone(tmp_path):
+    asked = {"epochs": 2, "order_seed": 9}
+    result = slipstream.train(configured(tmp_path, train=asked | {"repeats": 3}), waves())
+    for lane in result.summary["lanes"]:
+        one = configured(tmp_path, train=asked, seed=lane["seed"])
+        same_figures(lane["metrics"]["test"], slipstream.train(one, waves()).metrics["test"])
+    other = configured(tmp_path, train=asked | {"order_seed": 8})
+    found = slipstream.train(other, waves()).metrics["test"]
+    assert found != result.summary["lanes"][0]["metrics"]["test"]
+
+
+def test_the_best_by_validation_loss_is_the_model(repeated):
+    _, result = repeated
+    found = result.summary["lanes"]
+    best = min(found, key=lambda lane: lane["val_loss"])
+    assert [lane["best"] for lane in found] == [lane is best for lane in found]
+    assert result.metrics["test"] == best["metrics"]["test"]
+    for name in ("steps", "epochs", "best_epoch", "stopped"):
+        assert result.summary[name] == best[name]
+
+
+def test_the_summary_has_all_that_a_solo_run_has_and_more(repeated, tmp_path):
+    _, result = repeated
+    alone = slipstream.train(configured(tmp_path), waves(600))
+    assert set(result.summary) - set(alone.summary) == {
+        *("lanes", "spread", "scaled_spread", "folds", "ensemble", "uses", "coverage", "pack"),
+    }
+    assert set(result.summary) >= set(alone.summary)
+    errors = [lane["metrics"]["test"]["mae"] for lane in result.summary["lanes"]]
+    scaled = [lane["scaled"]["test"]["mse"] for lane in result.summary["lanes"]]
+    spread = result.summary["scaled_spread"]["mse"]
+    assert spread["mean"] == pytest.approx(np.mean(scaled))
+    assert spread["sd"] == pytest.approx(np.std(scaled, ddof=1))
+    assert result.summary["spread"]["mae"] == pytest.approx(
+        {
+            "mean": np.mean(errors),
+            "sd": np.std(errors, ddof=1),
+            "min": min(errors),
+            "max": max(errors),
+            "n": len(errors),
+        }
+    )
+    assert result.summary["folds"] is None
+    pack_told = result.summary["pack"]
+    assert (pack_told["lanes"], pack_told["places"], pack_told["mode"]) == (3, 3, "together")
+    written = json.loads((result.run / "metrics.json").read_text())
+    assert written["lanes"] == result.summary["lanes"]
+    assert set(written["detail"]) == {"train", "val", "test"}
+
+
+def test_the_folder_holds_no_pickle_and_every_lane(repeated):
+    _, result = repeated
+    for path in result.run.rglob("*"):
+        if path.is_file():
+            assert path.suffix in (".toml", ".json", ".jsonl", ".safetensors", ".parquet")
+    weights = load_file(result.run / "lanes" / "weights.safetensors")
+    model = load_file(result.run / "model" / "weights.safetensors")
+    assert {name.split("/")[0] for name in weights} == {"0", "1", "2"}
+    best = [lane["best"] for lane in result.summary["lanes"]].index(True)
+    for name, value in model.items():
+        assert torch.equal(weights[f"{best}/{name}"], value)
+
+
+def test_predictions_are_the_models_with_its_intervals(repeated):
+    _, result = repeated
+    table = pyarrow.parquet.read_table(result.run / "predictions.parquet").to_pandas()
+    assert len(table) == 4 * result.summary["windows"]["test"]
+    errors = [(table[f"{name}_predicted"] - table[name]).abs().mean() for name in "abc"]
+    assert np.mean(errors) == pytest.approx(result.metrics["test"]["mae"], rel=1e-4)
+    for level in ("80", "95"):
+        inside = [
+            table[name].between(table[f"{name}_lo{level}"], table[f"{name}_hi{level}"])
+            for name in "abc"
+        ]
+        assert np.mean(inside) == pytest.approx(result.summary["coverage"][level], abs=0.002)
+    assert (table["a_lo95"] <= table["a_lo80"]).all()
+
+
+def test_the_ensemble_is_the_mean_of_all_lanes(repeated):
+    _, result = repeated
+    test_rows = waves(600).slice(600 - 120 - 16)
+    single, mean = (
+        slipstream.evaluate(result.run, test_rows, ensemble=which) for which in (False, True)
+    )
+    same_figures(single["metrics"], result.metrics["test"], rel=1e-6)
+    same_figures(mean["metrics"], result.summary["ensemble"]["metrics"]["test"], rel=1e-6)
+    assert single["coverage"] == pytest.approx(result.summary["coverage"], abs=1e-3)
+    assert mean["coverage"] == pytest.approx(result.summary["ensemble"]["coverage"], abs=1e-3)
+    assert (single["model"], mean["model"]) == ("the best of 3 models", "the mean of 3 models")
+
+
+def test_by_default_predicts_what_was_better_on_the_validation_set(repeated):
+    _, result = repeated
+    summary = result.summary
+    better = summary["ensemble"]["scaled"]["val"]["mse"] < summary["scaled"]["val"]["mse"]
+    assert summary["uses"] == ("ensemble" if better else "model")
+    default = slipstream.predict(result.run, waves(100))
+    chosen = slipstream.predict(result.run, waves(100), ensemble=better)
+    assert default.equals(chosen)
+    assert not default.equals(slipstream.predict(result.run, waves(100), ensemble=not better))
+    told = default.schema.metadata[b"model"].decode()
+    assert told == ("the mean of 3 models" if better else "the best of 3 models")
+    columns = default.column_names
+    assert [name for name in columns if name.startswith("b_")] == [
+        *("b_predicted", "b_lo80", "b_hi80", "b_lo95", "b_hi95"),
+    ]
+    assert "b" not in columns
+
+
+def test_a_run_of_one_model_has_no_ensemble(tmp_path):
+    run = slipstream.train(configured(tmp_path), waves()).run
+    for verb in (slipstream.predict, slipstream.evaluate):
+        with pytest.raises(UserError, match=r"one model, not an ensemble; .* train.repeats"):
+            verb(run, waves(), ensemble=True)
+    assert "a_lo80" not in slipstream.predict(run, waves(), ensemble=False).column_names
+    assert slipstream.evaluate(run, waves())["coverage"] is None
+
+
+def test_every_test_window_is_scored_once_by_its_own_fold(walked):
+    config, result = walked
+    dataset = datasets.load_dataset(config, waves(600))
+    table = pyarrow.parquet.read_table(result.run / "predictions.parquet").to_pandas()
+    first = table.query("step == 1")
+    assert not first.duplicated(["series", "row"]).any()
+    lead = dataset.signature.lead
+    for number, fold in enumerate(dataset.folds, start=1):
+        mine = set(first[first["fold"] == number]["row"])
+        assert mine == {int(start) + lead for start in fold.starts["test"]}
+        learnt = torch.cat([fold.starts["train"], fold.starts["val"]]) + lead
+        assert int(learnt.max()) + dataset.signature.steps_out - 1 < min(mine)
+    assert result.summary["windows"]["test"] == len(first)
+    errors = [(table[f"{name}_predicted"] - table[name]).abs().mean() for name in "abc"]
+    assert np.mean(errors) == pytest.approx(result.metrics["test"]["mae"], rel=1e-4)
+
+
+def test_a_fold_has_the_figures_of_its_windows_trained_alone(walked, tmp_path, monkeypatch):
+    config, result = walked
+    dataset = datasets.load_dataset(config, waves(600))
+    single = config.model_copy(
+        update={
+            "out": str(tmp_path),
+            "data": config.data.model_copy(update={"split": Split(train=0.7, val=0.1, test=0.2)}),
+            "train": config.train.model_copy(update={"repeats": 1}),
+        }
+    )
+    for number, fold in enumerate(dataset.folds, start=1):
+        alone = dataset.select_fold(fold)
+        monkeypatch.setattr(datasets, "load_dataset", lambda *_, alone=alone, **__: alone)
+        for lane in [lane for lane in result.summary["lanes"] if lane["fold"] == number]:
+            found = slipstream.train(single.model_copy(update={"seed": lane["seed"]}))
+            for which in ("val", "test"):
+                same_figures(lane["metrics"][which], found.metrics[which])
+        told = result.summary["folds"][number - 1]
+        for name in ("repeat", "ridge"):
+            assert told["baselines"][name]["metrics"] == found.baselines[name]["metrics"]
+
+
+def test_folds_are_pooled_and_told(walked):
+    _, result = walked
+    summary = result.summary
+    folds, found = summary["folds"], summary["lanes"]
+    assert [(lane["fold"], lane["seed"]) for lane in found] == [
+        (fold, seed) for fold in (1, 2, 3) for seed in (0, 1)
+    ]
+    assert [lane["label"] for lane in found[::2]] == [fold["label"] for fold in folds]
+    for which in ("train", "val", "test"):
+        counts = [fold["windows"][which] for fold in folds]
+        assert summary["windows"][which] == sum(counts)
+        errors = [fold["metrics"][which]["mae"] for fold in folds]
+        pooled = np.average(errors, weights=counts)
+        assert summary["metrics"][which]["mae"] == pytest.approx(pooled)
+        for name in ("repeat", "ridge"):
+            errors = [fold["baselines"][name]["metrics"][which]["mae"] for fold in folds]
+            pooled = np.average(errors, weights=counts)
+            assert summary["baselines"][name]["metrics"][which]["mae"] == pytest.approx(pooled)
+    for fold in folds:
+        mine = [lane for lane in found if lane["fold"] == fold["fold"]]
+        (best,) = [lane for lane in mine if lane["best"]]
+        assert best["val_loss"] == min(lane["val_loss"] for lane in mine)
+        assert fold["metrics"]["test"] == best["metrics"]["test"]
+
+
+def test_the_last_folds_best_is_what_is_deployed(walked):
+    _, result = walked
+    weights = load_file(result.run / "lanes" / "weights.safetensors")
+    model = load_file(result.run / "model" / "weights.safetensors")
+    best = max(lane["lane"] for lane in result.summary["lanes"] if lane["best"])
+    assert best >= 4
+    for name, value in model.items():
+        assert torch.equal(weights[f"{best}/{name}"], value)
+    ahead = slipstream.predict(result.run, waves(100), ensemble=False)
+    assert ahead.schema.metadata[b"model"] == b"the best of 2 models of the last fold"
+
+
+def test_evaluate_scores_every_fold_by_its_own_model(tmp_path):
+    waves(600).to_pandas().to_csv(tmp_path / "table.csv", index=False)
+    data = FOLDS["data"] | {"path": str(tmp_path / "table.csv")}
+    config = configured(tmp_path, data=data, train={"repeats": 2, "epochs": 2})
+    result = slipstream.train(config)
+    for which in ("val", "test"):
+        found = slipstream.evaluate(result.run, on=which, ensemble=False)
+        same_figures(found["metrics"], result.metrics[which], rel=1e-6)
+        assert found["windows"] == result.summary["windows"][which]
+        found = slipstream.evaluate(result.run, on=which, ensemble=True)
+        same_figures(found["metrics"], result.summary["ensemble"]["metrics"][which], rel=1e-6)
+        assert found["model"] == "the mean of 2 models, fold by fold"
+
+
+def test_folds_of_one_model_each_have_intervals_but_no_ensemble(tmp_path):
+    result = slipstream.train(configured(tmp_path, **FOLDS), waves(600))
+    assert result.summary["spread"] is result.summary["ensemble"] is None
+    assert set(result.summary["coverage"]) == {"80", "95"}
+    with pytest.raises(UserError, match=r"one model to a fold, no ensemble; .* train.repeats"):
+        slipstream.predict(result.run, waves(), ensemble=True)
+    assert "a_hi95" in slipstream.predict(result.run, waves()).column_names
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"data": {"horizon": 0, "targets": ["c"]}},
+        {"data": {"channels": "independent"}},
+        {"train": {"loss": "quantile"}},
+        {"train": {"accumulate": 2, "batch": 20}},
+    ],
+    ids=["estimate", "independent", "quantile", "accumulated"],
+)
+def test_every_kind_of_job_repeats(tmp_path, sections):
+    config = configured(tmp_path, **merged({"train": {"repeats": 2, "epochs": 2}}, sections))
+    result = slipstream.train(config, waves())
+    best = next(lane for lane in result.summary["lanes"] if lane["best"])
+    alone = slipstream.train(
+        configured(tmp_path, **merged({"train": {"epochs": 2}, "seed": best["seed"]}, sections)),
+        waves(),
+    )
+    same_figures(result.metrics["test"], alone.metrics["test"])
+    slipstream.predict(result.run, waves(), ensemble=True)
+    slipstream.report(result.run)
+
+
+def test_lanes_that_do_not_fit_at_once_follow_each_other(tmp_path, monkeypatch, repeated):
+    monkeypatch.setattr(pack_size, "MAX_LANES", 2)
+    config = configured(tmp_path, train={"repeats": 3}, seed=5)
+    summary = slipstream.train(config, waves(600)).summary
+    assert summary["pack"]["places"] == 2
+    for lane, wanted in zip(summary["lanes"], repeated[1].summary["lanes"], strict=True):
+        same_figures(lane["metrics"]["test"], wanted["metrics"]["test"])
+
+
+def test_where_memory_runs_out_fewer_train_at_a_time(tmp_path, monkeypatch, repeated):
+    make, asked = pack.build_pack, []
+
+    def tight(some, *given, **more):
+        asked.append(len(some))
+        if len(some) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return make(some, *given, **more)
+
+    monkeypatch.setattr(pack, "build_pack", tight)
+    assert recovery.is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    config = configured(tmp_path, train={"repeats": 3}, seed=5)
+    result = slipstream.train(config, waves(600))
+    assert asked == [3, 2, 1]
+    assert result.summary["pack"]["places"] == 1
+    told = [e for e in runs.read_events(runs.open_run(result.run)) if e["event"] == "recovery"]
+    assert told[-1]["remedy"] == "1 lanes at a time, from the start"
+    for lane, wanted in zip(result.summary["lanes"], repeated[1].summary["lanes"], strict=True):
+        same_figures(lane["metrics"]["test"], wanted["metrics"]["test"])
+
+
+class Crowded:
+    """A device whose memory no longer holds more than so many lanes from a certain step on."""
+
+    def __init__(self, monkeypatch, out, *, at, holds):
+        self.lane_steps, self.on_disk, self.failed = 0, [], 0
+        advance, steps = pack.Pack._advance, 0
+
+        def crowded(made):
+            nonlocal steps
+            steps += 1
+            if steps >= at and len(made.lanes) > holds:
+                self.failed += 1
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+            if self.failed:
+                self.on_disk.append(len(list(out.glob("*/checkpoints/step-*/manifest.json"))))
+            self.lane_steps += int(made.tape["active"].sum())
+            advance(made)
+
+        monkeypatch.setattr(pack.Pack, "_advance", crowded)
+
+
+@pytest.mark.parametrize(("holds", "recoveries"), [(2, 1), (1, 2)])
+@pytest.mark.parametrize("resumed", [False, True], ids=["begun", "resumed"])
+def test_lanes_that_no_longer_fit_go_on_later_from_where_they_were(
+    tmp_path, monkeypatch, repeated, holds, recoveries, resumed
+):
+    """13 steps an epoch; memory runs out in the third of four."""
+    engine = {"log_every": 7, "checkpoint_minutes": 1e-9, "async_checkpoints": False}
+    config = configured(tmp_path, train={"repeats": 3}, seed=5, engine=engine)
+    if resumed:
+        with pytest.raises(Interrupted):
+            slipstream.train(config, waves(600), watch=stopping_at(3))
+    crowded = Crowded(monkeypatch, tmp_path, at=10 if resumed else 31, holds=holds)
+    if resumed:
+        resumed_run = runs.open_run(runs.find_last(config.out)).folder
+        result = slipstream.train(data=waves(600), resume=resumed_run)
+    else:
+        result = slipstream.train(config, waves(600))
+    assert crowded.failed == recoveries
+    assert min(crowded.on_disk) > 0
+    events = list(runs.read_events(runs.open_run(result.run)))
+    told = [event["remedy"] for event in events if event["event"] == "recovery"]
+    assert re.fullmatch(rf"{holds} lanes at a time, from step \d+", told[-1])
+    left = 4 * 13 - (20 if resumed else 0)
+    assert crowded.lane_steps <= 3 * (left + 7 * recoveries)  # 7 of each since a checkpoint
+    for lane, wanted in zip(result.summary["lanes"], repeated[1].summary["lanes"], strict=True):
+        assert lane["steps"] == wanted["steps"]
+        assert lane["best_epoch"] == wanted["best_epoch"]
+        same_figures(lane["metrics"]["test"], wanted["metrics"]["test"])
+        seen = [e["epoch"] for e in events if e["event"] == "epoch" and e["lane"] == lane["lane"]]
+        assert seen == [1, 2, 3, 4]
+
+
+def test_mode_and_places_are_measured_where_that_pays(tmp_path, monkeypatch, repeated):
+    monkeypatch.setattr(together, "_share_s", lambda *_: 0.6)
+    config = configured(tmp_path, train={"repeats": 3}, seed=5, engine={"plan": "measure"})
+    result = slipstream.train(config, waves(600))
+    found = result.summary["pack"]
+    assert found["why"] == "measured"
+    assert {told["places"] for told in found["evidence"]} >= {1}
+    assert found["mode"] in ("together", "branches")
+    assert json.loads((result.run / "plan.json").read_text())["pack"]["mode"] == found["mode"]
+    for lane, wanted in zip(result.summary["lanes"], repeated[1].summary["lanes"], strict=True):
+        same_figures(lane["metrics"]["test"], wanted["metrics"]["test"])
+
+
+def test_a_terminal_shows_who_leads_and_who_is_at_work(tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "REFRESH_S", 0.0)  # it may all take less
+    with TrainingDisplay(quiet=False) as watching:
+        watching.console = Console(
+            file=io.StringIO(), force_terminal=True, width=200, highlight=False, no_color=True
+        )
+        config = configured(tmp_path, train={"repeats": 3})
+        slipstream.train(config, waves(), watch=watching.show)
+    shown = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", watching.console.file.getvalue())
+    assert "lanes: 3 seeds = 3 models, all at once, as one program (a rule of thumb)" in shown
+    assert re.search(r"validation .*[\d.]+ \(seed [0-2]\); \d lanes at work, \d", shown)
+    assert re.search(r"3 of 3 lanes done .* best validation loss [\d.]+ \(seed [0-2]\)", shown)
+
+
+def stopping_at(log, number=signal.SIGINT):
+    """A signal when the pack's losses are read for so many times."""
+    seen = []
+
+    def watch(event):
+        if event["event"] == "log":
+            seen.append(event)
+            if len(seen) == log:
+                os.kill(os.getpid(), number)
+
+    return watch
+
+
+DURABLE = {
+    "data": {"gap_tolerance": float("inf")},
+    "engine": {"log_every": 4, "checkpoint_minutes": 1e-9},
+}
+
+
+def ended(run):
+    kept = ("event", "lane", "epoch", "step", "losses", "train_loss", "val_loss", "stopped")
+    log = [
+        {key: event[key] for key in kept if key in event}
+        for event in runs.read_events(run)
+        if event["event"] in ("log", "epoch", "lane")
+    ]
+    figures = runs.read_json(run.folder / "metrics.json")
+    names = ("metrics", "lanes", "spread", "ensemble", "coverage", "uses", "folds", "detail")
+    weights = load_file(run.folder / "lanes" / "weights.safetensors")
+    return (
+        log,
+        {name: figures[name] for name in names},
+        {name: value.numpy().tobytes() for name, value in weights.items()},
+    )
+
+
+@pytest.mark.parametrize("places", [64, 2])
+def test_a_stopped_run_goes_on_to_the_same_end(tmp_path, monkeypatch, places):
+    monkeypatch.setattr(pack_size, "MAX_LANES", places)
+    sections = merged(merged(FOLDS, DURABLE), {"train": {"repeats": 2}})
+    whole = slipstream.train(configured(tmp_path / "whole", **sections), waves(400)).run
+    wanted = ended(runs.open_run(whole))
+    for log, number in ((1, signal.SIGINT), (7, signal.SIGTERM), (11, signal.SIGINT)):
+        config = configured(tmp_path / f"at{log}", **sections)
+        told = r"of 6 lanes done; .*; go on with: slipstream train --resume"
+        with pytest.raises(Interrupted, match=told) as caught:
+            slipstream.train(config, waves(400), watch=stopping_at(log, number))
+        assert caught.value.signal_number == number
+        run = runs.open_run(runs.find_last(config.out))
+        assert not (run.folder / "metrics.json").exists()
+        with pytest.raises(Interrupted):
+            slipstream.train(data=waves(400), resume=run.folder, watch=stopping_at(2))
+        slipstream.train(data=waves(400), resume=run.folder, overrides=("engine.monitor=false",))
+        for mine, theirs in zip(ended(run), wanted, strict=True):
+            assert mine == theirs
+
+
+@pytest.mark.parametrize("step", [2, 7])
+def test_a_stop_between_two_lines_of_the_log_leaves_the_same_log(tmp_path, monkeypatch, step):
+    sections = merged(DURABLE, {"train": {"repeats": 3}, "engine": {"log_every": 4}})
+    whole = slipstream.train(configured(tmp_path / "whole", **sections), waves(400)).run
+    wanted = ended(runs.open_run(whole))
+    make, calls = pack.build_pack, []
+
+    def make_stopped(*arguments, **settings):
+        made = make(*arguments, **settings)
+        advance = made.advance
+
+        def stopped():
+            calls.append(1)
+            if len(calls) == step:
+                os.kill(os.getpid(), signal.SIGTERM)
+            advance()
+
+        made.advance = stopped
+        return made
+
+    config = configured(tmp_path / "stopped", **sections)
+    with monkeypatch.context() as patch:
+        patch.setattr(pack, "build_pack", make_stopped)
+        with pytest.raises(Interrupted):
+            slipstream.train(config, waves(400))
+    run = runs.open_run(runs.find_last(config.out))
+    slipstream.train(data=waves(400), resume=run.folder)
+    for mine, theirs in zip(ended(run), wanted, strict=True):
+        assert mine == theirs
+
+
+@pytest.mark.parametrize("validate_every", [1, 2])
+@pytest.mark.parametrize("logs", [1, 5, 8])
+def test_a_run_out_of_time_goes_on_where_it_was_cut(tmp_path, monkeypatch, logs, validate_every):
+    """The folds' epochs differ in length, so that lanes are cut in all kinds of places."""
+    train = {"repeats": 2, "validate_every": validate_every}
+    sections = merged(merged(FOLDS, DURABLE), {"train": train})
+    whole = slipstream.train(configured(tmp_path / "whole", **sections), waves(400)).run
+    wanted = ended(runs.open_run(whole))
+    limited = merged(sections, {"train": {"minutes": (logs - 0.5) / 60}})
+    with monkeypatch.context() as patch:
+        now = [0.0]
+        patch.setattr(rounds.time, "perf_counter", lambda: now[0])
+
+        def watch(event):
+            now[0] += event["event"] == "log"  # a second for each look at the losses
+
+        result = slipstream.train(configured(tmp_path / "cut", **limited), waves(400), watch=watch)
+    run = runs.open_run(result.run)
+    told = result.summary["lanes"]
+    assert len(told) == 6
+    assert all(lane["stopped"] == rounds.OUT_OF_TIME and lane["metrics"] for lane in told)
+    assert any(lane["epochs"] % 1 for lane in told)
+    slipstream.train(data=waves(400), resume=run.folder, overrides=("train.minutes=60",))
+    for mine, theirs in zip(ended(run), wanted, strict=True):
+        assert mine == theirs
+    with pytest.raises(UserError, match="is finished"):
+        slipstream.train(data=waves(400), resume=run.folder, overrides=("train.minutes=90",))
+
+
+def test_a_run_that_breaks_off_anywhere_goes_on(tmp_path):
+    sections = merged(DURABLE, {"train": {"repeats": 3}})
+    whole = slipstream.train(configured(tmp_path / "whole", **sections), waves(400)).run
+    wanted = ended(runs.open_run(whole))
+
+    def broken(event):
+        if event["event"] == "scoring" and event["what"] == "the baselines":
+            raise RuntimeError("broken")
+
+    config = configured(tmp_path / "broken", **sections)
+    with pytest.raises(RuntimeError, match="broken"):
+        slipstream.train(config, waves(400), watch=broken)
+    run = runs.open_run(runs.find_last(config.out))
+    assert (run.folder / "crash.txt").exists()
+    assert "a_predicted" in slipstream.predict(run.folder, waves(400)).column_names
+    slipstream.train(data=waves(400), resume=run.folder)
+    for mine, theirs in zip(ended(run), wanted, strict=True):
+        assert mine == theirs
+
+
+def test_what_cannot_be_resumed_is_refused(repeated, tmp_path):
+    _, result = repeated
+    with pytest.raises(UserError, match=r"is finished; .* start a new run to train longer"):
+        slipstream.train(data=waves(600), resume=result.run)
+    for change in ("train.epochs=9", "train.repeats=2", "train.repeats=1", "train.lr=0.1"):
+        name = change.split("=")[0]
+        with pytest.raises(UserError, match=rf"other settings .* \({name}\); start a new run$"):
+            slipstream.train(data=waves(600), resume=result.run, overrides=(change,), force=True)
+    alone = slipstream.train(configured(tmp_path), waves()).run
+    with pytest.raises(UserError, match=r"\(train.repeats\); start a new run$"):
+        slipstream.train(data=waves(), resume=alone, overrides=("train.repeats=4",), force=True)
+
+
+@pytest.mark.parametrize(
+    ("engine", "told"),
+    [
+        ({"home": "loader"}, r"train.repeats = 2 .* live elsewhere \(loader: asked for"),
+        ({"preset": "classic"}, "leave engine.home and engine.preset as they are"),
+        ({"sync": True}, "take engine.sync out"),
+    ],
+)
+def test_what_cannot_be_trained_as_lanes_is_refused_before_anything_is_written(
+    tmp_path, engine, told
+):
+    config = configured(tmp_path / "out", train={"repeats": 2}, engine=engine)
+    with pytest.raises(UserError, match=told):
+        slipstream.train(config, waves())
+    assert not (tmp_path / "out").exists()
+
+
+def test_streamed_data_are_refused(tmp_path):
+    pyarrow.parquet.write_table(waves(), tmp_path / "table.parquet")
+    config = configured(
+        tmp_path / "out",
+        data={"path": str(tmp_path / "table.parquet")},
+        train={"repeats": 2},
+        engine={"home": "stream"},
+    )
+    with pytest.raises(UserError, match=r"live elsewhere \(stream"):
+        slipstream.train(config)
+
+
+def test_seeds_that_would_run_over_are_refused(tmp_path):
+    with pytest.raises(UserError, match=r"seed = \d+ is too large for train.repeats = 2"):
+        configured(tmp_path, train={"repeats": 2}, seed=2**63 - 1)
+
+
+def test_batch_auto_is_found_before_lanes_are_made(tmp_path):
+    config = configured(tmp_path, train={"repeats": 2, "batch": "auto", "epochs": 1})
+    result = slipstream.train(config, waves())
+    batch = slipstream.config.load(result.run / "config.toml").train.batch
+    assert isinstance(batch, int)
+    assert result.summary["lanes"][0]["steps"] == -(-result.summary["windows"]["train"] // batch)
+
+
+def test_a_lane_without_a_model_is_told_of_and_left_out(tmp_path, monkeypatch):
+    fit = rounds.fit
+
+    def one_fails(*given, **more):
+        fits = fit(*given, **more)
+        fits[1].weights, fits[1].stop_reason = {}, "the loss is no longer finite"
+        fits[1].progress.best_loss = float("inf")
+        return fits
+
+    monkeypatch.setattr(rounds, "fit", one_fails)
+    result = slipstream.train(configured(tmp_path, train={"repeats": 3}), waves())
+    assert [lane["metrics"] is None for lane in result.summary["lanes"]] == [False, True, False]
+    assert "seed 1 has no model: the loss is no longer finite" in result.summary["notes"]
+    assert (
+        slipstream.evaluate(result.run, waves(), ensemble=True)["model"] == "the mean of 2 models"
+    )
+    slipstream.report(result.run)
+
+
+def test_training_that_finds_nothing_says_what_to_change(tmp_path, monkeypatch):
+    monkeypatch.setattr(lanestate, "read_best_weights", lambda *_: {})
+    config = configured(tmp_path, train={"repeats": 2}, **FOLDS)
+    with pytest.raises(
+        UserError, match=r"no validation loss of fold 1 was finite.* lower train.lr"
+    ):
+        slipstream.train(config, waves(600))
+
+
+def test_intervals_cover_what_they_promise(tmp_path):
+    """Noise is all that is left to predict; windows do not overlap, so errors are exchangeable."""
+    draw = np.random.default_rng(0)
+    table = pa.table({"time": np.arange(30000), "a": draw.standard_normal(30000) * 3 + 7})
+    config = configured(
+        tmp_path,
+        data={
+            "context": 2,
+            "horizon": 2,
+            "stride": 4,
+            "split": {"train": 0.2, "val": 0.4, "test": 0.4},
+        },
+        train={"repeats": 2, "epochs": 1, "batch": 256},
+    )
+    summary = slipstream.train(config, table).summary
+    for found in (summary, summary["ensemble"]):
+        assert found["coverage"]["80"] == pytest.approx(0.80, abs=0.025)
+        assert found["coverage"]["95"] == pytest.approx(0.95, abs=0.015)
+
+
+@pytest.fixture
+def job(tmp_path):
+    waves().to_pandas().to_csv(tmp_path / "table.csv", index=False)
+    config = tmp_path / "job.toml"
+    config.write_text(f'out = "{tmp_path}/runs"\n[data]\npath = "table.csv"\n')
+    return config
+
+
+def test_the_command_line_shows_lanes(job, tmp_path):
+    found = invoke("train", job, *sets("train.repeats=3", "data.split.walk_forward=2"))
+    assert found.exit_code == 0, found.output
+    assert "lanes: 2 folds x 3 seeds = 6 models, all at once, as one program" in found.stderr
+    assert "lane 6 of 6 done: fold" in found.stderr
+    assert "6 of 6 lanes done (all epochs done: 6)" in found.stderr
+    for part in ("ensemble", "3 seeds: test MAE", "2 folds: test MAE", "intervals: ", "their mean"):
+        assert part in found.stdout
+    run = runs.find_last(str(tmp_path / "runs"))
+    assert "From fold to fold" in (run / "report.html").read_text()
+    out = tmp_path / "ahead.csv"
+    told = json.loads(
+        invoke(
+            "predict", run, job.parent / "table.csv", "--ensemble", "--json", "--out", out
+        ).stdout
+    )
+    assert told["model"] == "the mean of 3 models of the last fold"
+    assert "a_lo80" in told["columns"]
+    told = json.loads(invoke("evaluate", run, "--single", "--json").stdout)
+    assert told["model"] == "the best of 3 models, fold by fold"
+    assert "intervals: " in invoke("evaluate", run).stdout
+
+
+def test_json_of_lanes_is_one_object(job):
+    found = invoke("train", job, "--json", *sets("train.repeats=2"))
+    assert found.exit_code == 0, found.output
+    summary = json.loads(found.stdout)
+    assert [lane["seed"] for lane in summary["lanes"]] == [0, 1]
+    assert summary["spread"]["rmse"]["sd"] >= 0

@@ -1,0 +1,392 @@
+"""Runs that stop and go on end exactly as those that never stopped."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+
+import pyarrow.parquet
+import pytest
+from safetensors.torch import load_file
+
+import slipstream
+from slipstream import Interrupted, UserError, runs
+from slipstream.engine import checkpoint, loop
+from slipstream.training import start
+from tests.conftest import small_config, waves
+
+EVERYTHING = {"engine": {"log_every": 4, "checkpoint_minutes": 1e-9}}
+JOBS = {
+    "lstm, dropout": {"model": {"kind": "lstm", "layers": 2, "dropout": 0.3}},
+    "gru, accumulated": {"model": {"kind": "gru"}, "train": {"batch": 7, "accumulate": 3}},
+    "transformer, dropout": {"model": {"kind": "transformer", "dropout": 0.2}},
+    "mlp, plateau": {
+        "model": {"kind": "mlp"},
+        "train": {"schedule": "plateau", "plateau_patience": 1, "min_delta": 0.05},
+    },
+    "linear, sgd": {
+        "model": {"kind": "linear"},
+        "train": {"optimizer": "sgd", "momentum": 0.9, "lr": 0.01},
+    },
+    "rmsprop, restarts": {
+        "model": {"kind": "mlp"},
+        "train": {"optimizer": "rmsprop", "schedule": "restarts", "restart_epochs": 2},
+    },
+    "validated every second epoch": {"train": {"validate_every": 2}},
+    "augmented": {"augment": {"jitter": 0.1, "warp": 0.3, "mixup": 0.4}},
+    "masked": {"train": {"objective": "masked", "epochs": 3, "batch": 32}},
+}
+
+
+def configured(tmp_path, job=None, **sections):
+    """Jobs with a checkpoint as often as possible."""
+    together = {"train": {"epochs": 5}}
+    for part in (EVERYTHING, JOBS.get(job, {}), sections):
+        for name, settings in part.items():
+            together[name] = together.get(name, {}) | settings
+    return small_config(tmp_path, **together)
+
+
+def stopping_at(step, number=signal.SIGINT):
+    def watch(event):
+        if event["event"] == "step" and event["step"] == step:
+            os.kill(os.getpid(), number)
+
+    return watch
+
+
+def ended(run):
+    """All that must be the same: the log without its clock, weights, optimizer and figures."""
+    kept = ("event", "step", "epoch", "loss", "lr", "train_loss", "val_loss", "best")
+    log = [
+        {key: event[key] for key in kept if key in event}
+        for event in runs.read_events(run)
+        if event["event"] in ("log", "epoch", "recovery")
+    ]
+    last = run.checkpoints / f"step-{checkpoint.list_steps(run)[-1]}"
+    tensors = {
+        (name, key): value.numpy().tobytes()
+        for name in ("weights", "optimizer", "best", "rest")
+        for key, value in load_file(last / f"{name}.safetensors").items()
+    }
+    figures = runs.read_json(run.folder / "metrics.json")
+    return log, tensors, figures["metrics"], figures["detail"], figures["steps"], figures["stopped"]
+
+
+def same(one, other):
+    for mine, theirs in zip(one, other, strict=True):
+        assert mine == theirs
+
+
+def interrupted(config, table, step, number=signal.SIGINT):
+    with pytest.raises(Interrupted, match=r"go on with: slipstream train --resume"):
+        slipstream.train(config, table, watch=stopping_at(step, number))
+    return runs.open_run(runs.find_last(config.out))
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_a_stopped_run_ends_as_the_unbroken_one(tmp_path, job):
+    config, table = configured(tmp_path / "whole", job), waves(400)
+    whole = runs.open_run(slipstream.train(config, table).run)
+    wanted = ended(whole)
+    steps = wanted[4]
+    for step in {1, 3, steps // 2, steps // 2 + 1, steps - 1}:
+        run = interrupted(configured(tmp_path / f"at{step}", job), table, step)
+        assert not (run.folder / "lock.json").exists()
+        slipstream.train(data=table, resume=run.folder)
+        same(ended(run), wanted)
+
+
+def test_several_stops_in_one_run(tmp_path):
+    config, table = configured(tmp_path / "a", "lstm, dropout"), waves(400)
+    wanted = ended(runs.open_run(slipstream.train(config, table).run))
+    run = interrupted(configured(tmp_path / "b", "lstm, dropout"), table, 5)
+    for step in (6, 14, 30):
+        with pytest.raises(Interrupted):
+            slipstream.train(data=table, resume=run.folder, watch=stopping_at(step, signal.SIGTERM))
+    result = slipstream.train(data=table, resume=run.folder, overrides=("engine.monitor=false",))
+    same(ended(run), wanted)
+    assert [event["event"] for event in runs.read_events(run)].count("estimate") == 1
+    assert result.summary["estimate"]["after_ten_steps_s"] > 0
+
+
+def test_a_stop_during_validation_validates_again(tmp_path, monkeypatch):
+    config, table = configured(tmp_path / "a"), waves(400)
+    wanted = ended(runs.open_run(slipstream.train(config, table).run))
+    validate, calls = loop._validate, []
+
+    def stopped_while_validating(task, job, stop):
+        calls.append(1)
+        if len(calls) == 3:
+            stop.signal_number = int(signal.SIGTERM)
+        return validate(task, job, stop)
+
+    monkeypatch.setattr(loop, "_validate", stopped_while_validating)
+    with pytest.raises(Interrupted):
+        slipstream.train(configured(tmp_path / "b"), table)
+    run = runs.open_run(runs.find_last(str(tmp_path / "b")))
+    slipstream.train(data=table, resume=run.folder)
+    same(ended(run), wanted)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_streamed_run_goes_on_too(tmp_path, workers):
+    path = tmp_path / "data.parquet"
+    pyarrow.parquet.write_table(waves(900), path, row_group_size=100)
+    sections = {
+        "data": {"path": str(path)},
+        "engine": {"home": "stream", "workers": workers, "buffer_rows": 300},
+        "train": {"epochs": 3},
+    }
+    config = configured(tmp_path / "a", **sections)
+    wanted = ended(runs.open_run(slipstream.train(config).run))
+    run = interrupted(configured(tmp_path / "b", **sections), None, wanted[4] // 2 + 1)
+    slipstream.train(resume=run.folder)
+    same(ended(run), wanted)
+
+
+def test_after_a_rollback_in_the_same_epoch(tmp_path):
+    """A loss that is no number after the resume goes back to where the epoch began."""
+    config = configured(tmp_path / "a", "lstm, dropout", train={"epochs": 3, "lr": 1e-3})
+    table = waves(400)
+    with pytest.MonkeyPatch.context() as patch:
+        poison(patch, at_step=16)
+        wanted = ended(runs.open_run(slipstream.train(config, table).run))
+    assert any(event["event"] == "recovery" for event in wanted[0])
+    config = configured(tmp_path / "b", "lstm, dropout", train={"epochs": 3, "lr": 1e-3})
+    run = interrupted(config, table, 14)
+    with pytest.MonkeyPatch.context() as patch:
+        poison(patch, at_step=16)
+        slipstream.train(data=table, resume=run.folder)
+    same(ended(run), wanted)
+
+
+def poison(patch, at_step):
+    """Once, and in the same step whether that comes before or after a resume."""
+    step, spoilt = loop._step, []
+
+    def spoiling(task, job, epoch, done):
+        job = step(task, job, epoch, done)
+        if epoch * job.home.num_steps + done + 1 == at_step and not spoilt:
+            spoilt.append(True)
+            job.tape.losses[done] = float("nan")
+        return job
+
+    patch.setattr(loop, "_step", spoiling)
+
+
+def test_more_epochs_than_before(tmp_path):
+    table = waves(400)
+    sections = {"train": {"epochs": 3, "schedule": "constant"}}
+    longer = {"train": {"epochs": 5, "schedule": "constant"}}
+    wanted = ended(runs.open_run(slipstream.train(configured(tmp_path / "a", **longer), table).run))
+    run = runs.open_run(slipstream.train(configured(tmp_path / "b", **sections), table).run)
+    with pytest.raises(UserError, match=r"is finished, after 3 epochs; .* raise train.epochs"):
+        slipstream.train(data=table, resume=run.folder)
+    slipstream.train(data=table, resume=run.folder, overrides=("train.epochs=5",))
+    same(ended(run)[:2], wanted[:2])
+
+
+class Clock:
+    """Ours is the time: so many seconds have passed for every step that was taken."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        monkeypatch.setattr(loop.time, "perf_counter", lambda: self.now)
+
+    def __call__(self, event):
+        self.now += event["event"] == "step"
+
+
+@pytest.mark.parametrize("job", ["lstm, dropout", "mlp, plateau", "validated every second epoch"])
+@pytest.mark.parametrize("cut", [4, 13, 18, 27])
+def test_a_run_out_of_time_goes_on_where_it_was_cut(tmp_path, monkeypatch, job, cut):
+    """9 steps an epoch, whose 4th, 8th and last look at the clock. The validation at the cut is one
+    that an unbroken run does not have."""
+    config, table = configured(tmp_path / "a", job), waves(400)
+    wanted = ended(runs.open_run(slipstream.train(config, table).run))
+    with monkeypatch.context() as patch:
+        limited = {"epochs": 5, "minutes": (cut - 0.5) / 60} | JOBS[job].get("train", {})
+        config = configured(tmp_path / "b", job, train=limited)
+        result = slipstream.train(config, table, watch=Clock(patch))
+    run = runs.open_run(result.run)
+    assert result.summary["stopped"] == "train.minutes have passed"
+    assert result.summary["steps"] == cut
+    assert result.summary["epochs"] == pytest.approx(cut / 9)
+    last = [event for event in runs.read_events(run) if event["event"] == "epoch"][-1]
+    assert (last["step"], last["epoch"]) == (cut, pytest.approx(cut / 9))
+    assert result.summary["best_epoch"] > 0
+    slipstream.train(data=table, resume=run.folder, overrides=("train.minutes=60",))
+    same(ended(run), wanted)
+
+
+def test_other_settings_and_other_data_are_refused_by_name(tmp_path):
+    table = waves(400)
+    run = interrupted(configured(tmp_path), table, 12)
+    before = sorted(path for path in run.folder.rglob("*"))
+    with pytest.raises(UserError, match=r"other settings .*\(model.hidden, train.lr\).*--force"):
+        slipstream.train(
+            data=table, resume=run.folder, overrides=("model.hidden=9", "train.lr=0.5")
+        )
+    other = table.to_pydict()
+    other["a"][7] += 0.001
+    with pytest.raises(UserError, match=r"data are not those that it began with.*--force"):
+        slipstream.train(data=other, resume=run.folder)
+    assert sorted(path for path in run.folder.rglob("*")) == before
+    seen = []
+    slipstream.train(
+        data=other,
+        resume=run.folder,
+        overrides=("train.lr=0.0005",),
+        force=True,
+        watch=seen.append,
+    )
+    (told,) = (event for event in seen if event["event"] == "resume")
+    assert "train.lr was changed" in told["differs"]
+
+
+def test_a_run_can_move(tmp_path, monkeypatch):
+    config, table = configured(tmp_path / "a"), waves(400)
+    wanted = ended(runs.open_run(slipstream.train(config, table).run))
+    run = interrupted(configured(tmp_path / "b"), table, 12)
+    moved = tmp_path / "elsewhere" / "run"
+    shutil.copytree(run.folder, moved)
+    shutil.rmtree(run.folder)
+    monkeypatch.chdir(moved.parent)
+    slipstream.train(data=table, resume="run")
+    same(ended(runs.open_run(moved)), wanted)
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path):
+    config, table = configured(tmp_path / "a"), waves(400)
+    wanted = ended(runs.open_run(slipstream.train(config, table).run))
+    config = configured(tmp_path / "b", engine={"async_checkpoints": False})
+    run = interrupted(config, table, 14)
+    newest = run.checkpoints / f"step-{checkpoint.list_steps(run)[-1]}" / "weights.safetensors"
+    damaged = bytearray(newest.read_bytes())
+    damaged[-3] ^= 1
+    newest.write_bytes(damaged)
+    seen = []
+    slipstream.train(data=table, resume=run.folder, watch=seen.append)
+    (told,) = (event for event in seen if event["event"] == "fallback")
+    assert f"{newest}: is damaged" in told["why"]
+    assert any(event["event"] == "fallback" for event in runs.read_events(run))
+    same(ended(run), wanted)
+
+
+class Killed(BaseException):
+    """As a kill: nothing of ours catches it."""
+
+
+def killed_at(*events):
+    def watch(event):
+        if event["event"] in events:
+            raise Killed
+
+    return watch
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {},
+        {"train": {"repeats": 2, "epochs": 3}},
+        {"train": {"objective": "masked", "epochs": 3, "batch": 32}},
+    ],
+    ids=["one model", "repeats", "pre-training"],
+)
+def test_a_run_without_a_checkpoint_begins_again_in_its_folder(tmp_path, sections):
+    table = waves(400)
+    whole = runs.open_run(slipstream.train(configured(tmp_path / "a", **sections), table).run)
+    with pytest.raises(Killed):
+        slipstream.train(
+            configured(tmp_path / "b", **sections), table, watch=killed_at("start", "log")
+        )
+    run = runs.open_run(runs.find_last(str(tmp_path / "b")))
+    assert not checkpoint.list_steps(run)
+    seen = []
+    result = slipstream.train(data=table, resume=run.folder, watch=seen.append)
+    assert result.run == run.folder
+    assert [event["step"] for event in seen if event["event"] == "resume"] == [0]
+    assert logged(run) == logged(whole)
+    wanted, got = (runs.read_json(one.folder / "metrics.json") for one in (whole, run))
+    assert got["metrics"] == wanted["metrics"]
+    assert not list((tmp_path / "b").glob(".*"))
+
+
+def test_an_inner_run_that_was_killed_early_goes_on_in_its_folder(tmp_path):
+    config, table, folder = configured(tmp_path), waves(400), tmp_path / "retrained" / "best"
+    with pytest.raises(Killed):
+        start.train_or_resume(folder, config, table, killed_at("start"))
+    (folder / "mark").touch()
+    found = start.train_or_resume(folder, config, table, None)
+    assert (folder / "mark").exists()
+    assert runs.read_metrics(folder)["metrics"] == found["metrics"]
+
+
+def logged(run):
+    kept = ("event", "step", "losses", "loss", "lane", "val_loss")
+    return [
+        {key: event[key] for key in kept if key in event}
+        for event in runs.read_events(run)
+        if event["event"] in ("start", "log", "epoch", "lane", "recovery")
+    ]
+
+
+def test_a_measured_batch_is_kept_when_a_run_begins_again(tmp_path):
+    table = waves(400)
+    auto = {"train": {"batch": "auto", "epochs": 2}}
+    config = configured(tmp_path, **auto)
+    with pytest.raises(Killed):
+        slipstream.train(config, table, watch=killed_at("log"))
+    run = runs.open_run(runs.find_last(str(tmp_path)))
+    measured = runs.load_config(run).train.batch
+    assert measured != "auto"
+    slipstream.train(config, table, resume=run.folder)  # which still says auto
+    assert runs.load_config(run).train.batch == measured
+
+
+@pytest.mark.parametrize("moment", ["mkdir", "lock", "config", "rename"])
+def test_a_kill_while_a_folder_is_made_leaves_no_half_run(tmp_path, moment):
+    """The child is killed at a system call on the way; the next run of the folder cleans up."""
+    out = tmp_path / "runs"
+    child = os.fork()
+    if not child:
+        stop_at(moment)
+        runs.create_run("a", out=str(out), files={"config.toml": "seed = 1\n"})
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert [path for path in out.iterdir() if not path.name.startswith(".")] == []
+    with pytest.raises(UserError, match="no run to resume"):
+        runs.find_last(str(out))
+    run = runs.create_run("a", out=str(out), files={"config.toml": "seed = 1\n"})
+    assert list(out.iterdir()) == [run.folder]
+
+
+def stop_at(moment):
+    """Kill this process when it comes to a certain system call on an unpublished folder."""
+
+    def audit(event, arguments):
+        at = str(arguments[0]) if arguments else ""
+        if ".unpublished" in at and (
+            (moment == "lock" and event == "open" and at.endswith("lock.json"))
+            or (moment == "config" and event == "open" and at.endswith("config.toml"))
+            or (moment == "rename" and event == "os.rename")
+        ):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if moment == "mkdir" and event == "os.mkdir" and at.endswith(".unpublished"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(audit)
+
+
+def test_checkpoints_that_were_removed_are_not_begun_again_in_silence(tmp_path):
+    table = waves(400)
+    run = interrupted(configured(tmp_path), table, 12)
+    shutil.rmtree(run.checkpoints)
+    with pytest.raises(UserError, match="holds no checkpoint to go on from"):
+        slipstream.train(data=table, resume=run.folder)
+    with pytest.raises(UserError, match="no run to resume"):
+        runs.find_last(str(tmp_path / "empty"))

@@ -1,0 +1,247 @@
+"""A study's file that was cut off, zeroed or damaged goes on with all that is left of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+
+import optuna
+import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState
+
+import slipstream
+from slipstream import config as configs
+from slipstream import runs
+from slipstream.errors import Interrupted
+from slipstream.runs import Run
+from slipstream.tuning import space as spaces
+from slipstream.tuning.packing.dataset_cache import DatasetCache
+from slipstream.tuning.search import OptunaSearch
+from slipstream.tuning.storage import journal
+from slipstream.tuning.workers import worker
+from tests.tuning.several import job
+
+FLIPS = 150
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """A search of three trials, each with settings of two kinds."""
+    folder = tmp_path_factory.mktemp("journal")
+    return slipstream.tune(job(folder, trials=3, space=SPACE)).run
+
+
+SPACE = {"train.lr": {"low": 1e-3, "high": 1e-2, "log": True}, "model.hidden": [4, 8]}
+
+
+def mended(run, content, events=True):
+    """The study's trials after the file held `content`, and what is said of it."""
+    path = run / "study.log"
+    whole, config = path.read_bytes(), configs.load(run / "config.toml")
+    path.write_bytes(content)
+    try:
+        told = journal.repair(
+            path,
+            study="search",
+            distributions=spaces.make_distributions(spaces.make_space(config)),
+            events=runs.read_events(Run(run)) if events else [],
+        )
+        return trials_in(path), told
+    finally:
+        path.write_bytes(whole)
+        (run / "study.log.damaged").unlink(missing_ok=True)
+
+
+def trials_in(path):
+    """As Optuna itself reads them."""
+    storage = JournalStorage(JournalFileBackend(str(path)))
+    return optuna.load_study(study_name="search", storage=storage).trials
+
+
+def results(trials):
+    return [(t.number, t.state, t.value, t.params) for t in trials]
+
+
+def test_a_sound_file_is_left_as_it_is(done):
+    content = (done / "study.log").read_bytes()
+    trials, told = mended(done, content)
+    assert told == []
+    assert len(trials) == 3
+    assert all("sum" in json.loads(line) for line in content.splitlines())
+
+
+def test_no_flipped_bit_changes_a_result_or_ends_a_search(done):
+    content, draw = (done / "study.log").read_bytes(), random.Random(0)
+    wanted = results(trials_in(done / "study.log"))
+    silent = 0
+    for _ in range(FLIPS):
+        bad = bytearray(content)
+        at, bit = draw.randrange(len(bad)), draw.randrange(8)
+        bad[at] ^= 1 << bit
+        trials, told = mended(done, bytes(bad))
+        assert results(trials) == wanted, (at, bit)
+        silent += not told
+    assert silent < FLIPS / 10  # of a key that names the checksum, or a letter's case in an escape
+
+
+def test_every_break_between_two_lines_may_be_damaged(done):
+    content = (done / "study.log").read_bytes()
+    wanted = results(trials_in(done / "study.log"))
+    for at in (i for i, byte in enumerate(content) if byte == 0x0A):
+        for bit in (0, 5, 7):
+            bad = bytearray(content)
+            bad[at] ^= 1 << bit
+            trials, _ = mended(done, bytes(bad))
+            assert results(trials) == wanted, (at, bit)
+
+
+@pytest.mark.parametrize("tail", [b"\0" * 4096, b'{"op_code":7,"worker_id"', b"\xff\xfe\n", b"\n"])
+def test_what_follows_the_last_whole_line_is_dropped(done, tail):
+    content = (done / "study.log").read_bytes()
+    wanted = results(trials_in(done / "study.log"))
+    trials, told = mended(done, content + tail)
+    assert results(trials) == wanted
+    assert len(told) == 1
+
+
+def test_a_file_may_be_cut_anywhere(done):
+    """The search's log knows how the trials ended."""
+    content = (done / "study.log").read_bytes()
+    wanted = results(trials_in(done / "study.log"))
+    for size in range(0, len(content), 97):
+        trials, _ = mended(done, content[:size])
+        assert results(trials) == wanted, size
+
+
+def test_without_the_searchs_log_no_result_is_made_up(done):
+    """A trial whose settings are lost has failed, one whose end is lost trains again."""
+    content, draw = (done / "study.log").read_bytes(), random.Random(1)
+    wanted = {one[0]: one for one in results(trials_in(done / "study.log"))}
+    lines = content.splitlines(keepends=True)
+    for at in range(len(lines)):
+        place = draw.randrange(len(lines[at]) - 2)
+        bad = b"".join(
+            [*lines[:at], lines[at][:place] + b"#" + lines[at][place + 1 :], *lines[at + 1 :]]
+        )
+        trials, _ = mended(done, bad, events=False)
+        assert len(trials) == 3
+        for one in results(trials):
+            assert one == wanted[one[0]] or one[1] in (TrialState.FAIL, TrialState.RUNNING)
+            assert one[1] == TrialState.FAIL or set(one[3]) == set(SPACE)
+
+
+def test_a_file_that_was_mended_can_be_mended_again(done):
+    content = (done / "study.log").read_bytes()
+    path = done / "study.log"
+    wanted = results(trials_in(path))
+    config = configs.load(done / "config.toml")
+    how = {"study": "search", "distributions": spaces.make_distributions(spaces.make_space(config))}
+    try:
+        path.write_bytes(content.replace(b"op_code", b"op_c\xffde", 3))
+        assert journal.repair(path, **how, events=runs.read_events(Run(done)))
+        once = path.read_bytes()
+        assert results(trials_in(path)) == wanted
+        for line in once.splitlines():
+            path.write_bytes(once.replace(line, line[:-9] + b"#" * 9))
+            assert journal.repair(path, **how, events=runs.read_events(Run(done)))
+            assert results(trials_in(path)) == wanted
+    finally:
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", ["cut", "zeros", "within", "gone", "lock"])
+def test_a_search_with_a_damaged_study_goes_on(tmp_path, damage):
+    config = job(tmp_path, trials=3, space=SPACE)
+    found = slipstream.tune(config)
+    path, wanted = found.run / "study.log", results(found.study.trials)
+    content = path.read_bytes()
+    middle = len(content) // 2
+    match damage:
+        case "cut":
+            path.write_bytes(content[:-20])
+        case "zeros":
+            path.write_bytes(content + b"\0" * 512)
+        case "within":
+            path.write_bytes(content[:middle] + b"\0" * 40 + content[middle + 40 :])
+        case "gone":
+            path.unlink()
+        case "lock":
+            (found.run / "study.log.lock").symlink_to(path)
+    told = []
+    more = slipstream.tune(resume=found.run, overrides=("tune.trials=4",), watch=told.append)
+    assert more.summary["trials"] == {"finished": 4, "pruned": 0, "failed": 0}
+    assert results(more.study.trials)[:3] == wanted
+    mending = [e["why"] for e in told if e["event"] == "fallback"]
+    assert len(mending) == (damage != "lock")
+    assert all(str(path) in why for why in mending)
+    if damage in ("cut", "zeros", "within"):
+        assert (found.run / "study.log.damaged").exists()
+    slipstream.report(found.run)
+
+
+def test_settings_that_were_not_yet_drawn_when_a_search_was_killed_are_drawn(tmp_path):
+    config = job(tmp_path, trials=1, space=SPACE)
+    run = runs.create_run("a", out=str(tmp_path / "runs"))
+    board = worker.open_timed_study(config, run.folder, None, "search")
+    board.study.ask({"train.lr": board.distributions["train.lr"]})  # and killed there
+    search = OptunaSearch(config, board, run, DatasetCache(config))
+    search.resume_interrupted()
+    (one,) = search.interrupted
+    drawn = board.get_trials()[0].params
+    assert set(drawn) == set(SPACE)
+    assert (one.config.train.lr, one.config.model.hidden) == tuple(drawn[name] for name in SPACE)
+
+
+def test_impossible_settings_that_a_kill_left_under_way_have_failed(tmp_path):
+    space = {"model.patch": [3, 5], "data.context": [16, 15]}
+    config = job(tmp_path, trials=4, space=space, sampler="grid")
+    run = runs.create_run("a", out=str(tmp_path / "runs"))
+    board = worker.open_timed_study(config, run.folder, None, "search")
+    for _ in range(4):
+        board.ask()
+    search = OptunaSearch(config, board, run, DatasetCache(config))
+    search.resume_interrupted()
+    assert len(search.interrupted) == 2
+    states = [trial.state for trial in board.get_trials()]
+    assert states.count(TrialState.FAIL) == 2
+
+
+@pytest.mark.parametrize("study", [None, b"", b'{"op_code":0,"worker_id":"a', b"\0" * 100])
+def test_a_search_that_was_killed_before_its_first_trial_begins_in_its_folder(tmp_path, study):
+    config = job(tmp_path, trials=2)
+    run = runs.create_run("a", out=str(tmp_path / "runs"))
+    (run.folder / "config.toml").write_text(configs.to_toml(config))
+    if study is not None:
+        (run.folder / "study.log").write_bytes(study)
+    found = slipstream.tune(resume=run.folder)
+    assert found.run == run.folder
+    assert found.summary["trials"]["finished"] == 2
+    assert (run.folder / "study.log").exists()
+    assert not (run.folder / "study.db").exists()
+
+
+def test_a_pack_without_a_sound_checkpoint_is_trained_from_its_start(tmp_path):
+    config = job(tmp_path, trials=2, epochs=6)
+
+    stopped = []
+
+    def stop(event):
+        if event["event"] == "epoch" and event["epoch"] == 3 and not stopped:
+            stopped.append(event)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        slipstream.tune(config, watch=stop)
+    folder = runs.find_last(config.out)
+    files = list(folder.glob("packs/*/checkpoints/*/*.safetensors"))
+    assert files
+    for path in files:
+        path.write_bytes(b"")
+    told = []
+    found = slipstream.tune(resume=folder, watch=told.append)
+    assert found.summary["trials"]["finished"] == 2
+    assert any("from their start" in e["what"] for e in told if e["event"] == "fallback")
