@@ -1,10 +1,17 @@
-# make demo    train the embedded job and write its report
-# make test    lint, types, tests: what CI runs
-# Both make .venv on first use and reinstall only when pyproject.toml or constraints.txt change.
+# make demo       train the embedded job and write its report
+# make test       lint, types, tests
+# make test-slow  the tests that take longest; CI runs both
+# Each target makes .venv on first use and reinstalls when pyproject.toml or constraints.txt change.
 
-PYTHON ?= python3
 VENV := .venv
+ifeq ($(OS),Windows_NT)
+PYTHON ?= python
+BIN := $(VENV)/Scripts
+EXE := .exe
+else
+PYTHON ?= python3
 BIN := $(VENV)/bin
+endif
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: demo test lint types tests test-slow test-services soak test-gpu format docs clean
@@ -25,7 +32,7 @@ tests: $(VENV)/dev
 	$(BIN)/python -m pytest -n auto
 
 test-slow: $(VENV)/dev
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -n auto -m slow
 
 soak: $(VENV)/dev
 	$(BIN)/python -m tests.soak
@@ -49,7 +56,7 @@ clean:
 
 $(VENV)/core: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Slipstream needs Python 3.11 or newer; set PYTHON=...") if sys.version_info < (3, 11) else None'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	test -x $(BIN)/python$(EXE) || $(PYTHON) -m venv $(VENV)
 	$(PIP) --editable .
 	@touch $@
 
