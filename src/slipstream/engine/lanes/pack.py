@@ -353,7 +353,7 @@ class Pack:
         for part, (code, optimizer) in itertools.product(
             self._parts, enumerate(self.capacity.optimizers)
         ):
-            moving = thawed if part.frozen_first else moves
+            moving = thawed if part.starts_frozen else moves
             flat_optim.update_lanes(
                 optimizer,
                 live["weights"][:, part.place],
@@ -363,7 +363,7 @@ class Pack:
                 lr=lr if part.rate == 1.0 else lr * part.rate,
                 decay=settings["decay"],
                 momentum=settings["momentum"],
-                count=live["encoder_count" if part.frozen_first else "count"],
+                count=live["encoder_count" if part.starts_frozen else "count"],
                 divisor=divisor,
                 moves=moving & (settings["optimizer"] == code) if several else moving,
             )
