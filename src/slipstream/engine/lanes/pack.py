@@ -356,11 +356,11 @@ class Pack:
             moving = thawed if part.starts_frozen else moves
             flat_optim.update_lanes(
                 optimizer,
-                live["weights"][:, part.place],
-                grads[:, part.place],
-                live["first"][:, part.place],
-                live["second"][:, part.place],
-                lr=lr if part.rate == 1.0 else lr * part.rate,
+                live["weights"][:, part.columns],
+                grads[:, part.columns],
+                live["first"][:, part.columns],
+                live["second"][:, part.columns],
+                lr=lr if part.lr_factor == 1.0 else lr * part.lr_factor,
                 decay=settings["decay"],
                 momentum=settings["momentum"],
                 count=live["encoder_count" if part.starts_frozen else "count"],
