@@ -152,7 +152,8 @@ def costs() -> BenchResult:
     )
     every_kind = format_percent(statistics.median(rows[-1].more["ratios"]) - 1)
     headline = (
-        f"Masking or one kind of augmentation: at most {format_percent(worst[0])} of a step ({worst[1]}); "
+        f"Masking or one kind of augmentation: at most {format_percent(worst[0])} of a step "
+        f"({worst[1]}); "
         f"all seven kinds {every_kind}"
     )
     settings = {"strength": STRENGTH, "rounds": ROUNDS, "steps": steps}

@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 import slipstream
 from slipstream import config as configs
 from slipstream import runs
+from slipstream.autotune.rules import make_plan
 from slipstream.data import dataset as datasets
 from slipstream.data import new_data, windows
 from slipstream.data.labels import selection
-from slipstream.engine import plan
 from slipstream.models import build
 from slipstream.reporting import describe_verdict
 from slipstream.scoring import baselines, ensemble
@@ -207,7 +207,7 @@ def test_the_ensemble_is_the_mean_of_probabilities(repeated):
     new, run = states(200, seed=4), runs.open_run(result.run)
     together = slipstream.predict(result.run, new, ensemble=True)
     config = configs.load(run.folder / "config.toml")
-    chosen = plan.make_plan(config, data_bytes=0, training=False)
+    chosen = make_plan(config, data_bytes=0, training=False)
     trained = ensemble.load_predictors(run, config, chosen, ensemble=False)
     dataset = new_data.load_new_data(config, trained.signature, trained.scaler, new, targets=False)
     (piece,) = dataset.iter_chunks("all", None, rows=0)

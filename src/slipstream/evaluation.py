@@ -10,13 +10,14 @@ from typing import Any
 
 from slipstream import config as configs
 from slipstream import runs
+from slipstream.autotune.rules import make_plan
 from slipstream.config import Config, Signature
 from slipstream.data import dataset as datasets
 from slipstream.data import new_data
 from slipstream.data.dataset import Dataset
 from slipstream.data.scaler import Scaler
 from slipstream.data.splits import SETS
-from slipstream.engine import checkpoint, plan, recovery
+from slipstream.engine import checkpoint, recovery
 from slipstream.errors import UserError
 from slipstream.models import permission
 from slipstream.runs import Run
@@ -49,7 +50,7 @@ def evaluate(
         raise UserError(f'there is no set "{on}"; choose one of {", ".join(SETS)}')
     found, whose = runs.find_model_run(runs.open_run(run))
     config = checkpoint.load_run_config(found, overrides)
-    chosen = plan.make_plan(config, data_bytes=0, training=False)
+    chosen = make_plan(config, data_bytes=0, training=False)
     permission.require_permission(found.folder, overrides=overrides, allow_code=allow_code)
     trained = ensembles.load_predictors(found, config, chosen, ensemble=ensemble)
     signature, scaler = trained.signature, trained.scaler

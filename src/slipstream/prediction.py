@@ -13,9 +13,10 @@ import pyarrow.parquet
 import torch
 
 from slipstream import runs
+from slipstream.autotune.rules import make_plan
 from slipstream.data import new_data
 from slipstream.data.dataset import Dataset
-from slipstream.engine import checkpoint, plan, recovery
+from slipstream.engine import checkpoint, recovery
 from slipstream.errors import UserError
 from slipstream.models import permission
 from slipstream.scoring import ensemble as ensembles
@@ -48,7 +49,7 @@ def predict(
     """
     found, whose = runs.find_model_run(runs.open_run(run))
     config = checkpoint.load_run_config(found, overrides)
-    chosen = plan.make_plan(config, data_bytes=0, training=False)
+    chosen = make_plan(config, data_bytes=0, training=False)
     permission.require_permission(found.folder, overrides=overrides, allow_code=allow_code)
     trained = ensembles.load_predictors(found, config, chosen, ensemble=ensemble)
     signature, scaler, voice = trained.signature, trained.scaler, trained.folds[-1]

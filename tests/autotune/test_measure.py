@@ -8,6 +8,7 @@ import torch
 
 from slipstream import UserError, runs
 from slipstream.autotune import candidates, measure
+from slipstream.autotune.rules import make_plan
 from slipstream.config import Config
 from slipstream.engine import plan
 from tests.conftest import small_config, small_dataset, waves
@@ -25,7 +26,7 @@ def made(tmp_path, table=None, **sections):
     train = {"epochs": 100_000} | sections.pop("train", {})
     config = small_config(tmp_path, engine=engine, train=train, **sections)
     dataset = small_dataset(config, table)
-    chosen = plan.make_plan(config, data_bytes=0)
+    chosen = make_plan(config, data_bytes=0)
     return make_task(config, dataset, chosen, runs.create_run("t", out=str(tmp_path))), chosen
 
 
@@ -191,9 +192,7 @@ def test_a_plan_of_another_version_is_measured_anew(tmp_path, what):
 
 
 def test_layers_of_their_own_size_may_each_have_their_algorithm():
-    chosen = plan.make_plan(
-        Config(model={"hidden": [8, 16]}, engine={"device": "cpu"}), data_bytes=0
-    )
+    chosen = make_plan(Config(model={"hidden": [8, 16]}, engine={"device": "cpu"}), data_bytes=0)
     first, second = candidates.list_cudnn_algorithms([8, 16])
     assert chosen.cudnn == ("persistent", "persistent")
     chosen = replace(chosen, cudnn=first.change(chosen))
@@ -205,7 +204,7 @@ def test_layers_of_their_own_size_may_each_have_their_algorithm():
 
 def test_cudnn_is_tried_first_where_our_own_kernels_are_the_start():
     config = Config(model={"hidden": [8, 16]}, engine={"device": "cpu"})
-    chosen = plan.make_plan(config, data_bytes=0)
+    chosen = make_plan(config, data_bytes=0)
     own = replace(chosen, cudnn=("off", "off"))
     first = next(candidates.list_candidates(config, own))
     assert (first.name, first.change(own)) == ("cudnn = persistent", ("persistent", "persistent"))

@@ -5,7 +5,7 @@ import torch
 
 from slipstream import UserError
 from slipstream.autotune import pack_size
-from slipstream.engine import plan
+from slipstream.autotune.rules import make_plan
 from slipstream.engine.lanes import pack
 from tests.conftest import small_dataset
 from tests.engine.lanes.test_pack import configured, lanes_of
@@ -16,7 +16,7 @@ SHORT = {"train": {"batch": 64}, "model": {"kind": "mlp"}}
 def chosen(count, **how):
     dataset = small_dataset(configured())
     some = lanes_of([{"seed": seed} for seed in range(count)], dataset, **SHORT)
-    rules = plan.make_plan(some[0].config, data_bytes=0)
+    rules = make_plan(some[0].config, data_bytes=0)
     return pack_size.choose_pack_size(some, dataset.signature, dataset.memory.series, rules, **how)
 
 

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from slipstream import UserError, machine
+from slipstream.autotune.rules import _refuse_own, half_pays, make_plan
 from slipstream.config import Config, Engine
-from slipstream.engine import plan
 
 
 def test_a_cpu_plan_explains_itself():
-    chosen = plan.make_plan(Config(engine=Engine(device="cpu")), data_bytes=12_000_000)
+    chosen = make_plan(Config(engine=Engine(device="cpu")), data_bytes=12_000_000)
     assert (chosen.precision, chosen.capture, chosen.home) == ("fp32", False, "device")
     assert chosen.threads == machine.count_available_cores()
     assert chosen.reasons["home"].startswith("12.0 MB of series")
@@ -20,21 +20,21 @@ def test_a_cpu_plan_explains_itself():
 @pytest.mark.parametrize("precision", ["tf32", "fp16"])
 def test_a_cpu_has_no_half_precision_of_that_kind(precision):
     with pytest.raises(UserError, match=f'"{precision}", which a CPU does not have'):
-        plan.make_plan(Config(engine=Engine(device="cpu", precision=precision)), data_bytes=0)
+        make_plan(Config(engine=Engine(device="cpu", precision=precision)), data_bytes=0)
 
 
 def test_a_cpu_cannot_capture():
     with pytest.raises(UserError, match=r"engine.capture is true, but steps are captured on CUDA"):
-        plan.make_plan(Config(engine=Engine(device="cpu", capture=True)), data_bytes=0)
+        make_plan(Config(engine=Engine(device="cpu", capture=True)), data_bytes=0)
 
 
 def test_cuda_is_refused_by_name_where_there_is_none():
     if torch.cuda.is_available():
         with pytest.raises(UserError, match=r"has \d+ GPU"):
-            plan.make_plan(Config(engine=Engine(device="cuda:99")), data_bytes=0)
+            make_plan(Config(engine=Engine(device="cuda:99")), data_bytes=0)
     else:
         with pytest.raises(UserError, match=r'engine.device is "cuda" but torch .*; use "cpu"'):
-            plan.make_plan(Config(engine=Engine(device="cuda")), data_bytes=0)
+            make_plan(Config(engine=Engine(device="cuda")), data_bytes=0)
 
 
 def test_flags_are_put_back():
@@ -46,7 +46,7 @@ def test_flags_are_put_back():
 
 def test_deterministic_kernels_are_asked_for_and_let_go():
     config = Config(engine=Engine(device="cpu", deterministic=True))
-    with plan.make_plan(config, data_bytes=0).flags():
+    with make_plan(config, data_bytes=0).flags():
         assert torch.are_deterministic_algorithms_enabled()
     assert not torch.are_deterministic_algorithms_enabled()
 
@@ -67,25 +67,25 @@ def test_deterministic_kernels_are_asked_for_and_let_go():
 )
 def test_recurrent_layers_are_taken_to_be_faster_in_fp16_from_a_size_on(kind, hidden, batch, pays):
     config = Config(model={"kind": kind, "hidden": hidden}, train={"batch": batch})
-    assert plan.half_pays(config) is pays
+    assert half_pays(config) is pays
 
 
 @pytest.mark.parametrize(
     "sections", [{"train": {"repeats": 4}}, {"data": {"split": {"walk_forward": 3}}}]
 )
 def test_recurrent_lanes_go_in_fp16(sections):
-    assert plan.half_pays(Config(model={"kind": "gru", "hidden": 16}, **sections))
-    assert not plan.half_pays(Config(model={"kind": "mlp", "hidden": 16}, **sections))
+    assert half_pays(Config(model={"kind": "gru", "hidden": 16}, **sections))
+    assert not half_pays(Config(model={"kind": "mlp", "hidden": 16}, **sections))
 
 
 def test_our_own_kernels_are_refused_where_there_are_none():
-    plan._refuse_own(512, recent=True)
+    _refuse_own(512, recent=True)
     with pytest.raises(UserError, match=r"model\.hidden is 513.*\"auto\""):
-        plan._refuse_own(513, recent=True)
+        _refuse_own(513, recent=True)
     with pytest.raises(UserError, match="older"):
-        plan._refuse_own(64, recent=False)
+        _refuse_own(64, recent=False)
 
 
 def test_a_cpu_has_its_own_recurrent_layers_whatever_cudnn_is_set_to():
     config = Config(model={"hidden": 200}, engine=Engine(device="cpu", cudnn="off"))
-    assert plan.make_plan(config, data_bytes=0).device.type == "cpu"
+    assert make_plan(config, data_bytes=0).device.type == "cpu"

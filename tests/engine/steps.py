@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from slipstream.autotune.rules import make_plan
 from slipstream.config import Config
 from slipstream.data.dataset import Dataset
 from slipstream.engine import optim, plan
@@ -43,7 +44,7 @@ def run_steps(
     """Losses of `steps` steps over as many epochs as it takes, and the weights they end with."""
     engine = config.engine.model_copy(update={"capture": capture})
     streamed = dataset.stream is not None
-    chosen = plan.make_plan(
+    chosen = make_plan(
         config.model_copy(update={"engine": engine}), data_bytes=0, streamed=streamed
     )
     with chosen.flags(), torch.random.fork_rng():

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from slipstream import UserError, runs
-from slipstream.engine import loop, plan
+from slipstream.autotune.rules import make_plan
+from slipstream.engine import loop
 from tests.conftest import small_config, small_dataset, waves
 from tests.engine.steps import make_task
 
@@ -16,7 +17,7 @@ from tests.engine.steps import make_task
 def fit(tmp_path, watch=None, table=None, change=None, **sections):
     config = small_config(tmp_path, **sections)
     dataset = small_dataset(config, table)
-    chosen = plan.make_plan(config, data_bytes=0)
+    chosen = make_plan(config, data_bytes=0)
     run = runs.create_run("t", out=str(tmp_path), watch=watch)
     with chosen.flags():
         task = make_task(config, dataset, chosen, run)

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from slipstream import config as configs
+from slipstream.autotune.rules import make_plan
 from slipstream.config.augment import KINDS
 from slipstream.data import windows
-from slipstream.engine import objective, plan
+from slipstream.engine import objective
 from slipstream.engine.lanes.lane import Lane
 from slipstream.errors import UserError
 from slipstream.models import Noise, build
@@ -41,7 +42,7 @@ JOBS = {
 
 
 def of(config, dataset):
-    chosen = plan.make_plan(config, data_bytes=0)
+    chosen = make_plan(config, data_bytes=0)
     return objective.build_objective(config, dataset.signature, chosen, drops=False)
 
 
@@ -262,7 +263,7 @@ def test_validations_are_judged_by_the_metric():
     torch.manual_seed(0)
     model = build(config.model, dataset.signature).eval()
     batch, shares = some(dataset), torch.ones(12)
-    chosen = plan.make_plan(config, data_bytes=0)
+    chosen = make_plan(config, data_bytes=0)
     judged = objective.build_validation_objective(config, dataset.signature, chosen)
     errors = (model(batch.inputs, None)[..., 1] - batch.targets).abs().flatten(1).mean(dim=1)
     with torch.no_grad():

@@ -14,9 +14,10 @@ import torch
 import slipstream
 from slipstream import machine, runs
 from slipstream.autotune import measure
+from slipstream.autotune.rules import MAX_OWN_HIDDEN, make_plan
 from slipstream.config import Model, Signature
 from slipstream.data import dataset as datasets
-from slipstream.engine import loop, plan
+from slipstream.engine import loop
 from slipstream.engine.single import build_step
 from slipstream.models import build, set_execution
 from tests.conftest import HUNG_S, KINDS, close, small_config, small_dataset, waves
@@ -213,7 +214,7 @@ def test_memory_does_not_grow_over_many_recoveries(tmp_path):
     dataset = small_dataset(config)
     gc.collect()
     gc.freeze()
-    chosen = plan.make_plan(config, data_bytes=0)
+    chosen = make_plan(config, data_bytes=0)
     task = make_task(config, dataset, chosen, runs.create_run("t", out=str(tmp_path)))
     job = build_step(task, chosen)
     sizes = []
@@ -237,7 +238,7 @@ def test_a_poisoned_fp16_run_leaves_fp16(tmp_path):
         tmp_path, engine={"precision": "fp16", "log_every": 2}, train={"epochs": 5}
     )
     dataset = small_dataset(config, waves(900))
-    chosen = plan.make_plan(config, data_bytes=0)
+    chosen = make_plan(config, data_bytes=0)
     spoilt = []
 
     def spoil(event):
@@ -272,17 +273,17 @@ def test_the_plan_measures_and_tells(hidden, tmp_path, monkeypatch):
         engine={"device": "cuda", "plan": "measure"},
     )
     dataset = small_dataset(config, table)
-    chosen = plan.make_plan(config, data_bytes=dataset.data_bytes)
+    chosen = make_plan(config, data_bytes=dataset.data_bytes)
     decided = measure.choose_plan(make_task(config, dataset, chosen), chosen)
     names = {item["candidate"] for item in decided.evidence if "ms" in item}
     assert {"rules of thumb", "precision = fp32", "precision = tf32"} <= names
     assert {"cudnn = standard", "fused = False", "capture = False"} <= names
     fastest = min(item["ms"] for item in decided.evidence if "ms" in item)
     assert decided.ms_per_step <= fastest / measure.WORTHWHILE_RATIO
-    assert ("cudnn = persistent" in names) == (hidden <= plan.MAX_OWN_HIDDEN)
-    assert decided.cudnn != ("off",) or hidden <= plan.MAX_OWN_HIDDEN
+    assert ("cudnn = persistent" in names) == (hidden <= MAX_OWN_HIDDEN)
+    assert decided.cudnn != ("off",) or hidden <= MAX_OWN_HIDDEN
     persistent = any("Persist" in name for name in decided.kernels)
-    wide = hidden > plan.MAX_OWN_HIDDEN  # where cuDNN has no such kernel
+    wide = hidden > MAX_OWN_HIDDEN  # where cuDNN has no such kernel
     assert wide or persistent == (decided.cudnn == ("persistent",))
 
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from slipstream import UserError, runs
+from slipstream.autotune.rules import make_plan
 from slipstream.data import windows
-from slipstream.engine import checkpoint, loop, plan, rounds
+from slipstream.engine import checkpoint, loop, rounds
 from slipstream.engine.lanes import pack
 from slipstream.engine.lanes.lane import Lane
 from slipstream.engine.rounds import LanePolicy
@@ -46,7 +47,7 @@ def alone(lane, dataset, tmp_path, watch=None):
     memory = replace(dataset.memory, starts=dataset.memory.starts | lane.starts)
     count = dataset.count | {name: len(starts) for name, starts in lane.starts.items()}
     dataset = replace(dataset, memory=memory, count=count)
-    chosen = plan.make_plan(lane.config, data_bytes=0)
+    chosen = make_plan(lane.config, data_bytes=0)
     run = runs.create_run("alone", out=str(tmp_path), watch=watch)
     with chosen.flags(), torch.random.fork_rng():
         return loop.fit(make_task(lane.config, dataset, chosen, run), chosen)
@@ -242,7 +243,7 @@ def test_a_stopped_pack_ends_as_the_unbroken_one_to_the_bit(tmp_path, mode, devi
         assert cut
         assert set(cut) == {signal.SIGINT}
         saved, _ = checkpoint.read_newest(run)
-        with plan.make_plan(some[0].config, data_bytes=0).flags():
+        with make_plan(some[0].config, data_bytes=0).flags():
             again = Run(run.folder)
             fits = rounds.resume(saved, some, dataset.signature, series, again)
         assert ended(fits) == wanted
@@ -277,7 +278,7 @@ def test_lanes_of_one_order_go_their_own_ways_too(tmp_path, device):
     for step in (1, 9, 21):
         _, run = trained(some, dataset, tmp_path, watch=stopping_at(step))
         saved, _ = checkpoint.read_newest(run)
-        with plan.make_plan(some[0].config, data_bytes=0).flags():
+        with make_plan(some[0].config, data_bytes=0).flags():
             fits = rounds.resume(saved, some, dataset.signature, series, Run(run.folder))
         assert ended(fits) == wanted
 

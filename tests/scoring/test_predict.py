@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from slipstream import UserError
-from slipstream.engine import plan
+from slipstream.autotune.rules import make_plan
 from slipstream.models import build
 from slipstream.scoring import predict as score
 from slipstream.scoring import regression
@@ -21,7 +21,7 @@ def made(**sections):
     time = np.datetime64("2024-01-01T00", "us") + np.arange(3000) * np.timedelta64(1, "h")
     dataset = small_dataset(config, table.set_column(0, "time", pa.array(time)))
     model = build(config.model, dataset.signature).eval()
-    predict = score.make_predictor(model, plan.make_plan(config, data_bytes=0))
+    predict = score.make_predictor(model, make_plan(config, data_bytes=0))
     return config, dataset, predict
 
 

@@ -87,7 +87,7 @@ def test_a_fault_of_our_own_leaves_its_traceback_and_a_run_that_goes_on(tmp_path
         raise ZeroDivisionError("by accident")
 
     with monkeypatch.context() as patch:
-        patch.setattr(predict, "find_baselines", fail)
+        patch.setattr(predict, "fit_baselines", fail)
         with pytest.raises(ZeroDivisionError):
             slipstream.train(configured(tmp_path / "b"), table)
     run = runs.open_run(runs.find_last(str(tmp_path / "b")))

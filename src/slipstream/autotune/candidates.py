@@ -8,8 +8,9 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from slipstream import machine
+from slipstream.autotune.rules import MAX_OWN_HIDDEN
 from slipstream.config import Config
-from slipstream.engine.plan import MAX_OWN_HIDDEN, RECURRENT, Plan
+from slipstream.engine.plan import RECURRENT, Plan
 from slipstream.kernels import is_triton_usable
 from slipstream.models import OWN_KERNELS
 

@@ -262,7 +262,8 @@ def find_batch_size(task: TrainingTask, plan: Plan) -> tuple[int, list[dict[str,
         best, fastest, batch = batch, found, 2 * batch
     if not best:
         raise UserError(
-            f"not even one window fits; what is left to try: {recovery.suggest_remedies(task.config)}"
+            "not even one window fits; what is left to try: "
+            f"{recovery.suggest_remedies(task.config)}"
         )
     return best, evidence
 

@@ -14,10 +14,11 @@ import torch
 
 from slipstream import machine
 from slipstream.autotune import measure
+from slipstream.autotune.rules import make_plan
 from slipstream.config import Config
 from slipstream.config.seeds import hash_seed
 from slipstream.data.dataset import Dataset
-from slipstream.engine import capture, optim, plan
+from slipstream.engine import capture, optim
 from slipstream.engine.batches import augmented
 from slipstream.engine.plan import Plan
 from slipstream.engine.single import TrainingTask, build_step, resolve_class_weights
@@ -31,9 +32,7 @@ NOWHERE = Run(Path(os.devnull))
 def prepare_task(config: Config, dataset: Dataset) -> tuple[TrainingTask, Plan]:
     """A freshly drawn model on its device, and the rules of thumb for it."""
     config = resolve_class_weights(config, dataset)
-    chosen = plan.make_plan(
-        config, data_bytes=dataset.data_bytes, streamed=dataset.stream is not None
-    )
+    chosen = make_plan(config, data_bytes=dataset.data_bytes, streamed=dataset.stream is not None)
     with torch.random.fork_rng([chosen.device] if chosen.device.type == "cuda" else []):
         torch.manual_seed(hash_seed(config.seed))
         model = build(config.model, dataset.signature).to(chosen.device)
@@ -109,7 +108,7 @@ class TrainingWorkload(TimedWorkload):
         self.plan = measure.choose_plan(task, chosen)
         self.device = self.plan.device
         if self.plan.home in ("loader", "stream"):
-            self.head_start = self.plan.workers * self.plan.prefetch
+            self.num_prefetched = self.plan.workers * self.plan.prefetch
         self.steps_done = 0
         with self.settings():
             self.job = build_step(task, self.plan)

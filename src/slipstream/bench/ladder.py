@@ -168,7 +168,7 @@ def _steps(trial: Runs, share_s: float) -> int:
     """As many as its share of the time allows, those that use up a loader's head start included."""
     with trial.settings():
         once_s = trial.time_steps(1)
-    fits = int(share_s / max(once_s, 1e-6)) - 1 - trial.head_start
+    fits = int(share_s / max(once_s, 1e-6)) - 1 - trial.num_prefetched
     return max(LEAST_STEPS, min(MOST_STEPS, fits))
 
 
@@ -306,7 +306,8 @@ def _table(case: Case, rows: Sequence[ResultRow]) -> ResultTable:
         f"{case.name}: {case.what}",
         [name for name, _ in columns],
         cells,
-        f"The whole run is {epochs} epochs of {case.dataset.num_windows['train']:,} windows, without "
+        f"The whole run is {epochs} epochs of {case.dataset.num_windows['train']:,} windows, "
+        "without "
         f"validations; memory is above what was held before. {_chosen(rows)}",
     )
 

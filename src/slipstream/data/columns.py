@@ -82,7 +82,8 @@ def read_numbers(source: DataTable, name: str, setting: str) -> npt.NDArray[np.f
     if len(wild):
         value = result[wild[0]]
         raise UserError(
-            f"{source.locate_cell(int(wild[0]), name)}: is {'infinite' if np.isinf(value) else value} "
+            f"{source.locate_cell(int(wild[0]), name)}: is "
+            f"{'infinite' if np.isinf(value) else value} "
             f"({len(wild)} such values); correct it, or leave it empty and set data.missing"
         )
     return result

@@ -266,7 +266,8 @@ def _constant(
             row = int(rows[wrong[0]])
             found = "missing" if np.isnan(values[row]) else f"{values[row]:g}"
             raise UserError(
-                f"{source.locate_cell(row, name)}: is {found}, not the {values[rows[0]]:g} that series "
+                f"{source.locate_cell(row, name)}: is {found}, not the {values[rows[0]]:g} that "
+                "series "
                 f'"{series}" begins with; a data.static column is constant within a series'
             )
     return np.array([values[rows[0]] for values in static.values()], dtype=np.float64)

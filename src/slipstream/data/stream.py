@@ -189,7 +189,8 @@ def _scan(source: DataTable, begin: int, data: Data, static: Sequence[str], seen
         if not seen.names or seen.names[-1] != name:
             if name in seen.known:
                 raise UserError(
-                    f'{source.locate_row(int(at))}: series "{name}" goes on here, after another one; '
+                    f'{source.locate_row(int(at))}: series "{name}" goes on here, after another '
+                    "one; "
                     "to stream a table, keep each series' rows together (sort it by data.id)"
                 )
             seen.names.append(name)
@@ -216,7 +217,8 @@ def _scan_time(
     if steps.min() <= 0:
         row = at + int(np.flatnonzero(steps <= 0)[0]) + (0 if before else 1)
         raise UserError(
-            f"{source.locate_cell(row, str(data.time))}: not later than the row before it, within series "
+            f"{source.locate_cell(row, str(data.time))}: not later than the row before it, within "
+            "series "
             f'"{seen.names[-1]}"; sort the file by time'
         )
     if seen.usual is None:  # what is usual is told by the series' first stretch
@@ -247,7 +249,8 @@ def scan_values(
             holes = np.flatnonzero(np.isnan(column) | (label & (column < 0)))
             if len(holes):
                 raise UserError(
-                    f"{stretch.locate_cell(int(holes[0]), name)}: is missing; to stream a table, fill or "
+                    f"{stretch.locate_cell(int(holes[0]), name)}: is missing; to stream a table, "
+                    "fill or "
                     "leave out what is missing beforehand"
                 )
             if not label:

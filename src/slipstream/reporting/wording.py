@@ -23,7 +23,8 @@ def describe_verdict(summary: dict[str, Any]) -> str:
     beside = {name: found["scaled"][which] for name, found in summary["baselines"].items() if found}
     kind = summary["judged_by"]
     closest = min(beside, key=lambda name: sort_key(beside[name][kind]))
-    told = f"{kind.upper()} {format_number(model[kind])} against {format_number(beside[closest][kind])}"
+    errors = [format_number(one[kind]) for one in (model, beside[closest])]
+    told = f"{kind.upper()} {errors[0]} against {errors[1]}"
     if not summary["beaten_by"]:
         return (
             f"The model beats every baseline on {what}; the closest is {closest}: {told}, scaled."
@@ -191,7 +192,8 @@ def describe_lanes(summary: dict[str, Any]) -> Iterator[str]:
         found = spread[headline.key]
         yield (
             f"{_seeds(summary)} seeds: test {name} {format_number(found['mean'])} ± "
-            f"{format_number(found['sd'])} ({format_number(found['min'])} to {format_number(found['max'])})"
+            f"{format_number(found['sd'])} ({format_number(found['min'])} to "
+            f"{format_number(found['max'])})"
         )
     if folds:
         told = ", ".join(format_number(headline.of(fold)) for fold in folds)
@@ -202,7 +204,8 @@ def describe_lanes(summary: dict[str, Any]) -> Iterator[str]:
         chosen = "so predict takes it" if better else "so predict takes the single model"
         side = "lower" if better else "not lower"
         yield (
-            f"their mean: test {name} {format_number(mean)} instead of {format_number(single)}; its validation "
+            f"their mean: test {name} {format_number(mean)} instead of {format_number(single)}; "
+            "its validation "
             f"error is {side}, {chosen} unless told otherwise"
         )
     coverage = (together if summary["uses"] == "ensemble" else summary)["coverage"]
@@ -286,7 +289,8 @@ def _incomparable(found: Mapping[str, Any]) -> str:
     before, after = found["default"], found["chosen"]
     match found["verdict"]:
         case "default failed":
-            error = f"test {get_metric_name(found['metric'])} {format_number(after['mean'])}{_scaled(found)}"
+            mean = f"{format_number(after['mean'])}{_scaled(found)}"
+            error = f"test {get_metric_name(found['metric'])} {mean}"
             return (
                 f"Only the chosen settings reached a finite loss ({error}); the defaults did not."
             )
@@ -303,7 +307,8 @@ def _incomparable(found: Mapping[str, Any]) -> str:
     means = f"{format_number(before['mean'])} → {format_number(after['mean'])}"
     return (
         f"Too few seeds reached a finite loss to tell a difference from chance: test "
-        f"{get_metric_name(found['metric'])} {means}{_scaled(found)}, {before['n']} and {after['n']} "
+        f"{get_metric_name(found['metric'])} {means}{_scaled(found)}, {before['n']} and "
+        f"{after['n']} "
         "seeds."
     )
 
@@ -327,8 +332,10 @@ def describe_search(summary: Mapping[str, Any]) -> Iterator[str]:
     best, lowest = get_chosen(summary), summary["best"]
     if "losses" in best:
         yield (
-            f"chosen: {best['what']}, validation {summary['metric']} {format_number(best['mean'])} ± "
-            f"{format_number(best['sd'])} over {len(best['losses'])} seeds that the search had not used"
+            f"chosen: {best['what']}, validation {summary['metric']} "
+            f"{format_number(best['mean'])} ± "
+            f"{format_number(best['sd'])} over {len(best['losses'])} seeds that the search had "
+            "not used"
         )
     if best["trial"] != lowest["trial"]:
         told = f"trial {lowest['trial']} had the lowest score ({format_number(lowest['value'])})"

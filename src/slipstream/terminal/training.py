@@ -319,7 +319,8 @@ def print_training(found: dict[str, Any], console: Console) -> None:
         latent = found["latent"]
         print_text(
             console,
-            f"latent: deviation {format_number(latent['mean_std'], 3)} on average; {latent['collapsed']} "
+            f"latent: deviation {format_number(latent['mean_std'], 3)} on average; "
+            f"{latent['collapsed']} "
             f"of {latent['units']} units say the same of every window",
         )
     for line in describe_lanes(found):
@@ -376,7 +377,8 @@ def _show_classes(found: dict[str, Any], table: TextTable) -> None:
         table.add_row(name, f"{one['count']:,}", *cells)
     told = found["metrics"]
     cells = [format_number(told[key], 4) for key in ("balanced_accuracy", "f1_macro", "auc")]
-    loss = f"all; log-loss {format_number(told['log_loss'], 4)}, accuracy {format_number(told['accuracy'], 4)}"
+    loss, accuracy = (format_number(told[key], 4) for key in ("log_loss", "accuracy"))
+    loss = f"all; log-loss {loss}, accuracy {accuracy}"
     table.add_row(loss, f"{found['windows']:,}", "", *cells, style="bold")
 
 

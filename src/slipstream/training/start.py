@@ -13,9 +13,10 @@ from torch import nn
 
 from slipstream import config as configs
 from slipstream import runs
+from slipstream.autotune.rules import make_plan
 from slipstream.config import Config
 from slipstream.data.dataset import Dataset
-from slipstream.engine import checkpoint, plan, recovery, state
+from slipstream.engine import checkpoint, recovery, state
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.plan import Plan
 from slipstream.engine.state import Progress
@@ -231,7 +232,7 @@ def _refuse_changes(run: Run, was: Config, settings: Config, force: bool) -> lis
 
 def _rules(settings: Config, dataset: Dataset) -> Plan:
     streamed = dataset.stream is not None
-    return plan.make_plan(settings, data_bytes=dataset.data_bytes, streamed=streamed)
+    return make_plan(settings, data_bytes=dataset.data_bytes, streamed=streamed)
 
 
 def _what_differs(then: Plan, now: Plan, changed: list[str]) -> str:

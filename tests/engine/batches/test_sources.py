@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream import runs
-from slipstream.engine import loop, plan
+from slipstream.autotune.rules import make_plan
+from slipstream.engine import loop
 from slipstream.engine.batches import source
 from slipstream.engine.batches.source import EpochSampler, shuffle_starts
 from tests.conftest import KINDS, small_config, small_dataset, waves
@@ -133,7 +134,7 @@ def test_a_failed_recovery_from_full_memory_shows_its_own_cause(tmp_path, monkey
     """The failed job is closed before the next is set up, and once more where that fails."""
     config = small_config(tmp_path, engine={"home": home, "workers": 0})
     dataset = small_dataset(config)
-    chosen = plan.make_plan(config, data_bytes=0)
+    chosen = make_plan(config, data_bytes=0)
     set_up = loop.build_step
 
     def failing(task, plan, **given):
@@ -141,7 +142,7 @@ def test_a_failed_recovery_from_full_memory_shows_its_own_cause(tmp_path, monkey
             raise RuntimeError("the card fell off the bus")
         return set_up(task, plan, **given)
 
-    monkeypatch.setattr(loop, "build_program", failing)
+    monkeypatch.setattr(loop, "build_step", failing)
     task = make_task(config, dataset, chosen, runs.create_run("t", out=str(tmp_path)))
 
     def full(*_):

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from slipstream import UserError
+from slipstream.autotune.rules import make_plan
 from slipstream.data import windows
-from slipstream.engine import plan
 from slipstream.engine.lanes import gradients
 from slipstream.engine.lanes import pack as packs
 from slipstream.engine.lanes.gradients import _start_threads
@@ -56,7 +56,7 @@ def lanes_of(changes, dataset, **common):
 def packed(lanes, dataset, mode, *, capture=False, room=(), **changed):
     config = lanes[0].config
     engine = config.engine.model_copy(update={"capture": capture})
-    chosen = plan.make_plan(config.model_copy(update={"engine": engine}), data_bytes=0)
+    chosen = make_plan(config.model_copy(update={"engine": engine}), data_bytes=0)
     series = dataset.memory.series.to(chosen.device)
     return packs.build_pack(
         lanes, dataset.signature, series, chosen, mode=mode, room=room, **changed

@@ -78,7 +78,7 @@ class PlainTrial(TimedWorkload):
         self, config: Config, dataset: Dataset, way: PeerSettings, *, first: int = 1
     ) -> None:
         self.way, self.device = way, machine.choose_device(config.engine.device)
-        self.head_start = 2 * way.workers
+        self.num_prefetched = 2 * way.workers
         with self.settings():
             self.plain = PlainLoop(config, dataset, way)
             source = build_loader(config, dataset, way)

@@ -112,7 +112,8 @@ def _whole(source: DataTable, name: str, setting: str, values: pa.ChunkedArray) 
         else:
             row = pc.index(encoded.indices, code).as_py()
             raise UserError(
-                f"{source.locate_cell(row, name)}: is {number:g}; labels ({setting}) are integers or "
+                f"{source.locate_cell(row, name)}: is {number:g}; labels ({setting}) are integers "
+                "or "
                 'text, numbers with a fraction are for data.task = "regress"'
             )
     return pa.array(texts, pa.string()).take(encoded.indices)

@@ -149,7 +149,8 @@ def _places(source: DataTable, name: str, store: RawSeries, data: Data) -> Times
     wrong = np.flatnonzero(~(numbers == np.round(numbers)))
     if len(wrong):
         raise UserError(
-            f"{source.locate_cell(int(wrong[0]), name)}: is no row number; rows count from 0, or name "
+            f"{source.locate_cell(int(wrong[0]), name)}: is no row number; rows count from 0, or "
+            "name "
             "the time column (data.time)"
         )
     return numbers.astype(np.int64)
@@ -159,7 +160,8 @@ def _refuse_outside(source: DataTable, row: int, series: str, at: Times, store: 
     what = "rows 0" if store.time is None else str(_shown(at[0], store))
     until = _shown(at[-1], store)
     raise UserError(
-        f'{source.locate_row(row)}: the label lies outside of series "{series}", which has {what} to '
+        f'{source.locate_row(row)}: the label lies outside of series "{series}", which has {what} '
+        "to "
         f"{until}; correct it, or cut it to the data"
     )
 
@@ -179,7 +181,8 @@ def _refuse_conflicts(source: DataTable, spans: LabelIntervals, names: tuple[str
         if overlaps and spans.number[i] != spans.number[owner]:
             mine, other = names[spans.number[i]], names[spans.number[owner]]
             raise UserError(
-                f'{source.locate_row(int(i))}: is "{mine}", but overlaps with {source.locate_row(owner)}, '
+                f'{source.locate_row(int(i))}: is "{mine}", but overlaps with '
+                f"{source.locate_row(owner)}, "
                 f'which is "{other}"; a row has one label'
             )
         if spans.last[i] > reach:

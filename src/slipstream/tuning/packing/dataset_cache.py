@@ -10,12 +10,12 @@ from typing import Any
 from torch import Tensor
 
 from slipstream.autotune import pack_size
+from slipstream.autotune.rules import make_plan
 from slipstream.config import Config
 from slipstream.data import windows
 from slipstream.data.dataset import Dataset
 from slipstream.data.folds import Fold
 from slipstream.data.windows import Series
-from slipstream.engine import plan
 from slipstream.engine.lanes.gradients import LaneMode
 from slipstream.engine.plan import Plan
 from slipstream.engine.single import resolve_class_weights
@@ -45,7 +45,7 @@ class TrialData:
     def make_plan(self, config: Config) -> tuple[Plan, LaneMode]:
         """How a pack of such models is run."""
         data_bytes = len(self.folds) * self.dataset.data_bytes
-        made = plan.make_plan(config, data_bytes=data_bytes, lanes=True)
+        made = make_plan(config, data_bytes=data_bytes, lanes=True)
         mode, _ = pack_size.choose_mode(config, self.dataset.signature, made)
         return pack_size.adapt_plan_to_pack(made, mode), mode
 
@@ -76,7 +76,7 @@ class DatasetCache:
     def _read(self, config: Config) -> TrialData:
         count = self.config.tune.folds or 1
         init, dataset = loading.load_dataset(config, self.table, num_folds=count)
-        made = plan.make_plan(config, data_bytes=count * dataset.data_bytes, lanes=True)
+        made = make_plan(config, data_bytes=count * dataset.data_bytes, lanes=True)
         if dataset.memory is None or made.home != "device":
             raise UserError(
                 "a search trains many models from one copy of the series for each fold, on the "

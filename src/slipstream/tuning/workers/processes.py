@@ -235,7 +235,8 @@ def _judge(run: Run, workers: Sequence[WorkerProcess], stop: StopRequest) -> Non
             )
     if all(worker.process.returncode != 0 for worker in workers):
         raise ResumableError(
-            f"every worker died ({workers[0].describe_exit()}; see {run.folder}/workers/*/{TROUBLES})"
+            f"every worker died ({workers[0].describe_exit()}; see "
+            f"{run.folder}/workers/*/{TROUBLES})"
         )
 
 
