@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from slipstream import machine
 from slipstream.autotune.rules import MAX_OWN_HIDDEN
 from slipstream.config import Config
-from slipstream.engine.plan import RECURRENT, Plan
+from slipstream.engine.plan import Plan
 from slipstream.kernels import is_triton_usable
 from slipstream.models import OWN_KERNELS
 
@@ -25,7 +25,7 @@ def prefer_own_kernels(config: Config, plan: Plan, guessed_s: float) -> Plan:
     """The plan with our own recurrent kernels where these are taken to be fastest: not in a run so
     short that building them would take longer than they save."""
     precision = plan.precision if config.engine.precision != "auto" else "fp16"
-    fits = plan.device.type == "cuda" and config.model.kind in RECURRENT
+    fits = plan.device.type == "cuda" and config.model.spec.is_recurrent
     fits = fits and config.engine.cudnn == "auto" and precision in ("fp16", "bf16")
     if not (fits and max(config.model.sizes) <= MAX_OWN_HIDDEN and machine.has_tf32(plan.device)):
         return plan
@@ -69,7 +69,7 @@ def make_candidates(
 def list_candidates(config: Config, plan: Plan) -> Iterator[PlanCandidate]:
     """What the config leaves open and makes sense here: likely winners first, and at the end what
     is tried to know what the rest is worth."""
-    engine, recurrent = config.engine, config.model.kind in RECURRENT
+    engine, recurrent = config.engine, config.model.spec.is_recurrent
     on_gpu = plan.device.type == "cuda"
     if OWN_KERNELS in plan.cudnn and engine.cudnn == "auto":
         yield PlanCandidate("cudnn", "persistent", use_persistent_cudnn)

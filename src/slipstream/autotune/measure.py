@@ -85,10 +85,9 @@ def estimate_duration(task: TrainingTask, plan: Plan) -> dict[str, Any]:
 def guess_duration_s(task: TrainingTask, plan: Plan) -> float:
     """Seconds that training may take, very roughly: products, and calls that follow each other."""
     config = task.config
-    sequence = config.model.kind not in ("mlp", "linear")
-    tokens = config.data.context // config.model.patch if sequence else 1
-    calls = {"lstm": tokens, "gru": tokens, "transformer": 16}.get(config.model.kind, 1)
-    calls *= len(config.model.sizes)
+    spec = config.model.spec
+    tokens = 1 if spec.flattens else config.data.context // config.model.patch
+    calls = spec.count_calls(tokens) * len(config.model.sizes)
     windows = task.dataset.num_windows["train"] * config.train.epochs
     weights = sum(p.numel() for p in task.model.parameters())
     on_gpu = plan.device.type == "cuda"

@@ -17,7 +17,7 @@ from slipstream.engine.lanes import gradients, pack
 from slipstream.engine.lanes.gradients import GRADIENTS, LaneMode
 from slipstream.engine.lanes.lane import EpochStart, Lane
 from slipstream.engine.lanes.pack import Pack
-from slipstream.engine.plan import RECURRENT, Plan
+from slipstream.engine.plan import Plan
 from slipstream.errors import UserError
 
 RULE_OF_THUMB = "a rule of thumb"
@@ -27,7 +27,7 @@ MAX_LANES = 64
 
 def choose_default_mode(settings: Config, plan: Plan) -> LaneMode:
     """The mode, unmeasured: a CPU has faster recurrent layers for one model than for many."""
-    on_cpu = plan.device.type == "cpu" and settings.model.kind in RECURRENT
+    on_cpu = plan.device.type == "cpu" and settings.model.spec.is_recurrent
     return "branches" if on_cpu else "together"
 
 

@@ -6,7 +6,7 @@ import torch
 
 from slipstream import machine
 from slipstream.config import Config
-from slipstream.engine.plan import RECURRENT, Plan
+from slipstream.engine.plan import Plan
 from slipstream.errors import UserError
 
 MAX_OWN_HIDDEN = 512
@@ -42,13 +42,13 @@ def make_plan(
     home, reasons["home"] = _home(config, device, data_bytes)
     if streamed:
         home, reasons["home"] = "stream", f"{data_bytes / 1e6:,.1f} MB of series stay on disk"
-    recurrent = model.kind in RECURRENT
+    recurrent = model.spec.is_recurrent
     if engine.compile is True and recurrent:
         reasons["compile"] = "off: torch.compile leaves recurrent layers as they are"
     else:
         reasons["compile"] = "asked for" if engine.compile != "auto" else "off: takes long to start"
     arm = found["system"].split()[-1] in ("aarch64", "arm64")
-    small = model.kind == "lstm" and max(model.sizes) * _batch(config) <= SMALL_ON_ARM
+    small = model.spec.onednn_on_arm and max(model.sizes) * _batch(config) <= SMALL_ON_ARM
     onednn = not arm or (small and precision == "fp32")  # there is none in bf16 on Arm
     reasons["onednn"] = (
         "fast here" if onednn else "slower than ATen's recurrent layers of this size on Arm"
@@ -118,7 +118,7 @@ def half_pays(config: Config, *, lanes: bool = False) -> bool:
     hidden = max(config.model.sizes)
     large = hidden >= HALF_PAYS_HIDDEN or hidden * _batch(config) >= HALF_PAYS
     lanes = lanes or config.train.repeats > 1 or config.data.split.walk_forward is not None
-    return config.model.kind in RECURRENT and (large or lanes)  # lanes run by kernels made for fp16
+    return config.model.spec.is_recurrent and (large or lanes)  # lanes run by kernels made for fp16
 
 
 def _batch(config: Config) -> int:
@@ -157,7 +157,7 @@ def _workers(config: Config, gpu: str) -> tuple[int, int]:
     known = machine.find_gpu_hint(gpu)
     memory = machine.get_total_memory() / GB
     size = 0 if memory < 8 else 1 if memory < 16 else 2
-    if config.model.kind in ("mlp", "linear"):
+    if config.model.spec.flattens:
         workers, prefetch = (2, 4, 8)[size], 4
     else:
         workers, prefetch = (0, 2, 4)[size], 2

@@ -16,7 +16,7 @@ from slipstream import machine
 from slipstream.autotune import measure
 from slipstream.autotune.rules import make_plan
 from slipstream.config import Config
-from slipstream.config.seeds import hash_seed
+from slipstream.config.base import hash_seed
 from slipstream.data.dataset import Dataset
 from slipstream.engine import capture, optim
 from slipstream.engine.batches import augmented

@@ -50,7 +50,7 @@ class Case:
         model, data = self.config.model, self.config.data
         sizes = "/".join(map(str, dict.fromkeys(model.sizes)))
         layers = f" x {model.layers}" if model.layers > 1 and len(set(model.sizes)) == 1 else ""
-        width = "" if model.kind == "linear" else f" {sizes}{layers}"
+        width = f" {sizes}{layers}" if model.spec.has_hidden else ""
         both = "bidirectional " if model.bidirectional else ""
         columns = len(self.dataset.signature.inputs)
         return (

@@ -24,7 +24,7 @@ from slipstream.bench.results import (
 )
 from slipstream.config import Config
 from slipstream.engine import recovery
-from slipstream.engine.plan import RECURRENT, Plan
+from slipstream.engine.plan import Plan
 from slipstream.errors import UserError
 from slipstream.profiling import trace
 from slipstream.reporting import format_seconds
@@ -55,7 +55,7 @@ def list_rungs(config: Config, *, on_gpu: bool) -> Iterator[Rung]:
 
     The lower ones are plain PyTorch, as in a script, up to what a DataLoader allows.
     """
-    recurrent, device = config.model.kind in RECURRENT, config.engine.device
+    recurrent, device = config.model.spec.is_recurrent, config.engine.device
     way = PeerSettings("", "plain", "fp32", 0, fused=False, pinned=False, waits=True)
 
     def plainly(technique: str, **change: Any) -> Rung:
@@ -107,7 +107,7 @@ def measure_ladder(
     """Time every rung of every case; repeats take turns, so that a disturbance meets them all."""
     budget, rows = TimeBudget(minutes), []
     # compiling takes its time
-    weights = [1 if case.config.model.kind in RECURRENT else 2 for case in cases]
+    weights = [1 if case.config.model.spec.is_recurrent else 2 for case in cases]
     for number, case in enumerate(cases):
         share_s = budget.left_s * weights[number] / sum(weights[number:])
         rows += _climb(case, budget.spent_s + share_s, budget, watch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
@@ -26,3 +27,15 @@ class Section(BaseModel):
         use_attribute_docstrings=True,
         ser_json_inf_nan="constants",  # null would not come back as a number
     )
+
+
+GENERATOR_BITS = 32
+"""Torch's CPU generator takes 64 bits and starts from the lower 32 of them."""
+
+
+def hash_seed(seed: int) -> int:
+    """Return a seed that the generators tell apart: itself where it has 32 bits, else a hash."""
+    if seed < 2**GENERATOR_BITS:
+        return seed
+    digest = hashlib.sha256(str(seed).encode()).digest()
+    return int.from_bytes(digest[: GENERATOR_BITS // 8], "little")

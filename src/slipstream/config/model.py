@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
 from slipstream.config.base import Scalar, Scalars, Section, Sizes
+from slipstream.config.registry import CUSTOM, SPECS, ModelSpec, list_kinds
 
-OwnKind = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+if TYPE_CHECKING:
+    KnownKind = str
+else:
+    KnownKind = Literal[tuple(SPECS)]
+CustomKind = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 
 
 class Model(Section):
     """The network."""
 
-    kind: Literal["lstm", "gru", "transformer", "mlp", "linear"] | OwnKind = "lstm"
+    kind: KnownKind | CustomKind = "lstm"
     """Which network; `"nets:Mixer"` is your own class `Mixer` of the module `nets`."""
     options: dict[str, Scalar | Scalars] = Field(default={})
     """Keywords for a class of your own; other networks take none."""
@@ -43,9 +48,19 @@ class Model(Section):
     """Transformer: width of the feed-forward part, as a multiple of `hidden`."""
 
     @property
+    def spec(self) -> ModelSpec:
+        """What is true of every model of this kind."""
+        return CUSTOM if self.is_custom else SPECS[self.kind]
+
+    @property
     def is_custom(self) -> bool:
-        """Whether it is the user's own class"""
+        """Whether it is the user's own class."""
         return ":" in self.kind
+
+    @property
+    def can_pad(self) -> bool:
+        """Whether a pack can hold models like this one of several widths."""
+        return self.spec.can_pad and not self.layer_norm
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -66,17 +81,18 @@ class Model(Section):
             raise ValueError(
                 f"model.layers is {self.layers} but model.hidden lists {len(self.sizes)} widths"
             )
-        if self.kind == "transformer":
-            if len(set(self.sizes)) > 1:
-                raise ValueError("a transformer has one width; give model.hidden as one number")
-            if self.sizes[0] % self.heads:
-                raise ValueError(
-                    f"model.hidden = {self.sizes[0]} does not divide by model.heads = {self.heads}"
-                )
+        if self.spec.has_one_width and len(set(self.sizes)) > 1:
+            raise ValueError(f"a {self.kind} has one width; give model.hidden as one number")
+        divisor = self.spec.width_divisor
+        if divisor and self.sizes[0] % getattr(self, divisor):
+            raise ValueError(
+                f"model.hidden = {self.sizes[0]} does not divide by model.{divisor} = "
+                f"{getattr(self, divisor)}"
+            )
         if self.options and not self.is_custom:
             raise ValueError(f'model.options are for a class of your own, not "{self.kind}"')
-        if self.bidirectional and self.kind not in ("lstm", "gru"):
-            raise ValueError(f'model.bidirectional is for lstm and gru, not "{self.kind}"')
-        if self.layer_norm and self.kind not in ("lstm", "gru"):
-            raise ValueError(f'model.layer_norm is for lstm and gru, not "{self.kind}"')
+        for setting in ("bidirectional", "layer_norm"):
+            if getattr(self, setting) and setting not in self.spec.settings:
+                kinds = " and ".join(list_kinds(setting))
+                raise ValueError(f'model.{setting} is for {kinds}, not "{self.kind}"')
         return self

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import PositiveInt
 
 from slipstream.config.base import CLASS_LOSSES, Fraction, NonNegative, Section
+from slipstream.config.registry import SPECS, format_encoders
 
 if TYPE_CHECKING:
     from slipstream.config.sections import Config
@@ -29,7 +30,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
 }
 """What `slipstream pretrain` takes where the config says nothing"""
-RECURRENT = {"bidirectional": True, "layer_norm": True}
+RECURRENT_DEFAULTS = {"bidirectional": True, "layer_norm": True}
 """The same for lstm and gru"""
 OF_CLASSES = ("focal_gamma", "label_smoothing", "class_weights")
 """Of `[train]`, what an encoder has no use for"""
@@ -71,23 +72,24 @@ def apply_defaults(settings: dict[str, Any]) -> dict[str, Any]:
         if isinstance(given, dict):
             found[name] = values | given
     model = found.get("model", {})
-    if isinstance(model, dict) and model.get("kind", "lstm") in ("lstm", "gru"):
-        found["model"] = RECURRENT | model
+    spec = SPECS.get(str(model.get("kind", "lstm"))) if isinstance(model, dict) else None
+    if spec is not None and spec.is_recurrent:
+        found["model"] = RECURRENT_DEFAULTS | model
     return found
 
 
 def refuse_unfit(config: Config) -> None:
     """A ValueError names what of a config cannot be pre-trained."""
     kind, how, train = config.model.kind, config.pretrain, config.train
-    if kind in ("mlp", "linear"):
+    if config.model.spec.flattens:
         raise ValueError(
             f'model.kind = "{kind}" reads a window as one row, so there is no sequence to '
-            'pre-train; use "lstm", "gru" or "transformer"'
+            f"pre-train; use {format_encoders()}"
         )
     if config.model.is_custom:
         raise ValueError(
             f'model.kind = "{kind}" is a class of your own, which has no encoder to pre-train; use '
-            '"lstm", "gru" or "transformer"'
+            f"{format_encoders()}"
         )
     fewest = 2 * (how.length if how.mask == "patch" else 1)
     if config.data.context < fewest:

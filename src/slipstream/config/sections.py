@@ -86,8 +86,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        sequence = self.model.kind in ("lstm", "gru", "transformer")
-        if sequence and self.data.context % self.model.patch:
+        if self.model.spec.is_sequential and self.data.context % self.model.patch:
             below = self.data.context // self.model.patch * self.model.patch
             raise ValueError(
                 f"data.context = {self.data.context} is not a multiple of model.patch = "

@@ -10,8 +10,6 @@ import torch
 
 from slipstream import machine
 
-RECURRENT = ("lstm", "gru")
-
 
 @dataclass(frozen=True)
 class Plan:

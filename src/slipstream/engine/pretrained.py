@@ -20,16 +20,10 @@ from slipstream.config import Config, Signature, Train
 from slipstream.data.scaler import Scaler
 from slipstream.engine import checkpoint
 from slipstream.errors import UserError
+from slipstream.models.registry import load_network
 
 CORE, OWN = "core.", ("core.pool.", "core.head.")
 """Before an encoder's weights, and before those of a predicting model's own"""
-READS = re.compile(r"core\.(layers\.0\.weight_ih_l0(_reverse)?|embed\.weight)")
-"""The weights that meet the inputs, one column for each"""
-SHAPE_SETTINGS = {
-    "lstm": ("hidden", "layers", "bidirectional", "layer_norm", "patch", "normalize"),
-    "transformer": ("hidden", "layers", "heads", "positions", "expansion", "patch", "normalize"),
-}
-SHAPE_SETTINGS["gru"] = SHAPE_SETTINGS["lstm"]
 
 
 @dataclass(frozen=True)
@@ -82,7 +76,7 @@ def match_weights(
     order = _column_order(encoder.signature, signature) if not wrong else []
     wanted = {name: one for name, one in model.named_parameters() if is_encoder_weight(name)}
     found = {name: one for name, one in encoder.weights.items() if name.startswith(CORE)}
-    weights = {}
+    weights, network = {}, load_network(config.model)
     for name in sorted(wanted.keys() | found.keys()):
         if name not in found or name not in wanted:
             where = "the encoder" if name not in found else "this model"
@@ -91,7 +85,8 @@ def match_weights(
             shapes = list(wanted[name].shape), list(found[name].shape)
             wrong.append(f"{name} is {shapes[0]} here and {shapes[1]} there")
         else:
-            weights[name] = _reordered(name, found[name], order)
+            reads = order and network.input_weights.fullmatch(name)
+            weights[name] = _reordered(found[name], order) if reads else found[name]
     if wrong:
         raise UserError(
             f'train.init_from = "{config.train.init_from}": the encoder does not fit: '
@@ -112,28 +107,23 @@ def _other_settings(encoder: PretrainedEncoder, config: Config) -> list[str]:
         return [f'model.kind is "{mine.kind}", there "{theirs.kind}"']
     pairs = {
         f"model.{name}": (getattr(mine, name), getattr(theirs, name))
-        for name in SHAPE_SETTINGS[mine.kind]
+        for name in mine.spec.encoder_settings
     }
     pairs["model.hidden"] = list(mine.sizes), list(theirs.sizes)
     for name in ("scale", "channels"):
         pairs[f"data.{name}"] = getattr(config.data, name), getattr(encoder.config.data, name)
-    if mine.kind == "transformer":  # it has learnt the places of its tokens
+    if mine.spec.knows_positions:
         pairs["data.context"] = config.data.context, encoder.signature.context
     return [f"{name} is {a}, there {b}" for name, (a, b) in pairs.items() if a != b]
 
 
 def list_fixed_settings(config: Config) -> tuple[str, ...]:
     """The settings that cannot be other than those of the encoder that `train.init_from` names."""
-    kind = config.model.kind
     if config.train.init_from is None:
         return ()
-    more = ("data.context",) if kind == "transformer" else ()
-    return (
-        "model.kind",
-        *(f"model.{name}" for name in SHAPE_SETTINGS.get(kind, ())),
-        "data.inputs",
-        *more,
-    )
+    spec = config.model.spec
+    more = ("data.context",) if spec.knows_positions else ()
+    return "model.kind", *(f"model.{name}" for name in spec.encoder_settings), "data.inputs", *more
 
 
 def _columns(signature: Signature) -> tuple[str, ...]:
@@ -160,11 +150,9 @@ def _column_order(theirs: Signature, mine: Signature) -> list[int]:
     return order + list(range(len(order), theirs.model_inputs))
 
 
-def _reordered(name: str, weight: Tensor, order: list[int]) -> Tensor:
-    if not (READS.fullmatch(name) and order):
-        return weight
+def _reordered(weight: Tensor, order: list[int]) -> Tensor:
     by_column = weight.unflatten(1, (-1, len(order)))  # a patch has its rows one after the other
-    found: Tensor = by_column[:, :, torch.tensor(order)].flatten(1)
+    found: Tensor = by_column[:, :, torch.tensor(order)].flatten(1, 2)
     return found
 
 

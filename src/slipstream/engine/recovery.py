@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from slipstream import machine
 from slipstream.config import Config
 from slipstream.engine.optim import LossScale
-from slipstream.engine.plan import RECURRENT
 from slipstream.errors import UserError
 
 MAX_ROLLBACKS = 3
@@ -119,7 +118,7 @@ def suggest_remedies(config: Config) -> str:
     """What is left at a micro-batch of one window, with what each would save."""
     context, sizes = config.data.context, config.model.sizes
     ladder = []
-    if config.model.kind in (*RECURRENT, "transformer") and not config.engine.recompute:
+    if config.model.spec.is_sequential and not config.engine.recompute:
         kept = max(len(sizes), 1)
         ladder.append(
             f"engine.recompute = true (keeps one layer's activations of {kept}, and computes the "

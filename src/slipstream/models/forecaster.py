@@ -8,21 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.config import Model, Signature
-from slipstream.models.custom import CustomNetwork
 from slipstream.models.layers import SMALLEST_VARIANCE
 from slipstream.models.masked import MaskedAutoencoder
-from slipstream.models.mlp import FeedForward
 from slipstream.models.noise.dropout import Noise
-from slipstream.models.rnn import Recurrent
-from slipstream.models.transformer import Transformer
+from slipstream.models.registry import load_network
 
-KINDS = {
-    "lstm": Recurrent,
-    "gru": Recurrent,
-    "transformer": Transformer,
-    "mlp": FeedForward,
-    "linear": FeedForward,
-}
 OWN_KERNELS = "off"
 """Instead of a cuDNN algorithm: our own kernels"""
 
@@ -34,10 +24,9 @@ def build(model: Model, signature: Signature) -> Forecaster | MaskedAutoencoder:
 
 def has_dropout(model: Model) -> bool:
     """Whether a model has anything to drop."""
-    if model.is_custom:  # what it drops is its own affair
-        return False
-    between = len(model.sizes) > 1 if model.kind in ("lstm", "gru") else model.kind != "linear"
-    return model.dropout > 0 and between
+    spec = model.spec  # of a custom one, Slipstream drops nothing
+    between_layers = len(model.sizes) > 1 or not spec.is_recurrent
+    return model.dropout > 0 and spec.has_hidden and between_layers
 
 
 def set_execution(
@@ -63,7 +52,7 @@ class Forecaster(nn.Module):
         self.targets = signature.model_targets
         self.shared = signature.model_shared
         self.quantiles = signature.outputs
-        self.core = KINDS.get(model.kind, CustomNetwork)(
+        self.core = load_network(model)(
             model,
             context=signature.context,
             inputs=signature.model_inputs,

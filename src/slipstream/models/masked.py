@@ -13,14 +13,7 @@ from slipstream.config import Model, Signature
 from slipstream.models.layers import SMALLEST_VARIANCE
 from slipstream.models.noise.dropout import Noise
 from slipstream.models.noise.masks import gather_rows
-from slipstream.models.rnn import Recurrent
-from slipstream.models.transformer import Transformer
-
-ENCODERS: dict[str, type[Recurrent] | type[Transformer]] = {
-    "lstm": Recurrent,
-    "gru": Recurrent,
-    "transformer": Transformer,
-}
+from slipstream.models.registry import load_network
 
 
 class MaskedAutoencoder(nn.Module):
@@ -31,7 +24,7 @@ class MaskedAutoencoder(nn.Module):
         self.normalize, self.patch = model.normalize, model.patch
         self.inputs = signature.model_inputs
         self.token = nn.Parameter(torch.randn(self.inputs) * 0.02)
-        core = ENCODERS[model.kind](
+        core = load_network(model)(
             model, context=signature.context, inputs=self.inputs, static=0, outputs=None
         )
         self.core, width = core, core.width

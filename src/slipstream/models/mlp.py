@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from slipstream.config import Model
 from slipstream.models.layers import Head, apply_linear, flatten_time
 from slipstream.models.noise.dropout import Noise, dropout
+from slipstream.models.padding import Axis
 
 
 class FeedForward(nn.Module):
@@ -19,11 +20,17 @@ class FeedForward(nn.Module):
         super().__init__()
         width = context * inputs
         self.body = nn.ModuleDict()
-        for depth, size in enumerate(model.sizes if model.kind == "mlp" else ()):
+        for depth, size in enumerate(model.sizes if model.spec.has_hidden else ()):
             # by the names of a sequence of linear, ReLU and dropout, which saved weights have
             self.body[str(3 * depth)] = nn.Linear(width, size)
             width = size
         self.head = Head(width, static, outputs)
+
+    @staticmethod
+    def unit_axes(name: list[str], _: Model) -> tuple[Axis, ...]:
+        """For padding: the layer whose units lie along each axis of a weight."""
+        layer = int(name[1]) // 3
+        return (layer, 1), (layer - 1, 1) if layer else None
 
     def forward(self, inputs: Tensor, static: Tensor | None, noise: Noise | None = None) -> Tensor:
         hidden = flatten_time(inputs)

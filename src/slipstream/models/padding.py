@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from slipstream.config import Model
+from slipstream.models.registry import load_network
 
 Axis = tuple[int, int] | None
 """A layer whose units lie along it, and how often over; None where no width shows"""
@@ -71,29 +72,18 @@ def _places(
 
 def _axes(name: str, model: Model, tokens: int, dims: int) -> Sequence[Axis]:
     """What lies along each axis of one of the weights."""
-    if model.kind in ("linear", "transformer") or model.is_custom:
+    if not (model.spec.can_pad and model.spec.has_hidden):
         return (None,) * dims
-    ways = 2 if model.bidirectional else 1
-    end = len(model.sizes) - 1
+    end, ways = len(model.sizes) - 1, 2 if model.bidirectional else 1
+    flat = model.spec.is_sequential and model.pool == "flatten"
+    axes: tuple[Axis, ...]
     match name.split(".")[1:]:
-        case ["layers", number, kind]:
-            layer, gates = int(number), 4 if model.kind == "lstm" else 3
-            below = (layer - 1, ways) if layer else None
-            across = (layer, 1) if kind.startswith("weight_hh") else below
-            return ((layer, gates), across)[:dims]
-        case ["body", number, _]:
-            layer = int(number) // 3
-            return ((layer, 1), (layer - 1, 1) if layer else None)[:dims]
-        case ["norms", *_]:  # such models differ in no width: zeros would count as units
-            return (None,) * dims
-        case ["pool", *_]:
-            return (None, (end, ways))[:dims]
         case ["head", *_]:
-            flat = model.kind != "mlp" and model.pool == "flatten"
-            return (None, (end, ways * tokens if flat else ways))[:dims]
-        case ["hidden", *_]:  # a decoder's, on top of an encoder
-            return (None, (end, ways))[:dims]
+            axes = (None, (end, ways * tokens if flat else ways))
+        case ["pool", *_] | ["hidden", *_]:  # the second is a decoder's, on top of an encoder
+            axes = (None, (end, ways))
         case [] | ["out", *_]:
-            return (None,) * dims
-        case _:
-            raise AssertionError(f"no widths are known for {name}")
+            axes = (None, None)
+        case of_network:
+            axes = load_network(model).unit_axes(of_network, model)
+    return axes[:dims]

@@ -8,6 +8,7 @@ on every call, in fp16 even where bf16 was asked for.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
@@ -20,12 +21,16 @@ from slipstream.config import Model
 from slipstream.kernels import rnn_layer
 from slipstream.models.layers import Head, Pool, apply_norm, to_patches
 from slipstream.models.noise.dropout import Noise, dropout
+from slipstream.models.padding import Axis
 
 CELLS = {"lstm": nn.LSTM, "gru": nn.GRU}
+GATES = {"lstm": 4, "gru": 3}
 
 
 class Recurrent(nn.Module):
     """Layers of one cell kind, each with its own width, dropout between them."""
+
+    input_weights = re.compile(r"core\.layers\.0\.weight_ih_l0(_reverse)?")
 
     def __init__(
         self, model: Model, *, context: int, inputs: int, static: int, outputs: int | None
@@ -58,6 +63,16 @@ class Recurrent(nn.Module):
             length, both_ways = context // model.patch, model.bidirectional
             self.pool = Pool(model.pool, width=width, length=length, both_ways=both_ways)
             self.head = Head(self.pool.out, static, outputs)
+
+    @staticmethod
+    def unit_axes(name: list[str], model: Model) -> tuple[Axis, ...]:
+        """For padding: the layer whose units lie along each axis of a weight."""
+        if name[0] == "norms":  # such models differ in no width: zeros would count as units
+            return (None,)
+        layer = int(name[1])
+        below = (layer - 1, 2 if model.bidirectional else 1) if layer else None
+        across = (layer, 1) if name[2].startswith("weight_hh") else below
+        return (layer, GATES[model.kind]), across
 
     def encode(self, inputs: Tensor, noise: Noise | None = None) -> Tensor:
         """Tokens [T / patch, B, D]."""

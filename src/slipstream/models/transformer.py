@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from slipstream.models.noise.dropout import Noise, dropout
 class Transformer(nn.Module):
     """Dropout on the embeddings, after attention, and inside and after the feed-forward part; none
     on attention's own weights."""
+
+    input_weights = re.compile(r"core\.embed\.weight")
 
     def __init__(
         self, model: Model, *, context: int, inputs: int, static: int, outputs: int | None

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from slipstream import machine as hardware
 from slipstream.data import windows
-from slipstream.engine.plan import RECURRENT, Plan
+from slipstream.engine.plan import Plan
 from slipstream.engine.single import TrainingTask
 
 CHAIN_US, CHAIN_WIDTH = 1.05, 128
@@ -133,7 +133,7 @@ def _one_window(task: TrainingTask) -> tuple[float, float]:
 def _chain_ms(task: TrainingTask, plan: Plan) -> float:
     """The recurrent steps that have to follow one another, with the weights on chip."""
     model = task.config.model
-    if model.kind not in RECURRENT or plan.device.type != "cuda":
+    if not model.spec.is_recurrent or plan.device.type != "cuda":
         return 0.0
     length = task.config.data.context // model.patch
     depth = len(model.sizes)

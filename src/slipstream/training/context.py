@@ -16,7 +16,7 @@ from torch import Tensor
 from slipstream import runs
 from slipstream.autotune import measure
 from slipstream.config import Config
-from slipstream.config.seeds import hash_seed
+from slipstream.config.base import hash_seed
 from slipstream.data.dataset import Dataset
 from slipstream.engine import checkpoint, monitor
 from slipstream.engine.batches import augmented

@@ -52,16 +52,16 @@ def make_default_space(config: Config) -> dict[str, Any]:
         if batch != "auto"
         else (128, 256, 512),
     }
-    if config.model.kind != "linear" and not config.model.is_custom:
+    spec = config.model.spec
+    if spec.has_hidden:
         space["model.dropout"] = Range(low=0.0, high=max(dropout, 0.4))
-    if (
-        config.model.kind != "linear"
-        and not config.model.is_custom
-        and config.train.init_from is None
-    ):
-        heads = config.model.heads if config.model.kind == "transformer" else 1
+    if spec.has_hidden and config.train.init_from is None:
+        step = getattr(config.model, spec.width_divisor) if spec.width_divisor else 1
         widths = {hidden // 2, hidden, hidden * 2}
-        space["model.hidden"] = tuple(sorted(max(w // heads * heads, heads) for w in widths))
+        space["model.hidden"] = tuple(sorted(max(w // step * step, step) for w in widths))
+        for name in spec.search:
+            value = getattr(config.model, name)
+            space[f"model.{name}"] = tuple(sorted({max(value // 2, 1), value, value * 2}))
     return space
 
 

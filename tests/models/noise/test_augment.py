@@ -125,8 +125,8 @@ def test_mixup_blends_inputs_by_the_share_that_losses_are_blended_by():
     found = changed(on("mixup"))
     assert (found.partner != torch.arange(B)).all()
     other = inputs[:, found.partner]
-    close(found.inputs, inputs + (other - inputs) * found.share[:, None], rel=1e-6)
-    assert 0.35 < float(found.share.max()) < 0.4
+    close(found.inputs, inputs + (other - inputs) * found.blend[:, None], rel=1e-6)
+    assert 0.35 < float(found.blend.max()) < 0.4
 
 
 def test_cutmix_takes_one_stretch_and_tells_its_share():
@@ -134,7 +134,7 @@ def test_cutmix_takes_one_stretch_and_tells_its_share():
     found = changed(on("cutmix", 0.5))
     other = inputs[:, found.partner]
     taken = (found.inputs == other).all(dim=2)
-    close(taken.float().mean(dim=0), found.share, rel=1e-5)
+    close(taken.float().mean(dim=0), found.blend, rel=1e-5)
     assert (taken.int().diff(dim=0).abs().sum(dim=0) <= 2).all()
     assert torch.equal(found.inputs[~taken], inputs[~taken])
 

@@ -129,22 +129,22 @@ def test_a_gpu_drops_what_a_cpu_drops(dtype):
 
 INTERPRETED = """
 import itertools, torch
-from slipstream.kernels import drops
-from slipstream.models import dropout as d
+from slipstream.kernels import dropout as drops
+from slipstream.models.noise import dropout as d
 
 def fused(x, noise, site, ways):
-    how = drops.Hash(d.MIX, d.UNIT, d._of_site(site), d.LAST, d.WAY)
-    return drops.drop(x, noise.key, noise.rate, how, ways)
+    how = drops.DropoutHash(d.MIX, d.UNIT, d._of_site(site), d.LAST, d.WAY)
+    return drops.apply_dropout(x, noise.key, noise.rate, how, ways)
 
 def compare(x, run):
-    ours, wanted = run(fused), run(d.in_torch)
+    ours, wanted = run(fused), run(d.dropout_eager)
     assert torch.equal(ours, wanted)
     up = torch.randn_like(ours)
     assert torch.equal(*(torch.autograd.grad(out, x, up)[0] for out in (ours, wanted)))
 
 for shape, ways, rate in itertools.product([(5, 7, 12), (9, 34), (40, 3, 24)], (1, 2), (0.0, 0.9)):
     for dtype in (torch.float32, torch.float16):
-        noise = d.Noise(torch.tensor(3), torch.tensor(rate)).at(torch.tensor(11), 1)
+        noise = d.Noise(torch.tensor(3), torch.tensor(rate)).for_pass(torch.tensor(11), 1)
         x = torch.randn(shape, dtype=dtype, requires_grad=True)
         compare(x, lambda how: how(x, noise, 4, ways))
 x, keys, rates = torch.randn(3, 5, 4, 6, requires_grad=True), torch.arange(3), torch.rand(3)

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from slipstream import machine
 from slipstream.bench.frameworks.settings import PeerSettings
 from slipstream.config import Config
-from slipstream.config.seeds import hash_seed
+from slipstream.config.base import hash_seed
 from slipstream.data import windows
 from slipstream.data.dataset import Dataset
 from slipstream.engine.batches.source import EpochSampler, WindowDataset
@@ -56,7 +56,7 @@ def build_network(config: Config, dataset: Dataset) -> nn.Module:
         ours = build(config.model, dataset.signature)
     model = config.model
     as_people_write_it = (
-        model.kind in ("lstm", "gru")
+        model.spec.is_recurrent
         and (model.pool, model.normalize, model.patch) == ("last", "none", 1)
         and len(set(model.sizes)) == 1
         and not (dataset.signature.static or model.layer_norm or dataset.signature.masked)

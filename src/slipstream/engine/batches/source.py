@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from slipstream.config import Engine
-from slipstream.config.seeds import hash_seed
+from slipstream.config.base import hash_seed
 from slipstream.data import windows
 from slipstream.data.windows import Batch, Series
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from slipstream.config import Engine
-from slipstream.config.seeds import hash_seed
+from slipstream.config.base import hash_seed
 from slipstream.data import windows
 from slipstream.data.stream import StreamedSeries
 from slipstream.data.windows import WindowChunk

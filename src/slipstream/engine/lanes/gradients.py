@@ -23,7 +23,7 @@ from slipstream.data.windows import Batch, Series
 from slipstream.engine import objective, pretrained, step
 from slipstream.engine.batches.source import MicroBatch
 from slipstream.engine.objective import Objective
-from slipstream.engine.plan import RECURRENT, Plan
+from slipstream.engine.plan import Plan
 from slipstream.errors import UserError
 from slipstream.models import Noise, build, set_execution
 from slipstream.models.custom import list_buffers
@@ -165,7 +165,7 @@ class BatchedGradients:
     def __init__(self, job: LaneContext, weights: Tensor, layout: Layout) -> None:
         self.job, self.weights, self.layout = job, weights, layout
         self.module, self.asked, self.judged = job.build(), job.asked, job.judged
-        if job.model.kind in RECURRENT:
+        if job.model.spec.is_recurrent:
             core: Any = self.module.core
             core.own = True
 

@@ -79,9 +79,7 @@ def check_compatible(lanes: Sequence[Lane]) -> None:
         found = configs.list_differences(first, lane.config)
         unlike = [name for name in found if name not in MAY_DIFFER]
         wider = first.model.sizes != lane.config.model.sizes
-        if wider and first.model.kind == "transformer":
-            unlike.append("model.hidden (of a transformer)")
-        if wider and first.model.is_custom:
+        if wider and not first.model.spec.can_pad:
             unlike.append(f"model.hidden (of {first.model.kind})")
         if wider and first.model.layer_norm:
             unlike.append("model.hidden (with model.layer_norm)")

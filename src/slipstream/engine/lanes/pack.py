@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from slipstream.config import Signature
-from slipstream.config.seeds import hash_seed
+from slipstream.config.base import hash_seed
 from slipstream.data.windows import Series
 from slipstream.engine import objective, optim, pretrained
 from slipstream.engine.batches.source import EpochSampler, Program

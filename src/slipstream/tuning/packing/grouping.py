@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from slipstream.config import Config, Model
+from slipstream.config import Config
 from slipstream.engine.lanes.lane import MAY_DIFFER
 from slipstream.tuning.packing.trial import TrialRun
 
@@ -61,18 +61,13 @@ def get_pack_shape(config: Config, device: str) -> PackShape:
             if name not in MAY_DIFFER:
                 common[name] = value
     sizes = config.model.sizes
-    if has_fixed_width(config.model):
+    if not config.model.can_pad:
         common["model.hidden"] = sizes
-    elif config.model.kind != "linear":
+    elif config.model.spec.has_hidden:
         sizes = tuple(_rounded(size, device) for size in sizes)
     batch = config.train.batch
     assert batch != "auto"
     return PackShape(json.dumps(common, sort_keys=True, default=str), batch, sizes)
-
-
-def has_fixed_width(model: Model) -> bool:
-    """Whether padding would change what such models compute, so that all of a pack are as wide."""
-    return model.kind == "transformer" or model.layer_norm or model.is_custom
 
 
 def _rounded(size: int, device: str) -> int:

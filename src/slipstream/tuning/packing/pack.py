@@ -277,7 +277,7 @@ def _lanes(one: TrialRun, ready: TrialData) -> list[TrialLane]:
 
 def _widened(config: Config, shape: PackShape) -> Config:
     """The same settings, as wide as the pack."""
-    if config.model.kind == "linear" or grouping.has_fixed_width(config.model):
+    if not (config.model.spec.has_hidden and config.model.can_pad):
         return config
     return configs.replace_settings(
         config, {"model.hidden": shape.widths, "train.batch": shape.batch}
