@@ -26,7 +26,7 @@ from slipstream.engine import checkpoint
 from slipstream.engine.lanes import pack as packs_of_lanes
 from slipstream.terminal import print_search
 from slipstream.training import context
-from slipstream.tuning import retraining
+from slipstream.tuning import comparison, retraining
 from slipstream.tuning import space as spaces
 from slipstream.tuning.api import count_parallel_trials
 from slipstream.tuning.packing import grouping
@@ -496,16 +496,16 @@ def test_how_much_better_it_is_given_the_seeds():
     def told(mean, sd, n=3):
         return {"judged_by": "mse", "spread": {"mse": {"mean": mean, "sd": sd, "n": n}}}
 
-    clear = retraining.compare_test_errors(told(1.0, 0.1), told(2.0, 0.1))
+    clear = comparison.compare_test_errors(told(1.0, 0.1), told(2.0, 0.1))
     assert clear["verdict"] == "better"
     assert clear["gain"] == 1.0
     # Welch by hand: standard error 0.1 * sqrt(2 / 3), 4 degrees of freedom
     assert clear["low"] == pytest.approx(1 - 2.7764 * 0.1 * math.sqrt(2 / 3), abs=1e-4)
     assert (
-        retraining.compare_test_errors(told(1.0, 1.0), told(2.0, 1.0))["verdict"]
+        comparison.compare_test_errors(told(1.0, 1.0), told(2.0, 1.0))["verdict"]
         == "no difference shown"
     )
-    assert retraining.compare_test_errors(told(3.0, 0.1), told(2.0, 0.1))["verdict"] == "worse"
+    assert comparison.compare_test_errors(told(3.0, 0.1), told(2.0, 0.1))["verdict"] == "worse"
 
 
 def test_no_target_counts_for_its_unit_in_the_verdict():
@@ -516,7 +516,7 @@ def test_no_target_counts_for_its_unit_in_the_verdict():
         over = {key: {"mse": {"mean": mean, "sd": 0.01, "n": 3}} for key, mean in spreads.items()}
         return {"judged_by": "mse"} | over
 
-    found = retraining.compare_test_errors(told(0.5, 4e6), told(1.0, 1e6))
+    found = comparison.compare_test_errors(told(0.5, 4e6), told(1.0, 1e6))
     assert found["verdict"] == "better"
     assert found["gain"] == 0.5
 
@@ -612,7 +612,7 @@ def test_a_search_stopped_between_the_folds_of_trials_knows_how_the_first_ended(
     (folder,) = (tmp_path / "runs").iterdir()
     (newest,) = folder.glob("packs/*")
     saved, _ = checkpoint.read_newest(runs.Run(newest))
-    outcomes = saved.metadata["search"]["outcomes"]
+    outcomes = saved.metadata["search"]["fold_results"]
     assert {(int(n), int(fold)) for n, told in outcomes.items() for fold in told} == set(ended)
     study, seen = found_by(None, resume=folder)
     for one, other in zip(trials_of(study), trials_of(whole), strict=True):
@@ -783,20 +783,18 @@ def test_of_the_best_the_one_with_fewer_failed_seeds_is_chosen():
 
 def test_a_search_whose_trials_all_fail_leaves_them_on_record(tmp_path):
     tune = {"space": {"train.lr": [1e18, 1e19]}, "trials": 2, "sampler": "grid", "retrain": 1}
-    with pytest.raises(
-        UserError, match=r"no trial ran to its end .*trials\.json; mend tune\.space"
-    ):
+    with pytest.raises(UserError, match=r"no trial finished .*trials\.json .*correct tune\.space"):
         slipstream.tune(job(tmp_path, train=DIVERGING, tune=tune))
     folder = runs.find_last(str(tmp_path / "runs"))
     assert [one["state"] for one in runs.read_json(folder / "trials.json")] == ["failed"] * 2
-    with pytest.raises(UserError, match="no trial ran to its end"):
+    with pytest.raises(UserError, match="no trial finished"):
         slipstream.tune(resume=folder)
 
 
 def test_what_a_search_found_is_written_before_the_best_are_trained_again(tmp_path):
     settings = job(tmp_path, tune={"retrain": 1, "retrain_seeds": 2, "trials": 3})
     moments = {"retrained": ["retrained"], "tested": ["start", "epoch"]}
-    for moment, pending in (("retrained", "trained again"), ("tested", "test runs")):
+    for moment, pending in (("retrained", "retrained"), ("tested", "test runs")):
         left = list(moments[moment])
 
         def stop(event, left=left):

@@ -128,7 +128,7 @@ def tune(
                 resumed=resume is not None,
             )
             return finish_search(
-                run, settings, board, shelf, data, watch, searched=searched, began=began
+                run, settings, board, shelf, search_result=searched, started_at=began
             )
 
 

@@ -1,16 +1,16 @@
-"""After a search: the best settings from other seeds, beside those without a search.
+"""Retrains the best settings of a search from other seeds, and tests the chosen ones.
 
-A search picks the luckiest of many trials, so its best score flatters. Here the best few are
-trained again from seeds that the search did not use, and the one with the lowest mean validation
-loss is chosen. Only then is the test set looked at, once: for the chosen settings and for those
-that the config had before the search.
+A search selects the luckiest of many trials, so its best score is too good. `retrain_best` trains
+the best few trials again from seeds that the search did not use, beside the config without a
+search, and ranks them by mean validation loss. Only then does `run_tests` evaluate the test set,
+once: for the chosen settings and for the config without a search.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from optuna.trial import FrozenTrial
@@ -19,27 +19,24 @@ from slipstream import config as configs
 from slipstream import runs, training
 from slipstream.config import Config
 from slipstream.errors import DivergedError
-from slipstream.runs import Event, Run
-from slipstream.scoring import summary
+from slipstream.runs import Run
 from slipstream.tuning import space as spaces
 from slipstream.tuning.packing.dataset_cache import DatasetCache
 from slipstream.tuning.packing.scheduler import PackScheduler
 from slipstream.tuning.packing.trial import TrialRun
 
 DEFAULT = -1
-"""Instead of a trial's number: the config as it was before the search"""
+"""Stands for a trial number: the config without a search"""
 SEED_OFFSET = 1000
-"""From the config's own seed to the first one here"""
-LEVEL = 0.95
+"""From the seed of the config to the first seed of the retraining"""
 
 
 class RetrainedConfig(NamedTuple):
-    """One of the best, or the default, over several seeds."""
+    """The settings of one trial, or the default, and their validation losses over the seeds."""
 
     trial: int
     config: Config
     losses: list[float]
-    """Validation losses, by seed"""
 
     @property
     def mean_loss(self) -> float:
@@ -50,28 +47,32 @@ class RetrainedConfig(NamedTuple):
         return [loss for loss in self.losses if math.isfinite(loss)]
 
     @property
+    def num_failed(self) -> int:
+        return len(self.losses) - len(self.finite_losses)
+
+    @property
     def rank(self) -> tuple[int, float]:
-        """The lower, the better: seeds that failed, then the mean of the others."""
-        failed = len(self.losses) - len(self.finite_losses)
-        return failed, statistics.fmean(self.finite_losses) if self.finite_losses else math.inf
+        """Lower is better: the number of failed seeds, then the mean loss of the others."""
+        mean = statistics.fmean(self.finite_losses) if self.finite_losses else math.inf
+        return self.num_failed, mean
 
 
-def get_first_seed(base: Config) -> int:
-    """The first of the seeds here; past the largest that a config takes, they go on from 0."""
-    return (base.seed + SEED_OFFSET) % (2**63 - base.tune.retrain_seeds)
+def get_first_seed(config: Config) -> int:
+    """Return the first retraining seed; beyond the largest seed of a config it starts from 0."""
+    return (config.seed + SEED_OFFSET) % (2**63 - config.tune.retrain_seeds)
 
 
 class Retraining:
-    """Hands the candidates out, and notes how they end."""
+    """A `TrialSource` with one trial for each config and seed; resumes from the run's events."""
 
-    def __init__(self, run: Run, base: Config, entries: Sequence[tuple[int, Config]]) -> None:
-        self.run, self.seeds = run, base.tune.retrain_seeds
-        self.results = {trial: RetrainedConfig(trial, config, []) for trial, config in entries}
-        first = get_first_seed(base)
+    def __init__(self, run: Run, config: Config, entries: Sequence[tuple[int, Config]]) -> None:
+        self.run = run
+        self.results = {trial: RetrainedConfig(trial, entry, []) for trial, entry in entries}
+        first = get_first_seed(config)
         self.runs = [
-            (trial, seed, config.model_copy(update={"seed": seed}))
-            for trial, config in entries
-            for seed in range(first, first + self.seeds)
+            (trial, seed, entry.model_copy(update={"seed": seed}))
+            for trial, entry in entries
+            for seed in range(first, first + config.tune.retrain_seeds)
         ]
         known = {
             (event["trial"], event["seed"]): event["loss"]
@@ -79,133 +80,95 @@ class Retraining:
             if event["event"] == "retrained" and {"trial", "seed", "loss"} <= event.keys()
         }
         self.finished = set(known)
-        """Whose result stands, by trial and seed"""
-        for trial, seed, _ in self.runs:
+        """Trial and seed of each known result"""
+        self.pending: list[int] = []
+        for number, (trial, seed, _) in enumerate(self.runs):
             if (trial, seed) in known:
-                self.results[trial].losses.append(_number(known[trial, seed]))
-        self.pending = [
-            number
-            for number, (trial, seed, _) in enumerate(self.runs)
-            if (trial, seed) not in known
-        ]
+                loss = known[trial, seed]
+                self.results[trial].losses.append(math.inf if loss is None else loss)
+            else:
+                self.pending.append(number)
 
     def ask(self) -> TrialRun | None:
-        return self.reopen(self.pending.pop(0)) if self.pending else None
+        return self.reopen(self.pending[0]) if self.pending else None
 
     def reopen(self, number: int) -> TrialRun:
-        self.pending = [one for one in self.pending if one != number]
+        self.pending = [other for other in self.pending if other != number]
         trial, seed, config = self.runs[number]
         return TrialRun(number, config, is_final=(trial, seed) in self.finished)
 
-    def report(self, one: TrialRun, epoch: int, loss: float) -> str:
+    def report(self, trial: TrialRun, epoch: int, loss: float) -> str:
         return ""
 
-    def finish_fold(self, one: TrialRun, fold: int) -> None:
+    def finish_fold(self, trial: TrialRun, fold: int) -> None:
         pass
 
-    def finish(self, one: TrialRun) -> None:
-        trial, seed, _ = self.runs[one.number]
-        self.results[trial].losses.append(one.score)
-        self.finished.add((trial, seed))
-        self.run.append("retrained", trial=trial, seed=seed, loss=one.score, **one.summarize())
+    def finish(self, trial: TrialRun) -> None:
+        self._record(trial, trial.score, trial.summarize())
 
-    def fail(self, one: TrialRun, why: str) -> None:
-        trial, seed, _ = self.runs[one.number]
-        self.results[trial].losses.append(math.inf)
+    def fail(self, trial: TrialRun, reason: str) -> None:
+        self._record(trial, math.inf, {"stopped": reason})
+
+    def _record(self, run: TrialRun, loss: float, details: Mapping[str, Any]) -> None:
+        trial, seed, _ = self.runs[run.number]
+        self.results[trial].losses.append(loss)
         self.finished.add((trial, seed))
-        self.run.append("retrained", trial=trial, seed=seed, loss=math.inf, stopped=why)
+        self.run.append("retrained", trial=trial, seed=seed, loss=loss, **details)
 
     def list_extremes(self, config: Config) -> Sequence[Config]:
-        return []  # all are known from the start
-
-
-def _number(value: float | None) -> float:
-    return math.inf if value is None else value
+        return []  # every trial is known from the start
 
 
 def retrain_best(
     run: Run,
-    base: Config,
+    config: Config,
     best: Sequence[FrozenTrial],
     space: Mapping[str, Any],
-    shelf: DatasetCache,
+    datasets: DatasetCache,
 ) -> list[RetrainedConfig]:
-    """Train the best trials and the default again; the chosen one first, the default last."""
-    plain = configs.replace_settings(base, {"train.metric": base.tune.metric})
-    entries = [(t.number, spaces.apply_params(base, space, t.params)) for t in best]
-    director = Retraining(run, base, [*entries, (DEFAULT, plain)])
-    if base.tune.folds is not None:
-        once = base.tune.model_copy(update={"folds": None})  # unchecked: a pruner may need them
-        shelf = DatasetCache(base.model_copy(update={"tune": once}), shelf.table)
-    trainer = PackScheduler(run, shelf, director, parallel=max(len(director.runs), 1))
-    trainer.train()
-    found = director.results
-    ranked = sorted((found[trial] for trial, _ in entries), key=lambda again: again.rank)
-    return [*ranked, found[DEFAULT]]
+    """Retrain the best trials and the default; return the chosen one first, the default last."""
+    default = configs.replace_settings(config, {"train.metric": config.tune.metric})
+    entries = [(trial.number, spaces.apply_params(config, space, trial.params)) for trial in best]
+    retraining = Retraining(run, config, [*entries, (DEFAULT, default)])
+    if config.tune.folds is not None:
+        # not validated: the pruner may require folds
+        tune = config.tune.model_copy(update={"folds": None})
+        datasets = DatasetCache(config.model_copy(update={"tune": tune}), datasets.table)
+    PackScheduler(run, datasets, retraining, parallel=max(len(retraining.runs), 1)).train()
+    results = retraining.results
+    ranked = sorted((results[trial] for trial, _ in entries), key=lambda result: result.rank)
+    return [*ranked, results[DEFAULT]]
 
 
 def run_tests(
     run: Run,
-    base: Config,
-    again: Sequence[RetrainedConfig],
-    data: Any,
-    watch: Callable[[Event], None] | None,
+    config: Config,
+    retrained: Sequence[RetrainedConfig],
+    table: Any,
 ) -> dict[str, dict[str, Any]]:
-    """Ordinary runs of the chosen settings and of the default, over several seeds each; `failed`
-    says of either why it has no model."""
-    found = {}
-    for name, config, one in (("best", again[0].config, again[0]), ("default", base, again[-1])):
+    """Train and test the chosen settings and the default as ordinary runs over several seeds.
+
+    Returns their summaries; `failed` gives the reason where there is no model.
+    """
+    summaries = {}
+    chosen, default = retrained[0], retrained[-1]
+    for name, base, result in (("best", chosen.config, chosen), ("default", config, default)):
         repeated = configs.replace_settings(
-            config,
+            base,
             {
-                "name": f"{base.name}-{name}",
-                "seed": get_first_seed(base),
-                "train.repeats": base.tune.retrain_seeds,
-                "train.metric": base.tune.metric,
+                "name": f"{config.name}-{name}",
+                "seed": get_first_seed(config),
+                "train.repeats": config.tune.retrain_seeds,
+                "train.metric": config.tune.metric,
             },
         )
         folder = run.folder / "retrained" / name
         try:
-            if not one.finite_losses:  # from these very seeds
+            if not result.finite_losses:  # the retraining used the same seeds
                 raise DivergedError(
-                    f"no validation loss was finite, from any of {len(one.losses)} seeds"
+                    f"no validation loss was finite, from any of {len(result.losses)} seeds"
                 )
-            found[name] = training.train_or_resume(folder, repeated, data, watch)
+            summaries[name] = training.train_or_resume(folder, repeated, table, run.watch)
         except DivergedError as error:
-            found[name] = {"run": str(folder), "failed": str(error)}
-    return found
-
-
-def compare_test_errors(chosen: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
-    """How much lower the chosen settings' test error is than the default's, given the seeds. Of
-    numbers it is in standardised units, so that no target counts for its unit.
-
-    The interval is Welch's, for the difference of two means.
-    """
-    from scipy import stats  # takes a second, and workers do without
-
-    kind = chosen["judged_by"]
-    a, b = (summary.get_error_over_seeds(one, kind) for one in (default, chosen))
-    assert a is not None
-    assert b is not None
-    n = a["n"], b["n"]
-    spread = [one["sd"] ** 2 / count for one, count in zip((a, b), n, strict=True)]
-    gain, error = a["mean"] - b["mean"], math.sqrt(sum(spread))
-    freedom = sum(spread) ** 2 / max(
-        sum(part**2 / (count - 1) for part, count in zip(spread, n, strict=True)), 1e-300
-    )
-    reach = float(stats.t.ppf((1 + LEVEL) / 2, max(freedom, 1.0))) * error if error else 0.0
-    low, high = gain - reach, gain + reach
-    verdict = "better" if low > 0 else "worse" if high < 0 else "no difference shown"
-    return {
-        "metric": kind,
-        "scaled": bool(chosen.get("scaled_spread")),
-        "default": a,
-        "chosen": b,
-        "gain": gain,
-        "gain_percent": 100 * gain / a["mean"] if a["mean"] else None,
-        "low": low,
-        "high": high,
-        "level": LEVEL,
-        "verdict": verdict,
-    }
+            summaries[name] = {"run": str(folder), "failed": str(error)}
+    return summaries

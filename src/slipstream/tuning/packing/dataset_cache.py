@@ -1,4 +1,4 @@
-"""The data of every trial: read once for each `[data]` that trials ask for, and on the device."""
+"""Loads the data of trials, once for each distinct `[data]`, and keeps it on the device."""
 
 from __future__ import annotations
 
@@ -22,83 +22,81 @@ from slipstream.engine.single import resolve_class_weights
 from slipstream.errors import UserError
 from slipstream.training import loading
 
-MOST = 4
-"""Data sets that are kept at a time"""
+MAX_DATASETS = 4
 Starts = dict[str, Tensor]
+"""The first rows of the windows, by set ("train", "val")"""
 
 
 @dataclass(frozen=True)
 class TrialData:
-    """One `[data]`, ready to be trained on."""
+    """The data of one `[data]` section on the device, with the windows of every fold."""
 
     dataset: Dataset
     series: Series
-    """One copy for each fold, scaled by that fold's training rows; the split's own comes first"""
+    """One copy per fold, scaled by the training rows of that fold; that of the split comes first"""
     folds: tuple[Starts, ...]
-    """What each lane of a trial trains and validates on; test windows are in none"""
+    """The training and validation windows of each fold; test windows are in none"""
     first_fold: Starts
-    """The first fold's, within the split's own copy"""
+    """The windows of the first fold, in the copy of the split"""
     fingerprint: str
     init: Mapping[str, Tensor]
-    """What models start from: the weights of a pre-trained encoder, if there is one"""
+    """The weights of a pre-trained encoder that models start from, if there is one"""
 
     def make_plan(self, config: Config) -> tuple[Plan, LaneMode]:
-        """How a pack of such models is run."""
+        """Plan a pack of models with this config."""
         data_bytes = len(self.folds) * self.dataset.data_bytes
-        made = make_plan(config, data_bytes=data_bytes, lanes=True)
-        mode, _ = pack_size.choose_mode(config, self.dataset.signature, made)
-        return pack_size.adapt_plan_to_pack(made, mode), mode
+        plan = make_plan(config, data_bytes=data_bytes, lanes=True)
+        mode, _ = pack_size.choose_mode(config, self.dataset.signature, plan)
+        return pack_size.adapt_plan_to_pack(plan, mode), mode
 
     def apply_class_weights(self, config: Config) -> Config:
-        """With balanced class weights from the first fold's training windows: all folds of a pack
-        share them, and no later fold's labels are known to it."""
+        """Resolve balanced class weights from the training windows of the first fold: all folds of
+        a pack share them, and the first fold must not use labels of later ones."""
         return resolve_class_weights(config, self.dataset.select_fold(Fold("", self.first_fold)))
 
 
 class DatasetCache:
-    """Data by what was asked for."""
+    """The most recently used data, by what a config requests."""
 
-    def __init__(self, base: Config, table: Any = None) -> None:
-        self.config, self.table = base, table
-        self._kept: OrderedDict[str, TrialData] = OrderedDict()
+    def __init__(self, config: Config, table: Any = None) -> None:
+        self.config, self.table = config, table
+        self._cache: OrderedDict[str, TrialData] = OrderedDict()
 
     def get(self, config: Config) -> TrialData:
         key = config.data.model_dump_json() + str(config.train.loss)
-        if key in self._kept:
-            self._kept.move_to_end(key)
-            return self._kept[key]
-        found = self._read(config)
-        self._kept[key] = found
-        if len(self._kept) > MOST:
-            self._kept.popitem(last=False)
-        return found
+        if key not in self._cache:
+            self._cache[key] = self._load(config)
+        self._cache.move_to_end(key)
+        if len(self._cache) > MAX_DATASETS:
+            self._cache.popitem(last=False)
+        return self._cache[key]
 
-    def _read(self, config: Config) -> TrialData:
-        count = self.config.tune.folds or 1
-        init, dataset = loading.load_dataset(config, self.table, num_folds=count)
-        made = make_plan(config, data_bytes=count * dataset.data_bytes, lanes=True)
-        if dataset.memory is None or made.home != "device":
+    def _load(self, config: Config) -> TrialData:
+        num_folds = self.config.tune.folds or 1
+        init, dataset = loading.load_dataset(config, self.table, num_folds=num_folds)
+        plan = make_plan(config, data_bytes=num_folds * dataset.data_bytes, lanes=True)
+        if dataset.memory is None or plan.home != "device":
             raise UserError(
-                "a search trains many models from one copy of the series for each fold, on the "
-                f"device, but they are to live elsewhere ({made.home}: {made.reasons['home']}); "
-                "leave engine.home as it is, cut the data, or lower tune.folds"
+                "a search keeps one copy of the series per fold on the device, but the plan puts "
+                f"the data elsewhere ({plan.home}: {plan.reasons['home']}); leave engine.home "
+                "unset, use less data, or lower tune.folds"
             )
         memory, earlier = dataset.memory, dataset.search_folds
-        # of a walk, the first fold: what comes later is tested on
+        # the first fold of a walk-forward split: the later ones are test data
         starts = dataset.folds[0].starts if dataset.folds else memory.starts
         last = {name: starts[name] for name in ("train", "val")}
         series, first_rows = windows.concatenate_series(
-            [memory.series, *(one.series for one in earlier)]
+            [memory.series, *(fold.series for fold in earlier)]
         )
         return TrialData(
             replace(dataset, search_folds=()),
-            series.to(made.device),
-            (*map(_moved, (one.starts for one in earlier), first_rows[1:]), last),
+            series.to(plan.device),
+            (*map(_shift, (fold.starts for fold in earlier), first_rows[1:]), last),
             earlier[0].starts if earlier else last,
             dataset.compute_fingerprint(),
             init.weights if init else {},
         )
 
 
-def _moved(starts: Starts, rows: int) -> Starts:
-    return {name: some + rows for name, some in starts.items()}
+def _shift(starts: Starts, rows: int) -> Starts:
+    return {name: first + rows for name, first in starts.items()}

@@ -1,15 +1,16 @@
-"""Which candidates share a pack.
+"""Decides which trials share a pack.
 
-Lanes of a pack have one program, and differ in width and batch by padding, which costs: a step of
-the pack takes as long as if all lanes were as wide as the widest, and a lane of half the batch
-takes twice the steps. A pack of its own costs as well, because a step has a least time, however few
-lanes it has. Both are guessed here, and whatever is cheaper in sum is done.
+The lanes of a pack run one program. They may differ in width and batch size by padding, which costs
+time: a step takes as long as if all lanes were as wide as the widest, and a lane with half the
+batch size takes twice the steps. A separate pack costs time too, because a step has a minimum
+duration, however few lanes it has. `group_trials` estimates both and merges packs while that saves
+time.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,25 +19,25 @@ from slipstream.engine.lanes.lane import MAY_DIFFER
 from slipstream.tuning.packing.trial import TrialRun
 
 ON_CHIP = 128
-"""Hidden units whose weights one processor of a GPU holds"""
+"""Hidden units whose weights fit into one processor of a GPU"""
 FLOOR_MS = {"cuda": (3e-3, 4e-5), "cpu": (0.0, 0.0)}
-"""The least time of a step, per row of context and layer: so much, and so much per unit of width"""
+"""The minimum time of a step per context row and layer: a constant, and a part per hidden unit"""
 OVERLAP = 0.5
-"""What is left of it beside other packs"""
+"""The part of it that remains when other packs train at the same time"""
 FLOPS_PER_MS = {"cuda": 1.5e11, "cpu": 2e7}
-"""What lanes are computed at, where they fill the device. All as seen on an H200."""
+"""Throughput of lanes that fill the device. Measured on an H200, as are the constants above."""
 
 
 class PackShape(NamedTuple):
-    """What a pack is made for."""
+    """The program, batch size and layer widths of a pack."""
 
     program: str
-    """Every setting that lanes of one pack have in common"""
+    """Every setting that the lanes of a pack share, as JSON"""
     batch: int
     widths: tuple[int, ...]
 
     def covers(self, other: PackShape) -> bool:
-        """Whether the other's lanes fit into such a pack."""
+        """Whether lanes of the other shape fit into a pack of this shape."""
         return (
             self.program == other.program
             and self.batch >= other.batch
@@ -45,7 +46,7 @@ class PackShape(NamedTuple):
         )
 
     def merge(self, other: PackShape) -> PackShape:
-        """The least that takes both."""
+        """Return the smallest shape that covers both."""
         widths = tuple(map(max, zip(self.widths, other.widths, strict=True)))
         return PackShape(self.program, max(self.batch, other.batch), widths)
 
@@ -55,88 +56,84 @@ def get_pack_shape(config: Config, device: str) -> PackShape:
     settings.pop("tune")
     common: dict[str, Any] = {}
     for section, values in settings.items():
-        inner = values.items() if isinstance(values, dict) else [("", values)]
-        for key, value in inner:
+        items = values.items() if isinstance(values, dict) else [("", values)]
+        for key, value in items:
             name = f"{section}.{key}" if key else section
             if name not in MAY_DIFFER:
                 common[name] = value
-    sizes = config.model.sizes
+    widths = config.model.sizes
     if not config.model.can_pad:
-        common["model.hidden"] = sizes
+        common["model.hidden"] = widths
     elif config.model.spec.has_hidden:
-        sizes = tuple(_rounded(size, device) for size in sizes)
+        widths = tuple(_round_width(width, device) for width in widths)
     batch = config.train.batch
     assert batch != "auto"
-    return PackShape(json.dumps(common, sort_keys=True, default=str), batch, sizes)
+    return PackShape(json.dumps(common, sort_keys=True, default=str), batch, widths)
 
 
-def _rounded(size: int, device: str) -> int:
-    """Up to a power of two, as our kernels compute anyway; on a CPU also to half as much more, and
-    on a GPU to multiples of 64 where weights do not fit on one processor."""
-    if device == "cuda" and size > ON_CHIP:
-        return -(-size // 64) * 64
-    power = max(16, 1 << (size - 1).bit_length())
-    return power * 3 // 4 if device == "cpu" and size <= power * 3 // 4 else power
+def _round_width(width: int, device: str) -> int:
+    """Round up to a power of two, as the kernels do anyway; on a CPU also to three quarters of one,
+    and on a GPU to multiples of 64 where the weights do not fit on one processor."""
+    if device == "cuda" and width > ON_CHIP:
+        return -(-width // 64) * 64
+    power = max(16, 1 << (width - 1).bit_length())
+    return power * 3 // 4 if device == "cpu" and width <= power * 3 // 4 else power
 
 
 @dataclass
 class TrialGroup:
-    """Candidates that train as one pack."""
+    """Trials that train as one pack."""
 
     shape: PackShape
     trials: list[TrialRun]
 
 
-def group_trials(waiting: Sequence[TrialRun], device: str, windows: int) -> list[TrialGroup]:
-    """All candidates in groups, the largest group first; `windows` are those of an epoch."""
+def group_trials(waiting: Sequence[TrialRun], device: str, num_windows: int) -> list[TrialGroup]:
+    """Group all trials, the largest group first; `num_windows` is the length of an epoch."""
     exact: dict[PackShape, TrialGroup] = {}
-    for one in waiting:
-        shape = get_pack_shape(one.config, device)
-        exact.setdefault(shape, TrialGroup(shape, [])).trials.append(one)
-    found = list(exact.values())
-    while merged := _merge(found, device, windows):
-        found = merged
-    return sorted(found, key=lambda group: -len(group.trials))
+    for trial in waiting:
+        shape = get_pack_shape(trial.config, device)
+        exact.setdefault(shape, TrialGroup(shape, [])).trials.append(trial)
+    groups = list(exact.values())
+    while merged := _merge_best(groups, device, num_windows):
+        groups = merged
+    return sorted(groups, key=lambda group: -len(group.trials))
 
 
-def _merge(groups: list[TrialGroup], device: str, windows: int) -> list[TrialGroup]:
-    """The groups with those two together whose union saves most; none where nothing does."""
-    best: tuple[float, int, int] | None = None
-    costs = [_cost(group.shape, group.trials, device, windows) for group in groups]
+def _merge_best(groups: list[TrialGroup], device: str, num_windows: int) -> list[TrialGroup]:
+    """Merge the two groups whose union saves most time; return [] if no union saves any."""
+    best_saving, best_merge = 0.0, None
+    costs = [_estimate_ms(group, device, num_windows) for group in groups]
     for i, one in enumerate(groups):
         for j, other in enumerate(groups[:i]):
             if one.shape.program != other.shape.program:
                 continue
             if len(one.shape.widths) != len(other.shape.widths):
                 continue
-            union = one.shape.merge(other.shape)
-            both = _cost(union, [*one.trials, *other.trials], device, windows)
-            saved = costs[i] + costs[j] - both
-            if saved > 0 and (best is None or saved > best[0]):
-                best = saved, i, j
-    if best is None:
+            union = TrialGroup(one.shape.merge(other.shape), [*other.trials, *one.trials])
+            saving = costs[i] + costs[j] - _estimate_ms(union, device, num_windows)
+            if saving > best_saving:
+                best_saving, best_merge = saving, (i, j, union)
+    if best_merge is None:
         return []
-    _, i, j = best
-    one, other = groups[i], groups[j]
-    joined = TrialGroup(one.shape.merge(other.shape), [*other.trials, *one.trials])
-    return [*(group for at, group in enumerate(groups) if at not in (i, j)), joined]
+    i, j, union = best_merge
+    return [*(group for at, group in enumerate(groups) if at not in (i, j)), union]
 
 
-def _cost(shape: PackShape, members: Iterable[TrialRun], device: str, windows: int) -> float:
-    """Milliseconds that an epoch of every member takes in one pack."""
-    every = list(members)
-    config = every[0].config
+def _estimate_ms(group: TrialGroup, device: str, num_windows: int) -> float:
+    """Estimate the time that one epoch of every trial takes in one pack."""
+    config = group.trials[0].config
     rows = config.data.context // config.model.patch
-    before, work = 16, 0
-    for width in shape.widths:
-        work += 8 * width * (before + width)
+    before, flops = 16, 0
+    for width in group.shape.widths:
+        flops += 8 * width * (before + width)
         before = width
-    least, by_width = FLOOR_MS[device]
-    floor = OVERLAP * rows * sum(least + by_width * width for width in shape.widths)
-    lane = 3 * work * rows * shape.batch / FLOPS_PER_MS[device]
-    left = sorted(-(-windows // int(one.config.train.batch)) for one in every)
+    constant, per_unit = FLOOR_MS[device]
+    floor = OVERLAP * rows * sum(constant + per_unit * width for width in group.shape.widths)
+    lane = 3 * flops * rows * group.shape.batch / FLOPS_PER_MS[device]
+    steps_left = sorted(-(-num_windows // int(one.config.train.batch)) for one in group.trials)
     total, done = 0.0, 0
-    for at, steps in enumerate(left):  # as lanes end, the pack gets cheaper
-        total += (steps - done) * (floor + lane * (len(left) - at))
+    for ended, steps in enumerate(steps_left):  # a pack gets cheaper as its lanes end
+        total += (steps - done) * (floor + lane * (len(steps_left) - ended))
         done = steps
     return total

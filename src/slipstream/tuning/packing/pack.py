@@ -1,4 +1,4 @@
-"""One pack of candidates in training: whose each lane is, what ends them, and who comes next."""
+"""One pack of trials in training: the owner of each lane, when a trial stops, and what is next."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -14,6 +14,7 @@ from slipstream import config as configs
 from slipstream.autotune import pack_size
 from slipstream.config import Config
 from slipstream.engine import checkpoint, lanestate, rounds
+from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.lanes import pack
 from slipstream.engine.lanes.lane import Lane, check_capacity
 from slipstream.engine.lanestate import LaneResult, TrainingState
@@ -23,118 +24,140 @@ from slipstream.engine.rounds import LanePolicy, Round, RoundIterator
 from slipstream.errors import UserError
 from slipstream.runs import Event, Run
 from slipstream.tuning.packing import grouping
-from slipstream.tuning.packing.dataset_cache import TrialData
+from slipstream.tuning.packing.dataset_cache import DatasetCache, TrialData
 from slipstream.tuning.packing.grouping import PackShape
+from slipstream.tuning.packing.pool import TrialPool
 from slipstream.tuning.packing.trial import FoldResult, TrialLane, TrialRun
 
-if TYPE_CHECKING:
-    from slipstream.tuning.packing.scheduler import PackScheduler
-
-SETTLED = "its result stood already"
+ALREADY_KNOWN = "its result is already known"
 
 
 class TrialPack:
-    """One pack in training."""
+    """Trains trials as lanes of one program; `run` is its folder, `search_run` that of the search.
 
-    def __init__(self, trainer: PackScheduler, run: Run) -> None:
-        self.scheduler, self.run = trainer, replace(run, watch=self._watch)
+    Call `start` or `resume`, then `advance` until it returns False.
+    """
+
+    def __init__(self, pool: TrialPool, datasets: DatasetCache, run: Run, search_run: Run) -> None:
+        self.pool, self.datasets, self.search_run = pool, datasets, search_run
+        self.run = replace(run, watch=self._forward_event)
         self.shapes: list[PackShape] = []
-        """Of the pack, then those of its members: what may join them"""
+        """The shape of the pack, then those of its trials: only trials of these may join"""
         self.trials: list[TrialRun] = []
         self.num_lanes = 0
         self.data: TrialData | None = None
-        self.work: TrainingState | None = None
+        self.state: TrainingState | None = None
         self.rounds: RoundIterator | None = None
         self.stream: torch.cuda.Stream | None = None
         self.round: Round | None = None
-        """That the device is busy with"""
+        """The round that the device works on"""
         self.queue: deque[TrialLane] = deque()
+        """Lanes of started trials that wait for a place"""
         self.lane_owners: list[tuple[int, int]] = []
-        """Whose each lane is, in the order that they came in: the candidate's number, the fold"""
-        self.stopped = False
-        """By a signal, with a checkpoint"""
+        """Trial number and fold of each lane, in the order in which the lanes started"""
+        self.was_interrupted = False
+        """A signal stopped the pack, which wrote a checkpoint"""
 
-    def start(self, shape: PackShape, members: Sequence[TrialRun], stop: StopRequest) -> None:
-        trainer = self.scheduler
-        ready = self.data = trainer.datasets.get(members[0].config)
-        device = ready.series.values.device
-        self.trials = list(members)
+    def start(
+        self, shape: PackShape, trials: Sequence[TrialRun], stop: StopRequest, *, max_lanes: int
+    ) -> None:
+        data = self.data = self.datasets.get(trials[0].config)
+        device = data.series.values.device
+        self.trials = list(trials)
         self.shapes = [
             shape,
-            *{grouping.get_pack_shape(one.config, device.type) for one in members},
+            *{grouping.get_pack_shape(trial.config, device.type) for trial in trials},
         ]
-        every = [lane for one in members for lane in _lanes(one, ready)]
-        places = self.num_lanes = min(len(every), trainer.max_lanes.get(shape, pack_size.MAX_LANES))
-        self.queue.extend(every[places:])
-        widest = _widened(members[0].config, shape)
-        roomy = [
-            ready.apply_class_weights(c) for c in (widest, *trainer.source.list_extremes(widest))
-        ]
-        plan, mode = ready.make_plan(widest)
-        with self._at_work(plan):
-            made = pack.build_pack(
-                every[:places],
-                ready.dataset.signature,
-                ready.series,
+        every = [lane for trial in trials for lane in _make_lanes(trial, data)]
+        self.num_lanes = min(len(every), max_lanes)
+        first = every[: self.num_lanes]
+        self.queue.extend(every[self.num_lanes :])
+        widest = _widen(trials[0].config, shape)
+        extremes = (widest, *self.pool.source.list_extremes(widest))
+        largest = [data.apply_class_weights(config) for config in extremes]
+        plan, mode = data.make_plan(widest)
+        with self._use_device(plan):
+            built = pack.build_pack(
+                first,
+                data.dataset.signature,
+                data.series,
                 plan,
                 mode=mode,
-                room=[*every, *(Lane(c, starts) for c in roomy for starts in ready.folds)],
+                room=[*every, *(Lane(config, fold) for config in largest for fold in data.folds)],
             )
-            self.lane_owners = [(lane.trial.number, lane.fold) for lane in every[:places]]
-            trainer.run.append(
+            self.lane_owners = [(lane.trial.number, lane.fold) for lane in first]
+            self.search_run.append(
                 "pack",
-                trials=[one.number for one in members],
-                places=places,
+                trials=[trial.number for trial in trials],
+                places=self.num_lanes,
                 mode=mode,
                 widths=shape.widths,
                 batch=shape.batch,
                 plan=plan.to_dict(),
             )
-            self._go(rounds.start_pack(made, self.run), stop)
+            self._start_rounds(rounds.start_pack(built, self.run), stop)
 
-    def resume(self, stop: StopRequest, most: int | None = None) -> bool:
-        """Go on from the newest checkpoint; whether anything was in training. No more than `most`
-        lanes train at a time."""
-        trainer = self.scheduler
-        try:
-            saved, wrong = checkpoint.read_newest(self.run)
-        except UserError as error:
-            what = "training the trials of a pack from their start"
-            trainer.run.append("fallback", what=what, why=str(error))
+    def resume(self, stop: StopRequest, max_lanes: int | None = None) -> bool:
+        """Continue from the newest checkpoint with at most `max_lanes` lanes at a time; return
+        whether it has a lane to train."""
+        saved = self._read_checkpoint()
+        if saved is None or not saved.metadata["lanes"]:
             return False
-        for what in wrong:
-            trainer.run.append("fallback", what="an older checkpoint of the pack", why=what)
-        facts = saved.metadata["search"]
+        search = saved.metadata["search"]
         self.shapes = [
-            PackShape(name, batch, tuple(widths)) for name, batch, widths in facts["shapes"]
+            PackShape(program, batch, tuple(widths)) for program, batch, widths in search["shapes"]
         ]
-        self.lane_owners = [(number, fold) for number, fold in facts["came"]]
-        self.num_lanes = min(len(saved.metadata["places"]), most or pack_size.MAX_LANES)
-        training = {told["number"] for told in saved.metadata["lanes"]}
-        waiting = [(number, fold) for number, fold in facts["queue"]]
-        owners = {self.lane_owners[at][0] for at in training} | {number for number, _ in waiting}
-        if not training:
-            return False
-        found = {number: self._again(number, facts) for number in sorted(owners)}
-        self.trials = list(found.values())
-        trainer.running += self.trials
-        ready = self.data = trainer.datasets.get(self.trials[0].config)
-        of = {number: _lanes(one, ready) for number, one in found.items()}
-        back = {at: of[self.lane_owners[at][0]][self.lane_owners[at][1]] for at in training}
-        self.queue.extend(of[number][fold] for number, fold in waiting)
-        with self._at_work(Plan.from_dict(saved.metadata["plan"])):
-            signature = ready.dataset.signature
-            given = saved, back, signature, ready.series, self.run
-            self._go(lanestate.restore_pack(*given, most=most), stop)
+        self.lane_owners = [(number, fold) for number, fold in search["lane_owners"]]
+        self.num_lanes = min(len(saved.metadata["places"]), max_lanes or pack_size.MAX_LANES)
+        active = {
+            lane["number"]: self.lane_owners[lane["number"]] for lane in saved.metadata["lanes"]
+        }
+        owners = {number for number, _ in [*active.values(), *search["queue"]]}
+        self.trials = [self._restore_trial(number, search) for number in sorted(owners)]
+        self.pool.start(self.trials)
+        data = self.data = self.datasets.get(self.trials[0].config)
+        lanes = {trial.number: _make_lanes(trial, data) for trial in self.trials}
+        self.queue.extend(lanes[number][fold] for number, fold in search["queue"])
+        with self._use_device(Plan.from_dict(saved.metadata["plan"])):
+            state = lanestate.restore_pack(
+                saved,
+                {lane: lanes[number][fold] for lane, (number, fold) in active.items()},
+                data.dataset.signature,
+                data.series,
+                self.run,
+                most=max_lanes,
+            )
+            self._start_rounds(state, stop)
         return True
 
-    def _go(self, work: TrainingState, stop: StopRequest) -> None:
-        self.work = work
-        self.rounds = rounds.train_rounds(work, stop, guide=self._guide(), facts=self._facts)
+    def _read_checkpoint(self) -> Checkpoint | None:
+        try:
+            saved, problems = checkpoint.read_newest(self.run)
+        except UserError as error:
+            what = "training the trials of a pack from their start"
+            self.search_run.append("fallback", what=what, why=str(error))
+            return None
+        for problem in problems:
+            what = "an older checkpoint of the pack"
+            self.search_run.append("fallback", what=what, why=problem)
+        return saved
+
+    def _restore_trial(self, number: int, search: dict[str, Any]) -> TrialRun:
+        trial = self.pool.source.reopen(number)
+        results = search["fold_results"].get(str(number), {})
+        trial.fold_results = {int(fold): FoldResult(**values) for fold, values in results.items()}
+        for epoch, losses in search["val_losses"].get(str(number), {}).items():
+            trial.val_losses[int(epoch)] = {int(fold): loss for fold, loss in losses.items()}
+        return trial
+
+    def _start_rounds(self, state: TrainingState, stop: StopRequest) -> None:
+        policy = LanePolicy(self._next_lane, self._judge, _get_stop_reason, drop_ended=True)
+        self.state = state
+        self.rounds = rounds.train_rounds(state, stop, guide=policy, facts=self._get_search_state)
 
     @contextmanager
-    def _at_work(self, plan: Plan) -> Iterator[None]:
-        """In the pack's own stream, with torch's flags as its plan wants them."""
+    def _use_device(self, plan: Plan) -> Iterator[None]:
+        """Set torch's flags as the plan requires; on a GPU, work on the pack's own stream."""
         assert self.data is not None
         device = self.data.series.values.device
         with ExitStack() as stack:
@@ -147,14 +170,14 @@ class TrialPack:
             yield
 
     def is_ready(self) -> bool:
-        """Whether the device is done with the round."""
+        """Whether the device has finished the current round."""
         return self.round is None or self.round.is_done()
 
     def advance(self) -> bool:
-        """A round; whether there will be another."""
+        """Train one round; return whether there is another."""
         assert self.rounds is not None
-        assert self.work is not None
-        with self._at_work(self.work.pack.plan):
+        assert self.state is not None
+        with self._use_device(self.state.pack.plan):
             self.round = next(self.rounds, None)
         if self.round is None:
             self.close()
@@ -162,121 +185,102 @@ class TrialPack:
         return True
 
     def close(self) -> None:
-        """Let go of the pack's memory: what is left of this one lives until it is collected."""
+        """Release the pack's memory now: this object lives until it is collected."""
         if self.rounds is not None:
             self.rounds.close()
-        self.rounds = self.work = None
+        self.rounds = self.state = None
 
-    def _again(self, number: int, facts: dict[str, Any]) -> TrialRun:
-        one = self.scheduler.source.reopen(number)
-        ended = facts["outcomes"].get(str(number), {})
-        one.fold_results = {int(fold): FoldResult(**told) for fold, told in ended.items()}
-        for epoch, row in facts["seen"].get(str(number), {}).items():
-            one.val_losses[int(epoch)] = {int(fold): loss for fold, loss in row.items()}
-        return one
+    def _judge(self, validated: Sequence[tuple[LaneResult, float]]) -> list[str]:
+        """Return why each lane has to stop; all folds of a trial stop together."""
+        for result, loss in validated:
+            trial, fold = _get_owner(result)
+            epoch = result.progress.epochs + 1
+            mean = None if trial.is_final else trial.record_validation(epoch, fold, loss)
+            if mean is not None and not trial.stop_reason:
+                trial.stop_reason = self.pool.source.report(trial, epoch, mean)
+        trials = [_get_owner(result)[0] for result, _ in validated]
+        return [ALREADY_KNOWN if trial.is_final else trial.stop_reason for trial in trials]
 
-    def _guide(self) -> LanePolicy:
-        return LanePolicy(self._refill, self._verdict, _doomed, drop_ended=True)
-
-    def _verdict(self, validated: Sequence[tuple[LaneResult, float]]) -> list[str]:
-        """What has been decided of each lane's candidate; all of its folds end together."""
-        for fit, loss in validated:
-            one, fold = _owner(fit)
-            epoch = fit.progress.epochs + 1
-            mean = None if one.is_final else one.record_validation(epoch, fold, loss)
-            if mean is not None and not one.stop_reason:
-                one.stop_reason = self.scheduler.source.report(one, epoch, mean)
-        owners = [_owner(fit)[0] for fit, _ in validated]
-        return [SETTLED if one.is_final else one.stop_reason for one in owners]
-
-    def _refill(self, fit: LaneResult) -> Lane | None:
-        one, fold = _owner(fit)
-        trainer = self.scheduler
-        last = one.finish_fold(fold, fit)
-        if not one.is_final:
-            trainer.source.finish_fold(one, fold)
-        if last:
-            trainer.running.remove(one)
-            self.trials.remove(one)
-            if not one.is_final:
-                trainer.source.finish(one)
-            one.weights = {}
-        if not self.queue:
-            self._queue_another()
+    def _next_lane(self, ended: LaneResult) -> Lane | None:
+        """Take the result of a lane; return the lane that takes its place."""
+        trial, fold = _get_owner(ended)
+        is_last = trial.finish_fold(fold, ended)
+        if not trial.is_final:
+            self.pool.source.finish_fold(trial, fold)
+        if is_last:
+            self.trials.remove(trial)
+            self.pool.finish(trial)
+        if not self.queue and (new := self.pool.start_fitting(self._fits)):
+            assert self.data is not None
+            self.trials.append(new)
+            self.queue.extend(_make_lanes(new, self.data))
         if not self.queue:
             return None
         lane = self.queue.popleft()
         self.lane_owners.append((lane.trial.number, lane.fold))
         return lane
 
-    def _queue_another(self) -> None:
-        ready = self.data
-        assert ready is not None
-        found = self.scheduler.take_fitting(self._fits)
-        if found is not None:
-            self.trials.append(found)
-            self.scheduler.running.append(found)
-            self.queue.extend(_lanes(found, ready))
-
-    def _fits(self, one: TrialRun) -> bool:
-        """Whether it may join; no captured program changes for it."""
+    def _fits(self, trial: TrialRun) -> bool:
+        """Whether the trial can join without a new capture."""
         assert self.data is not None
-        assert self.work is not None
+        assert self.state is not None
         device = self.data.series.values.device.type
-        if grouping.get_pack_shape(one.config, device) not in self.shapes:
+        if grouping.get_pack_shape(trial.config, device) not in self.shapes:
             return False
         try:
-            for lane in _lanes(one, self.data):
-                check_capacity(lane, self.work.pack.capacity)
+            for lane in _make_lanes(trial, self.data):
+                check_capacity(lane, self.state.pack.capacity)
         except UserError:
             return False
         return True
 
-    def _watch(self, event: Event) -> None:
-        """Show what happens in the pack, with the candidates' numbers."""
+    def _forward_event(self, event: Event) -> None:
+        """Show an event of the pack as one of the search, with trial and fold."""
         if event["event"] == "trained":
-            self.stopped = event["signal_number"] != 0
+            self.was_interrupted = event["signal_number"] != 0
         if "lane" in event and event["lane"] < len(self.lane_owners):
             number, fold = self.lane_owners[event["lane"]]
             event = event | {"trial": number, "fold": fold}
-        self.scheduler.run.notify(event)
+        self.search_run.notify(event)
 
-    def _facts(self) -> dict[str, Any]:
-        """What a checkpoint tells of the search."""
+    def _get_search_state(self) -> dict[str, Any]:
+        """Return what a checkpoint stores of the search."""
         return {
             "search": {
                 "shapes": list(self.shapes),
-                "came": list(self.lane_owners),
+                "lane_owners": list(self.lane_owners),
                 "queue": [(lane.trial.number, lane.fold) for lane in self.queue],
-                "outcomes": {
-                    str(one.number): {fold: asdict(end) for fold, end in one.fold_results.items()}
-                    for one in self.trials
+                "fold_results": {
+                    str(trial.number): {
+                        fold: asdict(result) for fold, result in trial.fold_results.items()
+                    }
+                    for trial in self.trials
                 },
-                "seen": {str(one.number): one.incomplete_epochs for one in self.trials},
+                "val_losses": {str(trial.number): trial.incomplete_epochs for trial in self.trials},
             }
         }
 
 
-def _doomed(fit: LaneResult) -> str:
-    return _owner(fit)[0].stop_reason
+def _get_stop_reason(result: LaneResult) -> str:
+    return _get_owner(result)[0].stop_reason
 
 
-def _owner(fit: LaneResult) -> tuple[TrialRun, int]:
-    lane = fit.lane
+def _get_owner(result: LaneResult) -> tuple[TrialRun, int]:
+    lane = result.lane
     assert isinstance(lane, TrialLane)
     return lane.trial, lane.fold
 
 
-def _lanes(one: TrialRun, ready: TrialData) -> list[TrialLane]:
-    config = ready.apply_class_weights(one.config)
+def _make_lanes(trial: TrialRun, data: TrialData) -> list[TrialLane]:
+    config = data.apply_class_weights(trial.config)
     return [
-        TrialLane(config, starts, one, fold, init=ready.init)
-        for fold, starts in enumerate(ready.folds)
+        TrialLane(config, starts, trial, fold, init=data.init)
+        for fold, starts in enumerate(data.folds)
     ]
 
 
-def _widened(config: Config, shape: PackShape) -> Config:
-    """The same settings, as wide as the pack."""
+def _widen(config: Config, shape: PackShape) -> Config:
+    """Return the config with the width and batch size of the pack."""
     if not (config.model.spec.has_hidden and config.model.can_pad):
         return config
     return configs.replace_settings(

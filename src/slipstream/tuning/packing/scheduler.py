@@ -1,20 +1,18 @@
-"""Trains candidates as lanes, pack after pack, and keeps the packs full.
+"""Trains the trials of a source as lanes, in packs, and keeps the packs full.
 
-Who wants candidates trained is a `Director`: it hands them out one by one, is told of every
-validation and every end, and may end one early. Those that share a program wait for each other;
-when a lane of a pack ends, the next one takes its place, with nothing captured anew.
+Trials that share a program wait for each other and form a pack. When a lane of a pack ends, the
+next trial that fits takes its place, without a new capture.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 from slipstream import runs
-from slipstream.config import Config
+from slipstream.autotune.pack_size import MAX_LANES
 from slipstream.engine import checkpoint, recovery
 from slipstream.engine.loop import StopRequest, catch_signals
 from slipstream.errors import Interrupted
@@ -23,200 +21,150 @@ from slipstream.tuning.packing import grouping
 from slipstream.tuning.packing.dataset_cache import DatasetCache
 from slipstream.tuning.packing.grouping import PackShape, TrialGroup
 from slipstream.tuning.packing.pack import TrialPack
+from slipstream.tuning.packing.pool import TrialPool, TrialSource
 from slipstream.tuning.packing.trial import TrialRun
 
-COMPANY = 4
-"""Candidates of one shape that make a pack while others train"""
-MOST_PACKS = {"cuda": 8, "cpu": 1}
-"""Packs at a time"""
+MIN_TRIALS = 4
+"""Trials of one shape that form a pack while other packs train"""
+MAX_PACKS = {"cuda": 8, "cpu": 1}
+"""Packs that train at the same time: a step is a chain of kernels that leaves part of a GPU idle"""
 POLL_S = 2e-4
-"""Between looks at whether one of them is done: far less than a round's steps take"""
-
-
-class TrialSource(Protocol):
-    """Who decides what is trained."""
-
-    def ask(self) -> TrialRun | None:
-        """Another one, if there is any."""
-
-    def reopen(self, number: int) -> TrialRun:
-        """One that was handed out before, by its number; `settled` where its result stands."""
-
-    def report(self, one: TrialRun, epoch: int, loss: float) -> str:
-        """Its folds' mean validation loss after an epoch; why it has to end, if it has to."""
-
-    def finish_fold(self, one: TrialRun, fold: int) -> None:
-        """One of its folds is done."""
-
-    def finish(self, one: TrialRun) -> None:
-        """All of them are."""
-
-    def fail(self, one: TrialRun, why: str) -> None:
-        """It could not be trained."""
-
-    def list_extremes(self, config: Config) -> Sequence[Config]:
-        """Variants that a pack of such ones needs room for, because they may come later."""
+"""Between checks whether a pack is done: far less than the steps of a round take"""
 
 
 class PackScheduler:
-    """Packs of candidates on one device, several at a time where it is a GPU: a pack's step is a
-    chain that leaves room beside it."""
+    """Trains packs of trials on one device."""
 
     def __init__(
-        self, run: Run, shelf: DatasetCache, director: TrialSource, *, parallel: int
+        self, run: Run, datasets: DatasetCache, source: TrialSource, *, parallel: int
     ) -> None:
-        self.run, self.datasets, self.source = run, shelf, director
-        self.parallel = parallel
-        self.waiting: list[TrialRun] = []
-        self.running: list[TrialRun] = []
-        self.active_packs: list[TrialPack] = []
-        self.is_exhausted = False
-        """Whether the director had nothing more when last asked"""
+        self.run, self.datasets = run, datasets
+        self.pool = TrialPool(source, parallel=parallel)
+        self.packs: list[TrialPack] = []
         self.max_lanes: dict[PackShape, int] = {}
-        """Places that fit into memory, where all did not"""
+        """Lanes that fit into memory, for shapes that ran out of it"""
         self.num_packs = 0
-        self.grouping: tuple[list[TrialRun], list[TrialGroup]] = [], []
-        """Those that waited when groups were last made of them, and the groups"""
+        """Packs started so far, by earlier parts of the search too"""
+        self._grouped: list[TrialRun] = []
+        self._groups: list[TrialGroup] = []
+        """The groups of the trials in `_grouped`"""
 
     @property
     def folder(self) -> Path:
         return self.run.folder / "packs"
 
     def train(self) -> None:
-        """Until the director has nothing more; packs that were in training go on first."""
+        """Resume interrupted packs, then train until the source has no more trials."""
         with catch_signals() as stop:
             try:
-                self._pick_up(stop)
-                self._ask()
-                while self.active_packs or (self.waiting and not stop.requested):
+                for folder in sorted(self.folder.glob("*")):
+                    self.num_packs = max(self.num_packs, int(folder.name))
+                    self._resume(folder, stop)
+                self.pool.fill()
+                while self.packs or (self.pool.waiting and not stop.requested):
                     if not stop.requested:
-                        self._ask()
-                        self._start(stop)
-                    self._turn(stop)
+                        self.pool.fill()
+                        self._start_packs(stop)
+                    self._advance(stop)
                 if stop.requested:
                     raise Interrupted("stopped", signal_number=stop.signal_number)
             finally:
-                for packed in self.active_packs:
-                    packed.close()
+                for pack in self.packs:
+                    pack.close()
 
-    def _pick_up(self, stop: StopRequest) -> None:
-        for folder in sorted(self.folder.glob("*")):
-            self.num_packs = max(self.num_packs, int(folder.name))
-            self._resume(Run(folder, self.run.watch), None, stop)
+    def _make_pack(self, folder: Path) -> TrialPack:
+        run = Run(folder, self.run.watch)
+        return TrialPack(self.pool, self.datasets, run, self.run)
 
-    def _resume(self, run: Run, most: int | None, stop: StopRequest) -> list[TrialRun]:
-        """Go on with a pack from its newest checkpoint, no more than `most` lanes at a time; whose
-        lanes those are. Without a checkpoint its folder goes."""
-        packed = TrialPack(self, run)
-        if not checkpoint.list_steps(run):
-            runs.remove(run.folder)
+    def _resume(
+        self, folder: Path, stop: StopRequest, max_lanes: int | None = None
+    ) -> list[TrialRun]:
+        """Resume a pack from its newest checkpoint, or delete its folder if there is none; return
+        the trials that continue."""
+        pack = self._make_pack(folder)
+        if not checkpoint.list_steps(pack.run):
+            runs.remove(folder)
             return []
-        self.active_packs.append(packed)
-        with self._surviving(packed, stop):
-            if not packed.resume(stop, most):
-                self.active_packs.remove(packed)
-                runs.remove(run.folder)
-        return packed.trials
+        self.packs.append(pack)
+        with self._recover(pack, stop):
+            if not pack.resume(stop, max_lanes):
+                self.packs.remove(pack)
+                runs.remove(folder)
+        return pack.trials
 
-    def _ask(self) -> None:
-        while new := self._new():
-            self.waiting.append(new)
-
-    def _new(self) -> TrialRun | None:
-        if len(self.waiting) + len(self.running) >= self.parallel:
-            return None
-        found = self.source.ask()
-        self.is_exhausted = found is None
-        return found
-
-    def take_fitting(self, fits: Callable[[TrialRun], bool]) -> TrialRun | None:
-        """Of those that wait, else of new ones, the first that fits; other new ones wait."""
-        for one in self.waiting:
-            if fits(one):
-                self.waiting.remove(one)
-                return one
-        while new := self._new():
-            if fits(new):
-                return new
-            self.waiting.append(new)
-        return None
-
-    def _start(self, stop: StopRequest) -> None:
-        """Make packs of those that wait. A few wait for company while others train and more may
-        come; then they cost a pack of their own."""
-        if not self.waiting:
+    def _start_packs(self, stop: StopRequest) -> None:
+        """Form packs of waiting trials. A few trials wait for more of their shape while other packs
+        train and the source has more, since a pack has a minimum cost."""
+        pool = self.pool
+        if not pool.waiting:
             return
-        ready = self.datasets.get(self.waiting[0].config)
-        device = ready.series.values.device.type
-        if len(self.active_packs) >= MOST_PACKS[device]:
+        data = self.datasets.get(pool.waiting[0].config)
+        device = data.series.values.device.type
+        if len(self.packs) >= MAX_PACKS[device]:
             return
-        if self.grouping[0] != self.waiting:
-            windows = len(ready.folds[-1]["train"])
-            self.grouping = list(self.waiting), grouping.group_trials(self.waiting, device, windows)
-        for group in self.grouping[1]:
-            enough = self.is_exhausted or len(group.trials) >= COMPANY
-            if self.active_packs and (len(self.active_packs) >= MOST_PACKS[device] or not enough):
+        if self._grouped != pool.waiting:
+            num_windows = len(data.folds[-1]["train"])
+            self._grouped = list(pool.waiting)
+            self._groups = grouping.group_trials(pool.waiting, device, num_windows)
+        for group in self._groups:
+            enough = pool.is_exhausted or len(group.trials) >= MIN_TRIALS
+            if self.packs and (len(self.packs) >= MAX_PACKS[device] or not enough):
                 continue
-            self.waiting = [one for one in self.waiting if one not in group.trials]
-            self._begin(group.shape, group.trials, stop)
+            self._start(group, stop)
 
-    def _begin(self, shape: PackShape, members: list[TrialRun], stop: StopRequest) -> None:
+    def _start(self, group: TrialGroup, stop: StopRequest) -> None:
         self.num_packs += 1
         folder = self.folder / f"{self.num_packs:04d}"
         folder.mkdir(parents=True)
-        packed = TrialPack(self, Run(folder, self.run.watch))
-        self.running += members
-        self.active_packs.append(packed)
-        with self._surviving(packed, stop):
-            packed.start(shape, members, stop)
+        pack = self._make_pack(folder)
+        self.pool.start(group.trials)
+        self.packs.append(pack)
+        max_lanes = self.max_lanes.get(group.shape, MAX_LANES)
+        with self._recover(pack, stop):
+            pack.start(group.shape, group.trials, stop, max_lanes=max_lanes)
 
-    def _turn(self, stop: StopRequest) -> None:
-        """One round of the pack whose steps are done first. To wait for a certain one would leave
-        the device without steps of those that are done before it."""
-        if not self.active_packs:
+    def _advance(self, stop: StopRequest) -> None:
+        """Train one round of whichever pack finishes its steps first: waiting for a particular pack
+        would leave the device idle when others finish earlier."""
+        if not self.packs:
             return
-        while (packed := next((one for one in self.active_packs if one.is_ready()), None)) is None:
+        while (pack := next((one for one in self.packs if one.is_ready()), None)) is None:
             time.sleep(POLL_S)
-        self.active_packs.remove(packed)
-        self.active_packs.append(packed)
-        with self._surviving(packed, stop):
-            if packed.advance():
+        self.packs.remove(pack)
+        self.packs.append(pack)
+        with self._recover(pack, stop):
+            if pack.advance():
                 return
-            self.active_packs.remove(packed)
-            if not packed.stopped:
-                runs.remove(packed.run.folder)
+            self.packs.remove(pack)
+            if not pack.was_interrupted:
+                runs.remove(pack.run.folder)
 
     @contextmanager
-    def _surviving(self, packed: TrialPack, stop: StopRequest) -> Iterator[None]:
-        """Where memory runs out, go on from the pack's newest checkpoint with half as many lanes at
-        a time; candidates that are not in it are trained again from their start."""
+    def _recover(self, pack: TrialPack, stop: StopRequest) -> Iterator[None]:
+        """On out of memory, resume the pack from its newest checkpoint with half as many lanes at a
+        time; trials that are not in the checkpoint start again."""
         try:
             yield
             return
         except recovery.MEMORY_ERRORS as error:
-            if not (packed.shapes and recovery.is_out_of_memory(error)):
+            if not (pack.shapes and recovery.is_out_of_memory(error)):
                 raise
-            why = recovery.first_line(error)
-        # past the except block, whose traceback would pin the memory
-        self.active_packs.remove(packed)
-        packed.close()
+            reason = recovery.first_line(error)
+        # outside the except block, whose traceback would keep the memory alive
+        self.packs.remove(pack)
+        pack.close()
         recovery.free_memory()
-        shape, places = packed.shapes[0], packed.num_lanes
-        members = [one for one in self.running if one in packed.trials]
-        self.running = [one for one in self.running if one not in members]
-        if places == 1:
-            runs.remove(packed.run.folder)
-            for one in members:
-                self.source.fail(one, f"out of memory: {why}")
+        trials = self.pool.withdraw(pack.trials)
+        if pack.num_lanes == 1:
+            runs.remove(pack.run.folder)
+            for trial in trials:
+                self.pool.source.fail(trial, f"out of memory: {reason}")
             return
-        most = self.max_lanes[shape] = places // 2
-        known = checkpoint.list_steps(packed.run)
-        since = f"step {known[-1]} of the pack" if known else "the start"
-        remedy = f"{most} lanes at a time, from {since}"
-        self.run.append("recovery", what="out of memory", remedy=remedy, why=why)
-        back = {
-            one.number for one in self._resume(Run(packed.run.folder, self.run.watch), most, stop)
-        }
-        self.waiting = [
-            one.copy_untrained() for one in members if one.number not in back
-        ] + self.waiting
+        max_lanes = self.max_lanes[pack.shapes[0]] = pack.num_lanes // 2
+        steps = checkpoint.list_steps(pack.run)
+        since = f"step {steps[-1]} of the pack" if steps else "the start"
+        remedy = f"{max_lanes} lanes at a time, from {since}"
+        self.run.append("recovery", what="out of memory", remedy=remedy, why=reason)
+        resumed = {trial.number for trial in self._resume(pack.run.folder, stop, max_lanes)}
+        restarted = [trial.copy_untrained() for trial in trials if trial.number not in resumed]
+        self.pool.waiting = restarted + self.pool.waiting

@@ -1,4 +1,4 @@
-"""One set of settings on its way through training: one lane for each fold."""
+"""One trial in training: its config, one lane for each fold, and their results."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from slipstream.engine.lanestate import LaneResult
 
 @dataclass(frozen=True)
 class FoldResult:
-    """How one lane ended."""
+    """The result of one lane."""
 
     loss: float
-    """The best validation's"""
+    """The lowest validation loss"""
     best_epoch: float
     epochs: float
     steps: int
@@ -29,71 +29,75 @@ class FoldResult:
 
 @dataclass(eq=False)
 class TrialRun:
-    """Settings to be trained and scored."""
+    """A trial that trains."""
 
     number: int
     config: Config
     num_folds: int = 1
     is_final: bool = False
-    """Whether its result stands, so that what is still trained of it does not count"""
+    """The result is already known, so what still trains does not count"""
     stop_reason: str = ""
-    """Why it has to end, once that is decided"""
+    """Set once the trial has to stop"""
     started_at: float = field(default_factory=time.perf_counter)
     val_losses: dict[int, dict[int, float]] = field(default_factory=dict)
-    """Validation losses, by epoch and fold"""
+    """Validation losses by epoch and fold"""
     fold_results: dict[int, FoldResult] = field(default_factory=dict)
-    """By fold"""
     weights: dict[str, Tensor] = field(default_factory=dict)
-    """The last fold's best"""
+    """The best weights of the last fold"""
 
     def copy_untrained(self) -> TrialRun:
-        """The same one, untrained."""
         return TrialRun(
             self.number, self.config, self.num_folds, self.is_final, started_at=self.started_at
         )
 
     def record_validation(self, epoch: int, fold: int, loss: float) -> float | None:
-        """A validation; the mean over the folds, once it is known for this epoch."""
-        row = self.val_losses.setdefault(epoch, {})
-        row[fold] = loss
-        return statistics.fmean(row.values()) if len(row) == self.num_folds else None
+        """Return the mean over the folds once every fold has validated this epoch."""
+        losses = self.val_losses.setdefault(epoch, {})
+        losses[fold] = loss
+        return statistics.fmean(losses.values()) if len(losses) == self.num_folds else None
 
     @property
     def incomplete_epochs(self) -> dict[int, dict[int, float]]:
-        """Epochs that some of the folds have yet to reach."""
+        """The validation losses of epochs that some folds have not reached yet."""
         return {epoch: row for epoch, row in self.val_losses.items() if len(row) < self.num_folds}
 
-    def finish_fold(self, fold: int, fit: LaneResult) -> bool:
-        """One of its lanes has ended; whether that was the last."""
-        at = fit.progress
+    def finish_fold(self, fold: int, result: LaneResult) -> bool:
+        """Record the end of a lane; return whether it was the last one."""
+        progress = result.progress
         self.fold_results[fold] = FoldResult(
-            at.best_loss, at.best_epoch, at.epoch, at.step, fit.stop_reason
+            progress.best_loss,
+            progress.best_epoch,
+            progress.epoch,
+            progress.step,
+            result.stop_reason,
         )
         if fold == self.num_folds - 1:
-            self.weights = fit.weights
+            self.weights = result.weights
         return len(self.fold_results) == self.num_folds
 
     @property
     def score(self) -> float:
-        """The mean of the folds' best validation losses; not finite where one of them is not."""
+        """The mean of the folds' lowest validation losses; infinite until all folds have ended."""
         if len(self.fold_results) < self.num_folds:
             return math.inf
-        return statistics.fmean(one.loss for one in self.fold_results.values())
+        return statistics.fmean(result.loss for result in self.fold_results.values())
 
     def summarize(self) -> dict[str, Any]:
-        ends = list(self.fold_results.values())
+        results = list(self.fold_results.values())
         return {
-            "epochs": max((one.epochs for one in ends), default=0.0),
-            "steps": sum(one.steps for one in ends),
-            "best_epoch": statistics.fmean(one.best_epoch for one in ends) if ends else 0.0,
+            "epochs": max((result.epochs for result in results), default=0.0),
+            "steps": sum(result.steps for result in results),
+            "best_epoch": statistics.fmean(result.best_epoch for result in results)
+            if results
+            else 0.0,
             "seconds": time.perf_counter() - self.started_at,
-            "stopped": "; ".join(sorted({one.stopped for one in ends})),
+            "stopped": "; ".join(sorted({result.stopped for result in results})),
         }
 
 
 @dataclass(frozen=True, eq=False)
 class TrialLane(Lane):
-    """A lane that knows whose it is."""
+    """A lane that trains one fold of a trial."""
 
     trial: TrialRun
     fold: int

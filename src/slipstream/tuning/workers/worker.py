@@ -74,19 +74,19 @@ def open_timed_study(
 def run_search(run: Run, search: OptunaSearch, *, parallel: int, resumed: bool) -> Event:
     """Train trials until there are none left, here or in the hands of other workers; what the log
     then says of the search, even where nothing can be written to it."""
-    trainer = PackScheduler(run, search.datasets, search, parallel=parallel)
+    scheduler = PackScheduler(run, search.datasets, search, parallel=parallel)
     share = search.membership
     with share.send_heartbeats(search.running) if share else nullcontext():
         if resumed:
             search.resume_interrupted()
-        trainer.train()
+        scheduler.train()
         while share is not None and not search.is_out_of_time and share.others_are_busy():
             _pause()
-            trainer.train()
+            scheduler.train()
     found = {
         "seconds": time.perf_counter() - search.started_at,  # earlier parts included
         "optuna_s": search.study.spent_s,
-        "packs": trainer.num_packs,
+        "packs": scheduler.num_packs,
         "asked": get_budget(search.config),
     }
     run.append("searched", **found)
