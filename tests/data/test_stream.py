@@ -22,7 +22,8 @@ from slipstream.data import dataset as datasets
 from slipstream.data import stream as streams
 from slipstream.data import windows
 from slipstream.engine.batches import stream as streaming
-from slipstream.engine.batches.stream import StreamSource
+from slipstream.engine.batches.host import TransferOptions
+from slipstream.engine.batches.stream import StreamBatching, StreamSource
 from tests.conftest import small_config, waves
 
 SHAPES = {
@@ -63,11 +64,11 @@ def both(path, shape, scan_rows=100, **engine):
 def test_layout_scaler_and_windows_are_those_of_the_table_in_memory(path, shape, scan_rows):
     whole, streamed, _ = both(path, shape, scan_rows)
     assert streamed.memory is None
-    assert streamed.count == whole.count
+    assert streamed.num_windows == whole.num_windows
     assert streamed.signature == whole.signature
-    assert streamed.layout.series == whole.layout.series
-    np.testing.assert_array_equal(streamed.layout.offsets, whole.layout.offsets)
-    np.testing.assert_array_equal(streamed.layout.breaks, whole.layout.breaks)
+    assert streamed.index.series_names == whole.index.series_names
+    np.testing.assert_array_equal(streamed.index.offsets, whole.index.offsets)
+    np.testing.assert_array_equal(streamed.index.breaks, whole.index.breaks)
     for name in whole.scaler.shift:
         assert streamed.scaler.shift[name] == pytest.approx(whole.scaler.shift[name], rel=1e-6)
         assert streamed.scaler.size[name] == pytest.approx(whole.scaler.size[name], rel=1e-6)
@@ -76,9 +77,9 @@ def test_layout_scaler_and_windows_are_those_of_the_table_in_memory(path, shape,
 def by_start(dataset, which, rows):
     """Every window of a set by its first row, however many pieces it comes in."""
     found = {}
-    for piece in dataset.pieces(which, None, rows=rows, with_time=True):
+    for piece in dataset.iter_chunks(which, None, rows=rows, with_time=True):
         inputs, targets, static = windows.gather_raw(piece.series, piece.starts)
-        owners = piece.owners[piece.series.series_of(piece.starts)]
+        owners = piece.series_ids[piece.series.find_series(piece.starts)]
         for i, start in enumerate((piece.starts + piece.first_row).tolist()):
             assert start not in found
             given = None if static is None else static[i]
@@ -104,10 +105,10 @@ def test_pieces_hold_every_window_once_whatever_their_size(path, shape, rows):
 
 def epoch_of(home, epoch, *, at=0):
     """Steps of one epoch: inputs and weights of each pass."""
-    home.begin(epoch, at=at)
+    home.start_epoch(epoch, at=at)
     steps = []
-    advance = home.feed(
-        lambda: steps.append([(s.batch.inputs.clone(), s.weights.clone()) for s in home.slot])
+    advance = home.wrap_program(
+        lambda: steps.append([(s.batch.inputs.clone(), s.weights.clone()) for s in home.buffers])
     )
     for _ in range(at, home.num_steps):
         advance()
@@ -120,18 +121,10 @@ def test_every_window_comes_once_an_epoch_shuffled_anew(path, workers, effective
     if workers and (effective, batch) != (32, 16):
         pytest.skip("workers take seconds to start; one shape is enough")
     _, streamed, config = both(path, "series")
-    home = StreamSource(
-        streamed.stream,
-        "train",
-        effective,
-        batch,
-        3,
-        torch.device("cpu"),
-        config.engine,
-        workers=workers,
-        prefetch=2,
+    home = open_source(
+        streamed, config, 3, windows_per_step=effective, windows_per_pass=batch, workers=workers
     )
-    assert home.num_steps == -(-streamed.count["train"] // effective)
+    assert home.num_steps == -(-streamed.num_windows["train"] // effective)
     wanted = sorted(
         float(window[0].double().sum()) for window in by_start(streamed, "train", 1).values()
     )
@@ -157,16 +150,16 @@ def test_every_window_comes_once_an_epoch_shuffled_anew(path, workers, effective
     assert not multiprocessing.active_children()
 
 
-def streamed_home(streamed, config, seed, *, effective=32, batch=16, **how):
-    where = torch.device("cpu"), config.engine
-    how = {"workers": 0, "prefetch": 2} | how
-    return StreamSource(streamed.stream, "train", effective, batch, seed, *where, **how)
+def open_source(streamed, config, seed, *, workers=0, **sizes):
+    sizes = {"windows_per_step": 32, "windows_per_pass": 16} | sizes
+    options = TransferOptions(torch.device("cpu"), config.engine, workers)
+    return StreamSource(streamed.stream, "train", StreamBatching(seed=seed, **sizes), options)
 
 
 @pytest.mark.parametrize("seed", [2**29, 2**31, 20260131120000, 2**63 - 1])
 def test_any_seed_of_the_config_gives_an_order(path, seed):
     _, streamed, config = both(path, "series")
-    one, other = (streamed_home(streamed, config, s) for s in (seed, seed - 1))
+    one, other = (open_source(streamed, config, s) for s in (seed, seed - 1))
     first, again, others = epoch_of(one, 1), epoch_of(one, 1), epoch_of(other, 1)
     assert all(torch.equal(a[0][0], b[0][0]) for a, b in zip(first, again, strict=True))
     assert not torch.equal(first[0][0][0], others[0][0][0])
@@ -176,15 +169,15 @@ def test_any_seed_of_the_config_gives_an_order(path, seed):
 def test_windows_that_are_skipped_are_never_put_together(path, monkeypatch, effective, batch):
     """A resume late in a long epoch holds a batch or two at a time, not all that went before."""
     _, streamed, config = both(path, "series")
-    home = streamed_home(streamed, config, 3, effective=effective, batch=batch)
+    home = open_source(streamed, config, 3, windows_per_step=effective, windows_per_pass=batch)
     whole = epoch_of(home, 1)
-    together, largest = streaming._side_by_side, []
+    together, largest = streaming._concatenate, []
 
     def noted(parts):
         largest.append(sum(part[1].shape[0] for part in parts))
         return together(parts)
 
-    monkeypatch.setattr(streaming, "_side_by_side", noted)
+    monkeypatch.setattr(streaming, "_concatenate", noted)
     for at in (1, 5, home.num_steps - 1):
         for mine, theirs in zip(epoch_of(home, 1, at=at), whole[at:], strict=True):
             for (inputs, weights), (wanted, theirs_weights) in zip(mine, theirs, strict=True):
@@ -196,10 +189,10 @@ def test_windows_that_are_skipped_are_never_put_together(path, monkeypatch, effe
 def test_smaller_passes_take_the_same_windows_from_several_workers(path):
     """Where memory runs out in mid-epoch, the rest of it holds what was not trained on yet."""
     _, streamed, config = both(path, "series")
-    how = {"workers": 2, "effective": 32, "read": 32}
+    how = {"workers": 2, "windows_per_step": 32, "windows_per_read": 32}
     found = []
     for batch in (32, 16):
-        home = streamed_home(streamed, config, 3, batch=batch, **how)
+        home = open_source(streamed, config, 3, windows_per_pass=batch, **how)
         steps = epoch_of(home, 1, at=3)
         found.append([torch.cat([i[:, w > 0] for i, w in step], dim=1) for step in steps])
         home.close()
@@ -208,7 +201,7 @@ def test_smaller_passes_take_the_same_windows_from_several_workers(path):
 
 def test_a_home_closes_as_often_as_it_is_asked_to(path):
     _, streamed, config = both(path, "series")
-    home = streamed_home(streamed, config, 3)
+    home = open_source(streamed, config, 3)
     epoch_of(home, 0)
     home.close()
     home.close()
@@ -269,10 +262,10 @@ def test_stretches_cover_every_row_once(path, groups, rows):
     firsts = tuple(np.cumsum([0, *groups[:-1]]).tolist())
     stream = replace(
         streamed.stream,
-        source=replace(streamed.stream.source, num_rows=total, groups=firsts),
-        layout=replace(streamed.layout, offsets=np.array([0, total])),
+        source=replace(streamed.stream.source, num_rows=total, row_groups=firsts),
+        index=replace(streamed.index, offsets=np.array([0, total])),
     )
-    found = stream.stretches(rows)
+    found = stream.plan_chunks(rows)
     assert found[0][0] == 0
     assert found[-1][1] == total
     assert all(a[1] == b[0] for a, b in itertools.pairwise(found))

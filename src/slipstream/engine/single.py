@@ -13,10 +13,16 @@ from slipstream.data.dataset import Dataset
 from slipstream.data.labels import selection
 from slipstream.data.windows import Series
 from slipstream.engine import objective, optim, pretrained, step
-from slipstream.engine.batches import augmented, source
-from slipstream.engine.batches.augmented import AugmentedCopies
+from slipstream.engine.batches.augmented import (
+    AugmentedCopies,
+    AugmentedHostSource,
+    AugmentedSource,
+)
+from slipstream.engine.batches.device import DeviceSource
+from slipstream.engine.batches.host import HostSource, TransferOptions
+from slipstream.engine.batches.loader import LoaderSource
 from slipstream.engine.batches.source import BatchSource, EpochSampler, MicroBatch, Program
-from slipstream.engine.batches.stream import StreamSource
+from slipstream.engine.batches.stream import StreamBatching, StreamSource
 from slipstream.engine.capture import CapturedProgram
 from slipstream.engine.objective import Objective
 from slipstream.engine.optim import LossScale
@@ -213,40 +219,24 @@ def _home(
     task: TrainingTask, plan: Plan, which: str, effective: int, batch: int, seed: int | None
 ) -> BatchSource:
     """The plan's home for one set of windows."""
-    engine, memory, stream = task.config.engine, task.dataset.memory, task.dataset.stream
+    memory, stream = task.dataset.memory, task.dataset.stream
+    options = TransferOptions(plan.device, task.config.engine, plan.workers, plan.prefetch)
     if stream is not None:
-        return StreamSource(
-            stream,
-            which,
-            effective,
-            batch,
-            seed,
-            plan.device,
-            engine,
-            workers=plan.workers,
-            prefetch=plan.prefetch,
-            # however small the passes become: the order stays when memory runs out in mid-epoch
-            read=effective // task.config.train.accumulate if which == "train" else None,
-        )
+        # however small the passes become: the order stays when memory runs out in mid-epoch
+        read = effective // task.config.train.accumulate if which == "train" else None
+        return StreamSource(stream, which, StreamBatching(effective, batch, seed, read), options)
     assert memory is not None
     assert task.series is not None
     if which == "train" and task.copies is not None:
-        drawn = task.copies.build_sampler(effective, batch, seed)
+        sampler = task.copies.build_sampler(effective, batch, seed)
         if plan.device.type == "cpu":
-            return augmented.AugmentedSource(task.copies, drawn)
-        return augmented.AugmentedHostSource(task.copies, drawn, plan.device, engine)
-    draw = EpochSampler(memory.starts[which], effective, batch, seed)
+            return AugmentedSource(task.copies, sampler)
+        return AugmentedHostSource(task.copies, sampler, options)
+    sampler = EpochSampler(memory.starts[which], effective, batch, seed)
     match plan.home:
         case "device":
-            return source.DeviceSource(task.series, draw)
+            return DeviceSource(task.series, sampler)
         case "host":
-            return source.HostSource(task.series, draw, plan.device, engine)
+            return HostSource(task.series, sampler, options)
         case _:
-            return source.LoaderSource(
-                task.series,
-                draw,
-                plan.device,
-                engine,
-                workers=plan.workers,
-                prefetch=plan.prefetch,
-            )
+            return LoaderSource(task.series, sampler, options)

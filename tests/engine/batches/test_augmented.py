@@ -51,7 +51,7 @@ SHAPES = {
 def test_copies_hold_augmented_windows_in_the_order_of_the_series(shape, told):
     config = small_config(**merged(AUGMENT, SHAPES[shape]))
     dataset = small_dataset(config, static_table() if shape == "static" else waves(400))
-    found = augmented.prepare_copies(config, dataset, told[0])
+    copies = augmented.prepare_copies(config, dataset, told[0])
     starts = dataset.memory.starts["train"]
     index = torch.tensor([0, 5, 5, len(starts) - 1])
     batch = windows.gather(dataset.memory.series, starts)
@@ -67,7 +67,7 @@ def test_copies_hold_augmented_windows_in_the_order_of_the_series(shape, told):
             shares=torch.ones(len(starts)),
             fold=signature.sequences_per_window,
         )
-        got = found.gather(copy, index)
+        got = copies.gather(copy, index)
         sequences = (
             index[:, None] * signature.sequences_per_window
             + torch.arange(signature.sequences_per_window)
@@ -107,16 +107,16 @@ def test_they_are_written_once_kept_by_settings_and_checked(told, cache):
 def test_every_epoch_reads_the_next_copy_and_windows_come_in_the_usual_order(told):
     config = small_config(**merged(AUGMENT, {"augment": {"warp": 0.0, "scaling": 0.0}}))
     dataset = small_dataset(config)
-    found = augmented.prepare_copies(config, dataset, told[0])
-    home = augmented.AugmentedSource(found, found.build_sampler(32, 32, 0))
+    copies = augmented.prepare_copies(config, dataset, told[0])
+    source = augmented.AugmentedSource(copies, copies.build_sampler(32, 32, 0))
     seen = []
     for epoch in range(3):
-        home.start_epoch(epoch)
-        (share,) = home.get_micro_batches(torch.tensor([1]))
-        usual = home.order.sample_epoch(epoch)[0][1, 0]
+        source.start_epoch(epoch)
+        (micro_batch,) = source.get_micro_batches(torch.tensor([1]))
+        usual = source.sampler.sample_epoch(epoch)[0][1, 0]
         batch = windows.gather(dataset.memory.series, dataset.memory.starts["train"][usual])
-        assert torch.equal(share.batch.targets, batch.targets)
-        seen.append((share.batch.inputs - batch.inputs, usual))
+        assert torch.equal(micro_batch.batch.targets, batch.targets)
+        seen.append((micro_batch.batch.inputs - batch.inputs, usual))
     same_window = {int(i): n for n, i in enumerate(seen[2][1])}
     both = [(n, same_window[int(i)]) for n, i in enumerate(seen[0][1]) if int(i) in same_window]
     assert both

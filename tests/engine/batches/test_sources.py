@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from slipstream import runs
 from slipstream.autotune.rules import make_plan
 from slipstream.engine import loop
-from slipstream.engine.batches import source
+from slipstream.engine.batches.device import DeviceSource
+from slipstream.engine.batches.host import TransferOptions
+from slipstream.engine.batches.loader import LoaderSource
 from slipstream.engine.batches.source import EpochSampler, shuffle_starts
 from tests.conftest import KINDS, small_config, small_dataset, waves
 from tests.engine.steps import make_task, run_steps
@@ -45,10 +47,14 @@ def test_seeds_of_32_bits_keep_the_order_that_they_always_had(seed):
 @given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 20), st.integers(0, 3))
 def test_a_step_takes_the_same_windows_however_they_are_passed(count, effective, batch, epoch):
     starts = torch.arange(1, count + 1)
-    draw = EpochSampler(starts, effective, min(batch, effective), 7)
-    rows, weights = draw.sample_epoch(epoch)
-    assert rows.shape == weights.shape == (draw.num_steps, draw.num_passes, draw.windows_per_pass)
-    torch.testing.assert_close(weights.sum(dim=(1, 2)), torch.ones(draw.num_steps))
+    sampler = EpochSampler(starts, effective, min(batch, effective), 7)
+    rows, weights = sampler.sample_epoch(epoch)
+    assert (
+        rows.shape
+        == weights.shape
+        == (sampler.num_steps, sampler.num_passes, sampler.windows_per_pass)
+    )
+    torch.testing.assert_close(weights.sum(dim=(1, 2)), torch.ones(sampler.num_steps))
     wanted = shuffle_starts(starts, seed=7, epoch=epoch).split(effective)
     for step, taken in enumerate(wanted):
         real = weights[step] > 0
@@ -57,8 +63,8 @@ def test_a_step_takes_the_same_windows_however_they_are_passed(count, effective,
 
 
 def test_validation_counts_every_window_as_one_and_keeps_their_order():
-    draw = EpochSampler(torch.arange(10), 4, 4, None)
-    rows, weights = draw.sample_epoch(0)
+    sampler = EpochSampler(torch.arange(10), 4, 4, None)
+    rows, weights = sampler.sample_epoch(0)
     assert rows.view(-1)[:10].tolist() == list(range(10))
     assert weights.sum() == 10
 
@@ -103,27 +109,25 @@ def test_smaller_passes_give_the_same_steps(kind):
 def test_a_home_can_begin_in_the_middle_of_an_epoch():
     config = small_config()
     dataset = small_dataset(config)
-    draw = EpochSampler(dataset.memory.starts["train"], 32, 32, 0)
-    loader = source.LoaderSource(
-        dataset.memory.series, draw, torch.device("cpu"), config.engine, workers=0, prefetch=2
-    )
+    sampler = EpochSampler(dataset.memory.starts["train"], 32, 32, 0)
+    options = TransferOptions(torch.device("cpu"), config.engine)
+    loader = LoaderSource(dataset.memory.series, sampler, options)
     loader.start_epoch(3, at=5)
     loader.wrap_program(lambda: None)()
-    (share,) = loader.get_micro_batches(torch.tensor([5]))
-    rows, weights = draw.sample_epoch(3)
+    (micro_batch,) = loader.get_micro_batches(torch.tensor([5]))
+    rows, weights = sampler.sample_epoch(3)
     taken = dataset.memory.series.inputs[rows[5, 0] + dataset.memory.series.context_rows]
-    assert torch.equal(share.batch.inputs, taken)
-    assert torch.equal(share.weights, weights[5, 0])
+    assert torch.equal(micro_batch.batch.inputs, taken)
+    assert torch.equal(micro_batch.weights, weights[5, 0])
 
 
 def test_a_home_closes_as_often_as_it_is_asked_to():
     config = small_config()
     dataset = small_dataset(config)
-    draw = EpochSampler(dataset.memory.starts["train"], 32, 32, 0)
-    loader = source.LoaderSource(
-        dataset.memory.series, draw, torch.device("cpu"), config.engine, workers=0, prefetch=2
-    )
-    for home in (loader, source.DeviceSource(dataset.memory.series, draw)):
+    sampler = EpochSampler(dataset.memory.starts["train"], 32, 32, 0)
+    options = TransferOptions(torch.device("cpu"), config.engine)
+    loader = LoaderSource(dataset.memory.series, sampler, options)
+    for home in (loader, DeviceSource(dataset.memory.series, sampler)):
         home.start_epoch(0)
         home.close()
         home.close()

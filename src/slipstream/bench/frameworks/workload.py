@@ -15,7 +15,8 @@ from slipstream.config import Config
 from slipstream.config.base import hash_seed
 from slipstream.data import windows
 from slipstream.data.dataset import Dataset
-from slipstream.engine.batches.source import EpochSampler, WindowDataset
+from slipstream.engine.batches.loader import WindowDataset
+from slipstream.engine.batches.source import EpochSampler
 from slipstream.models import build
 from slipstream.models.noise import masks
 from slipstream.models.rnn import CELLS

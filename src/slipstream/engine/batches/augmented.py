@@ -1,8 +1,9 @@
 """Augmented copies of the training windows, written to disk once and read back in every epoch.
 
-For machines whose disk is faster than their step's arithmetic: the bench says whether it is. What
-changes a window by itself is in the copies; blends of several windows stay in the step. A folder of
-copies is named after the data and the settings, and held against its SHA-256 sums before use.
+This pays where the disk is faster than the arithmetic of the step: `slipstream bench ladder`
+measures it. The copies contain what changes a window by itself; blends of several windows stay in
+the step. A folder of copies is named after the data and the settings, and its SHA-256 sums are
+checked before use.
 
 Shapes: N copies, W windows, C sequences of one window, T context rows, F inputs.
 """
@@ -22,19 +23,21 @@ from torch import Tensor
 
 from slipstream import runs
 from slipstream.checksums import MANIFEST, compute_sha256
-from slipstream.config import Config, Engine
+from slipstream.config import Config
 from slipstream.data import windows
 from slipstream.data.dataset import Dataset
 from slipstream.data.windows import Batch, Series
-from slipstream.engine import step
-from slipstream.engine.batches.source import EpochSampler, HostSource, MicroBatch, Program
+from slipstream.engine.batches.host import HostSource, TransferOptions
+from slipstream.engine.batches.source import EpochSampler, MicroBatch, Program
 from slipstream.errors import UserError
 from slipstream.models import Noise
 from slipstream.models.noise import augment
 from slipstream.runs import Run
 
-MAKING = 2
-"""Counts the ways in which copies have been made: those of another are made anew"""
+FORMAT_VERSION = 2
+"""Copies of another version are written again"""
+CHUNK = 1024
+"""Windows augmented at a time; their noise depends on it"""
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class AugmentedCopies:
     """[W]: the windows' first rows"""
 
     def gather(self, copy: int, index: Tensor) -> Batch:
-        """Some windows of a copy, as `windows.gather` gives them."""
+        """Return some windows of a copy, as `windows.gather` does."""
         inputs, targets = self.inputs[copy][index], self.targets[copy][index]
         static = None
         if self.series.static is not None:
@@ -61,15 +64,18 @@ class AugmentedCopies:
             )
         return Batch(inputs.flatten(0, 1).transpose(0, 1), static, targets.flatten(0, 1))
 
-    def build_sampler(self, effective: int, batch: int, seed: int | None) -> EpochSampler:
-        """Over the windows' numbers instead of their first rows, in the same order."""
-        return EpochSampler(torch.arange(len(self.starts)), effective, batch, seed)
+    def build_sampler(
+        self, windows_per_step: int, windows_per_pass: int, seed: int | None
+    ) -> EpochSampler:
+        """Build a sampler of window numbers instead of first rows, in the same order."""
+        numbers = torch.arange(len(self.starts))
+        return EpochSampler(numbers, windows_per_step, windows_per_pass, seed)
 
 
 def prepare_copies(config: Config, dataset: Dataset, run: Run) -> AugmentedCopies | None:
-    """The copies that `augment.cache` asks for: those on disk if they are sound, else written."""
-    how = config.augment
-    if not how.cache or how.for_step == how:
+    """Return the copies that `augment.cache` requests, written where no intact ones are on disk."""
+    settings = config.augment
+    if not settings.cache or settings.for_step == settings:
         return None
     memory = dataset.memory
     if memory is None:
@@ -77,20 +83,19 @@ def prepare_copies(config: Config, dataset: Dataset, run: Run) -> AugmentedCopie
             "augment.cache writes copies of windows that are in memory, and these are streamed; "
             "set augment.cache = 0, or cut the data"
         )
-    shapes = _shapes(config, dataset)
+    shapes = _compute_shapes(config, dataset)
     size = sum(4 * int(np.prod(shape)) for shape in shapes.values())
-    folder = runs.get_cache_folder() / "augmented" / _key(config, dataset)
-    told = {"copies": how.cache, "bytes": size, "folder": str(folder)}
-    if not _sound(folder):
-        run.append("cache", what="writing", **told)
+    folder = runs.get_cache_folder() / "augmented" / _compute_key(config, dataset)
+    intact = _is_intact(folder)
+    what = "reading" if intact else "writing"
+    run.append("cache", what=what, copies=settings.cache, bytes=size, folder=str(folder))
+    if not intact:
         _write(config, dataset, folder, shapes, size)
-    else:
-        run.append("cache", what="reading", **told)
-    inputs, targets = (_mapped(folder / f"{name}.bin", shape) for name, shape in shapes.items())
+    inputs, targets = (_map_file(folder / f"{name}.bin", shape) for name, shape in shapes.items())
     return AugmentedCopies(inputs, targets, memory.series, memory.starts["train"])
 
 
-def _shapes(config: Config, dataset: Dataset) -> dict[str, tuple[int, ...]]:
+def _compute_shapes(config: Config, dataset: Dataset) -> dict[str, tuple[int, ...]]:
     signature, copies = dataset.signature, config.augment.cache
     lead = (copies, dataset.num_windows["train"], signature.sequences_per_window)
     return {
@@ -99,20 +104,20 @@ def _shapes(config: Config, dataset: Dataset) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _key(config: Config, dataset: Dataset) -> str:
-    """What the copies depend on."""
-    asked = {
+def _compute_key(config: Config, dataset: Dataset) -> str:
+    """Hash everything that the copies depend on."""
+    contents = {
         "data": dataset.compute_fingerprint(),
         "signature": dataset.signature.model_dump(),
         "augment": config.augment.model_dump(),
         "seed": config.seed,
-        "making": MAKING,
+        "making": FORMAT_VERSION,
     }
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def _sound(folder: Path) -> bool:
-    """Whether copies are there and as they were written."""
+def _is_intact(folder: Path) -> bool:
+    """Return whether copies exist and match their checksums."""
     try:
         sums = runs.read_json(folder / MANIFEST)
         return bool(sums) and all(
@@ -136,20 +141,20 @@ def _write(
         temporary.mkdir()
         files = {name: temporary / f"{name}.bin" for name in shapes}
         with files["inputs"].open("wb") as inputs, files["targets"].open("wb") as targets:
-            for batch in _augmented(config, dataset):
+            for batch in _augment_windows(config, dataset):
                 inputs.write(batch.inputs.transpose(0, 1).contiguous().numpy().tobytes())
                 targets.write(batch.targets.contiguous().numpy().tobytes())
         sums = {path.name: compute_sha256(path) for path in files.values()}
         runs.write_json(temporary / MANIFEST, sums)
 
 
-def _augmented(config: Config, dataset: Dataset) -> Iterator[Batch]:
-    """Every window of every copy, changed, in order."""
+def _augment_windows(config: Config, dataset: Dataset) -> Iterator[Batch]:
+    """Yield the augmented windows of every copy, in order."""
     memory, signature = dataset.memory, dataset.signature
     assert memory is not None
     first = Noise(torch.tensor(config.seed), torch.tensor(0.0))
     for copy in range(config.augment.cache):
-        for number, starts in enumerate(memory.starts["train"].split(step.EVAL_BATCH)):
+        for number, starts in enumerate(memory.starts["train"].split(CHUNK)):
             batch = windows.gather(memory.series, starts)
             changed = augment.augment(
                 config.augment.for_cache,
@@ -163,7 +168,7 @@ def _augmented(config: Config, dataset: Dataset) -> Iterator[Batch]:
             yield Batch(changed.inputs, None, changed.targets)
 
 
-def _mapped(path: Path, shape: tuple[int, ...]) -> Tensor:
+def _map_file(path: Path, shape: tuple[int, ...]) -> Tensor:
     if not np.prod(shape):  # an encoder has no targets
         return torch.zeros(shape)
     # copy on write: torch wants memory that may be written, and the file must stay
@@ -171,19 +176,19 @@ def _mapped(path: Path, shape: tuple[int, ...]) -> Tensor:
 
 
 class AugmentedSource:
-    """Copies read where the step runs."""
+    """Reads copies in the memory of the CPU, on which the step runs."""
 
-    def __init__(self, copies: AugmentedCopies, draw: EpochSampler) -> None:
-        self.copies, self.order, self.num_steps = copies, draw, draw.num_steps
-        self.epoch = 0
+    def __init__(self, copies: AugmentedCopies, sampler: EpochSampler) -> None:
+        self.copies, self.sampler, self.num_steps = copies, sampler, sampler.num_steps
+        self._epoch = 0
 
     def start_epoch(self, epoch: int, *, at: int = 0) -> None:
-        self.epoch = epoch
-        self.rows, self.weights = self.order.sample_epoch(epoch)
+        self._epoch = epoch
+        self._rows, self._weights = self.sampler.sample_epoch(epoch)
 
     def get_micro_batches(self, cursor: Tensor) -> Iterator[MicroBatch]:
-        here, copy = int(cursor), self.epoch % len(self.copies.inputs)
-        for rows, weights in zip(self.rows[here], self.weights[here], strict=True):
+        step, copy = int(cursor), self._epoch % len(self.copies.inputs)
+        for rows, weights in zip(self._rows[step], self._weights[step], strict=True):
             yield MicroBatch(self.copies.gather(copy, rows), weights)
 
     def wrap_program(self, program: Program) -> Program:
@@ -194,17 +199,17 @@ class AugmentedSource:
 
 
 class AugmentedHostSource(HostSource):
-    """Copies read on the host and sent ahead, while the device is busy with the step before."""
+    """Reads copies on the host and copies them to the device while the current step runs."""
 
     def __init__(
-        self, copies: AugmentedCopies, draw: EpochSampler, device: torch.device, engine: Engine
+        self, copies: AugmentedCopies, sampler: EpochSampler, options: TransferOptions
     ) -> None:
-        self.copies, self.epoch = copies, 0
-        super().__init__(copies.series, draw, device, engine)
+        self.copies, self._epoch = copies, 0
+        super().__init__(copies.series, sampler, options)
 
     def start_epoch(self, epoch: int, *, at: int = 0) -> None:
-        self.epoch = epoch
+        self._epoch = epoch
         super().start_epoch(epoch, at=at)
 
     def gather(self, rows: Tensor) -> Batch:
-        return self.copies.gather(self.epoch % len(self.copies.inputs), rows)
+        return self.copies.gather(self._epoch % len(self.copies.inputs), rows)

@@ -1,35 +1,47 @@
-"""The home of data larger than memory: workers read stretches of it and draw windows from them.
+"""Data larger than memory: workers read chunks of it and draw windows from them.
 
-An epoch takes the stretches in an order of its own, a few at a time into a buffer, and the buffer's
-windows in random order. What is left of a buffer when it no longer fills a batch goes into the next
-one, and what workers are left with at the end makes up the last batches: every window comes once.
+An epoch takes the chunks in an order of its own, a few at a time into a buffer, and the buffer's
+windows in random order. Windows that no longer fill a batch go into the next buffer, and those that
+workers have left at the end make up the last batches: every window comes once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from slipstream.config import Engine
 from slipstream.config.base import hash_seed
 from slipstream.data import windows
 from slipstream.data.stream import StreamedSeries
 from slipstream.data.windows import WindowChunk
-from slipstream.engine.batches import source
-from slipstream.engine.batches.source import BufferedSource, Program
+from slipstream.engine.batches.host import BufferedSource, TransferOptions
+from slipstream.engine.batches.loader import build_loader
+from slipstream.engine.batches.source import Program
 
-STRETCHES = 8
-"""Stretches that a buffer is made of: more mix better, fewer read faster."""
+CHUNKS_PER_BUFFER = 8
+"""More chunks mix better, fewer read faster."""
 Windows = list[Tensor]
-"""As `windows.raw` gives them: inputs [T, B, F], targets [B, H, C], perhaps static [B, K]."""
+"""As `windows.gather_raw` returns them: inputs [T, B, F], targets [B, H, C], maybe static [B, K]"""
+
+
+class StreamBatching(NamedTuple):
+    """How the windows of a stream are batched."""
+
+    windows_per_step: int
+    windows_per_pass: int
+    seed: int | None
+    """None keeps the order and weighs every window as 1; otherwise losses are means over a step."""
+    windows_per_read: int | None = None
+    """What a worker returns at a time, if not a pass: with several workers, the windows of a step
+    depend on it."""
 
 
 class _Reader(IterableDataset[Windows]):
-    """Batches of one set's windows, as one worker sees them. The epoch is set before each pass."""
+    """Yields batches of one set's windows, in one worker. The epoch is set before each pass."""
 
     def __init__(
         self, stream: StreamedSeries, which: str, batch: int, seed: int | None, buffer_rows: int
@@ -40,177 +52,161 @@ class _Reader(IterableDataset[Windows]):
 
     def __iter__(self) -> Iterator[Windows]:
         worker = get_worker_info()
-        mine = (worker.id, worker.num_workers) if worker else (0, 1)
+        index, num_workers = (worker.id, worker.num_workers) if worker else (0, 1)
         rest: Windows | None = None
-        for number, stretches in enumerate(self._buffers()):
-            if number % mine[1] == mine[0]:
-                for found in self._drawn(stretches, number, rest):
+        for number, chunks in enumerate(self._plan_buffers()):
+            if number % num_workers == index:
+                for batch in self._draw_batches(chunks, number, rest):
                     rest = None
-                    if found[1].shape[0] == self.batch:
-                        yield found
+                    if batch[1].shape[0] == self.batch:
+                        yield batch
                     else:
-                        rest = found
+                        rest = batch
         if rest is not None:
             yield rest
 
-    def _generator(self, salt: int) -> torch.Generator:
+    def _make_generator(self, salt: int) -> torch.Generator:
         seed = hash_seed(self.seed or 0) * 1_000_003 + int(self.epoch)
         return torch.Generator().manual_seed((seed * 65_537 + salt) % 2**64)
 
-    def _buffers(self) -> list[list[tuple[int, int]]]:
-        """The epoch's stretches, a buffer's worth at a time."""
-        stretches = self.stream.plan_chunks(max(self.buffer_rows // STRETCHES, 1))
+    def _plan_buffers(self) -> list[list[tuple[int, int]]]:
+        """Return the row ranges of the epoch's chunks, grouped by buffer."""
+        count = CHUNKS_PER_BUFFER
+        chunks = self.stream.plan_chunks(max(self.buffer_rows // count, 1))
         if self.seed is not None:
-            order = torch.randperm(len(stretches), generator=self._generator(0))
-            stretches = [stretches[i] for i in order.tolist()]
-        return [stretches[i : i + STRETCHES] for i in range(0, len(stretches), STRETCHES)]
+            order = torch.randperm(len(chunks), generator=self._make_generator(0))
+            chunks = [chunks[i] for i in order.tolist()]
+        return [chunks[i : i + count] for i in range(0, len(chunks), count)]
 
-    def _drawn(
-        self, stretches: list[tuple[int, int]], number: int, rest: Windows | None
+    def _draw_batches(
+        self, ranges: list[tuple[int, int]], number: int, rest: Windows | None
     ) -> Iterator[Windows]:
-        """The buffer's windows in batches, `rest` first; the last one may be a part of one."""
-        found = (self.stream.read_chunk(self.which, begin, end) for begin, end in stretches)
-        pieces = [piece for piece in found if piece is not None]
-        if not pieces:
+        """Yield the buffer's windows in batches, `rest` first; the last batch may be smaller."""
+        read = (self.stream.read_chunk(self.which, begin, end) for begin, end in ranges)
+        chunks = [chunk for chunk in read if chunk is not None]
+        if not chunks:
             if rest is not None:
                 yield rest
             return
-        owner = torch.cat([torch.full((len(p.starts),), i) for i, p in enumerate(pieces)])
-        starts = torch.cat([piece.starts for piece in pieces])
+        owner = torch.cat([torch.full((len(c.starts),), i) for i, c in enumerate(chunks)])
+        starts = torch.cat([chunk.starts for chunk in chunks])
         if self.seed is not None:
-            order = torch.randperm(len(starts), generator=self._generator(1 + number))
+            order = torch.randperm(len(starts), generator=self._make_generator(1 + number))
             owner, starts = owner[order], starts[order]
-        have = 0 if rest is None else rest[1].shape[0]
-        at = 0
-        while at < len(starts) or rest is not None:
-            upto = min(at + self.batch - have, len(starts))
-            batch = _gathered(pieces, owner[at:upto], starts[at:upto])
-            yield batch if rest is None else _side_by_side([rest, batch])
-            rest, have, at = None, 0, upto
+        begin, num_rest = 0, 0 if rest is None else rest[1].shape[0]
+        while begin < len(starts) or rest is not None:
+            end = min(begin + self.batch - num_rest, len(starts))
+            batch = _gather(chunks, owner[begin:end], starts[begin:end])
+            yield batch if rest is None else _concatenate([rest, batch])
+            rest, num_rest, begin = None, 0, end
 
 
-def _gathered(pieces: list[WindowChunk], owner: Tensor, starts: Tensor) -> Windows:
-    """Windows from several pieces, in the order asked for."""
-    parts, places = [], []
-    for i, piece in enumerate(pieces):
-        mine = (owner == i).nonzero()[:, 0]
-        if len(mine):
-            found = windows.gather_raw(piece.series, starts[mine])
-            parts.append([tensor for tensor in found if tensor is not None])
-            places.append(mine)
-    together = _side_by_side(parts)
-    back = torch.argsort(torch.cat(places))
-    return [together[0][:, back], *(tensor[back] for tensor in together[1:])]
+def _gather(chunks: list[WindowChunk], owner: Tensor, starts: Tensor) -> Windows:
+    """Gather windows from several chunks, in the order of `starts`."""
+    parts, positions = [], []
+    for i, chunk in enumerate(chunks):
+        position = (owner == i).nonzero()[:, 0]
+        if len(position):
+            raw = windows.gather_raw(chunk.series, starts[position])
+            parts.append([tensor for tensor in raw if tensor is not None])
+            positions.append(position)
+    batch = _concatenate(parts)
+    order = torch.argsort(torch.cat(positions))
+    return [batch[0][:, order], *(tensor[order] for tensor in batch[1:])]
 
 
-def _side_by_side(parts: list[Windows]) -> Windows:
+def _concatenate(parts: list[Windows]) -> Windows:
     inputs = torch.cat([part[0] for part in parts], dim=1)
     others = [torch.cat(same) for same in zip(*(part[1:] for part in parts), strict=True)]
     return [inputs, *others]
 
 
 class StreamSource(BufferedSource):
-    """Windows of a stream, through DataLoader workers."""
+    """Reads the windows of a stream through DataLoader workers."""
 
     def __init__(
         self,
         stream: StreamedSeries,
         which: str,
-        effective: int,
-        batch: int,
-        seed: int | None,
-        device: torch.device,
-        engine: Engine,
-        *,
-        workers: int,
-        prefetch: int,
-        read: int | None = None,
+        batching: StreamBatching,
+        options: TransferOptions,
     ) -> None:
-        """`read` is how many windows a worker hands over at a time, if not a pass's: which windows
-        a step takes depends on it where there are several workers."""
-        self.count, self.effective, self.batch, self.seed = (
-            len(stream.ranges[which]),
-            effective,
-            batch,
-            seed,
-        )
-        self.num_steps = -(-self.count // effective)
+        self.batching, self.num_windows = batching, len(stream.ranges[which])
+        self.num_steps = -(-self.num_windows // batching.windows_per_step)
         first = next(iter(stream.ranges[which].first.tolist()))
-        example = stream.read_chunk(which, first, first + 1)
-        assert example is not None
-        self.series = example.series
-        shape = windows.gather(example.series, example.starts[:1].repeat(batch))
-        super().__init__(shape, batch, -(-effective // batch), device, engine)
-        self.reader = _Reader(stream, which, read or batch, seed, engine.buffer_rows)
-        self.loader: DataLoader[Any] | None = DataLoader(
-            self.reader,
+        chunk = stream.read_chunk(which, first, first + 1)
+        assert chunk is not None
+        self.series, size = chunk.series, batching.windows_per_pass
+        example = windows.gather(chunk.series, chunk.starts[:1].repeat(size))
+        super().__init__(example, size, -(-batching.windows_per_step // size), options)
+        read = batching.windows_per_read or size
+        self._reader = _Reader(stream, which, read, batching.seed, options.engine.buffer_rows)
+        self._loader: DataLoader[Any] | None = build_loader(
+            self._reader,
+            options,
             batch_size=None,
-            num_workers=workers,
-            prefetch_factor=prefetch if workers else None,
-            persistent_workers=engine.persistent_workers and workers > 0,
-            pin_memory=engine.pinned and device.type == "cuda",
-            worker_init_fn=source.ignore_interrupts,
-            generator=torch.Generator(),  # else every epoch draws from the one that dropout uses
             # Arrow's threads do not survive a fork
-            multiprocessing_context="spawn" if workers else None,
+            multiprocessing_context="spawn" if options.workers else None,
         )
-        self.batches: Iterator[Windows] = iter(())
-        self.over: Windows | None = None
-        """What the last batch had more than was asked for"""
+        self._batches: Iterator[Windows] = iter(())
+        self._rest: Windows | None = None
+        """Windows of the last batch that were not needed yet"""
 
     def start_epoch(self, epoch: int, *, at: int = 0) -> None:
-        assert self.loader is not None
-        self.reader.epoch.fill_(epoch)
-        self.batches, self.over = iter(self.loader), None
-        self.step = at
-        self._skip(at * self.effective)  # what was trained on already
+        assert self._loader is not None
+        self._reader.epoch.fill_(epoch)
+        self._batches, self._rest = iter(self._loader), None
+        self._step = at
+        self._skip(at * self.batching.windows_per_step)  # what was trained on already
 
-    def _next(self) -> Windows:
-        """What was left over, else the next batch."""
-        found, self.over = self.over, None
-        return next(self.batches) if found is None else found
+    def _next_batch(self) -> Windows:
+        """Return the rest of the last batch, or the next one."""
+        rest, self._rest = self._rest, None
+        return next(self._batches) if rest is None else rest
 
     def _skip(self, count: int) -> None:
-        """Let so many windows go by, a batch at a time."""
+        """Drop `count` windows, a batch at a time."""
         while count:
-            found = self._next()
-            size = found[1].shape[0]
+            batch = self._next_batch()
+            size = batch[1].shape[0]
             if size > count:
-                self.over = _cut(found, count, None)
+                self._rest = _slice(batch, count, None)
             count -= min(size, count)
 
     def _take(self, count: int) -> Windows:
-        """The next so many windows. Batches come as large as they are asked for, except the last
-        of each worker."""
-        parts, have = [], 0
-        while have < count:
-            parts.append(self._next())
-            have += parts[-1][1].shape[0]
-        together = parts[0] if len(parts) == 1 else _side_by_side(parts)
-        if together[1].shape[0] > count:
-            self.over = _cut(together, count, None)
-            together = _cut(together, 0, count)
-        return together
+        """Return the next `count` windows. Batches have the requested size, except the last one of
+        each worker."""
+        parts, size = [], 0
+        while size < count:
+            parts.append(self._next_batch())
+            size += parts[-1][1].shape[0]
+        batch = parts[0] if len(parts) == 1 else _concatenate(parts)
+        if size > count:
+            self._rest = _slice(batch, count, None)
+            batch = _slice(batch, 0, count)
+        return batch
 
     def wrap_program(self, program: Program) -> Program:
+        per_step, per_pass = self.batching.windows_per_step, self.batching.windows_per_pass
+
         def advance() -> None:
-            left = min(self.effective, self.count - self.step * self.effective)
-            share = 1.0 if self.seed is None else 1.0 / left
-            for slot in self.slot:
-                count = min(self.batch, left)
-                slot.weights.zero_()
+            left = min(per_step, self.num_windows - self._step * per_step)
+            weight = 1.0 if self.batching.seed is None else 1.0 / left
+            for buffer in self.buffers:
+                count = min(per_pass, left)
+                buffer.weights.zero_()
                 if count:
-                    slot.weights[:count] = share
-                    self.fill(slot, self._take(count), self.series)
+                    buffer.weights[:count] = weight
+                    self.fill(buffer, self._take(count), self.series)
                 left -= count
-            self.step += 1
+            self._step += 1
             program()
 
         return advance
 
     def close(self) -> None:
-        self.batches, self.over, self.loader = iter(()), None, None
+        self._batches, self._rest, self._loader = iter(()), None, None
 
 
-def _cut(found: Windows, begin: int, end: int | None) -> Windows:
-    return [found[0][:, begin:end], *(tensor[begin:end] for tensor in found[1:])]
+def _slice(batch: Windows, begin: int, end: int | None) -> Windows:
+    return [batch[0][:, begin:end], *(tensor[begin:end] for tensor in batch[1:])]

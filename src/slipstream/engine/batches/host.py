@@ -1,0 +1,145 @@
+"""Series in host memory: windows are gathered there and copied to the device ahead of the step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from slipstream.config import Engine
+from slipstream.data import windows
+from slipstream.data.windows import Batch, Series
+from slipstream.engine.batches.source import EpochSampler, MicroBatch, Program
+
+
+@dataclass(frozen=True)
+class TransferOptions:
+    """How windows travel from the host to the device."""
+
+    device: torch.device
+    engine: Engine
+    """For `pinned`, `non_blocking`, `persistent_workers` and `buffer_rows`"""
+    workers: int = 0
+    prefetch: int = 2
+
+
+class BufferedSource:
+    """Receives windows from the host in buffers whose addresses a captured step knows."""
+
+    def __init__(
+        self, example: Batch, windows_per_pass: int, num_passes: int, options: TransferOptions
+    ) -> None:
+        self.options = options
+        empty = MicroBatch(example, torch.zeros(windows_per_pass))
+        self.buffers = [_allocate_like(empty, options.device) for _ in range(num_passes)]
+
+    def get_micro_batches(self, cursor: Tensor) -> Iterator[MicroBatch]:
+        yield from self.buffers
+
+    def fill(self, buffer: MicroBatch, raw: Sequence[Tensor], series: Series) -> None:
+        """Copy the tensors of `windows.gather_raw` into a buffer; its rest keeps its values."""
+        device, non_blocking = self.options.device, self.options.engine.non_blocking
+        moved = [tensor.to(device, non_blocking=non_blocking) for tensor in raw]
+        static = moved[2] if len(moved) > 2 else None
+        batch = windows.split_channels(moved[0], moved[1], static, series)
+        count = batch.targets.shape[0]
+        buffer.batch.inputs[:, :count].copy_(batch.inputs)
+        buffer.batch.targets[:count].copy_(batch.targets)
+        if buffer.batch.static is not None and batch.static is not None:
+            buffer.batch.static[:count].copy_(batch.static)
+
+    def close(self) -> None:
+        pass
+
+
+def _allocate_like(
+    example: MicroBatch, device: torch.device, *, pinned: bool = False
+) -> MicroBatch:
+    """Return buffers of zeros with the example's shapes."""
+
+    def allocate(tensor: Tensor) -> Tensor:
+        shape, dtype = tensor.shape, tensor.dtype
+        return torch.empty(shape, dtype=dtype, device=device, pin_memory=pinned).zero_()
+
+    inputs, static, targets = example.batch
+    batch = Batch(allocate(inputs), None if static is None else allocate(static), allocate(targets))
+    return MicroBatch(batch, allocate(example.weights))
+
+
+def _list_tensors(micro_batch: MicroBatch) -> list[Tensor]:
+    tensors = (*micro_batch.batch, micro_batch.weights)
+    return [tensor for tensor in tensors if tensor is not None]
+
+
+def _copy(source: MicroBatch, target: MicroBatch, *, non_blocking: bool = False) -> None:
+    for old, new in zip(_list_tensors(target), _list_tensors(source), strict=True):
+        old.copy_(new, non_blocking=non_blocking)
+
+
+class HostSource(BufferedSource):
+    """Gathers the next step's windows on the host and copies them while the current step runs.
+
+    Two pairs of buffers take turns: `staging` on the host, `incoming` on the device.
+    """
+
+    def __init__(self, series: Series, sampler: EpochSampler, options: TransferOptions) -> None:
+        self.series, self.sampler, self.num_steps = series, sampler, sampler.num_steps
+        example = self.gather(sampler.starts[:1].repeat(sampler.windows_per_pass))
+        super().__init__(example, sampler.windows_per_pass, sampler.num_passes, options)
+        host, device, pinned = torch.device("cpu"), options.device, options.engine.pinned
+        self._staging = [
+            [_allocate_like(buffer, host, pinned=pinned) for buffer in self.buffers]
+            for _ in range(2)
+        ]
+        self._incoming = [
+            [_allocate_like(buffer, device) for buffer in self.buffers] for _ in range(2)
+        ]
+        self._copy_stream = torch.cuda.Stream(device)
+        self._copied = [torch.cuda.Event() for _ in range(2)]
+        self._consumed = [torch.cuda.Event() for _ in range(2)]
+
+    def gather(self, rows: Tensor) -> Batch:
+        """Return the windows of a pass, on the host."""
+        return windows.gather(self.series, rows)
+
+    def start_epoch(self, epoch: int, *, at: int = 0) -> None:
+        self._rows, self._weights = self.sampler.sample_epoch(epoch)
+        self._num_sent = self._num_received = at
+        # the copies below must come after all earlier work on the buffers, their zeroing included
+        self._copy_stream.wait_stream(torch.cuda.current_stream(self.options.device))
+        self._send()
+
+    def _send(self) -> None:
+        """Gather the next step's windows and start their copy to the device."""
+        if self._num_sent == self.num_steps:
+            return
+        turn = self._num_sent % 2
+        self._copied[turn].synchronize()  # the buffer's last copy, two steps ago
+        for i, staged in enumerate(self._staging[turn]):
+            batch = self.gather(self._rows[self._num_sent, i])
+            _copy(MicroBatch(batch, self._weights[self._num_sent, i]), staged)
+        with torch.cuda.stream(self._copy_stream):
+            self._copy_stream.wait_event(self._consumed[turn])
+            for staged, incoming in zip(self._staging[turn], self._incoming[turn], strict=True):
+                _copy(staged, incoming, non_blocking=self.options.engine.non_blocking)
+            self._copied[turn].record(self._copy_stream)
+        self._num_sent += 1
+
+    def _receive(self) -> None:
+        turn = self._num_received % 2
+        stream = torch.cuda.current_stream(self.options.device)
+        stream.wait_event(self._copied[turn])
+        for incoming, buffer in zip(self._incoming[turn], self.buffers, strict=True):
+            _copy(incoming, buffer)
+        self._consumed[turn].record(stream)
+        self._num_received += 1
+
+    def wrap_program(self, program: Program) -> Program:
+        def advance() -> None:
+            self._receive()
+            program()
+            self._send()  # overlaps with the step, which the device has only begun
+
+        return advance
