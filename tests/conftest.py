@@ -24,7 +24,7 @@ hypothesis.settings.load_profile("untimed")
 REAL = Path(os.environ.get("SLIPSTREAM_DATA", Path(__file__).parents[2] / "shared" / "data"))
 HUNG_S = 3600.0
 """A process that has not ended by then never will; how long it takes is not tested"""
-KINDS = ("lstm", "gru", "transformer", "mlp", "linear")
+KINDS = ("lstm", "gru", "transformer", "mlp", "linear", "tcn")
 
 
 def real_file(name: str) -> Path:

@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load, save
 from torch import nn
 
+from slipstream.config.registry import SPECS
 from slipstream.data import windows
 from slipstream.engine import optim
 from slipstream.models import Noise, build, has_dropout
@@ -37,9 +38,9 @@ VARIANTS = {
 def variant(kind, name):
     sections = {key: dict(value) for key, value in VARIANTS[name].items()}
     sections["model"] = {**sections.get("model", {}), "kind": kind}
-    if kind == "transformer" and isinstance(sections["model"].get("hidden"), list):
+    if SPECS[kind].has_one_width and isinstance(sections["model"].get("hidden"), list):
         sections["model"] |= {"hidden": 8, "layers": 2}
-    if sections["model"].get("bidirectional") and kind not in ("lstm", "gru"):
+    if sections["model"].get("bidirectional") and not SPECS[kind].is_recurrent:
         pytest.skip("only recurrent models read both ways, or choose to normalize layers")
     config = small_config(**sections)
     table = waves(200).to_pydict()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from slipstream.config.registry import SPECS
 from slipstream.data import windows
 from slipstream.models import build, padding
 from tests.conftest import close, small_config, small_dataset, waves
@@ -21,15 +22,19 @@ VARIANTS = {
     "gru, mean": {"kind": "gru", "pool": "mean"},
     "mlp": {"kind": "mlp", "pool": "flatten"},
     "linear": {"kind": "linear"},
+    "tcn": {"kind": "tcn", "kernel_size": 2},
+    "tcn, attention, patches": {"kind": "tcn", "pool": "attention", "patch": 2},
+    "tcn, flat": {"kind": "tcn", "pool": "flatten"},
 }
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_padding_keeps_outputs_and_gradients_and_is_undone(variant):
     data = {"static": ["k"], "id": "id"}
+    one_width = SPECS[VARIANTS[variant]["kind"]].has_one_width
     narrow, wide = (
         small_config(model=VARIANTS[variant] | {"hidden": sizes, "layers": 2}, data=data)
-        for sizes in ([3, 5], [7, 6])
+        for sizes in ((5, 7) if one_width else ([3, 5], [7, 6]))
     )
     table = waves(200).to_pydict()
     table["id"], table["k"] = [0] * 100 + [1] * 100, [0.5] * 100 + [1.5] * 100

@@ -32,7 +32,7 @@ from slipstream.tuning.api import count_parallel_trials
 from slipstream.tuning.packing import grouping
 from slipstream.tuning.packing.trial import TrialRun
 from slipstream.tuning.study import NOTES
-from tests.conftest import close, waves
+from tests.conftest import KINDS, close, waves
 
 SPACE = {
     "train.lr": {"low": 1e-3, "high": 3e-2, "log": True},
@@ -120,7 +120,7 @@ def test_every_kind_of_entry():
 
 
 def test_the_usual_space_is_one_that_every_kind_of_model_takes():
-    for kind in ("lstm", "gru", "transformer", "mlp", "linear"):
+    for kind in KINDS:
         config = configs.load({"model": {"kind": kind}})
         space = spaces.make_space(config)
         for name, entry in space.items():

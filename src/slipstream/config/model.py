@@ -34,9 +34,10 @@ class Model(Section):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Share of activations dropped between layers while training."""
     patch: PositiveInt = 1
-    """Rows that make one token of lstm, gru, transformer: 16 means 16 times fewer time steps."""
+    """Rows that make one token, of every kind but mlp and linear: 16 means 16 times fewer time
+    steps."""
     pool: Literal["last", "mean", "attention", "flatten"] = "last"
-    """How a sequence becomes one vector (lstm, gru, transformer)."""
+    """How a sequence becomes one vector, of every kind but mlp and linear."""
     normalize: Literal["none", "last", "window"] = "none"
     """Per window: subtract its last row, or its mean and divide by its deviation; undone on the
     output."""
@@ -46,6 +47,9 @@ class Model(Section):
     """Transformer: how tokens know their place."""
     expansion: PositiveInt = 2
     """Transformer: width of the feed-forward part, as a multiple of `hidden`."""
+    kernel_size: PositiveInt = 3
+    """TCN: tokens that a convolution reads. Layer n reads them 2^n tokens apart, so that the last
+    token sees `1 + 2 * (kernel_size - 1) * (2^layers - 1)` of them."""
 
     @property
     def spec(self) -> ModelSpec:

@@ -82,6 +82,14 @@ SPECS = {
         width_divisor="heads",
         calls_per_layer=16,
     ),
+    "tcn": ModelSpec(
+        network="slipstream.models.tcn:TCN",
+        is_sequential=True,
+        has_one_width=True,
+        settings=("kernel_size",),
+        search=("kernel_size",),
+        calls_per_layer=12,
+    ),
     "mlp": ModelSpec(network="slipstream.models.mlp:FeedForward"),
     "linear": ModelSpec(network="slipstream.models.mlp:FeedForward", has_hidden=False),
 }

@@ -6,6 +6,7 @@ G gates (4 in an LSTM: input, forget, cell, output; 3 in a GRU: reset, update, n
 
 from slipstream.kernels.attention import attention
 from slipstream.kernels.availability import is_triton_usable, should_use_triton
+from slipstream.kernels.conv import causal_conv
 from slipstream.kernels.launch import precompile
 from slipstream.kernels.linear import linear
 from slipstream.kernels.rnn.dispatch import rnn_layer
@@ -14,6 +15,7 @@ from slipstream.kernels.rnn.weights import LayerWeights
 __all__ = [
     "LayerWeights",
     "attention",
+    "causal_conv",
     "is_triton_usable",
     "linear",
     "precompile",

@@ -1,0 +1,87 @@
+"""A temporal convolutional network: residual blocks of dilated causal convolutions.
+
+Each block doubles the dilation, so that the last row has seen `1 + 2 * (kernel_size - 1) * (2 **
+layers - 1)` tokens. After Bai, Kolter and Koltun (2018), without weight normalization.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from slipstream.config import Model
+from slipstream.kernels import causal_conv
+from slipstream.models.layers import Head, Pool, apply_linear, to_patches
+from slipstream.models.noise.dropout import Noise, dropout
+from slipstream.models.padding import Axis
+
+
+class TCN(nn.Module):
+    """A linear embedding of each token, then residual blocks, all of one width."""
+
+    input_weights = re.compile(r"core\.embed\.weight")
+
+    def __init__(
+        self, model: Model, *, context: int, inputs: int, static: int, outputs: int | None
+    ) -> None:
+        """Without `outputs` it is an encoder: it has no pool, no head, and returns its tokens."""
+        super().__init__()
+        self.patch = model.patch
+        self.recompute = False
+        self.width: int = model.sizes[0]
+        self.embed = nn.Linear(inputs * model.patch, self.width)
+        self.layers = nn.ModuleList(
+            ResidualBlock(self.width, model.kernel_size, dilation=2**depth)
+            for depth in range(len(model.sizes))
+        )
+        self.pool: Pool | None = None
+        self.head: Head | None = None
+        if outputs is not None:
+            self.pool = Pool(model.pool, width=self.width, length=context // model.patch)
+            self.head = Head(self.pool.out, static, outputs)
+
+    def forward(self, inputs: Tensor, static: Tensor | None, noise: Noise | None = None) -> Tensor:
+        tokens = self.encode(inputs, noise)
+        if self.pool is None or self.head is None:
+            return tokens
+        out: Tensor = self.head(self.pool(tokens), static)
+        return out
+
+    def encode(self, inputs: Tensor, noise: Noise | None = None) -> Tensor:
+        """Return tokens [T / patch, B, D]."""
+        tokens = apply_linear(self.embed, to_patches(inputs, self.patch))
+        for depth, block in enumerate(self.layers):
+            given = (tokens, noise, 2 * depth)
+            if self.recompute and self.training:
+                tokens = checkpoint(block, *given, use_reentrant=False, preserve_rng_state=False)
+            else:
+                tokens = block(*given)
+        return tokens
+
+    @staticmethod
+    def unit_axes(name: list[str], _: Model) -> tuple[Axis, ...]:
+        """For padding: the layer whose units lie along each axis of a weight."""
+        return ((0, 1), None) if name[0] == "embed" else ((0, 1), (0, 1), None)
+
+
+class ResidualBlock(nn.Module):
+    """Two causal convolutions, each with ReLU and dropout, added to what came in."""
+
+    def __init__(self, width: int, kernel_size: int, *, dilation: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv1d(width, width, kernel_size, dilation=dilation)
+        self.conv2 = nn.Conv1d(width, width, kernel_size, dilation=dilation)
+
+    def forward(self, tokens: Tensor, noise: Noise | None, site: int) -> Tensor:
+        """Sites from `site` on are the block's own."""
+        hidden = dropout(F.relu(_convolve(self.conv1, tokens)), noise, site)
+        hidden = dropout(F.relu(_convolve(self.conv2, hidden)), noise, site + 1)
+        return F.relu(tokens + hidden)
+
+
+def _convolve(conv: Any, tokens: Tensor) -> Tensor:
+    return causal_conv(tokens, conv.weight, conv.bias, dilation=conv.dilation[0])
