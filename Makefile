@@ -50,6 +50,7 @@ format: $(VENV)/dev
 docs: $(VENV)/dev
 	$(BIN)/python dev/settings.py
 	$(BIN)/python dev/benchmarks.py
+	$(BIN)/python dev/api.py
 
 clean:
 	rm -rf $(VENV) runs

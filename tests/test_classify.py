@@ -294,7 +294,12 @@ def test_the_report_draws_what_classes_need(which, request):
     page.feed(text)
     assert len(page.ids) == len(set(page.ids))
     assert all(link.startswith(("#", "data:")) for link in page.links)
-    for heading in ("Confusion matrix", "Reliability", "Most wrong", "Against the baselines"):
+    for heading in (
+        "Confusion matrix",
+        "Reliability",
+        "Worst windows",
+        "Comparison with baselines",
+    ):
         assert heading in text
     assert "MAE" not in text.split("config.toml")[0]
     for name in NAMES:

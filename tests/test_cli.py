@@ -189,7 +189,7 @@ def test_a_terminal_gets_a_bar_that_goes_away(job):
     assert process.wait(timeout=HUNG_S) == 0
     assert "steps/s" in seen.decode()
     assert "loss" in seen.decode()
-    assert seen.rstrip().endswith(b"...\x1b[0m") or b"drawing the report" in seen
+    assert seen.rstrip().endswith(b"...\x1b[0m") or b"writing the report" in seen
     process.stdout.close()
     os.close(controller)
 
@@ -242,7 +242,7 @@ def test_pretraining_and_training_from_it(job):
     assert set(summary["baselines"]) == {"mean", "repeat", "interpolate"}
     shown = invoke("pretrain", job, *sets(*lstm))
     assert "masked rows of the validation set" in shown.stdout
-    assert "latent: deviation" in shown.stdout
+    assert "latent: mean standard deviation" in shown.stdout
     encoder = f"train.init_from={summary['run']}"
     settings = [text for text in SMALL if not text.startswith(("model.", "data.context"))]
     given = [word for text in (*settings, encoder) for word in ("--set", text)]

@@ -4,7 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.text import escape_controls, escape_to_line
+from slipstream.text import (
+    escape_controls,
+    escape_to_line,
+    format_html_table,
+    format_table,
+)
 
 
 @pytest.mark.parametrize(
@@ -29,3 +34,18 @@ def test_every_text_can_be_printed_and_encoded(text):
     found.encode()
     assert not any(ord(c) < 32 or 127 <= ord(c) < 160 for c in found)
     assert escape_controls(found) == found
+
+
+def test_a_table_is_aligned():
+    rows = [["model", "0.5"], ["ridge", "12.25"]]
+    assert format_table("Result", ["", "MAE"], rows) == (
+        "Result\n         MAE\nmodel    0.5\nridge  12.25"
+    )
+
+
+def test_a_table_escapes_names_for_a_terminal_and_a_page():
+    rows = [["<b>\x1b", "1"]]
+    assert format_table("a\nb", ["", "x"], rows) == "a\\nb\n         x\n<b>\\x1b  1"
+    found = format_html_table("<i>", ["", "x"], rows)
+    assert "<caption>&lt;i&gt;</caption>" in found
+    assert "<td>&lt;b&gt;\\x1b</td><td>1</td>" in found

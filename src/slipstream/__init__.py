@@ -32,11 +32,12 @@ __all__ = [
     "tune",
 ]
 
-_HOME = {
+_MODULES = {
     "Config": "config",
     "Interrupted": "errors",
     "Probe": "probing",
     "Result": "training",
+    "Study": "tuning",
     "UserError": "errors",
     "evaluate": "evaluation",
     "predict": "prediction",
@@ -45,12 +46,16 @@ _HOME = {
     "report": "reporting",
     "train": "training",
     "tune": "tuning",
-    "Study": "tuning",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: torch takes seconds, and not every use needs it."""
-    if name not in _HOME:
+    """Import a public name on first use: importing torch takes seconds, and not every use needs
+    it."""
+    if name not in _MODULES:
         raise AttributeError(f"module 'slipstream' has no attribute {name!r}")
-    return getattr(import_module(f"slipstream.{_HOME[name]}"), name)
+    return getattr(import_module(f"slipstream.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -11,19 +11,38 @@ Anything else that escapes is our fault and exits with 1.
 
 
 class UserError(Exception):
-    """Says which setting, file or line is wrong, what was found, what is accepted and the fix."""
+    """A mistake in the config, the data or a call.
+
+    The message says which setting, file or line is wrong, its value, what is accepted and the fix.
+
+    Example:
+        try:
+            slipstream.train("job.toml")
+        except slipstream.UserError as error:
+            print(error)
+    """
 
 
 class DivergedError(UserError):
-    """Training ended without a finite validation loss, which a search takes as a finding."""
+    """Training ended without a finite validation loss; a search records it as a failed trial."""
 
 
 class ResumableError(Exception):
-    """Something outside of the run ended it: a full disk, a folder that cannot be written to."""
+    """Something outside ended the run, such as a full disk or a read-only folder; it can resume."""
 
 
 class Interrupted(Exception):
-    """Training was asked to stop; `signal_number` says by which signal."""
+    """Ctrl-C or SIGTERM stopped a run, after it saved a checkpoint.
+
+    Attributes:
+        signal_number: The signal.
+
+    Example:
+        try:
+            slipstream.train("job.toml", watch=watch)
+        except slipstream.Interrupted as stop:
+            sys.exit(128 + stop.signal_number)
+    """
 
     def __init__(self, message: str, *, signal_number: int) -> None:
         super().__init__(message)

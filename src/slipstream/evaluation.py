@@ -38,13 +38,28 @@ def evaluate(
     overrides: tuple[str, ...] = (),
     allow_code: bool = False,
 ) -> dict[str, Any]:
-    """Metrics of a run's model: on one of its own sets, or on every window of new data.
+    """Compute the metrics of a run's model on one of its own sets or on new data.
 
-    `data` is a path or a table. `on` is "train", "val" or "test" and goes with the run's own data;
-    there, every fold of a walk-forward run is scored by its own model. A search's model is that of
-    its best settings. `ensemble` asks for the mean of all repeats, or for the single model; by
-    default it is what was better on the validation set. `allow_code` lets the run's config import
-    a network of its own, which may be anybody's.
+    Args:
+        run: The run folder. For a search, the model of its best settings is used.
+        data: A path or a table to score instead; every window of it counts.
+        on: The set of the run's own data: "train", "val" or "test". In a walk-forward run, each
+            fold is scored by its own model.
+        resample: Resample new data to the time step that the model was trained on.
+        ensemble: True for the mean of all repeats, False for the single model; by default whichever
+            was better on the validation set.
+        overrides: Settings that override the run's config.
+        allow_code: Let the run's config import the network class that it names.
+
+    Returns:
+        A dict with `metrics` (physical units), `scaled`, `windows`, `detail` (per target, series
+        and predicted row), `model`, `coverage` of the intervals, and `notes`.
+
+    Raises:
+        UserError: The run or the data cannot be used; the message names the fix.
+
+    Example:
+        slipstream.evaluate("runs/job-20260131T120000Z", "new.csv")["metrics"]["mae"]
     """
     if on not in SETS:
         raise UserError(f'there is no set "{on}"; choose one of {", ".join(SETS)}')

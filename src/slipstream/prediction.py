@@ -34,18 +34,33 @@ def predict(
     overrides: tuple[str, ...] = (),
     allow_code: bool = False,
 ) -> pa.Table:
-    """Predictions of a run's model for a path or a table, in physical units.
+    """Predict with a run's model, in physical units.
 
-    A forecasting model gives the rows that follow each series' end; with `every`, it forecasts
-    from every row that has a full context behind it. An estimating model (horizon 0) always
-    estimates at every such row. What looks wrong with the data, but can be used, is a
-    warning. Rows with another step than training's are refused, or brought to it by `resample`.
+    A forecasting model predicts the rows that follow each series' end. An estimating model
+    (horizon 0) estimates at every row that has a full context behind it. Suspicious but usable data
+    raise Python warnings.
 
-    A run with repeats predicts with the mean of all of them where `ensemble` is true, with the best
-    one where it is false, and by default with what was better on the validation set; a run of lanes
-    adds intervals, `<target>_lo80` to `<target>_hi95`. A search predicts with the model of its best
-    settings. The schema's metadata say what predicted. `allow_code` lets the run's config import a
-    network of its own, which may be anybody's.
+    Args:
+        run: The run folder. For a search, the model of its best settings is used.
+        data: A path or a table with the columns that the model was trained on.
+        every: Forecast from every row with a full context, not only from the end.
+        resample: Resample rows to the time step that the model was trained on.
+        ensemble: True for the mean of all repeats, False for the single model; by default whichever
+            was better on the validation set.
+        overrides: Settings that override the run's config.
+        allow_code: Let the run's config import the network class that it names.
+
+    Returns:
+        A pyarrow table: series, row or time, and one column per target; class probabilities for a
+        classifier; intervals (`<target>_lo80` to `<target>_hi95`) for runs with repeats or folds.
+        The schema's metadata name the model.
+
+    Raises:
+        UserError: The run or the data cannot be used; the message names the fix.
+
+    Example:
+        table = slipstream.predict("runs/job-20260131T120000Z", "latest.csv")
+        table.to_pandas()
     """
     found, whose = runs.find_model_run(runs.open_run(run))
     config = checkpoint.load_run_config(found, overrides)

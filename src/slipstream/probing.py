@@ -19,8 +19,9 @@ from slipstream import config as configs
 from slipstream import runs, training
 from slipstream.config import Config
 from slipstream.errors import UserError
-from slipstream.reporting import beats_majority, describe_probe
+from slipstream.reporting import beats_majority, describe_probe, probe_headings, probe_rows
 from slipstream.runs import Event
+from slipstream.text import format_html_table, format_table
 
 LEVEL = 0.95
 SCRATCH, FROZEN, TUNED = WAYS = ("scratch", "frozen", "fine-tuned")
@@ -36,12 +37,38 @@ Source = Config | str | Path | Mapping[str, Any]
 Watch = Callable[[Event], None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Probe:
-    """What was found. `summary` is what `slipstream pretrain --probe --json` prints."""
+    """The result of `probe`; it prints as its verdict and a table of metrics.
+
+    Attributes:
+        run: The folder that holds the four runs.
+        summary: The object that `slipstream pretrain --probe --json` prints.
+
+    Example:
+        probe = slipstream.probe("bars.toml", "labels.toml")
+        probe.summary["verdict"]
+    """
 
     run: Path
     summary: dict[str, Any]
+
+    def __repr__(self) -> str:
+        return format_table(self._title, self._headings, self._rows())
+
+    def _repr_html_(self) -> str:
+        return format_html_table(self._title, self._headings, self._rows())
+
+    @property
+    def _title(self) -> str:
+        return f"Probe of {self.run}: {self.summary['verdict']}"
+
+    @property
+    def _headings(self) -> list[str]:
+        return ["", *probe_headings(self.summary)]
+
+    def _rows(self) -> list[list[str]]:
+        return [[row["name"], *row["cells"]] for row in probe_rows(self.summary)]
 
 
 def probe(
@@ -56,11 +83,32 @@ def probe(
     watch: Watch | None = None,
     folder: str | Path | None = None,
 ) -> Probe:
-    """Pre-train as `encoder` says, or take the encoder of an earlier `run`; then train `labels`
-    three ways, from as many seeds, and hold them against each other.
+    """Test whether pre-training helps a task with few labels.
 
-    `folder` is that of an earlier probe of the same settings, to go on with: what is finished there
-    is not trained again.
+    Pre-trains the encoder, then trains `labels` from scratch, on the frozen encoder and fine-tuned,
+    from the same seeds, and compares the test metrics with paired intervals.
+
+    Args:
+        encoder: The config to pre-train with; None with `run`.
+        labels: The config of the labelled task.
+        data: A table to use instead of `data.path` of both configs.
+        run: The folder of an earlier pre-training run whose encoder is used.
+        seeds: The number of seeds.
+        overrides: Settings that override `encoder`.
+        label_overrides: Settings that override `labels`.
+        watch: A function that is called with every event.
+        folder: The folder of an earlier probe with the same settings to continue; finished runs
+            are not trained again.
+
+    Returns:
+        A `Probe` with the folder of the four runs and the summary.
+
+    Raises:
+        UserError: A setting, the data or an argument is wrong.
+        Interrupted: Ctrl-C or SIGTERM stopped a run, after it saved a checkpoint.
+
+    Example:
+        print(slipstream.probe("bars.toml", "labels.toml", seeds=10))
     """
     began = time.perf_counter()
     first, asked = _asked(encoder, run, labels, seeds, overrides, label_overrides)

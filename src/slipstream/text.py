@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import re
+from collections.abc import Sequence
 
 OBEYED = re.compile(
     "[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -25,3 +27,29 @@ def escape_to_line(text: str) -> str:
 def _escape(found: re.Match[str]) -> str:
     code = ord(found[0])
     return SHORT.get(found[0]) or (f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}")
+
+
+def format_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Lay out a small table in plain text; the first column is aligned left, the others right."""
+    lines = [[escape_to_line(cell) for cell in line] for line in (headings, *rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    aligned = [
+        "  ".join([first.ljust(widths[0]), *map(str.rjust, rest, widths[1:])]).rstrip()
+        for first, *rest in lines
+    ]
+    return "\n".join([escape_to_line(title), *aligned])
+
+
+def format_html_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Lay out a small table in HTML, as a notebook shows it."""
+
+    def make_row(cells: Sequence[str], tag: str) -> str:
+        return f"<tr>{''.join(f'<{tag}>{_escape_html(cell)}</{tag}>' for cell in cells)}</tr>"
+
+    body = "".join(make_row(row, "td") for row in rows)
+    caption = f"<caption>{_escape_html(title)}</caption>"
+    return f"<table>{caption}{make_row(headings, 'th')}{body}</table>"
+
+
+def _escape_html(text: str) -> str:
+    return html.escape(escape_to_line(text))

@@ -18,6 +18,7 @@ from slipstream.reporting import (
     format_seconds,
 )
 from slipstream.reporting.plots import predictions as draw
+from slipstream.reporting.plots import training
 from tests.conftest import small_config, waves
 from tests.test_cli import invoke
 
@@ -70,8 +71,8 @@ def test_the_report_is_one_self_contained_page(tmp_path, sections):
     assert "script" not in page.tags
     assert page.tags.count("svg") >= 6
     for heading in (
-        "Against the baselines",
-        "Predicted against true",
+        "Comparison with baselines",
+        "Predictions and true values",
         "Errors",
         "Training",
         "Plan",
@@ -92,8 +93,8 @@ def test_what_makes_no_error_comes_first(tmp_path):
     table["a"][290:] = [5.0] * 110  # repeating the last value is right in every test window
     text, _ = page_of(tmp_path, table, data={"targets": ["a"], "split": {"rows": [240, 60, 84]}})
     assert "loses to repeat" in text
-    assert "As it stands, repeat is the better choice" in text
-    figures = text.split("Against the baselines")[1]
+    assert "repeat is currently the better choice" in text
+    figures = text.split("Comparison with baselines")[1]
     places = [figures.index(f"</span>{name}<small>") for name in ("repeat", "model", "ridge")]
     assert places[0] == min(places)
 
@@ -136,8 +137,8 @@ def test_thinning_keeps_the_extremes():
 
     y = np.zeros(100_000)
     y[[70, 99_000]] = 5, -7
-    x, thin = draw._thinned(np.arange(100_000), y)
-    assert len(thin) <= draw.MOST_POINTS
+    x, thin = draw._thin(np.arange(100_000), y)
+    assert len(thin) <= draw.MAX_POINTS
     assert (thin.max(), thin.min()) == (5, -7)
     assert (np.diff(x) > 0).all()
 
@@ -157,31 +158,29 @@ SAMPLE = {
 }
 
 
-def test_a_run_is_told_with_its_energy():
+def test_a_run_reports_its_energy_and_utilisation():
     found = summarize([SAMPLE] * 411 + [SAMPLE | {"throttled": ["power cap"]}])
     summary = {"seconds": 412.4, "monitor": found}
     assert format_energy(summary) == "38 Wh"
     assert list(describe_usage(summary)) == [
-        "GPU 97 % busy, 332 W, 2.1 GB of its memory in use, up to 61 °C; "
-        "1.0 CPU cores busy, 1.2 GB of memory at most"
+        "GPU 97 % busy, 332 W, 2.1 GB peak GPU memory, up to 61 °C; "
+        "1.0 CPU cores busy, 1.2 GB peak memory"
     ]
     assert format_energy(summary | {"seconds": 30.0}) == "38 Wh since the run began"
     assert (
         format_energy(summary | {"monitor": summarize([SAMPLE | {"energy_j": 9e6}])}) == "2.5 kWh"
     )
     capped = summarize([SAMPLE, SAMPLE, SAMPLE | {"throttled": ["thermal"]}])
-    _, held_back = describe_usage({"monitor": capped})
-    assert held_back == "the GPU was held back for 33 % of the time: thermal"
+    _, throttled = describe_usage({"monitor": capped})
+    assert throttled == "the GPU was throttled for 33 % of the time: thermal"
     on_cpu = summarize([{key: SAMPLE[key] for key in list(SAMPLE)[:4]}])
     assert format_energy({"seconds": 9, "monitor": on_cpu}) == ""
-    assert list(describe_usage({"monitor": on_cpu})) == [
-        "1.0 CPU cores busy, 1.2 GB of memory at most"
-    ]
+    assert list(describe_usage({"monitor": on_cpu})) == ["1.0 CPU cores busy, 1.2 GB peak memory"]
     assert not list(describe_usage({"monitor": None}))
     assert format_energy({"seconds": 9, "monitor": None}) == ""
 
 
-def test_expectations_are_told_beside_what_it_took():
+def test_estimates_are_compared_with_the_actual_time():
     found = {
         "before_s": 41,
         "before_is": "measured",
@@ -192,23 +191,23 @@ def test_expectations_are_told_beside_what_it_took():
     summary = {"steps": 1520, "estimate": found}
     assert (
         describe_estimate(summary)
-        == "expected 41.0 s, after ten steps 39.0 s; training took 40.0 s"
+        == "estimated 41.0 s, 39.0 s after ten steps; training took 40.0 s"
     )
     short = found | {"before_is": "guessed", "after_ten_steps_s": None}
     assert describe_estimate({"steps": 9, "estimate": short}) == (
-        "expected 41.0 s by a guess; training took 40.0 s for 9 of 1,520 steps"
+        "estimated 41.0 s (rule of thumb); training took 40.0 s for 9 of 1,520 steps"
     )
     unknown = found | {"before_s": None, "after_ten_steps_s": None}
     assert describe_estimate({"steps": 9, "estimate": unknown}) == ""
 
 
-def test_the_machine_is_drawn_from_ten_samples_on():
-    assert draw._machine([]) is None
-    assert draw._machine([SAMPLE] * 9 + [SAMPLE | {"seconds": 0.1}]) is None
-    drawn = draw._machine([SAMPLE] * 10)
+def test_the_machine_is_plotted_from_ten_samples_on():
+    assert training._draw_machine([]) is None
+    assert training._draw_machine([SAMPLE] * 9 + [SAMPLE | {"seconds": 0.1}]) is None
+    drawn = training._draw_machine([SAMPLE] * 10)
     assert all(text in drawn for text in ("GPU busy", "power, W", "GPU memory", "seconds"))
     on_cpu = {key: SAMPLE[key] for key in list(SAMPLE)[:4]}
-    drawn = draw._machine([SAMPLE, *[on_cpu] * 400])
+    drawn = training._draw_machine([SAMPLE, *[on_cpu] * 400])
     assert all(text in drawn for text in ("CPU cores busy", "memory, GB", "minutes"))
     assert "power" not in drawn
 

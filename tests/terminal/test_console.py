@@ -12,7 +12,7 @@ from slipstream import terminal
 from slipstream.terminal.console import TextTable, create_text_column, print_text
 
 SOURCE = Path(slipstream.__file__).parent
-MADE_HERE = SOURCE / "screen" / "console.py"
+MADE_HERE = SOURCE / "terminal" / "console.py"
 TAKES_MARKUP = {"Console", "Table", "Text", "TextColumn", "Panel", "Prompt", "print", "inspect"}
 """Names of rich that read markup, or may be made so that they do"""
 ODD = "a [/min] [bold]b :warning: \\[c] \x1b[2Jd"

@@ -82,7 +82,7 @@ def test_an_error_with_all_streams_closed_keeps_its_exit_code(run):
 def test_a_full_disk_under_stdout_is_told(run):
     found = shell('"$@" > /dev/full', "report", run, "--json")
     assert found.returncode == 2
-    assert found.stderr == "slipstream: stdout cannot be written to (No space left on device)\n"
+    assert found.stderr == "slipstream: cannot write to stdout (No space left on device)\n"
     assert shell('"$@" 2> /dev/full', "report", run).returncode == 0
 
 

@@ -430,7 +430,7 @@ def test_a_terminal_shows_who_leads_and_who_is_at_work(tmp_path, monkeypatch):
         slipstream.train(config, waves(), watch=watching.show)
     shown = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", watching.console.file.getvalue())
     assert "lanes: 3 seeds = 3 models, all at once, as one program (a rule of thumb)" in shown
-    assert re.search(r"validation .*[\d.]+ \(seed [0-2]\); \d lanes at work, \d", shown)
+    assert re.search(r"validation .*[\d.]+ \(seed [0-2]\); \d lanes active, \d", shown)
     assert re.search(r"3 of 3 lanes done .* best validation loss [\d.]+ \(seed [0-2]\)", shown)
 
 

@@ -1,6 +1,6 @@
-"""The command line: the only place that parses arguments and prints.
+"""The command line: the only place that parses arguments.
 
-Results go to stdout, everything else to stderr. Torch is imported by the commands, not here.
+Results go to stdout, everything else to stderr. Commands import torch when they run, not here.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def main() -> None:
 
 
 @app.callback(invoke_without_command=True)
-def _root(
-    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+def _print_version(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     if version:
         from slipstream import __version__

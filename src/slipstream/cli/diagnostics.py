@@ -1,4 +1,4 @@
-"""Commands that measure the machine: doctor, profile, and those of bench."""
+"""Commands that measure the machine: doctor, profile and bench."""
 
 from __future__ import annotations
 
@@ -8,93 +8,95 @@ from typing import Annotated, Any
 import typer
 
 from slipstream import terminal
-from slipstream.cli.options import Json, Quiet, Set, named
-from slipstream.cli.output import answering, print_result
+from slipstream.cli.options import Json, Quiet, Set, parse_path
+from slipstream.cli.output import handle_errors, print_result
 from slipstream.errors import UserError
 from slipstream.terminal import TrainingDisplay
 
 
 def doctor(set_: Set = None, as_json: Json = False, quiet: Quiet = False) -> None:
-    """Show what is here, try what works, say what is wrong and how to fix it."""
-    with answering(as_json):
+    """Check the machine, try every technique, and suggest fixes for problems."""
+    with handle_errors(as_json):
         if set_:
-            raise UserError("doctor looks at the machine; --set has nothing to change here")
-        with TrainingDisplay(quiet) as watching:
-            watching.say("loading torch ...")
+            raise UserError("doctor has no settings, so --set does not apply")
+        with TrainingDisplay(quiet) as display:
+            display.say("loading torch ...")
             from slipstream.doctor import examine
 
-            found = examine(watching.say)
-        print_result(found, as_json, quiet, terminal.print_doctor)
+            findings = examine(display.say)
+        print_result(findings, as_json, quiet, terminal.print_doctor)
 
 
 def profile(
     config: Annotated[
-        Path | None, typer.Argument(help="A TOML file; without one, the embedded demo's step.")
+        Path | None, typer.Argument(help="A TOML file; without one, the embedded demo is profiled.")
     ] = None,
-    steps: Annotated[int, typer.Option(min=2, max=200, help="Steps to record.")] = 30,
+    steps: Annotated[int, typer.Option(min=2, max=200, help="The number of steps to record.")] = 30,
     out: Annotated[
         Path | None,
         typer.Option(
-            parser=named,
+            parser=parse_path,
             metavar="FOLDER",
-            help="Where to make the folder.",
+            help="The folder to create the result in.",
             show_default="profiles",
         ),
     ] = None,
     tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Also a trace for TensorBoard.")
+        bool, typer.Option("--tensorboard", help="Also write a trace for TensorBoard.")
     ] = False,
     set_: Set = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Say where a training step's time goes and what would help, tried where it can be."""
-    with answering(as_json), TrainingDisplay(quiet) as watching:
-        watching.say("loading torch and the data ...")
+    """Show where a training step spends its time, and measure what would make it faster."""
+    with handle_errors(as_json), TrainingDisplay(quiet) as display:
+        display.say("loading torch and the data ...")
         from slipstream import config as configs
         from slipstream.profiling import profile as run_profile
 
-        found = run_profile(
+        result = run_profile(
             config or configs.load_demo(),
             overrides=tuple(set_ or ()),
             steps=steps,
             out=out,
             tensorboard=tensorboard,
-            tell=watching.say,
+            tell=display.say,
         )
-        print_result(found, as_json, quiet, terminal.print_profile)
+        print_result(result, as_json, quiet, terminal.print_profile)
 
 
 bench_app = typer.Typer(
     name="bench",
-    help="Measure on this machine: what techniques bring, that accuracy held, how others do.",
+    help="Measure on this machine: the gain of each technique, the accuracy, other frameworks.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
-Job = Annotated[
-    Path | None, typer.Argument(metavar="CONFIG", help="A TOML file; without one, standard cases.")
+ConfigFile = Annotated[
+    Path | None,
+    typer.Argument(metavar="CONFIG", help="A TOML file; without one, the standard cases."),
 ]
 Minutes = Annotated[
-    float | None, typer.Option(min=0.05, help="Time that it may take in all.", show_default=False)
+    float | None,
+    typer.Option(min=0.05, help="Limit of the total time in minutes.", show_default=False),
 ]
 Out = Annotated[
     Path | None,
     typer.Option(
-        parser=named,
+        parser=parse_path,
         metavar="FOLDER",
-        help="Folder for the results.",
+        help="The folder to write the results to.",
         show_default="bench/<kind>-<time>",
     ),
 ]
 Cases = Annotated[
-    str, typer.Option(help="Some of the standard cases: A, B, C, D, GRU, MLP, Transformer.")
+    str, typer.Option(help="Standard cases to run: some of A, B, C, D, GRU, MLP, Transformer.")
 ]
 
 
 @bench_app.command()
 def ladder(
-    config: Job = None,
+    config: ConfigFile = None,
     cases: Cases = "",
     minutes: Minutes = None,
     out: Out = None,
@@ -102,33 +104,34 @@ def ladder(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """From the naive loop upward, one technique added at a time."""
-    given = {"cases": _names(cases), "minutes": minutes, "out": out}
-    _bench("ladder", as_json, quiet, config, set_, **given)
+    """Start from a naive loop and add one technique at a time."""
+    options = {"cases": _split_names(cases), "minutes": minutes, "out": out}
+    _run_bench("ladder", as_json, quiet, config, set_, **options)
 
 
 @bench_app.command()
 def parity(
-    config: Job = None,
-    seeds: Annotated[int, typer.Option(help="Seeds that both ways train with.")] = 3,
-    margin: Annotated[float, typer.Option(help="Loss that is not one, in per cent.")] = 0.5,
+    config: ConfigFile = None,
+    seeds: Annotated[int, typer.Option(help="The number of seeds.")] = 3,
+    margin: Annotated[float, typer.Option(help="The accepted loss of accuracy in percent.")] = 0.5,
     minutes: Minutes = None,
     out: Out = None,
     set_: Set = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Whether auto is as accurate as the naive loop: whole trainings, seed by seed."""
-    given = {"seeds": seeds, "margin": margin / 100, "minutes": minutes, "out": out}
-    _bench("parity", as_json, quiet, config, set_, **given)
+    """Compare the accuracy of auto with that of a naive loop, seed by seed."""
+    options = {"seeds": seeds, "margin": margin / 100, "minutes": minutes, "out": out}
+    _run_bench("parity", as_json, quiet, config, set_, **options)
 
 
 @bench_app.command()
 def peers(
-    config: Job = None,
+    config: ConfigFile = None,
     cases: Cases = "",
     jobs: Annotated[
-        bool, typer.Option("--jobs/--no-jobs", help="Also whole jobs to a validation loss.")
+        bool,
+        typer.Option("--jobs/--no-jobs", help="Also time whole jobs to the same validation loss."),
     ] = True,
     minutes: Minutes = None,
     out: Out = None,
@@ -136,40 +139,40 @@ def peers(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Beside Lightning and a plain PyTorch loop: the same work, step by step and as a whole."""
-    given = {"cases": _names(cases), "jobs": jobs, "minutes": minutes, "out": out}
-    _bench("peers", as_json, quiet, config, set_, **given)
+    """Run the same work in Lightning and a plain PyTorch loop, and compare the speed."""
+    options = {"cases": _split_names(cases), "jobs": jobs, "minutes": minutes, "out": out}
+    _run_bench("peers", as_json, quiet, config, set_, **options)
 
 
 @bench_app.command()
 def compare(
     old: Annotated[Path, typer.Argument(metavar="OLD", help="A folder of earlier results.")],
-    new: Annotated[Path, typer.Argument(metavar="NEW", help="A folder of later ones.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="A folder of later results.")],
     out: Out = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """What moved beyond the spread from one result folder to another."""
-    with answering(as_json):
+    """Compare two result folders and show the changes that exceed the spread."""
+    with handle_errors(as_json):
         from slipstream.bench import commands
 
-        found = commands.compare(old, new, out=out)
-        print_result(found, as_json, quiet, terminal.print_bench)
+        result = commands.compare(old, new, out=out)
+        print_result(result, as_json, quiet, terminal.print_bench)
 
 
-def _names(listed: str) -> list[str]:
-    return [name.strip() for name in listed.split(",") if name.strip()]
+def _split_names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def _bench(
-    what: str, as_json: bool, quiet: bool, config: Path | None, set_: Set, **given: Any
+def _run_bench(
+    command: str, as_json: bool, quiet: bool, config: Path | None, set_: Set, **options: Any
 ) -> None:
-    with answering(as_json):
+    with handle_errors(as_json):
         with terminal.ProgressMeter(quiet) as meter:
             meter.say("loading torch and the data ...")
             from slipstream.bench import commands
 
-            run = getattr(commands, what)
-            given = {name: value for name, value in given.items() if value is not None}
-            found = run(config, overrides=tuple(set_ or ()), watch=meter.show, **given)
-        print_result(found, as_json, quiet, terminal.print_bench)
+            run = getattr(commands, command)
+            options = {name: value for name, value in options.items() if value is not None}
+            result = run(config, overrides=tuple(set_ or ()), watch=meter.show, **options)
+        print_result(result, as_json, quiet, terminal.print_bench)

@@ -1,4 +1,4 @@
-"""Options that several commands have, and what they say together."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -12,50 +12,48 @@ if TYPE_CHECKING:
     from slipstream.config import Config
 
 
-def named(text: str) -> Path:
-    """A file or a folder; an empty text would be the working folder."""
+def parse_path(text: str) -> Path:
+    """Parse a path; an empty text would mean the working folder."""
     if not text:
         raise typer.BadParameter("is empty; name a file or a folder")
     return Path(text)
 
 
-RunFolder = Annotated[Path, typer.Argument(parser=named, metavar="RUN", help="A run's folder.")]
+RunFolder = Annotated[Path, typer.Argument(parser=parse_path, metavar="RUN", help="A run folder.")]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a setting; repeatable."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress and no summary.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print neither progress nor a summary.")]
 Resample = Annotated[
-    bool, typer.Option("--resample", help="Bring rows to the step that the model was trained on.")
+    bool,
+    typer.Option("--resample", help="Resample rows to the time step of the training data."),
 ]
 Ensemble = Annotated[
     bool | None,
     typer.Option(
         "--ensemble/--single",
-        help="Runs with train.repeats: the mean of all models, or the best one alone.",
-        show_default="what was better on the validation set",
+        help="For runs with train.repeats: use the mean of all models, or the best one.",
+        show_default="whichever was better on the validation set",
     ),
 ]
 Resume = Annotated[
     str | None,
-    typer.Option(metavar="RUN", help="Go on with a run's folder, or with the last one: last."),
+    typer.Option(metavar="RUN", help="Resume a run: its folder, or `last`."),
 ]
 Force = Annotated[
-    bool, typer.Option("--force", help="Resume even though settings or data have changed.")
+    bool, typer.Option("--force", help="Resume although settings or data have changed.")
 ]
 AllowCode = Annotated[
     bool,
-    typer.Option(
-        "--allow-code", help="Let the run's config import a network that is not Slipstream's."
-    ),
+    typer.Option("--allow-code", help="Let the run's config import the network class it names."),
 ]
-
 
 DATA_HELP = "A file or folder with the columns that the model was trained on."
 
 
-def asked(
+def load_job(
     config: Path | None,
     resume: str | None,
     set_: Sequence[str] | None,
@@ -63,18 +61,18 @@ def asked(
     *,
     demo: str,
 ) -> tuple[Config | None, str | None]:
-    """The settings, none where a run goes on with its own; and that run's folder, if one does.
+    """Return the config, None for a run that resumes with its own, and the folder to resume.
 
-    What the command itself sets comes last.
+    `always` holds settings of the command itself; they override all others.
     """
     from slipstream import config as configs
     from slipstream import runs
 
-    settings = None
+    loaded = None
     if config or not resume:
-        settings = configs.load(config or configs.load_demo(demo), (*(set_ or ()), *always))
+        loaded = configs.load(config or configs.load_demo(demo), (*(set_ or ()), *always))
     if resume == "last":
-        where = [text for text in set_ or () if text.startswith("out=")]
-        out = (settings or configs.load({}, where)).out
-        resume = str(runs.find_last(out, settings.name if settings else None))
-    return settings, resume
+        overrides = [text for text in set_ or () if text.startswith("out=")]
+        out = (loaded or configs.load({}, overrides)).out
+        resume = str(runs.find_last(out, loaded.name if loaded else None))
+    return loaded, resume

@@ -1,4 +1,4 @@
-"""How a command answers: its result, or what went wrong and with which exit code."""
+"""Prints a command's result, or its error with an exit code."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import errno
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -17,80 +17,89 @@ from slipstream import terminal
 from slipstream.errors import Interrupted, ResumableError, UserError
 from slipstream.text import escape_controls
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 PIPE_CLOSED = 128 + 13
-"""What a shell says of a command that SIGPIPE has ended"""
-SHOWN = 100
-"""Characters of a name that is too long for a file"""
+"""The exit code that a shell gives a command ended by SIGPIPE"""
+MAX_NAME = 100
+"""Characters of an overlong file name that a message shows"""
 
 
 @contextmanager
-def answering(as_json: bool) -> Iterator[None]:
-    """Turn exceptions into a message on stderr, an object on stdout if asked, and an exit code."""
-    signal.signal(signal.SIGTERM, _terminated)
+def handle_errors(as_json: bool) -> Iterator[None]:
+    """Turn exceptions into a message on stderr, a JSON object on stdout if requested, and an exit
+    code."""
+    signal.signal(signal.SIGTERM, _raise_interrupted)
     try:
         yield
     except (UserError, ResumableError, Interrupted) as error:
         code = 75 if isinstance(error, ResumableError) else 2
         if isinstance(error, Interrupted):
             code = 128 + error.signal_number
-        _fail(str(error), as_json)
+        _print_error(str(error), as_json)
         raise typer.Exit(code) from None
     except KeyboardInterrupt:
-        _fail("interrupted", as_json)
+        _print_error("interrupted", as_json)
         raise typer.Exit(130) from None
     except Exception as error:
-        if wrong := _wrong_name(error):
-            _fail(wrong, as_json)
+        if message := _explain_file_name(error):
+            _print_error(message, as_json)
             raise typer.Exit(2) from None
-        _tell(traceback.format_exc())
-        _fail(f"a fault of Slipstream's own: {type(error).__name__}: {error}", as_json)
+        _write_stderr(traceback.format_exc())
+        _print_error(f"internal error: {type(error).__name__}: {error}", as_json)
         raise typer.Exit(1) from None
 
 
-def _wrong_name(error: Exception) -> str:
-    """What is wrong with the name of a file that no disk or no reader takes; else nothing."""
+def _explain_file_name(error: Exception) -> str:
+    """Say what is wrong with a file name that the system refuses; empty for other errors."""
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-        return f"{str(error.filename)[:SHOWN]}...: {error.strerror}"
+        return f"{str(error.filename)[:MAX_NAME]}...: {error.strerror}"
     if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
-        return f"{error.object[:SHOWN]}: is not valid UTF-8; rename the file or its folder"
+        return f"{error.object[:MAX_NAME]}: is not valid UTF-8; rename the file or its folder"
     return ""
 
 
-def _terminated(number: int, _: FrameType | None) -> None:
+def _raise_interrupted(number: int, _: FrameType | None) -> None:
     raise Interrupted("terminated", signal_number=number)
 
 
-def _fail(message: str, as_json: bool) -> None:
-    _tell(f"slipstream: {message}\n")
+def _print_error(message: str, as_json: bool) -> None:
+    _write_stderr(f"slipstream: {message}\n")
     if as_json:
-        write_out(_as_json({"error": message}))
+        write_stdout(_to_json_line({"error": message}))
 
 
-def _tell(text: str) -> None:
+def _write_stderr(text: str) -> None:
     terminal.SafeStream(sys.stderr).write(escape_controls(text))
 
 
-def print_result(found: dict[str, Any], as_json: bool, quiet: bool, show: Any) -> None:
-    """Write what was found to stdout: as one object, or as people read it."""
+def print_result(
+    result: dict[str, Any],
+    as_json: bool,
+    quiet: bool,
+    print_text: Callable[[dict[str, Any], Console], None],
+) -> None:
+    """Write a result to stdout: as one JSON object, or as text for people."""
     if as_json:
-        write_out(_as_json(found))
+        write_stdout(_to_json_line(result))
     elif not quiet:
         console = terminal.create_result_console()
-        with console.capture() as shown:
-            show(found, console)
-        write_out(shown.get())
+        with console.capture() as capture:
+            print_text(result, console)
+        write_stdout(capture.get())
 
 
-def _as_json(value: dict[str, Any]) -> str:
-    """One line of ASCII, which every encoding has and no terminal obeys."""
+def _to_json_line(value: dict[str, Any]) -> str:
+    """Format one line of ASCII, which every encoding has and no terminal interprets."""
     from slipstream.runs import to_json
 
     return to_json(value, indent=None, ascii_only=True) + "\n"
 
 
-def write_out(text: str) -> None:
-    """Write to stdout. By then the work is done and saved, so a reader that has gone, as `head`
-    does, ends the command in silence; a full disk is reported."""
+def write_stdout(text: str) -> None:
+    """Write to stdout. The work is done and saved by then, so when the reader has gone, as with
+    `head`, the command ends silently; a full disk is reported."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -98,5 +107,5 @@ def write_out(text: str) -> None:
         terminal.discard_output(sys.stdout)
         if isinstance(error, BrokenPipeError):
             raise SystemExit(PIPE_CLOSED) from None
-        _tell(f"slipstream: stdout cannot be written to ({error.strerror})\n")
+        _write_stderr(f"slipstream: cannot write to stdout ({error.strerror})\n")
         raise SystemExit(2) from None

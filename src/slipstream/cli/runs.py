@@ -1,4 +1,4 @@
-"""Commands about a run that is there: evaluate, predict, report."""
+"""Commands that use a finished run: evaluate, predict, report."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from slipstream.cli.options import (
     Resample,
     RunFolder,
     Set,
-    named,
+    parse_path,
 )
-from slipstream.cli.output import answering, print_result
+from slipstream.cli.output import handle_errors, print_result
 from slipstream.errors import UserError
 
 
 def evaluate(
     run: RunFolder,
     data: Annotated[
-        Path | None, typer.Option("--data", parser=named, metavar="DATA", help=DATA_HELP)
+        Path | None, typer.Option("--data", parser=parse_path, metavar="DATA", help=DATA_HELP)
     ] = None,
     on: Annotated[
-        str, typer.Option(help="Which of the run's own sets: train, val, test.")
+        str, typer.Option(help="The set of the run's own data: train, val or test.")
     ] = "test",
     resample: Resample = False,
     ensemble: Ensemble = None,
@@ -39,12 +39,12 @@ def evaluate(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Score a trained model, on its own test set or on new data."""
-    with answering(as_json):
+    """Score a trained model on its own test set or on new data."""
+    with handle_errors(as_json):
         from slipstream.evaluation import evaluate as run_evaluation
 
         overrides = tuple(set_ or ())
-        found = run_evaluation(
+        result = run_evaluation(
             run,
             data,
             on=on,
@@ -53,13 +53,13 @@ def evaluate(
             overrides=overrides,
             allow_code=allow_code,
         )
-        print_result(found, as_json, quiet, terminal.print_evaluation)
+        print_result(result, as_json, quiet, terminal.print_evaluation)
 
 
 def predict(
     run: RunFolder,
-    data: Annotated[Path, typer.Argument(parser=named, metavar="DATA", help=DATA_HELP)],
-    out: Annotated[Path, typer.Option(help="Where to write: .csv, .parquet or .arrow.")] = Path(
+    data: Annotated[Path, typer.Argument(parser=parse_path, metavar="DATA", help=DATA_HELP)],
+    out: Annotated[Path, typer.Option(help="The file to write: .csv, .parquet or .arrow.")] = Path(
         "predictions.csv"
     ),
     every: Annotated[
@@ -72,12 +72,12 @@ def predict(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Forecast what follows each series, or estimate at every row (horizon 0)."""
-    with answering(as_json):
+    """Forecast the rows that follow each series, or estimate at every row (horizon 0)."""
+    with handle_errors(as_json):
         from slipstream.prediction import predict as run_prediction
         from slipstream.prediction import write_predictions
 
-        with warnings.catch_warnings(record=True) as noted:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             overrides = tuple(set_ or ())
             table = run_prediction(
@@ -90,11 +90,15 @@ def predict(
                 allow_code=allow_code,
             )
         write_predictions(table, out)
-        found = {"run": str(run), "out": str(out), "rows": table.num_rows}
-        found["model"] = table.schema.metadata[b"model"].decode()
-        found["columns"] = table.column_names
-        found["notes"] = [str(note.message) for note in noted]
-        print_result(found, as_json, quiet, terminal.print_prediction)
+        result = {
+            "run": str(run),
+            "out": str(out),
+            "rows": table.num_rows,
+            "model": table.schema.metadata[b"model"].decode(),
+            "columns": table.column_names,
+            "notes": [str(warning.message) for warning in caught],
+        }
+        print_result(result, as_json, quiet, terminal.print_prediction)
 
 
 def report(
@@ -102,18 +106,21 @@ def report(
     out: Annotated[
         Path | None,
         typer.Option(
-            parser=named, metavar="FOLDER", help="Where to write.", show_default="the run's folder"
+            parser=parse_path,
+            metavar="FOLDER",
+            help="The folder to write to.",
+            show_default="the run folder",
         ),
     ] = None,
     set_: Set = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Draw a run's report.html again."""
-    with answering(as_json):
+    """Write a run's report.html again."""
+    with handle_errors(as_json):
         if set_:
-            raise UserError("a report has no settings; --set has nothing to change here")
-        from slipstream.reporting import report as draw
+            raise UserError("report has no settings, so --set does not apply")
+        from slipstream.reporting import report as write_report
 
-        path = draw(run, out=out)
+        path = write_report(run, out=out)
         print_result({"run": str(run), "report": str(path)}, as_json, quiet, terminal.print_report)

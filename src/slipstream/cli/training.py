@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from slipstream import terminal
-from slipstream.cli.options import AllowCode, Force, Json, Quiet, Resume, Set, asked
-from slipstream.cli.output import answering, print_result
+from slipstream.cli.options import AllowCode, Force, Json, Quiet, Resume, Set, load_job
+from slipstream.cli.output import handle_errors, print_result
 from slipstream.errors import UserError
 from slipstream.terminal import TrainingDisplay
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def train(
     config: Annotated[
-        Path | None, typer.Argument(help="A TOML file; without one, the embedded demo trains.")
+        Path | None, typer.Argument(help="A TOML file; without one, the embedded demo.")
     ] = None,
     resume: Resume = None,
     force: Force = False,
@@ -30,55 +30,24 @@ def train(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train a model, score it beside the baselines, write a report."""
-    _train("train", config, resume, force, set_, as_json, quiet, allow_code=allow_code)
+    """Train a model, compare it with baselines, and write a report."""
+    with handle_errors(as_json):
+        loaded, resume = load_job(config, resume, set_, demo="demo")
+        with TrainingDisplay(quiet) as display:
+            display.say("loading torch and the data ...")
+            from slipstream.training import train as run_training
 
-
-def _train(
-    verb: str,
-    config: Path | None,
-    resume: str | None,
-    force: bool,
-    set_: list[str] | None,
-    as_json: bool,
-    quiet: bool,
-    **more: bool,
-) -> None:
-    with answering(as_json):
-        from slipstream import config as configs
-
-        always = [configs.PRETRAIN_OVERRIDE] if verb == "pretrain" else []
-        settings, resume = asked(config, resume, set_, always, demo="demo")
-        with TrainingDisplay(quiet) as watching:
-            watching.say("loading torch and the data ...")
-            from slipstream import training
-
-            def watch(event: Event) -> None:
-                if event["event"] == "start":
-                    _load_meanwhile("slipstream.reporting")
-                watching.show(event)
-
-            run = {"train": training.train, "pretrain": training.pretrain}[verb]
-            result = run(
-                settings,
-                overrides=() if settings else tuple(set_ or ()),
-                watch=watch,
+            result = run_training(
+                loaded,
+                overrides=() if loaded else tuple(set_ or ()),
+                watch=lambda event: _watch(event, display),
                 resume=resume,
                 force=force,
-                **more,
+                allow_code=allow_code,
             )
-            watching.say("drawing the report ...")
-            from slipstream.reporting import report
-
-            path = report(result.run)
-        print_result(
-            result.summary | {"report": str(path)}, as_json, quiet, terminal.print_training
-        )
-
-
-def _load_meanwhile(module: str) -> None:
-    """Import while a model trains what takes a second, and is needed only after it."""
-    threading.Thread(target=importlib.import_module, args=(module,), daemon=True).start()
+            path = _write_report(result.run, display)
+        summary = result.summary | {"report": str(path)}
+        print_result(summary, as_json, quiet, terminal.print_training)
 
 
 def pretrain(
@@ -92,51 +61,89 @@ def pretrain(
         Path | None,
         typer.Option(
             metavar="CONFIG",
-            help="Then train this from scratch, frozen and fine-tuned, and say whether it helped.",
+            help="Then train CONFIG from scratch, frozen and fine-tuned, and compare.",
         ),
     ] = None,
     encoder: Annotated[
         str | None,
-        typer.Option(metavar="RUN", help="Probe with the encoder of this run, not a new one."),
+        typer.Option(metavar="RUN", help="Probe the encoder of RUN instead of a new one."),
     ] = None,
-    seeds: Annotated[int, typer.Option(help="Seeds of each way to probe.")] = 10,
+    seeds: Annotated[int, typer.Option(help="The number of seeds of the probe.")] = 10,
     resume: Resume = None,
     force: Force = False,
     set_: Set = None,
     probe_set: Annotated[
         list[str] | None,
-        typer.Option(metavar="SECTION.KEY=VALUE", help="As --set, for the config to probe with."),
+        typer.Option(metavar="SECTION.KEY=VALUE", help="As --set, for the config of --probe."),
     ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Pre-train an encoder on windows without labels, for train.init_from; or see if it helps."""
-    if probe is None and encoder is None and (config is not None or resume is not None):
-        _train("pretrain", config, resume, force, set_, as_json, quiet)
-        return
-    with answering(as_json):
+    """Pre-train an encoder on unlabelled windows, for train.init_from; or test if it helps."""
+    with handle_errors(as_json):
+        if probe is None and encoder is None and (config is not None or resume is not None):
+            _pretrain(config, resume, force, set_, as_json, quiet)
+            return
+        if probe is None and encoder is not None:
+            raise UserError("--encoder needs --probe: name the config to probe the encoder with")
+        if resume == "last":
+            raise UserError("--resume needs the folder of the probe here, not last")
         from slipstream import config as configs
 
-        if probe is None and encoder is not None:
-            raise UserError("--encoder goes with --probe: name the config to probe it with")
-        if resume == "last":
-            raise UserError("--resume takes the folder of a probe here, not last")
-        demo = probe is None
-        with TrainingDisplay(quiet) as watching:
-            watching.say("loading torch and the data ...")
+        with TrainingDisplay(quiet) as display:
+            display.say("loading torch and the data ...")
             from slipstream.probing import probe as run_probe
-            from slipstream.reporting import report
 
-            found = run_probe(
-                configs.load_demo("bars") if demo else config,
+            result = run_probe(
+                configs.load_demo("bars") if probe is None else config,
                 configs.load_demo("regimes") if probe is None else probe,
                 run=encoder,
                 seeds=seeds,
                 overrides=tuple(set_ or ()),
                 label_overrides=tuple(probe_set or ()),
-                watch=watching.show,
+                watch=display.show,
                 folder=resume,
             )
-            watching.say("drawing the report ...")
-            path = report(found.run)
-        print_result(found.summary | {"report": str(path)}, as_json, quiet, terminal.print_probe)
+            path = _write_report(result.run, display)
+        summary = result.summary | {"report": str(path)}
+        print_result(summary, as_json, quiet, terminal.print_probe)
+
+
+def _pretrain(
+    config: Path | None,
+    resume: str | None,
+    force: bool,
+    set_: list[str] | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    from slipstream.config import PRETRAIN_OVERRIDE
+
+    loaded, resume = load_job(config, resume, set_, [PRETRAIN_OVERRIDE], demo="demo")
+    with TrainingDisplay(quiet) as display:
+        display.say("loading torch and the data ...")
+        from slipstream.training import pretrain as run_pretraining
+
+        result = run_pretraining(
+            loaded,
+            overrides=() if loaded else tuple(set_ or ()),
+            watch=lambda event: _watch(event, display),
+            resume=resume,
+            force=force,
+        )
+        path = _write_report(result.run, display)
+    print_result(result.summary | {"report": str(path)}, as_json, quiet, terminal.print_training)
+
+
+def _watch(event: Event, display: TrainingDisplay) -> None:
+    if event["event"] == "start":  # importing it takes a second, so do that while the model trains
+        module = "slipstream.reporting"
+        threading.Thread(target=importlib.import_module, args=(module,), daemon=True).start()
+    display.show(event)
+
+
+def _write_report(run: Path, display: TrainingDisplay) -> Path:
+    display.say("writing the report ...")
+    from slipstream.reporting import report
+
+    return report(run)

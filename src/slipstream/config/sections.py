@@ -25,7 +25,15 @@ def _as_dict(section: Any) -> dict[str, Any] | None:
 
 
 class Config(Section):
-    """Everything one run is asked to do."""
+    """The settings of one run, section by section; frozen and validated.
+
+    docs/settings.md lists every section and field. Unknown keys are refused with the nearest known
+    one.
+
+    Example:
+        config = slipstream.Config(data={"path": "ETTh1.csv"}, model={"kind": "gru"})
+        config.train.lr
+    """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "run"
     """Start of the run folder's name; by default the config file's."""

@@ -1,5 +1,11 @@
-"""A run's report: one self-contained HTML page, drawn from what the run folder holds. No torch."""
+"""Reports: one self-contained HTML page from the files of a run folder. No torch."""
 
+from slipstream.reporting.formatting import (
+    format_number,
+    format_seconds,
+    format_value,
+    shorten_names,
+)
 from slipstream.reporting.layouts import choose_layout
 from slipstream.reporting.page import report
 from slipstream.reporting.probe import build_headings as probe_headings
@@ -16,11 +22,7 @@ from slipstream.reporting.wording import (
     describe_usage,
     describe_verdict,
     format_energy,
-    format_number,
-    format_seconds,
-    format_value,
     get_chosen,
-    shorten_names,
 )
 
 __all__ = [

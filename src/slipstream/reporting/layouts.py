@@ -1,4 +1,4 @@
-"""What of a run's figures is shown first, by its task."""
+"""Which metrics of a run are shown first, by its task."""
 
 from __future__ import annotations
 
@@ -7,34 +7,36 @@ from typing import Any, NamedTuple
 
 
 class MetricColumn(NamedTuple):
-    """One figure of the table that holds the model against the baselines."""
+    """One metric in the table that compares the model with the baselines."""
 
     heading: str
     section: str
-    """Of the summary: metrics or scaled"""
+    """The summary's section: metrics or scaled"""
     key: str
     decimals: int = 8
-    which: str = "test"
+    subset: str = "test"
 
-    def of(self, found: Mapping[str, Any]) -> Any:
-        """On its set; None where it means nothing."""
-        return found[self.section][self.which][self.key]
+    def read(self, result: Mapping[str, Any]) -> Any:
+        """Return the metric's value on its set; None where it is undefined."""
+        return result[self.section][self.subset][self.key]
 
 
 class ReportLayout(NamedTuple):
+    """The columns and parts of a report."""
+
     columns: tuple[MetricColumn, ...]
-    brief: tuple[MetricColumn, ...]
-    """What a terminal has room for"""
+    compact: tuple[MetricColumn, ...]
+    """The columns that fit on a terminal"""
     headline: MetricColumn
     second: MetricColumn
     facts: tuple[tuple[MetricColumn, str], ...]
-    """What stands at the top of the report, with its caption"""
+    """The metrics at the top of the report, with their captions"""
     units: str
     page: str
-    """The part of the report that is this task's own"""
-    which: str = "test"
-    what: str = "test set"
-    """What all of it is of"""
+    """The template of the task's own part of the report"""
+    subset: str = "test"
+    description: str = "test set"
+    """Where all metrics come from"""
 
 
 def _column(heading: str, key: str, decimals: int = 8) -> MetricColumn:
@@ -42,51 +44,52 @@ def _column(heading: str, key: str, decimals: int = 8) -> MetricColumn:
 
 
 _MAE, _RMSE, _R2 = _column("MAE", "mae"), _column("RMSE", "rmse"), _column("R²", "r2", 4)
-_MOST, _BIAS = _column("max error", "max_error"), _column("bias", "bias")
+_MAX, _BIAS = _column("max error", "max_error"), _column("bias", "bias")
 _SCALED = MetricColumn("scaled MSE", "scaled", "mse"), MetricColumn("scaled MAE", "scaled", "mae")
-NUMBERS = ReportLayout(
-    columns=(_MAE, _RMSE, _MOST, _BIAS, _R2, *_SCALED),
-    brief=(_MAE, _RMSE, _MOST, _R2, *_SCALED),
+REGRESSION = ReportLayout(
+    columns=(_MAE, _RMSE, _MAX, _BIAS, _R2, *_SCALED),
+    compact=(_MAE, _RMSE, _MAX, _R2, *_SCALED),
     headline=_MAE,
     second=_RMSE,
     facts=((_MAE, "test mean absolute error"), (_R2, "test R²")),
     units="physical units",
-    page="numbers.html",
+    page="regression.html",
 )
-_LOSS = _column("log-loss", "log_loss", 4)
+_LOG_LOSS = _column("log-loss", "log_loss", 4)
 _BALANCED = _column("balanced accuracy", "balanced_accuracy", 4)
-_CLASSES = (
-    _LOSS,
+_CLASS_METRICS = (
+    _LOG_LOSS,
     _BALANCED,
     _column("accuracy", "accuracy", 4),
     _column("F1 macro", "f1_macro", 4),
     _column("AUC", "auc", 4),
     _column("ECE", "ece", 4),
 )
-CLASSES = ReportLayout(
-    columns=_CLASSES,
-    brief=_CLASSES,
-    headline=_LOSS,
+CLASSIFICATION = ReportLayout(
+    columns=_CLASS_METRICS,
+    compact=_CLASS_METRICS,
+    headline=_LOG_LOSS,
     second=_BALANCED,
-    facts=((_BALANCED, "test balanced accuracy"), (_LOSS, "test log-loss")),
+    facts=((_BALANCED, "test balanced accuracy"), (_LOG_LOSS, "test log-loss")),
     units="lower is better for log-loss and ECE",
-    page="classes.html",
+    page="classification.html",
 )
-_FILLED = tuple(column._replace(which="val") for column in NUMBERS.brief)
+_MASKED = tuple(column._replace(subset="val") for column in REGRESSION.compact)
 ENCODER = ReportLayout(
-    columns=_FILLED,
-    brief=_FILLED,
-    headline=_FILLED[0],
-    second=_FILLED[1],
-    facts=((_FILLED[4], "scaled MSE of masked rows"), (_FILLED[3], "R² of masked rows")),
+    columns=_MASKED,
+    compact=_MASKED,
+    headline=_MASKED[0],
+    second=_MASKED[1],
+    facts=((_MASKED[4], "scaled MSE of masked rows"), (_MASKED[3], "R² of masked rows")),
     units="physical units",
     page="encoder.html",
-    which="val",
-    what="masked rows of the validation set",
+    subset="val",
+    description="masked rows of the validation set",
 )
 
 
 def choose_layout(summary: Mapping[str, Any]) -> ReportLayout:
+    """Return the layout of a run's task."""
     if summary.get("objective") == "masked":
         return ENCODER
-    return CLASSES if summary.get("classes") else NUMBERS
+    return CLASSIFICATION if summary.get("classes") else REGRESSION

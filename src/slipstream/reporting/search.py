@@ -10,7 +10,13 @@ from typing import Any
 from slipstream import config as configs
 from slipstream import runs
 from slipstream.config import Config
-from slipstream.reporting.layouts import CLASSES, NUMBERS, MetricColumn, ReportLayout
+from slipstream.reporting.formatting import (
+    format_number,
+    format_value,
+    get_metric_name,
+    shorten_names,
+)
+from slipstream.reporting.layouts import CLASSIFICATION, REGRESSION, MetricColumn, ReportLayout
 from slipstream.reporting.plots import search as draw
 from slipstream.reporting.plots.style import COLOURS, FAINT
 from slipstream.reporting.template import render_page, write_report
@@ -18,18 +24,16 @@ from slipstream.reporting.wording import (
     describe_pruning,
     describe_search,
     describe_search_verdict,
-    format_number,
-    format_value,
     get_chosen,
-    get_metric_name,
-    shorten_names,
 )
 from slipstream.runs import Run
 
 RETRAINED = ("best", "default")
 """Runs below retrained/"""
 
-OVER_SEEDS = NUMBERS._replace(brief=tuple(c for c in NUMBERS.brief if c.key != "max_error"))
+OVER_SEEDS = REGRESSION._replace(
+    compact=tuple(c for c in REGRESSION.compact if c.key != "max_error")
+)
 """With their deviations the figures need the room of one column"""
 
 
@@ -106,14 +110,14 @@ def tested(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
         return []
     rows = []
     for name, what in (("best", "the chosen settings"), ("default", "without a search")):
-        cells = [_over_seeds(column, found[name]) for column in shown.brief]
+        cells = [_over_seeds(column, found[name]) for column in shown.compact]
         if failed := found[name].get("failed"):
             what = f"{what}: {failed}"
         colour = COLOURS["model"] if name == "best" else FAINT
         rows.append({"name": name, "what": what, "cells": cells, "colour": colour})
     for name, beside in tested_one(found)["baselines"].items():
         if beside:
-            cells = [format_number(column.of(beside)) for column in shown.brief]
+            cells = [format_number(column.read(beside)) for column in shown.compact]
             rows.append(
                 {"name": name, "what": beside["what"], "cells": cells, "colour": COLOURS[name]}
             )
@@ -130,7 +134,7 @@ def tested_one(tested: Mapping[str, Any]) -> Mapping[str, Any]:
 def _shown(tested: Mapping[str, Any]) -> ReportLayout | None:
     """By the task, which scaled errors tell: classes have none."""
     one = tested_one(tested)
-    return (OVER_SEEDS if one["scaled"] else CLASSES) if one else None
+    return (OVER_SEEDS if one["scaled"] else CLASSIFICATION) if one else None
 
 
 def _over_seeds(column: MetricColumn, tested: Mapping[str, Any]) -> str:
@@ -140,6 +144,6 @@ def _over_seeds(column: MetricColumn, tested: Mapping[str, Any]) -> str:
         return "–"
     spread = tested.get({"metrics": "spread", "scaled": "scaled_spread"}[column.section])
     if not spread:
-        return format_number(column.of(tested))
+        return format_number(column.read(tested))
     one = spread[column.key]
     return f"{format_number(one['mean'])} ± {format_number(one['sd'], figures=2)}"

@@ -1,18 +1,18 @@
-"""What a terminal shows. Results go to stdout, everything else to stderr; cli calls these."""
+"""Terminal output. Results go to stdout, progress to stderr; `cli` calls these functions."""
 
 from slipstream.terminal.bench import ProgressMeter, print_bench, print_profile
 from slipstream.terminal.console import create_result_console
 from slipstream.terminal.doctor import print_doctor
-from slipstream.terminal.probe import print_probe
-from slipstream.terminal.search import SearchDisplay, print_search
-from slipstream.terminal.streams import SafeStream, discard_output, prepare_streams
-from slipstream.terminal.training import (
-    TrainingDisplay,
+from slipstream.terminal.results import (
     print_evaluation,
     print_prediction,
+    print_probe,
     print_report,
     print_training,
 )
+from slipstream.terminal.search import SearchDisplay, print_search
+from slipstream.terminal.streams import SafeStream, discard_output, prepare_streams
+from slipstream.terminal.training import TrainingDisplay
 
 __all__ = [
     "ProgressMeter",

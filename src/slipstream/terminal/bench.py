@@ -1,4 +1,4 @@
-"""What the terminal shows of measurements: how far they are, their tables, their verdicts."""
+"""Progress and results of benchmarks and profiles."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from slipstream.terminal.console import (
 )
 
 NARROW = 110
-WIDE = {"peak memory"}
-"""Columns that a narrow terminal has no room for"""
+OPTIONAL = {"peak memory"}
+"""Columns that a narrow terminal leaves out"""
 SPREAD = re.compile(r" \([^)]* to [^)]*\)")
 
 if TYPE_CHECKING:
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 class ProgressMeter:
-    """How far a measurement is, on stderr: a bar on a terminal, else a line per case."""
+    """Shows the progress of a measurement on stderr: a bar on a terminal, else a line per case."""
 
     def __init__(self, quiet: bool) -> None:
         self.console = create_progress_console(quiet)
         self.bar: Progress | None = None
-        self.last = ""
+        self.last_case = ""
 
     def __enter__(self) -> ProgressMeter:
         if self.console.is_terminal and not self.console.quiet:
@@ -41,7 +41,7 @@ class ProgressMeter:
                 create_text_column("{task.percentage:3.0f} % of the time"),
                 create_text_column("{task.description}"),
                 console=self.console,
-                auto_refresh=False,  # a thread that draws would be measured too
+                auto_refresh=False,  # a drawing thread would disturb the measurement
                 transient=True,
             )
             self.bar.add_task("", total=1.0)
@@ -58,66 +58,68 @@ class ProgressMeter:
             self.bar.refresh()
             return
         case = what.partition(":")[0]
-        if case != self.last:
-            self.last = case
+        if case != self.last_case:
+            self.last_case = case
             self.say(f"measuring {case} ...")
 
     def say(self, text: str) -> None:
         print_text(self.console, text, "dim")
 
 
-def print_bench(found: dict[str, Any], console: Console) -> None:
-    """The tables of a measurement, as summary.md has them."""
+def print_bench(result: dict[str, Any], console: Console) -> None:
+    """Print the tables of a measurement as in summary.md."""
     narrow = console.width < NARROW
-    for table in found["tables"]:
-        shown = TextTable(title=table["title"], box=box.SIMPLE_HEAD, padding=0)
-        kept = [i for i, name in enumerate(table["headings"]) if not (narrow and name in WIDE)]
-        for place in kept:
+    for table in result["tables"]:
+        output = TextTable(title=table["title"], box=box.SIMPLE_HEAD, padding=0)
+        columns = [
+            i for i, name in enumerate(table["headings"]) if not (narrow and name in OPTIONAL)
+        ]
+        for place in columns:
             justify: Literal["left", "right"] = "left" if place == 0 else "right"
-            shown.add_column(f" {table['headings'][place]}", justify=justify, no_wrap=place == 0)
+            output.add_column(f" {table['headings'][place]}", justify=justify, no_wrap=place == 0)
         missing = []
         for row in table["cells"]:
             if row[2:] and not any(row[2:]):
                 missing.append(f"{row[0]}: {row[1]}")
                 continue
             cells = [SPREAD.sub("", cell) if narrow else cell for cell in row]
-            shown.add_row(*(f" {cells[place]}" for place in kept))
-        console.print(shown)
+            output.add_row(*(f" {cells[place]}" for place in columns))
+        console.print(output)
         for line in missing:
             print_text(console, line, "dim")
         if table["note"]:
             print_text(console, table["note"], "dim")
         print_text(console)
-    print_text(console, found["headline"], "bold")
-    for note in found["notes"]:
+    print_text(console, result["headline"], "bold")
+    for note in result["notes"]:
         print_text(console, f"note: {note}")
-    print_text(console, f"{found['seconds']:.0f} s; results: {found['folder']}")
-    if found["picture"]:
-        print_text(console, f"picture: {found['picture']}")
+    print_text(console, f"{result['seconds']:.0f} s; results: {result['folder']}")
+    if result["picture"]:
+        print_text(console, f"picture: {result['picture']}")
 
 
-def print_profile(found: dict[str, Any], console: Console) -> None:
-    """The verdict in words, then where the time goes, then the costliest operations."""
-    for number, sentence in enumerate(found["sentences"]):
+def print_profile(result: dict[str, Any], console: Console) -> None:
+    """Print the verdict, the parts of a step and the costliest operations."""
+    for number, sentence in enumerate(result["sentences"]):
         print_text(console, sentence, "bold" if number == 0 else None)
     print_text(console)
     parts = TextTable(title="one step")
     for heading in ("part", "ms", "share"):
         parts.add_column(heading, justify="left" if heading == "part" else "right")
-    for part in found["parts"]:
+    for part in result["parts"]:
         parts.add_row(part["part"], f"{part['ms']:.3g}", f"{part['share']:.0%}")
     console.print(parts)
-    costly = TextTable(title="the costliest operations")
+    costly = TextTable(title="costliest operations")
     for heading in ("operation", "where", "calls a step", "ms a step"):
         costly.add_column(heading, justify="right" if "step" in heading else "left", no_wrap=True)
-    for one in sorted(found["operations"], key=lambda row: -row["ms"])[:10]:
+    for one in sorted(result["operations"], key=lambda row: -row["ms"])[:10]:
         costly.add_row(one["name"][:60], one["place"], f"{one['calls']:.3g}", f"{one['ms']:.3g}")
     console.print(costly)
-    machine = found["machine"]
+    machine = result["machine"]
     if "power_w" in machine:
         print_text(
             console,
             f"GPU at {machine.get('clock_mhz', 0):.0f} MHz, {machine['power_w']:.0f} W, "
             f"{machine.get('temperature_c', 0):.0f} °C",
         )
-    print_text(console, f"trace, operations, timeline: {found['folder']}")
+    print_text(console, f"trace, operations, timeline: {result['folder']}")

@@ -1,8 +1,8 @@
-"""All that rich prints is made here, so that text is printed as text.
+"""Consoles and tables of rich that print text as text.
 
-The names of columns, files and classes may look like rich's own markup ("flow [/min]", ":warning:")
-or hold what a terminal obeys. Consoles are therefore made without markup and emoji codes, and cells
-and lines are escaped and handed over as `Text`, which rich does not look into.
+The names of columns, files and classes may look like rich's markup ("flow [/min]", ":warning:") or
+contain control characters. Consoles are therefore created without markup and emoji codes, and cells
+and lines are escaped and passed as `Text`, which rich does not interpret.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from slipstream.text import escape_controls, escape_to_line
 if TYPE_CHECKING:
     from rich.progress import TextColumn
 
-ROOM = 120
-"""Columns of a file or a pipe, which have no width of their own"""
+FILE_WIDTH = 120
+"""Columns of a file or a pipe"""
 
 
 def create_result_console() -> Console:
-    """A console on stdout."""
-    return _console(sys.stdout, width=None if sys.stdout.isatty() else ROOM)
+    """Create a console on stdout."""
+    return _console(sys.stdout, width=None if sys.stdout.isatty() else FILE_WIDTH)
 
 
 def create_progress_console(quiet: bool) -> Console:
-    """A console on stderr; where that takes nothing any more, work goes on without."""
+    """Create a console on stderr; when stderr can no longer be written, output is dropped."""
     return _console(cast(TextIO, SafeStream(sys.stderr)), quiet=quiet)
 
 
@@ -47,7 +47,7 @@ def _console(file: TextIO, *, width: int | None = None, quiet: bool = False) -> 
 
 
 def to_text(text: str, style: str = "") -> Text:
-    """A cell that shows the text as it is, on one line."""
+    """Make a cell that shows the text as it is, on one line."""
     return Text(escape_to_line(text), style=style)
 
 
@@ -60,11 +60,11 @@ class TextTable(Table):
     """A table whose title, headings and cells show text as it is."""
 
     def __init__(self, *, title: str | None = None, **options: Any) -> None:
-        shown = None if title is None else to_text(title, "table.title")
-        super().__init__(title=shown, title_justify="left", **options)
+        heading = None if title is None else to_text(title, "table.title")
+        super().__init__(title=heading, title_justify="left", **options)
 
-    def add_column(self, header: RenderableType = "", *given: Any, **options: Any) -> None:
-        super().add_column(_as_text(header), *given, **options)
+    def add_column(self, header: RenderableType = "", *arguments: Any, **options: Any) -> None:
+        super().add_column(_as_text(header), *arguments, **options)
 
     def add_row(self, *renderables: RenderableType | None, **options: Any) -> None:
         super().add_row(*map(_as_text, renderables), **options)
@@ -75,11 +75,11 @@ def _as_text(cell: RenderableType | None) -> RenderableType:
 
 
 def create_text_column(template: str) -> TextColumn:
-    """A column of a progress bar, filled with the fields of its task."""
+    """Create a column of a progress bar from the fields of its task."""
     from rich.progress import Task, TextColumn
 
-    class Plain(TextColumn):
+    class PlainColumn(TextColumn):
         def render(self, task: Task) -> Text:
             return to_text(self.text_format.format(task=task))
 
-    return Plain(template, markup=False)
+    return PlainColumn(template, markup=False)

@@ -1,4 +1,4 @@
-"""What a terminal shows of a machine."""
+"""The doctor's findings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.padding import Padding
 
 from slipstream.terminal.console import TextTable, print_text, to_text
-from slipstream.terminal.training import describe_kernels
+from slipstream.terminal.plan import describe_kernels
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-def print_doctor(found: dict[str, Any], console: Console) -> None:
+def print_doctor(findings: dict[str, Any], console: Console) -> None:
     def section(title: str, rows: Iterator[tuple[str, ...]]) -> None:
         table = TextTable.grid(padding=(0, 2), pad_edge=True)
         for cells in rows:
@@ -26,46 +26,46 @@ def print_doctor(found: dict[str, Any], console: Console) -> None:
         print_text(console, f"\n{title}", "bold")
         console.print(table, soft_wrap=False)
 
-    section("This machine", _machine_rows(found["machine"]))
-    tried = found["techniques"]
-    title = "Techniques, with their settings of [engine], each tried with a tiny run"
-    section(title, _technique_rows(tried))
-    for why in dict.fromkeys(one["why"] for one in tried if one["works"] is None):
-        names = [one["name"] for one in tried if one["works"] is None and one["why"] == why]
+    section("This machine", _machine_rows(findings["machine"]))
+    techniques = findings["techniques"]
+    title = "Techniques and their settings in [engine], each tried with a tiny run"
+    section(title, _technique_rows(techniques))
+    for why in dict.fromkeys(one["why"] for one in techniques if one["works"] is None):
+        names = [one["name"] for one in techniques if one["works"] is None and one["why"] == why]
         text = to_text(f"{why}: {', '.join(names)}")
         console.print(Padding(text, (0, 2)), soft_wrap=False)
-    plan = found["plan"]
-    section(f"What the plan would prefer for {plan['job']}", _plan_rows(plan))
-    problems = found["problems"]
+    plan = findings["plan"]
+    section(f"Plan for {plan['job']}", _plan_rows(plan))
+    problems = findings["problems"]
     print_text(console, "\nProblems" if problems else "\nNo problems found", "bold")
     for problem in problems:
         print_text(console, f"  - {problem['problem']}\n    fix: {problem['fix']}")
 
 
 def _machine_rows(machine: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    """What is here, a line each."""
+    """Yield the machine's properties, one line each."""
     driver, cuda, cpu = machine["driver"], machine["cuda"], machine["cpu"]
     memory, disk, shm = machine["memory"], machine["disk"], machine["shm"]
     for gpu in machine["gpus"]:
-        told = [gpu["name"], gpu["device"] or "not seen by torch"]
+        parts = [gpu["name"], gpu["device"] or "not visible to torch"]
         if gpu["compute_capability"]:
-            told.append(f"compute capability {gpu['compute_capability']}")
-        told.append(_free(gpu["free_bytes"], gpu["memory_bytes"]))
+            parts.append(f"compute capability {gpu['compute_capability']}")
+        parts.append(_free(gpu["free_bytes"], gpu["memory_bytes"]))
         if gpu["temperature_c"] is not None:
-            told.append(f"{gpu['temperature_c']} °C")
-        yield "GPU", ", ".join(told)
+            parts.append(f"{gpu['temperature_c']} °C")
+        yield "GPU", ", ".join(parts)
     if not machine["gpus"]:
         yield "GPU", "none"
     if driver["version"]:
         yield "driver", f"{driver['version']}, up to CUDA {driver['cuda'] or 'unknown'}"
     elif machine["gpus"] or machine["nvidia_signs"]:
-        yield "driver", f"none that answers ({driver['error']})"
-    built = "torch is built without it"
+        yield "driver", f"does not respond ({driver['error']})"
+    built = "torch is built without CUDA"
     if cuda["built_for"]:
         built = f"torch is built for {cuda['built_for']}, cuDNN {cuda['cudnn'] or 'missing'}"
     yield "CUDA", f"{built}; Triton {machine['triton'] or 'not installed'}"
     yield "CPU", ", ".join([cpu["name"], *cpu["features"]])
-    quota = "" if cpu["quota"] is None else f", time for {cpu['quota']:g}"
+    quota = "" if cpu["quota"] is None else f", quota {cpu['quota']:g}"
     variables = {name: machine["environment"][name] for name in THREADS}
     threads = ", ".join(f"{name} {value or 'not set'}" for name, value in variables.items())
     yield "cores", f"{cpu['usable']} usable of {cpu['cores']}{quota}; {threads}"
@@ -88,17 +88,17 @@ def _free(free: int | None, total: int) -> str:
 
 
 def _technique_rows(techniques: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
-    """What was tried, a line each."""
+    """Yield the techniques that were tried, one line each."""
     for one in techniques:
         if one["works"] is not None:
             speed = "" if one["ms"] is None else f"{one['ms']:.3g} ms a step"
-            told = ", ".join(part for part in (speed, one["note"]) if part) or one["why"]
+            parts = ", ".join(part for part in (speed, one["note"]) if part) or one["why"]
             setting, took = one["setting"].removeprefix("engine."), f"{one['seconds']:.1f} s"
-            yield "works" if one["works"] else "FAILS", one["name"], setting, took, told
+            yield "works" if one["works"] else "FAILS", one["name"], setting, took, parts
 
 
 def _plan_rows(plan: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    """What it chose and why, a line each."""
+    """Yield the choices and their reasons, one line each."""
     if "failed" in plan:
         yield "none", plan["failed"]
         return
@@ -117,9 +117,9 @@ def _plan_rows(plan: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     for item in plan["evidence"][1:]:
         why = item.get("failed") or item.get("refused")
         if why:
-            yield "not", f"{item['candidate']}: {why}"
-    beside = [
+            yield "rejected", f"{item['candidate']}: {why}"
+    timings = [
         f"{item['candidate']}: {item['ms']:.3g} ms" for item in plan["evidence"] if "ms" in item
     ]
-    if beside:
-        yield "tried", ", ".join(beside)
+    if timings:
+        yield "measured", ", ".join(timings)

@@ -1,4 +1,4 @@
-"""Stdout and stderr as they may be found: closed, a pipe that nobody reads, ASCII only."""
+"""Stdout and stderr in any condition: closed, a pipe without a reader, ASCII only."""
 
 from __future__ import annotations
 
@@ -12,32 +12,33 @@ from typing import TextIO
 def prepare_streams() -> None:
     """Make stdin, stdout and stderr usable whatever the process was started with.
 
-    A closed descriptor becomes /dev/null: else the next file that is opened would take its number,
-    and what is printed would end in it. Characters that an encoding lacks become question marks.
+    A closed descriptor is opened on /dev/null; otherwise the next opened file would get its number,
+    and output would be written into that file. Characters that the encoding lacks become question
+    marks.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number: this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number: this one
     if sys.stdout is None:
         sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
     if sys.stderr is None:
         sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
-    if isinstance(sys.stdout, io.TextIOWrapper):  # stderr escapes such characters by itself
+    if isinstance(sys.stdout, io.TextIOWrapper):  # stderr escapes such characters itself
         sys.stdout.reconfigure(errors="replace")
 
 
 def discard_output(stream: TextIO) -> None:
-    """Have what is left in a stream, and all that follows, go nowhere."""
-    with suppress(OSError, ValueError):  # of a stream without a descriptor, nothing is left
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
+    """Redirect a stream, with its buffered output, to /dev/null."""
+    with suppress(OSError, ValueError):  # a stream without a descriptor has nothing to redirect
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
 
 
 class SafeStream:
-    """A stream that drops what cannot be written: who trains for hours needs no terminal."""
+    """A stream that drops output it cannot write: hours of training must not fail for it."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

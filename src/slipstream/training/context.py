@@ -27,20 +27,7 @@ from slipstream.engine.single import TrainingTask, resolve_class_weights
 from slipstream.errors import ResumableError
 from slipstream.models import build
 from slipstream.runs import Run
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a training run gave. `summary` is what `slipstream train --json` prints."""
-
-    run: Path
-    metrics: dict[str, dict[str, float]]
-    """By set: mae, rmse, mse, r2, max_error, bias, in physical units; of classes, accuracy,
-    balanced_accuracy, f1_macro, log_loss, auc, ece."""
-    baselines: dict[str, Any]
-    """repeat, seasonal, ridge, or majority and logistic: the same figures, or None where one means
-    nothing."""
-    summary: dict[str, Any]
+from slipstream.training.result import Result
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,8 @@ from slipstream.errors import Interrupted, UserError
 from slipstream.runs import Event, Run
 from slipstream.scoring import lane_summary
 from slipstream.training import context
-from slipstream.training.context import Result, RunContext, time_phase
+from slipstream.training.context import RunContext, time_phase
+from slipstream.training.result import Result
 
 FIXED_SETTINGS = {"train.epochs", "train.patience"}
 """What only a run of one model may change when it is resumed: of lanes that have ended, the best

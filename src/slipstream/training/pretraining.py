@@ -8,7 +8,8 @@ from slipstream.engine import recovery
 from slipstream.scoring import masked, summary
 from slipstream.scoring.masked import BASELINES, MODEL
 from slipstream.training import context, single
-from slipstream.training.context import Result, RunContext, time_phase
+from slipstream.training.context import RunContext, time_phase
+from slipstream.training.result import Result
 
 EXAMPLES = "reconstructions.parquet"
 

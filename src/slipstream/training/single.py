@@ -15,7 +15,8 @@ from slipstream.errors import Interrupted
 from slipstream.runs import Run
 from slipstream.scoring import predict, summary
 from slipstream.training import context
-from slipstream.training.context import Result, RunContext, time_phase
+from slipstream.training.context import RunContext, time_phase
+from slipstream.training.result import Result
 
 
 def train_single(begun: RunContext) -> Result:

@@ -25,7 +25,8 @@ from slipstream.models import custom, permission
 from slipstream.runs import DISK_FULL, Event, Run
 from slipstream.training import lanes as together
 from slipstream.training import loading, pretraining, single
-from slipstream.training.context import Result, RunContext, RunStart, time_phase
+from slipstream.training.context import RunContext, RunStart, time_phase
+from slipstream.training.result import Result
 
 
 def train(
@@ -40,15 +41,36 @@ def train(
     model: type[nn.Module] | None = None,
     allow_code: bool = False,
 ) -> Result:
-    """Train the model that `config` describes on its data, or on the given table.
+    """Train a model and return its metrics.
 
-    `watch` is shown every event of the run as it is logged. `resume` names a run to go on with,
-    from its newest checkpoint (or from its beginning, if it has none yet), to the same end as if it
-    had never stopped; `config` may then be left out. Other settings or other data are refused there
-    unless `force` is given. `folder` is where the run is made, if not in a new one under `out`.
-    `model` is a network of your own, as `model.kind` may name it: see `slipstream.models.custom`. A
-    resumed run whose config names such a network needs its own `config` here, `model`, or
-    `allow_code`: it may come from anybody.
+    Slipstream reads the data, measures the fastest way to run the training step, trains with early
+    stopping, scores every window of the model and the baselines, and writes all of it to a new run
+    folder under the setting `out`.
+
+    Args:
+        config: A TOML file, a mapping of sections, or a `Config`. It may be omitted with `resume`.
+        data: A table to use instead of `data.path`: pandas, polars, duckdb, pyarrow or a dict.
+        overrides: Settings that override `config`, as on the command line: `("train.lr=1e-4",)`.
+        watch: A function that is called with every event (a dict) as it is logged.
+        resume: The folder of a run to continue from its newest checkpoint (from its beginning, if
+            it has none yet), to the same end as if it had never stopped.
+        force: Resume although settings or data have changed.
+        folder: The run folder to create, instead of a new one under `out`.
+        model: Your own `torch.nn.Module` class; docs/guide.md describes its interface.
+        allow_code: Let a resumed run's config import the network class that it names. The config
+            may come from anybody, so this needs your consent.
+
+    Returns:
+        A `Result` with the run folder, the metrics of each set, the baselines and the summary.
+
+    Raises:
+        UserError: A setting, the data or an argument is wrong; the message names the fix.
+        Interrupted: Ctrl-C or SIGTERM stopped the run, after it saved a checkpoint.
+
+    Example:
+        result = slipstream.train({"data": {"path": "ETTh1.csv", "targets": ["OT"]}})
+        result.metrics["test"]["mae"]
+        slipstream.train(resume=result.run, overrides=("train.epochs=100",))
     """
     began = time.perf_counter()
     if model is not None:
@@ -93,9 +115,29 @@ def pretrain(
     resume: str | Path | None = None,
     force: bool = False,
 ) -> Result:
-    """Pre-train an encoder on windows without labels; all arguments are as for `train`.
+    """Pre-train an encoder on unlabelled windows by masked reconstruction.
 
-    It learns to fill in masked rows. `train.init_from` starts a model from the run's folder.
+    The encoder learns to fill in masked rows. Set `train.init_from` to the run folder to fine-tune
+    it with `train`.
+
+    Args:
+        config: A TOML file, a mapping or a `Config`; targets and labels are not needed.
+        data: A table to use instead of `data.path`.
+        overrides: Settings that override `config`.
+        watch: A function that is called with every event.
+        resume: The folder of a pre-training run to continue.
+        force: Resume although settings or data have changed.
+
+    Returns:
+        A `Result`; its metrics are those of masked rows of the validation set.
+
+    Raises:
+        UserError: A setting, the data or an argument is wrong.
+        Interrupted: Ctrl-C or SIGTERM stopped the run, after it saved a checkpoint.
+
+    Example:
+        encoder = slipstream.pretrain("bars.toml")
+        slipstream.train("labels.toml", overrides=(f"train.init_from={encoder.run}",))
     """
     if config is not None:
         config = configs.load(config, (*overrides, configs.PRETRAIN_OVERRIDE))

@@ -48,16 +48,36 @@ def tune(
     model: type[nn.Module] | None = None,
     allow_code: bool = False,
 ) -> Study:
-    """Search the space of `config.tune` for the settings with the lowest validation loss.
+    """Search for the settings with the lowest validation loss, and retrain the best ones.
 
-    `watch` is shown every event. `resume` names a search to go on with: finished trials are kept,
-    those under way continue from their pack's checkpoint. `storage` names a database that several
-    of these share (`sqlite:///...`, `postgresql://...`), as the environment variable
-    SLIPSTREAM_STORAGE does where it is None; else the study is in the run's folder.
-    `workers` is how many processes search, `"auto"` one for each GPU; without it one, or as many
-    as the search that is resumed had. `on="ray"` starts them on a Ray cluster. `model` is a
-    network of your own, and `allow_code` lets a resumed search import those that its config names,
-    as in `slipstream.train`.
+    Optuna proposes the trials of `config.tune`; they train as lanes of one program. The best
+    settings are retrained from fresh seeds and compared with `config` itself on the test set.
+
+    Args:
+        config: A TOML file, a mapping or a `Config`. It may be omitted with `resume`.
+        data: A table to use instead of `data.path`.
+        overrides: Settings that override `config`.
+        watch: A function that is called with every event.
+        resume: The folder of a search to continue: finished trials are kept, the others continue
+            from their pack's checkpoint.
+        storage: A database URL that several workers share (`sqlite:///...`, `postgresql://...`);
+            defaults to the environment variable SLIPSTREAM_STORAGE, else to the run folder.
+        workers: The number of processes, or "auto" for one per GPU; by default one, or as many as
+            the resumed search had.
+        on: "ray" starts the workers on a Ray cluster.
+        model: Your own `torch.nn.Module` class, as for `train`.
+        allow_code: Let a resumed search's config import the network class that it names.
+
+    Returns:
+        A `Study` with the best config, the summary and Optuna's own study.
+
+    Raises:
+        UserError: A setting, the data or an argument is wrong, or no trial reached a finite loss.
+        Interrupted: Ctrl-C or SIGTERM stopped the search, after it saved its state.
+
+    Example:
+        study = slipstream.tune("job.toml", overrides=("tune.trials=50",))
+        slipstream.train(study.best)
     """
     began = time.perf_counter()
     if model is not None:

@@ -20,7 +20,9 @@ from slipstream import config as configs
 from slipstream import runs
 from slipstream.config import Config
 from slipstream.errors import UserError
+from slipstream.reporting import describe_search_verdict, format_value, get_chosen
 from slipstream.runs import Event, Run
+from slipstream.text import format_html_table, format_table
 from slipstream.tuning import retraining, sharing
 from slipstream.tuning import space as spaces
 from slipstream.tuning.comparison import compare_tests
@@ -39,15 +41,40 @@ RETRAINING_PENDING = "the best trials have yet to be retrained"
 TEST_PENDING = "the test runs have yet to finish"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Study:
-    """The result of a search. `summary` is what `slipstream tune --json` prints."""
+    """The result of `tune`; it prints as its verdict and the chosen settings.
+
+    Attributes:
+        run: The run folder.
+        best: The chosen config.
+        summary: The object that `slipstream tune --json` prints.
+        study: Optuna's own study.
+
+    Example:
+        study = slipstream.tune("job.toml")
+        study.best.train.lr
+        optuna.visualization.plot_optimization_history(study.study)
+    """
 
     run: Path
     best: Config
-    """The chosen settings"""
     summary: dict[str, Any]
     study: optuna.Study
+
+    def __repr__(self) -> str:
+        return format_table(self._title, ("setting", "value"), self._rows())
+
+    def _repr_html_(self) -> str:
+        return format_html_table(self._title, ("setting", "value"), self._rows())
+
+    @property
+    def _title(self) -> str:
+        return f"Study of {self.run}: {describe_search_verdict(self.summary)}"
+
+    def _rows(self) -> list[tuple[str, str]]:
+        params = get_chosen(self.summary)["params"]
+        return [(name, format_value(value)) for name, value in params.items()]
 
 
 def finish_search(

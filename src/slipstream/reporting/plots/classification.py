@@ -1,4 +1,4 @@
-"""The pictures of a run that classifies."""
+"""Plots of a classifier."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from matplotlib.axes import Axes
 from slipstream.reporting.plots.style import INK, MODEL, MUTED
 from slipstream.reporting.plots.svg import shorten
 
-MOST_NAMED, MOST_COUNTED = 30, 12
-MOST_BARS, MOST_LINES = 24, 4
+MAX_NAMED, MAX_COUNTED = 30, 12
+MAX_BARS, MAX_LINES = 24, 4
 LINES = (MODEL, "#f59e0b", "#10b981", "#a78bfa")
 
 
 def plot_confusion(axes: Axes, names: Sequence[str], counts: Sequence[Sequence[int]]) -> None:
-    """Labels down, guesses across; shades are shares of the label's windows."""
-    found = np.array(counts, dtype=float)
-    shares = found / np.maximum(found.sum(axis=1, keepdims=True), 1)
+    """Plot labels down, predictions across; shades are shares of the label's windows."""
+    matrix = np.array(counts, dtype=float)
+    shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
-    every = -(-len(names) // MOST_NAMED)
-    ticks, shown = range(0, len(names), every), [shorten(name) for name in names[::every]]
-    turned: dict[str, Any] = {"rotation": 40, "ha": "right"} if len(shown) > 4 else {}
-    axes.set_xticks(ticks, shown, **turned)
-    axes.set_yticks(ticks, shown)
+    every = -(-len(names) // MAX_NAMED)
+    ticks, labels = range(0, len(names), every), [shorten(name) for name in names[::every]]
+    tick_options: dict[str, Any] = {"rotation": 40, "ha": "right"} if len(labels) > 4 else {}
+    axes.set_xticks(ticks, labels, **tick_options)
+    axes.set_yticks(ticks, labels)
     axes.set_xlabel("predicted")
     axes.set_ylabel("label")
     axes.grid(False)
-    if len(names) > MOST_COUNTED:
+    if len(names) > MAX_COUNTED:
         return
-    for i, j in np.ndindex(*found.shape):
+    for i, j in np.ndindex(*matrix.shape):
         colour = "white" if shares[i, j] > 0.55 else INK
-        text = f"{int(found[i, j]):,}\n{100 * shares[i, j]:.0f} %"
+        text = f"{int(matrix[i, j]):,}\n{100 * shares[i, j]:.0f} %"
         axes.text(j, i, text, ha="center", va="center", color=colour, fontsize=9)
 
 
 def plot_reliability(axes: Axes, bins: Sequence[dict[str, float]], error: float) -> None:
-    """How often the class that was named was right, over how likely it was held."""
+    """Plot how often the predicted class was right over its probability."""
     full = [each for each in bins if each["count"]]
     total = sum(each["count"] for each in full)
     middles = [(each["low"] + each["high"]) / 2 for each in full]
     shares = [each["count"] / total for each in full]
     width = full[0]["high"] - full[0]["low"]
-    axes.bar(middles, shares, width=0.94 * width, color="#dbeafe", label="share of the windows")
-    axes.plot([0, 1], [0, 1], color=MUTED, lw=0.9, ls="--", label="as sure as right")
+    axes.bar(middles, shares, width=0.94 * width, color="#dbeafe", label="share of windows")
+    axes.plot([0, 1], [0, 1], color=MUTED, lw=0.9, ls="--", label="perfect calibration")
     axes.plot(
         [each["confidence"] for each in full],
         [each["accuracy"] for each in full],
@@ -56,39 +56,43 @@ def plot_reliability(axes: Axes, bins: Sequence[dict[str, float]], error: float)
     )
     axes.set_xlim(max(min(each["low"] for each in full) - width, 0), 1)
     axes.set_ylim(0, 1)
-    axes.set_xlabel("probability of the class that was named")
-    axes.set_ylabel("how often it was right")
+    axes.set_xlabel("probability of the predicted class")
+    axes.set_ylabel("accuracy")
     axes.set_title(f"expected calibration error {error:.3f}", fontsize=9.5, color=MUTED)
     axes.legend(loc="upper left")
 
 
 def plot_by_series(axes: Axes, per_series: dict[str, dict[str, float]]) -> None:
-    """The series that are told apart worst."""
+    """Plot the accuracy of the worst series."""
     worst = sorted(per_series, key=lambda name: per_series[name]["accuracy"])
-    shown = worst[:MOST_BARS]
-    names = [shorten(name) for name in shown]
-    axes.bar(range(len(shown)), [per_series[n]["accuracy"] for n in shown], color=MODEL, width=0.7)
+    selected = worst[:MAX_BARS]
+    names = [shorten(name) for name in selected]
+    axes.bar(
+        range(len(selected)), [per_series[n]["accuracy"] for n in selected], color=MODEL, width=0.7
+    )
     wide = len("".join(names)) > 60
-    turned: dict[str, Any] = {"rotation": 40, "ha": "right"} if wide else {}
-    axes.set_xticks(range(len(shown)), names, fontsize=8.5, **turned)
-    axes.set_xlim(-0.7, max(len(shown), 6) - 0.3)
+    tick_options: dict[str, Any] = {"rotation": 40, "ha": "right"} if wide else {}
+    axes.set_xticks(range(len(selected)), names, fontsize=8.5, **tick_options)
+    axes.set_xlim(-0.7, max(len(selected), 6) - 0.3)
     axes.set_ylim(0, 1)
     axes.grid(axis="x", visible=False)
     axes.set_ylabel("accuracy")
-    if len(worst) > len(shown):
-        told = f"the {len(shown)} worst of {len(worst):,} series"
-        axes.set_title(told, fontsize=9.5, color=MUTED)
+    if len(worst) > len(selected):
+        title = f"the {len(selected)} worst of {len(worst):,} series"
+        axes.set_title(title, fontsize=9.5, color=MUTED)
 
 
 def plot_window(axes: Axes, one: dict[str, Any]) -> None:
-    """What the model saw of a window that it got wrong, each input over its own range."""
-    drawn = list(one["inputs"].items())[:MOST_LINES]
-    for (name, values), colour in zip(drawn, LINES, strict=False):
-        found = np.array(values, dtype=float)
-        low, high = float(found.min()), float(found.max())
-        scaled = (found - low) / (high - low) if high > low else np.full_like(found, 0.5)
+    """Plot the inputs of a misclassified window, each scaled to its own range."""
+    inputs = list(one["inputs"].items())[:MAX_LINES]
+    for (name, values), colour in zip(inputs, LINES, strict=False):
+        values = np.array(values, dtype=float)
+        low, high = float(values.min()), float(values.max())
+        scaled = (values - low) / (high - low) if high > low else np.full_like(values, 0.5)
         label = f"{shorten(name)}\n{low:.3g} to {high:.3g}"
-        axes.plot(np.arange(len(found)) - len(found) + 1, scaled, color=colour, lw=1.1, label=label)
+        axes.plot(
+            np.arange(len(values)) - len(values) + 1, scaled, color=colour, lw=1.1, label=label
+        )
     axes.set_title(
         f"{shorten(one['series'])} · {format_time(one)} · label {one['label']} "
         f"({100 * one['p_label']:.1f} %), predicted {one['predicted']}"
@@ -100,7 +104,7 @@ def plot_window(axes: Axes, one: dict[str, Any]) -> None:
 
 
 def format_time(one: dict[str, Any]) -> str:
-    """The time of the row, or which it is."""
+    """Format the time of a window, or its row number."""
     if one["time"] is None:
         return f"row {one['row']:,}"
     if isinstance(one["time"], str):

@@ -1,4 +1,4 @@
-"""The pictures of a pre-trained encoder."""
+"""Plots of a pre-trained encoder."""
 
 from __future__ import annotations
 
@@ -13,43 +13,43 @@ import pyarrow.parquet
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from slipstream.reporting.plots import predictions
+from slipstream.reporting.plots import training
 from slipstream.reporting.plots.style import COLOURS, INK, MODEL, STYLE
 from slipstream.reporting.plots.svg import draw_svg, shorten
 
 SHADE = "#e5e7eb"
-MOST_COLUMNS, MOST_EXAMPLES = 3, 6
+MAX_COLUMNS, MAX_EXAMPLES = 3, 6
 
 
 def draw_figures(
     folder: Path, summary: dict[str, Any], events: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Every picture of the report by the name its place has on the page."""
+    """Draw every plot of the report, by its name in the template."""
     with mpl.rc_context(STYLE):
         return {
-            **predictions.draw_training(summary, events),
-            "examples": _examples(folder / "reconstructions.parquet"),
-            "by_distance": draw_svg(_by_distance, 6.2, 3.0, summary),
-            "latent": draw_svg(_latent, 6.2, 2.6, summary["latent"]["std"]),
+            **training.draw_training(summary, events),
+            "examples": _draw_examples(folder / "reconstructions.parquet"),
+            "by_distance": draw_svg(_plot_by_distance, 6.2, 3.0, summary),
+            "latent": draw_svg(_plot_latent, 6.2, 2.6, summary["latent"]["std"]),
         }
 
 
-def _examples(path: Path) -> list[str]:
-    """Masked windows, each column by itself, as many as the page takes."""
+def _draw_examples(path: Path) -> list[str]:
+    """Draw masked windows, one plot per column, as many as fit on the page."""
     table = pa.parquet.ParquetFile(path).read()  # read_table would load pandas
     ends = ("_filled", "_masked")
     columns = [n for n in table.column_names if all(n + end in table.column_names for end in ends)]
-    columns = columns[:MOST_COLUMNS]
-    windows = np.unique(table.column("window").to_numpy())[: MOST_EXAMPLES // len(columns)]
+    columns = columns[:MAX_COLUMNS]
+    windows = np.unique(table.column("window").to_numpy())[: MAX_EXAMPLES // len(columns)]
     number = table.column("window").to_numpy()
     return [
-        draw_svg(_window, 6.2, 2.1, table.filter(pa.array(number == window)), name)
+        draw_svg(_plot_window, 6.2, 2.1, table.filter(pa.array(number == window)), name)
         for window in windows
         for name in columns
     ]
 
 
-def _window(axes: Axes, table: pa.Table, name: str) -> None:
+def _plot_window(axes: Axes, table: pa.Table, name: str) -> None:
     row, truth, filled = (
         table.column(column).to_numpy() for column in ("row", name, f"{name}_filled")
     )
@@ -57,8 +57,15 @@ def _window(axes: Axes, table: pa.Table, name: str) -> None:
     for at in row[masked]:
         axes.axvspan(at - 0.5, at + 0.5, color=SHADE, lw=0)
     axes.plot(row, truth, color=INK, lw=1.2, label="true")
-    shown = np.where(masked, filled, np.nan)
-    axes.plot(row, shown, color=MODEL, lw=1.2, marker="o", ms=3, label="filled in")
+    axes.plot(
+        row,
+        np.where(masked, filled, np.nan),
+        color=MODEL,
+        lw=1.2,
+        marker="o",
+        ms=3,
+        label="reconstructed",
+    )
     series = table.column("series")[0].as_py()
     error = float(np.abs(filled - truth)[masked].mean())
     axes.set_title(f"{name} · {shorten(series)} · mean error {error:.3g}")
@@ -66,21 +73,21 @@ def _window(axes: Axes, table: pa.Table, name: str) -> None:
     axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0.2)
 
 
-def _by_distance(axes: Axes, summary: dict[str, Any]) -> None:
-    """How errors grow away from what is visible."""
+def _plot_by_distance(axes: Axes, summary: dict[str, Any]) -> None:
+    """Plot the error over the distance to the nearest visible row."""
     for name in (*summary["baselines"], "model"):
-        found = summary["detail"][name]["by_distance"]
-        across, error = [one["distance"] for one in found], [one["mse"] for one in found]
+        by_distance = summary["detail"][name]["by_distance"]
+        x, error = zip(*((one["distance"], one["mse"]) for one in by_distance), strict=True)
         width = 2.0 if name == "model" else 1.1
-        axes.plot(across, error, color=COLOURS[name], lw=width, marker=".", label=name)
+        axes.plot(x, error, color=COLOURS[name], lw=width, marker=".", label=name)
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-    axes.set_xlabel("rows to the nearest visible one")
+    axes.set_xlabel("rows to the nearest visible row")
     axes.set_ylabel("mean squared error (scaled)")
     axes.legend(loc="best", ncols=2)
 
 
-def _latent(axes: Axes, deviations: Sequence[float]) -> None:
+def _plot_latent(axes: Axes, deviations: Sequence[float]) -> None:
     ranked = sorted(deviations, reverse=True)
     axes.fill_between(np.arange(len(ranked)), ranked, color=MODEL, alpha=0.25, lw=0, step="mid")
     axes.plot(np.arange(len(ranked)), ranked, color=MODEL, drawstyle="steps-mid")

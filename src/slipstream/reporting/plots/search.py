@@ -13,9 +13,10 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.ticker import LogLocator, MaxNLocator
 
+from slipstream.reporting.formatting import format_value, shorten_names
 from slipstream.reporting.plots.style import FAINT, INK, MODEL, MUTED, STYLE, VALIDATION
 from slipstream.reporting.plots.svg import draw_grid, draw_svg, use_log_if_wide
-from slipstream.reporting.wording import format_value, get_chosen, shorten_names
+from slipstream.reporting.wording import get_chosen
 
 Trial = Mapping[str, Any]
 FINISHED, PRUNED, FAILED = MODEL, "#9ca3af", "#dc2626"

@@ -1,4 +1,4 @@
-"""Colours and fonts that the report's pictures share."""
+"""Colours and fonts of the plots."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.size": 10,
     "svg.fonttype": "none",
-    "text.parse_math": False,  # a column may well be called $x
+    "text.parse_math": False,  # a column may be called $x
     "axes.edgecolor": "#9ca3af",
     "axes.labelcolor": INK,
     "axes.titlesize": 10.5,

@@ -1,4 +1,4 @@
-"""Pictures as <svg> elements with real text, to stand in a page."""
+"""Figures as <svg> elements with real text, to embed in a page."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from matplotlib.ticker import LogLocator
 from slipstream.text import escape_controls
 
 WIDE = 8
-"""From so many times the lowest on, losses are drawn on a logarithmic axis"""
+"""Ratio of highest to lowest loss from which on the axis is logarithmic"""
 
 
-def draw_svg(draw: Callable[..., None], width: float, height: float, *given: Any) -> str:
+def draw_svg(draw: Callable[..., None], width: float, height: float, *arguments: Any) -> str:
+    """Draw one plot of so many inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
-    draw(figure.add_subplot(), *given)
+    draw(figure.add_subplot(), *arguments)
     return to_svg(figure)
 
 
 def draw_grid(draw: Callable[..., None], each: list[tuple[Any, ...]], height: float) -> str:
-    """One small picture per item, up to four in a row."""
+    """Draw one small plot per item, up to four in a row."""
     across = min(len(each), 4)
     down = -(-len(each) // across)
     full = 12.4 if across > 2 else 6.2
     figure = Figure(figsize=(full, height * down), layout="constrained")
-    for place, given in enumerate(each, start=1):
-        draw(figure.add_subplot(down, across, place), *given)
+    for place, arguments in enumerate(each, start=1):
+        draw(figure.add_subplot(down, across, place), *arguments)
     return to_svg(figure)
 
 
@@ -40,9 +41,9 @@ _pictures = itertools.count()
 
 
 def to_svg(figure: Figure) -> str:
-    """The figure as an <svg> element whose ids clash with no other's on the page."""
+    """Convert a figure to an <svg> element whose ids are unique on the page."""
     out = io.StringIO()
-    with warnings.catch_warnings():  # the browser has fonts for what matplotlib's lack
+    with warnings.catch_warnings():  # browsers have fonts for glyphs that matplotlib lacks
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
     svg = escape_controls(out.getvalue())
@@ -53,16 +54,16 @@ def to_svg(figure: Figure) -> str:
 
 
 def shorten(name: str) -> str:
-    """A name that fits beside a picture."""
+    """Shorten a name to fit next to a plot."""
     return name if len(name) <= 18 else f"{name[:8]}…{name[-8:]}"
 
 
-def use_log_if_wide(axes: Axes, shown: Sequence[float]) -> None:
-    """A logarithmic axis where losses are positive and far apart."""
-    if not shown or min(shown) <= 0 or max(shown) <= WIDE * min(shown):
+def use_log_if_wide(axes: Axes, values: Sequence[float]) -> None:
+    """Use a logarithmic axis where values are positive and far apart."""
+    if not values or min(values) <= 0 or max(values) <= WIDE * min(values):
         return
     axes.set_yscale("log")
-    between = (1.0, 2.0, 5.0) if max(shown) < 100 * min(shown) else (1.0,)
+    between = (1.0, 2.0, 5.0) if max(values) < 100 * min(values) else (1.0,)
     axes.yaxis.set_major_locator(LogLocator(subs=between))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.yaxis.set_minor_formatter("")

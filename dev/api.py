@@ -1,0 +1,101 @@
+"""Write docs/api.md from the docstrings of the public names, so that the two cannot differ.
+
+python dev/api.py [--check]
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import slipstream
+
+PAGE = Path(__file__).parents[1] / "docs" / "api.md"
+INTRO = """# Python API
+
+`import slipstream` provides these names and loads torch on first use. `help(slipstream.train)`
+shows the same text. Everything else in the package is private and may change. `make docs` builds
+this page from the docstrings.
+"""
+SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Example")
+LISTS = ("Args", "Attributes", "Raises")
+ORDER = (
+    *("train", "evaluate", "predict", "report", "tune", "pretrain", "probe"),
+    *("Result", "Study", "Probe", "Config", "UserError", "Interrupted"),
+)
+
+
+def format_signature(name: str, value: Any) -> str:
+    """Format the signature of a function, one parameter per line where it is long."""
+    signature = inspect.signature(value)
+    parameters = list(signature.parameters.values())
+    parts = [format_parameter(parameter) for parameter in parameters]
+    first_keyword = [p.kind is p.KEYWORD_ONLY for p in parameters].index(True)
+    parts.insert(first_keyword, "*")
+    head, tail = f"slipstream.{name}(", f") -> {signature.return_annotation}"
+    short = head + ", ".join(parts) + tail
+    return short if len(short) <= 90 else "\n".join([head, *(f"    {p}," for p in parts), tail])
+
+
+def format_parameter(parameter: inspect.Parameter) -> str:
+    default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
+    return f"{parameter.name}: {parameter.annotation}{default}"
+
+
+def split_sections(text: str) -> Iterator[tuple[str, str]]:
+    """Split a docstring into its description, named "", and its sections."""
+    parts = re.split(rf"^({'|'.join(SECTIONS)}):\n", text, flags=re.MULTILINE)
+    yield "", parts[0].strip()
+    for title, body in zip(parts[1::2], parts[2::2], strict=True):
+        yield title, textwrap.dedent(body).strip()
+
+
+def format_section(title: str, body: str) -> str:
+    if title == "Example":
+        return f"```python\n{body}\n```"
+    if title not in LISTS:
+        return f"{title}: {' '.join(body.split())}" if title else body
+    items = re.split(r"\n(?=\S)", body)
+    rows = []
+    for item in items:
+        name, _, description = item.partition(":")
+        rows.append(f"- `{name}`: {' '.join(description.split())}")
+    return f"{title}:\n\n" + "\n".join(rows)
+
+
+def format_heading(name: str) -> str:
+    return f"class {name}" if inspect.isclass(getattr(slipstream, name)) else f"{name}()"
+
+
+def describe(name: str) -> str:
+    """The entry of one public name."""
+    value = getattr(slipstream, name)
+    parts = [f"## {format_heading(name)}"]
+    if not inspect.isclass(value):
+        parts.append(f"```python\n{format_signature(name, value)}\n```")
+    text = inspect.cleandoc(value.__doc__)
+    parts += [format_section(title, body) for title, body in split_sections(text)]
+    return "\n\n".join(parts)
+
+
+def page() -> str:
+    missing = set(slipstream.__all__) ^ set(ORDER)
+    assert not missing, f"ORDER in dev/api.py and slipstream.__all__ differ: {missing}"
+    rows = ["| name | what it does |", "|---|---|"]
+    for name in ORDER:
+        first = inspect.cleandoc(getattr(slipstream, name).__doc__).partition("\n\n")[0]
+        anchor = re.sub("[^a-z ]", "", format_heading(name).lower()).replace(" ", "-")
+        rows.append(f"| [`{name}`](#{anchor}) | {' '.join(first.split())} |")
+    return "\n\n".join([INTRO.strip(), "\n".join(rows), *map(describe, ORDER)]) + "\n"
+
+
+if __name__ == "__main__":
+    if "--check" in sys.argv:
+        sys.exit(0 if PAGE.read_text(encoding="utf-8") == page() else "run `make docs`")
+    PAGE.write_text(page(), encoding="utf-8")
+    print(f"wrote {PAGE}")
