@@ -118,7 +118,7 @@ def test_a_bad_table_is_named(tmp_path, name):
 
 ASKED = {
     "missing file": ({"data__path": "nowhere.csv"}, "nowhere.csv: there is no such file"),
-    "unknown ending": ({"data__path": "x.xlsx"}, "what .xlsx is, is not known here"),
+    "unknown ending": ({"data__path": "x.xlsx"}, 'unsupported format ".xlsx"'),
     "missing column": (
         {"data__targets": '["aa"]'},
         'no column "aa" (data.targets); did you mean "a"',

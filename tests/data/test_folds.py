@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from slipstream import UserError
 from slipstream.config import Data, Signature, Split
 from slipstream.data import dataset as datasets
-from slipstream.data import folds, sets, splits, windows
+from slipstream.data import folds, splits, windows
 from slipstream.data.series import SeriesIndex
 from slipstream.data.splits import SETS, TEST, TRAIN, UNUSED, SplitAssignment
 from tests.conftest import small_config, small_dataset, waves
@@ -110,7 +110,7 @@ def test_every_test_window_of_the_tail_is_in_one_fold(walk):
     firsts, size = blocks(layout, data.split)
     begins = np.union1d(layout.offsets[:-1], firsts[0][size > 0])
     sets = np.where(np.isin(begins, firsts[0][size > 0]), TEST, UNUSED).astype(np.int8)
-    tail = windows.find_ranges(
+    tail = splits.find_ranges(
         layout.breaks,
         SplitAssignment(begins, sets, layout.num_rows),
         which=TEST,
@@ -196,7 +196,7 @@ def test_rolling_folds_train_on_as_many_rows_as_the_first_and_forget_the_rest(wa
 def test_without_gaps_rolling_folds_have_as_many_training_windows(walk):
     layout, data, signature = walk
     layout = replace(layout, breaks=layout.offsets[:-1])
-    assert len({fold.count["train"] for fold in found((layout, data, signature))}) == 1
+    assert len({fold.num_windows["train"] for fold in found((layout, data, signature))}) == 1
 
 
 @given(walks(embargo=0, purge=0, window="expanding"), st.data())
@@ -221,7 +221,7 @@ def test_a_fold_has_the_windows_of_the_split_by_rows(walk, draw):
 
 def windows_by_rows(layout, data, signature):
     try:
-        ranges = sets.find_windows(layout, data, signature)[1]
+        ranges = splits.find_windows(layout, data, signature)[1]
     except UserError:  # a block shorter than the horizon has windows in a walk alone
         assume(False)
     return {name: some.list_starts().tolist() for name, some in ranges.items()}

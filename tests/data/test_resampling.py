@@ -27,7 +27,7 @@ def stored(times, values, ids=None):
 
 
 def read(store):
-    return store.read("a").tolist()
+    return store.read_column("a").tolist()
 
 
 def test_a_coarser_row_is_the_mean_up_to_its_own_time():

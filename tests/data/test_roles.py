@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from slipstream import UserError
 from slipstream import config as configs
 from slipstream.config import Data, Split
-from slipstream.data import columns as typed
 from slipstream.data import dataset as datasets
 from slipstream.data import series, splits
-from slipstream.data.io import table as tables
+from slipstream.data.io import columns as typed
+from slipstream.data.io.memory import read_memory
 from slipstream.data.roles import Roles, find_roles, normalize_value, sort_roles
 
 EANS = [4006381333931, 4006381333932, 4006381333933]
 
 
 def build(table, **settings):
-    source = tables.read_memory(table)
+    source = read_memory(table)
     data = Data.model_validate({"horizon": 1, **settings})
     roles, _ = find_roles(source, data)
     return series.prepare_series([source], data, roles, min_rows=1)
@@ -34,7 +34,7 @@ def build(table, **settings):
 def kept(cells, value):
     """The rows of a column that `data.where` keeps."""
     store = build({"c": cells, "a": range(len(cells))}, where={"c": value})
-    return store.read("a").tolist()
+    return store.read_column("a").tolist()
 
 
 @pytest.mark.parametrize(
@@ -117,8 +117,8 @@ def test_split_by_tells_long_ids_apart():
     table = {"ean": np.repeat(EANS, 4), "a": range(12)}
     split = {"by": "ean", "val": [EANS[1]], "test": [EANS[2]]}
     store = build(table, id="ean", split=Split.model_validate(split))
-    assert store.layout.group_names == tuple(map(str, EANS))
-    found = splits.assign_rows(store.layout, Data(id="ean", split=Split.model_validate(split)))
+    assert store.index.group_names == tuple(map(str, EANS))
+    found = splits.assign_rows(store.index, Data(id="ean", split=Split.model_validate(split)))
     assert [found.count_rows(which) for which in range(3)] == [4, 4, 4]
 
 
@@ -168,18 +168,18 @@ def test_a_type_that_tells_no_rows_apart_is_named(cells, settings):
     ids=lambda cells: str(cells.type),
 )
 def test_every_other_type_tells_series_apart(cells):
-    assert len(build({"c": cells, "a": range(2)}, id="c").layout.series) == 2
+    assert len(build({"c": cells, "a": range(2)}, id="c").index.series_names) == 2
 
 
 def test_a_number_that_is_none_names_no_series():
     with pytest.raises(UserError, match=r'row 2, column "c": is empty \(data.id\)'):
         build({"c": [1.0, float("nan")], "a": range(2)}, id="c")
-    assert build({"c": [0.0, -0.0], "a": range(2)}, id="c").layout.series == ("0",)
+    assert build({"c": [0.0, -0.0], "a": range(2)}, id="c").index.series_names == ("0",)
 
 
 def test_series_of_a_float_column_are_called_by_their_whole_numbers():
     store = build({"ean": list(map(float, EANS)), "a": range(3)}, id="ean")
-    assert store.layout.series == tuple(map(str, EANS))
+    assert store.index.series_names == tuple(map(str, EANS))
 
 
 @pytest.mark.parametrize(("cell", "value"), [("007", 7), ("1e3", 1000), ("1_2", "12")])
@@ -218,21 +218,21 @@ def test_a_column_named_file_wins_over_the_files_of_rows(tmp_path, engine, names
         cells = np.repeat([f"{name[0]}1", f"{name[0]}2"], 40)
         write_files(tmp_path, [name], file=cells)
     found = load(tmp_path, id="file", engine=engine)
-    assert found.layout.series == tuple(f"{name[0]}{i}" for name in names for i in (1, 2))
+    assert found.index.series_names == tuple(f"{name[0]}{i}" for name in names for i in (1, 2))
     assert any('data.id = "file" is the column' in note for note in found.notes)
 
 
 @HOMES
 def test_without_such_a_column_file_stands_for_a_rows_file(tmp_path, engine):
     write_files(tmp_path, ["x.parquet", "y.parquet"])
-    assert load(tmp_path, id="file", engine=engine).layout.series == ("x.parquet", "y.parquet")
+    assert load(tmp_path, id="file", engine=engine).index.series_names == ("x.parquet", "y.parquet")
 
 
 @HOMES
 def test_files_stay_series_where_a_column_is_named_file(tmp_path, engine):
     write_files(tmp_path, ["x.parquet", "y.parquet"], file=np.arange(80) % 7)
     found = load(tmp_path, engine=engine)
-    assert found.layout.series == ("x.parquet", "y.parquet")
+    assert found.index.series_names == ("x.parquet", "y.parquet")
     assert found.signature.inputs == ("a", "file")
 
 
@@ -242,8 +242,8 @@ def test_folders_are_the_sets_wherever_the_rows_are(tmp_path, engine, settings):
     names = ["train/a.parquet", "train/b.parquet", "val/a.parquet", "test/a.parquet"]
     write_files(tmp_path, names)
     found = load(tmp_path, split={"folders": True}, engine=engine, **settings)
-    assert sorted(found.layout.series) == sorted(names)
-    assert found.count == {"train": 2 * 71, "val": 71, "test": 71}
+    assert sorted(found.index.series_names) == sorted(names)
+    assert found.num_windows == {"train": 2 * 71, "val": 71, "test": 71}
 
 
 @HOMES
@@ -253,7 +253,7 @@ def test_a_column_named_series_wins_over_the_series_name(tmp_path, engine):
     pa.parquet.write_table(pa.table({"a": np.sin(np.arange(120)), **cells}), path)
     split = {"by": "series", "val": ["p"], "test": ["q"]}
     found = load(path, id="id", split=split, engine=engine)
-    assert found.layout.group_names == ("r", "p", "q")
+    assert found.index.group_names == ("r", "p", "q")
     assert any('data.split.by = "series" is the column' in note for note in found.notes)
 
 
@@ -274,7 +274,7 @@ def test_names_of_many_columns_are_looked_up_not_searched_for():
     others = tuple(Counted(str(name)) for name in reversed(names[200:]))
     found = sort_roles(Roles(inputs=names, targets=others))
     assert found == Roles(inputs=(*names[:200], *others), targets=others)
-    source = replace(tables.read_memory({"a": [1]}), column_names=names)
+    source = replace(read_memory({"a": [1]}), column_names=names)
     for name in others:
         typed.require_column(source, name, "data.inputs")
     assert Counted.compared < 20 * len(names)

@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from slipstream import UserError
 from slipstream.config import Data
 from slipstream.data import series
-from slipstream.data.io import table as tables
+from slipstream.data.io.files import read_file
+from slipstream.data.io.memory import read_memory
 from slipstream.data.roles import Roles, find_roles
 
 
 def build(table, *, roles=None, min_rows=1, **settings):
-    source = tables.read_memory(table)
+    source = read_memory(table)
     data = Data.model_validate({"horizon": 1, **settings})
     found, _ = find_roles(source, data)
     return series.prepare_series([source], data, roles or found, min_rows=min_rows)
@@ -22,30 +23,30 @@ def build(table, *, roles=None, min_rows=1, **settings):
 
 def column(store, name):
     """A stored column in physical units."""
-    return store.read(name).tolist()
+    return store.read_column(name).tolist()
 
 
 def test_a_gap_is_a_step_unlike_the_usual_one():
     time = [0, 10, 20, 29, 60, 70, 71, 81]
     store = build({"t": time, "a": range(8)}, time="t")
-    assert store.layout.breaks.tolist() == [0, 4, 6]
-    assert store.layout.step == 10
+    assert store.index.breaks.tolist() == [0, 4, 6]
+    assert store.index.step == 10
 
 
 def test_the_tolerance_is_a_setting():
     time = np.array(["2024-01-04", "2024-01-05", "2024-01-08", "2024-01-09"], "datetime64[D]")
     table = {"t": pa.array(time), "a": range(4)}
-    assert build(table, time="t").layout.breaks.tolist() == [0, 2]
-    assert build(table, time="t", gap_tolerance=2.5).layout.breaks.tolist() == [0]
-    assert build(table, time="t", gap_tolerance=float("inf")).layout.breaks.tolist() == [0]
-    assert build(table, time="t").layout.step == 86400
+    assert build(table, time="t").index.breaks.tolist() == [0, 2]
+    assert build(table, time="t", gap_tolerance=2.5).index.breaks.tolist() == [0]
+    assert build(table, time="t", gap_tolerance=float("inf")).index.breaks.tolist() == [0]
+    assert build(table, time="t").index.step == 86400
 
 
 def test_sorting_on_request():
     table = {"t": [3, 1, 2], "a": [30.0, 10.0, 20.0]}
     store = build(table, time="t", unsorted="sort")
     assert column(store, "a") == [10, 20, 30]
-    assert store.layout.breaks.tolist() == [0]
+    assert store.index.breaks.tolist() == [0]
     with pytest.raises(UserError, match=r'row 2, column "t": earlier than data, row 1'):
         build(table, time="t")
 
@@ -59,17 +60,17 @@ def test_the_same_time_twice_is_refused_even_when_sorting():
 def test_series_of_a_long_table_come_in_order_of_appearance():
     table = {"id": ["b", "a", "b", "a", "b"], "a": [1, 2, 3, 4, 5], "k": [7, 8, 7, 8, 7]}
     store = build(table, id="id", static=["k"])
-    assert store.layout.series == ("b", "a")
-    assert store.layout.offsets.tolist() == [0, 3, 5]
+    assert store.index.series_names == ("b", "a")
+    assert store.index.offsets.tolist() == [0, 3, 5]
     assert column(store, "a") == [1, 3, 5, 2, 4]
     assert store.static.tolist() == [[7], [8]]
-    assert store.layout.breaks.tolist() == [0, 3]
+    assert store.index.breaks.tolist() == [0, 3]
 
 
 def test_two_columns_can_name_a_series():
     table = {"p": ["x", "x", "y", "y", "x"], "q": [1, 2, 1, 1, 1], "a": [1, 2, 3, 4, 5]}
     store = build(table, id=["p", "q"])
-    assert store.layout.series == ("x/1", "x/2", "y/1")
+    assert store.index.series_names == ("x/1", "x/2", "y/1")
     assert column(store, "a") == [1, 5, 2, 3, 4]
 
 
@@ -82,7 +83,7 @@ def test_where_keeps_rows():
 
 
 def test_default_inputs_leave_out_what_has_another_role():
-    source = tables.read_memory(
+    source = read_memory(
         {"t": [1, 2], "id": [1, 1], "k": [3, 3], "a": [1, 2], "b": [1, 2], "name": ["x", "y"]}
     )
     data = Data(time="t", id="id", static=("k",), ignore=("b",))
@@ -96,7 +97,7 @@ def test_default_inputs_leave_out_what_has_another_role():
 def test_an_unnamed_index_column_is_no_input(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text(",a\n0,5\n1,6\n")
-    roles, notes = find_roles(tables.read_file(path, name="t.csv"), Data())
+    roles, notes = find_roles(read_file(path, name="t.csv"), Data())
     assert roles.inputs == ("a",)
     assert notes == ["not used as inputs: column_1"]
 
@@ -111,7 +112,7 @@ def test_short_series_are_refused_or_dropped():
     with pytest.raises(UserError, match=r'series "x" has 1 rows; .*data.short = "drop"'):
         build(table, id="id", min_rows=2)
     store = build(table, id="id", min_rows=2, short="drop")
-    assert store.layout.series == ("y",)
+    assert store.index.series_names == ("y",)
     assert "left out" in store.notes[0]
     with pytest.raises(UserError, match="no series has the 9 rows"):
         build(table, id="id", min_rows=9, short="drop")
@@ -152,7 +153,7 @@ def test_missing_values_agree_with_a_naive_loop(rows, how):
     assert column(store, "a") == [row[0] for row, _ in wanted]
     assert column(store, "b") == [row[1] for row, _ in wanted]
     restarts = [row for row, (_, restart) in enumerate(wanted) if restart]
-    assert store.layout.breaks.tolist() == restarts
+    assert store.index.breaks.tolist() == restarts
 
 
 def test_missing_values_are_refused_by_default():

@@ -10,14 +10,15 @@ from hypothesis import strategies as st
 from slipstream import UserError
 from slipstream.config import Data
 from slipstream.data import series, splits
-from slipstream.data.io import table as tables
+from slipstream.data.io.files import read_files
+from slipstream.data.io.memory import read_memory
 from slipstream.data.roles import find_roles
 from slipstream.data.splits import SETS, UNUSED, SplitAssignment
 
 
 def assigned(table, **settings):
     data = Data.model_validate({"horizon": 1, **settings})
-    source = tables.read_memory(table)
+    source = read_memory(table)
     roles, _ = find_roles(source, data)
     store = series.prepare_series([source], data, roles, min_rows=1)
     return by_row(splits.assign_rows(store.index, data))
@@ -78,7 +79,7 @@ def test_folders_name_the_sets(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "one.csv").write_text("a\n" + f"{i}\n" * (i + 1))
     data = Data(horizon=1, path=str(tmp_path), split={"folders": True})
-    sources = list(tables.read_files(data.paths))
+    sources = list(read_files(data.paths))
     roles, _ = find_roles(sources[0], data)
     store = series.prepare_series(sources, data, roles, min_rows=1)
     assert store.index.series_names == ("test/one.csv", "train/one.csv", "val/one.csv")

@@ -262,7 +262,7 @@ def test_stretches_cover_every_row_once(path, groups, rows):
     firsts = tuple(np.cumsum([0, *groups[:-1]]).tolist())
     stream = replace(
         streamed.stream,
-        source=replace(streamed.stream.source, num_rows=total, row_groups=firsts),
+        table=replace(streamed.stream.table, num_rows=total, row_groups=firsts),
         index=replace(streamed.index, offsets=np.array([0, total])),
     )
     found = stream.plan_chunks(rows)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.data import windows
+from slipstream.data import splits, windows
 from slipstream.data.splits import SETS, SplitAssignment
 from tests.conftest import small_config, small_dataset, waves
 
@@ -41,7 +41,7 @@ def test_starts_agree_with_trying_every_row(rows, context, horizon, stride):
     begins = np.flatnonzero(np.diff(sets, prepend=-1))
     runs = SplitAssignment(begins, sets[begins], len(sets))
     for which in range(len(SETS)):
-        found = windows.find_ranges(
+        found = splits.find_ranges(
             np.flatnonzero(breaks), runs, which=which, lead=lead, steps_out=steps, stride=stride
         )
         wanted = naive_starts(breaks, sets, which, context, horizon, stride)

@@ -45,7 +45,7 @@ def ahead(request, monkeypatch):
 def alone(lane, dataset, tmp_path, watch=None):
     """The same lane as a run of its own."""
     memory = replace(dataset.memory, starts=dataset.memory.starts | lane.starts)
-    count = dataset.count | {name: len(starts) for name, starts in lane.starts.items()}
+    count = dataset.num_windows | {name: len(starts) for name, starts in lane.starts.items()}
     dataset = replace(dataset, memory=memory, count=count)
     chosen = make_plan(lane.config, data_bytes=0)
     run = runs.create_run("alone", out=str(tmp_path), watch=watch)

@@ -27,7 +27,7 @@ def made(**sections):
 
 def pieces(dataset, starts):
     """Some windows of a data set, as one piece."""
-    (piece,) = dataset.pieces("test", None, rows=1)
+    (piece,) = dataset.iter_chunks("test", None, rows=1)
     return [piece._replace(starts=starts)]
 
 
@@ -84,24 +84,24 @@ def test_quantiles_get_columns_and_coverage():
 
 def test_baselines_are_absent_where_they_mean_nothing():
     _, dataset, _ = made(data={"horizon": 0, "targets": ["a"]})
-    found = score.fit_baselines(dataset, lambda which: dataset.pieces(which, None, rows=1))
+    found = score.fit_baselines(dataset, lambda which: dataset.iter_chunks(which, None, rows=1))
     assert found["seasonal"].predict is None
     assert "training mean" in found["repeat"].what
     train = score.score_batches(
-        score.predict_batches(found["repeat"].predict, dataset.pieces("train", None, rows=1)),
+        score.predict_batches(found["repeat"].predict, dataset.iter_chunks("train", None, rows=1)),
         dataset,
         (),
     )
     assert abs(train["overall"]["bias"]) < 1e-6
     assert train["overall"]["r2"] == pytest.approx(0, abs=1e-9)
     _, dataset, _ = made()
-    found = score.fit_baselines(dataset, lambda which: dataset.pieces(which, None, rows=1))
+    found = score.fit_baselines(dataset, lambda which: dataset.iter_chunks(which, None, rows=1))
     assert found["seasonal"] == ("its 24 rows are more than data.context", None)
 
 
 def test_the_seasonal_baseline_repeats_the_day_before():
     _, dataset, _ = made(data={"context": 24, "horizon": 30, "targets": ["a"]})
-    found = score.fit_baselines(dataset, lambda which: dataset.pieces(which, None, rows=1))[
+    found = score.fit_baselines(dataset, lambda which: dataset.iter_chunks(which, None, rows=1))[
         "seasonal"
     ]
     chunk = next(
@@ -117,7 +117,7 @@ def test_the_seasonal_baseline_repeats_the_day_before():
 def test_the_ridge_sees_fewer_windows_where_all_would_take_too_long(monkeypatch):
     _, dataset, _ = made()
     monkeypatch.setattr(regression, "RIDGE_WORK", 1.0)
-    found = score.fit_baselines(dataset, lambda which: dataset.pieces(which, None, rows=1))
+    found = score.fit_baselines(dataset, lambda which: dataset.iter_chunks(which, None, rows=1))
     assert "one training window in 3" in found["ridge"].what
 
 

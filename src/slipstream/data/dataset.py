@@ -1,4 +1,4 @@
-"""From a config to windows: the whole way of the data in one function."""
+"""Load the data of a config: read, split, scale and index it."""
 
 from __future__ import annotations
 
@@ -6,34 +6,33 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from slipstream.config import Config, Data, Signature
-from slipstream.data import fitting, folds, prediction_columns, sets, splits, stream
+from slipstream.data import folds, prediction_columns, splits, stream
 from slipstream.data.folds import Fold
-from slipstream.data.io import table as tables
 from slipstream.data.io.duplicates import find_duplicates
-from slipstream.data.io.files import prepare_with_labels, read_tables, should_stream
-from slipstream.data.io.table import DataTable
+from slipstream.data.io.files import read_tables
+from slipstream.data.io.table import DataTable, concatenate_tables
 from slipstream.data.labels import classes, intervals, selection
 from slipstream.data.roles import Roles, adapt_to_pretraining, find_roles, sort_roles
-from slipstream.data.scaler import Scaler
+from slipstream.data.scaler import Scaler, complete_scaler, fit_scaler, scale_static
 from slipstream.data.series import Flags, Ints, RawSeries, SeriesIndex, Times
 from slipstream.data.stream import StreamedSeries
 from slipstream.data.windows import Series, WindowChunk
 from slipstream.errors import UserError
 
-DAY_S = 86400.0
 COUNT_ROWS = 1_000_000
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """The windows of each set, and what is needed to explain them."""
+    """The windows of each set, their series, and what predictions need to know of them."""
 
     signature: Signature
     scaler: Scaler
@@ -47,7 +46,7 @@ class Dataset:
     """The series themselves, unless they are streamed"""
     stream: StreamedSeries | None
     folds: tuple[Fold, ...] = ()
-    """Of a walk-forward split, the earliest first; `count` and `memory` are those of the last"""
+    """Of a walk-forward split, the earliest first; `num_windows` and `memory` are the last's"""
     search_folds: tuple[SearchFold, ...] = ()
     """Of a search, the folds before the split itself, the earliest first"""
 
@@ -57,48 +56,52 @@ class Dataset:
         return 4 * columns * self.index.num_rows
 
     def compute_fingerprint(self) -> str:
-        """A hash of the content: the values themselves, or what was read of all of them."""
-        found = hashlib.sha256(json.dumps([self.scaler.to_dict(), self.num_windows]).encode())
-        found.update(self.index.offsets.tobytes())
+        """Hash the content: the values themselves, or the statistics of a streamed table."""
+        digest = hashlib.sha256(json.dumps([self.scaler.to_dict(), self.num_windows]).encode())
+        digest.update(self.index.offsets.tobytes())
         if self.folds:
-            found.update(json.dumps([fold.num_windows for fold in self.folds]).encode())
+            digest.update(json.dumps([fold.num_windows for fold in self.folds]).encode())
         if self.memory is not None:
             tensors = [self.memory.series.values, *self.memory.starts.values()]
             tensors += [starts for fold in self.folds for starts in fold.starts.values()]
             if self.memory.series.static is not None:
                 tensors.append(self.memory.series.static)
             for tensor in tensors:
-                found.update(tensor.contiguous().view(-1).numpy().data)
-        return found.hexdigest()
+                digest.update(tensor.contiguous().view(-1).numpy().data)
+        return digest.hexdigest()
 
     def select_fold(self, fold: Fold) -> Dataset:
-        """One fold's windows as an ordinary split, over the same series."""
+        """Return one fold's windows as an ordinary split, over the same series."""
         assert self.memory is not None
         memory = replace(self.memory, starts=fold.starts)
         return replace(self, num_windows=fold.num_windows, memory=memory, folds=())
 
     def count_classes(self, which: str = "train") -> Ints:
-        """Target rows of each class over a set's windows; of a walk, of its first fold's."""
+        """Count the target rows of each class over a set's windows, or those of the first fold."""
         dataset = self.select_fold(self.folds[0]) if self.folds else self
         counts = np.zeros(len(self.signature.classes), dtype=np.int64)
-        for piece in dataset.iter_chunks(which, None, rows=COUNT_ROWS):
-            for some in piece.starts.split(-(-COUNT_ROWS // self.signature.steps_out)):
-                rows = some[:, None] + piece.series.target_rows
-                numbers = piece.series.targets[rows, 0].long().flatten()
+        for chunk in dataset.iter_chunks(which, None, rows=COUNT_ROWS):
+            for some in chunk.starts.split(-(-COUNT_ROWS // self.signature.steps_out)):
+                rows = some[:, None] + chunk.series.target_rows
+                numbers = chunk.series.targets[rows, 0].long().flatten()
                 counts += np.bincount(numbers.numpy(), minlength=len(counts))
         return counts
 
     def iter_chunks(
         self, which: str, series: Series | None, *, rows: int, with_time: bool = False
     ) -> Iterator[WindowChunk]:
-        """Every window of a set: at once from `series`, or by stretches of `rows` from disk."""
+        """Yield every window of a set: at once from `series`, or in chunks of `rows` from disk."""
         if self.stream is not None:
             yield from self.stream.iter_chunks(which, rows, with_time=with_time)
             return
         assert self.memory is not None
-        owners = torch.arange(len(self.index.series_names))
+        series_ids = torch.arange(len(self.index.series_names))
         yield WindowChunk(
-            series or self.memory.series, self.memory.starts[which], 0, owners, self.memory.time
+            series=series or self.memory.series,
+            starts=self.memory.starts[which],
+            first_row=0,
+            series_ids=series_ids,
+            time=self.memory.time,
         )
 
 
@@ -125,123 +128,176 @@ class SearchFold:
 def load_dataset(
     config: Config, table: Any = None, *, known: Scaler | None = None, num_folds: int = 1
 ) -> Dataset:
-    """Read, check, split, scale and index what `config.data` names, or the given table.
+    """Read, check, split, scale and index what `config.data` names, or the table passed instead.
 
-    Columns that are `known` to a scaler are scaled by it, and not learnt from these rows. A search
-    has `num_folds`, back from the validation block; a table that stays on disk has none.
+    Columns that are `known` to a scaler are scaled by it; the others are fitted on these rows. A
+    search has `num_folds`, back from the validation block; a table that stays on disk has none.
     """
+    source = _read_source(config, table)
+    if stream.should_stream(config, source.tables, source.roles):
+        dataset = _load_stream(config, source, known)
+    else:
+        dataset = _load_memory(config, source, known, num_folds)
+    if not dataset.signature.classes:
+        return dataset
+    notes = selection.describe_classes(
+        dataset.signature.classes,
+        dataset.count_classes(),
+        config.train.class_weights,
+        fold=", first fold" if dataset.folds else "",
+    )
+    return replace(dataset, notes=(*dataset.notes, *notes))
+
+
+class _Source(NamedTuple):
+    """Tables and what each of their columns is for."""
+
+    data: Data
+    tables: list[DataTable]
+    roles: Roles
+    classes: tuple[str, ...]
+    notes: list[str]
+
+
+def _read_source(config: Config, table: Any) -> _Source:
     data = config.data
-    sources = read_tables(data, table)
-    roles, notes = find_roles(sources[0], data)
-    notes += find_duplicates(sources)
+    tables = read_tables(data, table)
+    roles, notes = find_roles(tables[0], data)
+    notes += find_duplicates(tables)
     if config.masked:
         roles, data = adapt_to_pretraining(roles, data)
     else:
-        prediction_columns.refuse_clashes(config, sources[0], roles)
+        prediction_columns.refuse_clashes(config, tables[0], roles)
     roles = sort_roles(roles)
     names: tuple[str, ...] = ()
     if data.task == "classify" and data.labels is None:
-        sources, names = classes.encode_labels(sources, roles.targets[0], "data.targets")
+        tables, names = classes.encode_labels(tables, roles.targets[0], "data.targets")
         classes.refuse_too_few(names, f'column "{roles.targets[0]}"')
-    if should_stream(config, sources, roles):
-        return _streamed(config, data, sources, roles, notes, names, known)
-    store, names, spans = prepare_with_labels(
-        sources, data, roles, names, data.context + data.horizon
+    return _Source(data, tables, roles, names, notes)
+
+
+def _load_memory(config: Config, source: _Source, known: Scaler | None, num_folds: int) -> Dataset:
+    data, roles = source.data, source.roles
+    raw, names, labels = intervals.prepare_with_labels(
+        source.tables, data, roles, source.classes, data.context + data.horizon
     )
-    del sources
-    layout = store.index
-    signature = _signature(config, roles, layout.step, names)
-    starts, found, training, told = sets.split_windows(store, data, signature)
-    if spans is not None and data.label_rows == "end":
-        every = [fold.starts for fold in found] or [starts]
+    signature = _build_signature(config, roles, raw.index.step, names)
+    split = _split_windows(raw, data, signature)
+    notes = [*source.notes, *split.notes]
+    if labels is not None and data.label_rows == "end":
+        every = [fold.starts for fold in split.folds] or [split.starts]
         used = [some.numpy() for by_set in every for some in by_set.values()]
-        told += intervals.describe_unused(spans, used, signature.lead)
-    scaler, series = fitting.fit_scaler(store, signature, training, data, known)
-    first = found[0].starts if found else starts  # of a walk, what comes later is tested on
-    earlier = _earlier(store, signature, first, training, data, known, num_folds)
-    made = Dataset(
+        notes += intervals.describe_unused(labels, used, signature.lead)
+    scaler, series = fit_scaler(raw, signature, split.training, data, known)
+    return Dataset(
         signature=signature,
         scaler=scaler,
-        index=layout,
-        num_windows={name: len(some) for name, some in starts.items()},
-        period=data.period or infer_period(layout),
-        notes=(*notes, *told, *store.notes),
-        memory=HostSeries(series, starts, store.time),
+        index=raw.index,
+        num_windows={name: len(some) for name, some in split.starts.items()},
+        period=data.period or raw.index.infer_period(),
+        notes=(*notes, *raw.notes),
+        memory=HostSeries(series, split.starts, raw.time),
         stream=None,
-        folds=found,
-        search_folds=earlier,
+        folds=split.folds,
+        search_folds=_load_search_folds(raw, signature, split, data, known, num_folds),
     )
-    return _with_notes_on_classes(made, config) if names else made
 
 
-def _earlier(
-    store: RawSeries,
+class _WindowSplit(NamedTuple):
+    """The windows of each set, in the last fold of a walk-forward split."""
+
+    starts: dict[str, Tensor]
+    folds: tuple[Fold, ...]
+    training: Flags
+    """The rows that columns are scaled by"""
+    notes: list[str]
+
+
+def _split_windows(raw: RawSeries, data: Data, signature: Signature) -> _WindowSplit:
+    index = raw.index
+    numbers = selection.read_class_numbers(raw) if signature.classes else None
+    if data.split.stratified:
+        assert numbers is not None
+        by_set, training = selection.split_stratified(index, numbers, data, signature)
+        starts = {name: torch.from_numpy(some) for name, some in by_set.items()}
+        return _WindowSplit(starts, (), training, [])
+    every: tuple[Fold, ...] = ()
+    notes: list[str] = []
+    if data.split.walk_forward is None or signature.masked:
+        assignment, ranges = splits.find_windows(index, data, signature)
+        starts = {name: torch.from_numpy(some.list_starts()) for name, some in ranges.items()}
+    else:
+        assignment, every, notes = folds.find_folds(index, raw.time, data, signature)
+        starts = every[-1].starts
+    if numbers is not None:
+        select = partial(selection.filter_labelled, numbers=numbers, signature=signature)
+        starts = select(starts)
+        every = tuple(replace(f, starts=select(f.starts, fold=f.label)) for f in every)
+    return _WindowSplit(starts, every, assignment.mask(splits.TRAIN), notes)
+
+
+def _load_search_folds(
+    raw: RawSeries,
     signature: Signature,
-    starts: dict[str, Tensor],
-    training: Flags,
+    split: _WindowSplit,
     data: Data,
     known: Scaler | None,
     count: int,
 ) -> tuple[SearchFold, ...]:
-    """The folds before the split itself, none of which knows its own validation rows."""
-    layout = store.index
-    offsets, purge = torch.from_numpy(layout.offsets), data.split.purge
-    walked = folds.find_search_folds(
-        starts, count, offsets=offsets, signature=signature, purge=purge
+    """Scale the folds before the split itself, each without its own validation rows."""
+    # later folds of a walk-forward split are for tests
+    starts = split.folds[0].starts if split.folds else split.starts
+    every = folds.find_search_folds(
+        starts,
+        count,
+        offsets=torch.from_numpy(raw.index.offsets),
+        signature=signature,
+        purge=data.split.purge,
     )
-    found = []
-    for number, fold in enumerate(walked[:-1], start=1):
-        rows = folds.select_known_rows(training, fold["train"], layout, signature)
+    scaled = []
+    for number, fold in enumerate(every[:-1], start=1):
+        rows = folds.select_known_rows(split.training, fold["train"], raw.index, signature)
         try:
-            _, series = fitting.fit_scaler(store, signature, rows, data, known)
+            _, series = fit_scaler(raw, signature, rows, data, known)
         except UserError as error:
             raise UserError(f"tune.folds = {count}, fold {number}: {error}") from None
-        found.append(SearchFold(fold, series))
-    return tuple(found)
+        scaled.append(SearchFold(fold, series))
+    return tuple(scaled)
 
 
-def _streamed(
-    config: Config,
-    data: Data,
-    sources: list[DataTable],
-    roles: Roles,
-    notes: list[str],
-    names: tuple[str, ...],
-    known: Scaler | None,
-) -> Dataset:
+def _load_stream(config: Config, source: _Source, known: Scaler | None) -> Dataset:
+    data, roles, table = source.data, source.roles, source.tables[0]
     stream.refuse_unstreamable(data)
-    source = sources[0]
-    if len(sources) > 1:
-        source = tables.concatenate_tables(sources)
-        data = data.model_copy(update={"id": data.id or source.file_column})
-    layout, static = stream.scan_index(source, data, roles.static)
-    signature = _signature(config, roles, layout.step, names)
-    runs, ranges = sets.find_windows(layout, data, signature)
-    scaler = stream.scan_values(source, signature, runs, data.scale)
-    trained = runs.find_series(splits.TRAIN, layout.offsets)
-    scaler = fitting.complete_scaler(scaler, signature, static, trained, data, known)
-    made = Dataset(
+    if len(source.tables) > 1:
+        table = concatenate_tables(source.tables)
+        data = data.model_copy(update={"id": data.id or table.file_column})
+    index, static = stream.scan_index(table, data, roles.static)
+    signature = _build_signature(config, roles, index.step, source.classes)
+    assignment, ranges = splits.find_windows(index, data, signature)
+    scaler = stream.scan_values(table, signature, assignment, data.scale)
+    trained = assignment.find_series(splits.TRAIN, index.offsets)
+    scaler = complete_scaler(scaler, signature, static, trained, data, known)
+    return Dataset(
         signature=signature,
         scaler=scaler,
-        index=layout,
-        num_windows={name: len(found) for name, found in ranges.items()},
-        period=data.period or infer_period(layout),
-        notes=tuple(notes),
+        index=index,
+        num_windows={name: len(some) for name, some in ranges.items()},
+        period=data.period or index.infer_period(),
+        notes=tuple(source.notes),
         memory=None,
         stream=StreamedSeries(
-            source=source,
+            table=table,
             data=data,
             signature=signature,
             scaler=scaler,
-            index=layout,
-            static=fitting.scale_static(static, scaler, signature) if roles.static else None,
+            index=index,
+            static=scale_static(static, scaler, signature) if roles.static else None,
             ranges=ranges,
         ),
     )
-    return _with_notes_on_classes(made, config) if names else made
 
 
-def _signature(
+def _build_signature(
     config: Config, roles: Roles, step: float | None, names: tuple[str, ...]
 ) -> Signature:
     data = config.data
@@ -260,37 +316,15 @@ def _signature(
     )
 
 
-def _with_notes_on_classes(dataset: Dataset, config: Config) -> Dataset:
-    told = selection.describe_classes(
-        dataset.signature.classes,
-        dataset.count_classes(),
-        config.train.class_weights,
-        fold=", first fold" if dataset.folds else "",
-    )
-    return replace(dataset, notes=(*dataset.notes, *told))
-
-
 def shares_rows(dataset: Dataset, data: Data) -> bool:
-    """Whether test windows of a dataset have targets in what another split trains or validates."""
+    """Return whether test windows have targets in rows that another split trains or validates."""
     assert dataset.memory is not None
     every = [dataset.memory.starts, *(fold.starts for fold in dataset.folds)]
-    runs, rows = sets.assign_first_split(dataset.index, data), dataset.index.num_rows
-    seen = runs.mask(splits.TRAIN, 0, rows) | runs.mask(splits.VAL, 0, rows)
+    assignment = splits.assign_first_split(dataset.index, data)
+    learnt = assignment.mask(splits.TRAIN) | assignment.mask(splits.VAL)
     lead, steps = dataset.signature.lead, dataset.signature.steps_out
     return any(
-        bool(seen[starts["test"].numpy() + lead + ahead].any())
+        bool(learnt[starts["test"].numpy() + lead + ahead].any())
         for starts in every
         for ahead in range(steps)
     )
-
-
-def infer_period(layout: SeriesIndex) -> int | None:
-    """Rows per day for steps below a day, per week for days, per year for weeks to quarters."""
-    if layout.step is None or not layout.has_dates:
-        return None
-    days = layout.step / DAY_S
-    for length, low, high in ((7, 0.99, 1.01), (52, 6.9, 7.1), (12, 27, 32), (4, 88, 93)):
-        if low <= days <= high:
-            return length
-    rows = round(1 / days) if days < 1 else 0
-    return rows if rows > 1 and abs(rows * days - 1) < 1e-6 else None

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from slipstream.config import Data, Signature
-from slipstream.data import splits, windows
+from slipstream.data import splits
 from slipstream.data.series import Flags, Ints, SeriesIndex, Times, is_date
 from slipstream.data.splits import TEST, TRAIN, VAL, SplitAssignment
 from slipstream.errors import UserError
@@ -28,7 +28,7 @@ class Fold:
     """One split of a walk-forward split."""
 
     label: str
-    """When its test block is: times, or rows of the series, first and last"""
+    """Its test block: the first and last time, or row of the series"""
     starts: dict[str, Tensor]
     """First rows of the windows, by set"""
 
@@ -39,43 +39,44 @@ class Fold:
 
 
 def find_folds(
-    layout: SeriesIndex, time: Times | None, data: Data, signature: Signature
+    index: SeriesIndex, time: Times | None, data: Data, signature: Signature
 ) -> tuple[SplitAssignment, tuple[Fold, ...], list[str]]:
-    """The first fold's rows by set, every fold, and notes; each set of each fold has windows."""
-    walk = splits.assign_walk_forward(layout, data.split)
-    blocks = splits.merge_test_blocks(layout, walk)
-    every_test = _starts(layout.breaks, blocks, TEST, data, signature)
-    found = []
-    for index, runs in enumerate(walk):
-        tested = runs.mask(TEST, 0, layout.num_rows)
+    """Return the first fold's assignment, all folds, and notes; every set must have windows."""
+    walk = splits.assign_walk_forward(index, data.split)
+    blocks = splits.merge_test_blocks(index, walk)
+    every_test = _find_starts(index.breaks, blocks, TEST, data, signature)
+    folds = []
+    for fold, assignment in enumerate(walk, start=1):
+        breaks = _find_training_breaks(index, assignment)
+        in_block = assignment.mask(TEST)
         starts = {
-            "train": _starts(_training_breaks(layout, runs), runs, TRAIN, data, signature),
-            "val": _starts(layout.breaks, runs, VAL, data, signature),
-            "test": every_test[tested[every_test + signature.lead]],
+            "train": _find_starts(breaks, assignment, TRAIN, data, signature),
+            "val": _find_starts(index.breaks, assignment, VAL, data, signature),
+            "test": every_test[in_block[every_test + signature.lead]],
         }
-        number = f"{index + 1} of {len(walk)}"
+        number = f"{fold} of {len(walk)}"
         for which, (name, some) in enumerate(starts.items()):
             if not len(some):
-                rows = runs.count_rows(which)
-                raise UserError(splits.explain_empty_set(name, layout, rows, data, fold=number))
-        label = _label(layout, time, runs, data) or f"block {number}"
-        found.append(Fold(label, {name: torch.from_numpy(some) for name, some in starts.items()}))
+                rows = assignment.count_rows(which)
+                raise UserError(splits.explain_empty_set(name, index, rows, data, fold=number))
+        label = _describe_block(index, time, assignment, data) or f"block {number}"
+        folds.append(Fold(label, {name: torch.from_numpy(some) for name, some in starts.items()}))
     notes = [
         f"walk-forward in {len(walk)} folds: columns are scaled by the first fold's "
         f"{walk[0].count_rows(TRAIN):,} training rows, which every fold may know"
     ]
     if time is not None:
-        notes += _apart(time, walk, data)
-    return walk[0], tuple(found), notes
+        notes += _describe_overlap(time, walk, data)
+    return walk[0], tuple(folds), notes
 
 
 def find_search_folds(
     starts: dict[str, Tensor], count: int, *, offsets: Tensor, signature: Signature, purge: int
 ) -> tuple[dict[str, Tensor], ...]:
-    """Folds of what a split trains and validates on: its own validation block is the last one's,
-    and every fold before has the block of that length before it, with earlier rows to train on.
+    """Return the folds of a search, train and val windows only.
 
-    Nothing of the test windows is in any of them.
+    The last fold is the split itself. Every fold before it validates on the block of the same
+    length before the next fold's, and trains on earlier rows. No fold has a test window.
     """
     train, val = starts["train"], starts["val"]
     if count == 1:
@@ -89,7 +90,7 @@ def find_search_folds(
     last.scatter_reduce_(0, whose, val + signature.lead + signature.steps_out, "amax")
     length = last - first
     begin, end = both + signature.lead, both + signature.lead + signature.steps_out
-    found = []
+    folds = []
     for back in range(count - 1, 0, -1):
         block = first[owner] - back * length[owner]
         known = length[owner] > 0
@@ -104,63 +105,58 @@ def find_search_folds(
                     "validation rows must come after training rows of the same series, and so many "
                     "times their length before them; lower it"
                 )
-        found.append(fold)
-    return (*found, {"train": train, "val": val})
+        folds.append(fold)
+    return (*folds, {"train": train, "val": val})
 
 
 def select_known_rows(
-    training: Flags, starts: Tensor, layout: SeriesIndex, signature: Signature
+    training: Flags, starts: Tensor, index: SeriesIndex, signature: Signature
 ) -> Flags:
-    """Of the rows that are for `training`, those up to the last target row of a fold's training
-    windows, series by series: what that fold may know."""
+    """Return the `training` rows up to the last target row of a fold's training windows, series by
+    series: those that the fold may be scaled by."""
     first = starts.numpy()
-    owner = np.searchsorted(layout.offsets, first, side="right") - 1
-    ends = np.zeros(len(layout.series_names), dtype=np.int64)
+    owner = np.searchsorted(index.offsets, first, side="right") - 1
+    ends = np.zeros(len(index.series_names), dtype=np.int64)
     np.maximum.at(ends, owner, first + signature.lead + signature.steps_out)
-    return training & (np.arange(layout.num_rows) < np.repeat(ends, np.diff(layout.offsets)))
+    return training & (np.arange(index.num_rows) < np.repeat(ends, np.diff(index.offsets)))
 
 
-def _starts(
-    breaks: Ints, runs: SplitAssignment, which: int, data: Data, signature: Signature
+def _find_starts(
+    breaks: Ints, assignment: SplitAssignment, which: int, data: Data, signature: Signature
 ) -> Ints:
-    return windows.find_ranges(
-        breaks,
-        runs,
-        which=which,
-        lead=signature.lead,
-        steps_out=signature.steps_out,
-        stride=data.stride,
-    ).list_starts()
+    return splits.find_set_windows(breaks, assignment, which, data, signature).list_starts()
 
 
-def _training_breaks(layout: SeriesIndex, runs: SplitAssignment) -> Ints:
-    """Breaks also where each series' training begins: what a rolling fold forgot is no context."""
-    begins = runs.begins[runs.sets == TRAIN]
-    owners = np.searchsorted(layout.offsets, begins, side="right")
-    return np.union1d(layout.breaks, begins[np.diff(owners, prepend=0) > 0])
+def _find_training_breaks(index: SeriesIndex, assignment: SplitAssignment) -> Ints:
+    """Break the series also where training begins: rows before a rolling fold are no context."""
+    begins = assignment.begins[assignment.sets == TRAIN]
+    owners = np.searchsorted(index.offsets, begins, side="right")
+    return np.union1d(index.breaks, begins[np.diff(owners, prepend=0) > 0])
 
 
-def _label(layout: SeriesIndex, time: Times | None, runs: SplitAssignment, data: Data) -> str:
-    """The test block's first and last time; without times, its rows where series agree on them."""
-    mine = runs.sets == TEST
-    first, last = runs.begins[mine], runs.ends[mine] - 1
+def _describe_block(
+    index: SeriesIndex, time: Times | None, assignment: SplitAssignment, data: Data
+) -> str:
+    """Name the test block's first and last time; without times, its rows if all series agree."""
+    mine = assignment.sets == TEST
+    first, last = assignment.begins[mine], assignment.ends[mine] - 1
     if time is None:
-        begins = layout.offsets[np.searchsorted(layout.offsets, first, side="right") - 1]
+        begins = index.offsets[np.searchsorted(index.offsets, first, side="right") - 1]
         spans = set(zip((first - begins).tolist(), (last - begins).tolist(), strict=True))
         return "rows {} to {}".format(*spans.pop()) if len(spans) == 1 else ""
-    return " to ".join(_moments(data, time[first].min(), time[last].max()))
+    return " to ".join(_format_times(data, time[first].min(), time[last].max()))
 
 
-def _moments(data: Data, *times: Any) -> list[str]:
-    """Times as text: dates, or plain numbers of the time column."""
+def _format_times(data: Data, *times: Any) -> list[str]:
+    """Format times: dates, or plain numbers of the time column."""
     if is_date(np.asarray(times)):
-        return _dates(*times)
+        return _format_dates(*times)
     first, *others = (f"{time:.15g}" for time in times)
     return [f"{data.time} {first}", *others]
 
 
-def _dates(*microseconds: int) -> list[str]:
-    """Times as text, to the day, minute or second where nothing finer is needed."""
+def _format_dates(*microseconds: int) -> list[str]:
+    """Format dates to the day, minute or second where nothing finer is needed."""
     times = np.array(microseconds, dtype="datetime64[us]")
     units: tuple[npt.DTypeLike, ...] = ("datetime64[D]", "datetime64[m]", "datetime64[s]")
     for unit in units:
@@ -169,16 +165,16 @@ def _dates(*microseconds: int) -> list[str]:
     return [str(one).replace("T", " ") for one in times]
 
 
-def _apart(time: Times, walk: tuple[SplitAssignment, ...], data: Data) -> list[str]:
-    """A note where one series' training is later than another's test."""
-    for index, runs in enumerate(walk):
-        learnt = (runs.sets == TRAIN) | (runs.sets == VAL)
-        latest = time[runs.ends[learnt] - 1].max()
-        earliest = time[runs.begins[runs.sets == TEST]].min()
+def _describe_overlap(time: Times, walk: tuple[SplitAssignment, ...], data: Data) -> list[str]:
+    """Note where one series' training is later than another's test."""
+    for fold, assignment in enumerate(walk, start=1):
+        learnt = (assignment.sets == TRAIN) | (assignment.sets == VAL)
+        latest = time[assignment.ends[learnt] - 1].max()
+        earliest = time[assignment.begins[assignment.sets == TEST]].min()
         if latest >= earliest:
-            until, since = _moments(data, latest, earliest)
+            until, since = _format_times(data, latest, earliest)
             return [
                 f"walk-forward cuts each series in itself, and they do not end together: fold "
-                f"{index + 1} learns from rows up to {until}, and is tested from {since} on"
+                f"{fold} learns from rows up to {until}, and is tested from {since} on"
             ]
     return []

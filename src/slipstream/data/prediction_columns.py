@@ -1,4 +1,4 @@
-"""The names of a table of predictions: one place that makes them, for training and predicting."""
+"""Names of the columns in a table of predictions, for training and prediction alike."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from slipstream.errors import UserError
 
 SERIES, ROW, FOLD, TIME, STEP = "series", "row", "fold", "time", "step"
 LABEL, PREDICTED = "label", "predicted"
-"""Of classes: the true one and the likeliest"""
+"""Classes: the true one and the likeliest"""
 LEVELS = {"80": 0.80, "95": 0.95}
-"""Intervals by the percent that their columns are named after"""
+"""Levels of prediction intervals, by the percentage in their columns' names"""
 
 
 class PredictionColumns(NamedTuple):
@@ -41,46 +41,47 @@ def name_columns(target: str, quantiles: Iterable[float] = ()) -> PredictionColu
 
 
 def name_probability(name: str) -> str:
-    """The column that says how likely a class is."""
+    """Return the name of the column with a class's probability."""
     return f"p_{name}"
 
 
-def _every_name(config: Config, source: DataTable, targets: Iterable[str]) -> Iterator[str]:
-    """All columns that a run of numbers may write. Intervals are among them whether or not it has
-    any: a search trains its best settings again from several seeds, and then there are."""
+def _list_names(config: Config, table: DataTable, targets: Iterable[str]) -> Iterator[str]:
+    """List all columns that a regression run may write.
+
+    Intervals are among them even if it has none: a search trains its best settings again from
+    several seeds, and those runs have intervals.
+    """
     data = config.data
     yield from (SERIES, ROW)
     yield from (FOLD,) if data.split.walk_forward is not None else ()
-    yield from (
-        (TIME,) if data.time in source.column_names else ()
-    )  # that it is not is said elsewhere
+    if data.time in table.column_names:  # another check refuses a missing column
+        yield TIME
     yield from (STEP,) if data.horizon else ()
+    quantiles = config.train.quantiles if config.train.loss == "quantile" else ()
     for target in targets:
-        mine = name_columns(
-            target, config.train.quantiles if config.train.loss == "quantile" else ()
-        )
+        mine = name_columns(target, quantiles)
         yield from (mine.truth, mine.predicted, *mine.quantiles)
         yield from (bound for pair in mine.intervals.values() for bound in pair)
 
 
-def refuse_clashes(config: Config, source: DataTable, roles: Roles) -> None:
+def refuse_clashes(config: Config, table: DataTable, roles: Roles) -> None:
     """Refuse targets of which one would be written over another's column of predictions."""
     if config.data.task != "regress":
         return  # classes have fixed names, and none of the data's columns is written
-    twice = find_duplicate_name(_every_name(config, source, roles.targets))
-    if not twice:
+    duplicate = find_duplicate_name(_list_names(config, table, roles.targets))
+    if not duplicate:
         return
-    if twice in roles.targets:
+    if duplicate in roles.targets:
         raise UserError(
-            f'the target "{twice}" has the name of another column of predictions.parquet; '
+            f'the target "{duplicate}" has the name of another column of predictions.parquet; '
             "rename it, or leave it out of data.targets (or add it to data.ignore)"
         )
     raise UserError(
-        f'two columns of predictions.parquet would be named "{twice}"; give train.quantiles that '
-        "differ in their first six digits"
+        f'two columns of predictions.parquet would be named "{duplicate}"; give train.quantiles '
+        "that differ in their first six digits"
     )
 
 
 def find_duplicate_name(names: Iterable[str]) -> str | None:
-    """The first name that stands there more than once."""
+    """Return the first name that occurs more than once."""
     return next((name for name, count in Counter(names).items() if count > 1), None)

@@ -9,46 +9,46 @@ import numpy as np
 
 from slipstream.data.series import MICROSECONDS, Floats, RawSeries
 
-SAME_PLACE = 1e-6
+SAME_ROW = 1e-6
 """How far from a new row's time, in steps, an old one still counts as being there."""
 
 
-def resample_series(store: RawSeries, step: float) -> RawSeries:
-    """The same series at another step, from gap to gap.
+def resample_series(raw: RawSeries, step: float) -> RawSeries:
+    """Return the series at another step, from gap to gap.
 
     A coarser row is the mean of what lies after the row before it, up to its own time and not
     beyond; a finer one lies on the straight line between its neighbours.
     """
-    layout = store.index
-    assert store.time is not None
-    assert layout.step is not None
-    width = step * MICROSECONDS if layout.has_dates else step
-    coarser = step > layout.step
-    spans = list(itertools.pairwise([*layout.breaks.tolist(), layout.num_rows]))
-    places, times, breaks, offsets = [], [], [0], [0]
-    for begin, end in spans:
-        if begin in layout.offsets[1:-1]:
+    index = raw.index
+    assert raw.time is not None
+    assert index.step is not None
+    width = step * MICROSECONDS if index.has_dates else step
+    coarser = step > index.step
+    segments = list(itertools.pairwise([*index.breaks.tolist(), index.num_rows]))
+    positions, times, breaks, offsets = [], [], [0], [0]
+    for begin, end in segments:
+        if begin in index.offsets[1:-1]:
             offsets.append(breaks[-1])
-        old = store.time[begin:end].astype(np.float64)
-        place = (old - old[0]) / width
-        grid = np.arange(int(place[-1] + SAME_PLACE) + 1)
-        places.append((place, grid))
-        times.append((old[0] + grid * width).astype(store.time.dtype))
+        old = raw.time[begin:end].astype(np.float64)
+        position = (old - old[0]) / width
+        grid = np.arange(int(position[-1] + SAME_ROW) + 1)
+        positions.append((position, grid))
+        times.append((old[0] + grid * width).astype(raw.time.dtype))
         breaks.append(breaks[-1] + len(grid))
 
     def read(name: str) -> Floats:
-        column, parts = store.read_column(name), []
-        for (begin, end), (place, grid) in zip(spans, places, strict=True):
-            new = np.interp(grid, place, column[begin:end])
+        column, parts = raw.read_column(name), []
+        for (begin, end), (position, grid) in zip(segments, positions, strict=True):
+            new = np.interp(grid, position, column[begin:end])
             if coarser:
-                _put_means(new, column[begin:end], np.ceil(place - SAME_PLACE))
+                _write_means(new, column[begin:end], np.ceil(position - SAME_ROW))
             parts.append(new)
         return np.concatenate(parts)
 
     return replace(
-        store,
+        raw,
         index=replace(
-            layout,
+            index,
             offsets=np.array([*offsets, breaks[-1]]),
             breaks=np.array(breaks[:-1]),
             group_begins=np.zeros(1, dtype=np.int64),
@@ -57,14 +57,14 @@ def resample_series(store: RawSeries, step: float) -> RawSeries:
         ),
         read_column=read,
         time=np.concatenate(times),
-        notes=(*store.notes, f"resampled from a step of {layout.step:g} to {step:g}"),
+        notes=(*raw.notes, f"resampled from a step of {index.step:g} to {step:g}"),
     )
 
 
-def _put_means(new: Floats, values: Floats, owner: Floats) -> None:
+def _write_means(new: Floats, values: Floats, owner: Floats) -> None:
     """Replace each new value by the mean of the old ones that belong to it, where there are any."""
-    kept = owner < len(new)
-    owner, values = owner[kept].astype(np.int64), values[kept]
+    inside = owner < len(new)
+    owner, values = owner[inside].astype(np.int64), values[inside]
     size = np.bincount(owner, minlength=len(new))
     total = np.bincount(owner, weights=values, minlength=len(new))
     new[size > 0] = total[size > 0] / size[size > 0]

@@ -1,4 +1,4 @@
-"""What the columns and rows of a table are: inputs and targets, series, the split's groups."""
+"""The role of a table's columns and rows: inputs and targets, series, groups of the split."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.config import Data
-from slipstream.data import columns
-from slipstream.data.io import csv, table
-from slipstream.data.io.table import DataTable
-from slipstream.data.labels.classes import LABEL
+from slipstream.data.io import csv
+from slipstream.data.io.columns import is_numeric, read_codes, require_column
+from slipstream.data.io.table import FILE_COLUMN, DataTable
 from slipstream.errors import UserError
 
 Ints = npt.NDArray[np.int64]
 
+LABEL = "label"
+"""The column of a table of labels, and the name of the target that it becomes"""
 SERIES = "series"
 """What `data.split.by` calls the series' name, where no column has that name"""
 
@@ -31,73 +32,71 @@ class Roles:
     static: tuple[str, ...] = ()
 
 
-def find_roles(source: DataTable, data: Data) -> tuple[Roles, list[str]]:
-    """Columns by role, with a note on what the defaults left out."""
+def find_roles(table: DataTable, data: Data) -> tuple[Roles, list[str]]:
+    """Return the columns by role, with notes on the columns that the defaults leave out."""
     targets = data.targets if data.labels is None else (LABEL,)
-    notes = _notes_on_names(source, data)
+    notes = _describe_ambiguous_names(table, data)
     if data.inputs is not None:
-        _refuse_taken(source, data, data.inputs)
+        _refuse_label_input(table, data, data.inputs)
         return Roles(data.inputs, targets or data.inputs, data.static), notes
     for name in data.targets or ():
-        columns.require_column(source, name, "data.targets")
-    spoken_for = {data.time, data.split.by, *data.ids, *data.static, *data.where, *data.ignore}
+        require_column(table, name, "data.targets")
+    taken = {data.time, data.split.by, *data.ids, *data.static, *data.where, *data.ignore}
     if data.horizon == 0 or data.task == "classify":
-        spoken_for |= set(data.targets or ())
-    spoken_for.add(source.file_column)
-    free = [name for name in source.column_names if name not in spoken_for]
+        taken |= set(data.targets or ())
+    taken.add(table.file_column)
+    free = [name for name in table.column_names if name not in taken]
     inputs = tuple(
         name
         for name in free
-        if columns.is_numeric(source, name)
+        if is_numeric(table, name)
         and not name.startswith(csv.UNNAMED)
         and (data.channels == "together" or name in (data.targets or free))
     )
     if not inputs:
-        raise UserError(f"{source.name}: has no numeric column to read; name data.inputs")
-    _refuse_taken(source, data, inputs)
+        raise UserError(f"{table.name}: has no numeric column to read; name data.inputs")
+    _refuse_label_input(table, data, inputs)
     used = set(inputs)
-    left = [name for name in free if name not in used]
-    if left:
-        notes.append(f"not used as inputs: {', '.join(left)}")
+    unused = [name for name in free if name not in used]
+    if unused:
+        notes.append(f"not used as inputs: {', '.join(unused)}")
     return Roles(inputs, targets or inputs, data.static), notes
 
 
-def _notes_on_names(source: DataTable, data: Data) -> list[str]:
-    """Say so where a word that has a meaning of its own is also a column, which then wins."""
+def _describe_ambiguous_names(table: DataTable, data: Data) -> list[str]:
+    """Note where a word with a meaning of its own is also a column, which then wins."""
     notes = []
     if (
-        table.FILE_COLUMN in data.ids
-        and table.FILE_COLUMN in source.column_names
-        and source.file_column != table.FILE_COLUMN
+        FILE_COLUMN in data.ids
+        and FILE_COLUMN in table.column_names
+        and table.file_column != FILE_COLUMN
     ):
-        notes.append(
-            f'data.id = "{table.FILE_COLUMN}" is the column of that name, not a row\'s file'
-        )
-    if data.split.by == SERIES and SERIES in source.column_names and SERIES not in data.ids:
+        notes.append(f'data.id = "{FILE_COLUMN}" is the column of that name, not a row\'s file')
+    if data.split.by == SERIES and SERIES in table.column_names and SERIES not in data.ids:
         notes.append(
             f'data.split.by = "{SERIES}" is the column of that name, not the series\' name'
         )
     return notes
 
 
-def _refuse_taken(source: DataTable, data: Data, inputs: tuple[str, ...]) -> None:
+def _refuse_label_input(table: DataTable, data: Data, inputs: tuple[str, ...]) -> None:
     if data.labels is not None and LABEL in inputs:
         raise UserError(
-            f'{source.name}: has a column "{LABEL}" among its inputs, which is what data.labels '
+            f'{table.name}: has a column "{LABEL}" among its inputs, which is what data.labels '
             "brings; rename it, or name it in data.ignore"
         )
 
 
 def adapt_to_pretraining(roles: Roles, data: Data) -> tuple[Roles, Data]:
-    """What masked rows are filled in from: inputs alone, and windows of nothing but context."""
+    """Return the roles and the settings of pre-training: inputs only, windows without a horizon."""
     targets = roles.targets if data.channels == "independent" else ()
     split = data.split.model_copy(update={"stratified": False})
-    unasked = {"horizon": 0, "static": (), "task": "regress", "labels": None, "split": split}
-    return Roles(roles.inputs, targets), data.model_copy(update=unasked)
+    unused = {"horizon": 0, "static": (), "task": "regress", "labels": None, "split": split}
+    return Roles(roles.inputs, targets), data.model_copy(update=unused)
 
 
 def sort_roles(roles: Roles) -> Roles:
-    """What is only an input first, then what is both, then what is only a target."""
+    """Sort the columns: only inputs first, then those with both roles, then only targets."""
     inputs, targets = set(roles.inputs), set(roles.targets)
     both = [name for name in roles.targets if name in inputs]
     return Roles(
@@ -107,35 +106,35 @@ def sort_roles(roles: Roles) -> Roles:
     )
 
 
-def select_rows(source: DataTable, data: Data) -> Ints | range:
-    """The rows that `data.where` keeps."""
+def select_rows(table: DataTable, data: Data) -> Ints | range:
+    """Return the rows that `data.where` selects."""
     if not data.where:
-        return range(source.num_rows)
-    keep = np.ones(source.num_rows, dtype=bool)
+        return range(table.num_rows)
+    keep = np.ones(table.num_rows, dtype=bool)
     present = []
     for name, value in data.where.items():
-        codes, texts = columns.read_codes(source, name, "data.where")
+        codes, texts = read_codes(table, name, "data.where")
         accepted = {normalize_value(v) for v in (value if isinstance(value, tuple) else (value,))}
         keys = [normalize_value(text) for text in texts]
-        _refuse_lookalikes(source, name, texts, accepted.difference(keys))
+        _refuse_lookalikes(table, name, texts, accepted.difference(keys))
         keep &= np.isin(codes, [i for i, key in enumerate(keys) if key in accepted])
         present.append(f'"{name}" is {", ".join(texts[:10])}')
     if not keep.any():
-        asked = ", ".join(f"{name} = {value!r}" for name, value in data.where.items())
+        wanted = ", ".join(f"{name} = {value!r}" for name, value in data.where.items())
         raise UserError(
-            f"{source.name}: no row has what data.where asks for ({asked}); {'; '.join(present)}"
+            f"{table.name}: no row has what data.where asks for ({wanted}); {'; '.join(present)}"
         )
     return np.flatnonzero(keep)
 
 
-def _refuse_lookalikes(source: DataTable, name: str, texts: list[str], absent: set[str]) -> None:
+def _refuse_lookalikes(table: DataTable, name: str, texts: list[str], absent: set[str]) -> None:
     """Refuse a value of `data.where` that no row has where a text reads as that number."""
     numbers = {_read_number(value): value for value in absent if _match_number(value)}
     for cell in texts:
         number = None if _match_number(cell) else _read_number(cell)
         if number in numbers:
             raise UserError(
-                f'{source.name}: "{name}" is never {numbers[number]}, but "{cell}"; write it so in '
+                f'{table.name}: "{name}" is never {numbers[number]}, but "{cell}"; write it so in '
                 "data.where, as text"
             )
 
@@ -155,7 +154,7 @@ SPELLINGS = {"True": "true", "TRUE": "true", "False": "false", "FALSE": "false"}
 
 
 def normalize_value(value: Any) -> str:
-    """One text for all spellings of a value: 25, 25.0, "25" and "2.5e+01"; true and "True".
+    """Return one text for all spellings of a value: 25, 25.0, "25" and "2.5e+01"; true and "True".
 
     Numbers are compared exactly. What could as well be a name stays text: 007, 1_2 and 1e3.
     """
@@ -179,20 +178,20 @@ def normalize_value(value: Any) -> str:
 
 
 def _match_number(text: str) -> re.Match[str] | None:
-    """The parts of a plain number; None for all other text, and for 1e3, which may be a name."""
+    """Match the parts of a plain number; other text has none, nor has 1e3, which may be a name."""
     number = PLAIN_NUMBER.fullmatch(text.strip())
     if number is None or (number["exponent"] and not (number["signed"] or number["point"])):
         return None
     return number
 
 
-def identify_series(source: DataTable, data: Data) -> tuple[Ints, list[str]]:
-    """Each row's series, as codes in order of appearance, and the series' names."""
+def identify_series(table: DataTable, data: Data) -> tuple[Ints, list[str]]:
+    """Return each row's series, as codes in order of appearance, and the series' names."""
     if not data.ids:
-        return _all_the_same(source.num_rows), [source.name]
-    codes, names = columns.read_codes(source, data.ids[0], "data.id")
+        return _zeros(table.num_rows), [table.name]
+    codes, names = read_codes(table, data.ids[0], "data.id")
     for column in data.ids[1:]:
-        more, values = columns.read_codes(source, column, "data.id")
+        more, values = read_codes(table, column, "data.id")
         pairs, first, codes = np.unique(
             codes * len(values) + more, return_index=True, return_inverse=True
         )
@@ -202,26 +201,26 @@ def identify_series(source: DataTable, data: Data) -> tuple[Ints, list[str]]:
     return codes, names
 
 
-def _all_the_same(rows: int) -> Ints:
-    """A zero for every row, in the memory of one."""
+def _zeros(rows: int) -> Ints:
+    """Return a zero for every row, in the memory of one."""
     return np.broadcast_to(np.zeros(1, dtype=np.int64), rows)
 
 
 def find_split_groups(
-    source: DataTable, data: Data, series: Ints, names: list[str], group_names: dict[str, int]
+    table: DataTable, data: Data, series: Ints, names: list[str], group_names: dict[str, int]
 ) -> npt.NDArray[np.int32]:
-    """Each row's group for the split: a column's value, the series' name, or the top folder."""
+    """Return each row's group for the split: a column's value, the series' name or the folder."""
     by = data.split.by
-    codes, values = _all_the_same(len(series)), [""]
-    if data.split.folders and source.file_column is not None:
-        codes, files = columns.read_codes(source, source.file_column, "data.split.folders")
+    codes, values = _zeros(len(series)), [""]
+    if data.split.folders and table.file_column is not None:
+        codes, files = read_codes(table, table.file_column, "data.split.folders")
         values = [file.split("/")[0] for file in files]
     elif data.split.folders:
-        values = [source.name.split("/")[0]]
-    elif by == SERIES and by not in source.column_names:
+        values = [table.name.split("/")[0]]
+    elif by == SERIES and by not in table.column_names:
         codes, values = series, names
     elif by is not None:
-        codes, values = columns.read_codes(source, by, "data.split.by")
+        codes, values = read_codes(table, by, "data.split.by")
     known = [group_names.setdefault(normalize_value(value), len(group_names)) for value in values]
     if len(known) == 1:
         return np.broadcast_to(np.array(known, dtype=np.int32), len(codes))

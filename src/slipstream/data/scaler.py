@@ -13,20 +13,22 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
+from slipstream.config import Data, Signature
+from slipstream.data import windows
+from slipstream.data.series import Flags, Floats, RawSeries
+from slipstream.data.windows import Series
 from slipstream.errors import UserError
 
-Floats = npt.NDArray[np.float64]
 Values = npt.NDArray[np.float32]
-Flags = npt.NDArray[np.bool_]
-STRETCH = 1 << 20
+BLOCK_ROWS = 1 << 20
 """Rows that are worked on at a time"""
-SAMPLE = 10_000
-"""Training rows that tell how a column's values lie"""
+SAMPLE_ROWS = 10_000
+"""Training rows that show how a column's values are spread"""
 LARGEST_LOSS = 0.01
-"""Of the distance between usual values, what rounding a scaled column may take"""
-
-
+"""The share of the distance between usual values that rounding a scaled column may take"""
 FIELDS = ("shift", "size", "deviation", "low", "high")
 
 
@@ -45,11 +47,11 @@ class Scaler:
 
     def apply(self, name: str, column: Floats, out: Values) -> None:
         """Write a column's values, scaled, to `out`."""
-        for begin in range(0, len(column), STRETCH):
-            some = slice(begin, begin + STRETCH)
+        for begin in range(0, len(column), BLOCK_ROWS):
+            block = slice(begin, begin + BLOCK_ROWS)
             with np.errstate(over="ignore"):
-                out[some] = (column[some] - self.shift[name]) / self.size[name]
-            if np.isinf(out[some]).any():
+                out[block] = (column[block] - self.shift[name]) / self.size[name]
+            if np.isinf(out[block]).any():
                 raise UserError(
                     f'column "{name}" has a value so far from the training rows that it cannot be '
                     "scaled; correct it, or leave it empty and set data.missing"
@@ -63,7 +65,7 @@ class Scaler:
         return cls(**saved)
 
     def select(self, columns: Collection[str]) -> Self:
-        """The same for some columns, of those that it knows."""
+        """Return a scaler of these columns, as far as it knows them."""
         parts: dict[str, Any] = {
             field: {name: values[name] for name in columns if name in values}
             for field in FIELDS
@@ -73,51 +75,136 @@ class Scaler:
 
 
 def merge_scalers(kind: str, parts: Iterable[Scaler]) -> Scaler:
-    """One scaler for the columns of all parts; what a later one knows counts."""
-    joined = Scaler(kind, {}, {}, {}, {}, {})
+    """Return one scaler for the columns of all parts; later parts win."""
+    merged = Scaler(kind, {}, {}, {}, {}, {})
     for part in parts:
         for field in FIELDS:
-            getattr(joined, field).update(getattr(part, field))
-    return joined
+            getattr(merged, field).update(getattr(part, field))
+    return merged
 
 
 def make_identity(name: str, *, high: float) -> Scaler:
-    """No scaling, of a column that goes from 0 to `high`."""
+    """Return a scaler that leaves a column with values from 0 to `high` as it is."""
     return Scaler("none", {name: 0.0}, {name: 1.0}, {name: 1.0}, {name: 0.0}, {name: high})
 
 
+def order_columns(signature: Signature) -> tuple[str, ...]:
+    """Return the columns of a series: inputs first, targets last, those that are both between."""
+    return tuple(dict.fromkeys((*signature.inputs, *signature.targets)))
+
+
+def fit_scaler(
+    raw: RawSeries, signature: Signature, training: Flags, data: Data, known: Scaler | None
+) -> tuple[Scaler, Series]:
+    """Fit a scaler on the `training` rows, except for columns that are `known`, and scale all rows.
+
+    The numbers of classes are not scaled.
+    """
+    label = signature.targets[0] if signature.classes else None
+    values = np.empty((raw.index.num_rows, len(raw.column_names)), dtype=np.float32)
+    parts = []
+    for i, name in enumerate(order_columns(signature)):
+        column = raw.read_column(name)
+        if name == label:
+            part = make_identity(name, high=len(signature.classes) - 1.0)
+        elif known is not None and name in known.shift:
+            part = known.select((name,))
+        else:
+            part = fit_column(name, column, training, kind=data.scale)
+        part.apply(name, column, values[:, i])
+        parts.append(part)
+        del column  # before the next one is read
+    if signature.static:
+        trained = np.logical_or.reduceat(training, raw.index.offsets[:-1])
+        parts.append(_fit_static(raw.static, signature.static, trained, data))
+    scaler = merge_scalers(data.scale, parts)
+    return scaler, _build_series(values, raw, scaler, signature)
+
+
+def complete_scaler(
+    scaler: Scaler,
+    signature: Signature,
+    static: Floats,
+    trained: Flags,
+    data: Data,
+    known: Scaler | None,
+) -> Scaler:
+    """Add to a scaler of streamed columns those that are `known`, statics and the label.
+
+    Statics are fitted on the series of which some row is `trained` on.
+    """
+    parts = [scaler]
+    if known is not None:
+        parts.append(known.select(scaler.shift))
+    if signature.static:
+        parts.append(_fit_static(static, signature.static, trained, data))
+    if signature.classes:
+        parts.append(make_identity(signature.targets[0], high=len(signature.classes) - 1.0))
+    return merge_scalers(scaler.kind, parts)
+
+
+def _fit_static(static: Floats, names: tuple[str, ...], trained: Flags, data: Data) -> Scaler:
+    return merge_scalers(
+        data.scale,
+        (fit_column(name, static[:, i], trained, kind=data.scale) for i, name in enumerate(names)),
+    )
+
+
+def scale_series(raw: RawSeries, scaler: Scaler, signature: Signature) -> Series:
+    """Scale the series; targets that they do not have are NaN."""
+    columns = order_columns(signature)
+    values = np.full((raw.index.num_rows, len(columns)), np.nan, dtype=np.float32)
+    for i, name in enumerate(columns):
+        if name in raw.column_names:
+            scaler.apply(name, raw.read_column(name), values[:, i])
+    return _build_series(values, raw, scaler, signature)
+
+
+def _build_series(values: Values, raw: RawSeries, scaler: Scaler, signature: Signature) -> Series:
+    static = scale_static(raw.static, scaler, signature) if signature.static else None
+    offsets = torch.from_numpy(raw.index.offsets)
+    return windows.build_series(torch.from_numpy(values), static, offsets, signature)
+
+
+def scale_static(static: Floats, scaler: Scaler, signature: Signature) -> Tensor:
+    scaled = np.empty(static.shape, dtype=np.float32)
+    for i, name in enumerate(signature.static):
+        scaler.apply(name, static[:, i], scaled[:, i])
+    return torch.from_numpy(scaled)
+
+
 def fit_column(name: str, column: Floats, rows: Flags, *, kind: str) -> Scaler:
-    """Learn a column's shift and size from `rows`; one that never changes is refused."""
-    sums = RunningStatistics({}, {}, {}, {}, {})
-    for begin in range(0, len(column), STRETCH):
-        some = slice(begin, begin + STRETCH)
-        sums.add(name, column[some][rows[some]])
-    scaler = sums.to_scaler(kind)
-    chosen = np.flatnonzero(rows)
-    refuse_lost_digits(name, column[chosen[:: choose_sample_stride(len(chosen))]], scaler)
+    """Fit a column's shift and size on `rows`; a constant column is refused."""
+    statistics = RunningStatistics({}, {}, {}, {}, {})
+    for begin in range(0, len(column), BLOCK_ROWS):
+        block = slice(begin, begin + BLOCK_ROWS)
+        statistics.add(name, column[block][rows[block]])
+    scaler = statistics.to_scaler(kind)
+    selected = np.flatnonzero(rows)
+    refuse_lost_digits(name, column[selected[:: choose_sample_stride(len(selected))]], scaler)
     return scaler
 
 
 def choose_sample_stride(num_rows: int) -> int:
-    """One in how many training rows is taken for a sample."""
-    return max(-(-num_rows // SAMPLE), 1)
+    """Return every how many training rows one is sampled."""
+    return max(-(-num_rows // SAMPLE_ROWS), 1)
 
 
 def refuse_lost_digits(name: str, sample: Floats, scaler: Scaler) -> None:
     """Refuse a column of which float32 keeps too few digits once it is scaled.
 
-    That is so where a few values, or the distance from zero of what is not scaled, are so large
+    This happens where a few values, or the distance from zero of an unscaled column, are so large
     beside the usual differences that rounding takes a part of these.
     """
     usual = float(np.median(sample))
-    apart = np.abs(sample - usual)
-    if not apart.any():
+    distance = np.abs(sample - usual)
+    if not distance.any():
         return
-    spread = np.maximum(np.median(apart[apart > 0]), apart)
+    usual_distance = np.median(distance[distance > 0])
     shift, size = scaler.shift[name], scaler.size[name]
     scaled = ((sample - shift) / size).astype(np.float32)
     lost = np.abs(scaled.astype(np.float64) * size + shift - sample)
-    if (lost <= LARGEST_LOSS * spread).all():
+    if (lost <= LARGEST_LOSS * np.maximum(usual_distance, distance)).all():
         return
     remedy = (
         'set data.scale = "standard"'
@@ -128,14 +215,14 @@ def refuse_lost_digits(name: str, sample: Floats, scaler: Scaler) -> None:
     raise UserError(
         f'column "{name}": its training rows go from {scaler.low[name]:.10g} to '
         f"{scaler.high[name]:.10g}, but half of those that differ from the median, {usual:.10g}, "
-        f"are within {np.median(apart[apart > 0]):.3g} of it; of their differences, scaled by "
+        f"are within {usual_distance:.3g} of it; of their differences, scaled by "
         f'data.scale = "{scaler.kind}", float32 keeps too few digits: {remedy}'
     )
 
 
 @dataclass(frozen=True)
 class RunningStatistics:
-    """What scaling needs to know of the training rows, taken in stretch by stretch."""
+    """Statistics of the training rows by column, updated block by block."""
 
     count: dict[str, int]
     mean: dict[str, float]
@@ -151,11 +238,11 @@ class RunningStatistics:
         squares = float(values.var()) * count
         low, high = float(values.min()), float(values.max())
         if name in self.count:
-            apart, whole = mean - self.mean[name], self.count[name] + count
-            squares += self.squares[name] + apart**2 * self.count[name] * count / whole
-            mean = self.mean[name] + apart * count / whole
+            distance, total = mean - self.mean[name], self.count[name] + count
+            squares += self.squares[name] + distance**2 * self.count[name] * count / total
+            mean = self.mean[name] + distance * count / total
             low, high = min(low, self.low[name]), max(high, self.high[name])
-            count = whole
+            count = total
         self.count[name], self.mean[name], self.squares[name] = count, mean, squares
         self.low[name], self.high[name] = low, high
 
@@ -167,7 +254,7 @@ class RunningStatistics:
             deviation[name] = math.sqrt(self.squares[name] / self.count[name])
             if kind == "none":
                 shift[name], size[name] = 0.0, 1.0
-            elif not self.high[name] > low or not deviation[name]:  # whose squares vanish
+            elif not self.high[name] > low or not deviation[name]:  # squares may underflow
                 raise UserError(
                     f'column "{name}" is {low:g} in every training row; it tells the model nothing '
                     "and cannot be scaled: leave it out of data.inputs (or add it to data.ignore), "

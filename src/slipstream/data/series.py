@@ -1,4 +1,4 @@
-"""Sources to one store: series told apart, ordered, gaps marked, missing values settled."""
+"""Prepare series from tables: tell them apart, order them in time, mark gaps, fill or drop rows."""
 
 from __future__ import annotations
 
@@ -13,24 +13,23 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.config import Data
-from slipstream.data import columns as typed
-from slipstream.data.io import table
+from slipstream.data.io.columns import read_numbers, read_times
 from slipstream.data.io.table import DataTable
 from slipstream.data.roles import Roles, find_split_groups, identify_series, select_rows
 from slipstream.errors import UserError
 
 Floats = npt.NDArray[np.float64]
-
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 Times = npt.NDArray[Any]
 """Microseconds (int64) for dates and timestamps, float64 for plain numbers."""
 MICROSECONDS = 1e6
+DAY_S = 86400.0
 
 
 @dataclass(frozen=True)
 class SeriesIndex:
-    """How the rows of all series lie, end to end, whatever they hold."""
+    """Where each series lies among the rows of all of them, end to end."""
 
     series_names: tuple[str, ...]
     offsets: Ints
@@ -51,15 +50,29 @@ class SeriesIndex:
     def num_rows(self) -> int:
         return int(self.offsets[-1])
 
+    def infer_period(self) -> int | None:
+        """Rows per day for steps below a day, per week for days, per year for weeks to quarters."""
+        if self.step is None or not self.has_dates:
+            return None
+        days = self.step / DAY_S
+        for length, low, high in ((7, 0.99, 1.01), (52, 6.9, 7.1), (12, 27, 32), (4, 88, 93)):
+            if low <= days <= high:
+                return length
+        rows = round(1 / days) if days < 1 else 0
+        return rows if rows > 1 and abs(rows * days - 1) < 1e-6 else None
+
 
 @dataclass(frozen=True)
 class RawSeries:
-    """Every series end to end. Columns are read one at a time, so that one is in memory twice."""
+    """Every series end to end, in physical units.
+
+    Columns are read one at a time, so that only one is in memory beside the scaled values.
+    """
 
     index: SeriesIndex
     column_names: tuple[str, ...]
     read_column: Callable[[str], Floats]
-    """A column's values, row after row, in physical units; read anew at every call"""
+    """A column's values, row after row; read anew at every call"""
     static: Floats
     """[series, static columns]"""
     time: Times | None
@@ -67,22 +80,22 @@ class RawSeries:
 
 
 @dataclass(frozen=True)
-class _Piece:
-    """One series on its way into the store."""
+class _TableSeries:
+    """One series of a table."""
 
     name: str
-    source: DataTable
+    table: DataTable
     rows: Ints | range
-    """Its rows in the source, in order; a range where they stand together"""
+    """Its rows in the table, in order; a range where they stand together"""
     static: Floats
     time: Times | None
     breaks: Flags
     groups: npt.NDArray[np.int32]
-    kept: Ints | None = None
-    """Which of `rows` are left, where some were dropped for want of a value"""
+    retained: Ints | None = None
+    """Which of `rows` remain, where some were dropped because a value is missing"""
 
-    def take(self, rows: Ints) -> _Piece:
-        """Only these rows, in this order; the breaks are the caller's to mend."""
+    def take(self, rows: Ints) -> _TableSeries:
+        """Return these rows, in this order; the caller has to correct the breaks."""
         return replace(
             self,
             time=None if self.time is None else self.time[rows],
@@ -91,172 +104,178 @@ class _Piece:
         )
 
     def pick(self, column: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """What a column of the source holds at `rows`; a view where they stand together."""
+        """Return the table's column at `rows`; a view where they stand together."""
         if isinstance(self.rows, range):
             return column[self.rows.start : self.rows.stop]
         return column[self.rows]
 
 
 def prepare_series(
-    sources: Sequence[DataTable],
+    tables: Sequence[DataTable],
     data: Data,
     roles: Roles,
     *,
     min_rows: int,
     need_targets: bool = True,
 ) -> RawSeries:
-    """Assemble every source's series. One with fewer than `min_rows` rows is refused or dropped."""
-    wanted = dict.fromkeys(roles.inputs, "data.inputs")
+    """Assemble the series of all tables; one with fewer than `min_rows` is refused or dropped."""
+    settings = dict.fromkeys(roles.inputs, "data.inputs")
     if need_targets:
-        wanted |= dict.fromkeys(roles.targets, "data.targets")
+        settings |= dict.fromkeys(roles.targets, "data.targets")
     group_names: dict[str, int] = {}
     notes: list[str] = []
-    pieces: list[_Piece] = []
+    every: list[_TableSeries] = []
     steps: dict[float, str] = {}
-    for source in sources:
-        found = [_ordered(raw, data) for raw in _series(source, data, roles, group_names)]
-        whole = [piece for piece, _ in found]
+    for table in tables:
+        ordered = [_order(raw, data) for raw in _split_table(table, data, roles, group_names)]
+        complete = [series for series, _ in ordered]
         if data.missing != "error":
-            whole = _complete(source, whole, wanted, data, notes)
-        for piece, (_, step) in zip(whole, found, strict=True):
-            if len(piece.breaks) < min_rows:
-                notes.append(_dropped_as_short(piece, data, min_rows))
+            complete = _drop_unknown(table, complete, settings, data, notes)
+        for series, (_, step) in zip(complete, ordered, strict=True):
+            if len(series.breaks) < min_rows:
+                notes.append(_describe_short(series, data, min_rows))
                 continue
-            pieces.append(piece)
+            every.append(series)
             if step is not None:
-                steps.setdefault(step, piece.name)
-    if not pieces:
+                steps.setdefault(step, series.name)
+    if not every:
         raise UserError(
             f"no series has the {min_rows} rows of one window; shorten data.context or data.horizon"
         )
     if len(steps) > 1:
         listed = ", ".join(f'{size:g} ("{name}")' for size, name in list(steps.items())[:4])
         notes.append(f"series differ in their usual time step: {listed}")
-    times = [piece.time for piece in pieces if piece.time is not None]
+    times = [series.time for series in every if series.time is not None]
     if len({time.dtype for time in times}) > 1:
         raise UserError("data.time holds plain numbers in some files and dates in others")
-    groups = _end_to_end([piece.groups for piece in pieces])
-    group_begins = np.flatnonzero(np.diff(groups, prepend=groups[:1] - 1))
-    layout = SeriesIndex(
-        series_names=make_unique([piece.name for piece in pieces]),
-        offsets=np.cumsum([0, *(len(piece.breaks) for piece in pieces)], dtype=np.int64),
-        breaks=np.flatnonzero(np.concatenate([piece.breaks for piece in pieces])),
-        group_begins=group_begins,
-        group_codes=groups[group_begins].astype(np.int64),
-        group_names=tuple(group_names),
-        step=next(iter(steps), None),
-        has_dates=bool(times) and is_date(times[0]),
-    )
+    time = _concatenate(times) if times else None
     return RawSeries(
-        index=layout,
-        column_names=tuple(wanted),
-        read_column=partial(_read, pieces, wanted, data.missing),
-        static=np.stack([piece.static for piece in pieces]),
-        time=_end_to_end(times) if times else None,
+        index=_build_index(every, group_names, next(iter(steps), None), time),
+        column_names=tuple(settings),
+        read_column=partial(_read_column, every, settings, data.missing),
+        static=np.stack([series.static for series in every]),
+        time=time,
         notes=tuple(notes),
     )
 
 
+def _build_index(
+    every: list[_TableSeries], group_names: dict[str, int], step: float | None, time: Times | None
+) -> SeriesIndex:
+    groups = _concatenate([series.groups for series in every])
+    group_begins = np.flatnonzero(np.diff(groups, prepend=groups[:1] - 1))
+    return SeriesIndex(
+        series_names=make_unique([series.name for series in every]),
+        offsets=np.cumsum([0, *(len(series.breaks) for series in every)], dtype=np.int64),
+        breaks=np.flatnonzero(np.concatenate([series.breaks for series in every])),
+        group_begins=group_begins,
+        group_codes=groups[group_begins].astype(np.int64),
+        group_names=tuple(group_names),
+        step=step,
+        has_dates=time is not None and is_date(time),
+    )
+
+
 def make_unique(names: list[str]) -> tuple[str, ...]:
-    twice = {name for name, count in Counter(names).items() if count > 1}
-    return tuple(f"{name} #{i}" if name in twice else name for i, name in enumerate(names, 1))
+    """Number the names that occur more than once."""
+    repeated = {name for name, count in Counter(names).items() if count > 1}
+    return tuple(f"{name} #{i}" if name in repeated else name for i, name in enumerate(names, 1))
 
 
-def _numbers(source: DataTable, name: str, setting: str) -> Floats:
-    """A column of a source; one without a single value is refused."""
-    column = typed.read_numbers(source, name, setting)
-    table.release_memory()
+def _read_numbers(table: DataTable, name: str, setting: str) -> Floats:
+    column = read_numbers(table, name, setting)
     if np.isnan(column).all():
-        raise UserError(f'{source.name}: column "{name}" ({setting}) has no values')
+        raise UserError(f'{table.name}: column "{name}" ({setting}) has no values')
     return column
 
 
-def _read(pieces: list[_Piece], wanted: dict[str, str], missing: str, name: str) -> Floats:
-    """One column of all pieces, source after source; without a copy where it is a source's own."""
+def _read_column(
+    every: list[_TableSeries], settings: dict[str, str], missing: str, name: str
+) -> Floats:
+    """Read one column of all series, table after table; without a copy where it is one table's."""
     parts: list[Floats] = []
-    for _, mine in groupby(pieces, key=lambda piece: id(piece.source)):
-        some = list(mine)
-        column = _numbers(some[0].source, name, wanted[name])
-        for piece in some:
-            values = piece.pick(column)
+    for _, of_table in groupby(every, key=lambda series: id(series.table)):
+        some = list(of_table)
+        column = _read_numbers(some[0].table, name, settings[name])
+        for series in some:
+            values = series.pick(column)
             if missing == "error":
-                _refuse_holes(piece, name, np.isnan(values), wanted)
+                _refuse_missing(series, name, np.isnan(values), settings)
             elif missing == "forward":
-                values = _repeat_last(values)
-            parts.append(values if piece.kept is None else values[piece.kept])
+                values = _fill_forward(values)
+            parts.append(values if series.retained is None else values[series.retained])
         del column, values
-    return _end_to_end(parts)
+    return _concatenate(parts)
 
 
-def _repeat_last(values: Floats) -> Floats:
-    """Each missing value replaced by the last known one; missing stays what comes before any."""
-    hole = np.isnan(values)
-    if not hole.any():
+def _fill_forward(values: Floats) -> Floats:
+    """Replace each missing value by the last known one; those before any stay missing."""
+    missing = np.isnan(values)
+    if not missing.any():
         return values
-    known = np.maximum.accumulate(np.where(hole, -1, np.arange(len(hole))))
+    known = np.maximum.accumulate(np.where(missing, -1, np.arange(len(missing))))
     return np.where(known >= 0, values[known], np.nan)
 
 
-def _end_to_end(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """The parts as one array; without a copy where they already are one."""
+def _concatenate(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Return the parts as one array; without a copy where they already are one."""
     if len(parts) == 1:
         return parts[0]
     whole = parts[0].base
     if isinstance(whole, np.ndarray) and sum(map(len, parts)) == len(whole):
-        at = [part.__array_interface__["data"][0] for part in parts]
-        ends = np.cumsum([part.nbytes for part in parts[:-1]])
-        if all(part.base is whole for part in parts) and at == [at[0], *(at[0] + ends)]:
+        addresses = [part.__array_interface__["data"][0] for part in parts]
+        ends = addresses[0] + np.cumsum([part.nbytes for part in parts[:-1]])
+        if all(part.base is whole for part in parts) and addresses == [addresses[0], *ends]:
             return whole
     return np.concatenate(parts)
 
 
-def _series(
-    source: DataTable, data: Data, roles: Roles, group_names: dict[str, int]
-) -> Iterator[_Piece]:
-    """The series of one source, rows in file order."""
-    static = {name: typed.read_numbers(source, name, "data.static") for name in roles.static}
-    time = None if data.time is None else typed.read_times(source, data.time, data.time_format)
-    table.release_memory()
-    series, names = identify_series(source, data)
-    groups = find_split_groups(source, data, series, names, group_names)
-    order, bounds = _rows_by_series(select_rows(source, data), series, names)
+def _split_table(
+    table: DataTable, data: Data, roles: Roles, group_names: dict[str, int]
+) -> Iterator[_TableSeries]:
+    """Yield the series of one table, rows in file order."""
+    static = {name: read_numbers(table, name, "data.static") for name in roles.static}
+    time = None if data.time is None else read_times(table, data.time, data.time_format)
+    series, names = identify_series(table, data)
+    groups = find_split_groups(table, data, series, names, group_names)
+    order, bounds = _sort_by_series(select_rows(table, data), series, names)
     for name, begin, end in zip(names, bounds[:-1], bounds[1:], strict=True):
         if begin == end:
             continue
         # a slice where the rows stand together: a view, not a copy
         rows: Any = slice(begin, end) if isinstance(order, range) else order[begin:end]
-        named = range(begin, end) if isinstance(order, range) else order[begin:end]
-        yield _Piece(
+        row_numbers = range(begin, end) if isinstance(order, range) else order[begin:end]
+        yield _TableSeries(
             name=name,
-            source=source,
-            rows=named,
-            static=_constant(source, static, named, name),
+            table=table,
+            rows=row_numbers,
+            static=_read_static(table, static, row_numbers, name),
             time=None if time is None else time[rows],
             breaks=np.arange(end - begin) == 0,
             groups=groups[rows],
         )
 
 
-def _rows_by_series(
-    kept: Ints | range, series: Ints, names: list[str]
+def _sort_by_series(
+    selected: Ints | range, series: Ints, names: list[str]
 ) -> tuple[Ints | range, list[int]]:
-    """The kept rows, series after series, and where each series begins and the last one ends."""
+    """Return the selected rows, series after series, and where each begins and the last ends."""
     if len(names) == 1:
-        return kept, [0, len(kept)]
-    codes = series if isinstance(kept, range) else series[kept]
+        return selected, [0, len(selected)]
+    codes = series if isinstance(selected, range) else series[selected]
     if (np.diff(codes) >= 0).all():
-        order = kept
+        order = selected
     else:
         by_code = np.argsort(codes, kind="stable")
-        order = np.asarray(kept)[by_code]
+        order = np.asarray(selected)[by_code]
         codes = codes[by_code]
     return order, np.searchsorted(codes, np.arange(len(names) + 1)).tolist()
 
 
-def _constant(
-    source: DataTable, static: dict[str, Floats], rows: Ints | range, series: str
+def _read_static(
+    table: DataTable, static: dict[str, Floats], rows: Ints | range, series: str
 ) -> Floats:
-    """The series' static values, which must not change within it."""
+    """Return the series' static values, which must not change within it."""
     if not static:
         return np.empty(0)
     rows = np.asarray(rows)
@@ -264,77 +283,91 @@ def _constant(
         wrong = np.flatnonzero(~(values[rows] == values[rows[0]]))
         if len(wrong):
             row = int(rows[wrong[0]])
-            found = "missing" if np.isnan(values[row]) else f"{values[row]:g}"
+            value = "missing" if np.isnan(values[row]) else f"{values[row]:g}"
             raise UserError(
-                f"{source.locate_cell(row, name)}: is {found}, not the {values[rows[0]]:g} that "
-                "series "
-                f'"{series}" begins with; a data.static column is constant within a series'
+                f"{table.locate_cell(row, name)}: is {value}, not the {values[rows[0]]:g} that "
+                f'series "{series}" begins with; a data.static column is constant within a series'
             )
     return np.array([values[rows[0]] for values in static.values()], dtype=np.float64)
 
 
-def _ordered(piece: _Piece, data: Data) -> tuple[_Piece, float | None]:
-    """The series in time order with its gaps marked, and its usual step."""
-    time = piece.time
+def _order(series: _TableSeries, data: Data) -> tuple[_TableSeries, float | None]:
+    """Return the series in time order with its gaps marked, and its usual step."""
+    time = series.time
     if time is None:
-        return piece, None
+        return series, None
     if data.unsorted == "sort" and (np.diff(time) < 0).any():
         order = np.argsort(time, kind="stable")
-        rows = np.asarray(piece.rows)[order]
-        piece, time = replace(piece.take(order), rows=rows, breaks=piece.breaks), time[order]
+        rows = np.asarray(series.rows)[order]
+        series, time = replace(series.take(order), rows=rows, breaks=series.breaks), time[order]
     steps = np.diff(time)
     if not len(steps):
-        return piece, None
+        return series, None
     if steps.min() <= 0:
-        _refuse_order(piece, data, steps)
-    usual = float(np.partition(steps, len(steps) // 2)[len(steps) // 2])
+        _refuse_order(series, data, steps)
+    usual = find_usual_step(steps)
+    breaks = series.breaks.copy()
+    breaks[1:] |= find_gaps(steps, usual, data)
+    return replace(series, breaks=breaks), usual / MICROSECONDS if is_date(time) else usual
+
+
+def find_usual_step(steps: Times) -> float:
+    """Return the median step, the later one of two."""
+    return float(np.partition(steps, len(steps) // 2)[len(steps) // 2])
+
+
+def find_gaps(steps: Times, usual: float, data: Data) -> Flags:
+    """Mark the steps that differ from the usual one by more than `data.gap_tolerance`."""
     reach = data.gap_tolerance * usual
-    breaks = piece.breaks.copy()
-    breaks[1:] |= (steps < usual - reach) | (steps > usual + reach)
-    return replace(piece, breaks=breaks), usual / MICROSECONDS if is_date(time) else usual
+    gaps: Flags = (steps < usual - reach) | (steps > usual + reach)
+    return gaps
 
 
 def is_date(time: Times) -> bool:
     return time.dtype == np.int64
 
 
-def _refuse_order(piece: _Piece, data: Data, steps: Times) -> None:
+def _refuse_order(series: _TableSeries, data: Data, steps: Times) -> None:
     first = int(np.flatnonzero(steps <= 0)[0])
-    here = piece.source.locate_cell(int(piece.rows[first + 1]), str(data.time))
-    before = piece.source.locate_row(int(piece.rows[first]))
+    here = series.table.locate_cell(int(series.rows[first + 1]), str(data.time))
+    before = series.table.locate_row(int(series.rows[first]))
     if steps[first] == 0:
         raise UserError(
-            f'{here}: the same time as {before}, within series "{piece.name}"; remove duplicate '
+            f'{here}: the same time as {before}, within series "{series.name}"; remove duplicate '
             "rows, or name the column that tells series apart (data.id)"
         )
     raise UserError(
-        f'{here}: earlier than {before}, within series "{piece.name}"; sort the file, set '
+        f'{here}: earlier than {before}, within series "{series.name}"; sort the file, set '
         'data.unsorted = "sort", or name the column that tells series apart (data.id)'
     )
 
 
-def _complete(
-    source: DataTable, pieces: list[_Piece], wanted: dict[str, str], data: Data, notes: list[str]
-) -> list[_Piece]:
-    """The source's series without the rows that stay unknown, with notes on what is missing."""
-    gone: list[Flags] = [np.zeros(len(piece.breaks), dtype=bool) for piece in pieces]
-    holes: list[dict[str, Ints]] = [{} for _ in pieces]
-    for name, setting in wanted.items():
-        unknown = np.isnan(_numbers(source, name, setting))
-        for piece, dropped, missing in zip(pieces, gone, holes, strict=True):
-            hole = piece.pick(unknown)
-            if hole.any():
-                dropped |= hole if data.missing == "drop" else np.logical_and.accumulate(hole)
-                missing[name] = np.flatnonzero(hole)
-    completed = []
-    for piece, dropped, missing in zip(pieces, gone, holes, strict=True):
-        if missing:
-            notes.append(f'"{piece.name}": {_describe_holes(dropped, missing, data)}')
-        completed.append(_without(piece, dropped) if dropped.any() else piece)
-    return completed
+def _drop_unknown(
+    table: DataTable,
+    every: list[_TableSeries],
+    settings: dict[str, str],
+    data: Data,
+    notes: list[str],
+) -> list[_TableSeries]:
+    """Return the table's series without the rows that stay unknown; note what is missing."""
+    dropped: list[Flags] = [np.zeros(len(series.breaks), dtype=bool) for series in every]
+    missing: list[dict[str, Ints]] = [{} for _ in every]
+    for name, setting in settings.items():
+        unknown = np.isnan(_read_numbers(table, name, setting))
+        for series, rows, by_column in zip(every, dropped, missing, strict=True):
+            mask = series.pick(unknown)
+            if mask.any():
+                rows |= mask if data.missing == "drop" else np.logical_and.accumulate(mask)
+                by_column[name] = np.flatnonzero(mask)
+    complete = []
+    for series, rows, by_column in zip(every, dropped, missing, strict=True):
+        if by_column:
+            notes.append(f'"{series.name}": {_describe_missing(rows, by_column, data)}')
+        complete.append(_drop_rows(series, rows) if rows.any() else series)
+    return complete
 
 
-def _describe_holes(dropped: Flags, missing: dict[str, Ints], data: Data) -> str:
+def _describe_missing(dropped: Flags, missing: dict[str, Ints], data: Data) -> str:
     """Say how many values were repeated, and how many rows are left out and for which columns."""
     counts = {name: len(rows) for name, rows in missing.items()}
     if data.missing == "drop":
@@ -355,39 +388,39 @@ def _list_counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
 
 
-def _without(piece: _Piece, gone: Flags) -> _Piece:
-    kept = np.flatnonzero(~gone)
-    if not len(kept):
+def _drop_rows(series: _TableSeries, dropped: Flags) -> _TableSeries:
+    retained = np.flatnonzero(~dropped)
+    if not len(retained):
         raise UserError(
-            f'{piece.source.name}: series "{piece.name}" has no row in which every column is known'
+            f'{series.table.name}: series "{series.name}" has no row in which every column is known'
         )
-    # a kept row starts anew if it did so before, or if a row since the last kept one did or went
-    restarts = np.cumsum(piece.breaks | gone)[kept]
+    # a row is a break if it was one, or if a row between it and the retained one before was a
+    # break or is dropped
+    restarts = np.cumsum(series.breaks | dropped)[retained]
     breaks = np.diff(restarts, prepend=restarts[0] - 1) > 0
-    return replace(piece.take(kept), kept=kept, breaks=breaks)
+    return replace(series.take(retained), retained=retained, breaks=breaks)
 
 
-def _refuse_holes(piece: _Piece, name: str, hole: Flags, wanted: dict[str, str]) -> None:
-    if not hole.any():
+def _refuse_missing(series: _TableSeries, name: str, mask: Flags, settings: dict[str, str]) -> None:
+    if not mask.any():
         return
-    counts: dict[str, int] = {}
-    for other, setting in wanted.items():
-        number = int(np.isnan(piece.pick(_numbers(piece.source, other, setting))).sum())
-        counts |= {other: number} if number else {}
-    listed = ", ".join(f"{other} {number:,}" for other, number in counts.items())
-    where = piece.source.locate_cell(int(piece.rows[np.flatnonzero(hole)[0]]), name)
+    counts = {
+        other: int(np.isnan(series.pick(_read_numbers(series.table, other, setting))).sum())
+        for other, setting in settings.items()
+    }
+    where = series.table.locate_cell(int(series.rows[np.flatnonzero(mask)[0]]), name)
     raise UserError(
-        f'{where}: is missing (in series "{piece.name}": {listed}); set data.missing = '
-        '"forward" to repeat the last known value, or "drop" to leave such rows out'
+        f'{where}: is missing (in series "{series.name}": {_list_counts(counts)}); set '
+        'data.missing = "forward" to repeat the last known value, or "drop" to leave such rows out'
     )
 
 
-def _dropped_as_short(piece: _Piece, data: Data, min_rows: int) -> str:
-    rows = len(piece.breaks)
+def _describe_short(series: _TableSeries, data: Data, min_rows: int) -> str:
+    rows = len(series.breaks)
     if data.short == "error":
         raise UserError(
             f"data.context is {data.context} and data.horizon {data.horizon}, but series "
-            f'"{piece.name}" has {rows} rows; shorten them, or leave such series out '
+            f'"{series.name}" has {rows} rows; shorten them, or leave such series out '
             '(data.short = "drop")'
         )
-    return f'"{piece.name}": left out, its {rows} rows are fewer than the {min_rows} of one window'
+    return f'"{series.name}": left out, its {rows} rows are fewer than the {min_rows} of one window'

@@ -1,4 +1,4 @@
-"""Which rows are for training, validation and test."""
+"""Which rows and which windows are for training, validation and test."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from slipstream.config import Data, Scalar, Split
+from slipstream.config import Data, Signature, Split
 from slipstream.data.roles import normalize_value
 from slipstream.data.series import Ints, SeriesIndex
 from slipstream.errors import UserError
@@ -20,7 +20,7 @@ UNUSED = len(SETS)
 
 @dataclass(frozen=True)
 class SplitAssignment:
-    """Which set the rows belong to, as runs of rows of one set."""
+    """The set of each row, as runs of rows of one set."""
 
     begins: Ints
     sets: npt.NDArray[np.int8]
@@ -31,65 +31,78 @@ class SplitAssignment:
     def ends(self) -> Ints:
         return np.append(self.begins[1:], self.num_rows)
 
-    def mask(self, which: int, begin: int, end: int) -> npt.NDArray[np.bool_]:
-        """For the rows from `begin` to before `end`: is it in this set?"""
+    def mask(self, which: int, begin: int = 0, end: int | None = None) -> npt.NDArray[np.bool_]:
+        """Mark the rows of a set among those from `begin` to before `end`."""
+        end = self.num_rows if end is None else end
         rows = np.zeros(end - begin, dtype=bool)
         mine = (self.sets == which) & (self.begins < end) & (self.ends > begin)
-        for first, last in zip(self.begins[mine], self.ends[mine], strict=True):
-            rows[max(first - begin, 0) : last - begin] = True
+        for first, past in zip(self.begins[mine], self.ends[mine], strict=True):
+            rows[max(first - begin, 0) : past - begin] = True
         return rows
 
     def find_series(self, which: int, offsets: Ints) -> npt.NDArray[np.bool_]:
-        """For every series, from one offset to before the next: has it a row in this set?"""
+        """Mark the series, from one offset to before the next, that have a row in this set."""
         mine = (self.sets == which) & (self.begins < self.ends)
         first = np.searchsorted(offsets, self.begins[mine], side="right") - 1
         last = np.searchsorted(offsets, self.ends[mine] - 1, side="right") - 1
-        begun = np.bincount(first, minlength=len(offsets))
-        ended = np.bincount(last + 1, minlength=len(offsets))
-        return np.cumsum(begun - ended)[: len(offsets) - 1] > 0
+        opened = np.bincount(first, minlength=len(offsets))
+        closed = np.bincount(last + 1, minlength=len(offsets))
+        return np.cumsum(opened - closed)[: len(offsets) - 1] > 0
 
     def count_rows(self, which: int) -> int:
         return int((self.ends - self.begins)[self.sets == which].sum())
 
 
-def assign_rows(layout: SeriesIndex, data: Data) -> SplitAssignment:
-    """Each row's set."""
+def assign_all(num_rows: int) -> SplitAssignment:
+    """Assign every row to the first set."""
+    return SplitAssignment(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int8), num_rows)
+
+
+def assign_first_split(index: SeriesIndex, data: Data) -> SplitAssignment:
+    """Assign each row to a set; of a walk-forward split, to those of its first fold."""
+    if data.split.walk_forward is not None:
+        return assign_walk_forward(index, data.split)[0]
+    return assign_rows(index, data)
+
+
+def assign_rows(index: SeriesIndex, data: Data) -> SplitAssignment:
+    """Assign each row to a set, by groups, shares or counts of rows."""
     split = data.split
     if split.by is not None or split.folders:
-        order = _by_value(layout, data) if split.by is not None else _by_folder(layout)
-        return SplitAssignment(layout.group_begins, order[layout.group_codes], layout.num_rows)
+        by_group = _assign_values(index, data) if split.by is not None else _assign_folders(index)
+        return SplitAssignment(index.group_begins, by_group[index.group_codes], index.num_rows)
     begins, sets = [], []
-    for start, stop in zip(layout.offsets[:-1], layout.offsets[1:], strict=True):
-        borders = start + np.cumsum([0, *_counts(data, int(stop - start))])
-        for index in range(len(SETS) + 1):
-            if borders[index] < stop and (index == UNUSED or borders[index] < borders[index + 1]):
-                begins.append(int(borders[index]))
-                sets.append(index)
-    return SplitAssignment(np.array(begins), np.array(sets, dtype=np.int8), layout.num_rows)
+    for start, stop in zip(index.offsets[:-1], index.offsets[1:], strict=True):
+        borders = start + np.cumsum([0, *_count_rows(data, int(stop - start))])
+        for which in range(len(SETS) + 1):
+            if borders[which] < stop and (which == UNUSED or borders[which] < borders[which + 1]):
+                begins.append(int(borders[which]))
+                sets.append(which)
+    return SplitAssignment(np.array(begins), np.array(sets, dtype=np.int8), index.num_rows)
 
 
-def assign_walk_forward(layout: SeriesIndex, split: Split) -> tuple[SplitAssignment, ...]:
-    """Each row's set in every fold; the fold with the earliest test block comes first."""
+def assign_walk_forward(index: SeriesIndex, split: Split) -> tuple[SplitAssignment, ...]:
+    """Assign each row to a set in every fold; the earliest test block comes first."""
     assert split.walk_forward is not None
-    return tuple(_fold(layout, split, index) for index in range(split.walk_forward))
+    return tuple(_assign_fold(index, split, fold) for fold in range(split.walk_forward))
 
 
-def merge_test_blocks(layout: SeriesIndex, folds: Sequence[SplitAssignment]) -> SplitAssignment:
-    """The test blocks of all folds as one test set; everything else is unused."""
-    sets = np.full(layout.num_rows, UNUSED, dtype=np.int8)
-    for runs in folds:
-        sets[runs.mask(TEST, 0, layout.num_rows)] = TEST
-    return _as_runs(layout, sets)
+def merge_test_blocks(index: SeriesIndex, folds: Sequence[SplitAssignment]) -> SplitAssignment:
+    """Return the test blocks of all folds as one test set; all other rows are unused."""
+    sets = np.full(index.num_rows, UNUSED, dtype=np.int8)
+    for assignment in folds:
+        sets[assignment.mask(TEST)] = TEST
+    return _encode_runs(index, sets)
 
 
-def _fold(layout: SeriesIndex, split: Split, index: int) -> SplitAssignment:
-    sets = np.full(layout.num_rows, UNUSED, dtype=np.int8)
-    for start, stop in zip(layout.offsets[:-1], layout.offsets[1:], strict=True):
-        _lay_fold(sets[start:stop], split, index)
-    return _as_runs(layout, sets)
+def _assign_fold(index: SeriesIndex, split: Split, fold: int) -> SplitAssignment:
+    sets = np.full(index.num_rows, UNUSED, dtype=np.int8)
+    for start, stop in zip(index.offsets[:-1], index.offsets[1:], strict=True):
+        _write_fold(sets[start:stop], split, fold)
+    return _encode_runs(index, sets)
 
 
-def _lay_fold(sets: npt.NDArray[np.int8], split: Split, index: int) -> None:
+def _write_fold(sets: npt.NDArray[np.int8], split: Split, fold: int) -> None:
     """Write one series' sets. What does not fit before its start is cut off."""
     num_rows, folds, purge = len(sets), split.walk_forward, split.purge
     assert folds is not None
@@ -98,32 +111,33 @@ def _lay_fold(sets: npt.NDArray[np.int8], split: Split, index: int) -> None:
     block = int(num_rows * split.test / folds + 1e-9)  # 0.29 * 100 is a little less than 29
     ahead = purge + round(num_rows * split.val) + purge  # between training and the test block
     blocks = num_rows - folds * block + block * np.arange(folds)
-    test = int(blocks[index])
+    test = int(blocks[fold])
     train_end = max(test - ahead, 0)
     longest = max(int(blocks[0]) - ahead, 0) if split.window == "rolling" else train_end
     sets[train_end - longest : train_end] = TRAIN
-    for before in blocks[:index] + block:
+    for before in blocks[:fold] + block:
         sets[before : before + split.embargo] = UNUSED
     sets[max(test - ahead + purge, 0) : max(test - purge, 0)] = VAL
     sets[test : test + block] = TEST
 
 
-def _as_runs(layout: SeriesIndex, sets: npt.NDArray[np.int8]) -> SplitAssignment:
+def _encode_runs(index: SeriesIndex, sets: npt.NDArray[np.int8]) -> SplitAssignment:
     changes = np.flatnonzero(np.diff(sets, prepend=np.int8(-1)))
-    begins = np.union1d(changes, layout.offsets[:-1])
-    return SplitAssignment(begins, sets[begins], layout.num_rows)
+    begins = np.union1d(changes, index.offsets[:-1])
+    return SplitAssignment(begins, sets[begins], index.num_rows)
 
 
-def _by_folder(layout: SeriesIndex) -> npt.NDArray[np.int8]:
-    unknown = [name for name in layout.group_names if name not in SETS]
+def _assign_folders(index: SeriesIndex) -> npt.NDArray[np.int8]:
+    unknown = [name for name in index.group_names if name not in SETS]
     if unknown:
         raise UserError(
             f'data.split.folders: "{unknown[0]}" is neither train/, val/ nor test/ below data.path'
         )
-    return np.array([SETS.index(name) for name in layout.group_names], dtype=np.int8)
+    return np.array([SETS.index(name) for name in index.group_names], dtype=np.int8)
 
 
-def _counts(data: Data, num_rows: int) -> tuple[int, int, int]:
+def _count_rows(data: Data, num_rows: int) -> tuple[int, int, int]:
+    """Return how many rows of a series are for training, validation and test."""
     split = data.split
     if split.rows is not None:
         return split.rows[0], split.rows[1], split.rows[2]
@@ -136,33 +150,112 @@ def _counts(data: Data, num_rows: int) -> tuple[int, int, int]:
     return first, second - first, third - second
 
 
-def _by_value(layout: SeriesIndex, data: Data) -> npt.NDArray[np.int8]:
+def _assign_values(index: SeriesIndex, data: Data) -> npt.NDArray[np.int8]:
+    """Return the set of each group, by the values that `data.split` lists."""
     split = data.split
-    asked: dict[str, int] = {}
-    for index, name in enumerate(SETS):
+    listed: dict[str, int] = {}
+    for which, name in enumerate(SETS):
         values = getattr(split, name)
         for value in values or ():
             text = normalize_value(value)
-            if asked.setdefault(text, index) != index:
-                raise UserError(f'data.split: "{value}" is in both {SETS[asked[text]]} and {name}')
-            if text not in layout.group_names:
-                _refuse_unknown(layout, data, name, value)
-    rest = UNUSED if split.train is not None else SETS.index("train")
-    return np.array([asked.get(name, rest) for name in layout.group_names], dtype=np.int8)
+            if listed.setdefault(text, which) != which:
+                raise UserError(f'data.split: "{value}" is in both {SETS[listed[text]]} and {name}')
+            if text not in index.group_names:
+                present = ", ".join(index.group_names[:20])
+                raise UserError(
+                    f'data.split.{name} names "{value}", which "{split.by}" never is; it has '
+                    f"{present}"
+                )
+    rest = UNUSED if split.train is not None else TRAIN
+    return np.array([listed.get(name, rest) for name in index.group_names], dtype=np.int8)
 
 
-def _refuse_unknown(layout: SeriesIndex, data: Data, name: str, value: Scalar) -> None:
-    found = ", ".join(layout.group_names[:20])
-    raise UserError(
-        f'data.split.{name} names "{value}", which "{data.split.by}" never is; it has {found}'
+@dataclass(frozen=True)
+class WindowRanges:
+    """First rows of windows, as runs: `first`, `first + stride` and so on, `count` of them."""
+
+    first: Ints
+    count: Ints
+    stride: int
+
+    def __len__(self) -> int:
+        return int(self.count.sum())
+
+    def list_starts(self) -> Ints:
+        """Return the first row of every window."""
+        before = np.cumsum(self.count) - self.count
+        within = np.arange(len(self)) - np.repeat(before, self.count)
+        return np.repeat(self.first, self.count) + within * self.stride
+
+    def restrict(self, begin: int, end: int) -> WindowRanges:
+        """Return the windows that start from `begin` to before `end`."""
+        skipped = np.maximum(-(-(begin - self.first) // self.stride), 0)
+        first = self.first + skipped * self.stride
+        most = np.maximum(-(-(end - first) // self.stride), 0)
+        count = np.clip(np.minimum(self.count - skipped, most), 0, None)
+        present = count > 0
+        return WindowRanges(first[present], count[present], self.stride)
+
+
+def find_ranges(
+    breaks: Ints, assignment: SplitAssignment, *, which: int, lead: int, steps_out: int, stride: int
+) -> WindowRanges:
+    """Find the windows whose target rows all lie in set `which`.
+
+    No window holds a break after its first row, so none crosses a series' end or a gap.
+    """
+    borders = np.union1d(breaks, assignment.begins)
+    ends = np.append(borders[1:], assignment.num_rows)
+    runs = np.searchsorted(assignment.begins, borders, side="right") - 1
+    mine = assignment.sets[runs] == which
+    borders, ends = borders[mine], ends[mine]
+    segments = breaks[np.searchsorted(breaks, borders, side="right") - 1]
+    first = np.maximum(borders, segments + lead) - lead
+    count = np.maximum((ends - steps_out - lead - first) // stride + 1, 0)
+    present = count > 0
+    return WindowRanges(first[present], count[present], stride)
+
+
+def find_set_windows(
+    breaks: Ints, assignment: SplitAssignment, which: int, data: Data, signature: Signature
+) -> WindowRanges:
+    """Find a model's windows in one set, at the configured stride."""
+    return find_ranges(
+        breaks,
+        assignment,
+        which=which,
+        lead=signature.lead,
+        steps_out=signature.steps_out,
+        stride=data.stride,
     )
 
 
+def find_windows(
+    index: SeriesIndex, data: Data, signature: Signature
+) -> tuple[SplitAssignment, dict[str, WindowRanges]]:
+    """Assign the rows to sets and find the windows of each; every set must have some.
+
+    Pre-training has no test windows, so that rows for later tests stay unseen.
+    """
+    assignment = assign_first_split(index, data)
+    ranges = {
+        name: find_set_windows(index.breaks, assignment, which, data, signature)
+        for which, name in enumerate(SETS)
+    }
+    if signature.masked:
+        ranges["test"] = ranges["test"].restrict(0, 0)
+    for which, (name, some) in enumerate(ranges.items()):
+        if not (len(some) or (signature.masked and name == "test")):
+            rows = assignment.count_rows(which)
+            raise UserError(explain_empty_set(name, index, rows, data))
+    return assignment, ranges
+
+
 def explain_empty_set(
-    name: str, layout: SeriesIndex, rows: int, data: Data, *, fold: str = ""
+    name: str, index: SeriesIndex, rows: int, data: Data, *, fold: str = ""
 ) -> str:
-    """Why a set, or a fold's set, is empty, and what would fill it."""
-    gaps = len(layout.breaks) - len(layout.series_names)
+    """Say why a set, or a fold's set, has no window, and which settings would give it some."""
+    gaps = len(index.breaks) - len(index.series_names)
     leaves = f"data.split.walk_forward leaves fold {fold}" if fold else "data.split leaves"
     message = (
         f"{leaves} no {name} window: its {rows:,} rows hold no {max(data.horizon, 1)} target rows "
@@ -173,12 +266,12 @@ def explain_empty_set(
             f"; {gaps:,} gaps in time break the series up (raise data.gap_tolerance, or set it "
             "to inf to take rows as they follow)"
         )
-    remedy = _fuller(name, data.split) if fold else "give it more rows"
+    remedy = _suggest_settings(name, data.split) if fold else "give it more rows"
     return f"{message}; {remedy}, or shorten data.context or data.horizon"
 
 
-def _fuller(name: str, split: Split) -> str:
-    """Which settings give the folds' sets of this name more rows."""
+def _suggest_settings(name: str, split: Split) -> str:
+    """Name the settings that give the folds' sets of this name more rows."""
     if name == "test":
         return "raise data.split.test or lower data.split.walk_forward"
     if name == "val":

@@ -1,8 +1,8 @@
-"""Series on disk: a table larger than memory, read in stretches of rows.
+"""Series on disk: a table larger than memory, read in chunks of rows.
 
-Two passes over the file learn how the rows lie (series, gaps, splits) and how columns scale; what
-is kept of them is small. After that, any stretch of rows can be read, scaled and cut into windows,
-by this process or by workers, and each window belongs to the stretch that it starts in.
+Two passes over the file find the series, gaps and splits, and how columns scale; only little of
+them stays in memory. After that, any chunk of rows can be read, scaled and cut into windows, by
+this process or by workers. A window belongs to the chunk that it starts in.
 """
 
 from __future__ import annotations
@@ -13,28 +13,50 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from slipstream.config import Data, Signature
-from slipstream.data import columns as typed
-from slipstream.data import fitting, roles, series, windows
+from slipstream import machine
+from slipstream.config import Config, Data, Signature
 from slipstream.data import scaler as scaling
-from slipstream.data.io import table
+from slipstream.data import windows
+from slipstream.data.io.columns import read_numbers, read_times
 from slipstream.data.io.table import DataTable
+from slipstream.data.roles import Roles, find_split_groups, identify_series
 from slipstream.data.scaler import RunningStatistics, Scaler
-from slipstream.data.series import MICROSECONDS, Floats, SeriesIndex, Times, is_date
-from slipstream.data.splits import SETS, SplitAssignment
-from slipstream.data.windows import WindowChunk, WindowRanges
+from slipstream.data.series import (
+    MICROSECONDS,
+    Floats,
+    SeriesIndex,
+    Times,
+    find_gaps,
+    find_usual_step,
+    is_date,
+    make_unique,
+)
+from slipstream.data.splits import TRAIN, SplitAssignment, WindowRanges
+from slipstream.data.windows import WindowChunk
 from slipstream.errors import UserError
 
 SCAN_ROWS = 1 << 18
 
 
+def should_stream(config: Config, tables: list[DataTable], roles: Roles) -> bool:
+    """Return whether rows stay on disk: if requested, or if they would fill half of the memory."""
+    home = config.engine.home
+    if home not in ("auto", "stream"):
+        return False
+    on_disk = all(table.row_groups for table in tables)
+    columns = len(set(roles.inputs) | set(roles.targets))
+    needed_bytes = 4 * columns * sum(table.num_rows for table in tables)
+    if home == "stream" and not on_disk:
+        raise UserError('engine.home = "stream" reads Parquet and Arrow files; convert the data')
+    return home == "stream" or (on_disk and needed_bytes > machine.get_available_memory() / 2)
+
+
 def refuse_unstreamable(data: Data) -> None:
-    """Say which settings need the whole table at once."""
-    asked = {
+    """Refuse settings that need the whole table at once."""
+    settings = {
         "data.missing": data.missing != "error",
         "data.unsorted": data.unsorted != "error",
         "data.where": bool(data.where),
@@ -42,8 +64,8 @@ def refuse_unstreamable(data: Data) -> None:
         "data.labels": data.labels is not None,
         "data.split.stratified": data.split.stratified,
     }
-    for setting, wanted in asked.items():
-        if wanted:
+    for setting, is_set in settings.items():
+        if is_set:
             raise UserError(
                 f'{setting} needs all rows in memory, which engine.home = "stream" does without; '
                 "prepare the file beforehand, or choose another home"
@@ -57,9 +79,9 @@ def refuse_unstreamable(data: Data) -> None:
 
 @dataclass(frozen=True)
 class StreamedSeries:
-    """All that is needed to read any stretch of rows as windows. Travels to worker processes."""
+    """Series on disk, of which any chunk of rows can be read. Travels to worker processes."""
 
-    source: DataTable
+    table: DataTable
     data: Data
     signature: Signature
     scaler: Scaler
@@ -69,10 +91,10 @@ class StreamedSeries:
     ranges: dict[str, WindowRanges]
 
     def plan_chunks(self, rows: int) -> list[tuple[int, int]]:
-        """Consecutive stretches of about so many rows, along the groups that the file has."""
+        """Return the bounds of chunks of about so many rows, along the file's row groups."""
         borders = [0]
-        for begin in (*self.source.row_groups, self.index.num_rows):
-            while begin - borders[-1] > 2 * rows:  # a group larger than asked for is cut
+        for begin in (*self.table.row_groups, self.index.num_rows):
+            while begin - borders[-1] > 2 * rows:  # a row group that is too large is cut
                 borders.append(borders[-1] + rows)
             if begin - borders[-1] >= rows or begin == self.index.num_rows:
                 borders.append(begin)
@@ -81,84 +103,89 @@ class StreamedSeries:
     def read_chunk(
         self, which: str, begin: int, end: int, *, with_time: bool = False
     ) -> WindowChunk | None:
-        """The windows of a set that start from `begin` to before `end`; None if there are none."""
+        """Read the windows of a set that start from `begin` to before `end`; None without any."""
         ranges = self.ranges[which].restrict(begin, end)
         if not len(ranges):
             return None
         reach = self.signature.lead + self.signature.steps_out
         first = int(ranges.first.min())
-        last = int((ranges.first + (ranges.count - 1) * ranges.stride).max()) + reach
-        stretch = self.source.slice_rows(first, last)
-        wanted = _columns(self.signature)
-        values = np.empty((last - first, len(wanted)), dtype=np.float32)
-        for i, (name, setting) in enumerate(wanted.items()):
-            self.scaler.apply(name, typed.read_numbers(stretch, name, setting), values[:, i])
-            table.release_memory()
+        past = int((ranges.first + (ranges.count - 1) * ranges.stride).max()) + reach
+        rows = self.table.slice_rows(first, past)
+        settings = _find_settings(self.signature)
+        values = np.empty((past - first, len(settings)), dtype=np.float32)
+        for i, (name, setting) in enumerate(settings.items()):
+            self.scaler.apply(name, read_numbers(rows, name, setting), values[:, i])
         offsets = self.index.offsets
-        inside = offsets[(offsets > first) & (offsets < last)]
-        owners = np.searchsorted(offsets, np.append(first, inside), side="right") - 1
-        local = torch.from_numpy(np.concatenate([[0], inside - first, [last - first]]))
-        static = None if self.static is None else self.static[torch.from_numpy(owners)]
+        inside = offsets[(offsets > first) & (offsets < past)]
+        series_ids = torch.from_numpy(
+            np.searchsorted(offsets, np.append(first, inside), side="right") - 1
+        )
+        local = torch.from_numpy(np.concatenate([[0], inside - first, [past - first]]))
+        static = None if self.static is None else self.static[series_ids]
         time = None
         if with_time and self.data.time is not None:
-            time = typed.read_times(stretch, self.data.time, self.data.time_format)
+            time = read_times(rows, self.data.time, self.data.time_format)
         return WindowChunk(
             series=windows.build_series(torch.from_numpy(values), static, local, self.signature),
             starts=torch.from_numpy(ranges.list_starts() - first),
             first_row=first,
-            series_ids=torch.from_numpy(owners),
+            series_ids=series_ids,
             time=time,
         )
 
     def iter_chunks(
         self, which: str, rows: int, *, with_time: bool = False
     ) -> Iterator[WindowChunk]:
-        """Every window of a set, stretch after stretch."""
+        """Yield every window of a set, chunk after chunk."""
         for begin, end in self.plan_chunks(rows):
-            piece = self.read_chunk(which, begin, end, with_time=with_time)
-            if piece is not None:
-                yield piece
+            chunk = self.read_chunk(which, begin, end, with_time=with_time)
+            if chunk is not None:
+                yield chunk
 
 
-def _columns(signature: Signature) -> dict[str, str]:
-    """The columns of a series, in order, and the setting that names each."""
-    wanted = dict.fromkeys(fitting.order_columns(signature), "data.targets")
-    return wanted | dict.fromkeys(signature.inputs, "data.inputs")
+def _find_settings(signature: Signature) -> dict[str, str]:
+    """Return the columns of a series, in order, and the setting that names each."""
+    settings = dict.fromkeys(scaling.order_columns(signature), "data.targets")
+    return settings | dict.fromkeys(signature.inputs, "data.inputs")
 
 
-def scan_index(
-    source: DataTable, data: Data, static: Sequence[str]
-) -> tuple[SeriesIndex, npt.NDArray[np.float64]]:
-    """First pass: series, gaps and the split's groups, without the values; and static columns."""
-    seen = _Seen()
-    for begin in range(0, source.num_rows, SCAN_ROWS):
-        stretch = source.slice_rows(begin, min(begin + SCAN_ROWS, source.num_rows))
-        _scan(stretch, begin, data, static, seen)
-    offsets = np.array([*seen.begins, source.num_rows], dtype=np.int64)
+def _iter_slices(table: DataTable) -> Iterator[DataTable]:
+    for begin in range(0, table.num_rows, SCAN_ROWS):
+        yield table.slice_rows(begin, min(begin + SCAN_ROWS, table.num_rows))
+
+
+def scan_index(table: DataTable, data: Data, static: Sequence[str]) -> tuple[SeriesIndex, Floats]:
+    """Find series, gaps and the split's groups in a first pass, and read static columns."""
+    scan = _IndexScan(data, static)
+    for rows in _iter_slices(table):
+        scan.add_rows(rows)
+    offsets = np.array([*scan.begins, table.num_rows], dtype=np.int64)
     shortest = int(np.diff(offsets).argmin())
     length = int(np.diff(offsets)[shortest])
     if length < data.context + data.horizon:
         raise UserError(
             f"data.context is {data.context} and data.horizon {data.horizon}, but series "
-            f'"{seen.names[shortest]}" has {length} rows; shorten them, or leave it out of the file'
+            f'"{scan.names[shortest]}" has {length} rows; shorten them, or leave it out of the file'
         )
-    layout = SeriesIndex(
-        series_names=series.make_unique(seen.names),
+    index = SeriesIndex(
+        series_names=make_unique(scan.names),
         offsets=offsets,
-        breaks=np.array(sorted(seen.breaks), dtype=np.int64),
-        group_begins=np.array(seen.group_begins, dtype=np.int64),
-        group_codes=np.array(seen.group_codes, dtype=np.int64),
-        group_names=tuple(seen.group_names),
-        step=seen.step,
-        has_dates=seen.dated,
+        breaks=np.array(sorted(scan.breaks), dtype=np.int64),
+        group_begins=np.array(scan.group_begins, dtype=np.int64),
+        group_codes=np.array(scan.group_codes, dtype=np.int64),
+        group_names=tuple(scan.group_names),
+        step=scan.step,
+        has_dates=scan.has_dates,
     )
-    return layout, np.array(seen.static, dtype=np.float64).reshape(len(seen.names), len(static))
+    return index, np.array(scan.static, dtype=np.float64).reshape(len(scan.names), len(static))
 
 
 @dataclass
-class _Seen:
-    """What the first pass knows so far."""
+class _IndexScan:
+    """The series, gaps and groups of the rows read so far."""
 
+    data: Data
+    static_names: Sequence[str]
     names: list[str] = field(default_factory=list)
     known: set[str] = field(default_factory=set)
     begins: list[int] = field(default_factory=list)
@@ -168,98 +195,93 @@ class _Seen:
     group_codes: list[int] = field(default_factory=list)
     static: list[list[float]] = field(default_factory=list)
     last_time: Any = None
-    usual: float | None = None
-    """Of the series at hand, in the column's own unit"""
+    usual_step: float | None = None
+    """The current series' usual step, in the column's own unit"""
     step: float | None = None
-    dated: bool = False
+    has_dates: bool = False
 
+    def add_rows(self, rows: DataTable) -> None:
+        """Take in the next rows of the table."""
+        data = self.data
+        codes, names = identify_series(rows, data)
+        time = None if data.time is None else read_times(rows, data.time, data.time_format)
+        static = [read_numbers(rows, name, "data.static") for name in self.static_names]
+        groups = find_split_groups(rows, data, codes, names, self.group_names)
+        for row in np.flatnonzero(np.diff(groups, prepend=groups[:1] - 1)):
+            if not self.group_codes or self.group_codes[-1] != groups[row]:
+                self.group_begins.append(rows.first_row + int(row))
+                self.group_codes.append(int(groups[row]))
+        firsts = np.flatnonzero(np.diff(codes, prepend=codes[:1] - 1)).tolist()
+        for first, past in zip(firsts, [*firsts[1:], rows.num_rows], strict=True):
+            name = names[codes[first]]
+            if not self.names or self.names[-1] != name:
+                self._begin_series(rows, first, name)
+                self.static.append([float(values[first]) for values in static])
+            if time is not None:
+                self._add_times(rows, first, time[first:past])
 
-def _scan(source: DataTable, begin: int, data: Data, static: Sequence[str], seen: _Seen) -> None:
-    codes, names = roles.identify_series(source, data)
-    time = None if data.time is None else typed.read_times(source, data.time, data.time_format)
-    columns = [typed.read_numbers(source, name, "data.static") for name in static]
-    groups = roles.find_split_groups(source, data, codes, names, seen.group_names)
-    for at in np.flatnonzero(np.diff(groups, prepend=groups[:1] - 1)):
-        if not seen.group_codes or seen.group_codes[-1] != groups[at]:
-            seen.group_begins.append(begin + int(at))
-            seen.group_codes.append(int(groups[at]))
-    firsts = np.flatnonzero(np.diff(codes, prepend=codes[:1] - 1))
-    for at, end in zip(firsts, np.append(firsts[1:], source.num_rows), strict=True):
-        name = names[codes[at]]
-        if not seen.names or seen.names[-1] != name:
-            if name in seen.known:
-                raise UserError(
-                    f'{source.locate_row(int(at))}: series "{name}" goes on here, after another '
-                    "one; "
-                    "to stream a table, keep each series' rows together (sort it by data.id)"
-                )
-            seen.names.append(name)
-            seen.known.add(name)
-            seen.begins.append(begin + int(at))
-            seen.breaks.add(begin + int(at))
-            seen.static.append([float(values[at]) for values in columns])
-            seen.last_time = seen.usual = None
-        if time is not None:
-            _scan_time(source, begin, int(at), int(end), time, data, seen)
+    def _begin_series(self, rows: DataTable, first: int, name: str) -> None:
+        if name in self.known:
+            raise UserError(
+                f'{rows.locate_row(first)}: series "{name}" goes on here, after another one; '
+                "to stream a table, keep each series' rows together (sort it by data.id)"
+            )
+        self.names.append(name)
+        self.known.add(name)
+        self.begins.append(rows.first_row + first)
+        self.breaks.add(rows.first_row + first)
+        self.last_time = self.usual_step = None
 
-
-def _scan_time(
-    source: DataTable, begin: int, at: int, end: int, time: Times, data: Data, seen: _Seen
-) -> None:
-    """Order and gaps of one series' rows, which may go on from the stretch before."""
-    seen.dated = is_date(time)
-    mine = time[at:end]
-    before = [] if seen.last_time is None else [seen.last_time]
-    steps = np.diff(np.concatenate([np.array(before, dtype=time.dtype), mine]))
-    seen.last_time = mine[-1]
-    if not len(steps):
-        return
-    if steps.min() <= 0:
-        row = at + int(np.flatnonzero(steps <= 0)[0]) + (0 if before else 1)
-        raise UserError(
-            f"{source.locate_cell(row, str(data.time))}: not later than the row before it, within "
-            "series "
-            f'"{seen.names[-1]}"; sort the file by time'
-        )
-    if seen.usual is None:  # what is usual is told by the series' first stretch
-        seen.usual = float(np.partition(steps, len(steps) // 2)[len(steps) // 2])
-        if seen.step is None:
-            seen.step = seen.usual / MICROSECONDS if seen.dated else seen.usual
-    reach = data.gap_tolerance * seen.usual
-    gaps = np.flatnonzero((steps < seen.usual - reach) | (steps > seen.usual + reach))
-    shift = begin + at + (0 if before else 1)
-    seen.breaks.update((gaps + shift).tolist())
+    def _add_times(self, rows: DataTable, first: int, time: Times) -> None:
+        """Check the order of one series' times, from row `first` on, and mark its gaps."""
+        self.has_dates = is_date(time)
+        before = [] if self.last_time is None else [self.last_time]
+        steps = np.diff(np.concatenate([np.array(before, dtype=time.dtype), time]))
+        self.last_time = time[-1]
+        if not len(steps):
+            return
+        later = first + (0 if before else 1)  # the row that the first step leads to
+        if steps.min() <= 0:
+            row = later + int(np.flatnonzero(steps <= 0)[0])
+            raise UserError(
+                f"{rows.locate_cell(row, str(self.data.time))}: not later than the row before it, "
+                f'within series "{self.names[-1]}"; sort the file by time'
+            )
+        if self.usual_step is None:  # the first rows of a series determine its usual step
+            self.usual_step = find_usual_step(steps)
+            if self.step is None:
+                self.step = self.usual_step / (MICROSECONDS if self.has_dates else 1)
+        gaps = np.flatnonzero(find_gaps(steps, self.usual_step, self.data))
+        self.breaks.update((gaps + rows.first_row + later).tolist())
 
 
 def scan_values(
-    source: DataTable, signature: Signature, runs: SplitAssignment, kind: str
+    table: DataTable, signature: Signature, assignment: SplitAssignment, kind: str
 ) -> Scaler:
-    """Second pass: how columns scale, from training rows; missing values are refused."""
-    sums = RunningStatistics({}, {}, {}, {}, {})
-    train = SETS.index("train")
-    every, seen = scaling.choose_sample_stride(runs.count_rows(train)), 0
+    """Fit a scaler on the training rows in a second pass; missing values are refused."""
+    statistics = RunningStatistics({}, {}, {}, {}, {})
+    stride = scaling.choose_sample_stride(assignment.count_rows(TRAIN))
+    num_scanned = 0
     samples: dict[str, list[Floats]] = {}
-    for begin in range(0, source.num_rows, SCAN_ROWS):
-        end = min(begin + SCAN_ROWS, source.num_rows)
-        stretch = source.slice_rows(begin, end)
-        training = np.flatnonzero(runs.mask(train, begin, end))
-        for name, setting in _columns(signature).items():
-            column = typed.read_numbers(stretch, name, setting)
-            label = bool(signature.classes) and name in signature.targets
-            holes = np.flatnonzero(np.isnan(column) | (label & (column < 0)))
-            if len(holes):
+    for rows in _iter_slices(table):
+        mask = assignment.mask(TRAIN, rows.first_row, rows.first_row + rows.num_rows)
+        training = np.flatnonzero(mask)
+        for name, setting in _find_settings(signature).items():
+            column = read_numbers(rows, name, setting)
+            is_label = bool(signature.classes) and name in signature.targets
+            missing = np.flatnonzero(np.isnan(column) | (is_label & (column < 0)))
+            if len(missing):
                 raise UserError(
-                    f"{stretch.locate_cell(int(holes[0]), name)}: is missing; to stream a table, "
-                    "fill or "
-                    "leave out what is missing beforehand"
+                    f"{rows.locate_cell(int(missing[0]), name)}: is missing; to stream a table, "
+                    "fill or leave out what is missing beforehand"
                 )
-            if not label:
-                sums.add(name, column[training])
-                samples.setdefault(name, []).append(column[training[-seen % every :: every]])
-            del column
-            table.release_memory()
-        seen += len(training)
-    scaler = sums.to_scaler(kind)
+            if not is_label:
+                statistics.add(name, column[training])
+                sample = column[training[-num_scanned % stride :: stride]]
+                samples.setdefault(name, []).append(sample)
+            del column  # before the next one is read
+        num_scanned += len(training)
+    scaler = statistics.to_scaler(kind)
     for name, parts in samples.items():
         scaling.refuse_lost_digits(name, np.concatenate(parts), scaler)
     return scaler

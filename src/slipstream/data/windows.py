@@ -10,13 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from slipstream.config import Signature
-from slipstream.data.splits import SplitAssignment
 
 
 class Batch(NamedTuple):
@@ -68,7 +66,7 @@ class Series:
         )
 
     def find_series(self, starts: Tensor) -> Tensor:
-        """Which series each window belongs to."""
+        """Return the series of each window."""
         return torch.bucketize(starts, self.offsets, right=True) - 1
 
 
@@ -88,7 +86,7 @@ def build_series(
 
 
 def concatenate_series(every: Sequence[Series]) -> tuple[Series, list[int]]:
-    """Series of one shape as one, and the first row of each among its rows."""
+    """Return series of one shape as one, and the first row of each among its rows."""
     if len(every) == 1:
         return every[0], [0]
     rows = len(every[0].values)
@@ -105,67 +103,62 @@ def concatenate_series(every: Sequence[Series]) -> tuple[Series, list[int]]:
 
 
 def gather(series: Series, starts: Tensor) -> Batch:
-    """The windows that begin at `starts`, [B]; of [K, B] all that comes back has K in front."""
+    """Gather the windows that begin at `starts`, [B]; with [K, B] every result has K in front."""
     inputs, targets, static = gather_raw(series, starts)
     return split_channels(inputs, targets, static, series)
 
 
 def gather_inputs(series: Series, starts: Tensor) -> tuple[Tensor, Tensor | None]:
-    """What the model reads of the windows."""
-    inputs, static = _raw_inputs(series, starts)
-    return _folded_inputs(inputs, static, series)
+    """Gather what the model reads of the windows."""
+    inputs, static = _gather_inputs(series, starts)
+    return _split_input_channels(inputs, static, series)
 
 
 def gather_raw(series: Series, starts: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Inputs [T, B, F], targets [B, H, C] and static [B, K], channels still together."""
-    inputs, static = _raw_inputs(series, starts)
+    """Gather inputs [T, B, F], targets [B, H, C] and static [B, K], channels still together."""
+    inputs, static = _gather_inputs(series, starts)
     return inputs, series.targets[starts[..., None] + series.target_rows], static
 
 
-def _raw_inputs(series: Series, starts: Tensor) -> tuple[Tensor, Tensor | None]:
+def _gather_inputs(series: Series, starts: Tensor) -> tuple[Tensor, Tensor | None]:
     inputs = series.inputs[starts[..., None, :] + series.context_rows]
     return inputs, None if series.static is None else series.static[series.find_series(starts)]
 
 
 def split_channels(inputs: Tensor, targets: Tensor, static: Tensor | None, series: Series) -> Batch:
-    """What `raw` gives as a batch; with independent channels, one sequence for each."""
-    inputs, static = _folded_inputs(inputs, static, series)
+    """Make a batch of what `gather_raw` returns: one sequence per independent channel."""
+    inputs, static = _split_input_channels(inputs, static, series)
     if series.sequences_per_window > 1:
         targets = targets.transpose(-2, -1).flatten(-3, -2)[..., None]
     return Batch(inputs, static, targets)
 
 
-def _folded_inputs(
+def _split_input_channels(
     inputs: Tensor, static: Tensor | None, series: Series
 ) -> tuple[Tensor, Tensor | None]:
     if series.sequences_per_window > 1:
-        inputs = _one_sequence_per_channel(
-            inputs, others=series.num_inputs - series.sequences_per_window
-        )
-        static = (
-            None
-            if static is None
-            else static.repeat_interleave(series.sequences_per_window, dim=-2)
-        )
+        count = series.sequences_per_window
+        inputs = _split_rows(inputs, others=series.num_inputs - count)
+        static = None if static is None else static.repeat_interleave(count, dim=-2)
     return inputs, static
 
 
 def gather_past(series: Series, starts: Tensor) -> Tensor:
-    """The targets' own context rows, [T, B, C]: what a baseline may repeat."""
+    """Gather the targets' own context rows, [T, B, C], which a baseline may repeat."""
     past = series.targets[starts + series.context_rows]
-    return _one_sequence_per_channel(past, others=0) if series.sequences_per_window > 1 else past
+    return _split_rows(past, others=0) if series.sequences_per_window > 1 else past
 
 
-def merge_channels(sequences: Tensor, fold: int) -> Tensor:
-    """[B * C, H, 1, ...] back to [B, H, C, ...]."""
-    if fold == 1:
+def merge_channels(sequences: Tensor, num_channels: int) -> Tensor:
+    """Turn [B * C, H, 1, ...] back into [B, H, C, ...]."""
+    if num_channels == 1:
         return sequences
-    windows: Tensor = sequences.squeeze(2).unflatten(0, (-1, fold))
+    windows: Tensor = sequences.squeeze(2).unflatten(0, (-1, num_channels))
     return windows.transpose(1, 2)
 
 
-def _one_sequence_per_channel(rows: Tensor, *, others: int) -> Tensor:
-    """[T, B, others + C] to [T, B * C, others + 1]."""
+def _split_rows(rows: Tensor, *, others: int) -> Tensor:
+    """Turn [T, B, others + C] into [T, B * C, others + 1]."""
     own = rows[..., others:, None]
     if others:
         shared = rows[..., None, :others].expand(*own.shape[:-1], -1)
@@ -174,65 +167,14 @@ def _one_sequence_per_channel(rows: Tensor, *, others: int) -> Tensor:
 
 
 class WindowChunk(NamedTuple):
-    """Series, or a stretch of them, and some of their windows."""
+    """Some rows of the series, and the windows that start there."""
 
     series: Series
     starts: Tensor
-    """First rows of the windows, within the piece"""
+    """First rows of the windows, within the chunk"""
     first_row: int
-    """The piece's first row among all rows"""
+    """The chunk's first row among all rows"""
     series_ids: Tensor
-    """Which series each of the piece's series is"""
+    """The number of each of the chunk's series among all series"""
     time: npt.NDArray[Any] | None
     """The rows' times"""
-
-
-@dataclass(frozen=True)
-class WindowRanges:
-    """First rows of windows, as runs: `first`, `first + stride` and so on, `count` of them."""
-
-    first: npt.NDArray[np.int64]
-    count: npt.NDArray[np.int64]
-    stride: int
-
-    def __len__(self) -> int:
-        return int(self.count.sum())
-
-    def list_starts(self) -> npt.NDArray[np.int64]:
-        """Every one of them."""
-        before = np.cumsum(self.count) - self.count
-        within = np.arange(len(self)) - np.repeat(before, self.count)
-        return np.repeat(self.first, self.count) + within * self.stride
-
-    def restrict(self, begin: int, end: int) -> WindowRanges:
-        """Those that start from `begin` to before `end`."""
-        skipped = np.maximum(-(-(begin - self.first) // self.stride), 0)
-        first = self.first + skipped * self.stride
-        most = np.maximum(-(-(end - first) // self.stride), 0)
-        count = np.clip(np.minimum(self.count - skipped, most), 0, None)
-        kept = count > 0
-        return WindowRanges(first[kept], count[kept], self.stride)
-
-
-def find_ranges(
-    breaks: npt.NDArray[np.int64],
-    runs: SplitAssignment,
-    *,
-    which: int,
-    lead: int,
-    steps_out: int,
-    stride: int,
-) -> WindowRanges:
-    """The windows whose target rows all lie in set `which`.
-
-    No window holds a break after its first row, so none crosses a series' end or a gap.
-    """
-    borders = np.union1d(breaks, runs.begins)
-    ends = np.append(borders[1:], runs.num_rows)
-    mine = runs.sets[np.searchsorted(runs.begins, borders, side="right") - 1] == which
-    borders, ends = borders[mine], ends[mine]
-    segments = breaks[np.searchsorted(breaks, borders, side="right") - 1]
-    first = np.maximum(borders, segments + lead) - lead
-    count = np.maximum((ends - steps_out - lead - first) // stride + 1, 0)
-    kept = count > 0
-    return WindowRanges(first[kept], count[kept], stride)

@@ -176,7 +176,7 @@ def test_accepted(tmp_path, name):
     path = tmp_path / "t.csv"
     path.write_bytes(ACCEPTED[name].encode())
     found = load(path)
-    assert found.layout.num_rows >= 79
+    assert found.index.num_rows >= 79
     assert found.signature.targets[0] == "a"
 
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream import UserError
-from slipstream.data import columns
-from slipstream.data.io import quotes, table
+from slipstream.data.io import columns, quotes
+from slipstream.data.io.files import read_file
 
 ROWS = [f"{i},{i * 7 % 11}.5,note {i}" for i in range(400)]
 
@@ -17,7 +17,7 @@ ROWS = [f"{i},{i * 7 % 11}.5,note {i}" for i in range(400)]
 def read(tmp_path, lines, header="time,a,note", end="\n", name="t.csv"):
     path = tmp_path / name
     path.write_bytes((end.join([header, *lines]) + end).encode())
-    return table.read_file(path, name=name)
+    return read_file(path, name=name)
 
 
 def with_stray(*places, column=2):
@@ -42,10 +42,10 @@ def test_also_where_the_file_ends_in_mid_line(tmp_path):
     for tail, line in (('2,"x', 3), ('2,"', 3), ('2,"""', 3), ('2,"a""', 3)):
         path.write_text(f"a,note\n1,x\n{tail}")
         with pytest.raises(UserError, match=f"t.csv, line {line}: .* never closes"):
-            table.read_file(path, name="t.csv")
+            read_file(path, name="t.csv")
     for tail in ('2,""', '2,""""', '2,"a"""', '2,x"', '2,"a"b"'):
         path.write_text(f"a,note\n1,x\n{tail}")
-        assert table.read_file(path, name="t.csv").num_rows == 2
+        assert read_file(path, name="t.csv").num_rows == 2
 
 
 @pytest.mark.parametrize("column", [0, 1])
@@ -58,7 +58,7 @@ def test_also_where_it_swallows_more_than_a_reader_holds(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("time,a,note\n" + '7,8,"x\n' + "1,2,y\n" * 4_000_000)
     with pytest.raises(UserError, match=r"t.csv, line 2: .* quote"):
-        table.read_file(path, name="t.csv")
+        read_file(path, name="t.csv")
 
 
 def test_also_in_the_header(tmp_path):
@@ -99,7 +99,7 @@ def test_notes_of_many_lines_are_read(tmp_path):
         lines[row] = f'{row},1.5,"two, or\nmore, lines,\nof ""text"""'
     source = read(tmp_path, lines)
     assert source.num_rows == 400
-    assert source.column("note")[320].as_py() == 'two, or\nmore, lines,\nof "text"'
+    assert source.read_column("note")[320].as_py() == 'two, or\nmore, lines,\nof "text"'
 
 
 def test_quoted_cells_are_read(tmp_path):
@@ -120,7 +120,7 @@ def test_what_is_closed_is_never_called_open(tmp_path_factory, cells):
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_an_empty_line_of_one_column_is_a_missing_value(tmp_path, end):
     source = read(tmp_path, ["1", "", "2", "bad", "", "4", "", ""], header="a", end=end)
-    assert source.column("a").to_pylist() == ["1", "", "2", "bad", "", "4"]
+    assert source.read_column("a").to_pylist() == ["1", "", "2", "bad", "", "4"]
     with pytest.raises(UserError, match=r't.csv, line 5, column "a": "bad"'):
         columns.read_numbers(source, "a", "data.inputs")
     source = read(tmp_path, ["", "1", "", "2"], header="a", end=end)

@@ -14,8 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream import UserError
-from slipstream.data import columns
-from slipstream.data.io import table as tables
+from slipstream.data.io import columns, parquet
+from slipstream.data.io.files import read_file, read_files
+from slipstream.data.io.memory import read_memory
+from slipstream.data.io.table import FILE_COLUMN, concatenate_tables
 
 
 def csv(tmp_path, content, name="t.csv"):
@@ -25,7 +27,7 @@ def csv(tmp_path, content, name="t.csv"):
 
 
 def read(tmp_path, content, name="t.csv"):
-    return tables.read_file(csv(tmp_path, content, name), name=name)
+    return read_file(csv(tmp_path, content, name), name=name)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +61,7 @@ def read(tmp_path, content, name="t.csv"):
 )
 def test_every_dialect_gives_the_same_numbers(tmp_path, content):
     source = read(tmp_path, content)
-    assert source.names == ("time", "a", "b")
+    assert source.column_names == ("time", "a", "b")
     assert columns.read_numbers(source, "a", "x").tolist() == [1.5, 2.5]
     assert columns.read_numbers(source, "b", "x").tolist() == [-2, 300]
     assert columns.read_times(source, "time", None).tolist() == [1, 2]
@@ -141,7 +143,7 @@ def test_times_with_and_without_a_zone_are_not_mixed(tmp_path, cells, said):
 
 @given(st.lists(st.sampled_from(["2020-01-01", "2020-01-01T00:00:00Z", "x", ""]), min_size=1))
 def test_the_first_time_that_differs_is_named(cells):
-    source = tables.read_memory({"t": cells})
+    source = read_memory({"t": cells})
     kinds = [{"2020-01-01": 1, "2020-01-01T00:00:00Z": 2}.get(cell, 0) for cell in cells]
     bad = next((i for i, kind in enumerate(kinds) if kind == 0 or kind != kinds[0]), None)
     if bad is None:
@@ -170,7 +172,7 @@ def arrow_table() -> pa.Table:
     ids=["pyarrow", "pandas", "polars", "duckdb", "dict"],
 )
 def test_tables_in_memory(made):
-    source = tables.read_memory(made())
+    source = read_memory(made())
     assert columns.read_times(source, "t", None).tolist() == [1, 2, 3]
     np.testing.assert_array_equal(columns.read_numbers(source, "a", "x"), [1.5, np.nan, 3.5])
     assert columns.read_codes(source, "s", "x")[0].tolist() == [0, 1, 0]
@@ -192,7 +194,7 @@ def test_binary_files(tmp_path, suffix):
     else:
         with pa.ipc.new_stream(str(path), arrow_table().schema) as writer:
             writer.write_table(arrow_table())
-    source = tables.read_file(path, name=path.name)
+    source = read_file(path, name=path.name)
     np.testing.assert_array_equal(columns.read_numbers(source, "a", "x"), [1.5, np.nan, 3.5])
 
 
@@ -200,7 +202,7 @@ def test_parquet_is_read_by_column_and_row_group(tmp_path):
     path = tmp_path / "t.parquet"
     table = pa.table({"a": range(100), "b": range(100, 200)})
     pa.parquet.write_table(table, path, row_group_size=30)
-    source = tables.read_file(path, name="t")
+    source = read_file(path, name="t")
     assert source.row_groups == (0, 30, 60, 90)
     for begin, end in ((0, 100), (10, 20), (29, 31), (60, 60 + 40), (99, 100)):
         stretch = source.slice_rows(begin, end)
@@ -212,18 +214,16 @@ def test_parquet_is_read_by_column_and_row_group(tmp_path):
 
 def test_parquet_of_many_columns_is_read_as_it_is(tmp_path, monkeypatch):
     """Columns that are read together are those that were asked for, from the same rows."""
-    monkeypatch.setattr(tables, "READ_AHEAD_BYTES", 8 * 30 * 7)
-    count = tables.MANY_COLUMNS + 3
+    monkeypatch.setattr(parquet, "READ_AHEAD_BYTES", 8 * 30 * 7)
+    count = parquet.MANY_COLUMNS + 3
     table = pa.table({f"c{i}": np.arange(100) + 1000 * i for i in range(count)})
     for name in ("t.parquet", "u.parquet"):
         pa.parquet.write_table(table, tmp_path / name, row_group_size=30)
         table = table.select(table.column_names[::-1])
-    one, other = (
-        tables.read_file(tmp_path / name, name=name) for name in ("t.parquet", "u.parquet")
-    )
+    one, other = (read_file(tmp_path / name, name=name) for name in ("t.parquet", "u.parquet"))
     for source in (one, other, one):
         for i in (0, count - 1, 500, 501, 7, 6):
-            assert source.reader.kind(f"c{i}") == pa.int64()
+            assert source.reader.get_type(f"c{i}") == pa.int64()
             for begin, end in ((0, 30), (10, 20), (29, 31), (99, 100), (0, 100)):
                 wanted = (np.arange(begin, end) + 1000 * i).tolist()
                 assert source.slice_rows(begin, end).read_column(f"c{i}").to_pylist() == wanted
@@ -232,9 +232,9 @@ def test_parquet_of_many_columns_is_read_as_it_is(tmp_path, monkeypatch):
 def test_a_file_that_was_replaced_is_read_anew(tmp_path):
     path = tmp_path / "t.parquet"
     for start in (0, 5):
-        names = [f"c{i}" for i in range(tables.MANY_COLUMNS)]
+        names = [f"c{i}" for i in range(parquet.MANY_COLUMNS)]
         pa.parquet.write_table(pa.table({name: [start, start + 1] for name in names}), path)
-        source = tables.read_file(path, name="t")
+        source = read_file(path, name="t")
         assert source.read_column("c7").to_pylist() == [start, start + 1]
 
 
@@ -252,13 +252,13 @@ def test_a_file_that_was_replaced_is_read_anew(tmp_path):
     ids=lambda values: str(values.type),
 )
 def test_every_numeric_type_becomes_float64(values):
-    found = columns.read_numbers(tables.read_memory(pa.table({"a": values})), "a", "x")
+    found = columns.read_numbers(read_memory(pa.table({"a": values})), "a", "x")
     assert found.dtype == np.float64
     assert np.isfinite(found).all()
 
 
 def test_a_type_that_is_no_number_is_named():
-    source = tables.read_memory({"a": [[1], [2]], "d": [datetime.date(2020, 1, 1)] * 2})
+    source = read_memory({"a": [[1], [2]], "d": [datetime.date(2020, 1, 1)] * 2})
     with pytest.raises(UserError, match=r'column "a" .* holds list<.*>, not numbers'):
         columns.read_numbers(source, "a", "data.inputs")
     assert not columns.is_numeric(source, "d")
@@ -269,17 +269,17 @@ def test_a_folder_is_its_files_by_name(tmp_path):
     for name in ("b.csv", "a.csv", "sub/c.csv", ".hidden.csv", "notes.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("a\n1\n")
-    assert [s.name for s in tables.read_files([str(tmp_path)])] == ["a.csv", "b.csv", "sub/c.csv"]
+    assert [s.name for s in read_files([str(tmp_path)])] == ["a.csv", "b.csv", "sub/c.csv"]
 
 
 def test_files_joined_to_one_table_still_name_file_and_line(tmp_path):
     sources = [read(tmp_path, "a\n1\n2\n", "x.csv"), read(tmp_path, "a\n3\nbad\n5\n6\n", "y.csv")]
-    joined = tables.concatenate_tables(sources)
-    assert columns.read_codes(joined, tables.FILE_COLUMN, "data.id")[1] == ["x.csv", "y.csv"]
+    joined = concatenate_tables(sources)
+    assert columns.read_codes(joined, FILE_COLUMN, "data.id")[1] == ["x.csv", "y.csv"]
     with pytest.raises(UserError, match=r'^y.csv, line 3, column "a": "bad"'):
         columns.read_numbers(joined, "a", "data.inputs")
     with pytest.raises(UserError, match=r'only one of them has the column "a"'):
-        tables.concatenate_tables([sources[0], read(tmp_path, "b\n1\n", "z.csv")])
+        concatenate_tables([sources[0], read(tmp_path, "b\n1\n", "z.csv")])
 
 
 def test_values_beyond_float32_are_named(tmp_path):
@@ -292,6 +292,6 @@ def test_bytes_that_are_no_text_are_refused():
     broken = pa.Array.from_buffers(
         pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff")]
     )
-    source = tables.read_memory(pa.table({"a": broken}))
+    source = read_memory(pa.table({"a": broken}))
     with pytest.raises(UserError, match=r'column "a" \(data.inputs\): .*UTF8'):
         columns.read_numbers(source, "a", "data.inputs")

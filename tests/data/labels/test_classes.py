@@ -11,7 +11,8 @@ import torch
 from slipstream import UserError
 from slipstream.data import dataset as datasets
 from slipstream.data import new_data, windows
-from slipstream.data.io import table as tables
+from slipstream.data.io.files import read_files
+from slipstream.data.io.memory import read_memory
 from slipstream.data.labels import classes, selection
 from tests.labelled import NAMES, class_config, states
 
@@ -41,7 +42,7 @@ def with_labels(table, labels):
     ],
 )
 def test_classes_are_numbered_in_order_and_no_label_is_no_class(labels, names, numbers):
-    source = tables.read_memory({"y": pa.array(labels), "x": [1, 2, 3, 4, 5]})
+    source = read_memory({"y": pa.array(labels), "x": [1, 2, 3, 4, 5]})
     (coded,), found = classes.encode_labels([source], "y", "data.targets")
     assert found == names
     assert coded.read_column("y").to_pylist() == numbers
@@ -59,12 +60,12 @@ def test_classes_are_numbered_in_order_and_no_label_is_no_class(labels, names, n
     ids=["float", "decimal", "text"],
 )
 def test_labels_of_many_digits_are_told_apart(labels):
-    source = tables.read_memory({"y": labels})
+    source = read_memory({"y": labels})
     assert len(classes.encode_labels([source], "y", "data.targets")[1]) == 3
 
 
 def test_an_infinite_label_is_refused():
-    source = tables.read_memory({"y": [1.0, float("inf")]})
+    source = read_memory({"y": [1.0, float("inf")]})
     with pytest.raises(UserError, match=r'row 2, column "y": is inf; labels'):
         classes.encode_labels([source], "y", "data.targets")
 
@@ -77,7 +78,7 @@ def test_classes_of_one_value_have_one_order():
 def test_files_share_their_classes(tmp_path):
     for name, labels in (("a.csv", "up\ndown"), ("b.csv", "flat\nup")):
         (tmp_path / name).write_text(f"y\n{labels}\n")
-    sources = list(tables.read_files([str(tmp_path)]))
+    sources = list(read_files([str(tmp_path)]))
     coded, names = classes.encode_labels(sources, "y", "data.targets")
     assert names == ("down", "flat", "up")
     assert [source.read_column("y").to_pylist() for source in coded] == [[2, 0], [1, 2]]
@@ -136,7 +137,7 @@ def test_folds_leave_out_windows_without_a_label_too():
         for which, starts in fold.starts.items():
             assert not gone & set((starts + 7).tolist()), which
         assert int(fold.starts["train"].max()) + 4 < int(fold.starts["val"].min())
-    assert dataset.count == dataset.folds[-1].count
+    assert dataset.num_windows == dataset.folds[-1].num_windows
 
 
 @pytest.mark.parametrize("split", [{"walk_forward": 2}, {"train": 0.6, "val": 0.2, "test": 0.2}])
@@ -157,7 +158,7 @@ def test_the_future_changes_nothing_of_past_windows(split):
             assert torch.equal(a.inputs, b.inputs)
             assert torch.equal(a.targets, b.targets)
         assert int(mine["val"].max()) + 7 < first
-    assert one.class_counts().tolist() == other.class_counts().tolist()
+    assert one.count_classes().tolist() == other.count_classes().tolist()
 
 
 def test_balanced_weights_come_from_the_first_folds_training_windows():
@@ -166,7 +167,7 @@ def test_balanced_weights_come_from_the_first_folds_training_windows():
     last = dataset.folds[0].starts["train"] + 7
     truth = np.array(table["state"].to_pylist())[last.numpy()]
     counts = [int((truth == name).sum()) for name in NAMES]
-    assert dataset.class_counts().tolist() == counts
+    assert dataset.count_classes().tolist() == counts
     weights = selection.balance_weights(np.array(counts))
     np.testing.assert_allclose(weights, [len(truth) / (3 * n) for n in counts])
     assert np.dot(weights, counts) == pytest.approx(sum(counts))
@@ -200,7 +201,7 @@ def test_a_stream_gives_the_windows_that_memory_gives(tmp_path):
     assert streamed.stream is not None
     assert streamed.signature == held.signature
     assert streamed.num_windows == held.count
-    assert streamed.count_classes().tolist() == held.class_counts().tolist()
+    assert streamed.count_classes().tolist() == held.count_classes().tolist()
     gone = states(600)["state"].to_pylist()
     gone[123] = None
     pa.parquet.write_table(with_labels(states(600), gone), path, row_group_size=70)

@@ -12,7 +12,7 @@ import torch
 from slipstream import UserError
 from slipstream.data import dataset as datasets
 from slipstream.data import new_data, windows
-from slipstream.data.io import table as tables
+from slipstream.data.io.memory import read_memory
 from slipstream.data.labels import intervals
 from slipstream.data.series import SeriesIndex
 from tests.conftest import merged, small_config
@@ -197,7 +197,7 @@ def series_of_labels(names, rows):
         step=None,
         has_dates=False,
     )
-    source = tables.read_memory({"series": rows, "label": range(len(rows))})
+    source = read_memory({"series": rows, "label": range(len(rows))})
     return intervals.match_series(source, layout).tolist()
 
 

@@ -12,12 +12,12 @@ END_BYTES = 1 << 16
 MOST_NOTES = 5
 
 
-def find_duplicates(sources: Sequence[DataTable]) -> list[str]:
+def find_duplicates(tables: Sequence[DataTable]) -> list[str]:
     """Notes on files that are named twice and on those with the same content as another one.
 
     Only files of one size whose ends agree are read as a whole.
     """
-    files = [part for source in sources for part in (source.parts or (source,))]
+    files = [file for table in tables for file in table.files]
     names: dict[Path, str] = {}
     notes = []
     for file in files:

@@ -1,86 +1,119 @@
-"""The tables that a config names, and the store of their rows."""
+"""The files that a config names, each read as its ending says."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from slipstream import machine
-from slipstream.config import SIMULATED, Config, Data
-from slipstream.data import series
-from slipstream.data.io import table as tables
-from slipstream.data.io.table import DataTable
-from slipstream.data.labels import classes, intervals
-from slipstream.data.roles import Roles
-from slipstream.data.series import RawSeries
+from slipstream.config import SIMULATED, Data
+from slipstream.data.io import arrow, columns, csv, decimals, memory, parquet
+from slipstream.data.io.table import FILE_COLUMN, DataTable, concatenate_tables
 from slipstream.data.simulated import bars, cell
-from slipstream.data.splits import SETS
 from slipstream.errors import UserError
+
+READERS = {".csv": "csv", ".tsv": "csv", ".txt": "csv", ".parquet": "parquet", ".pq": "parquet"}
+READERS |= {".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow"}
+SET_FOLDERS = ("train", "val", "test")
+HEAD_BYTES = 1 << 16
 
 
 def read_tables(data: Data, table: Any) -> list[DataTable]:
-    """The tables that the config names, or the one given in its place."""
+    """Read the tables that the config names, or take over the one passed in their place.
+
+    Their columns have a type from here on: numbers in a CSV are parsed once, now.
+    """
     if table is not None:
-        return [tables.read_memory(table, decimal=data.decimal)]
+        return [memory.read_memory(table, decimal=data.decimal)]
     if not data.paths:
         raise UserError("data.path is not set; name a file or a folder, or pass a table")
     if data.paths[0].startswith(SIMULATED):
-        return [_simulated(data.paths[0])]
+        return [_simulate(data.paths[0])]
     if data.split.folders:
         _check_folders(data)
-    sources = list(tables.read_files(data.paths, decimal=data.decimal))
+    tables = list(read_files(data.paths, decimal=data.decimal))
     if data.split.folders:  # a set's files stay tables of their own
-        return (
-            [tables.concatenate_tables([each]) for each in sources]
-            if tables.FILE_COLUMN in data.ids
-            else sources
-        )
-    if data.ids and (len(sources) > 1 or tables.FILE_COLUMN in data.ids):
-        return [tables.concatenate_tables(sources)]
-    return sources
-
-
-def _simulated(path: str) -> DataTable:
-    embedded = {f"{SIMULATED}cell": cell.simulate, f"{SIMULATED}bars": bars.simulate}
-    if path not in embedded:
-        known = " and ".join(f'"{name}"' for name in embedded)
-        raise UserError(f'data.path is "{path}", but the embedded data sets are {known}')
-    return tables.make_table(path, embedded[path]())
+        if FILE_COLUMN in data.ids:
+            tables = [concatenate_tables([each]) for each in tables]
+    elif data.ids and (len(tables) > 1 or FILE_COLUMN in data.ids):
+        tables = [concatenate_tables(tables)]
+    compared = data.targets if data.task == "classify" and data.targets else ()
+    keep_text = {data.time, data.split.by, *data.ids, *data.where, *compared}
+    for each in tables:
+        columns.parse_text(each, keep_text=keep_text)
+    return tables
 
 
 def _check_folders(data: Data) -> None:
     if len(data.paths) != 1 or not Path(data.paths[0]).is_dir():
         raise UserError("data.split.folders needs data.path to be one folder")
-    for name in SETS:
+    for name in SET_FOLDERS:
         if not (Path(data.paths[0]) / name).is_dir():
             raise UserError(f"data.split.folders: {data.paths[0]} has no folder {name}/")
 
 
-def should_stream(config: Config, sources: list[DataTable], roles: Roles) -> bool:
-    """Whether the rows stay on disk: if asked to, or where they would fill half of the memory."""
-    home = config.engine.home
-    if home not in ("auto", "stream"):
-        return False
-    on_disk = all(source.row_groups for source in sources)
-    columns = len(set(roles.inputs) | set(roles.targets))
-    needed = 4 * columns * sum(source.num_rows for source in sources)
-    if home == "stream" and not on_disk:
-        raise UserError('engine.home = "stream" reads Parquet and Arrow files; convert the data')
-    return home == "stream" or (on_disk and needed > machine.get_available_memory() / 2)
+def _simulate(path: str) -> DataTable:
+    embedded = {f"{SIMULATED}cell": cell.simulate, f"{SIMULATED}bars": bars.simulate}
+    if path not in embedded:
+        known = " and ".join(f'"{name}"' for name in embedded)
+        raise UserError(f'data.path is "{path}", but the embedded data sets are {known}')
+    return memory.wrap_table(embedded[path](), path)
 
 
-def prepare_with_labels(
-    sources: list[DataTable],
-    data: Data,
-    roles: Roles,
-    names: tuple[str, ...],
-    min_rows: int,
-) -> tuple[RawSeries, tuple[str, ...], intervals.LabelIntervals | None]:
-    """The store, its classes, and where the labels of a table lie if they come from one."""
-    if data.labels is None:
-        return series.prepare_series(sources, data, roles, min_rows=min_rows), names, None
-    plain = series.prepare_series(sources, data, replace(roles, targets=()), min_rows=min_rows)
-    store, names, spans = intervals.attach_labels(plain, data, names)
-    classes.refuse_too_few(names, data.labels)
-    return store, names, spans
+def read_files(paths: Iterable[str], *, decimal: str | None = None) -> Iterator[DataTable]:
+    """Read every file of the paths; a folder stands for the files below it, in order of name."""
+    for each in paths:
+        path = Path(each)
+        if path.is_dir():
+            for file in list_files(path):
+                yield read_file(file, name=file.relative_to(path).as_posix(), decimal=decimal)
+        else:
+            yield read_file(path, name=path.name, decimal=decimal)
+
+
+def list_files(folder: Path) -> list[Path]:
+    """List the readable files below a folder, except hidden ones."""
+    try:
+        files = sorted(
+            file
+            for file in folder.rglob("*")
+            if file.is_file()
+            and file.suffix.lower() in READERS
+            and not any(part.startswith(".") for part in file.relative_to(folder).parts)
+        )
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be listed ({error.strerror})") from None
+    if not files:
+        raise UserError(f"{folder}: holds no {', '.join(READERS)} file")
+    return files
+
+
+def read_file(
+    path: Path, *, name: str, setting: str = "data.path", decimal: str | None = None
+) -> DataTable:
+    """Read one file; `decimal` is the decimal mark of its text, where that is configured."""
+    reader = READERS.get(path.suffix.lower())
+    if reader is None:
+        ending = path.suffix or path.name
+        raise UserError(f'{path}: unsupported format "{ending}"; use {", ".join(READERS)}')
+    try:
+        with path.open("rb") as file:
+            head = file.read(HEAD_BYTES)
+    except FileNotFoundError:
+        raise UserError(f"{path}: there is no such file ({setting})") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    if not head.strip():
+        raise UserError(f"{path}: the file is empty")
+    match reader:
+        case "csv":
+            text, delimiter = csv.read_csv(path, name, head)
+            if decimal is None and delimiter != ",":
+                decimal = decimals.find_mark(text)
+            table = memory.wrap_table(text, name, path=path, delimiter=delimiter)
+        case "parquet":
+            table = parquet.read_parquet(path, name)
+        case _:
+            table = arrow.read_arrow(path, name)
+    return replace(table, decimal=decimal)

@@ -15,93 +15,93 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from slipstream.data import columns as typed
-from slipstream.data.io.table import ColumnReader, DataTable
+from slipstream.data.io.columns import NULLS, is_text, read_column
+from slipstream.data.io.table import DataTable
 from slipstream.errors import UserError
 
 Ints = npt.NDArray[np.int64]
 
-LABEL = "label"
-"""The column of a table of labels, and then the target's name"""
 UNKNOWN = -1
-NO_LABEL = [text for text in typed.NULLS if text.lower() != "none"]
+NO_LABEL = [text for text in NULLS if text.lower() != "none"]
 """Cells that hold no label; "none" may well be a class"""
 WHOLE = r"^(?:\+?(\d+)|(-\d+))(?:\.0*)?$"
 MOST_CLASSES = 1000
-STRETCH = 1 << 20
+SCAN_ROWS = 1 << 20
 
 
 def encode_labels(
-    sources: Sequence[DataTable], name: str, setting: str, classes: tuple[str, ...] = ()
+    tables: Sequence[DataTable], name: str, setting: str, classes: tuple[str, ...] = ()
 ) -> tuple[list[DataTable], tuple[str, ...]]:
-    """The sources with a column of labels as class numbers, and the classes' names; `classes` are
-    those of a trained model, which are all there may be."""
+    """Return the tables with a column of labels as class numbers, and the classes' names.
+
+    `classes` are those of a trained model; labels outside of them are then refused.
+    """
     classes = classes or sort_classes(
-        text for source in sources for text in _found(source, name, setting)
+        text for table in tables for text in _list_labels(table, name, setting)
     )
     return [
-        replace(source, reader=_Coded(source.reader, source, name, setting, classes))
-        for source in sources
+        replace(table, reader=_ClassReader(table, name, setting, classes)) for table in tables
     ], classes
 
 
 @dataclass(frozen=True)
-class _Coded:
-    """A source's columns, one of them as class numbers."""
+class _ClassReader:
+    """Reads a table's columns, one of them as class numbers."""
 
-    columns: ColumnReader
-    source: DataTable
+    table: DataTable
     name: str
     setting: str
     classes: tuple[str, ...]
 
-    def kind(self, name: str) -> pa.DataType:
-        return pa.float64() if name == self.name else self.columns.kind(name)
+    def get_type(self, name: str) -> pa.DataType:
+        return pa.float64() if name == self.name else self.table.reader.get_type(name)
 
     def read(self, name: str, begin: int, end: int) -> pa.ChunkedArray:
         if name != self.name:
-            return self.columns.read(name, begin, end)
-        stretch = replace(self.source, first_row=begin, num_rows=end - begin)
-        codes, texts = read_labels(stretch, name, self.setting)
-        numbers = number_labels(codes, texts, self.classes, stretch, name)
+            return self.table.reader.read(name, begin, end)
+        rows = replace(self.table, first_row=begin, num_rows=end - begin)
+        codes, texts = read_labels(rows, name, self.setting)
+        numbers = number_labels(codes, texts, self.classes, rows, name)
         return pa.chunked_array([numbers.astype(np.float64)])
 
 
-def _found(source: DataTable, name: str, setting: str) -> set[str]:
-    """The labels of one source, read a stretch at a time."""
-    found: set[str] = set()
-    for begin in range(0, source.num_rows, STRETCH):
-        stretch = source.slice_rows(begin, min(begin + STRETCH, source.num_rows))
-        found |= set(read_labels(stretch, name, setting)[1])
-        if len(found) > MOST_CLASSES:
+def _list_labels(table: DataTable, name: str, setting: str) -> set[str]:
+    """List the labels of one table, read a part at a time."""
+    labels: set[str] = set()
+    for begin in range(0, table.num_rows, SCAN_ROWS):
+        rows = table.slice_rows(begin, min(begin + SCAN_ROWS, table.num_rows))
+        labels |= set(read_labels(rows, name, setting)[1])
+        if len(labels) > MOST_CLASSES:
             raise UserError(
-                f'{source.name}: column "{name}" ({setting}) holds more than {MOST_CLASSES:,} '
+                f'{table.name}: column "{name}" ({setting}) holds more than {MOST_CLASSES:,} '
                 'different labels; is it a number to predict (data.task = "regress")?'
             )
-    return found
+    return labels
 
 
-def read_labels(source: DataTable, name: str, setting: str) -> tuple[Ints, list[str]]:
-    """A column of labels as codes, UNKNOWN where there is none, and the text of each code."""
-    values = typed.read_column(source, name, setting)
+def read_labels(table: DataTable, name: str, setting: str) -> tuple[Ints, list[str]]:
+    """Read a column of labels as codes, UNKNOWN where there is none, and the text of each code."""
+    values = read_column(table, name, setting)
     kind = values.type
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         text = values.cast(pa.string())
     elif pa.types.is_floating(kind) or pa.types.is_decimal(kind) or pa.types.is_null(kind):
-        text = pa.chunked_array([_whole(source, name, setting, values)])
-    elif typed.is_text(kind):
-        text = _cleaned(values)
+        text = pa.chunked_array([_format_integers(table, name, setting, values)])
+    elif is_text(kind):
+        text = _clean_labels(values)
     else:
         raise UserError(
-            f'{source.name}: column "{name}" ({setting}) holds {kind}; labels are integers or text'
+            f'{table.name}: column "{name}" ({setting}) holds {kind}; labels are integers or text'
         )
     encoded = text.combine_chunks().dictionary_encode()
     codes = encoded.indices.fill_null(UNKNOWN).to_numpy(zero_copy_only=False)
     return np.asarray(codes, dtype=np.int64), encoded.dictionary.to_pylist()
 
 
-def _whole(source: DataTable, name: str, setting: str, values: pa.ChunkedArray) -> pa.Array:
-    """Numbers without a fraction as text, all digits; what is not a number is no label."""
+def _format_integers(
+    table: DataTable, name: str, setting: str, values: pa.ChunkedArray
+) -> pa.Array:
+    """Return integers as text with all digits, null where there is no number."""
     encoded = values.combine_chunks().dictionary_encode()
     texts: list[str | None] = []
     for code, number in enumerate(encoded.dictionary.to_pylist()):
@@ -112,15 +112,14 @@ def _whole(source: DataTable, name: str, setting: str, values: pa.ChunkedArray) 
         else:
             row = pc.index(encoded.indices, code).as_py()
             raise UserError(
-                f"{source.locate_cell(row, name)}: is {number:g}; labels ({setting}) are integers "
-                "or "
-                'text, numbers with a fraction are for data.task = "regress"'
+                f"{table.locate_cell(row, name)}: is {number:g}; labels ({setting}) are integers "
+                'or text, numbers with a fraction are for data.task = "regress"'
             )
     return pa.array(texts, pa.string()).take(encoded.indices)
 
 
-def _cleaned(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Trimmed text, null where there is no label; 1, +1 and 1.0 are one label."""
+def _clean_labels(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Trim text, null where there is no label; 1, +1 and 1.0 are one label."""
     text = pc.utf8_trim_whitespace(values.cast(pa.string()))
     absent = pc.is_in(text, value_set=pa.array(NO_LABEL))
     text = pc.if_else(absent, pa.scalar(None, pa.string()), text)
@@ -128,25 +127,25 @@ def _cleaned(values: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def sort_classes(texts: Iterable[str]) -> tuple[str, ...]:
-    """The classes' names: integers by size, text by the alphabet."""
-    found = set(texts)
+    """Sort the classes' names: integers by size, text by the alphabet."""
+    names = set(texts)
     try:
-        return tuple(sorted(found, key=lambda text: (int(text), text)))
+        return tuple(sorted(names, key=lambda text: (int(text), text)))
     except ValueError:
-        return tuple(sorted(found))
+        return tuple(sorted(names))
 
 
 def number_labels(
-    codes: Ints, texts: list[str], classes: tuple[str, ...], source: DataTable, name: str
+    codes: Ints, texts: list[str], classes: tuple[str, ...], table: DataTable, name: str
 ) -> Ints:
-    """Class numbers from codes; refuses a label that is no class."""
+    """Turn codes into class numbers; a label that is no class is refused."""
     place = {text: number for number, text in enumerate(classes)}
     for code, text in enumerate(texts):
         if text not in place:
             row = int(np.flatnonzero(codes == code)[0])
             listed = ", ".join(classes[:20])
             raise UserError(
-                f'{source.locate_cell(row, name)}: "{text}" is no class of the model, which knows '
+                f'{table.locate_cell(row, name)}: "{text}" is no class of the model, which knows '
                 f"{listed}; correct it, or leave it empty"
             )
     numbers = np.array([*(place[text] for text in texts), UNKNOWN], dtype=np.int64)
@@ -155,5 +154,5 @@ def number_labels(
 
 def refuse_too_few(classes: tuple[str, ...], what: str) -> None:
     if len(classes) < 2:
-        held = f'one label, "{classes[0]}"' if classes else "no label"
-        raise UserError(f"{what} holds {held}; to classify, there must be two or more")
+        labels = f'one label, "{classes[0]}"' if classes else "no label"
+        raise UserError(f"{what} holds {labels}; to classify, there must be two or more")

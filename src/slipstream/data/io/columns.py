@@ -1,12 +1,13 @@
-"""Columns of a source as numbers, times or labels.
+"""Columns as numbers, times or codes of text.
 
-A CSV comes as text and each column is typed from all of its values, so a type never changes
+A CSV file comes as text. A column's type follows from all of its values, so that it never changes
 half-way down. Errors name the file, the line and the column.
 """
 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Collection
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from slipstream.data.io import decimals
-from slipstream.data.io.table import DataTable
+from slipstream.data.io.memory import release_memory
+from slipstream.data.io.table import DataTable, MemoryReader
 from slipstream.errors import UserError
 
 NULLS = [
@@ -35,69 +37,94 @@ NULLS = [
 NAIVE, ZONED = pa.timestamp("us"), pa.timestamp("us", "UTC")
 LARGEST = 1e30
 """Beyond it, squares leave the range of float32."""
+HEAD_ROWS = 1000
 
 
-def require_column(source: DataTable, name: str, setting: str) -> None:
+def parse_text(table: DataTable, *, keep_text: Collection[str | None]) -> None:
+    """Replace the text of a CSV table by float64, in place, in columns that hold only numbers.
+
+    `keep_text` names columns that are compared as text, where 007 is not 7, or read as times.
+    Text and numbers of all columns are never in memory together.
+    """
+    reader = table.reader
+    if not isinstance(reader, MemoryReader) or not all(file.delimiter for file in table.files):
+        return
+    for name in table.column_names:
+        values = reader.columns[name]
+        if name in keep_text or name == table.file_column:
+            continue
+        if _to_numbers(table, values.slice(0, HEAD_ROWS)) is None:
+            continue
+        numbers = _to_numbers(table, values)
+        if numbers is not None:
+            filled = numbers.fill_null(np.nan).combine_chunks()
+            reader.columns[name] = pa.chunked_array([filled])
+    release_memory()
+
+
+def require_column(table: DataTable, name: str, setting: str) -> None:
     """Refuse a column that is not there, with the name that may have been meant."""
-    if name not in source.column_set:
-        close = difflib.get_close_matches(name, source.column_names, n=1)
+    if name not in table.column_set:
+        close = difflib.get_close_matches(name, table.column_names, n=1)
         hint = (
             f'did you mean "{close[0]}"?'
             if close
-            else f"it has {', '.join(source.column_names[:20])}"
+            else f"it has {', '.join(table.column_names[:20])}"
         )
-        raise UserError(f'{source.name}: has no column "{name}" ({setting}); {hint}')
+        raise UserError(f'{table.name}: has no column "{name}" ({setting}); {hint}')
 
 
-def read_column(source: DataTable, name: str, setting: str) -> pa.ChunkedArray:
-    require_column(source, name, setting)
-    values = source.read_column(name)
+def read_column(table: DataTable, name: str, setting: str) -> pa.ChunkedArray:
+    require_column(table, name, setting)
+    values = table.read_column(name)
     if pa.types.is_dictionary(values.type):
         try:
             values = values.cast(values.type.value_type)
         except pa.ArrowException:
             raise UserError(
-                f'{source.name}: column "{name}" ({setting}) holds {values.type}; convert it to '
+                f'{table.name}: column "{name}" ({setting}) holds {values.type}; convert it to '
                 "numbers or text"
             ) from None
-    if is_text(values.type) and source.delimiter is None:  # a CSV's text was checked when read
+    if is_text(values.type) and table.delimiter is None:  # a CSV's text was checked when read
         try:
             values.validate(full=True)
         except pa.ArrowInvalid as error:
-            raise UserError(f'{source.name}: column "{name}" ({setting}): {error}') from None
+            raise UserError(f'{table.name}: column "{name}" ({setting}): {error}') from None
     return values
 
 
-def read_numbers(source: DataTable, name: str, setting: str) -> npt.NDArray[np.float64]:
+def read_numbers(table: DataTable, name: str, setting: str) -> npt.NDArray[np.float64]:
     """A column as float64, NaN where a value is missing. Refuses text and infinities."""
-    values = read_column(source, name, setting)
+    values = read_column(table, name, setting)
     if is_text(values.type):
-        values = _parse_numbers(source, name, values)
+        values = _parse_numbers(table, name, values)
     elif not _is_numeric(values.type):
         raise UserError(
-            f'{source.name}: column "{name}" ({setting}) holds {values.type}, not numbers'
+            f'{table.name}: column "{name}" ({setting}) holds {values.type}, not numbers'
         )
     result = np.asarray(values.cast(pa.float64(), safe=False).to_numpy(), dtype=np.float64)
+    if values.type != pa.float64() or table.row_groups:
+        del values
+        release_memory()
     wild = np.flatnonzero(np.abs(result) > LARGEST)
     if len(wild):
-        value = result[wild[0]]
+        value = "infinite" if np.isinf(result[wild[0]]) else result[wild[0]]
         raise UserError(
-            f"{source.locate_cell(int(wild[0]), name)}: is "
-            f"{'infinite' if np.isinf(value) else value} "
+            f"{table.locate_cell(int(wild[0]), name)}: is {value} "
             f"({len(wild)} such values); correct it, or leave it empty and set data.missing"
         )
     return result
 
 
-def is_numeric(source: DataTable, name: str) -> bool:
+def is_numeric(table: DataTable, name: str) -> bool:
     """True for numbers, and for text of which half or more reads as numbers."""
-    kind = source.reader.kind(name)
+    kind = table.reader.get_type(name)
     if not (is_text(kind) or pa.types.is_dictionary(kind)):
         return _is_numeric(kind)
-    values = read_column(source, name, "data.inputs")
+    values = read_column(table, name, "data.inputs")
     if not is_text(values.type):
         return _is_numeric(values.type)
-    if _plain_numbers(values) is not None:
+    if _cast_numbers(values) is not None:
         return True
     text = _clean(values)
     known = len(text) - text.null_count
@@ -106,21 +133,21 @@ def is_numeric(source: DataTable, name: str) -> bool:
 
 
 def read_codes(
-    source: DataTable, name: str, setting: str
+    table: DataTable, name: str, setting: str
 ) -> tuple[npt.NDArray[np.int64], list[str]]:
     """A column as codes and the text that each stands for, numbered as they first appear."""
-    values = read_column(source, name, setting)
+    values = read_column(table, name, setting)
     kind = values.type
     dated = pa.types.is_temporal(kind) and not pa.types.is_interval(kind)
     if not (is_text(kind) or _is_numeric(kind) or dated):
         raise UserError(
-            f'{source.name}: column "{name}" ({setting}) holds {kind}; what tells rows apart is '
+            f'{table.name}: column "{name}" ({setting}) holds {kind}; what tells rows apart is '
             "text, a number, true or false, or a time: convert the column"
         )
     missing = pc.is_null(values, nan_is_null=True)
     if pc.any(missing).as_py():
         row = pc.index(missing, True).as_py()
-        raise UserError(f"{source.locate_cell(row, name)}: is empty ({setting})")
+        raise UserError(f"{table.locate_cell(row, name)}: is empty ({setting})")
     if pa.types.is_floating(kind):
         encoded = values.combine_chunks().dictionary_encode()
         texts = _texts(encoded.dictionary)
@@ -143,32 +170,32 @@ def _texts(values: pa.FloatingPointArray) -> list[str]:
 
 
 def read_times(
-    source: DataTable, name: str, time_format: str | None, setting: str = "data.time"
+    table: DataTable, name: str, time_format: str | None, setting: str = "data.time"
 ) -> npt.NDArray[np.int64] | npt.NDArray[np.float64]:
     """A time column: microseconds (int64) for dates and timestamps, float64 for plain numbers."""
-    values = read_column(source, name, setting)
+    values = read_column(table, name, setting)
     kind = values.type
     if is_text(kind):
-        if time_format is None and is_numeric(source, name):
-            return _known_times(source, name, read_numbers(source, name, setting))
-        values = _parse_times(source, name, values, time_format)
+        if time_format is None and is_numeric(table, name):
+            return _known_times(table, name, read_numbers(table, name, setting))
+        values = _parse_times(table, name, values, time_format)
     elif _is_numeric(kind):
-        return _known_times(source, name, read_numbers(source, name, setting))
+        return _known_times(table, name, read_numbers(table, name, setting))
     elif not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
-        raise UserError(f'{source.name}: column "{name}" ({setting}) holds {kind}, not times')
+        raise UserError(f'{table.name}: column "{name}" ({setting}) holds {kind}, not times')
     if values.null_count:
         row = pc.index(pc.is_null(values), True).as_py()
-        raise UserError(f"{source.locate_cell(row, name)}: the time is missing")
+        raise UserError(f"{table.locate_cell(row, name)}: the time is missing")
     plain = values.cast(pa.timestamp("us", getattr(values.type, "tz", None)), safe=False)
     return np.asarray(plain.cast(pa.int64()).to_numpy(), dtype=np.int64)
 
 
 def _known_times(
-    source: DataTable, name: str, values: npt.NDArray[np.float64]
+    table: DataTable, name: str, values: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.float64]:
     unknown = np.flatnonzero(np.isnan(values))
     if len(unknown):
-        raise UserError(f"{source.locate_cell(int(unknown[0]), name)}: the time is missing")
+        raise UserError(f"{table.locate_cell(int(unknown[0]), name)}: the time is missing")
     return values
 
 
@@ -194,36 +221,41 @@ def _clean(values: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.if_else(pc.is_in(text, value_set=pa.array(NULLS)), pa.scalar(None, pa.string()), text)
 
 
-def _plain_numbers(values: pa.ChunkedArray) -> pa.ChunkedArray | None:
-    """A column of text that is numbers as they are; None where it takes a closer look."""
+def _cast_numbers(text: pa.ChunkedArray) -> pa.ChunkedArray | None:
     try:
-        return values.cast(pa.float64())
+        return text.cast(pa.float64())
     except pa.ArrowInvalid:
         return None
 
 
-def _parse_numbers(source: DataTable, name: str, values: pa.ChunkedArray) -> pa.ChunkedArray:
-    plain = None if source.decimal == "," else _plain_numbers(values)
-    if plain is not None:
-        return plain
-    text = decimals.normalize_decimals(_clean(values), source.decimal, source.delimiter)
-    try:
-        return text.cast(pa.float64())
-    except pa.ArrowInvalid:
-        pass
-    bad = pc.index(pc.match_substring_regex(text, decimals.NUMBER), False).as_py()
-    if bad >= 0:
-        cell = values[bad].as_py().strip()
-        wrong = decimals.explain_mark(cell, source.decimal) or "is not a number; correct it"
-        raise UserError(
-            f'{source.locate_cell(bad, name)}: "{cell[:40]}" {wrong}, or leave the column out of '
-            "data.inputs"
-        )
-    return pc.replace_substring_regex(text, r"^\+", "").cast(pa.float64())
+def _to_numbers(table: DataTable, values: pa.ChunkedArray) -> pa.ChunkedArray | None:
+    """Parse text as numbers, null where a value is missing; None if a cell is not a number."""
+    numbers = None if table.decimal == "," else _cast_numbers(values)
+    if numbers is not None:
+        return numbers
+    text = decimals.normalize_decimals(_clean(values), table.decimal, table.delimiter)
+    numbers = _cast_numbers(text)
+    if numbers is None and pc.any(pc.starts_with(text, "+")).as_py():
+        return _cast_numbers(pc.replace_substring_regex(text, r"^\+", ""))
+    return numbers
+
+
+def _parse_numbers(table: DataTable, name: str, values: pa.ChunkedArray) -> pa.ChunkedArray:
+    numbers = _to_numbers(table, values)
+    if numbers is not None:
+        return numbers
+    text = decimals.normalize_decimals(_clean(values), table.decimal, table.delimiter)
+    row = pc.index(pc.match_substring_regex(text, decimals.NUMBER), False).as_py()
+    cell = values[row].as_py().strip()
+    wrong = decimals.explain_mark(cell, table.decimal) or "is not a number; correct it"
+    raise UserError(
+        f'{table.locate_cell(row, name)}: "{cell[:40]}" {wrong}, or leave the column out of '
+        "data.inputs"
+    )
 
 
 def _parse_times(
-    source: DataTable, name: str, values: pa.ChunkedArray, time_format: str | None
+    table: DataTable, name: str, values: pa.ChunkedArray, time_format: str | None
 ) -> pa.ChunkedArray:
     text = pc.utf8_trim_whitespace(values.cast(pa.string()))
     if time_format is not None:
@@ -239,7 +271,7 @@ def _parse_times(
             except pa.ArrowInvalid:
                 continue
         bad, expected = _explain_times(text)
-    raise UserError(f'{source.locate_cell(bad, name)}: "{str(text[bad])[:40]}" {expected}')
+    raise UserError(f'{table.locate_cell(bad, name)}: "{str(text[bad])[:40]}" {expected}')
 
 
 def _explain_times(text: pa.ChunkedArray) -> tuple[int, str]:
