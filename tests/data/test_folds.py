@@ -204,7 +204,7 @@ def test_a_fold_has_the_windows_of_the_split_by_rows(walk, draw):
     layout, data, signature = walk
     rows = int(layout.offsets[1])
     breaks = layout.breaks[layout.breaks < rows]
-    layout = replace(layout, series=("0",), offsets=layout.offsets[:2], breaks=breaks)
+    layout = replace(layout, series_names=("0",), offsets=layout.offsets[:2], breaks=breaks)
     split = found((layout, data, signature))
     index = draw.draw(st.integers(0, len(split) - 1))
     firsts, size = blocks(layout, data.split)

@@ -34,11 +34,11 @@ def bars_columns():
 
 def test_every_regime_has_its_share_and_lasts(table):
     names, counts = np.unique(
-        table.read_column("regime").to_numpy(zero_copy_only=False), return_counts=True
+        table.column("regime").to_numpy(zero_copy_only=False), return_counts=True
     )
     assert sorted(names) == sorted(bars.REGIMES)
     assert (counts / table.num_rows > 0.15).all()
-    regime = table.read_column("regime").to_numpy(zero_copy_only=False).reshape(-1, bars.NUM_BARS)
+    regime = table.column("regime").to_numpy(zero_copy_only=False).reshape(-1, bars.NUM_BARS)
     changes = (regime[:, 1:] != regime[:, :-1]).mean()
     assert 1 / 250 < changes < 1 / 100
 
@@ -59,7 +59,7 @@ def test_one_bar_says_little_and_a_window_much(table):
         name: table.column(name).to_numpy().reshape(-1, bars.NUM_BARS)
         for name in (*bars_columns(), "volume")
     }
-    regime = table.read_column("regime").to_numpy(zero_copy_only=False).reshape(-1, bars.NUM_BARS)
+    regime = table.column("regime").to_numpy(zero_copy_only=False).reshape(-1, bars.NUM_BARS)
     codes = np.array([bars.REGIMES.index(name) for name in regime.ravel()]).reshape(regime.shape)
     ends = np.arange(CONTEXT, bars.NUM_BARS, CONTEXT)
     steady = np.array(
