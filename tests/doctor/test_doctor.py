@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from slipstream import terminal
 from slipstream.cli import app
 from slipstream.doctor import find_problems, inventory, techniques
-from slipstream.doctor.isolation import NO_END, IsolatedTrial
+from slipstream.doctor.isolation import TIMED_OUT, IsolatedTrial
 from slipstream.doctor.techniques import Technique
 from tests.conftest import HUNG_S
 
@@ -220,7 +220,7 @@ def test_a_process_that_crashes_or_hangs_is_reported_and_ended(tmp_path):
     while not hung.ended:
         hung.end()
     assert found["works"] is False
-    assert found["why"].startswith(NO_END)
+    assert found["why"].startswith(TIMED_OUT)
 
 
 def shown(found):
@@ -252,7 +252,7 @@ def check_examination(found, device):
     its time was up has failed here, on a busy machine, and that is no fault."""
     excused = set() if found["machine"]["compiler"] else {"torch.compile"}
     failed = {one["name"]: one["why"] for one in found["techniques"] if one["works"] is False}
-    excused |= {name for name, why in failed.items() if why.startswith(NO_END)}
+    excused |= {name for name, why in failed.items() if why.startswith(TIMED_OUT)}
     assert not {name: why for name, why in failed.items() if name not in excused}
     tried = {one["name"] for one in found["techniques"] if one["works"]} | excused
     assert {"training step in fp32", "bf16 LSTM", "fused AdamW", "DataLoader workers"} <= tried

@@ -13,6 +13,7 @@ import slipstream
 from slipstream import runs
 from slipstream.engine import monitor
 from slipstream.engine.monitor import HostSampler, Monitor, compare_with_estimate, summarize
+from slipstream.machine.nvml import THROTTLE_REASONS, open_gpu
 from tests.conftest import small_config, waves
 
 CPU = torch.device("cpu")
@@ -94,7 +95,8 @@ def test_children_count_while_they_live():
 def test_a_machine_without_nvml_has_no_card():
     if torch.cuda.is_available():
         pytest.skip("needs a machine without a GPU")
-    assert monitor._card("GPU-none", 0) is None
+    with open_gpu("GPU-none", 0) as gpu:
+        assert gpu is None
 
 
 def test_figures_are_weighted_by_time():
@@ -150,7 +152,7 @@ def test_nvml_tells_of_the_device_that_trains(run):
         assert sample["energy_j"] > 0
         assert 0 < sample["temperature_c"] < 120
         assert sample["clock_mhz"] > 0
-        assert set(sample["throttled"]) <= set(monitor.THROTTLES)
+        assert set(sample["throttled"]) <= set(THROTTLE_REASONS)
     assert found[-1]["gpu_utilisation"] > 0
 
 

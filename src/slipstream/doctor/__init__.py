@@ -1,4 +1,4 @@
-"""What this machine is, which techniques work on it, what the plan would prefer, what is wrong."""
+"""Examines the machine: its inventory, the techniques that work, the plan, and problems."""
 
 from __future__ import annotations
 
@@ -6,33 +6,34 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from slipstream import machine as hardware
-from slipstream.doctor import gpus, inventory, techniques, trials
+from slipstream import machine
+from slipstream.doctor import inventory, techniques, trials
 from slipstream.doctor.problems import find_problems
+from slipstream.machine import nvml
 
 __all__ = ["examine", "find_problems"]
 
 
 def examine(tell: Callable[[str], None] | None = None) -> dict[str, Any]:
-    """Look at the machine, try every technique, measure a plan: some 25 seconds.
+    """Take the inventory, try every technique and measure a plan, in about 25 seconds.
 
-    `tell` is given a line at the start of each part. What does not work is reported with its
-    reason, and nothing that is tried can fail the rest.
+    `tell` receives a line at the start of each part. What does not work is reported with its
+    reason, and no trial can make the others fail.
     """
     say = tell or (lambda _: None)
-    began = time.perf_counter()
-    found: dict[str, Any] = {"machine": inventory.take_inventory()}
-    device = hardware.choose_device("auto")
+    start = time.perf_counter()
+    result: dict[str, Any] = {"machine": inventory.take_inventory()}
+    device = machine.choose_device("auto")
     say("trying what works here ...")
-    found["techniques"] = techniques.try_in_process(device)
+    result["techniques"] = techniques.try_in_process(device)
     say("compiling and starting workers, in processes of their own ...")
-    found["techniques"] += techniques.try_isolated(device)
+    result["techniques"] += techniques.try_isolated(device)
     say("measuring what the plan would prefer ...")
-    found["plan"] = trials.measure_plan(device)
-    held_back = gpus.read_throttling()  # once more, now that the device has worked
-    for gpu in found["machine"]["gpus"]:
-        more = set(held_back.get(gpu["uuid"], ())) - set(gpu["throttled"])
-        gpu["throttled"] += sorted(more)
-    found["problems"] = find_problems(found)
-    found["seconds"] = time.perf_counter() - began
-    return found
+    result["plan"] = trials.measure_plan(device)
+    throttling = nvml.read_throttling()  # again, now that the device has worked
+    for gpu in result["machine"]["gpus"]:
+        causes = inventory.name_throttle_causes(throttling.get(gpu["uuid"], ()))
+        gpu["throttled"] += sorted(set(causes) - set(gpu["throttled"]))
+    result["problems"] = find_problems(result)
+    result["seconds"] = time.perf_counter() - start
+    return result

@@ -1,6 +1,6 @@
-"""What `apart` starts: `python -m slipstream.doctor TECHNIQUE DEVICE` tries one technique.
+"""Tries one technique in a process of its own: `python -m slipstream.doctor TECHNIQUE DEVICE`.
 
-Its last line on stdout is what was found, as JSON.
+The last line on stdout is the result as JSON.
 """
 
 from __future__ import annotations
@@ -10,6 +10,6 @@ import sys
 from slipstream.doctor import techniques
 from slipstream.runs import to_json
 
-if __name__ == "__main__":  # workers may import this once more
-    found = techniques.try_one(*sys.argv[1:])
-    sys.stdout.write("\n" + to_json(found, indent=None) + "\n")
+if __name__ == "__main__":  # DataLoader workers import this module again
+    result = techniques.try_one(*sys.argv[1:])
+    sys.stdout.write("\n" + to_json(result, indent=None) + "\n")

@@ -1,4 +1,4 @@
-"""What is here: GPU, driver, libraries, CPU, cores, memory, disk, as far as each can be told."""
+"""The inventory of this machine: GPUs, driver, libraries, CPU, memory and disk."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import platform
 import shutil
 import sys
 import warnings
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ import psutil
 import torch
 
 from slipstream import __version__, machine
-from slipstream.doctor import gpus as nvidia
+from slipstream.machine import nvml
+from slipstream.machine.cpu import read_cpu_info, read_text
+from slipstream.machine.devices import find_triton_version
 
 FEATURES = {
     "avx2": "AVX2",
@@ -28,122 +31,144 @@ FEATURES = {
     "sve2": "SVE2",
     "bf16": "bf16",
 }
-"""What /proc/cpuinfo calls the features that matter to training, and what people call them"""
+"""The instruction sets that matter to training: their names in /proc/cpuinfo and in prose"""
+THROTTLE_CAUSES = {"heat": {"thermal"}, "power": {"power cap", "power brake"}}
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING")
+PCI = Path("/sys/bus/pci/devices")
+NVIDIA, DISPLAY = "0x10de", "0x03"
+"""NVIDIA's vendor number on the PCI bus, and how the class numbers of displays begin"""
 
 
 def take_inventory() -> dict[str, Any]:
-    """Everything that can be told without running anything on a device."""
-    driver = nvidia.read_driver()  # before torch touches a GPU and is itself a process on it
-    by_driver = driver.pop("gpus")
-    cuda = _cuda()
+    """Collect what is known without running anything on a device."""
+    driver = nvml.read_driver()  # before torch touches a GPU and is itself a process on it
+    known = driver.pop("gpus")
+    for gpu in known:
+        gpu["throttled"] = name_throttle_causes(gpu["throttled"])
+    cuda = _describe_cuda()
     try:
-        gpus = _gpus(by_driver, cuda)
+        gpus = _list_gpus(known, cuda)
     except RuntimeError as error:  # torch counts a GPU that it cannot use
         cuda |= {"available": False, "why": str(error).strip().split("\n")[0]}
-        gpus = _gpus(by_driver, cuda)
+        gpus = _list_gpus(known, cuda)
     return {
         "slipstream": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "torch_wanted": _torch_wanted(),
+        "torch_wanted": _find_torch_requirement(),
         "system": f"{platform.system()} {platform.machine()}",
         "gpus": gpus,
         "driver": driver,
         "cuda": cuda,
-        "nvidia_signs": nvidia.find_signs(),
-        "triton": machine.find_package_version("triton", "pytorch-triton", "triton-windows"),
-        "compiler": shutil.which(get_compiler_name()),
-        "cpu": _cpu(),
-        "memory": _memory(),
-        "disk": _space(Path()),
-        "shm": _space(Path("/dev/shm")),
+        "nvidia_signs": list(_find_nvidia_signs()),
+        "triton": find_triton_version(),
+        "compiler": shutil.which(_get_compiler_name()),
+        "cpu": _describe_cpu(),
+        "memory": _describe_memory(),
+        "disk": _measure_space(Path()),
+        "shm": _measure_space(Path("/dev/shm")),  # None on macOS and Windows
         "environment": {name: os.environ.get(name) for name in VARIABLES},
     }
 
 
-def get_compiler_name() -> str:
-    """The C++ compiler that torch.compile will call."""
-    return os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+def name_throttle_causes(reasons: Iterable[str]) -> list[str]:
+    """Return which of heat and power are behind NVML's reasons for a reduced clock."""
+    present = set(reasons)
+    return [cause for cause, group in THROTTLE_CAUSES.items() if present & group]
 
 
-def _torch_wanted() -> str:
-    """What our own package asks of torch, as pip takes it."""
+def _get_compiler_name() -> str:
+    """Return the C++ compiler that torch.compile calls."""
+    return os.environ.get("CXX") or {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
+
+
+def _find_torch_requirement() -> str:
+    """Return what our own package requires of torch, in pip's notation."""
     try:
-        asked = importlib.metadata.requires("slipstream") or []
+        requirements = importlib.metadata.requires("slipstream") or []
     except importlib.metadata.PackageNotFoundError:  # run from its source
-        asked = []
-    return next((one for one in asked if one.startswith("torch")), "torch")
+        requirements = []
+    return next((one for one in requirements if one.startswith("torch")), "torch")
 
 
-def _cuda() -> dict[str, Any]:
-    """Torch's side of CUDA; `why` is what it says where it sees no GPU."""
-    with warnings.catch_warnings(record=True) as noted:
+def _describe_cuda() -> dict[str, Any]:
+    """Return torch's side of CUDA; `why` is its explanation where it sees no GPU."""
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         available = torch.cuda.is_available()
-    told = " ".join(str(note.message).split("\n")[0] for note in noted)
+    reasons = " ".join(str(warning.message).split("\n")[0] for warning in caught)
+    cudnn = torch.backends.cudnn.version() if torch.version.cuda else None
     return {
         "built_for": torch.version.cuda,
         "available": available,
-        "why": told or None,
-        "cudnn": format_cudnn_version(torch.backends.cudnn.version())
-        if torch.version.cuda
-        else None,
+        "why": reasons or None,
+        "cudnn": format_cudnn_version(cudnn),
         "architectures": torch.cuda.get_arch_list() if available else [],
     }
 
 
 def format_cudnn_version(number: int | None) -> str | None:
-    """91002 is 9.10.2, and before version 9, 8902 was 8.9.2."""
+    """Format 91002 as 9.10.2; before version 9, 8902 was 8.9.2."""
     if number is None:
         return None
     major, rest = divmod(number, 10_000 if number >= 90_000 else 1_000)
     return f"{major}.{rest // 100}.{rest % 100}"
 
 
-def _gpus(by_driver: list[dict[str, Any]], cuda: dict[str, Any]) -> list[dict[str, Any]]:
-    """Those that torch sees, in its order, then the others, which have no `device`."""
-    left = {gpu["uuid"]: gpu for gpu in by_driver}
-    found = []
+def _list_gpus(known: list[dict[str, Any]], cuda: dict[str, Any]) -> list[dict[str, Any]]:
+    """List the GPUs that torch sees, in its order, then the others, whose `device` is None."""
+    unseen = {gpu["uuid"]: gpu for gpu in known}
+    gpus = []
     for index in range(torch.cuda.device_count() if cuda["available"] else 0):
-        card = torch.cuda.get_device_properties(index)
-        unknown = {"free_bytes": None, "temperature_c": None, "busy_percent": None}
-        told = left.pop(f"GPU-{card.uuid}", unknown | {"throttled": [], "processes": []})
-        seen = {
+        properties = torch.cuda.get_device_properties(index)
+        unknown: dict[str, Any] = dict.fromkeys(("free_bytes", "temperature_c", "busy_percent"))
+        unknown |= {"throttled": [], "processes": []}
+        uuid = f"GPU-{properties.uuid}"
+        by_torch = {
             "device": f"cuda:{index}",
-            "uuid": f"GPU-{card.uuid}",
-            "name": card.name,
-            "memory_bytes": card.total_memory,
-            "compute_capability": f"{card.major}.{card.minor}",
+            "uuid": uuid,
+            "name": properties.name,
+            "memory_bytes": properties.total_memory,
+            "compute_capability": f"{properties.major}.{properties.minor}",
         }
-        found.append(told | seen)
-    unseen = {"device": None, "compute_capability": None}
-    return found + [gpu | unseen for gpu in left.values()]
+        gpus.append(unseen.pop(uuid, unknown) | by_torch)
+    return gpus + [gpu | {"device": None, "compute_capability": None} for gpu in unseen.values()]
 
 
-def _cpu() -> dict[str, Any]:
-    quota = min(machine.read_cpu_quotas(), default=None)
+def _find_nvidia_signs() -> Iterator[str]:
+    """Yield what indicates an NVIDIA GPU in this machine, whether or not it can be used."""
+    paths = ("/proc/driver/nvidia/version", "/dev/nvidia0", "/dev/dxg")  # the last one is WSL's
+    yield from (path for path in paths if Path(path).exists())
+    tool = shutil.which("nvidia-smi")
+    if tool:
+        yield tool
+    for folder in sorted(PCI.glob("*")):
+        vendor, kind = (read_text(folder / name).strip() for name in ("vendor", "class"))
+        if vendor == NVIDIA and kind.startswith(DISPLAY):
+            yield str(folder)
+
+
+def _describe_cpu() -> dict[str, Any]:
     return {
-        "name": machine.describe(torch.device("cpu"))["cpu"],
-        "features": _features(),
+        "name": read_cpu_info().name,
+        "features": _list_features(),
         "cores": os.cpu_count() or 1,
         "usable": machine.count_visible_cores(),
-        "quota": quota,
+        "quota": min(machine.read_cpu_quotas(), default=None),
     }
 
 
-def _features() -> list[str]:
-    for line in _text(Path("/proc/cpuinfo")).splitlines():
-        if line.startswith(("flags", "Features")):
-            flags = set(line.split())
-            return [name for flag, name in FEATURES.items() if flag in flags]
-    told = torch.backends.cpu.get_cpu_capability()  # elsewhere: what torch's own kernels use
-    return [] if told in ("DEFAULT", "NO AVX") else [told]
+def _list_features() -> list[str]:
+    flags = read_cpu_info().flags
+    if flags:
+        return [name for flag, name in FEATURES.items() if flag in flags]
+    level = torch.backends.cpu.get_cpu_capability()  # elsewhere: what torch's own kernels use
+    return [] if level in ("DEFAULT", "NO AVX") else [level]
 
 
-def _memory() -> dict[str, Any]:
+def _describe_memory() -> dict[str, Any]:
     memory = psutil.virtual_memory()
-    with warnings.catch_warnings():  # about figures of swapping that some kernels do not keep
+    with warnings.catch_warnings():  # about swap figures that some kernels do not keep
         warnings.simplefilter("ignore")
         swap = psutil.swap_memory()
     limits = [limit for limit, _ in machine.read_memory_limits() if limit < memory.total]
@@ -156,17 +181,9 @@ def _memory() -> dict[str, Any]:
     }
 
 
-def _space(folder: Path) -> dict[str, Any] | None:
+def _measure_space(folder: Path) -> dict[str, Any] | None:
     try:
         total, _, free = shutil.disk_usage(folder)
     except OSError:
         return None
     return {"total_bytes": total, "free_bytes": free}
-
-
-def _text(path: Path) -> str:
-    """A small file's content; nothing where there is none."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return ""

@@ -1,4 +1,4 @@
-"""What is wrong with a machine and what to type about it: pure functions of what was found."""
+"""Finds what is wrong with a machine, and the fix: pure functions of an examination."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any, NamedTuple
 
 GB = 1e9
 SHM_BYTES = 1 * GB
-"""What workers pass batches through; Docker gives 64 MB unless told otherwise."""
+"""Workers pass batches through it; Docker's default is 64 MB."""
 DISK_BYTES = 2 * GB
 MEMORY_BYTES, MEMORY_SHARE = 1 * GB, 0.1
 SWAPPED_BYTES = 0.5 * GB
-"""Less is what a kernel moves out of the way while nobody needs it."""
+"""A kernel swaps out less than this while nothing needs it."""
 GPU_SHARE = 0.25
 BUSY_PERCENT = 20
 OLDEST_DRIVER = {13: "580", 12: "525"}
 """The oldest Linux driver for each major version of CUDA"""
 WHEELS = {13: "cu130", 12: "cu126"}
-"""The builds of torch that go with a driver, by the major version of CUDA that it supports"""
+"""The builds of torch for a driver, by the major version of CUDA that it supports"""
 OLD_GPUS = "cu126"
-"""The build that still knows GPUs older than compute capability 7.5"""
+"""The build that still supports GPUs older than compute capability 7.5"""
 
 Facts = dict[str, Any]
 
@@ -29,27 +29,35 @@ class Problem(NamedTuple):
     fix: str
 
 
-def find_problems(found: Facts) -> list[dict[str, str]]:
-    """Everything that is wrong, given `machine` and `techniques` as `examine` finds them."""
-    machine = found["machine"]
-    rules = (_no_gpu, _old_gpu, _on_the_gpu, _cores, _memory, _disk, _tools)
-    every = [problem for rule in rules for problem in rule(machine)]
-    every += _failures(machine, found["techniques"])
-    return [problem._asdict() for problem in every]
+def find_problems(examination: Facts) -> list[dict[str, str]]:
+    """Find all problems in `machine` and `techniques`, the results of `examine`."""
+    machine = examination["machine"]
+    rules = (
+        _check_visible,
+        _check_capability,
+        _check_gpu_load,
+        _check_cores,
+        _check_memory,
+        _check_disk,
+        _check_tools,
+    )
+    problems = [problem for rule in rules for problem in rule(machine)]
+    problems += _check_techniques(machine, examination["techniques"])
+    return [problem._asdict() for problem in problems]
 
 
-def _no_gpu(machine: Facts) -> Iterator[Problem]:
-    """There is an NVIDIA GPU, but torch does not see it."""
+def _check_visible(machine: Facts) -> Iterator[Problem]:
+    """Report an NVIDIA GPU that torch does not see."""
     driver, cuda, signs = machine["driver"], machine["cuda"], machine["nvidia_signs"]
     if cuda["available"] or not (signs or machine["gpus"]):
         return
     name = machine["gpus"][0]["name"] if machine["gpus"] else "an NVIDIA GPU"
     hidden = machine["environment"]["CUDA_VISIBLE_DEVICES"]
-    built_for, supported = _major(cuda["built_for"]), _major(driver["cuda"])
+    built_for, supported = _parse_major(cuda["built_for"]), _parse_major(driver["cuda"])
     if built_for is None:
         yield Problem(
             f"{name} is here, but torch {machine['torch']} is built without CUDA",
-            _install(machine, WHEELS.get(supported or 13, "cu130")),
+            _suggest_install(machine, WHEELS.get(supported or 13, "cu130")),
         )
     elif hidden is not None and hidden.strip() in ("", "-1"):
         yield Problem(
@@ -62,7 +70,7 @@ def _no_gpu(machine: Facts) -> Iterator[Problem]:
         yield Problem(
             f"driver {driver['version']} goes up to CUDA {driver['cuda']}, torch is built for CUDA "
             f"{cuda['built_for']}",
-            f"{update}, or: {_install(machine, wheel)}" if wheel else update,
+            f"{update}, or: {_suggest_install(machine, wheel)}" if wheel else update,
         )
     elif driver["version"] is None:
         yield Problem(
@@ -71,43 +79,43 @@ def _no_gpu(machine: Facts) -> Iterator[Problem]:
             "after an update of it; in a container: docker run --gpus all ...",
         )
     else:
-        told = f": {cuda['why']}" if cuda["why"] else ""
+        reason = f": {cuda['why']}" if cuda["why"] else ""
         yield Problem(
-            f"{name} is here with driver {driver['version']}, but torch sees none{told}",
+            f"{name} is here with driver {driver['version']}, but torch sees none{reason}",
             "restart the machine; in a container: docker run --gpus all ...",
         )
 
 
-def _install(machine: Facts, wheel: str) -> str:
+def _suggest_install(machine: Facts, wheel: str) -> str:
     index = f"https://download.pytorch.org/whl/{wheel}"
     return f'pip install --force-reinstall "{machine["torch_wanted"]}" --index-url {index}'
 
 
-def _major(version: str | None) -> int | None:
+def _parse_major(version: str | None) -> int | None:
     return None if version is None else int(version.split(".")[0])
 
 
-def _old_gpu(machine: Facts) -> Iterator[Problem]:
-    """Torch has no code for a GPU that it sees."""
+def _check_capability(machine: Facts) -> Iterator[Problem]:
+    """Report a GPU for which torch has no code."""
     built = machine["cuda"]["architectures"]
     known = [int(name.split("_")[1].rstrip("af")) for name in built]
-    for gpu in _visible(machine):
+    for gpu in _list_visible(machine):
         major, minor = (int(part) for part in gpu["compute_capability"].split("."))
         if known and 10 * major + minor < min(known):
             yield Problem(
                 f"{gpu['name']} has compute capability {major}.{minor}; torch {machine['torch']} "
                 f"is built for {', '.join(built)}",
-                _install(machine, OLD_GPUS),
+                _suggest_install(machine, OLD_GPUS),
             )
 
 
-def _visible(machine: Facts) -> list[Facts]:
+def _list_visible(machine: Facts) -> list[Facts]:
     return [gpu for gpu in machine["gpus"] if gpu["device"]]
 
 
-def _on_the_gpu(machine: Facts) -> Iterator[Problem]:
-    """Heat, power, and others at work."""
-    cards = _visible(machine)
+def _check_gpu_load(machine: Facts) -> Iterator[Problem]:
+    """Report heat, the power limit, and other processes on a GPU."""
+    cards = _list_visible(machine)
     for gpu in cards:
         name = f"{gpu['device']} ({gpu['name']})"
         others = [card["device"] for card in cards if card is not gpu]
@@ -127,8 +135,8 @@ def _on_the_gpu(machine: Facts) -> Iterator[Problem]:
             )
         for other in gpu["processes"]:
             who = f"process {other['pid']}" + (f" ({other['name']})" if other["name"] else "")
-            held = other["memory_bytes"]
-            what = "is at work on" if held is None else f"holds {held / GB:.1f} GB of"
+            used = other["memory_bytes"]
+            what = "is at work on" if used is None else f"holds {used / GB:.1f} GB of"
             yield Problem(f"{who} {what} {name}", f"kill {other['pid']}, if it is yours{elsewhere}")
         if gpu["processes"]:
             continue
@@ -150,8 +158,8 @@ def _on_the_gpu(machine: Facts) -> Iterator[Problem]:
         )
 
 
-def _cores(machine: Facts) -> Iterator[Problem]:
-    """More threads than there are cores for them."""
+def _check_cores(machine: Facts) -> Iterator[Problem]:
+    """Report more threads than cores."""
     usable, quota = machine["cpu"]["usable"], machine["cpu"]["quota"]
     if quota is not None and quota < usable:
         yield Problem(
@@ -167,7 +175,7 @@ def _cores(machine: Facts) -> Iterator[Problem]:
             )
 
 
-def _memory(machine: Facts) -> Iterator[Problem]:
+def _check_memory(machine: Facts) -> Iterator[Problem]:
     memory, shm = machine["memory"], machine["shm"]
     available = memory["available_bytes"]
     total = memory["limit_bytes"] or memory["total_bytes"]
@@ -191,7 +199,7 @@ def _memory(machine: Facts) -> Iterator[Problem]:
         )
 
 
-def _disk(machine: Facts) -> Iterator[Problem]:
+def _check_disk(machine: Facts) -> Iterator[Problem]:
     disk = machine["disk"]
     if disk is not None and disk["free_bytes"] < DISK_BYTES:
         yield Problem(
@@ -200,7 +208,7 @@ def _disk(machine: Facts) -> Iterator[Problem]:
         )
 
 
-def _tools(machine: Facts) -> Iterator[Problem]:
+def _check_tools(machine: Facts) -> Iterator[Problem]:
     if machine["cuda"]["available"] and machine["triton"] is None:
         yield Problem(
             "Triton is not installed: torch.compile needs it on CUDA", "pip install triton"
@@ -212,8 +220,8 @@ def _tools(machine: Facts) -> Iterator[Problem]:
         )
 
 
-def _failures(machine: Facts, techniques: list[Facts]) -> Iterator[Problem]:
-    """What was tried and failed, unless a missing tool explains it."""
+def _check_techniques(machine: Facts, techniques: list[Facts]) -> Iterator[Problem]:
+    """Report techniques that failed, unless a missing tool explains it."""
     known = {"torch.compile", "Triton kernel"}
     tools = machine["compiler"] and (machine["triton"] or not machine["cuda"]["available"])
     for one in techniques:

@@ -1,4 +1,4 @@
-"""Tiny jobs of our own engine: the plain step, the same step with something changed, and a plan."""
+"""Tiny training jobs: the plain step, the same step with one setting changed, and a plan."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from slipstream.engine.single import SingleStep, build_step
 from slipstream.errors import Interrupted
 
 SAME_LOSS = 0.05
-"""How far a technique's losses may be from those of the plain step."""
+"""The relative difference that a technique's losses may have from those of the plain step"""
 STEPS = capture.EAGER_FIRST + 2
-"""Of one stretch: after the first one, a captured step is replayed"""
-STRETCHES = 2
+"""Steps of one repeat: after the first repeat, a captured step is replayed"""
+REPEATS = 2
 JOB: dict[str, Any] = {
     "data": {"context": 12, "horizon": 2},
     "train": {"batch": 32},
@@ -40,80 +40,80 @@ TYPICAL: dict[str, Any] = {
     "train": {"batch": 128, "epochs": 100_000},
     "engine": {"plan": "measure"},
 }
-"""What the plan is asked about; it has epochs enough to be worth measuring"""
+"""The job whose plan is measured; it has so many epochs that measuring is worth it"""
 
 
 class TechniqueTiming(NamedTuple):
     ms: float
-    """Of one step"""
+    """Per step"""
     loss: float
     """Mean over the first steps"""
 
 
 @functools.cache
 def time_plain_step(device: torch.device, kind: str = "lstm") -> TechniqueTiming:
-    """What every other step is compared with: fp32, eager, on the device."""
-    found = _steps(device, kind)
-    if not np.isfinite(found.loss):
-        raise RuntimeError(f"the loss is {found.loss}")
-    return found
+    """Time the reference of all other steps: fp32, eager, on the device."""
+    timing = _time_steps(device, kind)
+    if not np.isfinite(timing.loss):
+        raise RuntimeError(f"the loss is {timing.loss}")
+    return timing
 
 
 def time_changed_step(device: torch.device, kind: str = "lstm", **how: Any) -> TechniqueTiming:
-    """Train for a moment and compare the losses with those of the plain step."""
-    found, wanted = _steps(device, kind, **how), time_plain_step(device, kind).loss
-    if not abs(found.loss - wanted) <= SAME_LOSS * abs(wanted):
-        raise RuntimeError(f"gave other losses: {found.loss:.4g} instead of {wanted:.4g}")
-    return found
+    """Time some steps and compare their losses with those of the plain step."""
+    timing, expected = _time_steps(device, kind, **how), time_plain_step(device, kind).loss
+    if not abs(timing.loss - expected) <= SAME_LOSS * abs(expected):
+        raise RuntimeError(f"gave other losses: {timing.loss:.4g} instead of {expected:.4g}")
+    return timing
 
 
-def _steps(
+def _time_steps(
     device: torch.device,
     kind: str = "lstm",
     change: Mapping[str, Any] | None = None,
     check: Callable[[SingleStep], None] | None = None,
     **engine: Any,
 ) -> TechniqueTiming:
-    """Train for a moment, with some settings of the engine or of the plan changed."""
-    wanted = JOB["engine"] | {"device": str(device)} | engine
-    config = configs.load(JOB | {"model": MODELS[kind], "engine": wanted})
-    task, rules = prepare_task(config, datasets.load_dataset(config, _waves()))
-    chosen = replace(rules, **(change or {}))
-    with chosen.flags():
-        job = build_step(task, chosen)
+    """Time some steps with changed settings of the engine or of the plan."""
+    settings = JOB["engine"] | {"device": str(device)} | engine
+    config = configs.load(JOB | {"model": MODELS[kind], "engine": settings})
+    task, rules = prepare_task(config, datasets.load_dataset(config, _build_waves()))
+    plan = replace(rules, **(change or {}))
+    with plan.flags():
+        job = build_step(task, plan)
         try:
             measure.time_first_steps(job, config, STEPS)
             loss = float(job.buffers.losses[:STEPS].mean())
-            spent = min(measure.time_first_steps(job, config, STEPS) for _ in range(STRETCHES))
+            elapsed_s = min(measure.time_first_steps(job, config, STEPS) for _ in range(REPEATS))
             if job.failures():
                 raise RuntimeError("; ".join(job.failures().values()))
             if check:
                 check(job)
         finally:
             job.close()
-    return TechniqueTiming(1e3 * spent / STEPS, loss)
+    return TechniqueTiming(1e3 * elapsed_s / STEPS, loss)
 
 
 def measure_plan(device: torch.device) -> dict[str, Any]:
-    """The plan for a typical small job, measured; or why there is none."""
+    """Measure the plan for a typical small job, or report why there is none."""
     size, data, train = TYPICAL["model"]["hidden"], TYPICAL["data"], TYPICAL["train"]
     job = f"an LSTM of {size} units over {data['context']} rows, batch {train['batch']}"
     try:
         config = configs.load(TYPICAL, [f"engine.device={device}"])
-        task, rules = prepare_task(config, datasets.load_dataset(config, _waves()))
+        task, rules = prepare_task(config, datasets.load_dataset(config, _build_waves()))
         return {"job": job} | measure.choose_plan(task, rules).to_dict()
     except Interrupted:
         raise
-    except Exception as error:  # a device that fails is what the doctor is there for
+    except Exception as error:  # finding a device that fails is the doctor's purpose
         return {"job": job, "failed": summarize_error(error)}
 
 
-def _waves(rows: int = 2048) -> pa.Table:
+def _build_waves(rows: int = 2048) -> pa.Table:
     time = np.arange(rows)
     return pa.table({f"wave{n}": np.sin(2 * np.pi * time / n) for n in (12, 17, 24)})
 
 
 def summarize_error(error: BaseException) -> str:
-    """The first line of what went wrong, with the last one where it only leads up to that."""
+    """Return the first line of an error, with the last one where the first only introduces it."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return f"{lines[0]} {lines[-1].strip()}" if lines[0].endswith(":") and lines[1:] else lines[0]

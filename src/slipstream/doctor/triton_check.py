@@ -1,4 +1,4 @@
-"""A tiny Triton kernel. Import this only where Triton is installed."""
+"""A tiny Triton kernel; import this module only where Triton is installed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ tl: Any = importlib.import_module("triton.language")
 SIZE = 1024
 
 
-# Triton looks up what annotations name, and knows no more than its own language
-def _scaled_sum(left: tl.tensor, right: tl.tensor, out: tl.tensor, size: tl.constexpr) -> None:
+# Triton evaluates the annotations, and knows no names but those of its own language
+def _add_scaled(left: tl.tensor, right: tl.tensor, out: tl.tensor, size: tl.constexpr) -> None:
     place = tl.arange(0, size)
     tl.store(out + place, 2 * tl.load(left + place) + tl.load(right + place))
 
@@ -22,5 +22,5 @@ def _scaled_sum(left: tl.tensor, right: tl.tensor, out: tl.tensor, size: tl.cons
 def check_kernel(device: torch.device) -> None:
     """Compile and run the kernel, and compare with torch."""
     left, right, out = torch.rand(3, SIZE, device=device)
-    triton.jit(_scaled_sum)[(1,)](left, right, out, size=SIZE)
+    triton.jit(_add_scaled)[(1,)](left, right, out, size=SIZE)
     torch.testing.assert_close(out, 2 * left + right)

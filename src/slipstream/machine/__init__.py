@@ -1,0 +1,45 @@
+"""What this machine offers: devices, cores, memory, the NVIDIA driver, and torch's global flags."""
+
+from slipstream.machine.devices import (
+    choose_device,
+    describe,
+    find_gpu_hint,
+    get_max_clock_mhz,
+    has_fast_bf16,
+    has_tf32,
+    synchronize,
+    warm_up,
+)
+from slipstream.machine.flags import set_flags
+from slipstream.machine.limits import (
+    Cgroup,
+    count_available_cores,
+    count_visible_cores,
+    get_available_memory,
+    get_total_memory,
+    read_cpu_quotas,
+    read_memory_limits,
+)
+from slipstream.machine.processes import describe_exit, kill_process_group, signal_process_group
+
+__all__ = [
+    "Cgroup",
+    "choose_device",
+    "count_available_cores",
+    "count_visible_cores",
+    "describe",
+    "describe_exit",
+    "find_gpu_hint",
+    "get_available_memory",
+    "get_max_clock_mhz",
+    "get_total_memory",
+    "has_fast_bf16",
+    "has_tf32",
+    "kill_process_group",
+    "read_cpu_quotas",
+    "read_memory_limits",
+    "set_flags",
+    "signal_process_group",
+    "synchronize",
+    "warm_up",
+]
