@@ -27,6 +27,11 @@ HUNG_S = 3600.0
 KINDS = ("lstm", "gru", "transformer", "mlp", "linear", "tcn")
 
 
+def slow(*values: Any) -> Any:
+    """Parameters of a test that only `make test-slow` runs."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def real_file(name: str) -> Path:
     """A real series; the test that needs one is skipped where it is absent."""
     path = REAL / name

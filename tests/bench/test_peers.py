@@ -112,6 +112,7 @@ def test_where_our_own_precision_failed_fp32_is_held_against():
     assert found["held_against"] == [1.45]
 
 
+@pytest.mark.slow
 def test_steps_and_a_whole_job_beside_others(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     settings = {

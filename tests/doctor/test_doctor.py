@@ -262,6 +262,22 @@ def check_examination(found, device):
     assert found["machine"]["memory"]["available_bytes"] > 0
 
 
+def test_the_command_tries_techniques_and_measures_a_plan(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path))
+    tried = ("training step in fp32", "fused AdamW", "threads")
+    few = [one for one in techniques.TECHNIQUES if one.name in tried]
+    monkeypatch.setattr(techniques, "TECHNIQUES", few)
+    answer = CliRunner().invoke(app, ["doctor", "--json"])
+    assert answer.exit_code == 0, answer.output
+    assert answer.stdout.count("\n") == 1
+    found = json.loads(answer.stdout)
+    assert {one["name"] for one in found["techniques"]} == set(tried)
+    assert found["plan"]["ms_per_step"] > 0
+    for one in found["techniques"]:
+        assert one["name"] in " ".join(shown(found).split())
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU, its own test does this")
 def test_the_command_examines_this_machine(tmp_path, monkeypatch):
     monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path))

@@ -12,7 +12,7 @@ import torch
 
 from slipstream import UserError
 from slipstream.engine import loop, recovery
-from tests.conftest import KINDS, close, waves
+from tests.conftest import KINDS, close, slow, waves
 from tests.engine.test_loop import fit, of_kind
 from tests.limits import run_within
 
@@ -217,7 +217,8 @@ def test_three_times_is_enough(tmp_path):
     assert all(torch.isfinite(value).all() for value in result.weights.values())
 
 
-def test_two_hundred_recoveries_leak_nothing(tmp_path):
+@pytest.mark.parametrize("runs_on", [5, slow(25)])
+def test_recoveries_leak_nothing(tmp_path, runs_on):
     sections = {"train": {"epochs": 1, "batch": 256}, "model": {"kind": "linear"}}
 
     def tensors():
@@ -232,7 +233,7 @@ def test_two_hundred_recoveries_leak_nothing(tmp_path):
     survive(3)
     gc.freeze()  # what is there already need not be looked through again and again
     before, memory = tensors(), psutil.Process().memory_info().rss
-    survive(25)
+    survive(runs_on)
     assert tensors() <= before + 5
     assert psutil.Process().memory_info().rss < memory + 30e6
     gc.unfreeze()

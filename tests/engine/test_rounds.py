@@ -19,7 +19,7 @@ from slipstream.engine.rounds import LanePolicy
 from slipstream.models import build
 from slipstream.objectives import select_point
 from slipstream.runs import Run
-from tests.conftest import KINDS, close, small_dataset, waves
+from tests.conftest import KINDS, close, slow, small_dataset, waves
 from tests.engine.lanes.test_pack import BASE, CUDA, MIXED, MODES, configured, lanes_of, packed
 from tests.engine.steps import make_task
 
@@ -229,7 +229,8 @@ def stopping_at(step):
 @pytest.mark.usefixtures("ahead")
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 @pytest.mark.parametrize("mode", MODES)
-def test_a_stopped_pack_ends_as_the_unbroken_one_to_the_bit(tmp_path, mode, device):
+@pytest.mark.parametrize("shares", [(0.5,), slow((0.0, 0.15, 0.95))])
+def test_a_stopped_pack_ends_as_the_unbroken_one_to_the_bit(tmp_path, mode, device, shares):
     dataset = small_dataset(configured())
     often = {"engine": {"checkpoint_minutes": 1e-9, "log_every": 4}}
     some = lanes_of(EVERYTHING, dataset, device=device, **often)
@@ -237,7 +238,7 @@ def test_a_stopped_pack_ends_as_the_unbroken_one_to_the_bit(tmp_path, mode, devi
     fits, whole = trained(some, dataset, tmp_path, mode)
     wanted = ended(fits)
     total = max(one[1].step for one in wanted)
-    for step in (1, 9, total // 2, total - 2):
+    for step in (1 + int(share * total) for share in shares):
         fits, run = trained(some, dataset, tmp_path, mode, watch=stopping_at(step))
         cut = [one.signal_number for one in fits if one.stopped == rounds.INTERRUPTED]
         assert cut
@@ -256,7 +257,8 @@ def test_a_stopped_pack_ends_as_the_unbroken_one_to_the_bit(tmp_path, mode, devi
 
 @pytest.mark.usefixtures("ahead")
 @pytest.mark.parametrize("device", ["cpu", CUDA])
-def test_lanes_of_one_order_go_their_own_ways_too(tmp_path, device):
+@pytest.mark.parametrize("stops", [(9,), slow((1, 21))])
+def test_lanes_of_one_order_go_their_own_ways_too(tmp_path, device, stops):
     """One ends early and one diverges, which go back and wait; a stop changes no bit."""
     dataset = small_dataset(configured())
     often = {"engine": {"checkpoint_minutes": 1e-9, "log_every": 4}}
@@ -275,7 +277,7 @@ def test_lanes_of_one_order_go_their_own_ways_too(tmp_path, device):
     assert fits[2].stopped == loop.DIVERGED
     for one, lane in zip(fits[:2], some[:2], strict=True):
         same_end(one, lane, dataset, tmp_path)
-    for step in (1, 9, 21):
+    for step in stops:
         _, run = trained(some, dataset, tmp_path, watch=stopping_at(step))
         saved, _ = checkpoint.read_newest(run)
         with make_plan(some[0].config, data_bytes=0).flags():

@@ -36,6 +36,8 @@ from tests.kernels.layers import (
     with_gaps,
 )
 
+Errors = Iterator[tuple[str, float]]
+"""The relative error of each check, by its name"""
 SHAPES = [
     Shape("lstm", K=2, T=5, B=3, D=4, H=6),
     Shape("lstm", K=2, T=4, B=20, D=3, H=16, W=2, states=True),
@@ -148,10 +150,12 @@ class NotWaiting:
 
 
 def split_shapes(count: int) -> Iterator[Shape]:
-    """One part and several, full and not, and some drawn at random."""
+    """One part and several; with a count also full and wider ones, and some drawn at random."""
     for kind in ("lstm", "gru"):
         yield Shape(kind, K=1, T=1, B=1, D=1, H=1)
         yield Shape(kind, K=2, T=3, B=17, D=3, H=40, W=2)
+        if count == 0:
+            continue
         yield Shape(kind, K=1, T=4, B=5, D=3, H=64, last=True)
         yield Shape(kind, K=1, T=3, B=2, D=3, H=129, W=2, last=True)
         draw = random.Random(kind)
@@ -230,39 +234,64 @@ def rehearsed() -> bool:
     return unchanged and bool((first > 0).all())
 
 
+def check_updates(_: int) -> Errors:
+    yield "adam", adam_error(decoupled=False)
+    yield "adamw", adam_error(decoupled=True)
+    yield "adamw of some columns", adam_error(decoupled=True, columns=slice(8, 36))
+    yield "adamw of fours", adam_error(decoupled=True, columns=slice(8, 36), width=52)
+    yield "adamw of an odd number", adam_error(decoupled=True, width=49)
+    yield "a rehearsal", 0.0 if rehearsed() else 1.0
+    for name, keys in (("one key", 1), ("a key for each window", 37)):
+        yield f"draws by {name}", float(not draws_agree("cpu", rows=41, batch=37, keys=keys))
+    for number, sizes in enumerate([(1, 1, 1), (2, 70, 2, 40), (3, 300, 64), (1, 5, 700)]):
+        yield f"norm {number} fp32", norm_error(sizes, torch.float32, torch.float32)
+        yield f"norm {number} fp16", norm_error(sizes, torch.float16, torch.float16)
+        yield f"norm {number} fp32 to fp16", norm_error(sizes, torch.float32, torch.float16)
+
+
+def check_attention(count: int) -> Errors:
+    for number, shape in enumerate(attention_shapes(count, most=Attention(3, 64, 5, 4, 64))):
+        name, loose = f"attention {number}", number % 2 == 0
+        yield f"{name} fp32", attention_error(shape, torch.float32, loose=loose)
+        yield f"{name} fp16", attention_error(shape, torch.float16, loose=not loose)
+    for dtype in (torch.float32, torch.float16):
+        yield f"attention alone, {dtype}", float(not attention_is_the_same_alone(dtype))
+
+
+def check_fused(_: int) -> Errors:
+    for number, shape in enumerate(SHAPES):
+        name = f"{shape.kind} {number}"
+        yield f"{name} fp32", error_of(shape, torch.float32, held=4 if number % 2 else 1)
+        yield f"{name} fp16", error_of(shape, torch.float16, held=1 if number % 2 else 4)
+
+
+def check_stepwise(count: int) -> Errors:
+    for number, shape in enumerate(stepwise_shapes(count)):
+        name, loose = f"stepwise {shape.kind} {number}", number % 2 == 0
+        yield f"{name} fp32", stepwise_error_of(shape, torch.float32, loose=loose)
+        yield f"{name} fp16", stepwise_error_of(shape, torch.float16, loose=not loose)
+
+
+def check_split(count: int) -> Errors:
+    wide_kernels.split_forward = NotWaiting(wide_kernels.split_forward, "x")
+    wide_kernels.split_backward = NotWaiting(wide_kernels.split_backward, "slots")
+    for number, shape in enumerate(split_shapes(count)):
+        name, loose = f"split {shape.kind} {number}", number % 2 == 0
+        tile = split.TILES[number % 2]
+        yield f"{name} fp16", stepwise_error_of(shape, torch.float16, loose=loose, tile=tile)
+
+
+CHECKS = {
+    "updates": check_updates,
+    "attention": check_attention,
+    "fused": check_fused,
+    "stepwise": check_stepwise,
+    "split": check_split,
+}
+
+
 if __name__ == "__main__":
     mended()
     guarded()
     torch.use_deterministic_algorithms(True)  # fills what `empty` gives with NaN
-    found = {"adam": adam_error(decoupled=False), "adamw": adam_error(decoupled=True)}
-    found["adamw of some columns"] = adam_error(decoupled=True, columns=slice(8, 36))
-    found["adamw of fours"] = adam_error(decoupled=True, columns=slice(8, 36), width=52)
-    found["adamw of an odd number"] = adam_error(decoupled=True, width=49)
-    found["a rehearsal"] = 0.0 if rehearsed() else 1.0
-    for name, keys in (("one key", 1), ("a key for each window", 37)):
-        found[f"draws by {name}"] = 0.0 if draws_agree("cpu", rows=41, batch=37, keys=keys) else 1.0
-    for number, sizes in enumerate([(1, 1, 1), (2, 70, 2, 40), (3, 300, 64), (1, 5, 700)]):
-        found[f"norm {number} fp32"] = norm_error(sizes, torch.float32, torch.float32)
-        found[f"norm {number} fp16"] = norm_error(sizes, torch.float16, torch.float16)
-        found[f"norm {number} fp32 to fp16"] = norm_error(sizes, torch.float32, torch.float16)
-    for number, shape in enumerate(attention_shapes(12, most=Attention(3, 64, 5, 4, 64))):
-        name, loose = f"attention {number}", number % 2 == 0
-        found[f"{name} fp32"] = attention_error(shape, torch.float32, loose=loose)
-        found[f"{name} fp16"] = attention_error(shape, torch.float16, loose=not loose)
-    for dtype in (torch.float32, torch.float16):
-        found[f"attention alone, {dtype}"] = 0.0 if attention_is_the_same_alone(dtype) else 1.0
-    for number, shape in enumerate(SHAPES):
-        name = f"{shape.kind} {number}"
-        found[f"{name} fp32"] = error_of(shape, torch.float32, held=4 if number % 2 else 1)
-        found[f"{name} fp16"] = error_of(shape, torch.float16, held=1 if number % 2 else 4)
-    for number, shape in enumerate(stepwise_shapes(3)):
-        name, loose = f"stepwise {shape.kind} {number}", number % 2 == 0
-        found[f"{name} fp32"] = stepwise_error_of(shape, torch.float32, loose=loose)
-        found[f"{name} fp16"] = stepwise_error_of(shape, torch.float16, loose=not loose)
-    wide_kernels.split_forward = NotWaiting(wide_kernels.split_forward, "x")
-    wide_kernels.split_backward = NotWaiting(wide_kernels.split_backward, "slots")
-    for number, shape in enumerate(split_shapes(1)):
-        name, loose = f"split {shape.kind} {number}", number % 2 == 0
-        tile = split.TILES[number % 2]
-        found[f"{name} fp16"] = stepwise_error_of(shape, torch.float16, loose=loose, tile=tile)
-    json.dump(found, sys.stdout)
+    json.dump(dict(CHECKS[sys.argv[1]](int(sys.argv[2]))), sys.stdout)

@@ -179,7 +179,7 @@ def draws_agree(device: str, *, rows: int, batch: int, keys: int) -> bool:
     for site in (0, 7, 1 << 20):
         how = counter_rng.CounterHash(rng._of_site(site), rng.MIX, rng.BITS)
         for name, dtype in (
-            ("whole", torch.int64),
+            ("int64", torch.int64),
             ("uniform", torch.float32),
             ("signed", torch.float32),
         ):
@@ -189,7 +189,7 @@ def draws_agree(device: str, *, rows: int, batch: int, keys: int) -> bool:
                     key, how, rows, batch, dtype, signed=name == "signed"
                 )
 
-            wanted = [getattr(rng, name)(key.cpu(), site, rows, batch) for key in many]
+            wanted = [getattr(rng, f"draw_{name}")(key.cpu(), site, rows, batch) for key in many]
             mine = vmap(one)(many).cpu()
             found = found and torch.equal(mine, torch.stack(wanted))
             found = found and torch.equal(one(many[0]).cpu(), wanted[0])

@@ -9,12 +9,28 @@ import sys
 
 import pytest
 
+from tests.conftest import slow
+
 pytest.importorskip("triton")
 
 
-def test_the_kernels_compute_what_is_defined():
+@pytest.mark.parametrize(
+    ("area", "drawn", "checks"),
+    [
+        ("updates", 0, 20),
+        ("attention", 1, 12),
+        ("fused", 0, 14),
+        ("stepwise", 0, 16),
+        ("split", 0, 4),
+        slow("attention", 12, 34),
+        slow("stepwise", 3, 28),
+        slow("split", 1, 10),
+    ],
+)
+def test_the_kernels_compute_what_is_defined(area, drawn, checks):
+    """A process for each area, so that the workers of the test run share them."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.interpreted"],
+        [sys.executable, "-m", "tests.kernels.interpreted", area, str(drawn)],
         env=os.environ | {"TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
@@ -22,6 +38,6 @@ def test_the_kernels_compute_what_is_defined():
     )
     assert done.returncode == 0, done.stderr
     errors = json.loads(done.stdout)
-    assert len(errors) == 20 + 2 + 12 + 34 + 28 + 10
+    assert len(errors) == checks
     for name, error in errors.items():
         assert error < (2e-3 if "fp16" in name else 3e-6), name

@@ -68,11 +68,13 @@ def test_a_slow_loader_is_named():
     assert any("engine.home" in change["setting"] for change in found["tried"])
 
 
+@pytest.mark.slow
 def test_too_many_threads_are_named():
     found = verdict_of(*job(threads=4 * machine.count_available_cores()))
     assert found["verdict"] == "oversubscribed threads"
 
 
+@pytest.mark.slow
 def test_other_work_on_the_machine_is_named():
     """As many threads as there are cores, and as many processes that do nothing but turn."""
     cores = machine.count_available_cores()
@@ -91,6 +93,7 @@ def test_other_work_on_the_machine_is_named():
     assert "with other work" in found["sentence"]
 
 
+@pytest.mark.slow
 def test_too_small_a_batch_is_named():
     model = {"kind": "mlp", "hidden": [16, 16], "layers": 2}
     found = looked_for("too small a batch", *job(context=20, batch=4, model=model))
@@ -98,6 +101,7 @@ def test_too_small_a_batch_is_named():
     assert "train.batch = 16" in found["changes"][0]["setting"]
 
 
+@pytest.mark.slow
 def test_busy_recurrent_layers_are_named():
     found = verdict_of(*job(batch=128, model={"kind": "lstm", "hidden": 96, "layers": 1}))
     assert found["verdict"] == "kernel-bound"
@@ -105,6 +109,7 @@ def test_busy_recurrent_layers_are_named():
     assert found["floor"]["arithmetic_ms"] > 0
 
 
+@pytest.mark.slow
 def test_memory_traffic_is_named():
     model = {"kind": "mlp", "hidden": [3000, 3000], "layers": 2}
     found = verdict_of(*job(columns=16, context=300, batch=2, rows=2000, model=model), steps=3)
@@ -112,6 +117,7 @@ def test_memory_traffic_is_named():
     assert found["floor"]["memory_ms"] > found["floor"]["arithmetic_ms"]
 
 
+@pytest.mark.slow
 def test_memory_that_comes_from_disk_is_named(tmp_path):
     """The series lie in a mapped file whose pages are put out again and again."""
     config, dataset = job(columns=64, context=20, rows=60_000, model={"kind": "linear"})

@@ -22,10 +22,21 @@ from slipstream import UserError, checksums, runs
 from slipstream.engine import checkpoint
 from slipstream.errors import ResumableError
 from slipstream.scoring import predict
-from tests.conftest import HUNG_S, small_config, waves
+from tests.conftest import HUNG_S, slow, small_config, waves
+from tests.soak import Soak
 from tests.training.test_resume import configured, ended, interrupted
 
 
+def test_a_kill_a_stop_and_damage_lose_nothing(tmp_path):
+    soak = Soak(tmp_path, 0)
+    soak.broken("linear, sgd", signal.SIGKILL)
+    soak.broken("repeats", signal.SIGTERM)
+    soak.damaged(5)
+    assert soak.counts["damaged files: survived"] == 5
+    assert not [what for what in soak.counts if what.endswith(("lost", "wrong"))]
+
+
+@pytest.mark.slow
 def test_a_short_soak_loses_nothing():
     command = [sys.executable, "-m", "tests.soak", "--short"]
     found = subprocess.run(command, capture_output=True, text=True, timeout=HUNG_S)
@@ -132,7 +143,7 @@ def test_a_model_that_cannot_be_written_is_kept_elsewhere(tmp_path, monkeypatch)
     shutil.rmtree(Path(folder).parent)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, slow(2)])
 def test_signals_end_a_command_with_its_code_and_no_orphans(tmp_path, workers):
     path = tmp_path / "data.parquet"
     pyarrow.parquet.write_table(waves(900), path, row_group_size=100)

@@ -25,7 +25,7 @@ from slipstream.engine import lanestate, recovery, rounds
 from slipstream.engine.lanes import pack
 from slipstream.terminal import TrainingDisplay, training
 from slipstream.training import lanes as together
-from tests.conftest import close, merged, small_config, waves
+from tests.conftest import close, merged, slow, small_config, waves
 from tests.test_cli import invoke, sets
 
 SMALL = {"model": {"kind": "mlp"}, "train": {"epochs": 4, "lr": 0.01}}
@@ -471,12 +471,14 @@ def ended(run):
 
 
 @pytest.mark.parametrize("places", [64, 2])
-def test_a_stopped_run_goes_on_to_the_same_end(tmp_path, monkeypatch, places):
+@pytest.mark.parametrize("logs", [(7,), slow((1, 11))])
+def test_a_stopped_run_goes_on_to_the_same_end(tmp_path, monkeypatch, places, logs):
     monkeypatch.setattr(pack_size, "MAX_LANES", places)
     sections = merged(merged(FOLDS, DURABLE), {"train": {"repeats": 2}})
     whole = slipstream.train(configured(tmp_path / "whole", **sections), waves(400)).run
     wanted = ended(runs.open_run(whole))
-    for log, number in ((1, signal.SIGINT), (7, signal.SIGTERM), (11, signal.SIGINT)):
+    for log in logs:
+        number = signal.SIGTERM if log == 7 else signal.SIGINT
         config = configured(tmp_path / f"at{log}", **sections)
         told = r"of 6 lanes done; .*; go on with: slipstream train --resume"
         with pytest.raises(Interrupted, match=told) as caught:
@@ -522,8 +524,9 @@ def test_a_stop_between_two_lines_of_the_log_leaves_the_same_log(tmp_path, monke
         assert mine == theirs
 
 
-@pytest.mark.parametrize("validate_every", [1, 2])
-@pytest.mark.parametrize("logs", [1, 5, 8])
+@pytest.mark.parametrize(
+    ("logs", "validate_every"), [(5, 1), (8, 2), slow(1, 1), slow(1, 2), slow(5, 2), slow(8, 1)]
+)
 def test_a_run_out_of_time_goes_on_where_it_was_cut(tmp_path, monkeypatch, logs, validate_every):
     """The folds' epochs differ in length, so that lanes are cut in all kinds of places."""
     train = {"repeats": 2, "validate_every": validate_every}

@@ -15,7 +15,7 @@ import slipstream
 from slipstream import Interrupted, UserError, runs
 from slipstream.engine import checkpoint, loop
 from slipstream.training import start
-from tests.conftest import small_config, waves
+from tests.conftest import slow, small_config, waves
 
 EVERYTHING = {"engine": {"log_every": 4, "checkpoint_minutes": 1e-9}}
 JOBS = {
@@ -87,12 +87,12 @@ def interrupted(config, table, step, number=signal.SIGINT):
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_a_stopped_run_ends_as_the_unbroken_one(tmp_path, job):
+@pytest.mark.parametrize("shares", [(0.5,), slow((0.0, 0.05, 0.55, 0.95))])
+def test_a_stopped_run_ends_as_the_unbroken_one(tmp_path, job, shares):
     config, table = configured(tmp_path / "whole", job), waves(400)
     whole = runs.open_run(slipstream.train(config, table).run)
     wanted = ended(whole)
-    steps = wanted[4]
-    for step in {1, 3, steps // 2, steps // 2 + 1, steps - 1}:
+    for step in (1 + int(share * wanted[4]) for share in shares):
         run = interrupted(configured(tmp_path / f"at{step}", job), table, step)
         assert not (run.folder / "lock.json").exists()
         slipstream.train(data=table, resume=run.folder)
@@ -131,7 +131,7 @@ def test_a_stop_during_validation_validates_again(tmp_path, monkeypatch):
     same(ended(run), wanted)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, slow(2)])
 def test_a_streamed_run_goes_on_too(tmp_path, workers):
     path = tmp_path / "data.parquet"
     pyarrow.parquet.write_table(waves(900), path, row_group_size=100)
@@ -201,7 +201,7 @@ class Clock:
 
 
 @pytest.mark.parametrize("job", ["lstm, dropout", "mlp, plateau", "validated every second epoch"])
-@pytest.mark.parametrize("cut", [4, 13, 18, 27])
+@pytest.mark.parametrize("cut", [4, slow(13), 18, slow(27)])
 def test_a_run_out_of_time_goes_on_where_it_was_cut(tmp_path, monkeypatch, job, cut):
     """9 steps an epoch, whose 4th, 8th and last look at the clock. The validation at the cut is one
     that an unbroken run does not have."""

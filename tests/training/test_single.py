@@ -297,6 +297,7 @@ def test_pm25_trains_with_missing_values_filled_forward(tmp_path):
     assert any("pm2.5 2,043" in note for note in result.summary["notes"])
 
 
+@pytest.mark.slow
 def test_a_few_epochs_of_the_demo_clearly_beat_every_baseline(tmp_path):
     settings = (
         "train.epochs=3",
@@ -320,7 +321,8 @@ def test_a_few_epochs_of_the_demo_clearly_beat_every_baseline(tmp_path):
 
 
 def test_scoring_survives_a_full_memory(tmp_path, monkeypatch):
-    calm = slipstream.train(small_config(tmp_path), waves(3000))
+    config = small_config(tmp_path, train={"epochs": 1})
+    calm = slipstream.train(config, waves(700))
     forward = objective.forward
 
     def tight(model, inputs, static, noise=None, *, plan):
@@ -329,7 +331,7 @@ def test_scoring_survives_a_full_memory(tmp_path, monkeypatch):
         return forward(model, inputs, static, noise, plan=plan)
 
     monkeypatch.setattr(objective, "forward", tight)
-    found = slipstream.train(small_config(tmp_path), waves(3000))
+    found = slipstream.train(config, waves(700))
     close(found.metrics["test"]["mae"], calm.metrics["test"]["mae"], rel=1e-5)
     assert found.summary["windows"] == calm.summary["windows"]
 

@@ -32,7 +32,7 @@ from slipstream.tuning.api import count_parallel_trials
 from slipstream.tuning.packing import grouping
 from slipstream.tuning.packing.trial import TrialRun
 from slipstream.tuning.study import NOTES
-from tests.conftest import KINDS, close, waves
+from tests.conftest import KINDS, close, slow, waves
 
 SPACE = {
     "train.lr": {"low": 1e-3, "high": 3e-2, "log": True},
@@ -52,7 +52,7 @@ def job(tmp_path, table=None, **changed):
         "data": {"path": str(path), "context": 8, "horizon": 2},
         "model": {"hidden": 8, "layers": 1, "dropout": 0.0},
         "train": {"epochs": 3, "batch": 32, "lr": 0.01},
-        "engine": {"device": "cpu", "monitor": False},
+        "engine": {"device": "cpu", "monitor": False, "plan": "off", "threads": 1},
         "tune": {"trials": 6, "retrain": 0, "pruner": "none", "space": SPACE},
     }
     for section, values in changed.items():
@@ -213,11 +213,11 @@ def test_a_grid_needs_finitely_many_values(tmp_path):
 
 def test_a_trial_scores_what_it_would_score_alone(tmp_path):
     """Whatever pack it was in: other widths, batches, neighbours, places taken over."""
-    settings = job(tmp_path, tune={"trials": 8, "parallel": 3})
+    settings = job(tmp_path, tune={"trials": 6, "parallel": 3})
     study, seen = found_by(settings)
     base = configs.load(settings)
-    assert study.summary["trials"]["finished"] == 8
-    assert sum(event["event"] == "pack" for event in seen) < 8
+    assert study.summary["trials"]["finished"] == 6
+    assert sum(event["event"] == "pack" for event in seen) < 6
     for trial in trials_of(study):
         config = spaces.apply_params(base, base.tune.space, trial.params)
         alone = slipstream.train(configs.replace_settings(config, {"out": str(tmp_path / "alone")}))
@@ -365,7 +365,8 @@ def test_classes_are_searched_too(tmp_path):
     table = table.append_column("up", pa.array(np.where(up, "yes", "no")))
     inputs = table.column_names[1:-1]
     data = {"task": "classify", "targets": ["up"], "horizon": 0, "inputs": inputs}
-    settings = job(tmp_path, table, data=data, train={"class_weights": "balanced"})
+    measured = {"plan": "cached", "threads": "auto"}
+    settings = job(tmp_path, table, data=data, train={"class_weights": "balanced"}, engine=measured)
     settings["tune"] |= {"retrain": 1, "retrain_seeds": 2, "trials": 3}
     study, _ = found_by(settings)
     assert study.summary["trials"]["finished"] == 3
@@ -655,7 +656,8 @@ def test_the_study_opens_in_optuna(tmp_path):
     assert len(again.trials) == 3
 
 
-def test_memory_does_not_grow_with_trials(tmp_path):
+@pytest.mark.parametrize("trials", [16, slow(40)])
+def test_memory_does_not_grow_with_trials(tmp_path, trials):
     """Nothing of an ended trial stays: no weights, no lanes, no candidates."""
     kept = []
 
@@ -664,14 +666,13 @@ def test_memory_does_not_grow_with_trials(tmp_path):
             import gc
 
             gc.collect()
-            found = [o for o in gc.get_objects() if type(o) is TrialRun]
-            tensors = sum(type(o) is torch.Tensor for o in gc.get_objects())
-            kept.append((len(found), tensors))
+            types = [type(o) for o in gc.get_objects()]
+            kept.append((types.count(TrialRun), types.count(torch.Tensor)))
 
-    settings = job(tmp_path, train={"epochs": 1}, tune={"trials": 40, "parallel": 4})
+    settings = job(tmp_path, train={"epochs": 1}, tune={"trials": trials, "parallel": 4})
     settings["tune"]["space"] = {"train.lr": {"low": 1e-3, "high": 1e-2}}
     slipstream.tune(settings, watch=look)
-    early, late = kept[8:16], kept[-12:-4]
+    early, late = kept[4:8], kept[-8:-4]
     assert max(count for count, _ in late) <= max(count for count, _ in early)
     assert max(count for _, count in late) <= max(count for _, count in early) + 8
 

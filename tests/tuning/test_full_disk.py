@@ -13,11 +13,12 @@ from slipstream import runs
 from slipstream.cli import app
 from slipstream.errors import ResumableError
 from slipstream.tuning.storage import database
+from tests.conftest import slow
 from tests.soak import forked, waited
 from tests.tuning.test_api import job
 
 SIZE = 32 << 20
-LEVELS = (16, 64, 280)
+LEVELS = (slow(16), 64, slow(280))
 """KiB that are free when a search begins"""
 
 

@@ -16,7 +16,7 @@ from slipstream.engine.lanes import pack as packs
 from slipstream.engine.lanes.gradients import _start_threads
 from slipstream.engine.lanes.lane import EpochStart, Lane, check_compatible
 from slipstream.models import permission
-from tests.conftest import KINDS, close, small_config, small_dataset, waves
+from tests.conftest import KINDS, close, slow, small_config, small_dataset, waves
 from tests.engine.steps import run_steps
 
 CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
@@ -98,14 +98,15 @@ def same_as_alone(lanes, dataset, pack, losses, *, rel=1e-5):
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", [*KINDS, "bidirectional"])
-def test_a_hundred_steps_of_every_lane_are_those_of_the_model_alone(kind, mode, device):
+@pytest.mark.parametrize("steps", [20, slow(100)])
+def test_the_steps_of_every_lane_are_those_of_the_model_alone(kind, mode, device, steps):
     model = {"kind": kind}
     if kind == "bidirectional":
         model = {"kind": "gru", "bidirectional": True, "pool": "attention"}
     dataset = small_dataset(configured())
     lanes = lanes_of(MIXED, dataset, model=BASE["model"] | model, device=device)
     pack = packed(lanes, dataset, mode, capture=device == "cuda")
-    losses = train(pack, steps=100)
+    losses = train(pack, steps=steps)
     assert not pack.failures()
     rounded = device == "cuda" and mode == "branches"  # cuDNN sums otherwise at other widths
     same_as_alone(lanes, dataset, pack, losses, rel=1e-4 if rounded else 1e-5)
@@ -124,7 +125,7 @@ def test_every_optimizer_and_schedule(optimizer, schedule):
         change["train"] = common | {"schedule": schedule} | change.get("train", {})
     lanes = lanes_of(changes, dataset, model={"kind": "mlp", "layers": 1})
     pack = packed(lanes, dataset, "together")
-    same_as_alone(lanes, dataset, pack, train(pack, steps=25))
+    same_as_alone(lanes, dataset, pack, train(pack, steps=15))
 
 
 def test_lanes_may_each_have_their_own_optimizer():

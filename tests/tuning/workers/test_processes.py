@@ -44,6 +44,15 @@ class Violent:
             os.kill(self.pids.get(self.to_worker, os.getpid()), self.number)
 
 
+def test_two_workers_find_every_trial_once(tmp_path):
+    found = slipstream.tune(job(tmp_path, trials=4), workers=2)
+    trials = runs.read_json(found.run / "trials.json")
+    assert [trial["trial"] for trial in trials] == list(range(4))
+    assert found.summary["trials"] == {"finished": 4, "pruned": 0, "failed": 0}
+    assert (found.run / "best" / "model" / "weights.safetensors").exists()
+
+
+@pytest.mark.slow
 def test_two_workers_are_stopped_resumed_and_killed_and_find_every_trial_once(tmp_path):
     config = job(tmp_path, trials=TRIALS, epochs=EPOCHS, parallel=4)
     stopping = Violent(signal.SIGTERM)
@@ -76,6 +85,7 @@ def test_two_workers_are_stopped_resumed_and_killed_and_find_every_trial_once(tm
     assert configs.load(found.run / "best" / "config.toml").train.lr == found.best.train.lr
 
 
+@pytest.mark.slow
 def test_trials_of_a_killed_worker_are_retried_once(tmp_path):
     config = job(tmp_path, trials=7, epochs=20)
     one_of_two_is_killed(config, database.make_run_database_url(tmp_path), tmp_path)
