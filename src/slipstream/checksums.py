@@ -1,4 +1,4 @@
-"""Files beside a manifest of their SHA-256 sums. No torch here."""
+"""Folders whose manifest.json lists the SHA-256 sums of their files."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ MANIFEST = "manifest.json"
 
 
 def read_verified(folder: Path) -> dict[str, bytes]:
-    """The files of a folder, each compared with the manifest; a UserError names one that differs.
+    """Return a folder's files, each verified against the manifest; a UserError names a damaged one.
 
-    Whoever parses one of them parses what this returns, not the file itself.
+    Callers parse the returned bytes, not the file itself, which may change afterwards.
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: is missing; was the run finished?")
-    sums = _sums(folder / MANIFEST)
-    there = {path.name for path in folder.iterdir()} - {MANIFEST}
-    for name in sorted(there - set(sums)):
-        raise UserError(f"{folder / name}: is not in the manifest; someone has put it there")
+    sums = _read_manifest(folder / MANIFEST)
+    present = {path.name for path in folder.iterdir()} - {MANIFEST}
+    for name in sorted(present - set(sums)):
+        raise UserError(f"{folder / name}: is not in the manifest; it was added later")
     files = {}
-    for name, wanted in sums.items():
-        if name not in there:
+    for name, expected in sums.items():
+        if name not in present:
             raise UserError(f"{folder / name}: is missing")
         try:
             files[name] = (folder / name).read_bytes()
         except OSError as error:
             raise UserError(f"{folder / name}: cannot be read ({error.strerror})") from None
-        if hashlib.sha256(files[name]).hexdigest() != wanted:
+        if hashlib.sha256(files[name]).hexdigest() != expected:
             raise UserError(f"{folder / name}: is damaged (its SHA-256 differs from the manifest)")
     return files
 
@@ -41,7 +41,7 @@ def compute_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _sums(manifest: Path) -> dict[str, str]:
+def _read_manifest(manifest: Path) -> dict[str, str]:
     try:
         sums = json.loads(manifest.read_bytes())
     except FileNotFoundError:

@@ -260,15 +260,15 @@ def test_a_search_predicts_with_its_best_settings(searched, tmp_path):
     table = slipstream.predict(run, waves())
     again = slipstream.predict(run / "retrained" / "best", waves())
     assert table.equals(again)
-    assert b"the search's best settings, trained again" in table.schema.metadata[b"model"]
+    assert b"the search's best settings, retrained" in table.schema.metadata[b"model"]
     scores = slipstream.evaluate(run)
-    assert scores["model"].startswith("the search's best settings, trained again: ")
+    assert scores["model"].startswith("the search's best settings, retrained: ")
     tested = runs.read_json(run / "retrained" / "best" / "metrics.json")
     mine = [tested["metrics"]["test"]["mae"], tested["ensemble"]["metrics"]["test"]["mae"]]
     close(scores["metrics"]["mae"], mine[tested["uses"] == "ensemble"])
     found = invoke("predict", run, run.parents[1] / "table.csv", "--out", tmp_path / "ahead.csv")
     assert found.exit_code == 0, found.output
-    assert "predicted by the search's best settings, trained again" in found.stdout
+    assert "predicted by the search's best settings, retrained" in found.stdout
 
 
 def test_a_search_that_was_broken_off_predicts_with_its_best_trial(searched, tmp_path):

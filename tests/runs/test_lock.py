@@ -163,9 +163,7 @@ def test_without_file_locks_a_file_that_one_can_create_is_the_lock(tmp_path, mon
     monkeypatch.setattr(fcntl, "flock", refuse)
     run = runs.Run(tmp_path)
     with runs.lock_run(run):
-        told = (
-            rf"process {os.getpid()} on .* holds this run; if that one is gone, remove .*lock.held"
-        )
+        told = rf"process {os.getpid()} on .* holds this run; if it has ended, remove .*lock.held"
         with pytest.raises(UserError, match=told), runs.lock_run(run):
             pass
     assert list(tmp_path.iterdir()) == []

@@ -57,7 +57,7 @@ def test_lines_that_are_no_events_are_left_out(run, line):
     run.log.write_bytes(line + b"\n" + run.log.read_bytes())
     events, notes = runs.read_log(run)
     assert [event["step"] for event in events] == [0, 1, 2]
-    assert "1 lines (1)" in notes[0]
+    assert "1 damaged lines (1)" in notes[0]
 
 
 def test_logs_of_version_0_1_are_read(run):

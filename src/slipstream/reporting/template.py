@@ -41,7 +41,7 @@ def write_report(page: str, *, of: Path, to: Path) -> Path:
     except OSError as error:
         why = f"{path}: cannot be written ({error.strerror})"
         if error.errno in runs.DISK_FULL:
-            fix = f"free some space and draw it again: slipstream report {of}"
+            fix = f"make room and draw it again: slipstream report {of}"
             raise ResumableError(f"{why}; the rest of the run is complete; {fix}") from None
         fix = f"write it elsewhere: slipstream report {of} --out FOLDER"
         raise UserError(f"{why}; {fix}") from None

@@ -1,4 +1,4 @@
-"""The run folder: its files, its lock and its event log. No torch here."""
+"""The run folder: its files, its lock and its event log. No torch."""
 
 from slipstream.runs.config import CHANGEABLE_ON_RESUME, format_config, load_config
 from slipstream.runs.files import (

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all: under a temporary name, flushed, then renamed."""
+"""Atomic writes: files are written under a temporary name, flushed, then renamed."""
 
 from __future__ import annotations
 
@@ -21,21 +21,23 @@ from slipstream.errors import UserError
 TEMPORARY = re.compile(
     r"\.(?P<name>.+?)\.(?:(?P<host>[0-9a-f]{8})-)?(?P<pid>\d+)\.(?P<end>tmp|old)"
 )
-"""What `replacing` writes to; version 0.1 left the host out"""
+"""Temporary names of `replace_atomically`; version 0.1 had no host in them"""
 
 
 def to_json(value: Any, *, indent: int | None = 1, ascii_only: bool = False) -> str:
-    """JSON that every reader takes: what is not finite becomes null."""
-    return json.dumps(_finite(value), indent=indent, allow_nan=False, ensure_ascii=ascii_only)
+    """Format strict JSON: numbers that are not finite become null."""
+    return json.dumps(
+        _replace_nonfinite(value), indent=indent, allow_nan=False, ensure_ascii=ascii_only
+    )
 
 
-def _finite(value: Any) -> Any:
+def _replace_nonfinite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):
-        return {str(k): _finite(v) for k, v in value.items()}
+        return {str(k): _replace_nonfinite(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(v) for v in value]
+        return [_replace_nonfinite(v) for v in value]
     return value
 
 
@@ -59,20 +61,20 @@ def write_json(path: Path, value: Any) -> None:
 
 @contextmanager
 def replace_atomically(path: Path) -> Iterator[Path]:
-    """Yield a temporary name; what is written there takes `path`'s place, flushed to disk.
+    """Yield a temporary path whose file or folder then replaces `path`, flushed to disk.
 
-    What a writer of the same file left behind when it was killed is removed.
+    Leftovers of killed writers of the same file are removed.
     """
-    for leftover in path.parent.glob(f".{_escaped(path.name)}.*"):
-        found = TEMPORARY.fullmatch(leftover.name)
-        if found and found["name"] == path.name and _is_dead(found):
-            _recover(leftover, found)
-    temporary, old = (_beside(path, end) for end in ("tmp", "old"))
+    for leftover in path.parent.glob(f".{_escape_glob(path.name)}.*"):
+        match = TEMPORARY.fullmatch(leftover.name)
+        if match and match["name"] == path.name and _is_dead(match):
+            _recover(leftover, match)
+    temporary, old = (_make_temporary(path, end) for end in ("tmp", "old"))
     remove(temporary)
     try:
         yield temporary
         flush_folder(temporary)
-        if path.is_dir():  # a folder can only take the place of an empty one
+        if path.is_dir():  # a rename cannot replace a folder that is not empty
             path.replace(old)
         temporary.replace(path)
         flush(path.parent)
@@ -82,54 +84,57 @@ def replace_atomically(path: Path) -> Iterator[Path]:
 
 
 def recover_leftovers(folder: Path, *, all_writers: bool = False) -> None:
-    """Remove what killed writers left in a folder, and put back what they had moved aside.
+    """Remove the leftovers of killed writers in a folder, and restore what they had moved aside.
 
-    With `all_writers`, whoever wrote it: the caller knows that nobody else writes there.
+    With `all_writers`, also those of other machines: the caller knows that nobody writes there.
     """
-    with suppress(OSError):  # a folder that takes no change has its own message
+    with suppress(OSError):  # a read-only folder is reported elsewhere
         for leftover in list(folder.iterdir()):
-            found = TEMPORARY.fullmatch(leftover.name)
-            mine = found and found["host"] == _host() and int(found["pid"]) == os.getpid()
-            if found and (all_writers or mine or _is_dead(found)):
-                _recover(leftover, found)
+            match = TEMPORARY.fullmatch(leftover.name)
+            is_own = match and match["host"] == _hash_host() and int(match["pid"]) == os.getpid()
+            if match and (all_writers or is_own or _is_dead(match)):
+                _recover(leftover, match)
 
 
-def _recover(leftover: Path, found: re.Match[str]) -> None:
-    path = leftover.with_name(found["name"])
-    with suppress(OSError):  # another one may have been faster
-        if found["end"] == "old" and not path.exists():  # killed between its two renames
+def _recover(leftover: Path, match: re.Match[str]) -> None:
+    path = leftover.with_name(match["name"])
+    with suppress(OSError):  # another process may have been faster
+        if match["end"] == "old" and not path.exists():  # killed between its two renames
             leftover.replace(path)
         else:
             remove(leftover)
 
 
-def _is_dead(found: re.Match[str]) -> bool:
-    """Whether the writer of a temporary file ran on this machine, and runs no more."""
-    host = found["host"]
-    return host in (None, _host()) and not psutil.pid_exists(int(found["pid"]))
+def _is_dead(match: re.Match[str]) -> bool:
+    """Whether the writer of a temporary file ran on this machine and has ended."""
+    host = match["host"]
+    return host in (None, _hash_host()) and not psutil.pid_exists(int(match["pid"]))
 
 
-def _beside(path: Path, end: str) -> Path:
-    return path.with_name(f".{path.name}.{_host()}-{os.getpid()}.{end}")
+def _make_temporary(path: Path, end: str) -> Path:
+    return path.with_name(f".{path.name}.{_hash_host()}-{os.getpid()}.{end}")
 
 
-def _host() -> str:
+def _hash_host() -> str:
     return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
 
 
-def _escaped(name: str) -> str:
+def _escape_glob(name: str) -> str:
     return re.sub(r"([*?[])", r"[\1]", name)
 
 
 def flush_folder(folder: Path) -> None:
-    """Flush a folder and all that is in it to disk."""
+    """Flush a file, or a folder with its content, to disk."""
     for path in [*folder.rglob("*"), folder]:
         flush(path)
 
 
 def flush(path: Path) -> None:
-    """Have the system write a file or a folder's list of names to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    """Flush a file or a folder's entries to disk. Windows cannot flush a folder, and a file only
+    with write access."""
+    if os.name == "nt" and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -1,4 +1,4 @@
-"""The sums of a finished run's files: what a report is drawn from is compared with them first."""
+"""SHA-256 sums of a finished run's files, verified before a report is drawn from them."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from slipstream.runs.files import read_json, remove, to_json, write_json, write_
 from slipstream.runs.folder import Run
 
 METRICS = "metrics.json"
-SEALED = (
+LISTED = (
     *("config.toml", "labels.toml", "encoder.toml", "plan.json", "trials.json", "best.toml"),
     *("predictions.parquet", "reconstructions.parquet"),
 )
 
 
 def write_metrics(run: Run, summary: dict[str, Any], *, name: str = METRICS) -> None:
-    """Write metrics.json, which says that a run is finished, and before it the SHA-256 sums of all
-    that the run has ended with. Of a probe, `name` is another."""
+    """Write metrics.json, which marks a run as finished, and before it the manifest of SHA-256 sums
+    of all its files. A probe uses another `name`."""
     text = to_json(summary) + "\n"
-    there = [run.folder / name for name in SEALED if (run.folder / name).is_file()]
-    sums = {path.name: _sum(path) for path in there}
+    files = [run.folder / name for name in LISTED if (run.folder / name).is_file()]
+    sums = {path.name: _compute_sum(path) for path in files}
     sums[name] = hashlib.sha256(text.encode()).hexdigest()
     write_json(run.folder / MANIFEST, sums)
     write_text(run.folder / name, text)
 
 
 def remove_manifest(run: Run) -> None:
-    """Drop the sums: the run goes on, and its files will change."""
+    """Remove the manifest: the run continues, and its files will change."""
     remove(run.folder / MANIFEST)
 
 
 def verify_files(folder: Path, *names: str) -> None:
-    """Compare files with the run's sums; a UserError names one that differs. A run that goes on,
-    or one of version 0.1, has no sums to compare with."""
+    """Verify files against the run's manifest; a UserError names a damaged one. Unfinished runs and
+    runs of version 0.1 have no manifest."""
     manifest = folder / MANIFEST
     if not manifest.exists():
         return
     sums = read_json(manifest)
-    fix = f"restore it from a copy, train again, or remove {manifest} to have it read as it is"
+    fix = f"restore it from a copy, train again, or remove {manifest} to skip the check"
     if not isinstance(sums, dict):
         raise UserError(f"{manifest}: lists no files; restore it from a copy, or remove it")
     for name in names:
@@ -50,20 +50,20 @@ def verify_files(folder: Path, *names: str) -> None:
             continue
         if not path.is_file():
             raise UserError(f"{path}: is missing; {fix}")
-        if sums.get(name) != _sum(path):
+        if sums.get(name) != _compute_sum(path):
             raise UserError(f"{path}: is damaged (its SHA-256 differs from {MANIFEST}); {fix}")
 
 
 def read_metrics(folder: Path) -> dict[str, Any]:
-    """A finished run's metrics.json, verified."""
+    """Read and verify the metrics.json of a finished run."""
     verify_files(folder, METRICS)
-    found = read_json(folder / METRICS)
-    if not isinstance(found, dict):
-        raise UserError(f"{folder / METRICS}: holds no figures; train the run again")
-    return found
+    metrics = read_json(folder / METRICS)
+    if not isinstance(metrics, dict):
+        raise UserError(f"{folder / METRICS}: holds no metrics; train the run again")
+    return metrics
 
 
-def _sum(path: Path) -> str:
+def _compute_sum(path: Path) -> str:
     try:
         return compute_sha256(path)
     except OSError as error:

@@ -1,13 +1,13 @@
-"""A lock that one process holds at a time, and that ends with it however it ends.
+"""A lock that one process holds at a time and that the kernel releases when the process ends.
 
-`flock` on a file, not the file's existence, is the lock: the kernel gives it to one taker, and
-frees it when the holder dies. POSIX record locks (`lockf`) would not do: two threads of one process
-share them, and they are lost as soon as any descriptor of the file is closed. What a fork keeps of
-a `flock` is its descriptor; a forked child closes it at once, so a worker that outlives its parent
-holds nothing. The file only names the holder, for the message to others.
+The lock is `flock` on a file, not the file's existence: the kernel grants it to one process and
+releases it when that process dies. POSIX record locks (`lockf`) do not suffice: two threads of one
+process share them, and closing any descriptor of the file releases them. A fork inherits the
+descriptor of a `flock`; the child closes it at once, so a worker that outlives its parent holds
+nothing. The file's content only names the holder for error messages.
 
-The file is removed when the lock is given back. A taker may then have locked a file that has no
-name any more, so each checks that the name still is that of the file it has locked.
+The file is removed when the lock is released. Another process may then have locked a file that no
+longer has a name, so after locking it checks that the name still refers to the same file.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from slipstream.runs.files import remove
 
 NAME = "lock.json"
 WITHOUT_FLOCK = "lock.held"
-"""Holds the lock by its existence where the file system, or the system, has no `flock`"""
+"""The lock file where there is no `flock`: its existence is the lock"""
 NO_FLOCK = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 _held: set[int] = set()
-"""Descriptors of this process, for a forked child to close"""
+"""Descriptors that a forked child closes"""
 _closes_in_children = False
 
 
 class Lock:
-    """A lock that this process holds. Its folder may be renamed meanwhile."""
+    """A lock that this process holds; its folder may be renamed."""
 
     def __init__(self, folder: Path, descriptor: int | None) -> None:
         self.folder, self._descriptor, self._owner = folder, descriptor, os.getpid()
 
     def release(self) -> None:
-        """Give it back; in a forked child, which never had it, do nothing."""
+        """Release the lock; do nothing in a forked child, which does not hold it."""
         if os.getpid() != self._owner:
             return
         for name in (NAME,) if self._descriptor is not None else (NAME, WITHOUT_FLOCK):
@@ -54,27 +54,29 @@ class Lock:
             import fcntl
 
             _held.discard(self._descriptor)
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # also where a fork kept a descriptor
+            fcntl.flock(
+                self._descriptor, fcntl.LOCK_UN
+            )  # also where a fork inherited the descriptor
             os.close(self._descriptor)
 
 
-def take(folder: Path) -> Lock:
-    """Lock a folder; a UserError names the holder where there is one."""
+def acquire(folder: Path) -> Lock:
+    """Lock a folder; a UserError names the current holder."""
     while True:
         try:
             descriptor = os.open(folder / NAME, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
-            raise _cannot_be_written(folder, error) from None
+            raise _explain_failure(folder, error) from None
         try:
-            locked = _flock(descriptor)
+            locked = _try_flock(descriptor)
             if locked is None:
-                return _take_without_flock(folder)
+                return _acquire_without_try_flock(folder)
             if not locked:
-                raise UserError(_who_writes(folder))
-            if not _is_at(folder / NAME, descriptor):  # its holder gave it back just now
+                raise UserError(_describe_holder(folder))
+            if not _refers_to(folder / NAME, descriptor):  # its holder has just released it
                 continue
-            _refuse_others(folder)
-            _name_holder(descriptor)
+            _check_holder(folder)
+            _write_holder(descriptor)
             _close_in_children(descriptor)
             lock, descriptor = Lock(folder, descriptor), -1
             return lock
@@ -84,26 +86,26 @@ def take(folder: Path) -> Lock:
 
 
 def remove_leftover(folder: Path) -> None:
-    """Remove a folder whose process was killed: its lock is free, or was not even made."""
+    """Remove the folder of a killed process: its lock is free, or was never created."""
     try:
         descriptor = os.open(folder / NAME, os.O_RDWR)
     except FileNotFoundError:
-        with suppress(OSError):  # only an empty folder goes away
+        with suppress(OSError):  # removes only an empty folder
             folder.rmdir()
         return
     except OSError:
         return
     try:
-        others = _holder(folder / NAME).get("host", platform.node()) != platform.node()
-        if _flock(descriptor) and not others:
-            with suppress(OSError):  # another one may have been faster
+        others = _read_holder(folder / NAME).get("host", platform.node()) != platform.node()
+        if _try_flock(descriptor) and not others:
+            with suppress(OSError):  # another process may have been faster
                 remove(folder)
     finally:
         os.close(descriptor)
 
 
-def _flock(descriptor: int) -> bool | None:
-    """Whether the lock was got; None where there are no such locks."""
+def _try_flock(descriptor: int) -> bool | None:
+    """Return whether the lock was acquired; None where there is no `flock`."""
     try:
         import fcntl
     except ImportError:  # Windows
@@ -119,7 +121,7 @@ def _flock(descriptor: int) -> bool | None:
     return True
 
 
-def _is_at(path: Path, descriptor: int) -> bool:
+def _refers_to(path: Path, descriptor: int) -> bool:
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:
@@ -140,47 +142,47 @@ def _close_inherited() -> None:
             os.close(_held.pop())
 
 
-def _take_without_flock(folder: Path) -> Lock:
-    """Lock by a file that only one can create. What a killed process leaves has to be removed by
-    hand: to tell that its process is gone and to remove it are two steps, and another may come in
-    between."""
+def _acquire_without_try_flock(folder: Path) -> Lock:
+    """Lock by a file that only one process can create. The file of a killed process has to be
+    removed by hand: checking that the process is gone and removing the file are two steps, and
+    another process may come in between."""
     path = folder / WITHOUT_FLOCK
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
     except FileExistsError:
-        who = _holder(path)
-        said = f"process {who['pid']} on {who['host']} holds" if who else "a process holds"
+        who = _read_holder(path)
+        holder = f"process {who['pid']} on {who['host']}" if who else "a process"
         raise UserError(
-            f"{folder}: {said} this run; if that one is gone, remove {path} (there are no file "
-            "locks here that would tell)"
+            f"{folder}: {holder} holds this run; if it has ended, remove {path} (this file system "
+            "has no locks that would tell)"
         ) from None
     except OSError as error:
-        raise _cannot_be_written(folder, error) from None
-    _name_holder(descriptor)
+        raise _explain_failure(folder, error) from None
+    _write_holder(descriptor)
     os.close(descriptor)
     return Lock(folder, None)
 
 
-def _name_holder(descriptor: int) -> None:
+def _write_holder(descriptor: int) -> None:
     process = psutil.Process()
-    mine = {"host": platform.node(), "pid": process.pid, "since": process.create_time()}
-    with suppress(OSError):  # on a full disk the lock holds all the same
+    holder = {"host": platform.node(), "pid": process.pid, "since": process.create_time()}
+    with suppress(OSError):  # the lock works on a full disk too
         os.ftruncate(descriptor, 0)
-        os.write(descriptor, json.dumps(mine | {"by": "flock"}).encode())
+        os.write(descriptor, json.dumps(holder | {"by": "flock"}).encode())
 
 
-def _holder(path: Path) -> dict[str, Any]:
-    """Who a lock file names; nobody where it names none (any more)."""
+def _read_holder(path: Path) -> dict[str, Any]:
+    """Return the holder that a lock file names; empty where it names none."""
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return found | {"host": str(found["host"]), "pid": int(found["pid"])}
+        holder: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return holder | {"host": str(holder["host"]), "pid": int(holder["pid"])}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 
 
-def _who_writes(folder: Path) -> str:
+def _describe_holder(folder: Path) -> str:
     for _ in range(20):  # the holder may be about to write its name
-        who = _holder(folder / NAME)
+        who = _read_holder(folder / NAME)
         if who:
             where = "this machine" if who["host"] == platform.node() else who["host"]
             return f"{folder}: process {who['pid']} on {where} is writing to this run"
@@ -188,20 +190,20 @@ def _who_writes(folder: Path) -> str:
     return f"{folder}: another process is writing to this run"
 
 
-def _refuse_others(folder: Path) -> None:
-    """Refuse a lock whose `flock` says nothing: of another machine, which this file system may not
-    ask, and of version 0.1, which held it by the file alone."""
-    who = _holder(folder / NAME)
+def _check_holder(folder: Path) -> None:
+    """Refuse holders that `flock` does not cover: other machines, where the file system may keep
+    locks local, and version 0.1, whose lock was the file alone."""
+    who = _read_holder(folder / NAME)
     if who and who["host"] != platform.node():
         raise UserError(
-            f"{folder}: process {who['pid']} on {who['host']} holds this run; if that one is gone, "
+            f"{folder}: process {who['pid']} on {who['host']} holds this run; if it has ended, "
             f"remove {folder / NAME}"
         )
-    if who and "by" not in who and _lives(who):
+    if who and "by" not in who and _is_alive(who):
         raise UserError(f"{folder}: process {who['pid']} on this machine is writing to this run")
 
 
-def _lives(who: dict[str, Any]) -> bool:
+def _is_alive(who: dict[str, Any]) -> bool:
     try:
         process = psutil.Process(who["pid"])
         same = abs(process.create_time() - float(who["since"])) < 1.0
@@ -210,19 +212,17 @@ def _lives(who: dict[str, Any]) -> bool:
         return False
 
 
-def _cannot_be_written(folder: Path, error: OSError) -> Exception:
-    said = f"{folder}: cannot be written to ({error.strerror})"
-    return (
-        ResumableError(f"{said}; make room and try again")
-        if error.errno in DISK_FULL
-        else UserError(said)
-    )
+def _explain_failure(folder: Path, error: OSError) -> Exception:
+    message = f"{folder}: cannot be written to ({error.strerror})"
+    if error.errno in DISK_FULL:
+        return ResumableError(f"{message}; make room and try again")
+    return UserError(message)
 
 
 @contextmanager
-def holding(folder: Path) -> Iterator[Lock]:
-    """Hold a folder's lock meanwhile."""
-    lock = take(folder)
+def hold_lock(folder: Path) -> Iterator[Lock]:
+    """Hold a folder's lock inside the block."""
+    lock = acquire(folder)
     try:
         yield lock
     finally:

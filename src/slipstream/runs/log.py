@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from slipstream.runs.folder import Run
 
 Event = dict[str, Any]
-SUM = ', "crc": "'
-"""Stands before the checksum, at a line's end"""
+CHECKSUM = ', "crc": "'
+"""Separates an event from its checksum at the end of the line"""
 
 
 def add_event(path: Path, event: Event) -> None:
-    """Append a whole line or nothing."""
-    line = _summed(to_json(event, indent=None))
+    """Append a complete line or nothing."""
+    line = _add_checksum(to_json(event, indent=None))
     with path.open("ab") as log:
         before = log.tell()
         try:
@@ -35,57 +35,57 @@ def add_event(path: Path, event: Event) -> None:
             raise
 
 
-def _summed(text: str) -> str:
-    return f'{text[:-1]}{SUM}{zlib.crc32(text.encode()):08x}"}}'
+def _add_checksum(text: str) -> str:
+    return f'{text[:-1]}{CHECKSUM}{zlib.crc32(text.encode()):08x}"}}'
 
 
 def read_events(run: Run) -> Iterator[Event]:
-    """The log's lines, without those that are damaged or were cut off by a kill."""
+    """Return the events of a log, without damaged and torn lines."""
     return iter(read_log(run)[0])
 
 
 def read_log(run: Run) -> tuple[list[Event], list[str]]:
-    """The log's lines, and a note on those that are left out since they cannot be trusted."""
+    """Return the events of a log, and notes on the lines that were skipped."""
     try:
         lines = run.log.read_bytes().split(b"\n")
     except OSError as error:
         missing = isinstance(error, FileNotFoundError)
         return [], [] if missing else [f"{run.log}: cannot be read ({error.strerror})"]
-    torn = bool(lines.pop())  # a whole line ends with a line break
-    found = [_parsed(line) for line in lines]
-    wrong = [number for number, event in enumerate(found, 1) if event is None]
+    torn = bool(lines.pop())  # a complete line ends with a line break
+    parsed = [_parse(line) for line in lines]
+    damaged = [number for number, event in enumerate(parsed, 1) if event is None]
     notes = []
-    if wrong:
-        which = ", ".join(map(str, wrong[:5])) + (" ..." if len(wrong) > 5 else "")
-        notes.append(f"{run.log}: left out since they are damaged: {len(wrong)} lines ({which})")
+    if damaged:
+        which = ", ".join(map(str, damaged[:5])) + (" ..." if len(damaged) > 5 else "")
+        notes.append(f"{run.log}: skipped {len(damaged)} damaged lines ({which})")
     if torn:
-        notes.append(f"{run.log}: left out since it was cut off: the last line")
-    return [event for event in found if event is not None], notes
+        notes.append(f"{run.log}: skipped the last line, which was cut off")
+    return [event for event in parsed if event is not None], notes
 
 
-def _parsed(line: bytes) -> Event | None:
-    """A line as it was logged; None where it is damaged. Version 0.1 wrote no checksums."""
+def _parse(line: bytes) -> Event | None:
+    """Parse a line; None where it is damaged. Version 0.1 wrote no checksums."""
     try:
         text = line.decode()
-        body, given, _ = text.rpartition(SUM)
-        if given and text != _summed(body + "}"):
+        body, separator, _ = text.rpartition(CHECKSUM)
+        if separator and text != _add_checksum(body + "}"):
             return None
-        event = json.loads(body + "}" if given else text)
-        sound = isinstance(event["event"], str) and math.isfinite(event["at_s"])
+        event = json.loads(body + "}" if separator else text)
+        is_valid = isinstance(event["event"], str) and math.isfinite(event["at_s"])
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    return event if sound else None
+    return event if is_valid else None
 
 
 def drop_torn_line(path: Path) -> bool:
-    """Cut off a last line that has no end, or the next event would be lost with it."""
+    """Truncate a last line without a line break, which would corrupt the next event."""
     if not path.is_file():
         return False
     content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        os.truncate(path, whole)
-    return whole < len(content)
+    size = content.rfind(b"\n") + 1
+    if size < len(content):
+        os.truncate(path, size)
+    return size < len(content)
 
 
 def get_log_size(run: Run) -> int:
@@ -93,6 +93,6 @@ def get_log_size(run: Run) -> int:
 
 
 def truncate_log(run: Run, size: int) -> None:
-    """Take back what was logged after a checkpoint that the run goes on from."""
+    """Drop the events after the checkpoint that a run resumes from."""
     if get_log_size(run) > size:
         os.truncate(run.log, size)
