@@ -24,12 +24,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from slipstream.autotune.workload import TrainingWorkload, override_sections, prepare_task
+from slipstream.autotune.workload import TrainingWorkload, prepare_task
 from slipstream.bench import cases, results
 from slipstream.bench.cases import Case
 from slipstream.bench.frameworks import lightning_loop
 from slipstream.bench.frameworks.settings import PeerSettings
 from slipstream.bench.results import BenchResult, ResultRow, ResultTable
+from slipstream.config import replace_settings
 from slipstream.engine.lanes import pack
 from slipstream.engine.lanes.lane import EpochStart, Lane
 from slipstream.engine.plan import RECURRENT
@@ -153,13 +154,13 @@ def layer_rows(kind: str, name: str, size: Size, counts: tuple[int, ...]) -> Ite
 
 def solo(case: Case, **engine: Any) -> Step:
     """A captured step; torch's flags matter only until it is captured."""
-    config = override_sections(case.config, engine_anew=True, engine={"plan": "off"} | engine)
+    config = replace_settings(case.config, reset_engine=True, engine={"plan": "off"} | engine)
     return TrainingWorkload(config, case.dataset, first=5).step
 
 
 def together(case: Case, lanes: int) -> Step:
-    config = override_sections(
-        case.config, engine_anew=True, engine={"plan": "off", "precision": "fp16"}
+    config = replace_settings(
+        case.config, reset_engine=True, engine={"plan": "off", "precision": "fp16"}
     )
     task, plan = prepare_task(config, case.dataset)
     assert case.dataset.memory is not None
@@ -189,7 +190,7 @@ def case_of(name: str) -> Case:
         return cases.build_standard_cases([name])[0]
     like, smaller = SMALL[name]
     case = cases.build_standard_cases([like])[0]
-    return replace(case, name=name, config=override_sections(case.config, **smaller))
+    return replace(case, name=name, config=replace_settings(case.config, **smaller))
 
 
 def step_rows(case: Case, *, beside: bool) -> Iterator[ResultRow]:

@@ -14,10 +14,11 @@ import time
 from pathlib import Path
 
 from slipstream import machine
-from slipstream.autotune.workload import override_sections, prepare_task
+from slipstream.autotune.workload import prepare_task
 from slipstream.bench import cases, results
 from slipstream.bench.cases import Case
 from slipstream.bench.results import BenchResult, ResultRow, ResultTable
+from slipstream.config import replace_settings
 from slipstream.engine.lanes import pack
 from slipstream.engine.lanes.lane import EpochStart, Lane
 from slipstream.engine.lanes.pack import Pack
@@ -28,8 +29,8 @@ OWN, ONE = "an order for each lane", "one order for all"
 
 
 def made(case: Case, lanes: int, order_seed: int | None) -> Pack:
-    config = override_sections(
-        case.config, engine_anew=True, engine={"plan": "off"}, train={"order_seed": order_seed}
+    config = replace_settings(
+        case.config, reset_engine=True, engine={"plan": "off"}, train={"order_seed": order_seed}
     )
     task, plan = prepare_task(config, case.dataset)
     assert case.dataset.memory is not None

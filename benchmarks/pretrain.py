@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from slipstream import config as configs
-from slipstream.autotune.workload import TrainingWorkload, override_sections
+from slipstream.autotune.workload import TrainingWorkload
 from slipstream.bench import cases, results
 from slipstream.bench.frameworks import lightning_loop
 from slipstream.bench.results import (
@@ -42,7 +42,7 @@ from slipstream.bench.results import (
     format_percent,
     format_spread,
 )
-from slipstream.config import Config, Pretrain
+from slipstream.config import Config, Pretrain, replace_settings
 from slipstream.config.augment import KINDS
 from slipstream.data import dataset as datasets
 from slipstream.models.noise import masks
@@ -88,23 +88,23 @@ def trials() -> dict[str, TrainingWorkload]:
     engine = {"plan": "off", "threads": 1}
     if torch.cuda.is_available():  # as a plan would have it
         engine |= {"precision": "fp16", "cudnn": "off"}
-    plain = override_sections(case.config, engine=engine)
-    masked = override_sections(
+    plain = replace_settings(case.config, engine=engine)
+    masked = replace_settings(
         plain, train={"objective": "masked"}, data={"split": {"train": 0.9, "val": 0.1}}
     )
     predicting, filling = datasets.load_dataset(plain, table), datasets.load_dataset(masked, table)
     found: dict[str, TrainingWorkload] = {
-        FIXED: WithoutDrawing(override_sections(masked, pretrain={"mask": "random"}), filling)
+        FIXED: WithoutDrawing(replace_settings(masked, pretrain={"mask": "random"}), filling)
     }
     for name, mask in MASKS.items():
-        found[name] = TrainingWorkload(override_sections(masked, pretrain={"mask": mask}), filling)
+        found[name] = TrainingWorkload(replace_settings(masked, pretrain={"mask": mask}), filling)
     found[PLAIN] = TrainingWorkload(plain, predicting)
     for kind in KINDS:
         found[kind] = TrainingWorkload(
-            override_sections(plain, augment={kind: STRENGTH}), predicting
+            replace_settings(plain, augment={kind: STRENGTH}), predicting
         )
     every = dict.fromkeys(KINDS, STRENGTH)
-    found["all seven"] = TrainingWorkload(override_sections(plain, augment=every), predicting)
+    found["all seven"] = TrainingWorkload(replace_settings(plain, augment=every), predicting)
     return found
 
 

@@ -21,10 +21,11 @@ from typing import Any
 import torch
 
 from slipstream import machine
-from slipstream.autotune.workload import TrainingWorkload, override_sections
+from slipstream.autotune.workload import TrainingWorkload
 from slipstream.bench import cases, results
 from slipstream.bench.cases import Case
 from slipstream.bench.results import BenchResult, ResultRow, ResultTable
+from slipstream.config import replace_settings
 from slipstream.engine.plan import RECURRENT
 
 CASES = ("B", "D", "Transformer")
@@ -87,18 +88,18 @@ def switches(case: Case) -> Iterator[tuple[str, dict[str, Any], float]]:
 def pinned_down(case: Case) -> Case:
     """The case with what auto chose for it as settings."""
     trial = TrainingWorkload(
-        override_sections(case.config, engine={"plan": "measure"}), case.dataset
+        replace_settings(case.config, engine={"plan": "measure"}), case.dataset
     )
     trial.close()
     plan = trial.plan
     found = {"plan": "off", "precision": plan.precision, "threads": plan.threads}
     if plan.cudnn:
         found["cudnn"] = plan.cudnn[0]
-    return replace(case, config=override_sections(case.config, engine=found))
+    return replace(case, config=replace_settings(case.config, engine=found))
 
 
 def measured(case: Case, sections: dict[str, Any]) -> list[float]:
-    trial = TrainingWorkload(override_sections(case.config, **sections), case.dataset)
+    trial = TrainingWorkload(replace_settings(case.config, **sections), case.dataset)
     try:
         once_s = trial.stretch(2) / 1e3
         steps = max(3, min(60, int(0.1 / once_s)))

@@ -59,7 +59,6 @@ ALLOWED = {
 
 
 CIRCLES = [
-    ("slipstream.config.pretraining", "slipstream.config.sections"),
     ("slipstream.runs.log", "slipstream.runs.folder"),
     ("slipstream.tuning.packing.pack", "slipstream.tuning.packing.scheduler"),
 ]

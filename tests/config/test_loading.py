@@ -148,6 +148,7 @@ def test_an_override_that_is_none(bad):
         ({"data": {"split": {"rows": [1, 2, 3], "window": "rolling"}}}, "window goes with walk_"),
         ({"data": {"split": {"walk_foward": 3}}}, 'did you mean "walk_forward"?'),
         ({"engine": {"device": "tpu"}}, "engine.device is 'tpu'"),
+        ({"tune": {"direction": "maximize"}}, "tune.direction is not a setting"),
         ({"train": {"quantiles": [0.9, 0.1]}}, "must rise"),
         ({"train": {"lr": 1e-3, "lr_min": 1e-2}}, "train.lr_min = 0.01 is above"),
         ({"name": "a/b"}, "name is 'a/b'"),
@@ -253,3 +254,25 @@ def test_presets_are_defaults_that_single_settings_win_over():
         tomllib.loads(configs.to_toml(configs.load({"engine": {"preset": "classic"}})))
     )
     assert again.engine == classic
+
+
+def test_a_run_of_version_0_1_may_say_that_a_search_minimizes():
+    config = configs.load({"tune": {"direction": "minimize", "trials": 3}})
+    assert config == configs.load({"tune": {"trials": 3}})
+    assert "direction" not in configs.to_toml(config)
+
+
+def test_settings_are_replaced_by_dotted_name_or_by_section():
+    config = configs.load({"engine": {"threads": 2}, "model": {"hidden": 8, "layers": 2}})
+    by_name = configs.replace_settings(config, {"train.lr": 0.01, "model.hidden.1": 16})
+    assert (by_name.train.lr, by_name.model.hidden) == (0.01, (8, 16))
+    by_section = configs.replace_settings(config, train={"lr": 0.01}, engine={"plan": "off"})
+    assert (by_section.train.lr, by_section.engine.plan, by_section.engine.threads) == (
+        0.01,
+        "off",
+        2,
+    )
+    reset = configs.replace_settings(config, reset_engine=True, engine={"plan": "off"})
+    assert (reset.engine.plan, reset.engine.threads) == ("off", "auto")
+    with pytest.raises(UserError, match="lr is 'fast'"):
+        configs.replace_settings(config, train={"lr": "fast"})

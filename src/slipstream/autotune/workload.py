@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -41,20 +39,6 @@ def prepare_task(config: Config, dataset: Dataset) -> tuple[TrainingTask, Plan]:
         series = series.to(chosen.device)
     found = augmented.prepare_copies(config, dataset, NOWHERE)
     return TrainingTask(config, model, dataset, series, NOWHERE, copies=found), chosen
-
-
-def override_sections(
-    config: Config, *, engine_anew: bool = False, **sections: Mapping[str, Any]
-) -> Config:
-    """The config with some settings of some sections replaced, and checked again.
-
-    `engine_anew` keeps nothing of `engine` but what is given."""
-    settings = config.model_dump(exclude_unset=True)
-    if engine_anew:
-        settings.pop("engine", None)
-    for name, values in sections.items():
-        settings[name] = settings.get(name, {}) | dict(values)
-    return Config.model_validate(settings)
 
 
 class TimedWorkload(ABC):

@@ -13,8 +13,8 @@ import torch
 
 from slipstream import config as configs
 from slipstream.autotune import measure
-from slipstream.autotune.workload import override_sections, prepare_task
-from slipstream.config import Config
+from slipstream.autotune.workload import prepare_task
+from slipstream.config import Config, replace_settings
 from slipstream.data import dataset as datasets
 from slipstream.data.dataset import Dataset
 from slipstream.errors import UserError
@@ -133,8 +133,8 @@ def build_case(source: Config | str | Path | Mapping[str, Any], overrides: Itera
     engine = config.engine.model_dump(include={"device"})
     config = Config.model_validate(config.model_dump(exclude_unset=True) | {"engine": engine})
     if config.train.batch == "auto":
-        first = override_sections(config, train={"batch": 256})
+        first = replace_settings(config, train={"batch": 256})
         task, plan = prepare_task(first, dataset)
         batch, _ = measure.find_batch_size(task, plan)
-        config = override_sections(config, train={"batch": batch})
+        config = replace_settings(config, train={"batch": batch})
     return Case(config.name, config, dataset)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from slipstream import machine
-from slipstream.autotune.workload import TrainingWorkload, override_sections
+from slipstream.autotune.workload import TrainingWorkload
 from slipstream.bench.cases import Case
 from slipstream.bench.frameworks.plain_loop import PlainTrial
 from slipstream.bench.frameworks.settings import PeerSettings
@@ -22,7 +22,7 @@ from slipstream.bench.results import (
     format_ratio,
     format_spread,
 )
-from slipstream.config import Config
+from slipstream.config import Config, replace_settings
 from slipstream.engine import recovery
 from slipstream.engine.plan import Plan
 from slipstream.errors import UserError
@@ -200,7 +200,7 @@ def _one_pass(config: Config) -> Config:
     """The plain loop has no accumulation: all windows of a step go at once."""
     batch = config.train.batch
     assert batch != "auto"
-    return override_sections(
+    return replace_settings(
         config, train={"batch": batch * config.train.accumulate, "accumulate": 1}
     )
 

@@ -17,7 +17,7 @@ from scipy.special import stdtrit
 
 from slipstream import runs
 from slipstream.autotune import measure
-from slipstream.autotune.workload import TrainingWorkload, override_sections, prepare_task
+from slipstream.autotune.workload import TrainingWorkload, prepare_task
 from slipstream.bench.cases import Case
 from slipstream.bench.results import (
     BenchResult,
@@ -27,7 +27,7 @@ from slipstream.bench.results import (
     TimeBudget,
     format_percent,
 )
-from slipstream.config import Config, Engine
+from slipstream.config import Config, Engine, replace_settings
 from slipstream.engine import loop
 from slipstream.errors import UserError
 
@@ -116,7 +116,7 @@ def get_metric_name(config: Config) -> str:
 
 
 def _of(case: Case, way: Any, *, seed: int, epochs: int) -> Config:
-    config = override_sections(
+    config = replace_settings(
         case.config, train={"epochs": epochs, "patience": "off", "minutes": None}
     )
     engine = Engine(preset=way, device=case.config.engine.device, monitor=False)

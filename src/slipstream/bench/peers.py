@@ -19,7 +19,7 @@ from typing import Any
 
 from slipstream import config as configs
 from slipstream import machine
-from slipstream.autotune.workload import TrainingWorkload, override_sections
+from slipstream.autotune.workload import TrainingWorkload
 from slipstream.bench.cases import Case
 from slipstream.bench.frameworks import lightning_loop, plain_loop
 from slipstream.bench.frameworks.settings import PeerSettings, StepTimings
@@ -32,7 +32,7 @@ from slipstream.bench.results import (
     format_ratio,
     format_spread,
 )
-from slipstream.config import Engine
+from slipstream.config import Engine, replace_settings
 from slipstream.errors import UserError
 
 ROUNDS, STRETCHES = 2, 3
@@ -111,7 +111,7 @@ def make_comparable(case: Case) -> Case:
     rate."""
     train = case.config.train
     assert train.batch != "auto"
-    config = override_sections(
+    config = replace_settings(
         case.config,
         model={"dropout": 0.0},
         train={
@@ -295,7 +295,7 @@ def _jobs(
         return [], [f"{case.name}: no time for whole jobs; give more --minutes"]
     if fits < train.epochs:
         notes.append(f"{case.name}: whole jobs of {fits} of its {train.epochs} epochs")
-        config = override_sections(config, train={"epochs": fits})
+        config = replace_settings(config, train={"epochs": fits})
     until = budget.spent_s + share_s
     runs_of: dict[str, list[dict[str, Any]]] = {name: [] for name in ways}
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Reads a config from TOML, mappings and `section.key=value`, and explains what is wrong in it."""
+"""Load a config from TOML, a mapping and `section.key=value`; explain what is wrong in it."""
 
 from __future__ import annotations
 
@@ -22,111 +22,129 @@ from slipstream.config.sections import Config
 from slipstream.config.tune import Tune
 from slipstream.errors import UserError
 
-OF_ENCODER = ("context", "scale", "channels", "inputs")
-"""Of `[data]`, what an encoder settles"""
+ENCODER_SETTINGS = ("context", "scale", "channels", "inputs")
+"""Settings of `[data]` that follow from a pre-trained encoder"""
 PATHS = (("data", "path"), ("data", "labels"), ("train", "init_from"))
 """Settings that name files and folders to read"""
-LONGEST = 200
-"""Characters of a value that a message shows"""
+MOST_CHARACTERS = 200
+"""The part of a value that a message shows"""
 
 
 def load(source: Config | str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Config:
     """Read a config from a TOML file, a mapping or a Config, then apply `section.key=value`s.
 
     A relative path in a file is looked for beside the file, then in the working folder; one from
-    elsewhere is of the working folder. All of them become absolute: what is stored with a run or
-    sent to another process must be found from any folder.
+    elsewhere is relative to the working folder. All become absolute, since a run's config and one
+    that is sent to another process are read from any folder.
     """
     if isinstance(source, Config):
         settings, origin = source.model_dump(exclude_unset=True), "config"
     elif isinstance(source, Mapping):
-        settings, origin = _deep_copy(source), "config"
+        settings, origin = _copy_settings(source), "config"
     else:
-        settings, origin = _read(Path(source)), str(source)
+        settings, origin = _read_toml(Path(source)), str(source)
     for override in overrides:
-        _apply(settings, override)
-    _change_paths(settings, _absolute)
-    settings = _with_encoder(settings)
+        _apply_override(settings, override)
+    _map_paths(settings, lambda path: str(Path(path).absolute()))
+    settings = _add_encoder_settings(settings)
     try:
         return Config.model_validate(settings)
     except ValidationError as error:
         raise UserError(f"{origin}: " + "\n  ".join(_explain(error))) from None
 
 
-def replace_settings(config: Config, settings: Mapping[str, Any]) -> Config:
-    """A config with some settings changed, by dotted name; `model.hidden.0` is one of a list."""
-    found = config.model_dump(exclude_unset=True)
-    for dotted, value in settings.items():
-        *sections, key = dotted.split(".")
+def replace_settings(
+    config: Config,
+    settings: Mapping[str, Any] | None = None,
+    *,
+    reset_engine: bool = False,
+    **sections: Mapping[str, Any],
+) -> Config:
+    """Return a config with some settings replaced, and checked again.
+
+    `settings` has dotted names, of which `model.hidden.0` is one entry of a list; keywords replace
+    settings of a section: `train={"lr": 1e-3}`. `reset_engine` resets `[engine]` to its defaults
+    first.
+    """
+    result = config.model_dump(exclude_unset=True)
+    if reset_engine:
+        result.pop("engine", None)
+    for section, values in sections.items():
+        result[section] = result.get(section, {}) | dict(values)
+    for dotted, value in (settings or {}).items():
+        *path, key = dotted.split(".")
         if key.isdecimal():
-            _change_one(config, found, sections, int(key), value)
+            _replace_entry(config, result, path, int(key), value)
             continue
-        inner = found
-        for name in sections:
+        inner = result
+        for name in path:
             inner = inner.setdefault(name, {})
         inner[key] = value
     try:
-        return Config.model_validate(found)
+        return Config.model_validate(result)
     except ValidationError as error:
         raise UserError("; ".join(_explain(error))) from None
 
 
-def _change_one(
-    config: Config, found: dict[str, Any], path: Sequence[str], index: int, value: Any
+def _replace_entry(
+    config: Config, settings: dict[str, Any], path: Sequence[str], index: int, value: Any
 ) -> None:
-    """Change one of a list, such as one layer's width; a single number stands for all of them."""
+    """Replace one entry of a list, such as one layer's width; a single number stands for all."""
     section, key = path
-    given = found.setdefault(section, {})
-    if not isinstance(given.get(key), (list, tuple)):
-        given[key] = list(config.model.sizes) if path == ["model", "hidden"] else []
-    given[key] = list(given[key])
-    if index >= len(given[key]):
+    values = settings.setdefault(section, {})
+    if not isinstance(values.get(key), (list, tuple)):
+        values[key] = list(config.model.sizes) if path == ["model", "hidden"] else []
+    values[key] = list(values[key])
+    if index >= len(values[key]):
         raise UserError(
-            f"tune.space has {'.'.join(path)}.{index}, but there are {len(given[key])} of them, "
+            f"tune.space has {'.'.join(path)}.{index}, but there are {len(values[key])} of them, "
             "counted from 0"
         )
-    given[key][index] = value
+    values[key][index] = value
 
 
 def load_demo(name: str = "demo") -> Config:
-    """An embedded job: `demo`, an LSTM that estimates a simulated cell's state of charge;
-    `search`, for better settings of it; `bars`, an encoder of simulated bars, and `regimes`, to
-    tell their regimes from a hundred labels."""
+    """Load an embedded config.
+
+    `demo` trains an LSTM that estimates a simulated cell's state of charge, `search` looks for
+    better settings of it, `bars` pre-trains an encoder of simulated bars, and `regimes` classifies
+    their regimes from a hundred labels.
+    """
     text = resources.files("slipstream").joinpath(f"{name}.toml").read_text(encoding="utf-8")
     return Config.model_validate(tomllib.loads(text))
 
 
 def list_differences(one: Config, other: Config) -> list[str]:
-    """The settings that differ, by their dotted names."""
+    """Return the dotted names of the settings that differ."""
     mine, theirs = one.model_dump(), other.model_dump()
-    found = []
+    names = []
     for name, value in mine.items():
         if isinstance(value, dict):
-            found += [f"{name}.{key}" for key in value if value[key] != theirs[name][key]]
+            names += [f"{name}.{key}" for key in value if value[key] != theirs[name][key]]
         elif value != theirs[name]:
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
 def to_toml(config: Config, *, only_set: bool = False) -> str:
-    """Every setting, or those that were given: a preset fills in the others."""
+    """Format every setting as TOML, or those that were set: a preset fills in the others."""
     settings = config.model_dump(exclude_none=True, exclude_unset=only_set)
-    if config.tune == Tune():  # nobody asked for a search
+    if config.tune == Tune():  # the run is no search
         settings.pop("tune", None)
     text = tomli_w.dumps(settings)
     before = ""
     while text != before:  # the innermost lists first
-        before, text = text, re.sub(r"\[\n((?: +[^\n]*,\n)+?) *\]", _on_one_line, text)
+        before, text = text, re.sub(r"\[\n((?: +[^\n]*,\n)+?) *\]", _join_lines, text)
     return text
 
 
-def _on_one_line(array: re.Match[str]) -> str:
+def _join_lines(array: re.Match[str]) -> str:
     items = [line.strip().removesuffix(",") for line in array[1].strip("\n").split("\n")]
     joined = f"[{', '.join(items)}]"
     return joined if len(joined) <= 80 else array[0]
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_toml(path: Path) -> dict[str, Any]:
     try:
         settings = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
@@ -139,92 +157,88 @@ def _read(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: is not valid TOML: {error}") from None
     except (ValueError, RecursionError) as error:  # a number or a nesting beyond Python's limits
         raise UserError(f"{path}: cannot be read as TOML: {error}") from None
-    settings.setdefault("name", _as_name(path.stem))
-    _change_paths(settings, lambda named: _beside(named, path))
+    settings.setdefault("name", _make_name(path.stem))
+    _map_paths(settings, lambda each: _resolve_beside(each, path))
     return settings
 
 
-def _change_paths(settings: dict[str, Any], change: Callable[[str], str]) -> None:
-    """Change every path that settings name; the embedded data sets are none."""
+def _map_paths(settings: dict[str, Any], change: Callable[[str], str]) -> None:
+    """Change every path in the settings; the names of embedded data sets stay."""
 
-    def changed_one(named: Any) -> Any:
-        is_path = isinstance(named, str) and named and not named.startswith(SIMULATED)
-        return change(named) if is_path else named
+    def map_one(value: Any) -> Any:
+        is_path = isinstance(value, str) and value and not value.startswith(SIMULATED)
+        return change(value) if is_path else value
 
     for section, key in PATHS:
         values = settings.get(section)
         if isinstance(values, dict) and key in values:
-            named = values[key]
-            many = isinstance(named, (list, tuple))
-            found = [changed_one(one) for one in named] if many else changed_one(named)
-            settings[section] = values | {key: found}
+            value = values[key]
+            is_list = isinstance(value, (list, tuple))
+            mapped = [map_one(one) for one in value] if is_list else map_one(value)
+            settings[section] = values | {key: mapped}
 
 
-def _absolute(named: str) -> str:
-    return str(Path(named).absolute())
-
-
-def _with_encoder(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings that follow from the encoder of `train.init_from`, where they say nothing."""
+def _add_encoder_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """Add settings that follow from the encoder of `train.init_from`, where none are set."""
     sections = {name: settings.get(name, {}) for name in ("data", "model", "train")}
     if not all(isinstance(section, dict) for section in sections.values()):
         return settings
     data, model, train = sections["data"], sections["model"], sections["train"]
-    asked = train.get("init_from")
-    needed = [key for key in Model.model_fields if key not in model]
-    needed += [key for key in OF_ENCODER if key not in data]
-    if not isinstance(asked, str) or not needed:
-        return settings  # of a run that was begun: it does without the encoder's folder
+    encoder = train.get("init_from")
+    unset = [key for key in Model.model_fields if key not in model]
+    unset += [key for key in ENCODER_SETTINGS if key not in data]
+    if not isinstance(encoder, str) or not unset:
+        return settings  # a run's own config is complete and needs no encoder folder
     try:
-        folder = Path(asked).resolve()
-        there = (folder / "config.toml").is_file()
+        folder = Path(encoder).resolve()
+        exists = (folder / "config.toml").is_file()
     except (OSError, ValueError, RuntimeError):  # too long a name, a NUL, a loop of links
-        there = False
-    if not there:
-        raise UserError(f'train.init_from = "{_shortened(asked)}": there is no such run')
-    given, network = _of_encoder(folder)
-    filled = {"data": given | data, "model": network | model}
+        exists = False
+    if not exists:
+        raise UserError(f'train.init_from = "{_shorten(encoder)}": there is no such run')
+    encoder_data, encoder_model = _read_encoder(folder)
+    filled = {"data": encoder_data | data, "model": encoder_model | model}
     return settings | filled | {"train": train | {"init_from": str(folder)}}
 
 
-def _of_encoder(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the run of an encoder settles of `[data]`, and its `[model]`."""
+def _read_encoder(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read the settings of `[data]` that follow from an encoder's run, and its `[model]`."""
     path = folder / "config.toml"
-    theirs = _read(path)
-    data, network = theirs.get("data"), theirs.get("model")
-    if not isinstance(data, dict) or not isinstance(network, dict):
+    settings = _read_toml(path)
+    data, model = settings.get("data"), settings.get("model")
+    if not isinstance(data, dict) or not isinstance(model, dict):
         raise UserError(f"{path}: lacks [data] or [model]; it is not the config of a run")
-    if ":" in str(network.get("kind")):  # nor would a run that may be anybody's name a module
+    if ":" in str(model.get("kind")):  # a run from elsewhere must not name a module to import
         raise UserError(
-            f'{path}: model.kind = "{network["kind"]}" is no encoder; train.init_from takes the '
+            f'{path}: model.kind = "{model["kind"]}" is no encoder; train.init_from takes the '
             "run of slipstream pretrain"
         )
-    given = {key: value for key, value in data.items() if key in OF_ENCODER}
+    data = {key: value for key, value in data.items() if key in ENCODER_SETTINGS}
     if (folder / "model").is_dir():
         signature = json.loads(read_verified(folder / "model").get("signature.json", b"{}"))
-        given |= {key: signature[key] for key in ("inputs",) if key in signature}
-    return given, network
+        data |= {key: signature[key] for key in ("inputs",) if key in signature}
+    return data, model
 
 
-def _as_name(stem: str) -> str:
-    kept = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in stem)
-    return kept.lstrip("._-") or "run"
+def _make_name(stem: str) -> str:
+    name = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in stem)
+    return name.lstrip("._-") or "run"
 
 
-def _beside(named: str, config_path: Path) -> str:
-    beside = config_path.resolve().parent / named
-    return str(beside if beside.exists() or not Path(named).exists() else Path(named))
+def _resolve_beside(path: str, config_path: Path) -> str:
+    beside = config_path.resolve().parent / path
+    return str(beside if beside.exists() or not Path(path).exists() else Path(path))
 
 
-def _deep_copy(settings: Mapping[str, Any]) -> dict[str, Any]:
-    given = {
+def _copy_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    values = {
         key: value.model_dump(exclude_unset=True) if isinstance(value, Section) else value
         for key, value in settings.items()
     }
-    return {k: _deep_copy(v) if isinstance(v, Mapping) else v for k, v in given.items()}
+    return {k: _copy_settings(v) if isinstance(v, Mapping) else v for k, v in values.items()}
 
 
-def _apply(settings: dict[str, Any], override: str) -> None:
+def _apply_override(settings: dict[str, Any], override: str) -> None:
     dotted, equals, text = override.partition("=")
     keys = dotted.strip().split(".")
     if not equals or not all(keys):
@@ -233,11 +247,11 @@ def _apply(settings: dict[str, Any], override: str) -> None:
         settings = settings.setdefault(key, {})
         if not isinstance(settings, dict):
             raise UserError(f'--set {override}: "{key}" is a value, not a section')
-    settings[keys[-1]] = _value(text.strip())
+    settings[keys[-1]] = _parse_value(text.strip())
 
 
-def _value(text: str) -> Any:
-    """A TOML value where it is one (numbers, lists, quoted text), else the text itself."""
+def _parse_value(text: str) -> Any:
+    """Parse a TOML value (a number, a list, quoted text); other text stays as it is."""
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
@@ -246,42 +260,44 @@ def _value(text: str) -> Any:
 
 
 def _explain(error: ValidationError) -> Iterator[str]:
-    """One line per wrong setting, the alternatives of a union joined."""
+    """Yield one line per wrong setting, the alternatives of a union joined."""
     lines: dict[str, list[str]] = {}
     for item in error.errors():
         path, section = _locate(item["loc"])
         setting = ".".join(path)
         if item["type"] == "extra_forbidden":
-            lines[setting] = [f"{setting} is not a setting{_nearest(path[-1], section)}"]
+            lines[setting] = [f"{setting} is not a setting{_suggest_name(path[-1], section)}"]
         elif item["type"] == "value_error":
             lines.setdefault(setting, []).append(str(item["ctx"]["error"]))
         else:
             wanted = item["msg"].replace("Input should be ", "").replace("a valid ", "a ")
             wanted = wanted.replace("String should match pattern", "text that matches")
-            found = _shortened(repr(item["input"]))
-            said = lines.setdefault(setting, [f"{setting} is {found}; it should be"])
-            said.append(wanted if len(said) == 1 else f"or {wanted}")
-    for said in lines.values():
-        yield " ".join(said)
+            value = _shorten(repr(item["input"]))
+            words = lines.setdefault(setting, [f"{setting} is {value}; it should be"])
+            words.append(wanted if len(words) == 1 else f"or {wanted}")
+    for words in lines.values():
+        yield " ".join(words)
 
 
-def _shortened(text: str) -> str:
-    """As much of a value as a message has room for."""
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}... ({len(text):,} characters)"
+def _shorten(text: str) -> str:
+    """Cut a value to what a message has room for."""
+    if len(text) <= MOST_CHARACTERS:
+        return text
+    return f"{text[:MOST_CHARACTERS]}... ({len(text):,} characters)"
 
 
 def _locate(loc: tuple[int | str, ...]) -> tuple[list[str], type[Section]]:
-    """The setting's dotted path, without the branch names that unions add, and its section."""
+    """Return the setting's dotted path, without the branches of unions, and its section."""
     section: type[Section] = Config
     path: list[str] = []
-    entries = False
+    in_dict = False
     for part in map(str, loc):
         path.append(part)
-        if entries:
+        if in_dict:
             break
         field = section.model_fields.get(part)
         inner = field.annotation if field else None
-        if entries := get_origin(inner) is dict:
+        if in_dict := get_origin(inner) is dict:
             continue  # the entry's own name follows
         if not (isinstance(inner, type) and issubclass(inner, Section)):
             break
@@ -289,7 +305,7 @@ def _locate(loc: tuple[int | str, ...]) -> tuple[list[str], type[Section]]:
     return path, section
 
 
-def _nearest(key: str, section: type[Section]) -> str:
+def _suggest_name(key: str, section: type[Section]) -> str:
     close = difflib.get_close_matches(key, section.model_fields, n=1)
     if close:
         return f'; did you mean "{close[0]}"?'

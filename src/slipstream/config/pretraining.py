@@ -1,19 +1,19 @@
-"""How an encoder is pre-trained, and what a run that does so has by default."""
+"""The settings of pre-training, and the defaults of a run that does so."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import PositiveInt
 
 from slipstream.config.base import CLASS_LOSSES, Fraction, NonNegative, Section
+from slipstream.config.data import Data
+from slipstream.config.model import Model
 from slipstream.config.registry import SPECS, format_encoders
-
-if TYPE_CHECKING:
-    from slipstream.config.sections import Config
+from slipstream.config.train import Train
 
 PRETRAIN_OVERRIDE = "train.objective=masked"
-"""As an override: what makes any job one of pre-training"""
+"""The override that turns any config into one of pre-training"""
 DEFAULTS: dict[str, dict[str, Any]] = {
     "data": {"split": {"train": 0.9, "val": 0.1}},
     "train": {
@@ -29,11 +29,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "min_delta": 1e-3,
     },
 }
-"""What `slipstream pretrain` takes where the config says nothing"""
+"""Defaults of `slipstream pretrain`"""
 RECURRENT_DEFAULTS = {"bidirectional": True, "layer_norm": True}
-"""The same for lstm and gru"""
-OF_CLASSES = ("focal_gamma", "label_smoothing", "class_weights")
-"""Of `[train]`, what an encoder has no use for"""
+"""Further defaults for recurrent models"""
+CLASS_SETTINGS = ("focal_gamma", "label_smoothing", "class_weights")
+"""Settings of `[train]` that pre-training leaves out"""
 
 
 class Pretrain(Section):
@@ -55,46 +55,46 @@ class Pretrain(Section):
 
 
 def apply_defaults(settings: dict[str, Any]) -> dict[str, Any]:
-    """A pre-training run's settings, with its own defaults where they say nothing.
+    """Add the defaults of pre-training to settings.
 
-    What they say of classes is for the training that follows, and left out.
+    Settings of classes are for the training that follows, and are left out.
     """
-    found = dict(settings)
-    train = found.get("train", {})
+    result = dict(settings)
+    train = result.get("train", {})
     if isinstance(train, dict):
-        found["train"] = {
+        result["train"] = {
             key: value
             for key, value in train.items()
-            if key not in OF_CLASSES and not (key == "loss" and value in CLASS_LOSSES)
+            if key not in CLASS_SETTINGS and not (key == "loss" and value in CLASS_LOSSES)
         }
     for name, values in DEFAULTS.items():
-        given = found.get(name, {})
-        if isinstance(given, dict):
-            found[name] = values | given
-    model = found.get("model", {})
+        section = result.get(name, {})
+        if isinstance(section, dict):
+            result[name] = values | section
+    model = result.get("model", {})
     spec = SPECS.get(str(model.get("kind", "lstm"))) if isinstance(model, dict) else None
     if spec is not None and spec.is_recurrent:
-        found["model"] = RECURRENT_DEFAULTS | model
-    return found
+        result["model"] = RECURRENT_DEFAULTS | model
+    return result
 
 
-def refuse_unfit(config: Config) -> None:
-    """A ValueError names what of a config cannot be pre-trained."""
-    kind, how, train = config.model.kind, config.pretrain, config.train
-    if config.model.spec.flattens:
+def refuse_unfit(pretrain: Pretrain, data: Data, model: Model, train: Train) -> None:
+    """Raise a ValueError that names the setting which does not go with pre-training."""
+    kind = model.kind
+    if model.spec.flattens:
         raise ValueError(
             f'model.kind = "{kind}" reads a window as one row, so there is no sequence to '
             f"pre-train; use {format_encoders()}"
         )
-    if config.model.is_custom:
+    if model.is_custom:
         raise ValueError(
             f'model.kind = "{kind}" is a class of your own, which has no encoder to pre-train; use '
             f"{format_encoders()}"
         )
-    fewest = 2 * (how.length if how.mask == "patch" else 1)
-    if config.data.context < fewest:
+    fewest = 2 * (pretrain.length if pretrain.mask == "patch" else 1)
+    if data.context < fewest:
         raise ValueError(
-            f"data.context = {config.data.context} is less than the {fewest} rows that masking "
+            f"data.context = {data.context} is less than the {fewest} rows that masking "
             "takes, since some must stay visible; raise it, or lower pretrain.length"
         )
     if train.loss not in ("mse", "mae", "huber"):

@@ -1,5 +1,4 @@
-"""Everything that one run is asked to do, section by section. The text under a field is its
-documentation."""
+"""The whole config of a run, section by section. The text under a field is its documentation."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from slipstream.config.tune import Tune
 
 
 def _as_dict(section: Any) -> dict[str, Any] | None:
-    """What was given of a section; None where it is nothing that has settings."""
+    """Return the settings that a section sets; None for a value that is no section."""
     if isinstance(section, Section):
         return section.model_dump(exclude_unset=True)
     return section if isinstance(section, dict) else None
@@ -51,18 +50,18 @@ class Config(Section):
 
     @property
     def masked(self) -> bool:
-        """Whether an encoder is pre-trained"""
+        """Whether an encoder is pre-trained."""
         return self.train.objective == "masked"
 
     @property
     def order_seed(self) -> int:
-        """Of the order of batches"""
+        """Seed of the order of batches."""
         return self.seed if self.train.order_seed is None else self.train.order_seed
 
     @model_validator(mode="before")
     @classmethod
     def _defaults(cls, settings: Any) -> Any:
-        """Pre-training has defaults of its own, and so have classes: a loss."""
+        """Add the defaults of pre-training, and the loss of classification."""
         if not isinstance(settings, dict):
             return settings
         data, train = (_as_dict(settings.get(name, {})) for name in ("data", "train"))
@@ -75,7 +74,7 @@ class Config(Section):
     @model_validator(mode="after")
     def _task(self) -> Self:
         if self.masked:
-            refuse_unfit(self)
+            refuse_unfit(self.pretrain, self.data, self.model, self.train)
             return self
         classify, train = self.data.task == "classify", self.train
         if classify != (train.loss in CLASS_LOSSES):

@@ -1,4 +1,4 @@
-"""What a search tries, and how long."""
+"""The settings of a search."""
 
 from __future__ import annotations
 
@@ -62,8 +62,6 @@ class Tune(Section):
     metric: Literal["loss", "mse", "mae"] = "loss"
     """What trials are judged by, on validation windows: the training loss, or an error in
     standardised units, which trials with different losses have in common."""
-    direction: Literal["minimize", "maximize"] = "minimize"
-    """Errors and losses are minimised."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Fixes what the sampler draws."""
     folds: PositiveInt | None = None
@@ -80,35 +78,34 @@ class Tune(Section):
     @model_validator(mode="before")
     @classmethod
     def _entries(cls, settings: Any) -> Any:
-        """Each entry by its form, so that what is wrong in it can be said by its name."""
-        if not isinstance(settings, dict) or not isinstance(settings.get("space"), dict):
+        """Check each entry of `space` by its form, so that an error can name it."""
+        if not isinstance(settings, dict):
             return settings
-        space = {name: _entry(name, given) for name, given in settings["space"].items()}
+        if settings.get("direction") == "minimize":  # runs of version 0.1 have this setting
+            settings = {key: value for key, value in settings.items() if key != "direction"}
+        if not isinstance(settings.get("space"), dict):
+            return settings
+        space = {name: _parse_entry(name, value) for name, value in settings["space"].items()}
         return settings | {"space": space}
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if self.direction == "maximize":
-            raise ValueError(
-                f'tune.direction = "maximize": tune.metric = "{self.metric}" is an error, which a '
-                "search makes small; take direction out"
-            )
         if self.pruner == "wilcoxon" and (self.folds or 1) < 2:
             raise ValueError('tune.pruner = "wilcoxon" compares fold by fold; set tune.folds')
         return self
 
 
-def _entry(name: str, given: Any) -> Any:
+def _parse_entry(name: str, value: Any) -> Any:
     where = f'tune.space."{name}"'
-    if isinstance(given, dict):
+    if isinstance(value, dict):
         try:
-            return Range.model_validate(given)
+            return Range.model_validate(value)
         except ValidationError as error:
             first = error.errors()[0]
             what = f"{first['loc'][0]}: {first['msg']}" if first["loc"] else first["ctx"]["error"]
             raise ValueError(f"{where}: {what}; a range has low, high, step and log") from None
-    if isinstance(given, (Range, list, tuple)) and given:
-        return given
+    if isinstance(value, (Range, list, tuple)) and value:
+        return value
     raise ValueError(
-        f"{where} is {given!r}; give a list of values, or a range as in {{ low = 1, high = 8 }}"
+        f"{where} is {value!r}; give a list of values, or a range as in {{ low = 1, high = 8 }}"
     )

@@ -16,8 +16,8 @@ import psutil
 from slipstream import config as configs
 from slipstream import machine, runs
 from slipstream.autotune import measure
-from slipstream.autotune.workload import TrainingWorkload, override_sections, prepare_task
-from slipstream.config import Config
+from slipstream.autotune.workload import TrainingWorkload, prepare_task
+from slipstream.config import Config, replace_settings
 from slipstream.data import dataset as datasets
 from slipstream.data.dataset import Dataset
 from slipstream.engine import monitor, recovery
@@ -67,7 +67,7 @@ def profile(
     tell("loading the data ...")
     dataset = datasets.load_dataset(settings)
     if dataset.memory is None and settings.engine.home != "stream":
-        settings = override_sections(settings, engine={"home": "stream"})
+        settings = replace_settings(settings, engine={"home": "stream"})
     found, recorded, chrome = examine(settings, dataset, steps=steps, tell=tell)
     folder = runs.create_run(settings.name, out=str(out or "profiles")).folder
     found |= {"folder": str(folder), "sentences": list(write_sentences(found))}
@@ -80,9 +80,9 @@ def examine(
 ) -> tuple[dict[str, Any], Trace, bytes]:
     """The verdict with its evidence, the trace, and the trace as Chrome reads it."""
     if config.train.batch == "auto":
-        sized, plan = prepare_task(override_sections(config, train={"batch": 256}), dataset)
+        sized, plan = prepare_task(replace_settings(config, train={"batch": 256}), dataset)
         batch, _ = measure.find_batch_size(sized, plan)
-        config = override_sections(config, train={"batch": batch})
+        config = replace_settings(config, train={"batch": batch})
     tell("timing steps as they are ...")
     trial = TrainingWorkload(config, dataset)
     try:
@@ -192,7 +192,7 @@ def _tried(
         tell(f"trying {change.setting} ...")
         try:
             other = TrainingWorkload(
-                override_sections(config, engine_anew=change.anew, **change.sections), dataset
+                replace_settings(config, reset_engine=change.anew, **change.sections), dataset
             )
         except (RuntimeError, ValueError, UserError):
             continue

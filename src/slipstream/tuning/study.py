@@ -140,7 +140,7 @@ def open_study(
             storage=storage,
             sampler=_without_warnings(make_sampler, tune, space, worker=worker),
             pruner=_without_warnings(make_pruner, tune, epochs),
-            direction=tune.direction,
+            direction="minimize",
             load_if_exists=True,
         )
     except ModuleNotFoundError as error:
