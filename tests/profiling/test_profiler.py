@@ -22,7 +22,7 @@ from slipstream import config as configs
 from slipstream import machine
 from slipstream.data import dataset as datasets
 from slipstream.profiling import examine, profile
-from slipstream.profiling.profiler import write_sentences
+from slipstream.profiling.report import write_sentences
 
 MADV_PAGEOUT = 21
 

@@ -13,7 +13,7 @@ import torch
 from slipstream import machine
 from slipstream.autotune import measure
 from slipstream.autotune.rules import make_plan
-from slipstream.config import Config
+from slipstream.config import Config, replace_settings
 from slipstream.config.base import hash_seed
 from slipstream.data.dataset import Dataset
 from slipstream.engine import capture, optim
@@ -39,6 +39,15 @@ def prepare_task(config: Config, dataset: Dataset) -> tuple[TrainingTask, Plan]:
         series = series.to(chosen.device)
     found = augmented.prepare_copies(config, dataset, NOWHERE)
     return TrainingTask(config, model, dataset, series, NOWHERE, copies=found), chosen
+
+
+def resolve_batch_size(config: Config, dataset: Dataset) -> Config:
+    """Replace `train.batch = "auto"` by the measured batch size."""
+    if config.train.batch != "auto":
+        return config
+    task, plan = prepare_task(replace_settings(config, train={"batch": 256}), dataset)
+    batch, _ = measure.find_batch_size(task, plan)
+    return replace_settings(config, train={"batch": batch})
 
 
 class TimedWorkload(ABC):

@@ -1,4 +1,4 @@
-"""Where a step's time goes, in words first."""
+"""Finds where a step's time goes, and says so in words first."""
 
 from slipstream.profiling.profiler import examine, profile
 

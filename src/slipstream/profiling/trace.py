@@ -1,6 +1,6 @@
-"""What host and device did during some steps, read from torch's profiler.
+"""Records what host and device did during some steps, with torch's profiler.
 
-Times are microseconds. A span is one stretch of work: a kernel or a copy on the device, an
+Times are microseconds. A span is one interval of work: a kernel or a copy on the device, an
 operation, a call of the driver or a marked range on the host.
 """
 
@@ -24,6 +24,17 @@ from slipstream import machine
 from slipstream.autotune.workload import TimedWorkload
 
 STEP = "slipstream: step"
+KIND_NAMES = {
+    "recurrent": "recurrent layers",
+    "matrix": "matrix products",
+    "attention": "attention",
+    "optimizer": "weight update",
+    "copy": "copies",
+    "data": "data",
+    "wait": "waiting",
+    "launch": "driver calls",
+    "other": "other operations",
+}
 ON_DEVICE = (
     ("recurrent", r"rnn|lstm|gru_"),
     ("attention", r"fmha|flash|attention"),
@@ -59,9 +70,9 @@ class Trace:
     """Begin and end of each, on the host"""
     device: list[Span]
     host: list[Span]
-    """The thread that trains, each span without what is inside it in the categories' sums"""
+    """Of the training thread"""
     operations: list[dict[str, Any]]
-    """By name: calls and milliseconds a step, device and host apart; most expensive first"""
+    """By name: calls and milliseconds per step, first on the device, then on the host"""
 
     @property
     def begin(self) -> float:
@@ -74,11 +85,11 @@ class Trace:
 
 
 def record_trace(trial: TimedWorkload, steps: int) -> tuple[Trace, bytes]:
-    """Run some steps under the profiler; what happened, and the trace as Chrome reads it."""
+    """Run some steps under the profiler; return the trace, and the same in Chrome's format."""
     activities = [ProfilerActivity.CPU]
     if trial.device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
-    with trial.settings(), tempfile.TemporaryDirectory() as folder, _without_chatter():
+    with trial.settings(), tempfile.TemporaryDirectory() as folder, _filter_stderr():
         trial.time_steps(1)
         with profile(activities=activities, acc_events=True) as profiler:
             for _ in range(steps):
@@ -93,39 +104,42 @@ def record_trace(trial: TimedWorkload, steps: int) -> tuple[Trace, bytes]:
 
 
 @contextmanager
-def _without_chatter() -> Iterator[None]:
-    """Keep back the lines that the profiler's library writes to stderr about itself."""
+def _filter_stderr() -> Iterator[None]:
+    """Drop the lines that the profiler's library writes to stderr about itself."""
     sys.stderr.flush()
-    with tempfile.TemporaryFile() as kept:
+    with tempfile.TemporaryFile() as buffer:
         real = os.dup(2)
-        os.dup2(kept.fileno(), 2)
+        os.dup2(buffer.fileno(), 2)
         try:
             yield
         finally:
             sys.stderr.flush()
             os.dup2(real, 2)
             os.close(real)
-            kept.seek(0)
-            rest = [line for line in kept if not line.startswith(b"USDT:")]
+            buffer.seek(0)
+            rest = [line for line in buffer if not line.startswith(b"USDT:")]
             os.write(2, b"".join(rest))
 
 
 def parse_trace(chrome: bytes) -> Trace:
-    """A Chrome trace as spans."""
-    told = json.loads(chrome.decode("utf-8", errors="replace"))
-    events = [e for e in told["traceEvents"] if e.get("ph") == "X"]
+    """Read a trace in Chrome's format."""
+    content = json.loads(chrome.decode("utf-8", errors="replace"))
+    events = [e for e in content["traceEvents"] if e.get("ph") == "X"]
     marks = [e for e in events if e["name"] == STEP and e.get("cat") == "user_annotation"]
     marks.sort(key=lambda e: e["ts"])
     thread = marks[0]["tid"]
-    device = [_on_device(e) for e in events if e.get("cat") in DEVICE_EVENTS]
+    device = [_build_device_span(e) for e in events if e.get("cat") in DEVICE_EVENTS]
     host = [e for e in events if e["tid"] == thread and e.get("cat") in HOST_EVENTS]
-    spans = list(_on_host(host))
+    spans = list(_build_host_spans(host))
     count = len(marks)
     return Trace(
         steps=[(e["ts"], e["ts"] + e["dur"]) for e in marks],
         device=sorted(device, key=lambda span: span.begin),
         host=spans,
-        operations=[*_table(device, count), *_table(list(compute_self_time(spans)), count)],
+        operations=[
+            *_sum_by_name(device, count),
+            *_sum_by_name(list(compute_self_time(spans)), count),
+        ],
     )
 
 
@@ -133,8 +147,8 @@ DEVICE_EVENTS = {"kernel", "gpu_memcpy", "gpu_memset"}
 HOST_EVENTS = {"cpu_op", "user_annotation", "cuda_runtime", "cuda_driver"}
 
 
-def _on_device(event: dict[str, Any]) -> Span:
-    kind = "copy" if event["cat"] == "gpu_memcpy" else _kind(event["name"], ON_DEVICE)
+def _build_device_span(event: dict[str, Any]) -> Span:
+    kind = "copy" if event["cat"] == "gpu_memcpy" else _classify(event["name"], ON_DEVICE)
     if kind == "copy" and "DtoD" in event["name"]:
         kind = "other"
     stream = event.get("args", {}).get("stream", event["tid"])
@@ -142,9 +156,9 @@ def _on_device(event: dict[str, Any]) -> Span:
     return Span(event["name"], kind, begin, end, "device", f"stream {stream}")
 
 
-def _on_host(events: list[dict[str, Any]]) -> Iterator[Span]:
-    """Spans with their kinds: their own, else the enclosing one's, else that of the forward
-    operation whose gradient they compute."""
+def _build_host_spans(events: list[dict[str, Any]]) -> Iterator[Span]:
+    """Yield spans with their kinds: their own, else that of the enclosing span, else that of the
+    forward operation whose gradient they compute."""
     events = sorted(events, key=lambda e: (e["ts"], -e["dur"]))
     forward: dict[int, str] = {}
     around: list[Span] = []
@@ -152,7 +166,7 @@ def _on_host(events: list[dict[str, Any]]) -> Iterator[Span]:
         begin, end = event["ts"], event["ts"] + event["dur"]
         while around and around[-1].end <= begin:
             around.pop()
-        kind = _host_kind(event)
+        kind = _classify_host(event)
         if around and around[-1].kind in INHERITED and kind not in ("wait", "launch"):
             kind = around[-1].kind
         number = event.get("args", {}).get("Sequence number")
@@ -166,21 +180,21 @@ def _on_host(events: list[dict[str, Any]]) -> Iterator[Span]:
         yield span
 
 
-def _host_kind(event: dict[str, Any]) -> str:
+def _classify_host(event: dict[str, Any]) -> str:
     name = event["name"]
     if WAITS.search(name):
         return "wait"
     if event["cat"] in ("cuda_runtime", "cuda_driver"):
         return "launch" if LAUNCHES.search(name) else "other"
-    return _kind(name, ON_HOST)
+    return _classify(name, ON_HOST)
 
 
-def _kind(name: str, rules: Iterable[tuple[str, str]]) -> str:
+def _classify(name: str, rules: Iterable[tuple[str, str]]) -> str:
     return next((kind for kind, text in rules if re.search(text, name, re.IGNORECASE)), "other")
 
 
 def compute_self_time(spans: Iterable[Span]) -> Iterator[Span]:
-    """Spans of one thread cut so that none holds another: each moment has one owner."""
+    """Yield the spans of one thread, cut so that every moment belongs to the innermost one."""
     stack: list[Span] = []
     at = 0.0
     for span in sorted(spans, key=lambda s: (s.begin, -s.end)):
@@ -201,23 +215,23 @@ def compute_self_time(spans: Iterable[Span]) -> Iterator[Span]:
 
 
 def merge_intervals(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The union of intervals."""
-    found: list[tuple[float, float]] = []
+    """Return the union of intervals."""
+    union: list[tuple[float, float]] = []
     for begin, end in sorted(spans):
-        if found and begin <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], end)
+        if union and begin <= union[-1][1]:
+            union[-1] = union[-1][0], max(union[-1][1], end)
         else:
-            found.append((begin, end))
-    return found
+            union.append((begin, end))
+    return union
 
 
 def compute_busy_ms(trace: Trace) -> float:
-    """How long the device worked, per step."""
+    """Return how long the device worked per step."""
     spans = merge_intervals((span.begin, span.end) for span in trace.device)
     return sum(end - begin for begin, end in spans) / 1e3 / len(trace.steps)
 
 
-def _table(spans: list[Span], steps: int) -> list[dict[str, Any]]:
+def _sum_by_name(spans: list[Span], steps: int) -> list[dict[str, Any]]:
     sums: dict[str, list[Any]] = defaultdict(lambda: ["", "", 0, 0.0])
     for span in spans:
         entry = sums[span.name]
