@@ -22,8 +22,7 @@ from slipstream.data import new_data, windows
 from slipstream.data.labels import selection
 from slipstream.models import build
 from slipstream.reporting import describe_verdict
-from slipstream.scoring import baselines, ensemble
-from slipstream.scoring import class_counts as metrics
+from slipstream.scoring import classification, ensemble, linear
 from slipstream.scoring import predict as score
 from tests.conftest import KINDS, close, merged
 from tests.labelled import NAMES, class_config, states
@@ -65,7 +64,7 @@ def walked(tmp_path_factory):
 def test_what_can_be_told_apart_is_told_apart(trained):
     _, result = trained
     test, beside = result.metrics["test"], result.baselines
-    assert list(test) == list(metrics.NAMES)
+    assert list(test) == list(classification.NAMES)
     assert test["balanced_accuracy"] > 0.9
     assert result.summary["judged_by"] == "log_loss"
     assert result.summary["beaten_by"] == []
@@ -369,7 +368,7 @@ def test_logistic_is_the_penalised_optimum():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(300, 4, generator=generator, dtype=torch.float64)
     y = (x[:, :1] + torch.randn(300, 2, generator=generator) > 0).long()
-    fitted = baselines.fit_logistic([(x, y), (x, y)], classes=2)
+    fitted = linear.fit_logistic([(x, y)], [(x, y)], num_classes=2)
     z = torch.cat([(x - fitted.mean) / fitted.size, torch.ones(300, 1)], dim=1).double()
     likely = (z @ fitted.weights).view(300, 2, 2).softmax(-1)
     errors = (likely - torch.nn.functional.one_hot(y, 2)).flatten(1)
@@ -382,7 +381,7 @@ def test_logistic_is_the_penalised_optimum():
 
 def test_statistics_are_what_their_names_say():
     rows = torch.tensor([[1.0, 4.0], [3.0, 4.0], [2.0, 4.0]])[:, None]
-    found = baselines.compute_statistics(rows, torch.tensor([[9.0]]))[0].view(-1)
+    found = linear.compute_statistics(rows, torch.tensor([[9.0]]))[0].view(-1)
     wanted = [2, 4, (2 / 3) ** 0.5, 0, 1, 4, 2, 4, 1, 4, 3, 4, 0.5, 0, 9]
     close(found, wanted, rel=1e-6)
 

@@ -1,4 +1,4 @@
-"""Whether pre-training helps: three ways to train, held against each other seed by seed."""
+"""Whether pre-training helps: three strategies, compared seed by seed."""
 
 from __future__ import annotations
 
@@ -117,17 +117,14 @@ def test_the_command_answers_in_json(found, table, tmp_path):
 
 def test_the_interval_is_that_of_a_paired_t():
     scratch, other = [1.0, 1.2, 0.9, 1.1], [0.9, 1.0, 0.9, 0.8]
-    told = probing.compare(scratch, other, higher=False)
+    told = probing.compare_with_scratch(scratch, other, "log_loss")
     # differences -0.1, -0.2, 0, -0.3: mean -0.15, error 0.0645497; t(3) at 0.975 is 3.18245
     close(told["difference"], -0.15)
     close([told["low"], told["high"]], [-0.15 - 3.18245 * 0.0645497, -0.15 + 3.18245 * 0.0645497])
     assert told["verdict"] == "no difference shown"
-    assert probing.compare(scratch, [one - 0.1 for one in scratch], higher=False)["verdict"] == (
-        "better"
-    )
-    assert probing.compare(scratch, [one - 0.1 for one in scratch], higher=True)["verdict"] == (
-        "worse"
-    )
+    lower = [one - 0.1 for one in scratch]
+    for metric, verdict in (("log_loss", "better"), ("balanced_accuracy", "worse")):
+        assert probing.compare_with_scratch(scratch, lower, metric)["verdict"] == verdict
 
 
 @pytest.mark.parametrize(

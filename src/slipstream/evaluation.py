@@ -21,10 +21,9 @@ from slipstream.engine import checkpoint, recovery
 from slipstream.errors import UserError
 from slipstream.models import permission
 from slipstream.runs import Run
-from slipstream.scoring import ensemble as ensembles
-from slipstream.scoring import predict
 from slipstream.scoring.batch import PredictionBatch
-from slipstream.scoring.ensemble import CoverageCounter
+from slipstream.scoring.ensemble import CoverageCounter, compute_coverage, load_predictors
+from slipstream.scoring.predict import accumulate, predict_batches
 
 
 @recovery.explain_out_of_memory()
@@ -63,14 +62,14 @@ def evaluate(
     """
     if on not in SETS:
         raise UserError(f'there is no set "{on}"; choose one of {", ".join(SETS)}')
-    found, whose = runs.find_model_run(runs.open_run(run))
-    config = checkpoint.load_run_config(found, overrides)
-    chosen = make_plan(config, data_bytes=0, training=False)
-    permission.require_permission(found.folder, overrides=overrides, allow_code=allow_code)
-    trained = ensembles.load_predictors(found, config, chosen, ensemble=ensemble)
+    model_run, owner = runs.find_model_run(runs.open_run(run))
+    config = checkpoint.load_run_config(model_run, overrides)
+    plan = make_plan(config, data_bytes=0, training=False)
+    permission.require_permission(model_run.folder, overrides=overrides, allow_code=allow_code)
+    trained = load_predictors(model_run, config, plan, ensemble=ensemble)
     signature, scaler = trained.signature, trained.scaler
     if data is None:
-        dataset, which = _own_data(found, config, signature, scaler), on
+        dataset, which = _load_own_data(model_run, config, signature, scaler), on
     else:
         dataset = new_data.load_new_data(
             config, signature, scaler, data, targets=True, resample=resample
@@ -78,45 +77,46 @@ def evaluate(
         which = "all"
     if len(dataset.folds) > len(trained.folds):
         raise UserError(
-            f"{found.folder}: holds the model of one fold; set tune.retrain to have them all, or "
-            "pass data with --data"
+            f"{model_run.folder}: holds the model of one fold; set tune.retrain to have them all, "
+            "or pass data with --data"
         )
     folds = [dataset.select_fold(fold) for fold in dataset.folds] or [dataset]
-    voices = trained.folds if dataset.folds else trained.folds[-1:]
-    covered = [CoverageCounter(voice.reach or {}, signature.quantiles) for voice in voices]
-    with chosen.flags():
+    predictors = trained.folds if dataset.folds else trained.folds[-1:]
+    coverage = [CoverageCounter(one.half_widths or {}, signature.quantiles) for one in predictors]
+    with plan.flags():
         memory = dataset.memory
-        series = None if memory is None else memory.series.to(chosen.device)
+        series = None if memory is None else memory.series.to(plan.device)
 
-        def chunks() -> Iterator[PredictionBatch]:
-            for fold, voice, counted in zip(folds, voices, covered, strict=True):
-                pieces = fold.iter_chunks(which, series, rows=config.engine.buffer_rows)
-                for chunk in predict.predict_batches(voice.predict, pieces):
-                    if not signature.classes:
-                        counted.add(chunk)
-                    yield chunk
+        def predict_folds() -> Iterator[PredictionBatch]:
+            for fold, predictor, counter in zip(folds, predictors, coverage, strict=True):
+                chunks = fold.iter_chunks(which, series, rows=config.engine.buffer_rows)
+                for batch in predict_batches(predictor.predict, chunks):
+                    counter.add(batch)
+                    yield batch
 
-        scores = predict.score_batches(chunks(), dataset, signature.quantiles)
-    model = f"{trained.description}, fold by fold" if dataset.folds else trained.on_new_data
+        scores = accumulate(predict_folds(), dataset).compute()
+    model = trained.describe_on_new_data()
+    if dataset.folds:
+        model = f"{trained.description}, fold by fold"
     return {
-        "run": str(found.folder),
+        "run": str(model_run.folder),
         "on": on if data is None else "data",
-        "model": f"{whose}: {model}" if whose else model,
+        "model": f"{owner}: {model}" if owner else model,
         "metrics": scores["overall"],
         **({"scaled": scores["scaled"]} if "scaled" in scores else {}),
         **({"classes": list(signature.classes)} if signature.classes else {}),
-        "coverage": ensembles.compute_coverage(covered) or None,
+        "coverage": compute_coverage(coverage) or None,
         "windows": sum(fold.num_windows[which] for fold in folds),
         "detail": scores,
-        "plan": chosen.to_dict(),
+        "plan": plan.to_dict(),
         "notes": list(dataset.notes),
     }
 
 
-def _own_data(run: Run, config: Config, signature: Signature, scaler: Scaler) -> Dataset:
-    """The run's data, if it still is what the model was trained on."""
-    asked = config.train.init_from  # then an encoder's, not fitted here
-    known = scaler.select(signature.inputs) if asked else None
+def _load_own_data(run: Run, config: Config, signature: Signature, scaler: Scaler) -> Dataset:
+    """Load the run's data; refuse data that the model's scaler or classes do not fit any more."""
+    # a run that started from an encoder has the encoder's scaler, which is not fitted again
+    known = scaler.select(signature.inputs) if config.train.init_from else None
     dataset = datasets.load_dataset(config, known=known)
     if dataset.signature.classes != signature.classes:
         raise UserError(
@@ -137,18 +137,18 @@ def _own_data(run: Run, config: Config, signature: Signature, scaler: Scaler) ->
                 f"centre {now[0]:g} and size {now[1]:g}, then {was[0]:g} and {was[1]:g}; to score "
                 "the model on them as new data, pass them with --data"
             )
-    if _differs(run, config, dataset):
+    if _has_changed(run, config, dataset):
         note = (
             "the data of this run have changed since training, though its inputs are scaled as "
-            "they were; these figures are of the data as they are now"
+            "they were; these metrics are of the data as they are now"
         )
         return replace(dataset, notes=(*dataset.notes, note))
     return dataset
 
 
-def _differs(run: Run, config: Config, dataset: Dataset) -> bool:
-    """Whether the data have another fingerprint than in training, where the two are comparable:
-    other windows have another, and so has the same data when it is streamed."""
+def _has_changed(run: Run, config: Config, dataset: Dataset) -> bool:
+    """Say whether the data's fingerprint differs from that of training, if the two are comparable:
+    other windows have another fingerprint, and so has the same data when it is streamed."""
     origin = checkpoint.read_origin(run)
     changed = configs.list_differences(checkpoint.load_run_config(run), config)
     same_windows = not any(

@@ -1,4 +1,4 @@
-"""Use a trained model on new data."""
+"""Predict new data with a trained model."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from slipstream.data.dataset import Dataset
 from slipstream.engine import checkpoint, recovery
 from slipstream.errors import UserError
 from slipstream.models import permission
-from slipstream.scoring import ensemble as ensembles
-from slipstream.scoring import predict as score
+from slipstream.scoring.ensemble import load_predictors
+from slipstream.scoring.predict import build_table, predict_batches
 
 
 @recovery.explain_out_of_memory()
@@ -62,41 +62,40 @@ def predict(
         table = slipstream.predict("runs/job-20260131T120000Z", "latest.csv")
         table.to_pandas()
     """
-    found, whose = runs.find_model_run(runs.open_run(run))
-    config = checkpoint.load_run_config(found, overrides)
-    chosen = make_plan(config, data_bytes=0, training=False)
-    permission.require_permission(found.folder, overrides=overrides, allow_code=allow_code)
-    trained = ensembles.load_predictors(found, config, chosen, ensemble=ensemble)
-    signature, scaler, voice = trained.signature, trained.scaler, trained.folds[-1]
+    model_run, owner = runs.find_model_run(runs.open_run(run))
+    config = checkpoint.load_run_config(model_run, overrides)
+    plan = make_plan(config, data_bytes=0, training=False)
+    permission.require_permission(model_run.folder, overrides=overrides, allow_code=allow_code)
+    trained = load_predictors(model_run, config, plan, ensemble=ensemble)
+    signature, predictor = trained.signature, trained.folds[-1]
     dataset = new_data.load_new_data(
-        config, signature, scaler, data, targets=False, resample=resample
+        config, signature, trained.scaler, data, targets=False, resample=resample
     )
     assert dataset.memory is not None
     for note in dataset.notes:
         warnings.warn(note, stacklevel=2)
-    with chosen.flags():
-        (piece,) = dataset.iter_chunks("all", dataset.memory.series.to(chosen.device), rows=0)
+    with plan.flags():
+        (chunk,) = dataset.iter_chunks("all", dataset.memory.series.to(plan.device), rows=0)
         if signature.horizon and not every:
-            piece = piece._replace(starts=_at_the_ends(dataset, piece.starts))
-        chunks = score.predict_batches(voice.predict, [piece], truth=False)
-        table = pa.concat_tables(
-            [score.build_table(chunk, dataset, voice.reach) for chunk in chunks]
-        )
-    model = f"{whose}: {trained.on_new_data}" if whose else trained.on_new_data
-    return table.replace_schema_metadata({"model": model})
+            chunk = chunk._replace(starts=_find_last_windows(dataset, chunk.starts))
+        batches = predict_batches(predictor.predict, [chunk], truth=False)
+        tables = [build_table(batch, dataset, predictor.half_widths) for batch in batches]
+    model = trained.describe_on_new_data()
+    metadata = {"model": f"{owner}: {model}" if owner else model}
+    return pa.concat_tables(tables).replace_schema_metadata(metadata)
 
 
-def _at_the_ends(dataset: Dataset, starts: torch.Tensor) -> torch.Tensor:
-    """The windows whose context ends with its series."""
-    ends = torch.from_numpy(dataset.index.offsets[1:]) - dataset.signature.context
-    found = torch.isin(ends, starts)
-    if not found.all():
-        name = dataset.index.series_names[int((~found).nonzero()[0])]
+def _find_last_windows(dataset: Dataset, starts: torch.Tensor) -> torch.Tensor:
+    """Return the first rows of the windows whose context ends with its series."""
+    last = torch.from_numpy(dataset.index.offsets[1:]) - dataset.signature.context
+    is_window = torch.isin(last, starts)
+    if not is_window.all():
+        name = dataset.index.series_names[int((~is_window).nonzero()[0])]
         raise UserError(
             f'series "{name}" has a gap within its last {dataset.signature.context} rows, so there '
             "is no full context to forecast from"
         )
-    return ends
+    return last
 
 
 def write_predictions(table: pa.Table, path: Path) -> None:

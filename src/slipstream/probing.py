@@ -1,13 +1,12 @@
-"""Does pre-training help? One job trained from scratch, on the frozen encoder, and fine-tuned.
+"""Measure whether pre-training helps: train a job from scratch, on the frozen encoder, fine-tuned.
 
-The three have the same windows, architecture and seeds, so that each seed's figures are compared
-with those of the same seed. The intervals tell what other seeds would give, with this encoder and
-these labels; other labels would be another question.
+The three runs share windows, architecture and seeds, so each seed's metrics are compared with
+those of the same seed. The intervals say what other seeds would give with this encoder and these
+labels; other labels would be another question.
 """
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,22 +15,21 @@ from pathlib import Path
 from typing import Any
 
 from slipstream import config as configs
-from slipstream import runs, training
+from slipstream import runs, stats, training
 from slipstream.config import Config
 from slipstream.errors import UserError
 from slipstream.reporting import beats_majority, describe_probe, probe_headings, probe_rows
 from slipstream.runs import Event
+from slipstream.scoring.summary import get_error
 from slipstream.text import format_html_table, format_table
 
-LEVEL = 0.95
-SCRATCH, FROZEN, TUNED = WAYS = ("scratch", "frozen", "fine-tuned")
-WHAT = {
+SCRATCH, FROZEN, TUNED = "scratch", "frozen", "fine-tuned"
+STRATEGIES = {
     SCRATCH: "the encoder's architecture, without its weights",
     FROZEN: "the encoder as it is, only the head is trained",
     TUNED: "the encoder is trained too, after train.freeze_epochs",
 }
 HIGHER_IS_BETTER = {"balanced_accuracy"}
-BETTER, WORSE, NEITHER = "better", "worse", "no difference shown"
 SUMMARY = "summary.json"
 Source = Config | str | Path | Mapping[str, Any]
 Watch = Callable[[Event], None]
@@ -110,66 +108,66 @@ def probe(
     Example:
         print(slipstream.probe("bars.toml", "labels.toml", seeds=10))
     """
-    began = time.perf_counter()
-    first, asked = _asked(encoder, run, labels, seeds, overrides, label_overrides)
-    place = _place({"encoder": first, "labels": asked}, folder, watch)
-    with runs.lock_run(place):
-        runs.remove_manifest(place)
+    started_at = time.perf_counter()
+    if seeds < 2:
+        raise UserError(f"--seeds is {seeds}; an interval takes at least 2, and 10 are usual")
+    pretrain_config = _load_encoder_config(encoder, run, overrides)
+    label_config = _load_label_config(labels, (*label_overrides, f"train.repeats={seeds}"))
+    if run is not None and not (runs.open_run(run).folder / "metrics.json").is_file():
+        raise UserError(f"{run}: holds no metrics.json; was the pre-training finished?")
+    probe_run = _open_folder({"encoder": pretrain_config, "labels": label_config}, folder, watch)
+    with runs.lock_run(probe_run):
+        runs.remove_manifest(probe_run)
         if run is None:
-            _tell(place, "the encoder: pre-training")
-            theirs = training.train_or_resume(place.folder / "encoder", first, data, watch)
+            _notify(probe_run, "the encoder: pre-training")
+            place = probe_run.folder / "encoder"
+            pretrained = training.train_or_resume(place, pretrain_config, data, watch)
         else:
-            theirs = runs.read_metrics(runs.open_run(run).folder)
-        settings = build_configs(labels, label_overrides, Path(theirs["run"]), seeds)
-        found = {}
-        for name in WAYS:
-            _tell(place, f"{name}: {WHAT[name]}")
-            found[name] = training.train_or_resume(place.folder / name, settings[name], data, watch)
-        summary = summarize_probe(place.folder, first.name, theirs, found)
-        summary["seconds"] = time.perf_counter() - began
-        runs.write_metrics(place, summary, name=SUMMARY)
-    return Probe(place.folder, summary)
+            pretrained = runs.read_metrics(runs.open_run(run).folder)
+        jobs = build_configs(labels, label_overrides, Path(pretrained["run"]), seeds)
+        results = {}
+        for name, config in jobs.items():
+            _notify(probe_run, f"{name}: {STRATEGIES[name]}")
+            results[name] = training.train_or_resume(probe_run.folder / name, config, data, watch)
+        summary = summarize_probe(probe_run.folder, pretrain_config.name, pretrained, results)
+        summary["seconds"] = time.perf_counter() - started_at
+        runs.write_metrics(probe_run, summary, name=SUMMARY)
+    return Probe(probe_run.folder, summary)
 
 
-def _asked(
-    encoder: Source | None,
-    run: str | Path | None,
-    labels: Source,
-    seeds: int,
-    overrides: Iterable[str],
-    label_overrides: Iterable[str],
-) -> tuple[Config, Config]:
-    """Both configs, so that what is wrong in the second is told before the first is trained."""
+def _load_encoder_config(
+    encoder: Source | None, run: str | Path | None, overrides: Iterable[str]
+) -> Config:
     if (encoder is None) == (run is None):
         raise UserError(
             "a probe takes a config to pre-train from, or the run of an encoder (--encoder RUN)"
         )
-    if seeds < 2:
-        raise UserError(f"--seeds is {seeds}; an interval takes at least 2, and 10 are usual")
     source = encoder if run is None else runs.open_run(run).folder / "config.toml"
     assert source is not None
-    first = configs.load(source, (*overrides, configs.PRETRAIN_OVERRIDE))
-    given = configs.load(labels, (*label_overrides, f"train.repeats={seeds}"))
-    if run is not None and not (runs.open_run(run).folder / "metrics.json").is_file():
-        raise UserError(f"{run}: holds no metrics.json; was the pre-training finished?")
-    if given.masked:
+    return configs.load(source, (*overrides, configs.PRETRAIN_OVERRIDE))
+
+
+def _load_label_config(labels: Source, overrides: Iterable[str]) -> Config:
+    """Load the job to probe with, so that its errors show before the encoder is trained."""
+    config = configs.load(labels, tuple(overrides))
+    if config.masked:
         raise UserError("the config to probe with is of a pre-training; name one that trains")
-    if given.train.init_from is not None:
+    if config.train.init_from is not None:
         raise UserError(
             "train.init_from of the config to probe with is what the probe sets; take it out"
         )
-    if given.train.freeze_epochs >= given.train.epochs:
+    if config.train.freeze_epochs >= config.train.epochs:
         raise UserError(
-            f"train.freeze_epochs = {given.train.freeze_epochs} leaves none of train.epochs = "
-            f"{given.train.epochs} for fine-tuning; lower it in the config to probe with"
+            f"train.freeze_epochs = {config.train.freeze_epochs} leaves none of train.epochs = "
+            f"{config.train.epochs} for fine-tuning; lower it in the config to probe with"
         )
-    return first, given
+    return config
 
 
 def build_configs(
     labels: Source, overrides: Iterable[str], encoder: Path, seeds: int
 ) -> dict[str, Config]:
-    """The same job three times; what it does not say of the model is the encoder's."""
+    """Return the job's config for each strategy; unset settings of the model are the encoder's."""
     start = f"train.init_from={runs.to_json(str(encoder))}"
     tuned = configs.load(labels, (*overrides, f"train.repeats={seeds}", start))
     return {
@@ -179,140 +177,130 @@ def build_configs(
     }
 
 
-def _place(asked: dict[str, Config], folder: str | Path | None, watch: Watch | None) -> runs.Run:
-    """A new folder with both configs in it, or an earlier probe's, which must be of the same."""
-    texts = {f"{name}.toml": configs.to_toml(config) for name, config in asked.items()}
+def _open_folder(
+    jobs: Mapping[str, Config], folder: str | Path | None, watch: Watch | None
+) -> runs.Run:
+    """Create a folder with both configs in it, or open an earlier probe of the same configs."""
+    texts = {f"{name}.toml": configs.to_toml(config) for name, config in jobs.items()}
     if folder is None:
-        first = asked["encoder"]
+        first = jobs["encoder"]
         return runs.create_run(f"{first.name}-probe", out=first.out, files=texts, watch=watch)
-    found = Path(folder).resolve()
-    if not (found / "labels.toml").is_file():
+    earlier = Path(folder).resolve()
+    if not (earlier / "labels.toml").is_file():
         raise UserError(f"{folder}: is not the folder of a probe (it holds no labels.toml)")
     for name, text in texts.items():
-        path = found / name
+        path = earlier / name
         if path.exists() and path.read_text(encoding="utf-8", errors="replace") != text:
             raise UserError(
                 f"{path}: the probe began with other settings; start a new one, without its folder"
             )
         runs.write_text(path, text)
-    return runs.Run(found, watch)
+    return runs.Run(earlier, watch)
 
 
-def _tell(place: runs.Run, what: str) -> None:
-    place.notify({"event": "probe", "what": what})
+def _notify(run: runs.Run, what: str) -> None:
+    run.notify({"event": "probe", "what": what})
 
 
 def summarize_probe(
-    folder: Path, name: str, encoder: dict[str, Any], found: dict[str, dict[str, Any]]
+    folder: Path, name: str, encoder: Mapping[str, Any], results: Mapping[str, dict[str, Any]]
 ) -> dict[str, Any]:
-    """Every way's figures by seed, their differences to those from scratch, and a verdict."""
-    scratch = found[SCRATCH]
-    judged_by = scratch["judged_by"]
-    classes = bool(scratch.get("classes"))
-    keys = [judged_by, *(["balanced_accuracy"] if classes else [])]
-    by_seed = {way: {key: _by_seed(one, key) for key in keys} for way, one in found.items()}
-    shared = [
+    """Return each strategy's metrics by seed, their differences from scratch, and a verdict."""
+    scratch = results[SCRATCH]
+    metric, classes = scratch["judged_by"], bool(scratch.get("classes"))
+    keys = [metric, *(["balanced_accuracy"] if classes else [])]
+    by_seed = {
+        one: {key: _group_by_seed(result, key) for key in keys} for one, result in results.items()
+    }
+    seeds = [
         seed
-        for seed in by_seed[SCRATCH][judged_by]
-        if all(seed in by_seed[way][judged_by] for way in WAYS)
+        for seed in by_seed[SCRATCH][metric]
+        if all(seed in by_seed[one][metric] for one in by_seed)
     ]
-    if len(shared) < 2:
+    if len(seeds) < 2:
         raise UserError(f"{folder}: fewer than two seeds trained to an end in all three ways")
     values = {
-        way: {key: [by_seed[way][key][seed] for seed in shared] for key in keys} for way in WAYS
+        one: {key: [by_seed[one][key][seed] for seed in seeds] for key in keys} for one in results
     }
+    against_scratch = {
+        one: {
+            key: compare_with_scratch(values[SCRATCH][key], values[one][key], key) for key in keys
+        }
+        for one in (FROZEN, TUNED)
+    }
+    beating = [one for one in results if classes and beats_majority(results[one], "model", metric)]
     summary: dict[str, Any] = {
         "run": str(folder),
         "name": name,
         "objective": "probe",
-        "seeds": shared,
-        "judged_by": judged_by,
+        "seeds": seeds,
+        "judged_by": metric,
         "scaled": not classes,
         "windows": scratch["windows"],
         "encoder": {
-            "run": encoder["run"],
-            "judged_by": encoder["judged_by"],
-            "error": encoder["scaled"]["val"][encoder["judged_by"]],
-            "beaten_by": encoder["beaten_by"],
-            "seconds": encoder["seconds"],
+            **{key: encoder[key] for key in ("run", "judged_by", "beaten_by", "seconds")},
+            "error": get_error(encoder, "val", encoder["judged_by"]),
         },
         "ways": {
-            way: {
-                "what": WHAT[way],
-                "run": found[way]["run"],
-                "metrics": {key: _spread(values[way][key]) for key in keys},
-                "seconds": found[way]["seconds"],
+            one: {
+                "what": STRATEGIES[one],
+                "run": result["run"],
+                "metrics": {key: _summarize_seeds(values[one][key]) for key in keys},
+                "seconds": result["seconds"],
             }
-            for way in WAYS
+            for one, result in results.items()
         },
         "baselines": {
-            name: {key: _of_test(one, key) for key in keys}
-            for name, one in scratch["baselines"].items()
-            if one
+            baseline: {key: get_error(scores, "test", key) for key in keys}
+            for baseline, scores in scratch["baselines"].items()
+            if scores
         },
-        "against_scratch": {
-            way: {
-                key: compare(values[SCRATCH][key], values[way][key], higher=key in HIGHER_IS_BETTER)
-                for key in keys
-            }
-            for way in (FROZEN, TUNED)
-        },
-        "beat_majority": [way for way in WAYS if beats_majority(found[way], "model", judged_by)]
-        if classes
-        else None,
-        "notes": _notes(found, shared),
+        "against_scratch": against_scratch,
+        "beat_majority": beating if classes else None,
+        "notes": _collect_notes(results, seeds),
+        "helped": against_scratch[TUNED][metric]["verdict"],
     }
-    summary["helped"] = summary["against_scratch"][TUNED][judged_by]["verdict"]
     return summary | {"verdict": describe_probe(summary)}
 
 
-def compare(scratch: Sequence[float], other: Sequence[float], *, higher: bool) -> dict[str, Any]:
-    """The mean of the seeds' differences with its interval: a paired t, two-sided."""
-    from scipy import stats  # takes a second
-
+def compare_with_scratch(
+    scratch: Sequence[float], other: Sequence[float], metric: str
+) -> dict[str, Any]:
+    """Return the mean of the seeds' differences with its paired t interval, and a verdict."""
     differences = [b - a for a, b in zip(scratch, other, strict=True)]
-    n = len(differences)
-    mean, error = statistics.fmean(differences), statistics.stdev(differences) / math.sqrt(n)
-    reach = float(stats.t.ppf((1 + LEVEL) / 2, n - 1)) * error
-    low, high = mean - reach, mean + reach
-    above, below = (BETTER, WORSE) if higher else (WORSE, BETTER)
-    verdict = above if low > 0 else below if high < 0 else NEITHER
-    return {"difference": mean, "low": low, "high": high, "level": LEVEL, "n": n} | {
-        "verdict": verdict
+    interval = stats.compute_t_interval(differences)
+    return {
+        "difference": interval.mean,
+        "low": interval.low,
+        "high": interval.high,
+        "level": stats.LEVEL,
+        "n": len(differences),
+        "verdict": interval.judge(higher_is_better=metric in HIGHER_IS_BETTER),
     }
 
 
-def _by_seed(summary: dict[str, Any], key: str) -> dict[int, float]:
-    """Each seed's test figure; of a walk, the mean over its folds, where all of them ended."""
-    found: dict[int, list[Any]] = {}
+def _group_by_seed(summary: Mapping[str, Any], metric: str) -> dict[int, float]:
+    """Return each seed's test metric; with folds, their mean, if all folds trained to an end."""
+    lanes: dict[int, list[Any]] = {}
     for lane in summary["lanes"]:
-        found.setdefault(lane["seed"], []).append(lane)
+        lanes.setdefault(lane["seed"], []).append(lane)
     return {
-        seed: statistics.fmean(_of_test(lane, key) for lane in lanes)
-        for seed, lanes in found.items()
-        if all(lane["metrics"] for lane in lanes)
+        seed: statistics.fmean(get_error(lane, "test", metric) for lane in folds)
+        for seed, folds in lanes.items()
+        if all(lane["metrics"] for lane in folds)
     }
 
 
-def _of_test(found: dict[str, Any], key: str) -> float:
-    """As models are judged: of numbers in standardised units."""
-    return float((found.get("scaled") or found["metrics"])["test"][key])
+def _summarize_seeds(values: Sequence[float]) -> dict[str, Any]:
+    spread = stats.summarize_spread(values)
+    return {"mean": spread["mean"], "sd": spread["sd"], "by_seed": list(values)}
 
 
-def _spread(values: Sequence[float]) -> dict[str, Any]:
-    return {
-        "mean": statistics.fmean(values),
-        "sd": statistics.stdev(values),
-        "by_seed": list(values),
-    }
-
-
-def _notes(found: dict[str, dict[str, Any]], shared: Sequence[int]) -> list[str]:
-    """What the three runs say, once, and which seeds are missing."""
-    told = dict.fromkeys(note for one in found.values() for note in one["notes"])
-    asked = {lane["seed"] for lane in found[SCRATCH]["lanes"]}
-    lost = sorted(asked - set(shared))
-    if lost:
-        seeds = ", ".join(str(seed) for seed in lost)
-        told[f"left out, since not every way trained to an end from it: seed {seeds}"] = None
-    return list(told)
+def _collect_notes(results: Mapping[str, Mapping[str, Any]], seeds: Sequence[int]) -> list[str]:
+    """Return the notes of the three runs, each once, and the seeds that are missing."""
+    notes = dict.fromkeys(note for result in results.values() for note in result["notes"])
+    missing = sorted({lane["seed"] for lane in results[SCRATCH]["lanes"]} - set(seeds))
+    if missing:
+        listed = ", ".join(str(seed) for seed in missing)
+        notes[f"left out, since not every way trained to an end from it: seed {listed}"] = None
+    return list(notes)

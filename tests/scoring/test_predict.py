@@ -10,9 +10,14 @@ import torch
 from slipstream import UserError
 from slipstream.autotune.rules import make_plan
 from slipstream.models import build
+from slipstream.scoring import baselines
 from slipstream.scoring import predict as score
-from slipstream.scoring import regression
 from tests.conftest import small_config, small_dataset, waves
+
+
+def load_all(dataset):
+    """A loader of a data set's chunks."""
+    return lambda which: dataset.iter_chunks(which, None, rows=1)
 
 
 def made(**sections):
@@ -25,8 +30,8 @@ def made(**sections):
     return config, dataset, predict
 
 
-def pieces(dataset, starts):
-    """Some windows of a data set, as one piece."""
+def chunk_of(dataset, starts):
+    """Some windows of a data set, as one chunk."""
     (piece,) = dataset.iter_chunks("test", None, rows=1)
     return [piece._replace(starts=starts)]
 
@@ -35,9 +40,9 @@ def pieces(dataset, starts):
 def test_every_window_is_scored_once_and_the_table_agrees_with_the_metrics(channels):
     _, dataset, predict = made(data={"channels": channels})
     starts = dataset.memory.starts["train"]
-    chunks = list(score.predict_batches(predict, pieces(dataset, starts)))
+    chunks = list(score.predict_batches(predict, chunk_of(dataset, starts)))
     assert torch.equal(torch.cat([chunk.starts for chunk in chunks]), starts)
-    found = score.score_batches(iter(chunks), dataset, ())
+    found = score.accumulate(chunks, dataset).compute()
     table = pa.concat_tables([score.build_table(chunk, dataset) for chunk in chunks])
     assert table.num_rows == 4 * len(starts)
     for name in dataset.signature.targets:
@@ -50,7 +55,7 @@ def test_every_window_is_scored_once_and_the_table_agrees_with_the_metrics(chann
 def test_the_table_names_rows_times_and_true_values():
     _, dataset, predict = made()
     starts = dataset.memory.starts["test"][:3]
-    chunk = next(score.predict_batches(predict, pieces(dataset, starts)))
+    chunk = next(score.predict_batches(predict, chunk_of(dataset, starts)))
     table = score.build_table(chunk, dataset)
     assert table.column_names[:4] == ["series", "row", "time", "step"]
     rows = table["row"].to_numpy()
@@ -64,7 +69,7 @@ def test_the_table_names_rows_times_and_true_values():
 def test_times_go_on_past_the_end_of_a_series():
     _, dataset, predict = made()
     last = torch.tensor([3000 - 16])
-    chunk = next(score.predict_batches(predict, pieces(dataset, last), truth=False))
+    chunk = next(score.predict_batches(predict, chunk_of(dataset, last), truth=False))
     table = score.build_table(chunk, dataset)
     assert "a" not in table.column_names
     hours = np.diff(table["time"].to_numpy()).astype("timedelta64[h]").astype(int)
@@ -73,9 +78,9 @@ def test_times_go_on_past_the_end_of_a_series():
 
 
 def test_quantiles_get_columns_and_coverage():
-    config, dataset, predict = made(train={"loss": "quantile", "quantiles": [0.05, 0.5, 0.95]})
-    chunks = list(score.predict_batches(predict, pieces(dataset, dataset.memory.starts["val"])))
-    found = score.score_batches(iter(chunks), dataset, config.train.quantiles)
+    _, dataset, predict = made(train={"loss": "quantile", "quantiles": [0.05, 0.5, 0.95]})
+    chunks = list(score.predict_batches(predict, chunk_of(dataset, dataset.memory.starts["val"])))
+    found = score.accumulate(chunks, dataset).compute()
     assert all(0 <= share <= 1 for share in found["coverage"])
     table = score.build_table(chunks[0], dataset)
     assert {"a_q5", "a_q50", "a_q95", "a_predicted"} <= set(table.column_names)
@@ -84,28 +89,23 @@ def test_quantiles_get_columns_and_coverage():
 
 def test_baselines_are_absent_where_they_mean_nothing():
     _, dataset, _ = made(data={"horizon": 0, "targets": ["a"]})
-    found = score.fit_baselines(dataset, lambda which: dataset.iter_chunks(which, None, rows=1))
+    found = baselines.fit_baselines(dataset, load_all(dataset))
     assert found["seasonal"].predict is None
     assert "training mean" in found["repeat"].what
-    train = score.score_batches(
-        score.predict_batches(found["repeat"].predict, dataset.iter_chunks("train", None, rows=1)),
-        dataset,
-        (),
-    )
+    batches = score.predict_batches(found["repeat"].predict, load_all(dataset)("train"))
+    train = score.accumulate(batches, dataset).compute()
     assert abs(train["overall"]["bias"]) < 1e-6
     assert train["overall"]["r2"] == pytest.approx(0, abs=1e-9)
     _, dataset, _ = made()
-    found = score.fit_baselines(dataset, lambda which: dataset.iter_chunks(which, None, rows=1))
+    found = baselines.fit_baselines(dataset, load_all(dataset))
     assert found["seasonal"] == ("its 24 rows are more than data.context", None)
 
 
 def test_the_seasonal_baseline_repeats_the_day_before():
     _, dataset, _ = made(data={"context": 24, "horizon": 30, "targets": ["a"]})
-    found = score.fit_baselines(dataset, lambda which: dataset.iter_chunks(which, None, rows=1))[
-        "seasonal"
-    ]
+    found = baselines.fit_baselines(dataset, load_all(dataset))["seasonal"]
     chunk = next(
-        score.predict_batches(found.predict, pieces(dataset, dataset.memory.starts["test"][:5]))
+        score.predict_batches(found.predict, chunk_of(dataset, dataset.memory.starts["test"][:5]))
     )
     table = score.build_table(chunk, dataset)
     values = waves(3000)["a"].to_numpy()
@@ -116,8 +116,8 @@ def test_the_seasonal_baseline_repeats_the_day_before():
 
 def test_the_ridge_sees_fewer_windows_where_all_would_take_too_long(monkeypatch):
     _, dataset, _ = made()
-    monkeypatch.setattr(regression, "RIDGE_WORK", 1.0)
-    found = score.fit_baselines(dataset, lambda which: dataset.iter_chunks(which, None, rows=1))
+    monkeypatch.setattr(baselines, "RIDGE_WORK", 1.0)
+    found = baselines.fit_baselines(dataset, load_all(dataset))
     assert "one training window in 3" in found["ridge"].what
 
 
@@ -159,6 +159,8 @@ def test_a_table_never_writes_one_target_over_another():
     scaler = dataset.scaler
     for by_column in (scaler.shift, scaler.size):
         by_column["a_predicted"] = by_column["b"]
-    chunk = next(score.predict_batches(predict, pieces(dataset, dataset.memory.starts["test"][:3])))
+    chunk = next(
+        score.predict_batches(predict, chunk_of(dataset, dataset.memory.starts["test"][:3]))
+    )
     with pytest.raises(UserError, match='would be named "a_predicted"'):
         score.build_table(chunk, replace(dataset, signature=signature))

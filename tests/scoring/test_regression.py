@@ -8,7 +8,27 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream import scoring
+from slipstream.data.scaler import Scaler
+from slipstream.scoring.batch import PredictionBatch
+from slipstream.scoring.regression import RegressionSums
+from tests.conftest import small_config, small_dataset
+
+
+def start(size, deviation, *, steps, series, quantiles=()):
+    """Empty sums of as many columns as there are sizes."""
+    names = tuple("xyz"[: len(size)])
+    by_column = {"size": size, "deviation": deviation, "shift": [0.0] * len(size)}
+    scales = {key: dict(zip(names, values, strict=True)) for key, values in by_column.items()}
+    scaler = Scaler(kind="standard", low={}, high={}, **scales)
+    names_of_series = tuple(f"s{number}" for number in range(series))
+    return RegressionSums.zeros(
+        names,
+        scaler,
+        steps=steps,
+        series=names_of_series,
+        device=torch.device("cpu"),
+        quantiles=quantiles,
+    )
 
 
 def naive(point, truth):
@@ -45,19 +65,12 @@ def test_sums_over_chunks_agree_with_numpy_over_everything(windows, steps, targe
     point = draw.standard_normal((windows, steps, targets))
     truth = draw.standard_normal((windows, steps, targets))
     series = draw.integers(0, 3, windows)
-    tally = scoring.start(
-        size=size.tolist(),
-        deviation=deviation.tolist(),
-        steps=steps,
-        series=3,
-        device=torch.device("cpu"),
-    )
+    sums = start(size.tolist(), deviation.tolist(), steps=steps, series=3)
     for chunk in np.array_split(np.arange(windows), 3):
         if len(chunk):
-            given = (torch.from_numpy(a[chunk]) for a in (point, truth, series))
-            tally.add(*given, band=None)
+            sums.add(*(torch.from_numpy(a[chunk]) for a in (point, truth, series)))
     names = tuple("xyz"[:targets])
-    found = scoring.read(tally, targets=names, series=("s0", "s1", "s2"))
+    found = sums.compute()
 
     point, truth = point * size, truth * size
     for i, name in enumerate(names):
@@ -87,13 +100,38 @@ def test_sums_over_chunks_agree_with_numpy_over_everything(windows, steps, targe
         assert found["per_series"][f"s{s}"]["max_error"] == pytest.approx(worst)
 
 
+def batch_of(prediction, truth):
+    """Windows of the first series, one predicted row of one column each."""
+    config = small_config(data={"targets": ["a"], "context": 4, "horizon": 1})
+    (chunk,) = small_dataset(config).iter_chunks("train", None, rows=1)
+    starts = chunk.starts[: len(truth)]
+    return PredictionBatch(chunk, starts, prediction[:, None, None], truth[:, None, None])
+
+
 def test_coverage_counts_what_lies_between_the_outer_quantiles():
-    tally = scoring.start(
-        size=[1.0], deviation=[1.0], steps=1, series=1, device=torch.device("cpu")
-    )
-    truth = torch.tensor([0.0, 1.0, 2.0, 3.0])[:, None, None]
-    band = torch.zeros(4, 1, 1), torch.full((4, 1, 1), 2.0)
-    tally.add(truth, truth, torch.zeros(4, dtype=torch.int64), band)
-    found = scoring.read(tally, targets=("a",), series=("s",))
+    sums = start([1.0], [1.0], steps=1, series=1, quantiles=(0.1, 0.5, 0.9))
+    truth = torch.tensor([0.0, 1.0, 2.0, 3.0])
+    quantiles = torch.stack([torch.zeros(4), truth, torch.full((4,), 2.0)], dim=-1)
+    sums.update(batch_of(quantiles, truth))
+    found = sums.compute()
     assert found["coverage"] == [0.75]
     assert found["overall"]["mae"] == 0
+
+
+def test_a_baselines_single_value_is_scored_beside_a_models_quantiles():
+    sums = start([1.0], [1.0], steps=1, series=1, quantiles=(0.1, 0.5, 0.9))
+    sums.update(batch_of(torch.ones(4, 1), torch.zeros(4)))
+    assert sums.compute()["overall"]["mae"] == 1
+
+
+def test_merged_sums_are_those_of_all_windows():
+    parts = [(torch.zeros(3), torch.arange(3.0)), (torch.ones(5), torch.arange(5.0))]
+    each = []
+    for prediction, truth in parts:
+        sums = start([2.0], [1.0], steps=1, series=1)
+        sums.update(batch_of(prediction[:, None], truth))
+        each.append(sums)
+    whole = start([2.0], [1.0], steps=1, series=1)
+    for prediction, truth in parts:
+        whole.update(batch_of(prediction[:, None], truth))
+    assert each[0].merge(each[1:]).compute() == whole.compute()

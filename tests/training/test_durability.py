@@ -21,7 +21,7 @@ import slipstream
 from slipstream import UserError, checksums, runs
 from slipstream.engine import checkpoint
 from slipstream.errors import ResumableError
-from slipstream.scoring import predict
+from slipstream.scoring import summary
 from tests.conftest import HUNG_S, slow, small_config, waves
 from tests.soak import Soak
 from tests.training.test_resume import configured, ended, interrupted
@@ -98,7 +98,7 @@ def test_a_fault_of_our_own_leaves_its_traceback_and_a_run_that_goes_on(tmp_path
         raise ZeroDivisionError("by accident")
 
     with monkeypatch.context() as patch:
-        patch.setattr(predict, "fit_baselines", fail)
+        patch.setattr(summary, "fit_baselines", fail)
         with pytest.raises(ZeroDivisionError):
             slipstream.train(configured(tmp_path / "b"), table)
     run = runs.open_run(runs.find_last(str(tmp_path / "b")))

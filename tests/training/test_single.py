@@ -18,7 +18,7 @@ from slipstream import runs
 from slipstream.config import Config
 from slipstream.data import dataset as datasets
 from slipstream.engine import objective
-from slipstream.scoring import predict
+from slipstream.scoring import baselines, predict
 from slipstream.training import start
 from tests.conftest import KINDS, close, real_file, small_config, waves
 from tests.limits import run_within
@@ -311,11 +311,11 @@ def test_a_few_epochs_of_the_demo_clearly_beat_every_baseline(tmp_path):
     assert result.summary["beaten_by"] == []
     blind = configs.load(demo, ["data.inputs=['voltage_V', 'temperature_degC']"])
     dataset = datasets.load_dataset(blind)
-    found = predict.fit_baselines(dataset, lambda which: dataset.iter_chunks(which, None, rows=1))
+    found = baselines.fit_baselines(dataset, lambda which: dataset.iter_chunks(which, None, rows=1))
     chunks = predict.predict_batches(
         found["ridge"].predict, dataset.iter_chunks("test", None, rows=1)
     )
-    linear = predict.score_batches(chunks, dataset, ())["overall"]["mae"]
+    linear = predict.accumulate(chunks, dataset).compute()["overall"]["mae"]
     assert result.metrics["test"]["mae"] < 0.6 * linear
     assert result.metrics["test"]["mae"] < 0.6 * result.baselines["ridge"]["metrics"]["test"]["mae"]
 

@@ -1,0 +1,1 @@
+"""Choose how to train by timing real steps on this machine."""

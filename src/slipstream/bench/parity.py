@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from scipy.special import stdtrit
-
 from slipstream import runs
 from slipstream.autotune import measure
 from slipstream.autotune.workload import TrainingWorkload, prepare_task
@@ -30,9 +28,9 @@ from slipstream.bench.results import (
 from slipstream.config import Config, Engine, replace_settings
 from slipstream.engine import loop
 from slipstream.errors import UserError
+from slipstream.stats import compute_t_interval
 
 WAYS = ("baseline", "auto")
-LEVEL = 0.95
 MARGIN = 0.005
 LEAST_SEEDS = 3
 
@@ -48,20 +46,16 @@ class ParityVerdict(NamedTuple):
 def judge_difference(
     before: Sequence[float], after: Sequence[float], *, margin: float
 ) -> ParityVerdict:
-    """Whether errors grew: a 95 % interval of the mean difference, held against the margin."""
-    pairs = list(zip(before, after, strict=True))
-    shares = [(new - old) / old for old, new in pairs]
-    mean = statistics.mean(shares)
-    error = statistics.stdev(shares) / math.sqrt(len(shares))
-    reach = float(stdtrit(len(shares) - 1, (1 + LEVEL) / 2)) * error
-    low, high = mean - reach, mean + reach
-    if high <= margin:
+    """Say whether errors grew: compare the 95 % interval of the mean difference with the margin."""
+    shares = [(new - old) / old for old, new in zip(before, after, strict=True)]
+    interval = compute_t_interval(shares)
+    if interval.high <= margin:
         said = "no loss shown"
-    elif low > 0:
+    elif interval.low > 0:
         said = "loss shown"
     else:
         said = "too noisy, use more seeds"
-    return ParityVerdict(said, mean, low, high)
+    return ParityVerdict(said, *interval)
 
 
 def measure_parity(

@@ -1,75 +1,94 @@
-"""Some windows' predictions, and what a task's figures are made of."""
+"""Predictions for a batch of windows, and the interfaces that the scoring modules share.
+
+Shapes: B windows, H predicted rows, C targets, Q quantiles or classes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
+import torch
 from torch import Tensor
 
 from slipstream.data.dataset import Dataset
 from slipstream.data.windows import Series, WindowChunk
+from slipstream.objectives import select_point
+
+HalfWidths = dict[str, Tensor]
+"""By level, how far its interval reaches to either side of a prediction: [H, C], scaled"""
 
 
 class PredictionBatch(NamedTuple):
-    """Some windows' predictions, scaled."""
+    """Scaled predictions for some windows."""
 
     chunk: WindowChunk
     starts: Tensor
-    """[B], within the piece"""
+    """[B], within the chunk"""
     prediction: Tensor
     """[B, H, C, Q]"""
     truth: Tensor | None
     """[B, H, C]; None where the future is not known"""
 
+    def find_series(self) -> Tensor:
+        """Return the number of each window's series among all series, [B]."""
+        device = self.prediction.device
+        local = self.chunk.series.find_series(self.starts)
+        return self.chunk.series_ids.to(device)[local.to(device)]
+
+    def absolute_errors(self, quantiles: tuple[float, ...]) -> Tensor:
+        """Return |point prediction - truth|, [B, H, C]."""
+        assert self.truth is not None
+        return (select_point(self.prediction, quantiles) - self.truth).abs()
+
 
 Predictor = Callable[[Series, Tensor], Tensor]
-"""First rows of windows to their predictions, one row per sequence: [B * fold, H, C / fold, Q]."""
+"""First rows of windows to their predictions, one row per sequence: [B * C, H, 1, Q] with
+independent channels, else [B, H, C, Q]"""
+
+ChunkLoader = Callable[[str], Iterable[WindowChunk]]
+"""The name of a set to its windows"""
 
 
 class Baseline(NamedTuple):
+    """A simple predictor that a model must beat."""
+
     what: str
-    """In a few words; where there is none here, why"""
+    """A short description; where the data allows no such baseline, the reason"""
     predict: Predictor | None
 
 
-ChunkLoader = Callable[[str], Iterable[WindowChunk]]
-"""A set's name to its windows."""
+class MetricSums(Protocol):
+    """Sums over the windows of a set, from which metrics are computed."""
+
+    def update(self, batch: PredictionBatch) -> None:
+        """Add a batch whose truth is known."""
+
+    def merge(self, others: Sequence[Self]) -> Self:
+        """Return the sums over this set and others of the same shape."""
+
+    def compute(self) -> dict[str, Any]:
+        """Return the metrics: overall and in detail."""
 
 
 class TaskMetrics(Protocol):
-    """What a task's figures are: sums over windows, what they say, and what to hold them against.
-
-    The modules `numbers` and `classes` are one each.
-    """
+    """What differs between predicting numbers and classes: `regression`, `classification`."""
 
     HEADLINE: str
-    """The metric that pictures and sentences show first"""
+    """The metric that plots and sentences show first"""
 
-    def begin(self, dataset: Dataset, chunk: PredictionBatch) -> Any:
-        """Empty sums, on the chunk's device."""
+    def start_sums(self, dataset: Dataset, device: torch.device) -> Any:
+        """Return empty `MetricSums`."""
 
-    def add(
-        self, sums: Any, chunk: PredictionBatch, owner: Tensor, quantiles: tuple[float, ...], /
-    ) -> None:
-        """Take in a chunk whose windows are of these series."""
-
-    def merged(self, sums: Sequence[Any]) -> Any:
-        """The sums over several sets."""
-
-    def read(self, sums: Any, dataset: Dataset) -> dict[str, Any]:
-        """Figures: overall, and in detail."""
-
-    def columns(
-        self, chunk: PredictionBatch, dataset: Dataset, reach: Mapping[str, Tensor] | None, /
+    def build_columns(
+        self, batch: PredictionBatch, dataset: Dataset, half_widths: HalfWidths | None, /
     ) -> Iterable[tuple[str, Any]]:
-        """Truths, where they are known, and predictions, as columns of a table, with names."""
+        """Yield the named columns of a table: truths where they are known, and predictions."""
 
-    def baselines(self, dataset: Dataset, pieces: ChunkLoader) -> dict[str, Baseline]:
-        """What a model must beat, as far as each means something for this data."""
-
-    def certainty(
-        self, test: Any, beside: Mapping[str, Any], dataset: Dataset, /
+    def compare_on_test(
+        self, model: Any, others: Mapping[str, Any], dataset: Dataset, /
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What else the test set's sums tell, held against those of others, by name: for the
-        summary, and for the test set's detail."""
+        """Compare the model's sums over the test set with those of others, by name.
+
+        Returns what to add to the summary and to the test set's details.
+        """

@@ -1,8 +1,14 @@
-"""What is told of predicted classes, and the baselines majority and logistic."""
+"""Metrics of predicted classes.
+
+Counts are exact and kept on the device. What needs every answer (AUC, calibration, the bootstrap,
+the worst mistakes) is computed on the host at the end, from all answers or, of very many, from an
+even sample. Shapes: B windows, H predicted rows, Q classes, S series.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -10,196 +16,273 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from slipstream.data import prediction_columns, windows
+from slipstream import stats
+from slipstream.data import prediction_columns
 from slipstream.data.dataset import Dataset
-from slipstream.data.windows import Series
-from slipstream.engine import step
-from slipstream.scoring import baselines as simple
-from slipstream.scoring import bootstrap
-from slipstream.scoring import class_counts as metrics
-from slipstream.scoring.batch import Baseline, ChunkLoader, PredictionBatch
-from slipstream.scoring.bootstrap import Answers
-from slipstream.scoring.class_counts import ClassTally
+from slipstream.scoring import answers
+from slipstream.scoring.answers import Array, ClassAnswers
+from slipstream.scoring.batch import HalfWidths, PredictionBatch
+from slipstream.scoring.bootstrap import bootstrap
 
+NAMES = ("accuracy", "balanced_accuracy", "f1_macro", "log_loss", "auc", "ece")
 HEADLINE = "log_loss"
-LOGISTIC_WORK, LOGISTIC_PASSES = 2e11, 2000
-"""Multiplications that fitting the logistic regression may take, and for each weight and window;
-where all windows need more, it sees fewer."""
-LOGISTIC_NUMBERS = 2e7
-"""Features that it may hold at once"""
-LEAST_LIKELY = 1e-7
-"""What a class that training never saw is given by the majority baseline"""
 COMPARED = ("log_loss", "balanced_accuracy")
-MOST_WRONG, MOST_DRAWN = 20, 6
-MOST_INPUTS, MOST_ROWS = 6, 240
+MAX_RETAINED = 20_000_000
+"""Probabilities to retain of one set; of more, those of an even sample of windows"""
+HITS, LABELS, GUESSES = range(3)
+MAX_WORST, MAX_PLOTTED = 20, 6
+"""Wrong windows to list, and how many of them with their inputs"""
+MAX_INPUTS, MAX_ROWS = 6, 240
+"""Columns and rows of such inputs"""
 
 
-def begin(dataset: Dataset, chunk: PredictionBatch) -> ClassTally:
-    assert chunk.truth is not None
-    signature = dataset.signature
-    return metrics.start(
-        classes=len(signature.classes),
-        steps=signature.steps_out,
-        series=len(dataset.index.series_names),
-        windows=max(dataset.num_windows.values()),
-        device=chunk.truth.device,
+@dataclass(frozen=True)
+class ClassCounts:
+    """Running counts of the answers over one set of windows, and the answers themselves."""
+
+    classes: tuple[str, ...]
+    series: tuple[str, ...]
+    confusion: Tensor
+    """[Q, Q]: labels down, guesses across"""
+    by_step: Tensor
+    """[H, 3, Q]: hits, labels and guesses"""
+    by_series: Tensor
+    """[S, 3, Q]"""
+    loss_by_step: Tensor
+    """[H] float64: summed"""
+    loss_by_series: Tensor
+    """[S]"""
+    stride: int
+    """One window in so many is retained"""
+    retained: list[ClassAnswers] = field(default_factory=list)
+    """On the host: the answers of many models may be more than a GPU holds"""
+
+    @classmethod
+    def zeros(
+        cls,
+        classes: Sequence[str],
+        *,
+        steps: int,
+        series: Sequence[str],
+        num_windows: int,
+        device: torch.device,
+    ) -> ClassCounts:
+        """Return empty counts."""
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        return cls(
+            classes=tuple(classes),
+            series=tuple(series),
+            confusion=zeros(len(classes), len(classes)),
+            by_step=zeros(steps, 3, len(classes)),
+            by_series=zeros(len(series), 3, len(classes)),
+            loss_by_step=zeros(steps, dtype=torch.float64),
+            loss_by_series=zeros(len(series), dtype=torch.float64),
+            stride=max(-(-num_windows * steps * len(classes) // MAX_RETAINED), 1),
+        )
+
+    def update(self, batch: PredictionBatch) -> None:
+        """Add a batch of logits."""
+        assert batch.truth is not None
+        series = batch.find_series()
+        starts = batch.starts.to(series.device) + batch.chunk.first_row
+        self.add(batch.prediction[:, :, 0], batch.truth[..., 0].long(), starts, series)
+
+    def add(self, logits: Tensor, labels: Tensor, starts: Tensor, series: Tensor) -> None:
+        """Add logits [B, H, Q], labels [B, H], and the windows' first rows and series, [B]."""
+        log_probs = torch.log_softmax(logits.float(), dim=-1)
+        guess, size = log_probs.argmax(dim=-1), log_probs.shape[-1]
+        loss = -log_probs.gather(-1, labels[..., None])[..., 0].double()
+        one, hit = torch.ones_like(labels), (guess == labels).long()
+        self.confusion.view(-1).index_add_(0, (labels * size + guess).flatten(), one.flatten())
+        step = torch.arange(labels.shape[1], device=labels.device).expand_as(labels)
+        for counts, group in ((self.by_step, step), (self.by_series, series[:, None])):
+            flat, first = counts.view(-1), group.expand_as(labels) * 3 * size
+            flat.index_add_(0, (first + HITS * size + labels).flatten(), hit.flatten())
+            flat.index_add_(0, (first + LABELS * size + labels).flatten(), one.flatten())
+            flat.index_add_(0, (first + GUESSES * size + guess).flatten(), one.flatten())
+        self.loss_by_step.add_(loss.sum(dim=0))
+        self.loss_by_series.index_add_(0, series, loss.sum(dim=1))
+        tensors = (log_probs, labels, starts, series)
+        self.retained.append(ClassAnswers(*(t[:: self.stride].cpu().numpy() for t in tensors)))
+
+    def merge(self, others: Sequence[ClassCounts]) -> ClassCounts:
+        """Return the counts over this set and others of the same classes and series."""
+        every = (self, *others)
+        names = ("confusion", "by_step", "by_series", "loss_by_step", "loss_by_series")
+        summed: dict[str, Any] = {
+            name: torch.stack([getattr(counts, name) for counts in every]).sum(dim=0)
+            for name in names
+        }
+        return replace(
+            self,
+            **summed,
+            stride=max(counts.stride for counts in every),
+            retained=[part for counts in every for part in counts.retained],
+        )
+
+    def join_answers(self) -> ClassAnswers:
+        """Return the retained answers."""
+        return answers.join_answers(self.retained)
+
+    def compute(self) -> dict[str, Any]:
+        """Return the metrics: overall, per class, per predicted row and per series."""
+        retained, confusion = self.join_answers(), self.confusion.cpu().numpy()
+        auc, bins = answers.compute_auc(retained), answers.compute_reliability(retained)
+        by_class = _compute_by_class(_count_hits(confusion))
+        by_step, by_series = self.by_step.cpu().numpy(), self.by_series.cpu().numpy()
+        step_loss, series_loss = self.loss_by_step.tolist(), self.loss_by_series.tolist()
+        overall = self.compute_overall()
+        overall["auc"] = answers.average_auc(auc)
+        overall["ece"] = answers.compute_ece(bins)
+        return {
+            "overall": {name: overall[name] for name in NAMES},
+            "confusion": confusion.tolist(),
+            "per_class": {
+                name: {key: float(values[i]) for key, values in by_class.items()}
+                | {"auc": float(auc[i]), "count": int(confusion[i].sum())}
+                for i, name in enumerate(self.classes)
+            },
+            "reliability": bins,
+            "per_step": [_compute_overall(by_step[h], loss) for h, loss in enumerate(step_loss)],
+            "per_series": {
+                name: _compute_overall(by_series[s], series_loss[s])
+                for s, name in enumerate(self.series)
+                if by_series[s, LABELS].any()
+            },
+        }
+
+    def compute_overall(self) -> dict[str, float]:
+        """Return the metrics that need no more than the counts, which takes no time."""
+        counts = _count_hits(self.confusion.cpu().numpy())
+        return _compute_overall(counts, sum(self.loss_by_step.tolist()))
+
+
+def _count_hits(confusion: Array) -> Array:
+    """Return hits, labels and guesses, [3, Q]."""
+    return np.stack([np.diagonal(confusion), confusion.sum(axis=1), confusion.sum(axis=0)])
+
+
+def _compute_overall(counts: Array, loss: float) -> dict[str, float]:
+    """Return metrics from hits, labels and guesses [3, Q] and the summed loss."""
+    by_class, total = _compute_by_class(counts), counts[LABELS].sum()
+    labelled, named = counts[LABELS] > 0, (counts[LABELS] + counts[GUESSES]) > 0
+    return {
+        "accuracy": float(counts[HITS].sum() / total),
+        "balanced_accuracy": float(by_class["recall"][labelled].mean()),
+        "f1_macro": float(by_class["f1"][named].mean()),
+        "log_loss": loss / float(total),
+    }
+
+
+def _compute_by_class(counts: Array) -> dict[str, Array]:
+    """Return precision, recall and F1, [Q]; 0 for a class without guesses or labels."""
+    hits, labels, guesses = counts.astype(np.float64)
+    return {
+        "precision": hits / np.maximum(guesses, 1),
+        "recall": hits / np.maximum(labels, 1),
+        "f1": 2 * hits / np.maximum(labels + guesses, 1),
+    }
+
+
+def start_sums(dataset: Dataset, device: torch.device) -> ClassCounts:
+    """Return empty counts for the data set's classes."""
+    return ClassCounts.zeros(
+        dataset.signature.classes,
+        steps=dataset.signature.steps_out,
+        series=dataset.index.series_names,
+        num_windows=max(dataset.num_windows.values()),
+        device=device,
     )
 
 
-def add(sums: ClassTally, chunk: PredictionBatch, owner: Tensor, _: tuple[float, ...]) -> None:
-    assert chunk.truth is not None
-    start = chunk.starts.to(owner.device) + chunk.chunk.first_row
-    sums.add(chunk.prediction[:, :, 0], chunk.truth[..., 0].long(), start, owner)
-
-
-def merged(sums: Sequence[ClassTally]) -> ClassTally:
-    return metrics.merged(sums)
-
-
-def read(sums: ClassTally, dataset: Dataset) -> dict[str, Any]:
-    classes, series = dataset.signature.classes, dataset.index.series_names
-    return metrics.read(sums, classes=classes, series=series)
-
-
-def columns(
-    chunk: PredictionBatch, dataset: Dataset, _: Mapping[str, Tensor] | None
+def build_columns(
+    batch: PredictionBatch, dataset: Dataset, _: HalfWidths | None
 ) -> Iterator[tuple[str, Any]]:
-    """The label where it is known, the likeliest class, and the probability of each."""
-    names = dataset.signature.classes
-    likely = torch.softmax(chunk.prediction[:, :, 0].float(), dim=-1).flatten(0, 1).cpu().numpy()
-    if chunk.truth is not None:
-        yield prediction_columns.LABEL, _named(chunk.truth.flatten().long().cpu().numpy(), names)
-    yield prediction_columns.PREDICTED, _named(likely.argmax(axis=1), names)
-    for i, name in enumerate(names):
-        yield prediction_columns.name_probability(name), likely[:, i]
+    """Yield the label where it is known, the likeliest class, and the probability of each."""
+    classes = dataset.signature.classes
+    probs = torch.softmax(batch.prediction[:, :, 0].float(), dim=-1).flatten(0, 1).cpu().numpy()
+    if batch.truth is not None:
+        yield prediction_columns.LABEL, _name_classes(batch.truth.flatten().cpu().numpy(), classes)
+    yield prediction_columns.PREDICTED, _name_classes(probs.argmax(axis=1), classes)
+    for i, name in enumerate(classes):
+        yield prediction_columns.name_probability(name), probs[:, i]
 
 
-def _named(numbers: Any, names: tuple[str, ...]) -> pa.Array:
-    return pa.DictionaryArray.from_arrays(numbers.astype(np.int32), list(names)).cast(pa.string())
+def _name_classes(numbers: Array, classes: tuple[str, ...]) -> pa.Array:
+    coded = pa.DictionaryArray.from_arrays(numbers.astype(np.int32), list(classes))
+    return coded.cast(pa.string())
 
 
-def certainty(
-    test: ClassTally, beside: Mapping[str, ClassTally], dataset: Dataset
+def compare_on_test(
+    model: ClassCounts, others: Mapping[str, ClassCounts], dataset: Dataset
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Intervals, how far each is from the majority class, and the most wrong windows."""
-    everybody = {"model": test, **beside}
-    found = {name: metrics.read_answers(sums) for name, sums in everybody.items()}
-    drawn = bootstrap.resampled(found, rows=dataset.signature.context)
-    overall = {name: metrics.counted(sums) for name, sums in everybody.items()}
-    against = {
-        name: {
-            key: {
-                "difference": overall[name][key] - overall["majority"][key],
-                "interval": drawn.interval(name, key, beyond="majority"),
-            }
-            for key in COMPARED
-        }
-        for name in overall
-        if name != "majority"
-    }
+    """Return intervals, each predictor's difference from the majority class, the worst windows."""
+    counts = {"model": model, **others}
+    retained = {name: one.join_answers() for name, one in counts.items()}
+    resampled = bootstrap(retained, context=dataset.signature.context)
+    overall = {name: one.compute_overall() for name, one in counts.items()}
     summary = {
         "classes": list(dataset.signature.classes),
         "intervals": {
-            "test": {key: drawn.interval("model", key) for key in metrics.NAMES},
-            "level": bootstrap.LEVEL,
-            "how": drawn.how,
-            "enough": drawn.enough,
+            "test": {key: resampled.get_interval("model", key) for key in NAMES},
+            "level": stats.LEVEL,
+            "how": resampled.how,
+            "enough": resampled.enough,
         },
-        "against_majority": against,
+        "against_majority": {
+            name: {
+                key: {
+                    "difference": metrics[key] - overall["majority"][key],
+                    "interval": resampled.get_interval(name, key, relative_to="majority"),
+                }
+                for key in COMPARED
+            }
+            for name, metrics in overall.items()
+            if name != "majority"
+        },
     }
-    return summary, {"worst": list(_worst(found["model"], dataset))}
+    return summary, {"worst": list(_describe_worst(retained["model"], dataset))}
 
 
-def _worst(found: Answers, dataset: Dataset) -> Iterator[dict[str, Any]]:
-    """The windows whose label was held least likely; the first of them with what they hold."""
-    signature, layout = dataset.signature, dataset.index
-    picked = bootstrap.worst(found, apart=signature.context, most=MOST_WRONG)
-    for place, (window, at) in enumerate(picked):
-        start, owner = int(found.start[window]), int(found.owner[window])
-        likely = np.exp(found.likely[window, at].astype(np.float64))
-        label, guess = int(found.number[window, at]), int(likely.argmax())
-        row = start + signature.lead + at
-        time = dataset.memory.time if dataset.memory else None
+def _describe_worst(retained: ClassAnswers, dataset: Dataset) -> Iterator[dict[str, Any]]:
+    """Yield the wrong windows whose label was held least likely, the first with their inputs."""
+    signature, index = dataset.signature, dataset.index
+    time = dataset.memory.time if dataset.memory else None
+    worst = answers.find_worst(retained, min_distance=signature.context, limit=MAX_WORST)
+    for rank, (window, step) in enumerate(worst):
+        start, series = int(retained.starts[window]), int(retained.series[window])
+        probs = np.exp(retained.log_probs[window, step].astype(np.float64))
+        label, guess = int(retained.labels[window, step]), int(probs.argmax())
+        row = start + signature.lead + step
         yield {
-            "series": layout.series_names[owner],
-            "row": row - int(layout.offsets[owner]),
-            "time": None if time is None else _moment(time[row], dated=layout.has_dates),
-            "step": at + 1 if signature.horizon else None,
+            "series": index.series_names[series],
+            "row": row - int(index.offsets[series]),
+            "time": None if time is None else _format_time(time[row], has_dates=index.has_dates),
+            "step": step + 1 if signature.horizon else None,
             "label": signature.classes[label],
             "predicted": signature.classes[guess],
-            "p_label": float(likely[label]),
-            "p_predicted": float(likely[guess]),
-            "inputs": _inputs(dataset, start) if place < MOST_DRAWN else None,
+            "p_label": float(probs[label]),
+            "p_predicted": float(probs[guess]),
+            "inputs": _read_inputs(dataset, start) if rank < MAX_PLOTTED else None,
         }
 
 
-def _moment(time: Any, *, dated: bool) -> str | float:
-    return str(np.datetime64(int(time), "us")) if dated else float(time)
+def _format_time(time: Any, *, has_dates: bool) -> str | float:
+    return str(np.datetime64(int(time), "us")) if has_dates else float(time)
 
 
-def _inputs(dataset: Dataset, start: int) -> dict[str, list[float]] | None:
-    """A window's first inputs in physical units, thinned where there are very many rows."""
+def _read_inputs(dataset: Dataset, start: int) -> dict[str, list[float]] | None:
+    """Return a window's first inputs in physical units, thinned if there are very many rows."""
     if dataset.memory is None:
         return None
     signature, scaler = dataset.signature, dataset.scaler
-    every = -(-signature.context // MOST_ROWS)
-    rows = slice(start + (signature.context - 1) % every, start + signature.context, every)
+    stride = -(-signature.context // MAX_ROWS)
+    rows = slice(start + (signature.context - 1) % stride, start + signature.context, stride)
     values = dataset.memory.series.inputs[rows].double()
     return {
         name: (values[:, i] * scaler.size[name] + scaler.shift[name]).tolist()
-        for i, name in enumerate(signature.inputs[:MOST_INPUTS])
+        for i, name in enumerate(signature.inputs[:MAX_INPUTS])
     }
-
-
-def baselines(dataset: Dataset, pieces: ChunkLoader) -> dict[str, Baseline]:
-    counts = torch.zeros(len(dataset.signature.classes), dtype=torch.int64)
-    for _, numbers in _batches(pieces, "train", 1):
-        counts += torch.bincount(numbers.flatten().cpu(), minlength=len(counts))
-    return {"majority": _majority(dataset, counts), "logistic": _logistic(dataset, pieces)}
-
-
-def _majority(dataset: Dataset, counts: Tensor) -> Baseline:
-    likely = (counts / counts.sum()).clamp(min=LEAST_LIKELY).log().float()
-    most = dataset.signature.classes[int(counts.argmax())]
-    steps = dataset.signature.steps_out
-    return Baseline(
-        f'always "{most}", each class as likely as in training',
-        lambda _, starts: likely.to(starts.device).expand(len(starts), steps, 1, -1),
-    )
-
-
-def _logistic(dataset: Dataset, pieces: ChunkLoader) -> Baseline:
-    signature = dataset.signature
-    features = len(simple.STATISTICS) * len(signature.inputs) + len(signature.static)
-    outputs = signature.steps_out * len(signature.classes)
-    work = LOGISTIC_WORK / (LOGISTIC_PASSES * features * outputs)
-    most = max(int(min(work, LOGISTIC_NUMBERS / features)), step.EVAL_BATCH)
-    every = -(-dataset.num_windows["train"] // most)
-    fitted = simple.fit_logistic(
-        (_joined(_batches(pieces, which, every)) for which in ("train", "val")),
-        classes=len(signature.classes),
-    )
-
-    def predict(series: Series, starts: Tensor) -> Tensor:
-        found = simple.compute_statistics(*windows.gather_inputs(series, starts))
-        return fitted.predict(found).view(len(starts), signature.steps_out, 1, -1)
-
-    seen = "every training window" if every == 1 else f"one training window in {every}"
-    return Baseline(f"logistic regression on the window's statistics, from {seen}", predict)
-
-
-def _batches(pieces: ChunkLoader, which: str, every: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Statistics [B, D] and labels [B, H] of a set's windows, or of one in so many."""
-    for piece in pieces(which):
-        for some in piece.starts[::every].split(step.EVAL_BATCH):
-            here = some.to(piece.series.values.device)
-            batch = windows.gather(piece.series, here)
-            yield (
-                simple.compute_statistics(batch.inputs, batch.static),
-                batch.targets[..., 0].long(),
-            )
-
-
-def _joined(batches: Iterator[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    features, numbers = zip(*batches, strict=True)
-    return torch.cat(features), torch.cat(numbers)

@@ -1,15 +1,14 @@
-"""The figures of lanes: of each, of the best, of all as an ensemble, and over folds."""
+"""Score the lanes of a run: each lane, the best, their ensemble, over all folds; summarize them."""
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from slipstream import stats
 from slipstream.data import prediction_columns
 from slipstream.data.dataset import Dataset
 from slipstream.data.folds import Fold
@@ -18,18 +17,16 @@ from slipstream.engine.lanestate import LaneResult
 from slipstream.engine.plan import Plan
 from slipstream.engine.single import TrainingTask
 from slipstream.errors import DivergedError, UserError
-from slipstream.scoring import ensemble, predict
-from slipstream.scoring import summary as scoring
-from slipstream.scoring.batch import PredictionBatch
-from slipstream.scoring.ensemble import (
-    ENSEMBLE,
-    MODEL,
-    AbsoluteErrors,
-    CoverageCounter,
-    FoldRecord,
-    HalfWidths,
+from slipstream.scoring import ensemble, summary
+from slipstream.scoring.batch import HalfWidths, PredictionBatch
+from slipstream.scoring.ensemble import ENSEMBLE, MODEL, AbsoluteErrors, CoverageCounter, FoldRecord
+from slipstream.scoring.predict import (
+    accumulate,
+    accumulate_side_by_side,
+    build_table,
+    predict_batches,
 )
-from slipstream.scoring.summary import BaselineSums
+from slipstream.scoring.summary import BaselineSums, SetSums, merge_sums, summarize_sums
 
 
 class FoldLanes(NamedTuple):
@@ -42,20 +39,17 @@ class FoldLanes(NamedTuple):
 
     @property
     def fits_with_model(self) -> list[LaneResult]:
-        """Those that have a model"""
         return [fit for fit in self.fits if fit.weights]
 
     def narrow_task(self, task: TrainingTask) -> TrainingTask:
-        """The same task with this fold's windows."""
-        return (
-            task
-            if self.fold is None
-            else replace(task, dataset=task.dataset.select_fold(self.fold))
-        )
+        """Return the same task with this fold's windows."""
+        if self.fold is None:
+            return task
+        return replace(task, dataset=task.dataset.select_fold(self.fold))
 
 
 def group_by_fold(fits: Sequence[LaneResult], dataset: Dataset, repeats: int) -> list[FoldLanes]:
-    """By fold. A lane that never began is in none."""
+    """Group lanes by fold. A lane that never began is in none."""
     folds: list[Fold | None] = [*dataset.folds] or [None]
     groups = [FoldLanes(number, fold, []) for number, fold in enumerate(folds, start=1)]
     for fit in fits:
@@ -64,12 +58,13 @@ def group_by_fold(fits: Sequence[LaneResult], dataset: Dataset, repeats: int) ->
 
 
 def find_best_lane(fits: Sequence[LaneResult]) -> LaneResult | None:
-    """The one with the lowest validation loss."""
-    sound = [fit for fit in fits if fit.weights]
-    return min(sound, key=lambda fit: fit.progress.best_loss, default=None)
+    """Return the lane with the lowest validation loss."""
+    with_model = [fit for fit in fits if fit.weights]
+    return min(with_model, key=lambda fit: fit.progress.best_loss, default=None)
 
 
 def refuse_failed(groups: Sequence[FoldLanes]) -> None:
+    """Raise an error if a fold has no model."""
     for group in groups:
         if not group.fits:
             raise UserError(
@@ -83,279 +78,231 @@ def refuse_failed(groups: Sequence[FoldLanes]) -> None:
             )
 
 
-def count_windows(dataset: Dataset) -> dict[str, int]:
-    """Windows by set, of all folds together."""
-    counts = [fold.num_windows for fold in dataset.folds] or [dataset.num_windows]
-    return {name: sum(count[name] for count in counts) for name in SETS}
-
-
 @dataclass(frozen=True)
 class FoldSums:
-    """The sums over one group's windows."""
+    """The sums over one fold's windows."""
 
     best: int
-    """Which of its lanes is the model"""
+    """The lane that is the model, among those that have one"""
     lanes: dict[str, list[Any]]
     """val and test: of each lane that has a model"""
-    model: dict[str, Any]
+    model: SetSums
     """Every set"""
-    ensemble: dict[str, Any]
-    """val and test; empty where there is one lane"""
-    reach: dict[str, HalfWidths]
-    covered: dict[str, CoverageCounter]
+    ensemble: SetSums
+    """val and test; empty with a single lane"""
+    half_widths: dict[str, HalfWidths]
+    coverage: dict[str, CoverageCounter]
     baselines: BaselineSums
 
 
-def score_folds(task: TrainingTask, chosen: Plan, groups: Sequence[FoldLanes]) -> list[FoldSums]:
-    """Every group's sums; the models' test predictions are written on the way."""
-    with scoring.open_table_writer(task.run.folder / "predictions.parquet") as write:
-        return [_score(group.narrow_task(task), chosen, group, write) for group in groups]
+def score_folds(task: TrainingTask, plan: Plan, groups: Sequence[FoldLanes]) -> list[FoldSums]:
+    """Return every fold's sums, and write the models' predictions for the test sets."""
+    with summary.open_table_writer(task.run.folder / summary.PREDICTIONS) as write:
+        return [_score_fold(group.narrow_task(task), plan, group, write) for group in groups]
 
 
-def _score(
-    task: TrainingTask, chosen: Plan, group: FoldLanes, write: Callable[[pa.Table], None]
+def _score_fold(
+    task: TrainingTask, plan: Plan, group: FoldLanes, write: Callable[[pa.Table], None]
 ) -> FoldSums:
     dataset, fits = task.dataset, group.fits_with_model
-    signature, pieces = dataset.signature, scoring.make_chunk_loader(task, with_time=True)
-    predictors = [ensemble.build_predictor(f.weights, task.config, signature, chosen) for f in fits]
-    model = min(range(len(fits)), key=lambda i: fits[i].progress.best_loss)
-    who = {MODEL: model} | ({ENSEMBLE: len(fits)} if len(fits) > 1 else {})
-    # a class has no interval: its probability says how sure it is
-    who_errs = {} if signature.classes else who
-    errors = {name: AbsoluteErrors(dataset.num_windows["val"], signature) for name in who_errs}
+    signature, load_chunks = dataset.signature, summary.make_chunk_loader(task, with_time=True)
+    predictors = [
+        ensemble.build_predictor(fit.weights, task.config, signature, plan) for fit in fits
+    ]
+    best = min(range(len(fits)), key=lambda i: fits[i].progress.best_loss)
+    positions = {MODEL: best} | ({ENSEMBLE: len(fits)} if len(fits) > 1 else {})
 
-    def validated() -> Iterator[list[PredictionBatch]]:
-        for beside in ensemble.predict_side_by_side(predictors, pieces, "val", signature):
-            for name, index in who_errs.items():
-                errors[name].add(beside[index])
-            yield beside
+    def predict_set(
+        which: str, collectors: Mapping[str, AbsoluteErrors | CoverageCounter]
+    ) -> Iterator[list[PredictionBatch]]:
+        for row in ensemble.predict_side_by_side(predictors, load_chunks, which, signature):
+            for name, position in positions.items():
+                collectors[name].add(row[position])
+            yield row
 
-    val = predict.accumulate_sums(validated(), dataset, signature.quantiles)
-    reach = {name: errors[name].reach() if name in errors else {} for name in who}
-    covered = {name: CoverageCounter(reach[name], signature.quantiles) for name in who}
+    errors = {name: AbsoluteErrors(dataset.num_windows["val"], signature) for name in positions}
+    val = accumulate_side_by_side(predict_set("val", errors), dataset)
+    half_widths = {name: one.fit_intervals() for name, one in errors.items()}
+    coverage = {name: CoverageCounter(half_widths[name], signature.quantiles) for name in positions}
 
-    def tested() -> Iterator[list[PredictionBatch]]:
-        for beside in ensemble.predict_side_by_side(predictors, pieces, "test", signature):
-            for name, index in who_errs.items():
-                covered[name].add(beside[index])
-            table = predict.build_table(beside[model], dataset, reach[MODEL])
+    def write_test() -> Iterator[list[PredictionBatch]]:
+        for row in predict_set("test", coverage):
+            table = build_table(row[best], dataset, half_widths[MODEL])
             if group.fold is not None:
                 numbers = pa.array([group.number] * table.num_rows, pa.int32())
                 table = table.add_column(1, prediction_columns.FOLD, numbers)
             write(table)
-            yield beside
+            yield row
 
-    test = predict.accumulate_sums(tested(), dataset, signature.quantiles)
-    trained = ([chunk] for chunk in predict.predict_batches(predictors[model], pieces("train")))
-    (train,) = predict.accumulate_sums(trained, dataset, signature.quantiles)
+    test = accumulate_side_by_side(write_test(), dataset)
+    train = accumulate(predict_batches(predictors[best], load_chunks("train")), dataset)
     return FoldSums(
-        best=model,
+        best=best,
         lanes={"val": val[: len(fits)], "test": test[: len(fits)]},
-        model={"train": train, "val": val[model], "test": test[model]},
-        ensemble={"val": val[-1], "test": test[-1]} if ENSEMBLE in who else {},
-        reach=reach,
-        covered=covered,
+        model={"train": train, "val": val[best], "test": test[best]},
+        ensemble={"val": val[-1], "test": test[-1]} if ENSEMBLE in positions else {},
+        half_widths=half_widths,
+        coverage=coverage,
         baselines={},
     )
 
 
 def score_fold_baselines(
-    task: TrainingTask, groups: Sequence[FoldLanes], scored: Sequence[FoldSums]
+    task: TrainingTask, groups: Sequence[FoldLanes], folds: Sequence[FoldSums]
 ) -> list[FoldSums]:
-    """Each group's baselines beside it, fitted on its own training windows."""
+    """Add the baselines of each fold, fitted on its own training windows."""
     return [
-        replace(one, baselines=scoring.score_baselines(group.narrow_task(task)))
-        for group, one in zip(groups, scored, strict=True)
+        replace(fold, baselines=summary.score_baselines(group.narrow_task(task)))
+        for group, fold in zip(groups, folds, strict=True)
     ]
 
 
 def save_folds(
-    task: TrainingTask, groups: Sequence[FoldLanes], scored: Sequence[FoldSums], uses: str
+    task: TrainingTask, groups: Sequence[FoldLanes], folds: Sequence[FoldSums], uses: str
 ) -> None:
     """Write lanes/."""
-    kept = [
+    records = [
         FoldRecord(
             label=group.fold.label if group.fold else None,
             weights=[fit.weights for fit in group.fits_with_model],
-            best=one.best,
-            reach=one.reach,
+            best=fold.best,
+            half_widths=fold.half_widths,
         )
-        for group, one in zip(groups, scored, strict=True)
+        for group, fold in zip(groups, folds, strict=True)
     ]
     dataset = task.dataset
-    ensemble.save_lanes(task.run, kept, dataset.scaler, dataset.signature.targets, uses)
+    ensemble.save_lanes(task.run, records, dataset.scaler, dataset.signature.targets, uses)
 
 
 def summarize_lanes(
-    task: TrainingTask, groups: Sequence[FoldLanes], scored: Sequence[FoldSums]
+    task: TrainingTask, groups: Sequence[FoldLanes], folds: Sequence[FoldSums]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What was found, of all groups together, and the details."""
-    dataset, settings = task.dataset, task.config
-    kind = scoring.get_comparison_metric(settings)
-    merged = predict.get_task_metrics(dataset).merged
-    model = {name: merged([one.model[name] for one in scored]) for name in SETS}
-    detail = {name: predict.compute_metrics(sums, dataset) for name, sums in model.items()}
-    mine = scoring.group_by_set(detail)
-    pooled = _pooled_baselines(dataset, scored)
-    beside = {name: scoring.summarize_baseline(*one, dataset) for name, one in pooled.items()}
-    ensembles = _pooled_ensemble(dataset, scored)
-    together = _told_of_ensemble(dataset, scored, ensembles) if ensembles else None
-    better = together is not None and (
-        scoring.get_error(together, "val", kind) < scoring.get_error(mine, "val", kind)
-    )
-    tested = {name: sums["test"] for name, (_, sums) in pooled.items() if sums}
-    if ensembles:
-        tested[ENSEMBLE] = ensembles["test"]
-    more, in_detail = predict.get_task_metrics(dataset).certainty(model["test"], tested, dataset)
-    detail["test"] |= in_detail
-    found: dict[str, Any] = {
-        "run": str(task.run.folder),
-        "name": settings.name,
-        **mine,
-        "windows": count_windows(dataset),
-        "baselines": beside,
-        "judged_by": kind,
-        "beaten_by": scoring.find_better_baselines(mine, beside, kind),
-        **more,
-        "lanes": [
-            told
-            for group, one in zip(groups, scored, strict=True)
-            for told in _lanes(dataset, group, one)
-        ],
-        **_spreads(task, groups, scored),
-        "folds": [
-            _fold(dataset, group, one)
-            for group, one in zip(groups, scored, strict=True)
-            if group.fold
+    """Return the run's summary, of all folds together, and the metrics in detail."""
+    model = {which: merge_sums([fold.model[which] for fold in folds]) for which in SETS}
+    together = _merge_ensembles(folds)
+    others = {ENSEMBLE: together["test"]} if together else {}
+    scores, detail = summary.summarize_scores(task, model, _merge_baselines(folds), others)
+    by_ensemble, uses = None, MODEL
+    if together:
+        by_ensemble = summarize_sums(together) | {"coverage": _compute_coverage(folds, ENSEMBLE)}
+        errors = [
+            summary.get_error(one, "val", scores["judged_by"]) for one in (by_ensemble, scores)
         ]
-        or None,
-        "ensemble": together,
-        "uses": ENSEMBLE if better else MODEL,
-        "coverage": ensemble.compute_coverage([one.covered[MODEL] for one in scored]),
-        "notes": [*dataset.notes, *_notes(groups, scored)],
-    }
-    return found, detail
+        uses = ENSEMBLE if errors[0] < errors[1] else MODEL
+    pairs = list(zip(groups, folds, strict=True))
+    return scores | {
+        "lanes": [lane for group, sums in pairs for lane in _summarize_each(group, sums, scores)],
+        **_summarize_spreads(task, groups, folds),
+        "folds": [_summarize_fold(group, sums) for group, sums in pairs if group.fold] or None,
+        "ensemble": by_ensemble,
+        "uses": uses,
+        "coverage": _compute_coverage(folds, MODEL),
+        "notes": [
+            *task.dataset.notes,
+            *summary.list_missing_baselines(folds[-1].baselines),
+            *_list_failed(groups),
+        ],
+    }, detail
 
 
-def _overall(sums: dict[str, Any], dataset: Dataset) -> dict[str, Any]:
-    return scoring.group_by_set(
-        {which: predict.compute_metrics(one, dataset) for which, one in sums.items()}
-    )
-
-
-def _pooled_baselines(dataset: Dataset, scored: Sequence[FoldSums]) -> BaselineSums:
-    """Of all groups together."""
-    merged = predict.get_task_metrics(dataset).merged
+def _merge_baselines(folds: Sequence[FoldSums]) -> BaselineSums:
     return {
         name: (
             baseline,
-            {which: merged([one.baselines[name][1][which] for one in scored]) for which in sums},
+            {which: merge_sums([one.baselines[name][1][which] for one in folds]) for which in sums},
         )
-        for name, (baseline, sums) in scored[-1].baselines.items()
+        for name, (baseline, sums) in folds[-1].baselines.items()
     }
 
 
-def _pooled_ensemble(dataset: Dataset, scored: Sequence[FoldSums]) -> dict[str, Any]:
-    """Of all groups together; nothing where one of them has none."""
-    if not all(one.ensemble for one in scored):
+def _merge_ensembles(folds: Sequence[FoldSums]) -> SetSums:
+    """Return the sums of the ensembles of all folds; none where one of them has no ensemble."""
+    if not all(fold.ensemble for fold in folds):
         return {}
-    merged = predict.get_task_metrics(dataset).merged
-    return {which: merged([one.ensemble[which] for one in scored]) for which in ("val", "test")}
+    return {
+        which: merge_sums([fold.ensemble[which] for fold in folds]) for which in ("val", "test")
+    }
 
 
-def _told_of_ensemble(
-    dataset: Dataset, scored: Sequence[FoldSums], pooled: dict[str, Any]
-) -> dict[str, Any]:
-    covered = ensemble.compute_coverage([one.covered[ENSEMBLE] for one in scored])
-    return _overall(pooled, dataset) | {"coverage": covered}
+def _compute_coverage(folds: Sequence[FoldSums], who: str) -> dict[str, float]:
+    return ensemble.compute_coverage([fold.coverage[who] for fold in folds])
 
 
-def _lanes(dataset: Dataset, group: FoldLanes, one: FoldSums) -> Iterator[dict[str, Any]]:
-    sound = group.fits_with_model
+def _summarize_each(
+    group: FoldLanes, sums: FoldSums, model: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """Yield the summary of each lane, with the model's kinds of metrics."""
+    with_model = group.fits_with_model
     for fit in group.fits:
-        told: dict[str, Any] = {
+        scores: dict[str, Any] = {key: None for key in ("metrics", "scaled") if key in model}
+        if fit.weights:
+            position = with_model.index(fit)
+            scores = summarize_sums({which: many[position] for which, many in sums.lanes.items()})
+        yield {
             "lane": fit.number,
             "seed": fit.lane.config.seed,
             "fold": group.number if group.fold else None,
             "label": group.fold.label if group.fold else None,
-            "best": fit is sound[one.best],
+            "best": fit is with_model[sums.best],
             "val_loss": fit.progress.best_loss,
             "best_epoch": fit.progress.best_epoch,
             "epochs": fit.progress.epoch,
             "steps": fit.progress.step,
             "stopped": fit.stop_reason,
-            "metrics": None,
+            **scores,
         }
-        if not dataset.signature.classes:
-            told["scaled"] = None
-        if fit.weights:
-            sums = {which: tallies[sound.index(fit)] for which, tallies in one.lanes.items()}
-            told |= _overall(sums, dataset)
-        yield told
 
 
-def _fold(dataset: Dataset, group: FoldLanes, one: FoldSums) -> dict[str, Any]:
+def _summarize_fold(group: FoldLanes, sums: FoldSums) -> dict[str, Any]:
     assert group.fold is not None
     return {
         "fold": group.number,
         "label": group.fold.label,
         "windows": group.fold.num_windows,
-        **_overall(one.model, dataset),
-        "ensemble": _overall(one.ensemble, dataset) if one.ensemble else None,
-        "coverage": ensemble.compute_coverage([one.covered[MODEL]]),
+        **summarize_sums(sums.model),
+        "ensemble": summarize_sums(sums.ensemble) if sums.ensemble else None,
+        "coverage": _compute_coverage([sums], MODEL),
         "baselines": {
-            name: _overall(sums, dataset) if sums else None
-            for name, (_, sums) in one.baselines.items()
+            name: summarize_sums(by_set) if by_set else None
+            for name, (_, by_set) in sums.baselines.items()
         },
     }
 
 
-def _spreads(
-    task: TrainingTask, groups: Sequence[FoldLanes], scored: Sequence[FoldSums]
-) -> dict[str, dict[str, dict[str, float]] | None]:
-    """How each test metric, and each in standardised units where there are such, varies over the
-    repeats; each repeat is scored on all folds together."""
+def _summarize_spreads(
+    task: TrainingTask, groups: Sequence[FoldLanes], folds: Sequence[FoldSums]
+) -> dict[str, dict[str, Any] | None]:
+    """Return how each test metric varies over the repeats, also in standardised units.
+
+    Each repeat is scored on all folds together.
+    """
     repeats = []
     for seed in range(task.config.seed, task.config.seed + task.config.train.repeats):
-        mine = [
-            one.lanes["test"][place]
-            for group, one in zip(groups, scored, strict=True)
-            for place, fit in enumerate(group.fits_with_model)
+        sums = [
+            fold.lanes["test"][position]
+            for group, fold in zip(groups, folds, strict=True)
+            for position, fit in enumerate(group.fits_with_model)
             if fit.lane.config.seed == seed
         ]
-        if len(mine) == len(groups):
-            merged = predict.get_task_metrics(task.dataset).merged(mine)
-            repeats.append(predict.compute_metrics(merged, task.dataset))
+        if len(sums) == len(groups):
+            repeats.append(merge_sums(sums).compute())
     sections = {"spread": "overall"}
     if not task.dataset.signature.classes:
         sections |= {"scaled_spread": "scaled"}
     return {
-        key: {name: _over([one[section][name] for one in repeats]) for name in repeats[0][section]}
+        key: {
+            name: stats.summarize_spread([one[section][name] for one in repeats])
+            for name in repeats[0][section]
+        }
         if len(repeats) > 1
         else None
         for key, section in sections.items()
     }
 
 
-def _over(values: list[float]) -> dict[str, float]:
-    """Nothing is known where one of them means nothing, as R² of a constant truth does."""
-    if any(math.isnan(value) for value in values):
-        return dict.fromkeys(("mean", "sd", "min", "max"), math.nan) | {"n": len(values)}
-    return {
-        "mean": statistics.fmean(values),
-        "sd": statistics.stdev(values),
-        "min": min(values),
-        "max": max(values),
-        "n": len(values),
-    }
-
-
-def _notes(groups: Sequence[FoldLanes], scored: Sequence[FoldSums]) -> Iterator[str]:
-    for name, (baseline, sums) in scored[-1].baselines.items():
-        if not sums:
-            yield f"no {name} baseline: {baseline.what}"
+def _list_failed(groups: Sequence[FoldLanes]) -> Iterator[str]:
     for group in groups:
+        where = f" of fold {group.number}" if group.fold else ""
         for fit in group.fits:
             if not fit.weights:
-                where = f" of fold {group.number}" if group.fold else ""
                 yield f"seed {fit.lane.config.seed}{where} has no model: {fit.stop_reason}"

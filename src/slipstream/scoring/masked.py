@@ -1,13 +1,12 @@
-"""How well an encoder fills in masked rows, beside what needs no learning; and whether its latents
-have collapsed.
+"""Score an encoder by the masked rows that it fills in, beside simple ways to fill them in.
 
-Shapes: T context rows, B windows, F inputs, C columns that are judged, M masked rows of a window,
-D the encoder's width.
+Shapes: T context rows, B windows, F inputs, C columns that are scored, M masked rows of a window,
+D the encoder's width. With independent channels a window is several sequences, side by side.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,16 +15,17 @@ import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
-from slipstream import scoring
 from slipstream.config import Pretrain
 from slipstream.data import windows
 from slipstream.data.dataset import Dataset
 from slipstream.data.windows import Series, WindowChunk
-from slipstream.engine import objective, recovery, step
+from slipstream.engine import objective
 from slipstream.engine.plan import Plan
+from slipstream.engine.step import EVAL_BATCH
 from slipstream.models.noise import masks
-from slipstream.scoring import Tally, baselines
 from slipstream.scoring.batch import ChunkLoader
+from slipstream.scoring.predict import split_if_full
+from slipstream.scoring.regression import RegressionSums
 
 MODEL = "model"
 BASELINES = {
@@ -34,164 +34,184 @@ BASELINES = {
     "interpolate": "a straight line across the mask",
 }
 COLLAPSED = 0.05
-"""Deviation below which a unit of the latent says the same of every window"""
+"""Deviation below which a unit of the latent is the same for every window"""
 NUM_EXAMPLES = 6
 
 
-class FilledWindows(NamedTuple):
-    """Some windows, filled in."""
+class VisibleRows(NamedTuple):
+    """For each row of windows, [T, B], the nearest rows that are not masked."""
 
+    before: Tensor
+    """At or before it; -1 where there is none"""
+    after: Tensor
+    """At or after it; T where there is none"""
+    distance: Tensor
+    """Rows to the nearer of the two; 0 where it is not masked itself"""
+
+
+def find_visible_rows(mask: Tensor) -> VisibleRows:
+    """Find the rows that masked rows [T, B] can be filled in from."""
+    rows = len(mask)
+    place = torch.arange(rows, device=mask.device)[:, None].expand_as(mask)
+    before = place.masked_fill(mask, -1).cummax(dim=0).values
+    after = place.masked_fill(mask, rows).flip(0).cummin(dim=0).values.flip(0)
+    back = (place - before).masked_fill(before < 0, rows)
+    ahead = (after - place).masked_fill(after == rows, rows)
+    return VisibleRows(before, after, torch.minimum(back, ahead))
+
+
+def fill_with_last_visible(inputs: Tensor, visible: VisibleRows) -> Tensor:
+    """Return every row [T, B, F] as the last visible one; before the first such, as that."""
+    return _gather(inputs, torch.where(visible.before < 0, visible.after, visible.before))
+
+
+def fill_by_interpolation(inputs: Tensor, visible: VisibleRows) -> Tensor:
+    """Return every row on the straight line between the visible ones around it."""
+    rows = len(inputs)
+    left = torch.where(visible.before < 0, visible.after, visible.before)
+    right = torch.where(visible.after == rows, visible.before, visible.after)
+    place = torch.arange(rows, device=inputs.device)[:, None]
+    share = (place - left) / (right - left).clamp(min=1)
+    first, second = _gather(inputs, left), _gather(inputs, right)
+    return first + (second - first) * share[..., None]
+
+
+def _gather(inputs: Tensor, index: Tensor) -> Tensor:
+    return inputs.gather(0, index[..., None].expand_as(inputs))
+
+
+class FilledWindows(NamedTuple):
+    """Some windows with their masked rows filled in."""
+
+    starts: Tensor
+    """[B]"""
     inputs: Tensor
-    """[T, B * fold, F]"""
+    """[T, sequences, F]"""
     mask: Tensor
-    """[T, B * fold]"""
+    """[T, sequences]"""
     rows: dict[str, Tensor]
     """By the model and by each baseline, as the inputs"""
     distance: Tensor
-    """[T, B * fold]: rows to the nearest one that is not masked"""
+    """[T, sequences]: rows to the nearest visible one"""
     tokens: Tensor
-    """[T / patch, B * fold, D]"""
+    """[T / patch, sequences, D]"""
 
 
 @dataclass(frozen=True)
 class MaskFiller:
-    """Fills in masked rows of windows, each with the mask that validation gives it."""
+    """Fills in masked rows of windows, each with its mask of the validation."""
 
     model: nn.Module
     plan: Plan
-    how: Pretrain
+    pretrain: Pretrain
     mean: Tensor
     """[F]: of the sequences, over the training windows"""
 
-    def __call__(self, series: Series, starts: Tensor) -> Iterator[FilledWindows]:
-        """In one piece, or where memory is short in several."""
-        try:
-            yield self._filled(series, starts)
-            return
-        except recovery.MEMORY_ERRORS as error:
-            if len(starts) == 1 or not recovery.is_out_of_memory(error):
-                raise
-        recovery.free_memory()
-        for half in starts.chunk(2):
-            yield from self(series, half)
-
-    def _filled(self, series: Series, starts: Tensor) -> FilledWindows:
+    def fill(self, series: Series, starts: Tensor) -> FilledWindows:
         inputs, _ = windows.gather_inputs(series, starts)
         inputs = inputs.to(self.plan.device)
-        mask = masks.mask_windows(self.how, inputs, None)
+        mask = masks.mask_windows(self.pretrain, inputs, None)
         with objective.autocast(self.plan):
             rows, tokens = self.model(inputs, mask)
-        seen = baselines.find_visible_rows(mask)
+        visible = find_visible_rows(mask)
         filled = {
             MODEL: rows.float(),
             "mean": self.mean.expand_as(inputs),
-            "repeat": baselines.fill_with_last_visible(inputs, seen),
-            "interpolate": baselines.fill_by_interpolation(inputs, seen),
+            "repeat": fill_with_last_visible(inputs, visible),
+            "interpolate": fill_by_interpolation(inputs, visible),
         }
-        return FilledWindows(inputs, mask, filled, seen.distance, tokens.float())
+        return FilledWindows(starts, inputs, mask, filled, visible.distance, tokens.float())
+
+    def fill_chunk(self, chunk: WindowChunk) -> Iterator[FilledWindows]:
+        """Fill in every window of the chunk, in smaller batches where memory is short."""
+        for some in chunk.starts.split(EVAL_BATCH):
+            starts = some.to(chunk.series.values.device)
+            yield from split_if_full(lambda part: self.fill(chunk.series, part), starts)
 
 
-def compute_training_mean(dataset: Dataset, pieces: ChunkLoader) -> Tensor:
-    """Each column's mean over the training windows' first rows, as sequences have them, [F]."""
-    total: Tensor | None = None
-    for piece in pieces("train"):
-        first = piece.series.inputs[piece.starts.to(piece.series.values.device)]
-        found = first.double().sum(dim=0).cpu()
-        total = found if total is None else total + found
-    assert total is not None
+def compute_training_mean(dataset: Dataset, load_chunks: ChunkLoader) -> Tensor:
+    """Return each column's mean over the training windows' first rows, as sequences have them."""
+    total = torch.zeros((), dtype=torch.float64)
+    for chunk in load_chunks("train"):
+        first = chunk.series.inputs[chunk.starts.to(chunk.series.values.device)]
+        total = total + first.double().sum(dim=0).cpu()
     mean = total / dataset.num_windows["train"]
-    own = len(mean) - dataset.signature.sequences_per_window
-    if (
-        dataset.signature.sequences_per_window > 1
-    ):  # one sequence's own channel stands for all of them
-        mean = torch.cat([mean[:own], mean[own:].mean()[None]])
+    channels = dataset.signature.sequences_per_window
+    if channels > 1:  # one sequence's own channel stands for all of them
+        shared = len(mean) - channels
+        mean = torch.cat([mean[:shared], mean[shared:].mean()[None]])
     return mean.float()
 
 
 @torch.inference_mode()
 def score_masked_rows(
-    fill: MaskFiller, dataset: Dataset, pieces: ChunkLoader
-) -> tuple[dict[str, Any], pa.Table]:
-    """Figures of the validation set's masked rows, and a few windows to look at."""
-    signature, device = dataset.signature, fill.plan.device
-    columns = signature.inputs if signature.sequences_per_window == 1 else signature.targets
-    masked = masks.count_masked_rows(fill.how, signature.context)
-    tallies = {
-        name: scoring.start(
-            size=[dataset.scaler.size[column] for column in columns],
-            deviation=[dataset.scaler.deviation[column] for column in columns],
-            steps=masked,
-            series=len(dataset.index.series_names),
-            device=device,
+    filler: MaskFiller, dataset: Dataset, load_chunks: ChunkLoader
+) -> tuple[dict[str, Any], dict[str, Any], pa.Table]:
+    """Return metrics of the validation set's masked rows by the model and by each baseline,
+    statistics of the latent, and a table of a few windows."""
+    scores = {name: MaskedSums(filler, dataset) for name in (MODEL, *BASELINES)}
+    latent, examples = LatentSums(), ExampleCollector(dataset)
+    for chunk in load_chunks("val"):
+        for filled in filler.fill_chunk(chunk):
+            local = chunk.series.find_series(filled.starts).cpu()
+            series = chunk.series_ids[local].to(filler.plan.device)
+            for name, sums in scores.items():
+                sums.update(filled, filled.rows[name], series)
+            latent.update(filled.tokens)
+            examples.add(filled, chunk)
+    metrics = {name: sums.compute() for name, sums in scores.items()}
+    return metrics, latent.compute(), examples.to_table()
+
+
+class MaskedSums:
+    """Sums of the errors of masked rows, also by their distance to the nearest visible row."""
+
+    def __init__(self, filler: MaskFiller, dataset: Dataset) -> None:
+        signature = dataset.signature
+        self.pretrain, self.channels = filler.pretrain, signature.sequences_per_window
+        self.sums = RegressionSums.zeros(
+            signature.inputs if self.channels == 1 else signature.targets,
+            dataset.scaler,
+            steps=masks.count_masked_rows(filler.pretrain, signature.context),
+            series=dataset.index.series_names,
+            device=filler.plan.device,
         )
-        for name in (MODEL, *BASELINES)
-    }
-    far = {name: torch.zeros(2, signature.context, dtype=torch.float64) for name in tallies}
-    latent, shown = LatentSums(), ExampleCollector(dataset)
-    for piece in pieces("val"):
-        for starts in piece.starts.split(step.EVAL_BATCH):
-            for filled in fill(piece.series, starts.to(piece.series.values.device)):
-                some = starts[: filled.inputs.shape[1] // signature.sequences_per_window]
-                starts = starts[len(some) :]
-                owner = piece.series_ids[
-                    piece.series.find_series(some.to(piece.series.offsets.device)).cpu()
-                ]
-                _count(
-                    tallies, far, filled, owner.to(device), signature.sequences_per_window, fill.how
-                )
-                latent.add(filled.tokens)
-                shown.add(filled, some, piece)
-    read = {
-        name: scoring.read(tally, targets=columns, series=dataset.index.series_names)
-        for name, tally in tallies.items()
-    }
-    figures = {name: _told(read[name], far[name]) for name in tallies}
-    return {"figures": figures, "latent": latent.told()}, shown.table()
+        self.by_distance = torch.zeros(2, signature.context, dtype=torch.float64)
+        """Count and squared error"""
 
+    def update(self, filled: FilledWindows, rows: Tensor, series: Tensor) -> None:
+        """Add the errors of masked rows as they are in `rows`."""
+        places = masks.find_masked_rows(self.pretrain, filled.mask)  # [M, sequences]
+        point, truth = (self._select(values, places) for values in (rows, filled.inputs))
+        self.sums.add(point, truth, series)
+        squares = (point - truth).square().double()
+        if self.channels == 1:
+            squares = squares.mean(dim=2)
+        else:
+            squares = squares.transpose(1, 2).reshape(-1, len(places))
+        terms = torch.stack([torch.ones_like(squares), squares]).flatten(1).cpu()
+        distance = filled.distance.gather(0, places).T.flatten().cpu()
+        self.by_distance.index_add_(1, distance - 1, terms)
 
-def _count(
-    tallies: Mapping[str, Tally],
-    far: Mapping[str, Tensor],
-    filled: FilledWindows,
-    owner: Tensor,
-    fold: int,
-    how: Pretrain,
-) -> None:
-    """Add the masked rows' errors to the sums."""
-    places = masks.find_masked_rows(how, filled.mask)  # [M, B * fold]
-    distance = filled.distance.gather(0, places)
-    truth = _judged(filled.inputs, places, fold)
-    for name, rows in filled.rows.items():
-        given = _judged(rows, places, fold)
-        tallies[name].add(given, truth, owner, None)
-        squares = (given - truth).square().double()
-        squares = (
-            squares.transpose(1, 2).reshape(-1, len(places)) if fold > 1 else squares.mean(dim=2)
-        )
-        sums = torch.stack([torch.ones_like(squares), squares]).flatten(1).cpu()
-        far[name].index_add_(1, distance.T.flatten().cpu() - 1, sums)
+    def _select(self, rows: Tensor, places: Tensor) -> Tensor:
+        """Return the masked rows, [B, M, C]: all inputs, or every sequence's own channel."""
+        selected = masks.gather_rows(rows, places).transpose(0, 1)
+        if self.channels == 1:
+            return selected
+        own: Tensor = selected[..., -1].unflatten(0, (-1, self.channels))
+        return own.transpose(1, 2)
 
-
-def _judged(rows: Tensor, places: Tensor, fold: int) -> Tensor:
-    """The masked rows, [B, M, C]: all inputs, or every sequence's own channel."""
-    found = masks.gather_rows(rows, places).transpose(0, 1)
-    if fold == 1:
-        return found
-    own: Tensor = found[..., -1].unflatten(0, (-1, fold))
-    return own.transpose(1, 2)
-
-
-def _told(read: dict[str, Any], far: Tensor) -> dict[str, Any]:
-    by_distance = [
-        {"distance": i + 1, "mse": float(squares / count), "rows": int(count)}
-        for i, (count, squares) in enumerate(zip(*far.tolist(), strict=True))
-        if count
-    ]
-    wanted = {"overall", "scaled", "per_series"}
-    return {name: read[name] for name in wanted} | {
-        "per_column": read["per_target"],
-        "by_distance": by_distance,
-    }
+    def compute(self) -> dict[str, Any]:
+        metrics = self.sums.compute()
+        counts, squares = self.by_distance.tolist()
+        return {name: metrics[name] for name in ("overall", "scaled", "per_series")} | {
+            "per_column": metrics["per_target"],
+            "by_distance": [
+                {"distance": i + 1, "mse": squares[i] / count, "rows": int(count)}
+                for i, count in enumerate(counts)
+                if count
+            ],
+        }
 
 
 class LatentSums:
@@ -199,17 +219,15 @@ class LatentSums:
 
     def __init__(self) -> None:
         self.count = 0
-        self.sums: Tensor | None = None
+        self.sums = torch.zeros((), dtype=torch.float64)
         """[2, T / patch, D]: values and squares"""
 
-    def add(self, tokens: Tensor) -> None:
+    def update(self, tokens: Tensor) -> None:
         tokens = tokens.double()
-        found = torch.stack([tokens.sum(dim=1), tokens.square().sum(dim=1)])
-        self.sums = found if self.sums is None else self.sums + found
+        self.sums = self.sums + torch.stack([tokens.sum(dim=1), tokens.square().sum(dim=1)])
         self.count += tokens.shape[1]
 
-    def told(self) -> dict[str, Any]:
-        assert self.sums is not None
+    def compute(self) -> dict[str, Any]:
         mean, squares = self.sums / self.count
         deviation = (squares - mean.square()).clamp(min=0.0).sqrt().mean(dim=0).cpu()
         return {
@@ -221,44 +239,40 @@ class LatentSums:
 
 
 class ExampleCollector:
-    """A few windows of the set, evenly spread, in physical units."""
+    """Takes a few windows of the validation set, evenly spread, in physical units."""
 
     def __init__(self, dataset: Dataset) -> None:
-        self.dataset, self.seen = dataset, 0
+        self.dataset, self.num_seen = dataset, 0
         count = dataset.num_windows["val"]
-        each = min(NUM_EXAMPLES, count)
-        self.wanted = {count * (2 * i + 1) // (2 * each) for i in range(each)}
-        self.found: list[pa.Table] = []
+        num_examples = min(NUM_EXAMPLES, count)
+        self.wanted = {count * (2 * i + 1) // (2 * num_examples) for i in range(num_examples)}
+        self.tables: list[pa.Table] = []
 
-    def add(self, filled: FilledWindows, starts: Tensor, piece: WindowChunk) -> None:
-        for place in range(len(starts)):
-            if self.seen + place in self.wanted:
-                self.found.append(self._window(filled, place, int(starts[place]), piece))
-        self.seen += len(starts)
+    def add(self, filled: FilledWindows, chunk: WindowChunk) -> None:
+        for place in range(len(filled.starts)):
+            if self.num_seen + place in self.wanted:
+                self.tables.append(self._build_window(filled, place, chunk))
+        self.num_seen += len(filled.starts)
 
-    def _window(
-        self, filled: FilledWindows, place: int, start: int, piece: WindowChunk
-    ) -> pa.Table:
-        signature, scaler = self.dataset.signature, self.dataset.scaler
-        fold, rows = signature.sequences_per_window, signature.context
-        first = start + piece.first_row
-        offsets = self.dataset.index.offsets
-        owner = int(np.searchsorted(offsets, first, side="right") - 1)
+    def _build_window(self, filled: FilledWindows, place: int, chunk: WindowChunk) -> pa.Table:
+        signature, scaler, index = self.dataset.signature, self.dataset.scaler, self.dataset.index
+        channels, rows = signature.sequences_per_window, signature.context
+        first = int(filled.starts[place]) + chunk.first_row
+        owner = int(np.searchsorted(index.offsets, first, side="right") - 1)
         columns: dict[str, Any] = {
-            "window": np.full(rows, len(self.found), dtype=np.int32),
-            "series": [self.dataset.index.series_names[owner]] * rows,
-            "row": first - offsets[owner] + np.arange(rows),
+            "window": np.full(rows, len(self.tables), dtype=np.int32),
+            "series": [index.series_names[owner]] * rows,
+            "row": first - index.offsets[owner] + np.arange(rows),
         }
-        names = signature.inputs if fold == 1 else signature.targets
-        for i, name in enumerate(names):
-            if name in columns:  # the places of rows, or what another one was filled in with
+        for i, name in enumerate(signature.inputs if channels == 1 else signature.targets):
+            if name in columns:  # the place of rows, or what another column was filled in with
                 continue
-            sequence, column = (place, i) if fold == 1 else (place * fold + i, -1)
-            for end, values in (("", filled.inputs), ("_filled", filled.rows[MODEL])):
+            sequence, column = (place, i) if channels == 1 else (place * channels + i, -1)
+            for suffix, values in (("", filled.inputs), ("_filled", filled.rows[MODEL])):
                 scaled = values[:, sequence, column].double().cpu().numpy()
-                columns[name + end] = scaled * scaler.size[name] + scaler.shift[name]
+                columns[name + suffix] = scaled * scaler.size[name] + scaler.shift[name]
             columns[f"{name}_masked"] = filled.mask[:, sequence].cpu().numpy()
         return pa.table(columns)
 
-    def table(self) -> pa.Table:
-        return pa.concat_tables(self.found)
+    def to_table(self) -> pa.Table:
+        return pa.concat_tables(self.tables)

@@ -1,160 +1,217 @@
-"""What is told of predicted numbers: errors, and the baselines repeat, seasonal and ridge."""
+"""Error metrics of predicted numbers, in physical units.
+
+The sums are kept on the device, in scaled units. Shapes: B windows, H predicted rows, C targets,
+S series.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from slipstream import scoring
-from slipstream.data import prediction_columns, windows
+from slipstream.data import prediction_columns
 from slipstream.data.dataset import Dataset
-from slipstream.data.windows import Series
-from slipstream.engine import step
+from slipstream.data.scaler import Scaler
 from slipstream.objectives import select_point
-from slipstream.scoring import Tally
-from slipstream.scoring import baselines as simple
-from slipstream.scoring.batch import Baseline, ChunkLoader, PredictionBatch
+from slipstream.scoring.batch import HalfWidths, PredictionBatch
 
+NAMES = ("mae", "rmse", "mse", "r2", "max_error", "bias")
 HEADLINE = "mae"
-RIDGE_WORK = 2e11
-"""Multiplications that fitting the ridge may take; where all windows need more, it sees fewer."""
 
 
-def begin(dataset: Dataset, chunk: PredictionBatch) -> Tally:
-    assert chunk.truth is not None
-    targets, scaler = dataset.signature.targets, dataset.scaler
-    return scoring.start(
-        size=[scaler.size[name] for name in targets],
-        deviation=[scaler.deviation[name] for name in targets],
-        steps=dataset.signature.steps_out,
-        series=len(dataset.index.series_names),
-        device=chunk.truth.device,
+@dataclass(frozen=True)
+class RegressionSums:
+    """Running sums of the errors over one set of windows. Adding never waits for the device."""
+
+    columns: tuple[str, ...]
+    series: tuple[str, ...]
+    quantiles: tuple[float, ...]
+    size: Tensor
+    """[C]: physical units in one scaled unit"""
+    deviation: Tensor
+    """[C]: standard deviation of the training rows, in physical units"""
+    by_step: Tensor
+    """[6, H, C] float64: count, error, absolute error, squared error, truth, squared truth"""
+    by_series: Tensor
+    """[6, S, C]"""
+    max_by_step: Tensor
+    """[H, C]: largest absolute error"""
+    max_by_series: Tensor
+    """[S, C]"""
+    covered: Tensor
+    """[C]: number of truths between the outermost quantiles"""
+
+    @classmethod
+    def zeros(
+        cls,
+        columns: Sequence[str],
+        scaler: Scaler,
+        *,
+        steps: int,
+        series: Sequence[str],
+        device: torch.device,
+        quantiles: tuple[float, ...] = (),
+    ) -> RegressionSums:
+        """Return empty sums of these columns."""
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(*shape, len(columns), dtype=torch.float64, device=device)
+
+        return cls(
+            columns=tuple(columns),
+            series=tuple(series),
+            quantiles=quantiles,
+            size=torch.tensor([scaler.size[name] for name in columns], dtype=torch.float64),
+            deviation=torch.tensor(
+                [scaler.deviation[name] for name in columns], dtype=torch.float64
+            ),
+            by_step=zeros(6, steps),
+            by_series=zeros(6, len(series)),
+            max_by_step=zeros(steps),
+            max_by_series=zeros(len(series)),
+            covered=zeros(),
+        )
+
+    def update(self, batch: PredictionBatch) -> None:
+        """Add a batch of predictions."""
+        assert batch.truth is not None
+        prediction, series = batch.prediction, batch.find_series()
+        if not self.quantiles or prediction.shape[-1] != len(self.quantiles):  # of a baseline
+            self.add(prediction[..., 0], batch.truth, series)
+            return
+        self.add(select_point(prediction, self.quantiles), batch.truth, series)
+        inside = (prediction[..., 0] <= batch.truth) & (batch.truth <= prediction[..., -1])
+        self.covered.add_(inside.sum(dim=(0, 1)))
+
+    def add(self, point: Tensor, truth: Tensor, series: Tensor) -> None:
+        """Add predictions and truths [B, H, C], scaled, of windows of these series [B]."""
+        truth = truth.double()
+        error = point.double() - truth
+        absolute = error.abs()
+        terms = torch.stack(
+            [torch.ones_like(error), error, absolute, error.square(), truth, truth.square()]
+        )
+        self.by_step.add_(terms.sum(dim=1))
+        self.by_series.index_add_(1, series, terms.sum(dim=2))
+        torch.maximum(self.max_by_step, absolute.amax(dim=0), out=self.max_by_step)
+        rows = series[:, None].expand(-1, absolute.shape[2])
+        self.max_by_series.scatter_reduce_(0, rows, absolute.amax(dim=1), "amax")
+
+    def merge(self, others: Sequence[RegressionSums]) -> RegressionSums:
+        """Return the sums over this set and others of the same shape and scale."""
+
+        def stack(name: str) -> Tensor:
+            return torch.stack([getattr(sums, name) for sums in (self, *others)])
+
+        merged: dict[str, Any] = {
+            name: stack(name).sum(dim=0) for name in ("by_step", "by_series", "covered")
+        }
+        merged |= {name: stack(name).amax(dim=0) for name in ("max_by_step", "max_by_series")}
+        return replace(self, **merged)
+
+    def compute(self) -> dict[str, Any]:
+        """Return the metrics: overall, per target, per predicted row and per series."""
+        sums, largest = self.by_step.cpu(), self.max_by_step.cpu()
+        by_series = self.by_series.cpu()
+        per_target = self._compute_errors(sums.sum(dim=1), largest.amax(dim=0))
+        per_step = self._compute_errors(sums, largest)
+        per_series = self._compute_errors(by_series, self.max_by_series.cpu())
+        count = sums[0].sum(dim=0)
+        return {
+            "overall": _average_targets(per_target),
+            "scaled": {
+                "mae": float((per_target["mae"] / self.deviation).mean()),
+                "mse": float((per_target["mse"] / self.deviation.square()).mean()),
+            },
+            "coverage": [float(share) for share in self.covered.cpu() / count],
+            "per_target": {
+                column: {name: float(per_target[name][i]) for name in NAMES}
+                for i, column in enumerate(self.columns)
+            },
+            "per_step": [_average_targets(per_step, h) for h in range(sums.shape[1])],
+            "per_series": {
+                name: _average_targets(per_series, s)
+                for s, name in enumerate(self.series)
+                if by_series[0, s, 0] > 0
+            },
+        }
+
+    def _compute_errors(self, sums: Tensor, largest: Tensor) -> dict[str, Tensor]:
+        """Return physical metrics [..., C] from scaled sums [6, ..., C]."""
+        count, error, absolute, squared, truth, truth_squared = sums
+        mse = squared / count
+        variance = truth_squared / count - (truth / count).square()
+        # a variance within rounding of zero is a constant truth, for which R² means nothing
+        known = variance > 1e-12 * (truth_squared / count).clamp(min=1e-12)
+        return {
+            "mae": absolute / count * self.size,
+            "rmse": mse.sqrt() * self.size,
+            "mse": mse * self.size.square(),
+            "r2": torch.where(known, 1 - mse / variance, torch.nan),
+            "max_error": largest * self.size,
+            "bias": error / count * self.size,
+        }
+
+
+def _average_targets(errors: Mapping[str, Tensor], row: int | None = None) -> dict[str, float]:
+    """Return the mean over the targets, of one row where there are several; `max_error` is the
+    largest of all."""
+    here = errors if row is None else {name: values[row] for name, values in errors.items()}
+    means = {name: float(here[name].mean()) for name in NAMES}
+    means["rmse"] = means["mse"] ** 0.5
+    means["max_error"] = float(here["max_error"].max())
+    return means
+
+
+def start_sums(dataset: Dataset, device: torch.device) -> RegressionSums:
+    """Return empty sums for the data set's targets."""
+    signature = dataset.signature
+    return RegressionSums.zeros(
+        signature.targets,
+        dataset.scaler,
+        steps=signature.steps_out,
+        series=dataset.index.series_names,
+        device=device,
+        quantiles=signature.quantiles,
     )
 
 
-def add(sums: Tally, chunk: PredictionBatch, owner: Tensor, quantiles: tuple[float, ...]) -> None:
-    assert chunk.truth is not None
-    band = (chunk.prediction[..., 0], chunk.prediction[..., -1]) if quantiles else None
-    sums.add(select_point(chunk.prediction, quantiles), chunk.truth, owner, band)
-
-
-def merged(sums: Sequence[Tally]) -> Tally:
-    return scoring.merged(sums)
-
-
-def read(sums: Tally, dataset: Dataset) -> dict[str, Any]:
-    return scoring.read(sums, targets=dataset.signature.targets, series=dataset.index.series_names)
-
-
-def certainty(
-    _: Tally, __: Mapping[str, Tally], ___: Dataset
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Nothing: errors of numbers come without intervals."""
-    return {}, {}
-
-
-def columns(
-    chunk: PredictionBatch, dataset: Dataset, reach: Mapping[str, Tensor] | None
+def build_columns(
+    batch: PredictionBatch, dataset: Dataset, half_widths: HalfWidths | None
 ) -> Iterator[tuple[str, Any]]:
-    """In physical units, float64, with quantiles or intervals where there are.
+    """Yield truths, predictions, quantiles and intervals in physical units, as float64.
 
-    What was scaled is exact to float32 of its distance from the centre; in physical units, a column
-    that lies far from zero has no room for that in float32.
+    A scaled value is exact to float32 of its distance from the centre; in physical units, float32
+    has no room for that in a column that lies far from zero.
     """
     signature, scaler = dataset.signature, dataset.scaler
-    for i, name in enumerate(signature.targets):
-        shift, size = scaler.shift[name], scaler.size[name]
+    point = select_point(batch.prediction, signature.quantiles)
+    for i, target in enumerate(signature.targets):
+        shift, size = scaler.shift[target], scaler.size[target]
 
-        def physical(values: Tensor, shift: float = shift, size: float = size) -> Any:
+        def to_physical(values: Tensor, shift: float = shift, size: float = size) -> Any:
             return (values.double() * size + shift).cpu().numpy().ravel()
 
-        mine = prediction_columns.name_columns(name, signature.quantiles)
-        if chunk.truth is not None:
-            yield mine.truth, physical(chunk.truth[..., i])
-        value = select_point(chunk.prediction, signature.quantiles)[..., i]
-        yield mine.predicted, physical(value)
-        for q, quantile in enumerate(mine.quantiles):
-            yield quantile, physical(chunk.prediction[..., i, q])
-        for percent, far in (reach or {}).items():
-            off = far[:, i].to(value.device).double()
-            low, high = mine.intervals[percent]
-            yield low, physical(value.double() - off)
-            yield high, physical(value.double() + off)
+        names = prediction_columns.name_columns(target, signature.quantiles)
+        if batch.truth is not None:
+            yield names.truth, to_physical(batch.truth[..., i])
+        value = point[..., i]
+        yield names.predicted, to_physical(value)
+        for q, name in enumerate(names.quantiles):
+            yield name, to_physical(batch.prediction[..., i, q])
+        for level, half_width in (half_widths or {}).items():
+            offset = half_width[:, i].to(value.device).double()
+            low, high = names.intervals[level]
+            yield low, to_physical(value.double() - offset)
+            yield high, to_physical(value.double() + offset)
 
 
-def baselines(dataset: Dataset, pieces: ChunkLoader) -> dict[str, Baseline]:
-    return {
-        "repeat": _repeat(dataset, pieces),
-        "seasonal": _seasonal(dataset),
-        "ridge": _ridge(dataset, pieces),
-    }
-
-
-def _repeat(dataset: Dataset, pieces: ChunkLoader) -> Baseline:
-    signature = dataset.signature
-    if signature.horizon:
-        return Baseline(
-            "the last known value",
-            lambda series, starts: simple.predict_repeat(
-                windows.gather_past(series, starts), signature.steps_out
-            )[..., None],
-        )
-    total = torch.zeros(len(signature.targets), dtype=torch.float64)
-    for piece in pieces("train"):
-        rows = piece.starts.to(piece.series.values.device) + signature.lead
-        total += piece.series.targets[rows].double().sum(dim=0).cpu()
-    mean = (total / dataset.num_windows["train"]).float()
-    return Baseline(
-        "the training mean (no past target is known when estimating)",
-        lambda _, starts: mean.to(starts.device).expand(len(starts), 1, -1)[..., None],
-    )
-
-
-def _seasonal(dataset: Dataset) -> Baseline:
-    signature, period = dataset.signature, dataset.period
-    if not signature.horizon:
-        return Baseline("estimation has no season", None)
-    if period is None:
-        return Baseline("no period is known; set data.period", None)
-    if period > signature.context:
-        return Baseline(f"its {period} rows are more than data.context", None)
-    return Baseline(
-        f"the values {period} rows ago",
-        lambda series, starts: simple.predict_seasonal(
-            windows.gather_past(series, starts), signature.steps_out, period
-        )[..., None],
-    )
-
-
-def _ridge(dataset: Dataset, pieces: ChunkLoader) -> Baseline:
-    signature = dataset.signature
-    features = min(signature.context * signature.model_inputs, simple.MAX_FEATURES)
-    most = max(int(RIDGE_WORK / (features**2 * signature.sequences_per_window)), step.EVAL_BATCH)
-    if signature.model_inputs >= simple.WIDE_INPUTS:  # each window is compared with each other
-        most = simple.MAX_FEATURES
-    every = -(-dataset.num_windows["train"] // most)
-
-    def batches(which: str) -> Iterator[tuple[Tensor, Tensor]]:
-        for piece in pieces(which):
-            for some in piece.starts[::every].split(step.EVAL_BATCH):
-                here = some.to(piece.series.values.device)
-                batch = windows.gather(piece.series, here)
-                yield batch.inputs, batch.targets
-
-    fitted = simple.fit_ridge(
-        batches("train"),
-        batches("val"),
-        context=signature.context,
-        inputs=signature.model_inputs,
-        relative=signature.model_shared == signature.model_targets,
-    )
-
-    def predict(series: Series, starts: Tensor) -> Tensor:
-        inputs, _ = windows.gather_inputs(series, starts)
-        return fitted.predict(inputs, signature.steps_out)[..., None]
-
-    seen = "every training window" if every == 1 else f"one training window in {every}"
-    return Baseline(f"least squares on the window's rows, from {seen}", predict)
+def compare_on_test(
+    _: RegressionSums, __: Mapping[str, RegressionSums], ___: Dataset
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return nothing: errors of numbers come without intervals."""
+    return {}, {}

@@ -1,10 +1,11 @@
-"""The figures of a trained model and of the baselines."""
+"""Score a trained model and the baselines, and summarize the scores."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -16,43 +17,57 @@ from slipstream.data.dataset import Dataset
 from slipstream.data.splits import SETS
 from slipstream.engine.plan import Plan
 from slipstream.engine.single import TrainingTask
-from slipstream.scoring import predict as score
+from slipstream.scoring.baselines import fit_baselines
 from slipstream.scoring.batch import Baseline, ChunkLoader, PredictionBatch
+from slipstream.scoring.predict import (
+    accumulate,
+    build_table,
+    get_task_metrics,
+    make_predictor,
+    predict_batches,
+)
+
+PREDICTIONS = "predictions.parquet"
+SetSums = dict[str, Any]
+"""By set: the sums over its windows"""
+BaselineSums = dict[str, tuple[Baseline, SetSums]]
+"""By name: a baseline and its sums; empty sums where it means nothing"""
 
 
 def make_chunk_loader(task: TrainingTask, *, with_time: bool = False) -> ChunkLoader:
+    """Return a function from the name of a set to its windows."""
     rows = task.config.engine.buffer_rows
     return lambda which: task.dataset.iter_chunks(
         which, task.series, rows=rows, with_time=with_time
     )
 
 
-def score_model(task: TrainingTask, chosen: Plan) -> dict[str, Any]:
-    """Every set's sums; predictions.parquet is written on the way."""
-    dataset, predict = task.dataset, score.make_predictor(task.model, chosen)
+def score_model(task: TrainingTask, plan: Plan) -> SetSums:
+    """Return the sums over every set, and write the test set's predictions."""
+    predict = make_predictor(task.model, plan)
     sums = {}
-    for name in SETS:
-        chunks = score.predict_batches(
-            predict, make_chunk_loader(task, with_time=name == "test")(name)
-        )
-        if name == "test":
-            chunks = _written(chunks, task)
-        beside = ([chunk] for chunk in chunks)
-        (sums[name],) = score.accumulate_sums(beside, dataset, dataset.signature.quantiles)
+    for which in SETS:
+        chunks = make_chunk_loader(task, with_time=which == "test")(which)
+        batches = predict_batches(predict, chunks)
+        if which == "test":
+            batches = _write_batches(batches, task)
+        sums[which] = accumulate(batches, task.dataset)
     return sums
 
 
-def _written(chunks: Iterator[PredictionBatch], task: TrainingTask) -> Iterator[PredictionBatch]:
-    """Pass the chunks on, and write each as it goes by."""
-    with open_table_writer(task.run.folder / "predictions.parquet") as write:
-        for chunk in chunks:
-            write(score.build_table(chunk, task.dataset))
-            yield chunk
+def _write_batches(
+    batches: Iterator[PredictionBatch], task: TrainingTask
+) -> Iterator[PredictionBatch]:
+    """Pass the batches on, and write each to predictions.parquet."""
+    with open_table_writer(task.run.folder / PREDICTIONS) as write:
+        for batch in batches:
+            write(build_table(batch, task.dataset))
+            yield batch
 
 
 @contextmanager
 def open_table_writer(path: Path) -> Iterator[Callable[[pa.Table], None]]:
-    """Takes tables of one schema, and makes them one Parquet file when all are there."""
+    """Give a function that takes tables of one schema; the file appears when all are written."""
     writer: pa.parquet.ParquetWriter | None = None
 
     def write(table: pa.Table) -> None:
@@ -68,64 +83,129 @@ def open_table_writer(path: Path) -> Iterator[Callable[[pa.Table], None]]:
                 writer.close()
 
 
-BaselineSums = dict[str, tuple[Baseline, dict[str, Any]]]
-"""Baselines by name, with the sums of every set; none where it means nothing"""
-
-
 def score_baselines(task: TrainingTask) -> BaselineSums:
-    """Every baseline, fitted on the task's own training windows."""
-    found: BaselineSums = {}
-    for name, baseline in score.fit_baselines(task.dataset, make_chunk_loader(task)).items():
-        sums = {}
-        for which in SETS if baseline.predict else ():
-            assert baseline.predict is not None
-            chunks = score.predict_batches(baseline.predict, make_chunk_loader(task)(which))
-            (sums[which],) = score.accumulate_sums(([chunk] for chunk in chunks), task.dataset, ())
-        found[name] = baseline, sums
-    return found
+    """Fit every baseline on the task's own training windows, and score it on every set."""
+    load_chunks = make_chunk_loader(task)
+    scored: BaselineSums = {}
+    for name, baseline in fit_baselines(task.dataset, load_chunks).items():
+        if baseline.predict is None:
+            scored[name] = baseline, {}
+            continue
+        scored[name] = (
+            baseline,
+            {
+                which: accumulate(
+                    predict_batches(baseline.predict, load_chunks(which)), task.dataset
+                )
+                for which in SETS
+            },
+        )
+    return scored
 
 
-def group_by_set(figures: dict[str, Any]) -> dict[str, Any]:
-    """Each set's metrics, and in standardised units where there are such."""
-    found = {"metrics": {which: read["overall"] for which, read in figures.items()}}
-    if all("scaled" in read for read in figures.values()):
-        found["scaled"] = {which: read["scaled"] for which, read in figures.items()}
-    return found
+def summarize_scores(
+    task: TrainingTask,
+    model: SetSums,
+    baselines: BaselineSums,
+    others: Mapping[str, Any] = MappingProxyType({}),
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a run's summary as far as its scores go, and the metrics of every set in detail.
+
+    `others` are sums over the test set that are compared with the model's as the baselines' are.
+    """
+    dataset = task.dataset
+    detail = {which: sums.compute() for which, sums in model.items()}
+    scores = group_by_set(detail)
+    beside = {
+        name: summarize_baseline(baseline, sums, dataset) if sums else None
+        for name, (baseline, sums) in baselines.items()
+    }
+    tested = {name: sums["test"] for name, (_, sums) in baselines.items() if sums}
+    comparison, more = get_task_metrics(dataset).compare_on_test(
+        model["test"], {**tested, **others}, dataset
+    )
+    detail["test"] |= more
+    metric = get_comparison_metric(task.config)
+    summary = {
+        "run": str(task.run.folder),
+        "name": task.config.name,
+        **scores,
+        "windows": count_windows(dataset),
+        "baselines": beside,
+        "judged_by": metric,
+        "beaten_by": find_better_baselines(scores, beside, metric),
+        **comparison,
+    }
+    return summary, detail
 
 
-def summarize_baseline(
-    baseline: Baseline, sums: dict[str, Any], dataset: Dataset
-) -> dict[str, Any] | None:
-    if not sums:
-        return None
-    figures = {which: score.compute_metrics(one, dataset) for which, one in sums.items()}
-    headline = score.get_task_metrics(dataset).HEADLINE
-    by_step = [row[headline] for row in figures["test"]["per_step"]]
-    return {"what": baseline.what, **group_by_set(figures), f"{headline}_by_step": by_step}
+def count_windows(dataset: Dataset) -> dict[str, int]:
+    """Return the number of windows by set, of all folds together."""
+    counts = [fold.num_windows for fold in dataset.folds] or [dataset.num_windows]
+    return {which: sum(count[which] for count in counts) for which in SETS}
+
+
+def group_by_set(detail: Mapping[str, Any]) -> dict[str, Any]:
+    """Return each set's overall metrics, also in standardised units where there are such."""
+    sections = {"metrics": "overall", "scaled": "scaled"}
+    return {
+        name: {which: metrics[section] for which, metrics in detail.items()}
+        for name, section in sections.items()
+        if all(section in metrics for metrics in detail.values())
+    }
+
+
+def summarize_sums(sums: SetSums) -> dict[str, Any]:
+    """Return the overall metrics from each set's sums."""
+    return group_by_set({which: one.compute() for which, one in sums.items()})
+
+
+def summarize_baseline(baseline: Baseline, sums: SetSums, dataset: Dataset) -> dict[str, Any]:
+    """Return a baseline's overall metrics, and the headline metric of every predicted row."""
+    detail = {which: one.compute() for which, one in sums.items()}
+    headline = get_task_metrics(dataset).HEADLINE
+    by_step = [row[headline] for row in detail["test"]["per_step"]]
+    return {"what": baseline.what, **group_by_set(detail), f"{headline}_by_step": by_step}
+
+
+def list_missing_baselines(baselines: BaselineSums) -> list[str]:
+    """Say of each baseline without scores why it has none."""
+    return [
+        f"no {name} baseline: {baseline.what}"
+        for name, (baseline, sums) in baselines.items()
+        if not sums
+    ]
 
 
 def get_comparison_metric(config: Config) -> str:
-    """The error that models are compared by: log-loss, or one in standardised units."""
+    """Return the error that models are compared by: log-loss, or one in standardised units."""
     if config.train.loss in CLASS_LOSSES:
         return "log_loss"
     return "mae" if config.train.loss in ("mae", "quantile") else "mse"
 
 
-def get_error(found: dict[str, Any], which: str, kind: str) -> float:
-    """That error of a model or a baseline, on one set."""
-    return float(found.get("scaled", found["metrics"])[which][kind])
+def get_error(summary: Mapping[str, Any], which: str, metric: str) -> float:
+    """Return that error of a model or a baseline on one set."""
+    return float((summary.get("scaled") or summary["metrics"])[which][metric])
 
 
-def get_error_over_seeds(found: dict[str, Any], kind: str) -> dict[str, Any] | None:
-    """How that error varies over the seeds, on the test set; None where there are not two."""
-    spread: dict[str, dict[str, Any]] | None = found.get("scaled_spread") or found["spread"]
-    return spread[kind] if spread else None
+def get_error_over_seeds(summary: Mapping[str, Any], metric: str) -> dict[str, Any] | None:
+    """Return how that error varies over the seeds on the test set; None with a single seed."""
+    spread: dict[str, dict[str, Any]] | None = summary.get("scaled_spread") or summary["spread"]
+    return spread[metric] if spread else None
 
 
-def find_better_baselines(model: dict[str, Any], beside: dict[str, Any], kind: str) -> list[str]:
-    """Baselines with a lower test error than the model."""
+def find_better_baselines(
+    model: Mapping[str, Any], baselines: Mapping[str, Any], metric: str, which: str = "test"
+) -> list[str]:
+    """Return the baselines with a lower error than the model."""
     return [
         name
-        for name, found in beside.items()
-        if found is not None and get_error(found, "test", kind) < get_error(model, "test", kind)
+        for name, scores in baselines.items()
+        if scores is not None and get_error(scores, which, metric) < get_error(model, which, metric)
     ]
+
+
+def merge_sums(many: Sequence[Any]) -> Any:
+    """Return the sums over several sets of the same shape."""
+    return many[0].merge(many[1:])

@@ -26,6 +26,7 @@ from slipstream.engine.single import TrainingTask
 from slipstream.errors import Interrupted, UserError
 from slipstream.runs import Event, Run
 from slipstream.scoring import lane_summary
+from slipstream.scoring.summary import count_windows
 from slipstream.training import context
 from slipstream.training.context import RunContext, time_phase
 from slipstream.training.result import Result
@@ -220,7 +221,7 @@ def _announce(
     task.run.append(
         "start",
         run=str(task.run.folder),
-        windows=lane_summary.count_windows(dataset),
+        windows=count_windows(dataset),
         series=len(dataset.index.series_names),
         parameters=parameters,
         epochs=train.epochs,

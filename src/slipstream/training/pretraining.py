@@ -24,36 +24,28 @@ def train_encoder(begun: RunContext) -> Result:
             fit, chosen = single.fit_model(begun, task, chosen, watching)
             with time_phase(begun.seconds, "scoring"):
                 run.append("scoring", what="the encoder")
-                pieces = summary.make_chunk_loader(task)
-                mean = masked.compute_training_mean(dataset, pieces).to(chosen.device)
-                fill = masked.MaskFiller(task.model, chosen, settings.pretrain, mean)
-                judged, examples = masked.score_masked_rows(fill, dataset, pieces)
+                load_chunks = summary.make_chunk_loader(task)
+                mean = masked.compute_training_mean(dataset, load_chunks).to(chosen.device)
+                filler = masked.MaskFiller(task.model, chosen, settings.pretrain, mean)
+                detail, latent, examples = masked.score_masked_rows(filler, dataset, load_chunks)
             if chosen.device.type == "cuda":
                 recovery.free_memory()
     with summary.open_table_writer(run.folder / EXAMPLES) as write:
         write(examples)
-    found, judged_by = judged["figures"], summary.get_comparison_metric(settings)
-    beside = {name: {"what": what} | _of_set(found[name]) for name, what in BASELINES.items()}
-    figures: dict[str, Any] = {
+    metric = summary.get_comparison_metric(settings)
+    scores = {name: summary.group_by_set({"val": one}) for name, one in detail.items()}
+    baselines = {name: {"what": what} | scores[name] for name, what in BASELINES.items()}
+    result: dict[str, Any] = {
         "run": str(run.folder),
         "name": settings.name,
         "objective": settings.train.objective,
-        **_of_set(found[MODEL]),
+        **scores[MODEL],
         "windows": dataset.num_windows,
-        "baselines": beside,
-        "judged_by": judged_by,
-        "beaten_by": [
-            name
-            for name, one in beside.items()
-            if one["scaled"]["val"][judged_by] < found[MODEL]["scaled"][judged_by]
-        ],
-        "latent": judged["latent"],
+        "baselines": baselines,
+        "judged_by": metric,
+        "beaten_by": summary.find_better_baselines(scores[MODEL], baselines, metric, "val"),
+        "latent": latent,
         **single.summarize_training(task, fit, chosen),
         "notes": list(dataset.notes),
     }
-    return context.finish_run(begun, figures, found)
-
-
-def _of_set(found: dict[str, Any]) -> dict[str, Any]:
-    """As other runs tell theirs, of the validation set's masked rows."""
-    return {"metrics": {"val": found["overall"]}, "scaled": {"val": found["scaled"]}}
+    return context.finish_run(begun, result, detail)

@@ -13,7 +13,7 @@ from slipstream.engine.single import TrainingTask
 from slipstream.engine.state import FitResult
 from slipstream.errors import Interrupted
 from slipstream.runs import Run
-from slipstream.scoring import predict, summary
+from slipstream.scoring import summary
 from slipstream.training import context
 from slipstream.training.context import RunContext, time_phase
 from slipstream.training.result import Result
@@ -21,10 +21,9 @@ from slipstream.training.result import Result
 
 def train_single(begun: RunContext) -> Result:
     """Train, score and write everything."""
-    run, dataset, seconds = begun.run, begun.dataset, begun.seconds
+    run, seconds = begun.run, begun.seconds
     with context.build_monitor(begun) as watching:
         task, chosen = context.prepare_task(begun)
-        settings = task.config
         with chosen.flags():
             fit, chosen = fit_model(begun, task, chosen, watching)
             with time_phase(seconds, "scoring"):
@@ -32,33 +31,17 @@ def train_single(begun: RunContext) -> Result:
                 sums = summary.score_model(task, chosen)
             with time_phase(seconds, "baselines"):
                 run.append("scoring", what="the baselines")
-                found = summary.score_baselines(task)
+                baselines = summary.score_baselines(task)
             if chosen.device.type == "cuda":
                 recovery.free_memory()
-    judged_by = summary.get_comparison_metric(settings)
     with time_phase(seconds, "scoring"):
-        scores = {which: predict.compute_metrics(one, dataset) for which, one in sums.items()}
-        told = summary.group_by_set(scores)
-        beside = {name: summary.summarize_baseline(*one, dataset) for name, one in found.items()}
-        tested = {name: one["test"] for name, (_, one) in found.items() if one}
-        more, detail = predict.get_task_metrics(dataset).certainty(sums["test"], tested, dataset)
-    figures: dict[str, Any] = {
-        "run": str(run.folder),
-        "name": settings.name,
-        **told,
-        "windows": dataset.num_windows,
-        "baselines": beside,
-        "judged_by": judged_by,
-        "beaten_by": summary.find_better_baselines(told, beside, judged_by),
-        **more,
+        scores, detail = summary.summarize_scores(task, sums, baselines)
+    result: dict[str, Any] = {
+        **scores,
         **summarize_training(task, fit, chosen),
-        "notes": [
-            *dataset.notes,
-            *(f"no {name} baseline: {one.what}" for name, (one, sums) in found.items() if not sums),
-        ],
+        "notes": [*task.dataset.notes, *summary.list_missing_baselines(baselines)],
     }
-    scores["test"] |= detail
-    return context.finish_run(begun, figures, scores)
+    return context.finish_run(begun, result, detail)
 
 
 def fit_model(

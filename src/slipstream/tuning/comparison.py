@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from slipstream import stats
 from slipstream.scoring.summary import get_error, get_error_over_seeds
-
-LEVEL = 0.95
-"""Of the confidence interval"""
 
 
 def compare_tests(tested: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -28,7 +26,7 @@ def compare_tests(tested: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "default": _summarize_error(default, metric),
         "chosen": _summarize_error(chosen, metric),
         **dict.fromkeys(("gain", "gain_percent", "low", "high")),
-        "level": LEVEL,
+        "level": stats.LEVEL,
         "verdict": {
             (False, False): "both failed",
             (True, False): "default failed",
@@ -40,30 +38,22 @@ def compare_tests(tested: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 def compare_test_errors(chosen: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
     """Return how much lower the chosen settings' test error is, with Welch's interval."""
-    from scipy import stats  # its import takes a second, and workers do not need it
-
     metric = chosen["judged_by"]
-    a, b = (get_error_over_seeds(test, metric) for test in (default, chosen))
-    assert a is not None
-    assert b is not None
-    variances = [one["sd"] ** 2 / one["n"] for one in (a, b)]
-    gain, error = a["mean"] - b["mean"], math.sqrt(sum(variances))
-    freedom = sum(variances) ** 2 / max(
-        sum(v**2 / (one["n"] - 1) for v, one in zip(variances, (a, b), strict=True)), 1e-300
-    )
-    half = float(stats.t.ppf((1 + LEVEL) / 2, max(freedom, 1.0))) * error if error else 0.0
-    low, high = gain - half, gain + half
+    before, after = (get_error_over_seeds(test, metric) for test in (default, chosen))
+    assert before is not None
+    assert after is not None
+    gain = stats.compute_welch_interval(before, after)
     return {
         "metric": metric,
         "scaled": bool(chosen.get("scaled_spread")),
-        "default": a,
-        "chosen": b,
-        "gain": gain,
-        "gain_percent": 100 * gain / a["mean"] if a["mean"] else None,
-        "low": low,
-        "high": high,
-        "level": LEVEL,
-        "verdict": "better" if low > 0 else "worse" if high < 0 else "no difference shown",
+        "default": before,
+        "chosen": after,
+        "gain": gain.mean,
+        "gain_percent": 100 * gain.mean / before["mean"] if before["mean"] else None,
+        "low": gain.low,
+        "high": gain.high,
+        "level": stats.LEVEL,
+        "verdict": gain.judge(higher_is_better=True),
     }
 
 
@@ -82,5 +72,4 @@ def _summarize_error(test: dict[str, Any], metric: str | None) -> dict[str, Any]
     if test.get("failed") or metric is None:
         return None
     value = get_error(test, "test", metric)
-    one_seed = {"mean": value, "sd": None, "min": value, "max": value, "n": 1}
-    return get_error_over_seeds(test, metric) or one_seed
+    return get_error_over_seeds(test, metric) or stats.summarize_spread([value])

@@ -6,7 +6,6 @@ and after the test. So a failure in a later part cannot lose an earlier one.
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from slipstream import config as configs
-from slipstream import runs
+from slipstream import runs, stats
 from slipstream.config import Config
 from slipstream.errors import UserError
 from slipstream.reporting import describe_search_verdict, format_value, get_chosen
@@ -171,7 +170,7 @@ def summarize(
                 "params": params.get(result.trial),
                 "losses": result.losses,
                 "mean": result.mean_loss,
-                "sd": _compute_sd(result.finite_losses),
+                "sd": stats.compute_deviation(result.losses),
                 "chosen": result is retrained[0],
             }
             for result in retrained
@@ -198,7 +197,3 @@ def _describe_failures(
             yield f"{settings} did not reach a finite loss from {share} of {num_seeds} seeds"
         elif reason := tests.get(name, {}).get("failed"):
             yield f"{settings} did not reach a finite loss in the test run: {reason}"
-
-
-def _compute_sd(values: Sequence[float]) -> float | None:
-    return statistics.stdev(values) if len(values) > 1 else None

@@ -1,0 +1,86 @@
+"""Spreads over seeds and confidence intervals. Needs numpy and scipy, not torch."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+LEVEL = 0.95
+BETTER, WORSE, NO_DIFFERENCE = "better", "worse", "no difference shown"
+
+
+class Interval(NamedTuple):
+    """A mean and its two-sided confidence interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    def judge(self, *, higher_is_better: bool) -> str:
+        """Say whether a difference is an improvement; an interval that holds 0 shows none."""
+        above, below = (BETTER, WORSE) if higher_is_better else (WORSE, BETTER)
+        return above if self.low > 0 else below if self.high < 0 else NO_DIFFERENCE
+
+
+def summarize_spread(values: Sequence[float]) -> dict[str, Any]:
+    """Return mean, standard deviation, extremes and count; all NaN if one of the values is.
+
+    R² of a constant truth is such a value. The deviation of a single value is None.
+    """
+    if any(math.isnan(value) for value in values):
+        return dict.fromkeys(("mean", "sd", "min", "max"), math.nan) | {"n": len(values)}
+    return {
+        "mean": statistics.fmean(values),
+        "sd": compute_deviation(values),
+        "min": min(values),
+        "max": max(values),
+        "n": len(values),
+    }
+
+
+def compute_deviation(values: Sequence[float]) -> float | None:
+    """Return the sample standard deviation of the finite values, None with fewer than two."""
+    finite = [value for value in values if math.isfinite(value)]
+    return statistics.stdev(finite) if len(finite) > 1 else None
+
+
+def compute_t_interval(values: Sequence[float]) -> Interval:
+    """Return the mean of two or more values with Student's interval.
+
+    Of the differences of pairs, this is the paired t interval.
+    """
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    return _make_interval(statistics.fmean(values), error, len(values) - 1)
+
+
+def compute_welch_interval(first: Mapping[str, Any], second: Mapping[str, Any]) -> Interval:
+    """Return the mean of `first` less that of `second`, two spreads, with Welch's interval."""
+    variances = [one["sd"] ** 2 / one["n"] for one in (first, second)]
+    terms = [
+        variance**2 / (one["n"] - 1)
+        for variance, one in zip(variances, (first, second), strict=True)
+    ]
+    freedom = sum(variances) ** 2 / max(sum(terms), 1e-300)
+    error = math.sqrt(sum(variances))
+    return _make_interval(first["mean"] - second["mean"], error, max(freedom, 1.0))
+
+
+def _make_interval(mean: float, error: float, freedom: float) -> Interval:
+    from scipy.special import stdtrit  # takes a second to import
+
+    half_width = float(stdtrit(freedom, (1 + LEVEL) / 2)) * error
+    return Interval(mean, mean - half_width, mean + half_width)
+
+
+def compute_percentile_interval(samples: npt.NDArray[Any]) -> list[float] | None:
+    """Return what the middle share of bootstrap samples lies within; None if all are NaN."""
+    known = samples[~np.isnan(samples)]
+    if not len(known):
+        return None
+    tail = (1 - LEVEL) / 2
+    return [float(bound) for bound in np.quantile(known, [tail, 1 - tail])]

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from slipstream.scoring import linear
+from tests.conftest import close
+
+generator = torch.Generator().manual_seed(0)
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_ridge_solves_the_normal_equations(relative):
+    x = torch.randn(4, 300, 2, generator=generator)
+    y = torch.randn(300, 3, 2, generator=generator) + x[-1][:, None]
+    parts = list(zip(x.split(77, dim=1), y.split(77), strict=True))
+    fitted = linear.fit_ridge(parts, parts, context=4, inputs=2, relative=relative)
+    rows = (x - x[-1] if relative else x).transpose(0, 1).flatten(1).double().numpy()
+    rows = np.concatenate([rows, np.ones((300, 1))], axis=1)
+    wanted = (y - x[-1][:, None] if relative else y).flatten(1).double().numpy()
+    penalty = np.diag([fitted.penalty * 300] * (rows.shape[1] - 1) + [1e-9 * fitted.penalty * 300])
+    weights = np.linalg.solve(rows.T @ rows + penalty, rows.T @ wanted)
+    close(fitted.weights, weights, rel=1e-6)
+    found = fitted.predict(x, 3)
+    level = x[-1][:, None].double().numpy() if relative else 0
+    close(found, (rows @ weights).reshape(300, 3, 2) + level, rel=1e-5)
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_wide_tables_have_the_same_solution(monkeypatch, relative):
+    x = torch.randn(4, 90, 40, generator=generator)
+    y = torch.randn(90, 3, 2, generator=generator) + x[-1][:, None, -2:] + 7
+    new = torch.randn(4, 20, 40, generator=generator)
+    parts = list(zip(x.split(27, dim=1), y.split(27), strict=True))
+    asked = {"context": 4, "inputs": 40, "relative": relative}
+    narrow = linear.fit_ridge(parts, parts[:2], **asked)
+    monkeypatch.setattr(linear, "WIDE_INPUTS", 40)
+    wide = linear.fit_ridge(parts, parts[:2], **asked)
+    assert narrow.basis is None
+    assert wide.basis is not None
+    assert wide.penalty == narrow.penalty
+    close(wide.predict(new, 3), narrow.predict(new, 3), rel=1e-5)
+
+
+def test_features_never_outgrow_the_windows_of_a_wide_table():
+    x = torch.randn(8, 30, 3000, generator=generator)
+    fitted = linear.fit_ridge(
+        [(x, x[-1:, :, :5].transpose(0, 1))] * 2,
+        [(x, x[-1:, :, :5].transpose(0, 1))],
+        context=8,
+        inputs=3000,
+        relative=False,
+    )
+    assert fitted.weights.shape == (61, 5)
+    close(fitted.predict(x, 1)[:, 0], x[-1, :, :5], rel=1e-2)
+
+
+def test_the_penalty_is_the_best_on_the_validation_set(monkeypatch):
+    def batch(count, noise):
+        x = torch.randn(1, count, 40, generator=generator)
+        return x, (x[0, :, :1] + noise * torch.randn(count, 1, generator=generator))[:, None]
+
+    few, many = batch(45, 3.0), batch(3000, 0.0)
+    chosen = linear.fit_ridge([few], [many], context=1, inputs=40, relative=False)
+
+    def error(penalty):
+        with monkeypatch.context() as patch:
+            patch.setattr(linear, "RIDGE_PENALTIES", (penalty,))
+            one = linear.fit_ridge([few], [many], context=1, inputs=40, relative=False)
+        return float((one.predict(many[0], 1) - many[1]).square().mean())
+
+    errors = {penalty: error(penalty) for penalty in linear.RIDGE_PENALTIES}
+    assert chosen.penalty == min(errors, key=lambda penalty: errors[penalty])
+
+
+def test_many_features_are_pooled_and_the_last_row_kept():
+    x = torch.randn(5000, 60, 1, generator=generator)
+    y = x[-1][:, None]
+    fitted = linear.fit_ridge([(x, y)], [(x, y)], context=5000, inputs=1, relative=False)
+    assert fitted.features.pooled == 3
+    assert len(fitted.weights) <= linear.MAX_FEATURES + 3
+    assert float((fitted.predict(x, 1) - y).abs().max()) < 0.2
