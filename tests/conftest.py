@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from slipstream import config as configs
 from slipstream.config import Config
@@ -25,6 +26,22 @@ REAL = Path(os.environ.get("SLIPSTREAM_DATA", Path(__file__).parents[2] / "share
 HUNG_S = 3600.0
 """A process that has not ended by then never will; how long it takes is not tested"""
 KINDS = ("lstm", "gru", "transformer", "mlp", "linear", "tcn")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give the tests of a module that share a trained run to one worker, which trains it once."""
+    for item in items:
+        fixtures = getattr(item, "_fixtureinfo").name2fixturedefs  # noqa: B009
+        if any(one[-1].scope == "module" for one in fixtures.values()):
+            item.add_marker(pytest.mark.xdist_group(item.path.name))
+
+
+@pytest.fixture(autouse=True)
+def _quick_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out matplotlib's layout, half the time of a report, where no test looks at the page."""
+    if "reporting" not in request.node.path.parts:
+        monkeypatch.setattr(ConstrainedLayoutEngine, "execute", lambda *_: None)
 
 
 def slow(*values: Any) -> Any:

@@ -24,7 +24,7 @@ from slipstream.data import windows
 from slipstream.engine.batches import stream as streaming
 from slipstream.engine.batches.host import TransferOptions
 from slipstream.engine.batches.stream import StreamBatching, StreamSource
-from tests.conftest import small_config, waves
+from tests.conftest import slow, small_config, waves
 
 SHAPES = {
     "one series": {},
@@ -115,7 +115,7 @@ def epoch_of(home, epoch, *, at=0):
     return steps
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, slow(2)])
 @pytest.mark.parametrize(("effective", "batch"), [(32, 32), (32, 16), (33, 20), (7, 7)])
 def test_every_window_comes_once_an_epoch_shuffled_anew(path, workers, effective, batch):
     if workers and (effective, batch) != (32, 16):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import slipstream
-from tests.conftest import small_config, waves
+from tests.conftest import slow, small_config, waves
 from tests.test_cli import sets
 
 BROKEN_PIPE = 141
@@ -56,7 +56,7 @@ def test_a_training_into_a_pipe_that_nobody_reads_loses_nothing(tmp_path):
     assert not (run / "crash.txt").exists()
 
 
-@pytest.mark.parametrize("form", [[], ["--json"]])
+@pytest.mark.parametrize("form", [[], slow(["--json"])])
 def test_a_reader_that_has_gone_ends_the_command_in_silence(run, form):
     pipe = nobody_reads()
     words = [sys.executable, "-m", "slipstream", "report", str(run), *form]
@@ -65,7 +65,7 @@ def test_a_reader_that_has_gone_ends_the_command_in_silence(run, form):
     assert (found.returncode, found.stderr) == (BROKEN_PIPE, "")
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("closed", [slow(">&-"), slow("2>&-"), "<&- >&- 2>&-"])
 def test_closed_streams_are_no_fault(run, closed):
     (run / "report.html").unlink(missing_ok=True)
     found = shell(f'"$@" {closed}', "report", run)
@@ -86,7 +86,7 @@ def test_a_full_disk_under_stdout_is_told(run):
     assert shell('"$@" 2> /dev/full', "report", run).returncode == 0
 
 
-@pytest.mark.parametrize("form", [[], ["--json"]])
+@pytest.mark.parametrize("form", [slow([]), ["--json"]])
 def test_an_encoding_that_lacks_characters_gets_others(run, form):
     found = shell('"$@"', "report", run, *form, PYTHONIOENCODING="ascii", PYTHONUTF8="0")
     assert found.returncode == 0, found.stderr

@@ -745,9 +745,11 @@ def fragile(tmp_path, *, default, tried, seeds=2):
             "too few seeds",
             "the config without a search did not reach a finite loss from 1 of",
         ),
-        (0, 1, "too few seeds", "did not reach a finite loss from 1 of 2 seeds"),
+        slow(0, 1, "too few seeds", "did not reach a finite loss from 1 of 2 seeds"),
         (0, 2, "chosen failed", "did not reach a finite loss from any of 2 seeds"),
-        (2, 2, "both failed", "the config without a search did not reach a finite loss from any"),
+        slow(
+            2, 2, "both failed", "the config without a search did not reach a finite loss from any"
+        ),
         (2, 1, "default failed", "did not reach a finite loss from 1 of 2 seeds"),
     ],
 )
@@ -792,25 +794,28 @@ def test_a_search_whose_trials_all_fail_leaves_them_on_record(tmp_path):
         slipstream.tune(resume=folder)
 
 
-def test_what_a_search_found_is_written_before_the_best_are_trained_again(tmp_path):
+@pytest.mark.parametrize(
+    ("moment", "pending"),
+    [(["retrained"], "retrained"), slow(["start", "epoch"], "test runs")],
+    ids=["retrained", "tested"],
+)
+def test_a_search_writes_its_results_before_it_retrains_the_best(tmp_path, moment, pending):
     settings = job(tmp_path, tune={"retrain": 1, "retrain_seeds": 2, "trials": 3})
-    moments = {"retrained": ["retrained"], "tested": ["start", "epoch"]}
-    for moment, pending in (("retrained", "retrained"), ("tested", "test runs")):
-        left = list(moments[moment])
+    left = list(moment)
 
-        def stop(event, left=left):
-            if left and event["event"] == left[0]:
-                left.pop(0)
-                if not left:
-                    os.kill(os.getpid(), signal.SIGINT)
+    def stop(event):
+        if left and event["event"] == left[0]:
+            left.pop(0)
+            if not left:
+                os.kill(os.getpid(), signal.SIGINT)
 
-        with pytest.raises(Interrupted):
-            slipstream.tune(settings | {"name": moment}, watch=stop)
-        folder = runs.find_last(str(tmp_path / "runs"), moment)
-        assert pending in runs.read_json(folder / "metrics.json")["pending"]
-        assert len(runs.read_json(folder / "trials.json")) == 3
-        assert configs.load(folder / "best.toml").train.lr
-        assert "The search is not concluded" in slipstream.report(folder).read_text()
-        done, _ = found_by(None, resume=folder)
-        assert done.summary["pending"] is None
-        assert done.summary["comparison"]
+    with pytest.raises(Interrupted):
+        slipstream.tune(settings, watch=stop)
+    folder = runs.find_last(str(tmp_path / "runs"))
+    assert pending in runs.read_json(folder / "metrics.json")["pending"]
+    assert len(runs.read_json(folder / "trials.json")) == 3
+    assert configs.load(folder / "best.toml").train.lr
+    assert "The search is not complete" in slipstream.report(folder).read_text()
+    result, _ = found_by(None, resume=folder)
+    assert result.summary["pending"] is None
+    assert result.summary["comparison"]

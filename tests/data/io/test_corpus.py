@@ -22,6 +22,7 @@ from slipstream import UserError
 from slipstream import config as configs
 from slipstream.data import dataset as datasets
 
+EXAMPLES = 60
 ROWS = [[i, (i * 7) % 11 + 0.5, (i * 5) % 13] for i in range(80)]
 
 
@@ -205,13 +206,13 @@ def survives(path, content):
 
 
 @given(st.binary(max_size=2000))
-@settings(max_examples=150)
+@settings(max_examples=EXAMPLES)
 def test_any_bytes_as_csv(tmp_path_factory, content):
     survives(tmp_path_factory.getbasetemp() / "any.csv", content)
 
 
 @given(st.data())
-@settings(max_examples=150)
+@settings(max_examples=EXAMPLES)
 @pytest.mark.parametrize("kind", ["csv", "parquet", "arrow"])
 def test_bytes_changed_in_a_good_file(tmp_path_factory, kind, data):
     whole = bytearray(good(kind))
@@ -257,7 +258,7 @@ def good(kind):
         max_size=30,
     )
 )
-@settings(max_examples=150)
+@settings(max_examples=EXAMPLES)
 def test_any_cells(tmp_path_factory, rows):
     content = "time,a,b\n" + "\n".join(",".join(row) for row in rows)
     survives(tmp_path_factory.getbasetemp() / "cells.csv", content.encode("utf-8", "surrogatepass"))
