@@ -1,12 +1,12 @@
 """The exceptions that leave Slipstream.
 
 Exception
-├── UserError      a mistake in the config, the data or the call; exit code 2
-│   └── Diverged   no model reached a finite loss with these settings
-├── Resumable      the run could not end as it should, but can go on from there; exit code 75
-└── Interrupted    Ctrl-C or SIGTERM, after what was reached has been saved; exit code 130 or 143
+├── UserError          a mistake in the config, the data or the call; exit code 2
+│   └── DivergedError  no model reached a finite loss with these settings
+├── ResumableError     the run ended early, but can be resumed from there; exit code 75
+└── Interrupted        Ctrl-C or SIGTERM, after the run was saved; exit code 130 or 143
 
-Anything else that escapes is our fault and exits with 1.
+Any other exception is a bug and exits with 1.
 """
 
 

@@ -6,27 +6,27 @@ import html
 import re
 from collections.abc import Sequence
 
-OBEYED = re.compile(
+CONTROLS = re.compile(
     "[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-"""What a terminal or a page would act on instead of showing it: control characters but for the
-line's end, marks that turn the direction of writing, and halves of characters"""
+"""Characters that a terminal or a page acts on instead of showing them: control characters except
+for the line feed, marks that turn the direction of writing, and halves of characters"""
 SHORT = {"\t": "\\t", "\r": "\\r", "\n": "\\n"}
 
 
 def escape_controls(text: str) -> str:
-    """The text with escapes, such as \\x1b, in place of control characters; lines stay lines."""
-    return OBEYED.sub(_escape, text)
+    """Replace control characters by escapes such as \\x1b; lines stay lines."""
+    return CONTROLS.sub(_escape, text)
 
 
 def escape_to_line(text: str) -> str:
-    """The same, for what has to stay within a cell or a line."""
+    """Replace control characters and line feeds, for a text that must stay on one line."""
     return escape_controls(text).replace("\n", "\\n")
 
 
-def _escape(found: re.Match[str]) -> str:
-    code = ord(found[0])
-    return SHORT.get(found[0]) or (f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}")
+def _escape(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return SHORT.get(match[0]) or (f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}")
 
 
 def format_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

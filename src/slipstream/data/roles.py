@@ -41,11 +41,11 @@ def find_roles(table: DataTable, data: Data) -> tuple[Roles, list[str]]:
         return Roles(data.inputs, targets or data.inputs, data.static), notes
     for name in data.targets or ():
         require_column(table, name, "data.targets")
-    taken = {data.time, data.split.by, *data.ids, *data.static, *data.where, *data.ignore}
+    reserved = {data.time, data.split.by, *data.ids, *data.static, *data.where, *data.ignore}
     if data.horizon == 0 or data.task == "classify":
-        taken |= set(data.targets or ())
-    taken.add(table.file_column)
-    free = [name for name in table.column_names if name not in taken]
+        reserved |= set(data.targets or ())
+    reserved.add(table.file_column)
+    free = [name for name in table.column_names if name not in reserved]
     inputs = tuple(
         name
         for name in free

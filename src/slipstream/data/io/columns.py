@@ -63,7 +63,7 @@ def parse_text(table: DataTable, *, keep_text: Collection[str | None]) -> None:
 
 
 def require_column(table: DataTable, name: str, setting: str) -> None:
-    """Refuse a column that is not there, with the name that may have been meant."""
+    """Refuse a column that is missing, and suggest the name that may have been meant."""
     if name not in table.column_set:
         close = difflib.get_close_matches(name, table.column_names, n=1)
         hint = (
@@ -75,6 +75,7 @@ def require_column(table: DataTable, name: str, setting: str) -> None:
 
 
 def read_column(table: DataTable, name: str, setting: str) -> pa.ChunkedArray:
+    """Read a column with its own type; categories become their values."""
     require_column(table, name, setting)
     values = table.read_column(name)
     if pa.types.is_dictionary(values.type):
@@ -94,7 +95,7 @@ def read_column(table: DataTable, name: str, setting: str) -> pa.ChunkedArray:
 
 
 def read_numbers(table: DataTable, name: str, setting: str) -> npt.NDArray[np.float64]:
-    """A column as float64, NaN where a value is missing. Refuses text and infinities."""
+    """Read a column as float64, NaN where a value is missing; text and infinities are refused."""
     values = read_column(table, name, setting)
     if is_text(values.type):
         values = _parse_numbers(table, name, values)
@@ -117,7 +118,7 @@ def read_numbers(table: DataTable, name: str, setting: str) -> npt.NDArray[np.fl
 
 
 def is_numeric(table: DataTable, name: str) -> bool:
-    """True for numbers, and for text of which half or more reads as numbers."""
+    """Return True for numbers, and for text of which half or more reads as numbers."""
     kind = table.reader.get_type(name)
     if not (is_text(kind) or pa.types.is_dictionary(kind)):
         return _is_numeric(kind)
@@ -135,7 +136,7 @@ def is_numeric(table: DataTable, name: str) -> bool:
 def read_codes(
     table: DataTable, name: str, setting: str
 ) -> tuple[npt.NDArray[np.int64], list[str]]:
-    """A column as codes and the text that each stands for, numbered as they first appear."""
+    """Read a column as codes and the text of each, numbered as they first appear."""
     values = read_column(table, name, setting)
     kind = values.type
     dated = pa.types.is_temporal(kind) and not pa.types.is_interval(kind)
@@ -150,17 +151,17 @@ def read_codes(
         raise UserError(f"{table.locate_cell(row, name)}: is empty ({setting})")
     if pa.types.is_floating(kind):
         encoded = values.combine_chunks().dictionary_encode()
-        texts = _texts(encoded.dictionary)
+        texts = _format_numbers(encoded.dictionary)
     else:
         encoded = values.cast(pa.string()).combine_chunks().dictionary_encode()
         texts = encoded.dictionary.to_pylist()
-    place: dict[str, int] = {}
-    codes = [place.setdefault(text, len(place)) for text in texts]  # -0 and 0 are one
-    return np.array(codes, dtype=np.int64)[encoded.indices.to_numpy()], list(place)
+    numbers: dict[str, int] = {}
+    codes = [numbers.setdefault(text, len(numbers)) for text in texts]  # -0 and 0 are one
+    return np.array(codes, dtype=np.int64)[encoded.indices.to_numpy()], list(numbers)
 
 
-def _texts(values: pa.FloatingPointArray) -> list[str]:
-    """Each number as text; whole ones with all of their digits."""
+def _format_numbers(values: pa.FloatingPointArray) -> list[str]:
+    """Format each number; whole ones with all of their digits."""
     texts = values.cast(pa.string()).to_pylist()
     numbers = values.cast(pa.float64()).to_pylist()
     return [
@@ -172,15 +173,15 @@ def _texts(values: pa.FloatingPointArray) -> list[str]:
 def read_times(
     table: DataTable, name: str, time_format: str | None, setting: str = "data.time"
 ) -> npt.NDArray[np.int64] | npt.NDArray[np.float64]:
-    """A time column: microseconds (int64) for dates and timestamps, float64 for plain numbers."""
+    """Read times: microseconds (int64) for dates and timestamps, float64 for plain numbers."""
     values = read_column(table, name, setting)
     kind = values.type
     if is_text(kind):
         if time_format is None and is_numeric(table, name):
-            return _known_times(table, name, read_numbers(table, name, setting))
+            return _read_number_times(table, name, setting)
         values = _parse_times(table, name, values, time_format)
     elif _is_numeric(kind):
-        return _known_times(table, name, read_numbers(table, name, setting))
+        return _read_number_times(table, name, setting)
     elif not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
         raise UserError(f'{table.name}: column "{name}" ({setting}) holds {kind}, not times')
     if values.null_count:
@@ -190,9 +191,8 @@ def read_times(
     return np.asarray(plain.cast(pa.int64()).to_numpy(), dtype=np.int64)
 
 
-def _known_times(
-    table: DataTable, name: str, values: npt.NDArray[np.float64]
-) -> npt.NDArray[np.float64]:
+def _read_number_times(table: DataTable, name: str, setting: str) -> npt.NDArray[np.float64]:
+    values = read_numbers(table, name, setting)
     unknown = np.flatnonzero(np.isnan(values))
     if len(unknown):
         raise UserError(f"{table.locate_cell(int(unknown[0]), name)}: the time is missing")
@@ -216,7 +216,7 @@ def _is_numeric(kind: pa.DataType) -> bool:
 
 
 def _clean(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Trimmed text, null where missing."""
+    """Trim text; null where it is missing."""
     text = pc.utf8_trim_whitespace(values.cast(pa.string()))
     return pc.if_else(pc.is_in(text, value_set=pa.array(NULLS)), pa.scalar(None, pa.string()), text)
 
@@ -275,10 +275,10 @@ def _parse_times(
 
 
 def _explain_times(text: pa.ChunkedArray) -> tuple[int, str]:
-    """The first cell that does not read as the ones before it do, and what is wrong with it."""
-    bad, kind = max((_first_unlike(text, kind), str(kind)) for kind in (NAIVE, ZONED))
+    """Find the first cell that does not read as those before it, and say what is wrong with it."""
+    bad, kind = max((_find_failure(text, kind), str(kind)) for kind in (NAIVE, ZONED))
     for other in (NAIVE, ZONED):
-        if bad and _casts(text.slice(bad, 1), other):
+        if bad and _can_cast(text.slice(bad, 1), other):
             has, had = ("has a", "none") if kind == str(NAIVE) else ("has no", "one")
             return bad, (
                 f'{has} time zone, but "{str(text[0])[:40]}" in the first row has {had}; write all '
@@ -287,19 +287,19 @@ def _explain_times(text: pa.ChunkedArray) -> tuple[int, str]:
     return bad, 'is not an ISO 8601 time; give data.time_format, as in "%d.%m.%Y %H:%M"'
 
 
-def _first_unlike(text: pa.ChunkedArray, kind: pa.DataType) -> int:
-    """The first cell that does not read as this kind; there is one."""
+def _find_failure(text: pa.ChunkedArray, kind: pa.DataType) -> int:
+    """Find the first cell that does not read as this type; there is one."""
     reads, fails = 0, len(text)
     while fails - reads > 1:  # the first `reads` cells do, the first `fails` do not
         middle = (reads + fails) // 2
-        if _casts(text.slice(reads, middle - reads), kind):
+        if _can_cast(text.slice(reads, middle - reads), kind):
             reads = middle
         else:
             fails = middle
     return fails - 1
 
 
-def _casts(text: pa.ChunkedArray, kind: pa.DataType) -> bool:
+def _can_cast(text: pa.ChunkedArray, kind: pa.DataType) -> bool:
     try:
         text.cast(kind)
     except pa.ArrowInvalid:

@@ -1,4 +1,4 @@
-"""CSV files, read as the text that they are; errors name the file and the line."""
+"""CSV files, read as text; errors name the file and the line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slipstream.errors import UserError
 
 BLOCK_BYTES = 16 << 20
 UNNAMED = "column_"
-"""A column without a name is called this and its place."""
+"""The name of a column without one is this and its position."""
 MAGIC = {
     b"\x1f\x8b": "gzip data; decompress it first (gunzip)",
     b"PK\x03\x04": "a ZIP or Excel file; export it as CSV or Parquet",
@@ -31,12 +31,12 @@ MAGIC = {
 
 
 def read_csv(path: Path, name: str, head: bytes) -> tuple[pa.Table, str]:
-    """A CSV file as text, and what stands between its cells; `head` is how it begins."""
+    """Read a CSV file as text, and find its delimiter; `head` is how the file begins."""
     for magic, what in MAGIC.items():
         if head.startswith(magic):
             raise UserError(f"{path}: is not text but {what}")
-    delimiter = _delimiter(head)
-    names, lines = _header(path, name, delimiter)
+    delimiter = _find_delimiter(head)
+    names, lines = _read_header(path, name, delimiter)
     try:
         table = pa.csv.read_csv(
             path,
@@ -58,21 +58,21 @@ def read_csv(path: Path, name: str, head: bytes) -> tuple[pa.Table, str]:
         raise UserError(f"{path}: cannot be read as CSV: {summarize_error(error)}") from None
     quotes.refuse_swallowed(path, name, table, delimiter)
     if len(names) == 1:
-        table = _without_last_blanks(table)
+        table = _drop_last_blanks(table)
     return table, delimiter
 
 
-def _without_last_blanks(table: pa.Table) -> pa.Table:
-    """A table of one column without the blank lines that a file may end with."""
+def _drop_last_blanks(table: pa.Table) -> pa.Table:
+    """Drop the blank lines that a file of one column may end with."""
     filled = np.flatnonzero(pc.not_equal(table.column(0), "").to_numpy())
     return table.slice(0, int(filled[-1]) + 1 if len(filled) else 0)
 
 
-def _header(path: Path, name: str, delimiter: str) -> tuple[list[str], int]:
-    """The columns' names and the lines that they take up; a nameless one is called by its place."""
+def _read_header(path: Path, name: str, delimiter: str) -> tuple[list[str], int]:
+    """Return the columns' names and the number of lines above the rows."""
     try:
-        found = iter_records(path, delimiter)
-        lines, cells = next(((last, cells) for _, last, cells in found if cells), (0, []))
+        records = iter_records(path, delimiter)
+        lines, cells = next(((last, cells) for _, last, cells in records if cells), (0, []))
     except UnicodeDecodeError:
         _refuse_bad_text(path)
         raise
@@ -81,7 +81,7 @@ def _header(path: Path, name: str, delimiter: str) -> tuple[list[str], int]:
     quotes.refuse_open(path, name, cells[-1], delimiter)
     names = [cell.strip() or f"{UNNAMED}{i}" for i, cell in enumerate(cells, start=1)]
     filled = [name for name in names if not name.startswith(UNNAMED)]
-    if filled and all(_is_number(name) for name in filled):
+    if filled and all(quotes.is_number(name) for name in filled):
         raise UserError(
             f"{path}: line {lines} should name the columns, but reads "
             f'"{delimiter.join(cells)[:60]}"'
@@ -90,7 +90,7 @@ def _header(path: Path, name: str, delimiter: str) -> tuple[list[str], int]:
 
 
 def iter_records(path: Path, delimiter: str) -> Iterator[tuple[int, int, list[str]]]:
-    """Each record with its first and last line; slow, so for the header and for errors only."""
+    """Yield each record with its first and last line; slow, so for the header and errors only."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, delimiter=delimiter)
         first = 1
@@ -108,13 +108,13 @@ def iter_records(path: Path, delimiter: str) -> Iterator[tuple[int, int, list[st
 
 
 def find_line(path: Path, delimiter: str, columns: int, row: int) -> int | None:
-    """The line in which a row below the header begins."""
+    """Return the line in which a row below the header begins."""
     rows = iter(iter_records(path, delimiter))
     header = next((cells for _, _, cells in rows if cells), None)
     if header is None:
         return None
-    kept = (first for first, _, cells in rows if cells or columns == 1)
-    return next(itertools.islice(kept, row, None), None)
+    lines = (first for first, _, cells in rows if cells or columns == 1)
+    return next(itertools.islice(lines, row, None), None)
 
 
 def _refuse_ragged(path: Path, name: str, delimiter: str, wanted: int) -> None:
@@ -138,20 +138,13 @@ def _refuse_bad_text(path: Path) -> None:
                 ) from None
 
 
-def _delimiter(head: bytes) -> str:
-    """Whichever of comma, semicolon and tab stands most often in the first line, unquoted."""
+def _find_delimiter(head: bytes) -> str:
+    """Return the most frequent of comma, semicolon and tab in the first line, outside quotes."""
     first = head.lstrip(b"\xef\xbb\xbf\r\n ").split(b"\n", 1)[0]
     outside = b"".join(first.split(b'"')[::2])
     return max(",;\t", key=lambda mark: outside.count(mark.encode()))
 
 
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
-
-
 def summarize_error(error: Exception) -> str:
+    """Return the first line of an error of Arrow's."""
     return str(error).strip().split("\n", 1)[0]

@@ -26,7 +26,7 @@ HEAD_ROWS = 1000
 
 
 def find_mark(table: pa.Table) -> str | None:
-    """A comma, if some number of a file has it as its decimal mark, and none has a point."""
+    """Return a comma if some number of a file has it as its decimal mark and none has a point."""
     if _is_certain(table, ",", ",") and not _is_certain(table, ".", r"\."):
         return ","
     return None
@@ -35,9 +35,9 @@ def find_mark(table: pa.Table) -> str | None:
 def normalize_decimals(
     text: pa.ChunkedArray, mark: str | None, delimiter: str | None
 ) -> pa.ChunkedArray:
-    """A column's numbers with a decimal point; what has another mark is no number any more.
+    """Give a column's numbers a decimal point; with another mark, text is no number afterwards.
 
-    Where nothing says what the mark is, a column of a file that commas do not delimit may.
+    If the mark is not known, the column itself may show it, in a file that commas do not delimit.
     """
     if mark == ",":
         swapped = pc.replace_substring(text, ".", "'")
@@ -54,7 +54,7 @@ def normalize_decimals(
 
 
 def explain_mark(cell: str, mark: str | None) -> str | None:
-    """What is wrong with a number's comma or point; None where it is no number at all."""
+    """Say what is wrong with a number's comma or point; None if it is no number at all."""
     if mark == "," and re.match(NUMBER, cell):
         return (
             "has a point, but the comma is the decimal mark here; write numbers without thousands "
@@ -74,24 +74,24 @@ def explain_mark(cell: str, mark: str | None) -> str | None:
 
 
 def _is_certain(table: pa.Table, mark: str, pattern: str) -> bool:
-    """Whether a cell of the table is a number with this decimal mark; the first rows come first."""
+    """Look for a number with this decimal mark, in the first rows first."""
     certain = CERTAIN.replace("MARK", pattern)
-    for cells in _stretches(table):
-        if _holds(cells, mark):
+    for cells in _iter_cells(table):
+        if _has_mark(cells, mark):
             text = pc.utf8_trim_whitespace(cells)
             if pc.any(pc.match_substring_regex(text, certain)).as_py():
                 return True
     return False
 
 
-def _stretches(table: pa.Table) -> Iterator[pa.ChunkedArray]:
+def _iter_cells(table: pa.Table) -> Iterator[pa.ChunkedArray]:
     for column in table.columns:
         yield column.slice(0, HEAD_ROWS)
     for column in table.columns if table.num_rows > HEAD_ROWS else ():
         yield column
 
 
-def _holds(cells: pa.ChunkedArray, mark: str) -> bool:
+def _has_mark(cells: pa.ChunkedArray, mark: str) -> bool:
     return any(
         (np.frombuffer(chunk.buffers()[2] or b"", dtype=np.uint8) == ord(mark)).any()
         for chunk in cells.chunks

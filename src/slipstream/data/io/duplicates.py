@@ -1,4 +1,4 @@
-"""Files that are read twice: named twice, or a copy of another one."""
+"""Note files that are read twice: named twice, or a copy of another one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_NOTES = 5
 
 
 def find_duplicates(tables: Sequence[DataTable]) -> list[str]:
-    """Notes on files that are named twice and on those with the same content as another one.
+    """Return notes on files that are named twice or have the same content as another one.
 
     Only files of one size whose ends agree are read as a whole.
     """
@@ -27,7 +27,7 @@ def find_duplicates(tables: Sequence[DataTable]) -> list[str]:
         if path in names:
             notes.append(f'"{file.name}" is read twice: data.path names it more than once')
         names.setdefault(path, file.name)
-    for alike in _same_content(names):
+    for alike in _group_by_content(names):
         first, *others = (names[path] for path in alike)
         notes += [
             f'"{name}" has the same content as "{first}": its rows come twice' for name in others
@@ -38,26 +38,26 @@ def find_duplicates(tables: Sequence[DataTable]) -> list[str]:
     return notes
 
 
-def _same_content(paths: Iterable[Path]) -> list[list[Path]]:
-    """The files that hold the same bytes, together; cheap looks come first."""
+def _group_by_content(paths: Iterable[Path]) -> list[list[Path]]:
+    """Group the files that hold the same bytes; cheap comparisons come first."""
     groups = [list(paths)]
-    for look in (lambda path: path.stat().st_size, _ends, _digest):
+    for compute in (lambda path: path.stat().st_size, _hash_ends, _hash_file):
         finer: dict[tuple[int, object], list[Path]] = {}
         for number, group in enumerate(groups):
             for path in group:
-                finer.setdefault((number, look(path)), []).append(path)
+                finer.setdefault((number, compute(path)), []).append(path)
         groups = [group for group in finer.values() if len(group) > 1]
     return groups
 
 
-def _ends(path: Path) -> bytes:
+def _hash_ends(path: Path) -> bytes:
     with path.open("rb") as file:
-        found = hashlib.sha256(file.read(END_BYTES))
+        digest = hashlib.sha256(file.read(END_BYTES))
         file.seek(max(path.stat().st_size - END_BYTES, 0))
-        found.update(file.read())
-    return found.digest()
+        digest.update(file.read())
+    return digest.digest()
 
 
-def _digest(path: Path) -> bytes:
+def _hash_file(path: Path) -> bytes:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").digest()

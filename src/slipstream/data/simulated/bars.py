@@ -1,4 +1,4 @@
-"""The other embedded data set: simulated market bars whose regime switches.
+"""An embedded data set: simulated market bars whose regime switches.
 
 Twenty instruments, 4,000 bars each. A hidden regime holds for some 150 bars, then another one takes
 over:
@@ -12,7 +12,7 @@ All have about the same spread, and every instrument a size and a volume of its 
 says little; a window's autocorrelation, bursts and volume tell the regime. Few bars have been
 looked at by somebody: `label` is the regime of 5 bars of each instrument in its first 70 %, of 2 or
 3 in the next 10 %, and of every eighth bar of the rest, to test with; elsewhere it is empty.
-A bar is told as logarithmic returns in per cent from the close before it. One seed gives one data
+A bar holds logarithmic returns in per cent from the close before it. One seed gives one data
 set, on any machine.
 """
 
@@ -28,7 +28,7 @@ REGIMES = ("quiet", "trend", "revert", "storm")
 NUM_INSTRUMENTS, NUM_BARS = 20, 4000
 MEAN_BARS = 150
 MEMORY = np.array([0.0, 0.55, -0.55, 0.0])
-"""Of a return, in the next one"""
+"""The part of a return that the next one has"""
 WANDER = np.array([0.05, 0.15, 0.15, 0.75])
 """Deviation of the logarithm of a return's size"""
 BUSY = np.array([0.0, 0.15, 0.1, 0.25])
@@ -44,9 +44,9 @@ PARTS = 8
 
 
 def simulate(seed: int = 0) -> pa.Table:
-    """One long table: instrument, bar, open, high, low, close, volume, regime, label."""
+    """Simulate one long table: instrument, bar, open, high, low, close, volume, regime, label."""
     draw = np.random.default_rng(seed)
-    regime = _regimes(draw)
+    regime = _draw_regimes(draw)
     scale = np.exp(0.3 * draw.standard_normal(NUM_INSTRUMENTS))
     level = 0.5 * draw.standard_normal(NUM_INSTRUMENTS)
     shape = (NUM_BARS, NUM_INSTRUMENTS)
@@ -61,38 +61,38 @@ def simulate(seed: int = 0) -> pa.Table:
         before = memory * before + np.sqrt(1 - memory**2) * spread * kick[1]
         volume = VOLUME_MEMORY * volume + np.sqrt(1 - VOLUME_MEMORY**2) * kick[2]
         busy = BUSY[now] + 0.4 * volume + 0.5 * WANDER[now] * size
-        for name, values in _bar(draw, before, spread).items():
+        for name, values in _draw_bar(draw, before, spread).items():
             bars[name][bar] = values * scale
         bars["volume"][bar] = level + busy
-    return _table(bars, regime, _labelled(draw))
+    return _make_table(bars, regime, _draw_labelled(draw))
 
 
-def _regimes(draw: np.random.Generator) -> npt.NDArray[np.int64]:
-    """[bars, instruments]: what holds in each bar."""
-    found = np.zeros((NUM_BARS, NUM_INSTRUMENTS), dtype=np.int64)
+def _draw_regimes(draw: np.random.Generator) -> npt.NDArray[np.int64]:
+    """Draw the regime of each bar, [bars, instruments]."""
+    regimes = np.zeros((NUM_BARS, NUM_INSTRUMENTS), dtype=np.int64)
     now = draw.integers(len(REGIMES), size=NUM_INSTRUMENTS)
     for bar in range(NUM_BARS):
         switch = draw.random(NUM_INSTRUMENTS) < 1 / MEAN_BARS
         step = draw.integers(1, len(REGIMES), size=NUM_INSTRUMENTS)
         now = np.where(switch, (now + step) % len(REGIMES), now)
-        found[bar] = now
-    return found
+        regimes[bar] = now
+    return regimes
 
 
-def _labelled(draw: np.random.Generator) -> npt.NDArray[np.bool_]:
-    """[bars, instruments]: which have a label."""
-    found = np.zeros((NUM_BARS, NUM_INSTRUMENTS), dtype=bool)
+def _draw_labelled(draw: np.random.Generator) -> npt.NDArray[np.bool_]:
+    """Draw which bars have a label, [bars, instruments]."""
+    mask = np.zeros((NUM_BARS, NUM_INSTRUMENTS), dtype=bool)
     for instrument in range(NUM_INSTRUMENTS):
         for begin, end, counts in LABELLED:
             among = np.arange(round(begin * NUM_BARS) + CLEAR, round(end * NUM_BARS))
             count = counts[instrument % len(counts)]
-            found[draw.choice(among, count, replace=False), instrument] = True
-    found[round(TEST_FROM * NUM_BARS) + CLEAR :: TEST_EVERY] = True
-    return found
+            mask[draw.choice(among, count, replace=False), instrument] = True
+    mask[round(TEST_FROM * NUM_BARS) + CLEAR :: TEST_EVERY] = True
+    return mask
 
 
-def _bar(draw: np.random.Generator, close: Array, spread: Array) -> dict[str, Array]:
-    """The way from one close to the next: a walk that ends where it has to."""
+def _draw_bar(draw: np.random.Generator, close: Array, spread: Array) -> dict[str, Array]:
+    """Draw the prices from one close to the next: a walk that ends at the next close."""
     steps = draw.standard_normal((PARTS, len(close))) * spread / np.sqrt(PARTS)
     path = np.cumsum(steps, axis=0)
     share = (np.arange(1, PARTS + 1) / PARTS)[:, None]
@@ -106,7 +106,7 @@ def _bar(draw: np.random.Generator, close: Array, spread: Array) -> dict[str, Ar
     }
 
 
-def _table(
+def _make_table(
     bars: dict[str, Array], regime: npt.NDArray[np.int64], labelled: npt.NDArray[np.bool_]
 ) -> pa.Table:
     names = [f"instrument-{i:02d}" for i in range(1, NUM_INSTRUMENTS + 1)]

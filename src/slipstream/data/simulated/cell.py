@@ -1,4 +1,4 @@
-"""The embedded data set: a simulated lithium cell under random drive cycles.
+"""An embedded data set: a simulated lithium cell under random drive cycles.
 
 Thirty-six cells of one type, each driven from (nearly) full to (nearly) empty at its own ambient
 temperature. The model behind it is the usual second-order equivalent circuit:
@@ -32,11 +32,11 @@ HEAT_J_PER_K, COOLING_W_PER_K = 42.0, 0.06
 RECORD_EVERY_S = 5
 LONGEST_S = 3 * 3600
 EMPTY_SOC, EMPTY_V = 0.05, 2.8
-WAYS = ("rest", "city", "country", "motorway")
-# mean current and fluctuation of each way to drive, in ampere
+MODES = ("rest", "city", "country", "motorway")
+# mean current and fluctuation of each driving mode, in ampere
 MEAN_A = np.array([0.0, -1.6, -2.6, -4.5])
 SPREAD_A = np.array([0.02, 2.2, 1.6, 1.2])
-CHANGE_PROBABILITY = 1 / 150  # of the way to drive, each second
+CHANGE_PROBABILITY = 1 / 150  # of the driving mode, each second
 FLUCTUATION_S = 6.0
 
 
@@ -47,8 +47,8 @@ def open_circuit_voltage(soc: Array) -> Array:
 
 
 def simulate(seed: int = 0) -> pa.Table:
-    """One long table: cell, set, time_s, voltage_V, current_A, temperature_degC, soc_percent, and
-    the way of driving: rest, city, country or motorway."""
+    """Simulate one long table: cell, set, time_s, voltage_V, current_A, temperature_degC,
+    soc_percent and the driving mode: rest, city, country or motorway."""
     draw = np.random.default_rng(seed)
     cells = len(SETS)
     capacity_as = 3600 * CAPACITY_AH * (1 + 0.02 * draw.standard_normal(cells))
@@ -58,17 +58,17 @@ def simulate(seed: int = 0) -> pa.Table:
 
     soc = draw.uniform(0.85, 1.0, cells)
     v1, v2 = np.zeros(cells), np.zeros(cells)
-    temperature, way = ambient.copy(), np.zeros(cells, dtype=int)
+    temperature, mode = ambient.copy(), np.zeros(cells, dtype=int)
     fluctuation = np.zeros(cells)
     running = np.ones(cells, dtype=bool)
     rows: list[list[tuple[float, ...]]] = [[] for _ in range(cells)]
 
     for second in range(LONGEST_S):
         change = draw.random(cells) < CHANGE_PROBABILITY
-        way = np.where(change, draw.integers(len(MEAN_A), size=cells), way)
+        mode = np.where(change, draw.integers(len(MEAN_A), size=cells), mode)
         kick = draw.standard_normal(cells) * np.sqrt(2 / FLUCTUATION_S)
         fluctuation += -fluctuation / FLUCTUATION_S + kick
-        current = np.clip(MEAN_A[way] + SPREAD_A[way] * fluctuation, -12.0, 5.0)
+        current = np.clip(MEAN_A[mode] + SPREAD_A[mode] * fluctuation, -12.0, 5.0)
 
         cold = np.exp(ACTIVATION_K * (1 / (temperature + 273.15) - 1 / 298.15)) * spread
         r0 = R0_OHM * cold * (1 + 0.8 * np.exp(-soc / 0.08))
@@ -91,14 +91,14 @@ def simulate(seed: int = 0) -> pa.Table:
                 100 * soc,
             )
             for i in np.flatnonzero(running):
-                rows[i].append((second, *(float(column[i]) for column in measured), float(way[i])))
-    return _table(rows)
+                rows[i].append((second, *(float(column[i]) for column in measured), float(mode[i])))
+    return _make_table(rows)
 
 
-def _table(rows: list[list[tuple[float, ...]]]) -> pa.Table:
+def _make_table(rows: list[list[tuple[float, ...]]]) -> pa.Table:
     lengths = [len(recorded) for recorded in rows]
     names = [f"cell-{i:02d}" for i in range(1, len(rows) + 1)]
-    time_s, *measured, way = np.array([row for recorded in rows for row in recorded]).T
+    time_s, *measured, mode = np.array([row for recorded in rows for row in recorded]).T
     columns = ("voltage_V", "current_A", "temperature_degC", "soc_percent")
     return pa.table(
         {
@@ -106,6 +106,6 @@ def _table(rows: list[list[tuple[float, ...]]]) -> pa.Table:
             "set": np.repeat(SETS, lengths),
             "time_s": time_s.astype(np.int64),
             **dict(zip(columns, measured, strict=True)),
-            "drive": np.array(WAYS)[way.astype(np.int64)],
+            "drive": np.array(MODES)[mode.astype(np.int64)],
         }
     )
