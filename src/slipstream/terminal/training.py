@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 REFRESH_S = 0.1
 MAX_NOTES = 5
+PACK_MODES = {"together": "as one program", "branches": "as parallel branches"}
 
 
 class TrainingDisplay:
@@ -191,8 +192,10 @@ class LaneProgress:
         parts += [f"{repeats} seeds"] if repeats > 1 else []
         some = pack["places"] < pack["lanes"]
         how = f"{pack['places']} at a time" if some else "all at once"
-        mode = "as one program" if pack["mode"] == "together" else "as parallel branches"
-        return f"lanes: {' x '.join(parts)} = {pack['lanes']} models, {how}, {mode} ({pack['why']})"
+        lanes = f"lanes: {' x '.join(parts)} = {pack['lanes']} models"
+        if pack["mode"] not in PACK_MODES:  # one after another; the reason says so
+            return f"{lanes}, {pack['why']}"
+        return f"{lanes}, {how}, {PACK_MODES[pack['mode']]} ({pack['why']})"
 
     def name_lane(self, lane: int) -> str:
         """Name a lane by its fold, counted from 1, and its seed."""
