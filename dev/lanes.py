@@ -1,4 +1,4 @@
-"""Draws docs/lanes.svg: what lanes are. A sketch, not a measurement.
+"""Draw docs/lanes.svg, which explains lanes. It is a sketch, not a measurement.
 
 python dev/lanes.py
 """
@@ -20,13 +20,13 @@ LANES = ((0, 0, 62), (1, 0, 48), (2, 0, 80), (3, 0, 55), (1, 48, 33), (3, 55, 37
 """Place, start and length of some lanes"""
 
 
-def places(axes: Axes) -> None:
+def draw_places(axes: Axes) -> None:
     for number, (place, begin, length) in enumerate(LANES):
         axes.barh(place, length - 0.8, left=begin, height=0.7, color=TRAIN)
         axes.text(begin + 1.5, place, f"lane {number + 1}", va="center", fontsize=9, color=INK)
     for step in range(0, 92, 4):
         axes.axvline(step, color=MUTED, lw=0.4, alpha=0.35, zorder=0)
-    axes.set_title("One program: every step moves all lanes; one that ends gives its place away")
+    axes.set_title("One program: every step advances all lanes; the next lane takes a free place")
     axes.set_yticks(range(4), [f"place {place}" for place in range(1, 5)])
     axes.invert_yaxis()
     axes.set_xticks([])
@@ -34,7 +34,7 @@ def places(axes: Axes) -> None:
     axes.grid(False)
 
 
-def folds(axes: Axes) -> None:
+def draw_folds(axes: Axes) -> None:
     for fold in range(4):
         end = 44 + 14 * fold
         parts = ((0, end - 13, TRAIN), (end - 12, 10, VALIDATION), (end - 1, 14, TEST))
@@ -52,12 +52,12 @@ def folds(axes: Axes) -> None:
     axes.legend(loc="upper right", handlelength=1)
 
 
-def ensemble(axes: Axes) -> None:
-    draw = np.random.default_rng(3)
+def draw_ensemble(axes: Axes) -> None:
+    rng = np.random.default_rng(3)
     past, ahead = np.arange(-30, 1), np.arange(0, 25)
     axes.plot(past, np.sin(past / 5), color=INK, lw=1.2)
     each = [
-        np.sin(ahead / 5 + draw.normal(0, 0.1)) * draw.normal(1, 0.1) + draw.normal(0, 0.01) * ahead
+        np.sin(ahead / 5 + rng.normal(0, 0.1)) * rng.normal(1, 0.1) + rng.normal(0, 0.01) * ahead
         for _ in range(8)
     ]
     mean, reach = np.mean(each, axis=0), 0.12 + 0.02 * ahead
@@ -65,7 +65,7 @@ def ensemble(axes: Axes) -> None:
     for one in each:
         axes.plot(ahead, one, color="#94a3b8", lw=0.8)
     axes.plot([], [], color="#94a3b8", lw=0.8, label="8 seeds")
-    axes.plot(ahead, mean, color=COLOURS["ensemble"], lw=2, label="their mean")
+    axes.plot(ahead, mean, color=COLOURS["ensemble"], lw=2, label="ensemble")
     axes.set_title("Repeats: each seed is a lane")
     axes.set_xticks([])
     axes.set_yticks([])
@@ -74,15 +74,15 @@ def ensemble(axes: Axes) -> None:
     axes.legend(loc="lower left", handlelength=1.2)
 
 
-def draw() -> None:
+def draw_figure() -> None:
     with mpl.rc_context({**STYLE, "svg.hashsalt": "lanes"}):
         figure = Figure(figsize=(9.6, 5.0), layout="constrained")
         grid = figure.add_gridspec(2, 2)
-        places(figure.add_subplot(grid[0, :]))
-        folds(figure.add_subplot(grid[1, 0]))
-        ensemble(figure.add_subplot(grid[1, 1]))
+        draw_places(figure.add_subplot(grid[0, :]))
+        draw_folds(figure.add_subplot(grid[1, 0]))
+        draw_ensemble(figure.add_subplot(grid[1, 1]))
         figure.savefig(PICTURE, metadata={"Date": None}, facecolor="white")
 
 
 if __name__ == "__main__":
-    draw()
+    draw_figure()

@@ -1,10 +1,11 @@
-"""Writes docs/settings.md from the config's own fields, so that the two cannot differ.
+"""Write docs/settings.md from the fields of the config, so that the two cannot differ.
 
 python dev/settings.py [--check]
 """
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 import types
@@ -20,32 +21,31 @@ from slipstream.config import Config
 PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
 INTRO = """# Settings
 
-A config is a TOML file; every setting can also be given as `--set section.key=value`, which wins
-over the file. Unknown keys are refused, with the nearest known one. This page is made from the
-code by `make docs`.
+A config is a TOML file. `--set section.key=value` overrides a setting of the file. Unknown keys are
+refused with the nearest known one. `make docs` builds this page from the code.
 """
-OWN_NAMES = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false"}
+TYPE_NAMES = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false"}
 
 
-def kind(annotation: Any) -> str:
-    """A type as a person would say it."""
+def name_type(annotation: Any) -> str:
+    """Name a type in plain words."""
     origin = get_origin(annotation)
     if origin is Annotated:
-        return kind(get_args(annotation)[0])
+        return name_type(get_args(annotation)[0])
     if origin is Literal:
         return ", ".join(f"`{_toml(value)}`" for value in get_args(annotation))
     if origin is types.UnionType or str(origin) == "typing.Union":
         parts = [part for part in get_args(annotation) if part is not type(None)]
         if {str, int, float, bool} <= set(parts):
-            return " or ".join(["value", *(kind(p) for p in parts if get_origin(p))])
-        named = [kind(part) for part in parts]
+            return " or ".join(["value", *(name_type(p) for p in parts if get_origin(p))])
+        named = [name_type(part) for part in parts]
         return " or ".join(dict.fromkeys(named))
     if origin is tuple:
-        inner = kind(get_args(annotation)[0])
+        inner = name_type(get_args(annotation)[0])
         return f"list of {inner}" if inner == "text" else f"list of {inner}s"
     if origin is dict:
         return "table"
-    return OWN_NAMES.get(annotation.__name__, annotation.__name__.lower())
+    return TYPE_NAMES.get(annotation.__name__, annotation.__name__.lower())
 
 
 def _toml(value: Any) -> str:
@@ -63,41 +63,49 @@ def _toml(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def default(field: FieldInfo) -> str:
+def format_default(field: FieldInfo) -> str:
     if field.default is None or field.default is PydanticUndefined:
         return ""
     return f"`{_toml(field.default)}`"
 
 
-def rows(section: Any, prefix: str) -> Iterator[str]:
-    yield "| setting | default | takes | what it does |"
+def build_rows(section: Any, prefix: str) -> Iterator[str]:
+    yield "| setting | default | type | description |"
     yield "|---|---|---|---|"
     for name, field in section.model_fields.items():
         if prefix == "" and hasattr(field.annotation, "model_fields"):
             continue
-        told = re.sub(r"\s+", " ", field.description or "").replace("|", "\\|")
-        yield f"| `{prefix}{name}` | {default(field)} | {kind(field.annotation)} | {told} |"
+        text = re.sub(r"\s+", " ", field.description or "").replace("|", "\\|")
+        cells = (f"`{prefix}{name}`", format_default(field), name_type(field.annotation), text)
+        yield f"| {' | '.join(cells)} |"
 
 
-def held(annotation: Any) -> Any:
-    """The section that a setting holds, or that entries of a table may be; None if neither."""
+def find_section(annotation: Any) -> Any:
+    """Return the section that a setting, or an entry of a table, holds; None if neither does."""
     parts = get_args(get_args(annotation)[1]) if get_origin(annotation) is dict else (annotation,)
     return next((part for part in parts if hasattr(part, "model_fields")), None)
 
 
 def page() -> str:
-    parts = [INTRO, *rows(Config, "")]
+    parts = [INTRO, *build_rows(Config, "")]
     for name, field in Config.model_fields.items():
         section = field.annotation
         if not hasattr(section, "model_fields"):
             continue
-        parts += ["", f"## [{name}]", "", str(section.__doc__), "", *rows(section, f"{name}.")]
+        parts += [
+            "",
+            f"## [{name}]",
+            "",
+            inspect.getdoc(section),
+            "",
+            *build_rows(section, f"{name}."),
+        ]
         for inner, deeper in section.model_fields.items():
-            found = held(deeper.annotation)
+            found = find_section(deeper.annotation)
             if found is not None:
                 whose = "" if found is deeper.annotation else "An entry of "
-                parts += ["", f"### {whose}{name}.{inner}", "", str(found.__doc__), ""]
-                parts += rows(found, "" if whose else f"{name}.{inner}.")
+                parts += ["", f"### {whose}{name}.{inner}", "", inspect.getdoc(found), ""]
+                parts += build_rows(found, "" if whose else f"{name}.{inner}.")
     return "\n".join(parts) + "\n"
 
 

@@ -14,47 +14,47 @@ KINDS = ("jitter", "scaling", "volatility", "warp", "slice", "mixup", "cutmix")
 
 
 class Augment(Section):
-    """Training windows, changed at random in every step; those of validation and test never. Each
-    kind has a strength, and 0 is off, and a chance of meeting a window."""
+    """Random changes of training windows in every step; validation and test windows never change.
+    Each kind has a strength (0 is off) and a probability per window."""
 
     jitter: NonNegative = 0.0
-    """Noise on every value: its deviation, in scaled units."""
+    """Noise on every value: its standard deviation, in scaled units."""
     jitter_chance: Chance = 0.5
-    """Share of windows that get it."""
+    """Probability per window."""
     scaling: NonNegative = 0.0
-    """Every column times its own factor around 1: the factors' deviation. Targets that are inputs
-    too follow."""
+    """Multiply every column by its own factor around 1: the factors' standard deviation. Targets
+    that are also inputs follow."""
     scaling_chance: Chance = 0.5
-    """Share of windows that get it."""
+    """Probability per window."""
     volatility: NonNegative = 0.0
-    """Moves about the window's mean made larger or smaller, in all columns alike: the deviation of
-    the factor's logarithm. Targets that are inputs too follow."""
+    """Stretch deviations from the window's mean, in all columns alike: the standard deviation of
+    the factor's logarithm. Targets that are also inputs follow."""
     volatility_chance: Chance = 0.5
-    """Share of windows that get it."""
+    """Probability per window."""
     warp: Share = 0.0
-    """Time that runs faster here and slower there, never backwards; first and last row stay. How
-    far its speed may leave 1."""
+    """Distort time, never backwards; first and last row stay: how far the speed may differ from
+    1."""
     warp_chance: Chance = 0.5
-    """Share of windows that get it."""
+    """Probability per window."""
     slice: Share = 0.0
-    """The window's last rows, stretched to its whole length: the largest share that is cut off at
-    its start."""
+    """Stretch the window's last rows to its whole length: the largest fraction cut off at its
+    start."""
     slice_chance: Chance = 0.5
-    """Share of windows that get it."""
+    """Probability per window."""
     mixup: Share = 0.0
-    """Another window of the batch blended in, and its loss too: the largest share."""
+    """Blend in another window of the batch, and its loss: the largest fraction."""
     mixup_chance: Chance = 0.5
-    """Share of windows that get it."""
+    """Probability per window."""
     cutmix: Share = 0.0
-    """A stretch of rows taken from another window of the batch, and as much of its loss: the
-    largest share of rows."""
+    """Take a block of rows from another window of the batch, and a matching part of its loss: the
+    largest fraction of rows."""
     cutmix_chance: Chance = 0.5
-    """Share of windows that get it."""
+    """Probability per window."""
 
     cache: Annotated[int, Field(ge=0)] = 0
-    """Instead of in every step: write so many augmented copies of all training windows to disk
-    once, and read them back, one in each epoch. Blends (`mixup`, `cutmix`) stay in the step.
-    `slipstream bench ladder` says which is faster."""
+    """Instead of augmenting in every step, write this many augmented copies of all training windows
+    to disk once, and read one per epoch. Blends (`mixup`, `cutmix`) stay in the step. `slipstream
+    bench ladder` measures which is faster."""
 
     @property
     def for_step(self) -> Augment:

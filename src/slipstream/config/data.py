@@ -20,38 +20,38 @@ class Split(Section):
     """Which rows are for training, validation and test. Give one of the six forms."""
 
     train: Fraction | Scalars | None = None
-    """Share of each series, from its start (0.7); or, beside `by`, the values that train (default:
-    the rest)."""
+    """Fraction of each series, from its start (0.7); with `by`, the values that train (default: the
+    rest)."""
     val: Fraction | Scalars | None = None
-    """Share of each series after the training rows; or, beside `by`, the values that validate.
-    Beside `walk_forward`, every fold's share (default 0.1)."""
+    """Fraction of each series after the training rows; with `by`, the values that validate. With
+    `walk_forward`, every fold's fraction (default 0.1)."""
     test: Fraction | Scalars | None = None
-    """Share of each series after the validation rows, which only pre-training does without; or,
-    beside `by`, the values that test. Beside `walk_forward`, the share of all test blocks together
-    (default 0.2)."""
+    """Fraction of each series after the validation rows, optional only in pre-training; with `by`,
+    the values that test. With `walk_forward`, the fraction of all test blocks together (default
+    0.2)."""
     rows: Annotated[tuple[PositiveInt, ...], Field(strict=False)] | None = None
     """Training, validation and test rows of each series, in that order; what follows is unused."""
     by: str | None = None
-    """A column whose value says which set a row belongs to; `"series"` takes the series' name where
-    no column has that name."""
+    """A column whose value assigns a row to a set; `"series"` means the series' name where no
+    column has that name."""
     folders: bool = False
     """The folders train/, val/ and test/ below `data.path` hold the sets."""
     stratified: bool = False
-    """Beside shares, to classify: cut each class by itself, so that every set has its part of all
-    classes. Windows that share rows with a later set are left out. Classes that come at other times
-    are then learnt at one time and tested at another: no forecast would have known that."""
+    """With fractions, for classes: split each class separately, so that every set contains all
+    classes. Windows that share rows with a later set are dropped. This is not a forecast: training
+    windows of one class may be later than test windows of another."""
     walk_forward: PositiveInt | None = None
-    """Folds. The end of each series is cut into so many test blocks of one length, one after the
-    other; each fold trains on what comes before its block and validates on the last of that."""
+    """Number of folds. The end of each series is cut into that many test blocks of equal length;
+    each fold trains on the rows before its block and validates on the last of these."""
     window: Literal["expanding", "rolling"] = "expanding"
-    """Beside `walk_forward`: train on everything before the validation rows, or on the last of it,
-    as many rows as the first fold has (context included)."""
+    """With `walk_forward`: train on everything before the validation rows, or only on the most
+    recent rows, as many as the first fold has (context included)."""
     purge: Annotated[int, Field(ge=0)] = 0
-    """Beside `walk_forward`: rows left out between training and validation, and between validation
-    and test. Sets never share target rows as it is; raise it where a label is made of the rows
-    after it: 5 for the return over the next 5 rows."""
+    """With `walk_forward`: rows dropped between training and validation, and between validation and
+    test. Sets never share target rows; raise it where a label is computed from later rows: 5 for
+    the return over the next 5 rows."""
     embargo: Annotated[int, Field(ge=0)] = 0
-    """Beside `walk_forward`: rows after each test block that later folds do not train on."""
+    """With `walk_forward`: rows after each test block that later folds do not train on."""
 
     @model_validator(mode="before")
     @classmethod
@@ -127,43 +127,44 @@ class Data(Section):
     """A file, a folder or a list of files: CSV, Parquet or Arrow. A file is one series unless `id`
     names a column. `"simulated:cell"` and `"simulated:bars"` are embedded: a battery, a market."""
     task: Literal["regress", "classify"] = "regress"
-    """What is asked of the model: numbers, or one of several classes (the target is then a column
-    of integers or text, or comes from `labels`)."""
+    """`"regress"` predicts numbers; `"classify"` predicts one of several classes (the target is a
+    column of integers or text, or comes from `labels`)."""
     time: str | None = None
-    """The column that orders the rows and shows gaps: timestamps, dates or plain numbers."""
+    """The column that orders the rows and reveals gaps: timestamps, dates or numbers."""
     time_format: str | None = None
-    """How text in the time column reads, as for strptime (`"%d.%m.%Y %H:%M"`); ISO needs none."""
+    """Format of text in the time column, as for strptime (`"%d.%m.%Y %H:%M"`); ISO needs none."""
     decimal: Literal[".", ","] | None = None
     """The decimal mark of numbers that are text, as in a CSV file. Default: a point; a comma where
     semicolons or tabs separate the cells and no comma can be a thousands separator (1,5 but not
     1,199)."""
     id: str | Names | None = None
-    """The column or columns that tell the series of a long table apart. Several files then make
-    one table; `"file"` stands for a row's file where no column has that name."""
+    """The column or columns that identify the series of a long table. Several files then form one
+    table; `"file"` means a row's file where no column has that name."""
     where: dict[str, Scalar | Scalars] = Field(default={})
     """Keep only the rows whose column has this value, or one of these values."""
     inputs: Names | None = None
-    """What the model reads. Default: every numeric column (without the targets where `horizon` is
-    0)."""
+    """Columns that the model reads. Default: every numeric column (without the targets where
+    `horizon` is 0)."""
     targets: Names | None = None
-    """What the model predicts. Default when forecasting: every input. Must be named where `horizon`
-    is 0. To classify, one column of integers or text; where it is empty, there is no window."""
+    """Columns that the model predicts. Default when forecasting: every input. Required where
+    `horizon` is 0. For classes: one column of integers or text; rows where it is empty have no
+    window."""
     labels: str | None = None
-    """To classify: a table beside the data instead of a target column, with the columns series
-    (where there are several), start, end and label. start and end are times, or rows counted from
-    0 where there is no `time`."""
+    """For classes: a table of labels instead of a target column, with the columns series (where
+    there are several), start, end and label. start and end are times, or rows counted from 0
+    without `time`."""
     label_rows: Literal["end", "every"] = "end"
-    """What a row of `labels` stands for: the one window that ends at its end, or every window whose
+    """Meaning of a row of `labels`: the one window that ends at its end, or every window whose
     target rows lie between its start and its end."""
     static: Names = ()
-    """Numeric columns that are constant within a series; they join at the model's head."""
+    """Numeric columns that are constant within a series; they are added at the model's head."""
     ignore: Names = ()
     """Columns that are never inputs, for use with the default `inputs`."""
     context: PositiveInt = 96
     """Rows that the model sees."""
     horizon: Annotated[int, Field(ge=0)] = 24
-    """Rows to forecast; 0 estimates the targets at the window's last row, which is the default to
-    classify."""
+    """Rows to forecast; 0, the default for classes, estimates the targets at the window's last
+    row."""
     stride: PositiveInt = 1
     """Rows from one window to the next, in every set."""
     channels: Literal["together", "independent"] = "together"
@@ -173,15 +174,15 @@ class Data(Section):
     """How columns are scaled. Fitted on training rows only (of the first fold, where there are
     several)."""
     missing: Literal["error", "forward", "drop"] = "error"
-    """Missing values: refuse them, repeat the last known value (rows before it are left out),
-    or drop the row (no window crosses it)."""
+    """Missing values: raise an error, repeat the last known value (earlier rows are dropped), or
+    drop the row (no window crosses it)."""
     unsorted: Literal["error", "sort"] = "error"
-    """Rows whose time runs backwards: refuse them, or sort each series by time."""
+    """Rows whose time runs backwards: raise an error, or sort each series by time."""
     gap_tolerance: PositiveFloat = 0.5
-    """A time step that differs from the series' usual one by more than this share of it is a gap,
-    and no window crosses it. `inf`: rows always follow each other."""
+    """A time step that differs from the series' usual one by more than this fraction of it is a
+    gap, and no window crosses it. `inf`: rows are always consecutive."""
     short: Literal["error", "drop"] = "error"
-    """Series with fewer rows than one window: refuse or drop."""
+    """Series with fewer rows than one window: raise an error or drop them."""
     period: PositiveInt | None = None
     """Rows of one season, for the seasonal baseline. Default: a day, week or year, by the time
     column's step."""

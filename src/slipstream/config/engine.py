@@ -35,67 +35,68 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 class Engine(Section):
-    """How it runs. Results do not depend on it, beyond rounding."""
+    """How training runs; results do not depend on it, beyond rounding."""
 
     preset: Literal["auto", "classic", "baseline"] = "auto"
-    """Defaults for this section: ours; `"classic"`, the usual advice (DataLoader workers, pinned
-    memory, fp16, cuDNN benchmark); `"baseline"`, the naive loop (DataLoader, fp32, waiting for
-    every step). Single settings still win."""
+    """Defaults for this section: `"auto"`; `"classic"`, the usual advice (DataLoader workers,
+    pinned memory, fp16, cuDNN benchmark); `"baseline"`, the naive loop (DataLoader, fp32, a
+    synchronisation after every step). Single settings override it."""
     plan: Literal["cached", "measure", "off"] = "cached"
     """Choose by timing real steps: once per machine and shape, every time, or not at all (rules of
-    thumb). Takes at most ten seconds or a twentieth of the run."""
+    thumb). Takes at most ten seconds or 5 % of the run."""
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda|cuda:\d+)$")] = "auto"
     """`"auto"`, `"cpu"`, `"cuda"` or `"cuda:1"`."""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
     """Operands of matrix products; weights, optimizer state and loss stay fp32."""
     home: Literal["auto", "device", "host", "stream", "loader"] = "auto"
-    """Where the series live: on the device that trains, in pinned host memory, on disk (Parquet or
-    Arrow larger than memory), or behind a DataLoader over single windows, as most scripts do."""
+    """Where the series are: on the training device, in pinned host memory, on disk (Parquet or
+    Arrow larger than memory), or behind a DataLoader over single windows, as in most scripts."""
     capture: bool | Literal["auto"] = "auto"
     """CUDA: record the whole training step once and replay it."""
     steps_per_graph: PositiveInt = 1
     """CUDA: training steps recorded into one graph."""
     cudnn: Literal["auto", "persistent", "standard", "off"] = "auto"
-    """CUDA, recurrent models: the algorithm that PyTorch prefers for small layers, or the other;
-    `"off"`: our own kernels, for up to 512 hidden units on cards since Ampere. `"auto"` measures,
-    and begins with our own kernels in runs that are worth building them for."""
+    """CUDA, recurrent models: cuDNN's persistent or standard algorithm; `"off"`: our own kernels,
+    for up to 512 hidden units on Ampere and newer GPUs. `"auto"` measures, and starts with our own
+    kernels in runs that are long enough to pay for compiling them."""
     cudnn_benchmark: bool = False
     """CUDA: let cuDNN time its convolutions; recurrent models have none."""
     compile: bool | Literal["auto"] = "auto"
-    """torch.compile for feed-forward and attention models; recurrent layers stay out of it."""
+    """torch.compile for feed-forward and attention models; it does not affect recurrent layers."""
     fused: bool | Literal["auto"] = "auto"
     """One kernel for the whole weight update, where the optimizer has one."""
     set_to_none: bool = True
     """Drop gradients between steps instead of filling them with zeros."""
     deterministic: bool = False
-    """CUDA: only kernels that repeat the same bits from run to run, where torch has them."""
+    """CUDA: use only kernels that give the same bits in every run, where torch has them."""
     recompute: bool = False
-    """Keep no activations of recurrent and attention layers; compute them again going backward."""
+    """Recompute activations of recurrent and attention layers in the backward pass instead of
+    storing them."""
     sync: bool = False
-    """Wait for the device after every step, as loops with `.item()` do."""
+    """Synchronise with the device after every step, as loops with `.item()` do."""
     threads: PositiveInt | Literal["auto"] = "auto"
     """CPU threads for one operation (torch, OMP and MKL alike)."""
     workers: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
-    """Homes stream and loader: processes that read."""
+    """Homes stream and loader: number of reading processes."""
     prefetch: PositiveInt | Literal["auto"] = "auto"
     """Homes stream and loader: batches that each worker reads ahead."""
     persistent_workers: bool = True
     """Homes stream and loader: keep the workers from epoch to epoch."""
     pinned: bool = True
-    """Homes host, stream and loader: page-locked memory for what is copied to the device."""
+    """Homes host, stream and loader: use page-locked memory for copies to the device."""
     non_blocking: bool = True
     """Homes host, stream and loader: copy while the device computes."""
     buffer_rows: PositiveInt = 1_000_000
     """Home stream: rows that each worker holds and draws windows from."""
     async_checkpoints: bool = True
-    """Write checkpoints while training goes on."""
+    """Write checkpoints in a background thread."""
     checkpoint_minutes: PositiveFloat = 1.0
-    """Longest time between two checkpoints; after validations there are more, as long as they take
-    no more than a hundredth of the time."""
+    """Longest time between two checkpoints; more follow validations, as long as they take at most
+    one percent of the time."""
     log_every: PositiveInt = 50
-    """Steps between two readings of the loss, the only times the host waits within an epoch."""
+    """Steps between two readings of the loss, the only synchronisations within an epoch."""
     monitor: bool = True
-    """Sample GPU, CPU, memory and energy, at most once a second, in a thread of its own."""
+    """Sample GPU, CPU, memory and energy, at most once a second, in a side thread."""
 
     @model_validator(mode="before")
     @classmethod

@@ -20,9 +20,9 @@ class Model(Section):
     """The network."""
 
     kind: KnownKind | CustomKind = "lstm"
-    """Which network; `"nets:Mixer"` is your own class `Mixer` of the module `nets`."""
+    """The network; `"nets:Mixer"` is your own class `Mixer` of the module `nets`."""
     options: dict[str, Scalar | Scalars] = Field(default={})
-    """Keywords for a class of your own; other networks take none."""
+    """Keyword arguments for your own class."""
     hidden: PositiveInt | Sizes = 128
     """Width of each layer, or a list with one width per layer."""
     layers: PositiveInt = 2
@@ -32,7 +32,7 @@ class Model(Section):
     layer_norm: bool = False
     """LSTM and GRU: normalize every layer's outputs over its units; a transformer always does."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """Share of activations dropped between layers while training."""
+    """Fraction of activations dropped between layers during training."""
     patch: PositiveInt = 1
     """Rows that make one token, of every kind but mlp and linear: 16 means 16 times fewer time
     steps."""
@@ -44,7 +44,7 @@ class Model(Section):
     heads: PositiveInt = 4
     """Transformer: attention heads."""
     positions: Literal["learned", "sinusoidal"] = "learned"
-    """Transformer: how tokens know their place."""
+    """Transformer: position encoding."""
     expansion: PositiveInt = 2
     """Transformer: width of the feed-forward part, as a multiple of `hidden`."""
     kernel_size: PositiveInt = 3

@@ -37,21 +37,21 @@ CLASS_SETTINGS = ("focal_gamma", "label_smoothing", "class_weights")
 
 
 class Pretrain(Section):
-    """Masked pre-training, `slipstream pretrain`: rows are hidden, and an encoder fills them in."""
+    """Masked pre-training, `slipstream pretrain`: an encoder learns to fill in hidden rows."""
 
     mask: Literal["patch", "block", "random"] = "patch"
-    """What is hidden of a window: whole patches of rows, one block, or single rows anywhere."""
+    """Rows to hide: whole patches, one block, or single rows."""
     length: PositiveInt = 7
-    """Rows of a patch. The grid of patches begins at another row in every window, where the
-    context's rest leaves room."""
+    """Rows of a patch. The offset of the grid of patches varies between windows, where the context
+    leaves room."""
     ratio: Fraction = 0.15
-    """Share of rows to hide, rounded to whole rows or patches: at least one, never all, and the
+    """Fraction of rows to hide, rounded to whole rows or patches: at least one, never all, and the
     same number in every window."""
     variance: NonNegative = 0.0
-    """Weight of a penalty where the encoder gives all windows of a batch the same: the mean of
-    relu(1 - deviation) over its units. 0.1 is usual."""
+    """Weight of a penalty against collapse, when the encoder maps all windows of a batch to the
+    same vector: the mean of relu(1 - standard deviation) over its units. 0.1 is usual."""
     decoder: PositiveInt = 128
-    """Hidden units of the decoder that makes rows of the encoder's tokens."""
+    """Hidden units of the decoder that maps the encoder's tokens to rows."""
 
 
 def apply_defaults(settings: dict[str, Any]) -> dict[str, Any]:

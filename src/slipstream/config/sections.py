@@ -35,11 +35,11 @@ class Config(Section):
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "run"
-    """Start of the run folder's name; by default the config file's."""
+    """Start of the run folder's name; by default the name of the config file."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Fixes the weights' start, the batch order and dropout."""
+    """Fixes the initial weights, the order of batches and dropout."""
     out: str = "runs"
-    """Folder that the run's folder is made in."""
+    """Folder in which the run folder is created."""
     data: Data = Data()
     model: Model = Model()
     train: Train = Train()

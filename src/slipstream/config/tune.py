@@ -18,9 +18,9 @@ class Range(Section):
     low: int | float
     high: int | float
     step: int | float | None = None
-    """From one number to the next. Default: 1 between whole numbers, else any number."""
+    """Step between values. Default: 1 for whole numbers, otherwise continuous."""
     log: bool = False
-    """As many tries from 0.001 to 0.01 as from 0.01 to 0.1."""
+    """Sample on a logarithmic scale."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -43,37 +43,37 @@ class Tune(Section):
     """A search over settings: `slipstream tune`."""
 
     space: dict[str, Range | Choices] = Field(default={})
-    """What is tried, by dotted name: `"train.lr" = { low = 1e-4, high = 1e-2, log = true }`,
+    """Settings to search, by dotted name: `"train.lr" = { low = 1e-4, high = 1e-2, log = true }`,
     `"model.kind" = ["lstm", "gru"]`, `"model.hidden.0" = { low = 64, high = 256, step = 16 }` for
     one layer. Default: learning rate, decay, dropout, width and batch."""
     trials: PositiveInt = 64
-    """Models to try."""
+    """Number of trials."""
     minutes: PositiveFloat | None = None
-    """Time after which no trial begins, and those that train are stopped."""
+    """Time limit of the search; trials in training are stopped."""
     sampler: Literal["tpe", "random", "cmaes", "grid", "gp"] = "tpe"
-    """Optuna's way to choose what to try next."""
+    """Optuna's sampler."""
     pruner: Literal["median", "hyperband", "halving", "wilcoxon", "none"] = "median"
-    """Optuna's way to end hopeless trials early; `"halving"` is successive halving, `"wilcoxon"`
-    compares fold by fold and needs `folds`."""
+    """Optuna's pruner; `"halving"` is successive halving, `"wilcoxon"` compares fold by fold and
+    needs `folds`."""
     startup_trials: Annotated[int, Field(ge=0)] = 5
-    """Pruner median: trials that run in full before any is ended."""
+    """Pruner median: trials that run in full before any is pruned."""
     warmup_epochs: Annotated[int, Field(ge=0)] = 2
-    """Pruner median: epochs in which no trial is ended. The others' least epochs."""
+    """Pruner median: epochs in which no trial is pruned. Other pruners: the minimum epochs."""
     metric: Literal["loss", "mse", "mae"] = "loss"
-    """What trials are judged by, on validation windows: the training loss, or an error in
-    standardised units, which trials with different losses have in common."""
+    """Validation metric of a trial: the training loss, or an error in standardised units, which
+    trials with different losses share."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    """Fixes what the sampler draws."""
+    """The sampler's seed."""
     folds: PositiveInt | None = None
-    """Score a trial by so many folds: the validation block, and blocks of its length before it,
-    each with only earlier rows to train on, and scaled by those. A trial's score is the mean over
-    them. The device holds a copy of the series for each."""
+    """Number of folds of a trial: the validation block, and blocks of its length before it, each
+    trained and scaled on earlier rows only. The trial's score is their mean. The device holds a
+    copy of the series for each."""
     parallel: PositiveInt | Literal["auto"] = "auto"
-    """Trials under way at a time. More of them train faster, and know less of each other."""
+    """Trials in training at a time. More train faster, but the sampler knows less about each."""
     retrain: Annotated[int, Field(ge=0)] = 5
-    """The best so many are trained again from other seeds, beside the settings without a search."""
+    """Number of best trials to retrain from other seeds, together with the original settings."""
     retrain_seeds: Annotated[int, Field(ge=2)] = 3
-    """Seeds of each."""
+    """Seeds of each retrained setting."""
 
     @model_validator(mode="before")
     @classmethod
