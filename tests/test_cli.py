@@ -114,7 +114,7 @@ def test_last_is_the_newest_run_where_it_was_told_to_be(job, tmp_path):
     assert (found["run"], found["epochs"]) == (run, 3)
     other = invoke("tune", job, "--resume", "last", *sets("train.lr=0.5"))
     assert other.exit_code == 2
-    assert f"{run}: cannot go on with other settings than it began with" in other.stderr
+    assert f"{run}: cannot resume with changed settings" in other.stderr
     assert "holds no run to resume" in invoke("tune", "--resume", "last", "--set", "out=x").stderr
 
 

@@ -118,7 +118,7 @@ def test_a_run_that_is_none(place, name, words):
         (("predict", "RUN", "PLACE/table.csv", "--out", "PLACE/folder.csv"), "is a folder; name a"),
         (("predict", "RUN", "PLACE/table.csv", "--out", "PLACE/no/x.csv"), "cannot be written"),
         (("evaluate", "RUN", "--data", "PLACE/folder"), "folder: holds no .csv"),
-        (("tune", "--resume", "RUN"), "is a training run, not a search; go on with: slipstream"),
+        (("tune", "--resume", "RUN"), "is a training run, not a search; resume with: slipstream"),
         (("bench", "compare", "RUN", "RUN"), "results.json: is missing"),
         (("bench", "compare", "RUN", "RUN", "--out", "PLACE/table.csv"), "is a file; name a"),
         (("bench", "parity", "PLACE/job.toml", "--margin", "nan"), "--margin is nan"),

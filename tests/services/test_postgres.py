@@ -8,13 +8,15 @@ import pytest
 import slipstream
 from slipstream.errors import UserError
 from slipstream.tuning.storage import database
-from tests.tuning.several import job, one_of_two_is_killed
+from tests.tuning.searches import check_that_trials_of_a_killed_worker_are_retried, job
 
 pytestmark = pytest.mark.services
 
 
 def test_trials_of_a_killed_worker_are_retried_once(postgres, tmp_path):
-    one_of_two_is_killed(job(tmp_path, trials=7, epochs=20), postgres, tmp_path)
+    check_that_trials_of_a_killed_worker_are_retried(
+        job(tmp_path, trials=7, epochs=20), postgres, tmp_path
+    )
 
 
 def test_a_second_machine_joins_the_study_and_both_conclude(postgres, tmp_path):
@@ -41,7 +43,7 @@ def test_what_is_wrong_with_an_address_is_told_without_the_password(postgres, wa
 
 
 def test_nobody_at_the_address_is_told():
-    with pytest.raises(UserError, match=r"cannot be opened \(.*[Cc]onnection refused"):
+    with pytest.raises(UserError, match=r"cannot open the database \(.*[Cc]onnection refused"):
         database.open_storage("postgresql://slip:s3cret@127.0.0.1:1/postgres")
 
 

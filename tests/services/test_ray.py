@@ -11,7 +11,7 @@ import slipstream
 from slipstream import runs
 from slipstream.errors import Interrupted
 from slipstream.runs import Run
-from tests.tuning.several import job
+from tests.tuning.searches import job
 
 pytestmark = [pytest.mark.services, pytest.mark.filterwarnings("default")]
 
@@ -60,7 +60,7 @@ def test_a_signal_stops_the_workers_on_ray_and_resume_goes_on(tmp_path):
             sent.append("SIGTERM")
             os.kill(os.getpid(), signal.SIGTERM)
 
-    with pytest.raises(Interrupted, match="go on with: slipstream tune --resume"):
+    with pytest.raises(Interrupted, match="resume with: slipstream tune --resume"):
         slipstream.tune(config, watch=stop_once, workers=2, on="ray")
     folder = runs.find_last(config.out)
     assert list(folder.glob("workers/*/packs/*/checkpoints/step-*"))

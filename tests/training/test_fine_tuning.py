@@ -116,10 +116,10 @@ def test_a_search_starts_from_the_encoder(tmp_path, pretrained):
 @pytest.mark.parametrize(
     ("name", "values", "said"),
     [
-        ("model.hidden", [4, 8], "the encoder that train.init_from names settles"),
-        ("model.hidden.0", [4, 8], "the encoder that train.init_from names settles"),
+        ("model.hidden", [4, 8], "the encoder of train.init_from determines"),
+        ("model.hidden.0", [4, 8], "the encoder of train.init_from determines"),
         ("train.init_from", ["a", "b"], "how the data are scaled"),
-        ("pretrain.ratio", [0.1, 0.2], "does not change a model"),
+        ("pretrain.ratio", [0.1, 0.2], "does not change the model"),
     ],
 )
 def test_a_search_refuses_by_name_what_the_encoder_settles(

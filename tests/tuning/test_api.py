@@ -132,13 +132,13 @@ def test_the_usual_space_is_one_that_every_kind_of_model_takes():
     ("space", "told"),
     [
         ({"train.lrr": [1, 2]}, 'did you mean "train.lr"'),
-        ({"data.horizon": [1, 2]}, "another horizon"),
+        ({"data.horizon": [1, 2]}, "changes the horizon"),
         ({"data.scale": ["standard", "none"]}, "units of the score"),
         ({"seed": [1, 2]}, "chance"),
-        ({"engine.precision": ["fp32", "bf16"]}, "does not change a model"),
+        ({"engine.precision": ["fp32", "bf16"]}, "does not change the model"),
         ({"train.loss": ["mse", "mae"]}, "tune.metric"),
         ({"train.lr": [0.1, -1]}, "greater than 0"),
-        ({"train.batch": [32, "auto"]}, "a number"),
+        ({"train.batch": [32, "auto"]}, "list numbers"),
         ({"model.hidden.5": [4, 8]}, "counted from 0"),
     ],
 )

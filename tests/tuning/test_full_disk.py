@@ -68,7 +68,7 @@ def test_a_search_on_a_full_disk_goes_on_when_there_is_room(tmp_path, disk, leve
     if code == 0 or not found:
         return
     if "report cannot be written" not in told:
-        assert f"go on with: slipstream tune --resume {found[0]}" in told, told
+        assert f"resume with: slipstream tune --resume {found[0]}" in told, told
     code = waited(forked(command("--resume", str(found[0])), log))
     assert code == 0, log.read_text()
     assert runs.read_json(found[0] / "metrics.json")["trials"]["finished"] == 2
@@ -77,5 +77,5 @@ def test_a_search_on_a_full_disk_goes_on_when_there_is_room(tmp_path, disk, leve
 
 def test_a_database_that_finds_no_room_is_told_as_resumable(disk):
     leave(disk, 20 << 10)
-    with pytest.raises(ResumableError, match="disk is full; make room"):
+    with pytest.raises(ResumableError, match="disk is full; free some space"):
         database.open_storage(database.make_run_database_url(disk))

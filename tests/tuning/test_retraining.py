@@ -1,3 +1,5 @@
+"""Retraining: every seed counts once."""
+
 from __future__ import annotations
 
 from slipstream import runs
@@ -5,8 +7,8 @@ from slipstream.tuning.retraining import DEFAULT, Retraining
 from tests.conftest import small_config
 
 
-def test_a_seed_whose_result_stands_is_not_counted_again(tmp_path):
-    """Its pack may go on from a checkpoint of before its end."""
+def test_a_seed_with_a_known_result_is_not_counted_again(tmp_path):
+    """Its pack may resume from a checkpoint before its end."""
     run = runs.create_run("t", out=str(tmp_path))
     entries = [(DEFAULT, small_config())]
     first = Retraining(run, small_config(), entries)

@@ -1,4 +1,4 @@
-"""From a config, or an earlier search, to the best settings and a model of them."""
+"""`slipstream.tune`: from a config, or an interrupted search, to the best settings and a model."""
 
 from __future__ import annotations
 
@@ -23,15 +23,14 @@ from slipstream.runs import Event, Run
 from slipstream.tuning import sharing
 from slipstream.tuning import space as spaces
 from slipstream.tuning.packing.dataset_cache import DatasetCache
-from slipstream.tuning.search import STATE_NAMES
+from slipstream.tuning.storage.journal import STATE_NAMES
 from slipstream.tuning.study import TimedStudy, count_trials
 from slipstream.tuning.summary import Study, finish_search
-from slipstream.tuning.workers import launcher as crews
-from slipstream.tuning.workers import worker
-from slipstream.tuning.workers.launcher import Launcher
+from slipstream.tuning.workers.launcher import Launcher, check_logged, make_launcher
+from slipstream.tuning.workers.worker import get_budget, make_storage_error
 
 MIN_PARALLEL = 8
-"""Trials at a time, if not told otherwise; on a CPU also the most, unless it has more cores"""
+"""With `tune.parallel = "auto"` the least; on a CPU with fewer cores also the most"""
 
 
 @recovery.explain_out_of_memory()
@@ -79,166 +78,177 @@ def tune(
         study = slipstream.tune("job.toml", overrides=("tune.trials=50",))
         slipstream.train(study.best)
     """
-    began = time.perf_counter()
+    started_at = time.perf_counter()
     if model is not None:
         overrides = (*overrides, f"model.kind={custom.format_class_path(model)}")
-    if resume is not None:
-        run = runs.open_run(resume, watch)
+    resumed = None if resume is None else runs.open_run(resume, watch)
+    if resumed is not None:
         permission.require_permission(
-            run.folder, config, overrides=overrides, allow_code=allow_code
+            resumed.folder, config, overrides=overrides, allow_code=allow_code
         )
-        was = runs.load_config(run)
-        settings = configs.load(config or was, overrides)
-        changed = [
-            name
-            for name in configs.list_differences(was, settings)
-            if name not in sharing.MAY_DIFFER
-        ]
-        if changed:
-            raise UserError(
-                f"{run.folder}: cannot go on with other settings than it began with "
-                f"({', '.join(changed)}); start a new search"
-            )
-        if any(event["event"] == "start" for event in runs.read_events(run)):  # no search says that
-            raise UserError(
-                f"{run.folder}: is a training run, not a search; go on with: slipstream train "
-                f"--resume {run.folder}"
-            )
-    else:
-        if config is None:
-            raise UserError("there is neither a config nor a search to resume")
+        settings = _load_resumed_config(resumed, config, overrides)
+    elif config is not None:
         settings = configs.load(config, overrides)
         permission.allow_classes(settings)
+    else:
+        raise UserError("give a config, or a search to resume")
     check_config(settings)
-    space = spaces.make_space(settings)
-    going_on = None if resume is None else run
-    crew = crews.make_launcher(
-        settings, data, resumed=going_on, storage=storage, workers=workers, on=on
+    spaces.make_space(settings)  # report mistakes in the space first
+    launcher = make_launcher(
+        settings, data, resumed=resumed, storage=storage, workers=workers, on=on
     )
-    shelf = DatasetCache(settings, data)
-    first = shelf.get(settings)  # whatever is wrong with the data is said before a folder is made
-    if resume is None:
+    datasets = DatasetCache(settings, data)
+    datasets.get(settings)  # report problems with the data before a folder is created
+    if resumed is None:
         files = {"config.toml": runs.format_config(settings)}
         run = runs.create_run(settings.name, out=settings.out, files=files, watch=watch)
-    device = first.series.values.device
-    parallel = count_parallel_trials(settings, device.type, crew.num_workers)
-    with runs.lock_run(run), _resumable(run, crew):
-        board = crew.open_study(run)
-        if crew.storage is not None:
-            sharing.join_study(board.study, settings, first.fingerprint)
-        run.append(
-            "search" if resume is None else "resume",
-            run=str(run.folder),
-            trials=count_trials(settings.tune, space),
-            parallel=crew.num_workers * parallel,
-            space=list(space),
-            windows=first.dataset.num_windows,
-            device=str(device),
-            done=len(sharing.select_counted(board.get_trials(*STATE_NAMES))),
-            **crew.describe(),
+    else:
+        run = resumed
+    with runs.lock_run(run), _explain_resume(run, launcher):
+        return _search(run, launcher, datasets, started_at=started_at, resumed=resume is not None)
+
+
+def _load_resumed_config(
+    run: Run, config: Config | str | Path | Mapping[str, Any] | None, overrides: tuple[str, ...]
+) -> Config:
+    """Load the config of a resumed search; only the settings in `MAY_DIFFER` may have changed."""
+    earlier = runs.load_config(run)
+    settings = configs.load(config or earlier, overrides)
+    changed = [
+        name
+        for name in configs.list_differences(earlier, settings)
+        if name not in sharing.MAY_DIFFER
+    ]
+    if changed:
+        raise UserError(
+            f"{run.folder}: cannot resume with changed settings ({', '.join(changed)}); start a "
+            "new search"
         )
-        crews.check_logged(run)
-        with monitor.Monitor(run, device, on=settings.engine.monitor), _counted(board, settings):
-            searched = _searched(run, settings) or crew.run(
-                run,
-                board,
-                shelf,
-                parallel=parallel,
-                spent_s=_spent(run),
-                resumed=resume is not None,
-            )
-            return finish_search(
-                run, settings, board, shelf, search_result=searched, started_at=began
-            )
+    if any(event["event"] == "start" for event in runs.read_events(run)):  # only training logs it
+        raise UserError(
+            f"{run.folder}: is a training run, not a search; resume with: slipstream train "
+            f"--resume {run.folder}"
+        )
+    return settings
+
+
+def _search(
+    run: Run, launcher: Launcher, datasets: DatasetCache, *, started_at: float, resumed: bool
+) -> Study:
+    """Run the trials, unless an earlier part of the search has finished them, and conclude."""
+    config, data = launcher.config, datasets.get(launcher.config)
+    device = data.series.values.device
+    parallel = count_parallel_trials(config, device.type, launcher.num_workers)
+    study = launcher.open_study(run)
+    if launcher.storage is not None:
+        sharing.join_study(study.study, config, data.fingerprint)
+    spent_s = _sum_earlier_parts(run)
+    run.append(
+        "resume" if resumed else "search",
+        run=str(run.folder),
+        trials=count_trials(config.tune, study.space),
+        parallel=launcher.num_workers * parallel,
+        space=list(study.space),
+        windows=data.dataset.num_windows,
+        device=str(device),
+        done=_count_done(study),
+        **launcher.describe(),
+    )
+    check_logged(run)
+    with monitor.Monitor(run, device, on=config.engine.monitor), _count_on_interrupt(study, config):
+        result = _find_result(run, config) or launcher.run(
+            run, study, datasets, parallel=parallel, spent_s=spent_s, resumed=resumed
+        )
+        return finish_search(
+            run, config, study, datasets, search_result=result, started_at=started_at
+        )
+
+
+def _count_done(study: TimedStudy) -> int:
+    return len(sharing.select_counted(study.get_trials(*STATE_NAMES)))
 
 
 @contextmanager
-def _counted(board: TimedStudy, settings: Config) -> Iterator[None]:
-    """Say how far a search was when it was stopped."""
+def _count_on_interrupt(study: TimedStudy, config: Config) -> Iterator[None]:
+    """Add the number of finished trials to the message of an interrupt."""
     try:
         yield
     except Interrupted as stop:
-        done = len(sharing.select_counted(board.get_trials(*STATE_NAMES)))
         raise Interrupted(
-            f"stopped with {done} of {settings.tune.trials} trials done",
+            f"stopped with {_count_done(study)} of {config.tune.trials} trials done",
             signal_number=stop.signal_number,
         ) from None
 
 
 @contextmanager
-def _resumable(run: Run, crew: Launcher) -> Iterator[None]:
-    """Say how to go on with a search that had to stop, whatever stopped it."""
-    go_on = f"go on with: slipstream tune --resume {run.folder}"
-    go_on += "" if crew.storage is None else " --storage URL"
+def _explain_resume(run: Run, launcher: Launcher) -> Iterator[None]:
+    """Add the command that resumes the search to whatever error stopped it."""
+    advice = f"resume with: slipstream tune --resume {run.folder}"
+    advice += "" if launcher.storage is None else " --storage URL"
     try:
         yield
     except Interrupted as stop:
-        raise Interrupted(f"{stop}; {go_on}", signal_number=stop.signal_number) from None
-    except ResumableError as error:  # a run of the search says how it goes on by itself
-        raise ResumableError(f"{_without_advice(str(error))}; {go_on}") from None
+        raise Interrupted(f"{stop}; {advice}", signal_number=stop.signal_number) from None
+    except ResumableError as error:  # a test run gives the advice for itself alone
+        message = re.sub(r";[^;]*(go on|resume) with: .*", "", str(error), flags=re.DOTALL)
+        raise ResumableError(f"{message}; {advice}") from None
     except StorageInternalError as error:
-        raise ResumableError(
-            f"{worker.make_storage_error(crew.get_storage_url(run), error)}; {go_on}"
-        ) from None
+        message = str(make_storage_error(launcher.get_storage_url(run), error))
+        raise ResumableError(f"{message}; {advice}") from None
     except OSError as error:
         raise ResumableError(
-            f"{run.folder}: the search had to stop ({error}); make room, or whatever else that "
-            f"takes, and {go_on}"
+            f"{run.folder}: the search had to stop ({error}); free some space, or correct what "
+            f"else failed, and {advice}"
         ) from None
 
 
-def _without_advice(told: str) -> str:
-    return re.sub(r";[^;]*go on with: .*", "", told, flags=re.DOTALL)
-
-
-def check_config(settings: Config) -> None:
-    """A UserError names what does not go with a search."""
-    for name, found, fix in (
-        ("train.repeats", settings.train.repeats > 1, "set tune.retrain_seeds instead"),
-        ("train.minutes", settings.train.minutes is not None, "set tune.minutes instead"),
-        ("train.batch", settings.train.batch == "auto", "a search needs a number"),
-        (
-            "train.objective",
-            settings.masked,
-            "pre-train first, then set train.init_from",
-        ),
-        ("augment.cache", settings.augment.cache > 0, "take it out"),
-        ("engine.sync", settings.engine.sync, "take it out"),
+def check_config(config: Config) -> None:
+    """Raise a UserError for settings that a search does not support."""
+    for name, is_set, fix in (
+        ("train.repeats", config.train.repeats > 1, "set tune.retrain_seeds instead"),
+        ("train.minutes", config.train.minutes is not None, "set tune.minutes instead"),
+        ("train.batch", config.train.batch == "auto", "a search needs a number"),
+        ("train.objective", config.masked, "pre-train first, then set train.init_from"),
+        ("augment.cache", config.augment.cache > 0, "remove it"),
+        ("engine.sync", config.engine.sync, "remove it"),
     ):
-        if found:
-            raise UserError(f"{name} does not go with a search; {fix}")
+        if is_set:
+            raise UserError(f"{name} is not supported in a search; {fix}")
 
 
-def count_parallel_trials(settings: Config, device: str, workers: int = 1) -> int:
-    """Trials that a worker has under way at a time: of all workers together half of all, so that
-    the sampler knows how these went when it draws the others; of many trials, as many as a pack has
-    places. A CPU trains more than it has cores hardly faster."""
-    asked = settings.tune.parallel
-    if asked != "auto":
-        return -(-asked // workers)
-    together = max(settings.tune.trials // 2, MIN_PARALLEL)
+def count_parallel_trials(config: Config, device: str, num_workers: int = 1) -> int:
+    """Return how many trials each worker trains at the same time.
+
+    All workers together train half of the trials, so that the sampler knows their results when it
+    samples the other half; a worker trains at most as many as fit into a pack. A CPU is hardly
+    faster with more trials than cores.
+    """
+    requested = config.tune.parallel
+    if requested != "auto":
+        return -(-requested // num_workers)
+    half = max(config.tune.trials // 2, MIN_PARALLEL)
     most = MAX_LANES if device == "cuda" else max(MIN_PARALLEL, machine.count_available_cores())
-    return min(-(-together // workers), most)
+    return min(-(-half // num_workers), most)
 
 
-def _searched(run: Run, settings: Config) -> Event | None:
-    """How the search ended, if there is nothing left to try; more can be asked for when it goes
-    on."""
-    wanted = worker.get_budget(settings)
-    found = [
+def _find_result(run: Run, config: Config) -> Event | None:
+    """Return the result of an earlier part that used up the budget; a resume may raise that."""
+    budget = get_budget(config)
+    results = [
         event
         for event in runs.read_events(run)
-        if event["event"] == "searched" and event.get("asked") == wanted
+        if event["event"] == "searched"
+        and event.get("asked") == budget
+        and {"seconds", "optuna_s", "packs"} <= event.keys()
     ]
-    whole = [event for event in found if {"seconds", "optuna_s", "packs"} <= event.keys()]
-    return whole[-1] if whole else None
+    return results[-1] if results else None
 
 
-def _spent(run: Run) -> float:
-    """Seconds that earlier parts of a search took."""
-    found, last = 0.0, 0.0
+def _sum_earlier_parts(run: Run) -> float:
+    """Return the seconds that earlier parts of the search took."""
+    total, part = 0.0, 0.0
     for event in runs.read_events(run):
         if event["event"] in ("search", "resume"):
-            found, last = found + last, 0.0
-        last = max(last, event["at_s"])
-    return found
+            total, part = total + part, 0.0
+        part = max(part, event["at_s"])
+    return total + part

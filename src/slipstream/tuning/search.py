@@ -1,4 +1,4 @@
-"""The search itself: Optuna decides what is tried and what is hopeless, lanes train."""
+"""Connects the study to the packs: Optuna proposes and prunes trials, lanes train them."""
 
 from __future__ import annotations
 
@@ -20,38 +20,35 @@ from slipstream.tuning import space as spaces
 from slipstream.tuning.packing.dataset_cache import DatasetCache
 from slipstream.tuning.packing.trial import TrialRun
 from slipstream.tuning.sharing import StudyMembership
+from slipstream.tuning.storage.journal import STATE_NAMES
 from slipstream.tuning.study import PRUNED, REASSIGNED, TimedStudy, count_trials, find_best
 
 OUT_OF_TIME = "tune.minutes have passed"
-STATE_NAMES = {
-    TrialState.COMPLETE: "finished",
-    TrialState.PRUNED: "pruned",
-    TrialState.FAIL: "failed",
-}
 
 
 class OptunaSearch:
-    """What `packs.Trainer` asks for trials, and tells how they go."""
+    """A `TrialSource` that asks a study for trials and tells it their results."""
 
     def __init__(
         self,
-        base: Config,
-        board: TimedStudy,
+        config: Config,
+        study: TimedStudy,
         run: Run,
-        shelf: DatasetCache,
+        datasets: DatasetCache,
         *,
         spent_s: float = 0.0,
-        share: StudyMembership | None = None,
+        membership: StudyMembership | None = None,
     ) -> None:
-        self.config, self.study, self.run, self.datasets = base, board, run, shelf
-        self.membership = share
-        self.num_trials = count_trials(base.tune, board.space)
+        self.config, self.study, self.run, self.datasets = config, study, run, datasets
+        self.membership = membership
+        """Set if other workers may use the study"""
+        self.num_trials = count_trials(config.tune, study.space)
         self.running: dict[int, Trial] = {}
         self.started_at = time.perf_counter() - spent_s
-        found = find_best(board.get_trials())
-        self.best_value = math.inf if found is None or found.value is None else found.value
+        best = find_best(study.get_trials())
+        self.best_value = math.inf if best is None or best.value is None else best.value
         self.interrupted: list[TrialRun] = []
-        """Trials that had begun when the search was broken off, to be trained from their start"""
+        """Trials that ran when the search was interrupted; without a checkpoint they start again"""
 
     @property
     def is_out_of_time(self) -> bool:
@@ -59,15 +56,15 @@ class OptunaSearch:
         return minutes is not None and time.perf_counter() - self.started_at > 60 * minutes
 
     def ask(self) -> TrialRun | None:
-        """A trial that was broken off, or a new one of Optuna's."""
+        """Return an interrupted trial, or a new one from the study."""
         while not self.is_out_of_time:
             if self.interrupted:
                 return self.interrupted.pop(0)
             if self.membership is not None:
                 self.membership.fail_stale_trials()
             trials = self.study.get_trials()
-            again = any(trial.state == TrialState.WAITING for trial in trials)
-            if not again and sharing.count_started(trials) >= self.num_trials:
+            has_retry = any(trial.state == TrialState.WAITING for trial in trials)
+            if not has_retry and sharing.count_started(trials) >= self.num_trials:
                 return None
             trial = self.study.ask()
             if self.membership is not None:
@@ -76,125 +73,122 @@ class OptunaSearch:
                     self.study.tell(trial, TrialState.FAIL, None, {"stopped": sharing.SURPLUS})
                     continue
             try:
-                return self._candidate(trial)
+                run = self._make_run(trial.number, trial.params)
             except UserError as error:
                 self._tell(trial, TrialState.FAIL, None, {"stopped": str(error)})
+            else:
+                self.running[trial.number] = trial
+                return run
         while self.interrupted:
             self.fail(self.interrupted.pop(), OUT_OF_TIME)
         return None
 
-    def _candidate(self, trial: Trial) -> TrialRun:
-        config = spaces.apply_params(self.config, self.study.space, trial.params)
-        self.running[trial.number] = trial
-        return TrialRun(trial.number, config, num_folds=self.config.tune.folds or 1)
+    def _make_run(self, number: int, params: Mapping[str, Any]) -> TrialRun:
+        config = spaces.apply_params(self.config, self.study.space, params)
+        return TrialRun(number, config, num_folds=self.config.tune.folds or 1)
 
     def reopen(self, number: int) -> TrialRun:
-        self.interrupted = [one for one in self.interrupted if one.number != number]
-        trial = self.study.get_trials()[number]
-        params, settled = trial.params, trial.state.is_finished()
-        if not settled:
+        self.interrupted = [trial for trial in self.interrupted if trial.number != number]
+        frozen = self.study.get_trials()[number]
+        params, is_final = frozen.params, frozen.state.is_finished()
+        if not is_final:
             self.running[number] = self.study.reopen(number)
             params = self.running[number].params
-        config = spaces.apply_params(self.config, self.study.space, params)
-        return TrialRun(number, config, num_folds=self.config.tune.folds or 1, is_final=settled)
+        run = self._make_run(number, params)
+        run.is_final = is_final
+        return run
 
     def resume_interrupted(self) -> None:
-        """Find this worker's trials that were under way when the search was broken off."""
-        under_way = self.study.get_trials(TrialState.RUNNING)
-        mine = [
-            trial for trial in under_way if self.membership is None or self.membership.owns(trial)
-        ]
-        for trial in mine:
+        """Find this worker's trials that ran when the search was interrupted."""
+        for trial in self.study.get_trials(TrialState.RUNNING):
+            if self.membership is not None and not self.membership.owns(trial):
+                continue
             try:
-                one = self.reopen(trial.number)
-                self.interrupted.append(one)
-            except UserError as error:  # it was killed before this could be told
-                begun = self.running.pop(trial.number)
-                self._tell(begun, TrialState.FAIL, None, {"stopped": str(error)})
+                self.interrupted.append(self.reopen(trial.number))
+            except UserError as error:  # a kill came before the trial was told as failed
+                running = self.running.pop(trial.number)
+                self._tell(running, TrialState.FAIL, None, {"stopped": str(error)})
 
-    def report(self, one: TrialRun, epoch: int, loss: float) -> str:
+    def report(self, trial: TrialRun, epoch: int, loss: float) -> str:
         if not math.isfinite(loss):
             return ""
-        trial, wilcoxon = self.running[one.number], self.config.tune.pruner == "wilcoxon"
-        why = "" if wilcoxon else self.study.report(trial, loss, epoch - 1)
-        if why == REASSIGNED:
-            self._give_up(one)
-        return OUT_OF_TIME if self.is_out_of_time and why != REASSIGNED else why
+        reason = ""
+        if self.config.tune.pruner != "wilcoxon":  # which compares folds, not epochs
+            reason = self.study.report(self.running[trial.number], loss, epoch - 1)
+        if reason == REASSIGNED:
+            self._give_up(trial)
+        elif self.is_out_of_time:
+            return OUT_OF_TIME
+        return reason
 
-    def finish_fold(self, one: TrialRun, fold: int) -> None:
-        loss = one.fold_results[fold].loss
+    def finish_fold(self, trial: TrialRun, fold: int) -> None:
+        loss = trial.fold_results[fold].loss
         if self.config.tune.pruner == "wilcoxon" and math.isfinite(loss):
-            why = self.study.report(self.running[one.number], loss, fold)
-            if why == REASSIGNED:
-                self._give_up(one)
+            reason = self.study.report(self.running[trial.number], loss, fold)
+            if reason == REASSIGNED:
+                self._give_up(trial)
 
-    def finish(self, one: TrialRun) -> None:
-        told, score = one.summarize(), one.score
-        stops = {end.stopped for end in one.fold_results.values()}
-        state, value = TrialState.COMPLETE, score
+    def finish(self, trial: TrialRun) -> None:
+        score, summary = trial.score, trial.summarize()
+        state = TrialState.COMPLETE
         if not math.isfinite(score):
             state = TrialState.FAIL
-        elif PRUNED in stops:
+        elif PRUNED in {result.stopped for result in trial.fold_results.values()}:
             state = TrialState.PRUNED
-        elif score < self.best_value:  # kept before it counts: no kill can part the two
+        elif score < self.best_value:  # saved before it counts: a kill cannot separate the two
             self.best_value = score
-            self._keep(one)
-        self._tell(
-            self.running.pop(one.number),
-            state,
-            value if state == TrialState.COMPLETE else None,
-            told,
-        )
+            self._save_best(trial)
+        value = score if state == TrialState.COMPLETE else None
+        self._tell(self.running.pop(trial.number), state, value, summary)
 
-    def fail(self, one: TrialRun, why: str) -> None:
-        trial = self.running.pop(one.number, None)
-        if trial is None:  # it stood already, or is another worker's by now
+    def fail(self, trial: TrialRun, reason: str) -> None:
+        running = self.running.pop(trial.number, None)
+        if running is None:  # its result is known, or another worker trains it now
             return
-        self._tell(trial, TrialState.FAIL, None, one.summarize() | {"stopped": why})
+        self._tell(running, TrialState.FAIL, None, trial.summarize() | {"stopped": reason})
 
     def list_extremes(self, config: Config) -> Sequence[Config]:
-        """With dropout, and with every optimizer, where trials may have them."""
+        """List variants with the largest dropout and with every optimizer of the space."""
         space = self.study.space
-        dropout = space.get("model.dropout")
-        found: list[Mapping[str, Any]] = []
-        if dropout is not None:
-            most = dropout.high if isinstance(dropout, Range) else max(dropout)
-            found.append({"model.dropout": most})
-        optimizers = space.get("train.optimizer", ())
-        found += [{"train.optimizer": name} for name in optimizers]
-        return [configs.replace_settings(config, one) for one in found]
+        variants: list[Mapping[str, Any]] = []
+        if (dropout := space.get("model.dropout")) is not None:
+            largest = dropout.high if isinstance(dropout, Range) else max(dropout)
+            variants.append({"model.dropout": largest})
+        variants += [{"train.optimizer": name} for name in space.get("train.optimizer", ())]
+        return [configs.replace_settings(config, variant) for variant in variants]
 
     def _tell(
         self, trial: Trial, state: TrialState, value: float | None, notes: Mapping[str, Any]
     ) -> None:
-        told = self.study.tell(trial, state, value, notes)
-        if told is None:
-            self.run.append(
-                "fallback", what=f"not counting trial {trial.number} here", why=REASSIGNED
-            )
+        frozen = self.study.tell(trial, state, value, notes)
+        if frozen is None:
+            self._log_reassigned(trial.number)
             return
         self.run.append(
             "trial",
             trial=trial.number,
             state=STATE_NAMES[state],
-            value=told.value,
-            params=told.params,
+            value=frozen.value,
+            params=frozen.params,
             **notes,
             best=value is not None and value == self.best_value,
         )
 
-    def _give_up(self, one: TrialRun) -> None:
-        """Another worker trains it from its start; what is left of it here does not count."""
-        one.is_final = True
-        del self.running[one.number]
-        self.run.append("fallback", what=f"not counting trial {one.number} here", why=REASSIGNED)
+    def _give_up(self, trial: TrialRun) -> None:
+        """Ignore the rest of a trial that another worker trains from its start."""
+        trial.is_final = True
+        del self.running[trial.number]
+        self._log_reassigned(trial.number)
 
-    def _keep(self, one: TrialRun) -> None:
-        """Write the best trial's weights and settings."""
-        dataset = self.datasets.get(one.config).dataset
-        text = runs.format_config(one.config)
+    def _log_reassigned(self, number: int) -> None:
+        self.run.append("fallback", what=f"not counting trial {number} here", why=REASSIGNED)
+
+    def _save_best(self, trial: TrialRun) -> None:
+        """Write the weights and the config of the best trial so far."""
+        dataset = self.datasets.get(trial.config).dataset
+        text = runs.format_config(trial.config)
         with runs.replace_atomically(self.run.folder / "best") as temporary:
             temporary.mkdir()
             (temporary / "config.toml").write_text(text, encoding="utf-8")
             folder = Run(temporary, origin={"config": text})
-            checkpoint.save_model(folder, one.weights, dataset.signature, dataset.scaler)
+            checkpoint.save_model(folder, trial.weights, dataset.signature, dataset.scaler)

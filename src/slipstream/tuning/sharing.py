@@ -1,7 +1,7 @@
-"""What a worker needs to know of the others that work on the same study.
+"""Coordinates the workers that share a study.
 
-Every worker gives a sign of life for each of its trials. Trials whose worker has gone silent fail,
-and are put back once, for whoever asks next.
+Every worker records a heartbeat for each of its trials. If a worker stops doing so, its trials fail
+and are queued once more, for any worker that asks.
 """
 
 from __future__ import annotations
@@ -28,49 +28,47 @@ from slipstream.tuning.storage.journal import NOTES
 from slipstream.tuning.study import TimedStudy
 
 OWNER = "slipstream.worker"
-"""The user attribute that says whose a trial is"""
-JOINED = "slipstream.search"
-"""The study's attribute that says what is searched"""
-SURPLUS = "surplus: other workers had begun all trials"
+"""The user attribute of a trial that names its worker"""
+SEARCH = "slipstream.search"
+"""The user attribute of a study that describes the search"""
+SURPLUS = "surplus: other workers had started all trials"
 MAY_DIFFER = ("tune.trials", "tune.minutes", "tune.retrain", "data.path", "data.labels", "out")
-"""Settings that workers of one study need not have in common; nor those of [engine]"""
+"""Settings that workers of one study need not share; nor those of [engine]"""
 
 
-def join_study(study: optuna.Study, settings: Config, fingerprint: str) -> None:
-    """Refuse to mix two searches in one study: the first one says what it is."""
-    found = study.user_attrs.get(JOINED)
-    if found is None:
-        mine = {"config": settings.model_dump_json(), "data": fingerprint}
-        study.set_user_attr(JOINED, mine)
+def join_study(study: optuna.Study, config: Config, fingerprint: str) -> None:
+    """Record what this study searches, or refuse a search that differs from the first one."""
+    first = study.user_attrs.get(SEARCH)
+    if first is None:
+        study.set_user_attr(SEARCH, {"config": config.model_dump_json(), "data": fingerprint})
         return
-    was = Config.model_validate_json(found["config"])
-    changed = [
+    differences = [
         name
-        for name in configs.list_differences(was, settings)
+        for name in configs.list_differences(Config.model_validate_json(first["config"]), config)
         if name not in MAY_DIFFER and not name.startswith("engine.")
     ]
-    if found["data"] != fingerprint:
-        changed.append("the data")
-    if changed:
+    if first["data"] != fingerprint:
+        differences.append("the data")
+    if differences:
         raise UserError(
-            f'the study "{study.study_name}" in this database is of another search (it differs '
-            f"in {', '.join(changed)}); give this one another name"
+            f'the study "{study.study_name}" in this database belongs to another search, which '
+            f"differs in {', '.join(differences)}; set another name"
         )
 
 
 def count_started(trials: Sequence[FrozenTrial]) -> int:
-    """How many trials have been begun: one that is tried again counts once, surplus not at all."""
+    """Count the started trials: a retried trial once, a surplus trial not at all."""
     return sum(not is_retry(trial) and not is_surplus(trial) for trial in trials)
 
 
 def select_counted(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-    """Those that are results: neither surplus nor tried again under another number."""
-    again = {number for trial in trials for number in trial.system_attrs.get("retry_history", ())}
-    return [one for one in trials if one.number not in again and not is_surplus(one)]
+    """Select the trials that count as results: neither surplus nor retried under another number."""
+    retried = {number for trial in trials for number in trial.system_attrs.get("retry_history", ())}
+    return [trial for trial in trials if trial.number not in retried and not is_surplus(trial)]
 
 
 def is_retry(trial: FrozenTrial) -> bool:
-    """Whether it stands for an earlier trial whose worker went away."""
+    """Whether it replaces an earlier trial whose worker disappeared."""
     return bool(trial.system_attrs.get("retry_history"))
 
 
@@ -79,41 +77,42 @@ def is_surplus(trial: FrozenTrial) -> bool:
 
 
 def exceeds_limit(trial: Trial, trials: Sequence[FrozenTrial], limit: int) -> bool:
-    """Whether so many had been begun before this one: two workers asked at once."""
-    own = next(one for one in trials if one.number == trial.number)
+    """Whether `limit` trials had started before this one, because two workers asked at once."""
+    frozen = next(one for one in trials if one.number == trial.number)
     earlier = [one for one in trials if one.number < trial.number]
-    return not is_retry(own) and count_started(earlier) >= limit
+    return not is_retry(frozen) and count_started(earlier) >= limit
 
 
 def get_owner(trial: FrozenTrial) -> str | None:
-    """Whose it is; what it has from the trial that it stands for does not count."""
-    said = trial.user_attrs.get(OWNER, {})
-    return said["id"] if said.get("trial") == trial.number else None
+    """Return the worker of a trial; a retry also has the attribute of the trial it replaces."""
+    attribute = trial.user_attrs.get(OWNER, {})
+    return attribute["id"] if attribute.get("trial") == trial.number else None
 
 
 def read_worker_id(run: Run) -> str:
-    """Who works in this folder: the same after a restart. Where that can no longer be read, it is
-    another one, and the trials of the first come back as those of a worker that fell silent."""
+    """Return the id of the worker of this folder, which stays the same after a restart. If the file
+    is unreadable, create another id; the old worker's trials then fail as stale."""
     path = run.folder / "worker.json"
     with suppress(UserError, KeyError, TypeError, ValueError):
         return uuid.UUID(hex=runs.read_json(path)["id"]).hex
-    found = uuid.uuid4().hex
-    runs.write_json(path, {"id": found})
-    return found
+    worker_id = uuid.uuid4().hex
+    runs.write_json(path, {"id": worker_id})
+    return worker_id
 
 
 class StudyMembership:
-    """One worker's part in a study that others work on too."""
+    """One worker's part in a study that it shares with others."""
 
-    def __init__(self, board: TimedStudy, owner: str) -> None:
-        self.study, self.owner = board, owner
-        self.storage = _beating(board.study)
+    def __init__(self, study: TimedStudy, owner: str) -> None:
+        self.study, self.owner = study, owner
+        self.storage = _get_heartbeat_storage(study.study)
         self.heartbeat_s: int = self.storage.get_heartbeat_interval()
-        self._seen: set[int] = set()
-        self._tidied = -math.inf
+        self._unclaimed: set[int] = set()
+        """Trials without an owner that have a heartbeat from this worker"""
+        self._checked_at = -math.inf
 
     def claim(self, trial: Trial) -> None:
-        """Say that a trial is this worker's, and that it lives."""
+        """Record that this worker trains the trial, with a first heartbeat."""
         with self.study.measure_time():
             self.storage.record_heartbeat(trial._trial_id)
             trial.set_user_attr(OWNER, {"id": self.owner, "trial": trial.number})
@@ -122,35 +121,36 @@ class StudyMembership:
         return get_owner(trial) == self.owner
 
     def fail_stale_trials(self) -> None:
-        """Fail the trials of silent workers, which puts them back once; not at every call."""
-        if time.monotonic() - self._tidied < self.heartbeat_s / 2:
+        """Fail the trials of workers without heartbeat, which queues them once more; at most twice
+        per heartbeat interval."""
+        if time.monotonic() - self._checked_at < self.heartbeat_s / 2:
             return
-        self._tidied = time.monotonic()
+        self._checked_at = time.monotonic()
         for trial in self.study.get_trials(TrialState.RUNNING):
-            # killed between asking and its first sign of life, it would never count as silent
-            if get_owner(trial) is None and trial.number not in self._seen:
-                self._seen.add(trial.number)
+            # a worker killed before its first heartbeat would never become stale
+            if get_owner(trial) is None and trial.number not in self._unclaimed:
+                self._unclaimed.add(trial.number)
                 self.storage.record_heartbeat(trial._trial_id)
         with self.study.measure_time():
             optuna.storages.fail_stale_trials(self.study.study)
 
     def others_are_busy(self) -> bool:
-        """Whether trials may yet come back from other workers."""
-        open_trials = self.study.get_trials(TrialState.RUNNING, TrialState.WAITING)
-        return any(not self.owns(trial) for trial in open_trials)
+        """Whether other workers have unfinished trials, which may come back."""
+        unfinished = self.study.get_trials(TrialState.RUNNING, TrialState.WAITING)
+        return any(not self.owns(trial) for trial in unfinished)
 
     @contextmanager
-    def send_heartbeats(self, under_way: Mapping[int, Trial]) -> Iterator[None]:
-        """Meanwhile, give signs of life for all trials under way."""
+    def send_heartbeats(self, running: Mapping[int, Trial]) -> Iterator[None]:
+        """Record heartbeats for all running trials in a thread."""
         ended = Event()
 
         def beat() -> None:
             while not ended.wait(self.heartbeat_s):
-                for trial in list(under_way.values()):
-                    with suppress(StorageInternalError):  # the next one may get through
+                for trial in list(running.values()):
+                    with suppress(StorageInternalError):  # the next heartbeat may succeed
                         self.storage.record_heartbeat(trial._trial_id)
 
-        thread = Thread(target=beat, name="signs of life", daemon=True)
+        thread = Thread(target=beat, name="heartbeats", daemon=True)
         thread.start()
         try:
             yield
@@ -159,15 +159,15 @@ class StudyMembership:
             thread.join()
 
 
-def refresh_heartbeats(board: TimedStudy, owners: Collection[str]) -> None:
-    """Give a sign of life for workers that are about to start again."""
-    storage = _beating(board.study)
-    for trial in board.get_trials(TrialState.RUNNING):
+def refresh_heartbeats(study: TimedStudy, owners: Collection[str]) -> None:
+    """Record a heartbeat for the trials of workers that are about to restart."""
+    storage = _get_heartbeat_storage(study.study)
+    for trial in study.get_trials(TrialState.RUNNING):
         if get_owner(trial) in owners:
             storage.record_heartbeat(trial._trial_id)
 
 
-def _beating(study: optuna.Study) -> Any:
+def _get_heartbeat_storage(study: optuna.Study) -> Any:
     storage = study._storage
     assert is_heartbeat_enabled(storage)
     return storage

@@ -1,4 +1,4 @@
-"""What a search tries: Optuna's distributions from the config, and a config from what was drawn."""
+"""The search space: checks it, turns it into Optuna's distributions, and params into a config."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from slipstream.engine import pretrained
 from slipstream.errors import UserError
 
 INCOMPARABLE = {
-    "seed": "chance, not a setting; tune.retrain_seeds shows what it does",
-    "data.path": "other data",
-    "data.targets": "other targets",
-    "data.labels": "other labels",
-    "data.horizon": "another horizon",
+    "seed": "chance, not a setting; tune.retrain_seeds shows its effect",
+    "data.path": "the data",
+    "data.targets": "the targets",
+    "data.labels": "the labels",
+    "data.horizon": "the horizon",
     "data.scale": "the units of the score",
     "data.split": "the windows that trials are scored on",
     "data.where": "the windows that trials are scored on",
     "data.stride": "the windows that trials are scored on",
-    "data.channels": "what a window is",
-    "train.objective": "what is learnt",
+    "data.channels": "the windows",
+    "train.objective": "the task",
     "train.init_from": "how the data are scaled",
     "train.metric": "the score; set tune.metric",
-    "augment.cache": "where windows come from",
-    "train.repeats": "how many models a trial is; set tune.folds or tune.retrain",
-    "train.batch": 'a number, not "auto"',
+    "augment.cache": "the source of the windows",
+    "train.repeats": "the number of models per trial; set tune.folds or tune.retrain",
+    "train.batch": 'the batch size by "auto"; list numbers',
 }
-"""Settings whose trials cannot be told better or worse by one score, and why"""
+"""Settings whose trials one score cannot compare, and what they change"""
 
 
 def make_default_space(config: Config) -> dict[str, Any]:
-    """What is tried where nothing is named."""
+    """Return the space that is searched without `[tune.space]`."""
     lr, decay, dropout = config.train.lr, config.train.weight_decay, config.model.dropout
     hidden, batch = max(config.model.sizes), config.train.batch
     space: dict[str, Any] = {
@@ -66,22 +66,22 @@ def make_default_space(config: Config) -> dict[str, Any]:
 
 
 def make_space(config: Config) -> dict[str, Any]:
-    """The space, checked: every name is a setting, every value one that it takes."""
+    """Return the space of the config; raise a UserError for a wrong name or value."""
     space = config.tune.space or make_default_space(config)
     for name, entry in space.items():
         _refuse_unknown(name, config)
         section = name.split(".")[0]
-        told = INCOMPARABLE.get(name)
-        if told and not (name == "train.batch" and "auto" not in _ends(entry)):
-            raise UserError(f'tune.space has "{name}", which changes {told}')
-        if _setting(name) in pretrained.list_fixed_settings(config):
+        change = INCOMPARABLE.get(name)
+        if change and not (name == "train.batch" and "auto" not in _list_values(entry)):
+            raise UserError(f'tune.space has "{name}", which changes {change}')
+        if _strip_index(name) in pretrained.list_fixed_settings(config):
             raise UserError(
-                f'tune.space has "{name}", which the encoder that train.init_from names settles'
+                f'tune.space has "{name}", which the encoder of train.init_from determines'
             )
         if section in ("engine", "tune", "pretrain", "name", "out"):
-            raise UserError(f'tune.space has "{name}", which does not change a model')
-        for value in _ends(entry):
-            _refuse_misfit(name, value, config, space)
+            raise UserError(f'tune.space has "{name}", which does not change the model')
+        for value in _list_values(entry):
+            _check_value(name, value, config, space)
     if "train.loss" in space and config.tune.metric == "loss":
         raise UserError(
             'tune.space has "train.loss", and different losses cannot be compared; set '
@@ -90,34 +90,34 @@ def make_space(config: Config) -> dict[str, Any]:
     return space
 
 
-def _refuse_misfit(name: str, value: Any, config: Config, space: Mapping[str, Any]) -> None:
-    """A UserError where the setting itself takes no such value. What only does not go with other
-    settings may go with what is drawn for those, and is a failed trial where it does not."""
+def _check_value(name: str, value: Any, config: Config, space: Mapping[str, Any]) -> None:
+    """Raise a UserError if the setting does not accept the value. A value that only conflicts with
+    other settings may fit the sampled ones; where it does not, the trial fails."""
     try:
         configs.replace_settings(config, {name: value})
     except UserError as error:
-        told, listed = str(error), name.rpartition(".")[0]
-        named = told.startswith((f"{name} ", f"{listed} ")) or "tune.space" in told
-        if named and not _fits_beside_another(name, value, config, space):
+        message, parent = str(error), name.rpartition(".")[0]
+        is_own = message.startswith((f"{name} ", f"{parent} ")) or "tune.space" in message
+        if is_own and not _fits_another_choice(name, value, config, space):
             raise UserError(f'tune.space."{name}": {error}') from None
 
 
-def _fits_beside_another(name: str, value: Any, config: Config, space: Mapping[str, Any]) -> bool:
+def _fits_another_choice(name: str, value: Any, config: Config, space: Mapping[str, Any]) -> bool:
     for other, entry in space.items():
-        for choice in _ends(entry) if other != name else ():
+        for choice in _list_values(entry) if other != name else ():
             with suppress(UserError):
                 configs.replace_settings(config, {other: choice, name: value})
                 return True
     return False
 
 
-def _setting(name: str) -> str:
-    """Without the number of one of a list."""
+def _strip_index(name: str) -> str:
+    """Return "model.hidden" for "model.hidden.0"."""
     head, _, last = name.rpartition(".")
     return head if last.isdecimal() else name
 
 
-def _ends(entry: Any) -> tuple[Any, ...]:
+def _list_values(entry: Any) -> tuple[Any, ...]:
     return (entry.low, entry.high) if isinstance(entry, Range) else tuple(entry)
 
 
@@ -126,7 +126,7 @@ def _refuse_unknown(name: str, config: Config) -> None:
     known = {
         f"{section}.{key}" for section, v in settings.items() if isinstance(v, dict) for key in v
     }
-    base = _setting(name)
+    base = _strip_index(name)
     if base not in known | {"seed"} and not name.startswith("model.options."):
         close = difflib.get_close_matches(base, known, n=1)
         hint = f'; did you mean "{close[0]}"?' if close else ""
@@ -134,58 +134,61 @@ def _refuse_unknown(name: str, config: Config) -> None:
 
 
 def make_distributions(space: Mapping[str, Any]) -> dict[str, BaseDistribution]:
-    """As Optuna wants them; a list among the choices becomes its text."""
-    found: dict[str, BaseDistribution] = {}
+    """Return Optuna's distributions; a choice that is a list becomes its JSON text."""
+    distributions: dict[str, BaseDistribution] = {}
     for name, entry in space.items():
         if not isinstance(entry, Range):
-            found[name] = CategoricalDistribution([_text(value) for value in entry])
+            distributions[name] = CategoricalDistribution([_to_param(value) for value in entry])
         elif entry.is_integer:
             step = int(entry.step or 1)
             high = int(entry.low) + (int(entry.high) - int(entry.low)) // step * step
-            found[name] = IntDistribution(int(entry.low), high, log=entry.log, step=step)
+            distributions[name] = IntDistribution(int(entry.low), high, log=entry.log, step=step)
         else:
-            found[name] = FloatDistribution(entry.low, entry.high, log=entry.log, step=entry.step)
-    return found
+            distributions[name] = FloatDistribution(
+                entry.low, entry.high, log=entry.log, step=entry.step
+            )
+    return distributions
 
 
 def make_grid(space: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Every value of every entry."""
-    found: dict[str, list[Any]] = {}
+    """Return all values of each entry."""
+    grid: dict[str, list[Any]] = {}
     for name, entry in space.items():
         if not isinstance(entry, Range):
-            found[name] = [_text(value) for value in entry]
+            grid[name] = [_to_param(value) for value in entry]
         elif entry.is_integer:
-            found[name] = list(range(int(entry.low), int(entry.high) + 1, int(entry.step or 1)))
+            grid[name] = list(range(int(entry.low), int(entry.high) + 1, int(entry.step or 1)))
         elif entry.step is not None:
             count = int((entry.high - entry.low) / entry.step + 1e-9) + 1
-            found[name] = [entry.low + i * entry.step for i in range(count)]
+            grid[name] = [entry.low + i * entry.step for i in range(count)]
         else:
             raise UserError(
-                f'tune.sampler = "grid" needs a list or a step for "{name}"; or take "tpe"'
+                f'tune.sampler = "grid" needs a list or a step for "{name}"; or use "tpe"'
             )
-    return found
+    return grid
 
 
 def apply_params(config: Config, space: Mapping[str, Any], params: Mapping[str, Any]) -> Config:
-    """The config of one trial."""
+    """Return the config of one trial."""
     settings: dict[str, Any] = {}
     for name, value in params.items():
         entry = space[name]
         if isinstance(entry, Range):
             settings[name] = value
         else:
-            settings[name] = next(one for one in entry if _text(one) == value)
-    whole = {"train.metric": config.tune.metric, **settings}
-    return configs.replace_settings(config, whole)
+            settings[name] = next(choice for choice in entry if _to_param(choice) == value)
+    return configs.replace_settings(config, {"train.metric": config.tune.metric, **settings})
 
 
 def describe_space(space: Mapping[str, Any]) -> dict[str, Any]:
-    """The space for a report: ranges as tables, choices as trials have them."""
+    """Return the space for the summary: ranges as tables, choices as in the trials' params."""
     return {
-        name: entry.model_dump() if isinstance(entry, Range) else [_text(value) for value in entry]
+        name: entry.model_dump()
+        if isinstance(entry, Range)
+        else [_to_param(value) for value in entry]
         for name, entry in space.items()
     }
 
 
-def _text(value: Any) -> Any:
+def _to_param(value: Any) -> Any:
     return json.dumps(value) if isinstance(value, (list, tuple)) else value

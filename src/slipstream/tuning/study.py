@@ -1,157 +1,74 @@
-"""The Optuna study behind a search: where it is kept, who samples, who prunes."""
+"""The Optuna study of a search: opens it, asks it for trials and tells it their results."""
 
 from __future__ import annotations
 
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import optuna
-from optuna._transform import _SearchSpaceTransform
-from optuna.distributions import BaseDistribution
-from optuna.exceptions import UpdateFinishedTrialError
-from optuna.pruners import BasePruner
-from optuna.samplers import BaseSampler
+from optuna.exceptions import ExperimentalWarning, UpdateFinishedTrialError
 from optuna.storages import BaseStorage, JournalStorage
-from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from slipstream.config import Tune
+from slipstream.config import Config, Tune
 from slipstream.errors import UserError
 from slipstream.tuning import space as spaces
+from slipstream.tuning.samplers import make_pruner, make_sampler
 from slipstream.tuning.storage import database
-from slipstream.tuning.storage.journal import NOTES, ChecksummedJournal
+from slipstream.tuning.storage.journal import NOTES, STATE_NAMES, ChecksummedJournal
 
-T = TypeVar("T")
 JOURNAL = "study.log"
 PRUNED = "pruned"
-REASSIGNED = "given to another worker, because this one had been silent for too long"
-LOST = "the worker that trained it went away, and so did the next"
-
-
-def make_storage(
-    folder: Path,
-    url: str | None,
-    *,
-    beat_s: int = database.HEARTBEAT_S,
-    grace_s: int = database.GRACE_PERIOD_S,
-) -> BaseStorage:
-    """A journal in the run's folder, or the database that `url` names."""
-    if url is None:
-        return JournalStorage(ChecksummedJournal(str(folder / JOURNAL)))
-    return database.open_storage(url, beat_s=beat_s, grace_s=grace_s)
-
-
-def count_trials(tune: Tune, space: Mapping[str, Any]) -> int:
-    """As many as asked for; of a grid, no more than it has."""
-    if tune.sampler != "grid":
-        return tune.trials
-    return min(tune.trials, math.prod(len(values) for values in spaces.make_grid(space).values()))
-
-
-def make_sampler(tune: Tune, space: Mapping[str, Any], *, worker: int = 0) -> BaseSampler:
-    """As asked for; workers of one study draw from seeds of their own."""
-    seed = (tune.seed + worker) % 2**32  # as much as samplers take
-    match tune.sampler:
-        case "tpe":
-            return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
-        case "random":
-            return optuna.samplers.RandomSampler(seed=seed)
-        case "gp":
-            return optuna.samplers.GPSampler(seed=seed)
-        case "grid":
-            return FullGridSampler(spaces.make_grid(space), seed=tune.seed)
-        case "cmaes":
-            return StatelessCmaEsSampler(seed=seed)
-
-
-class FullGridSampler(optuna.samplers.GridSampler):
-    """Optuna's would stop `Study.optimize` at its end, and raise where trials are asked for."""
-
-    def after_trial(self, *_: Any) -> None:
-        pass
-
-
-class StatelessCmaEsSampler(optuna.samplers.CmaEsSampler):
-    """Optuna's keeps its state in the study as a pickle, so that a study which somebody hands over
-    could run code. Here the state is derived from the finished trials whenever it is needed."""
-
-    def sample_relative(
-        self,
-        study: optuna.Study,
-        trial: FrozenTrial,
-        search_space: dict[str, BaseDistribution],
-    ) -> dict[str, Any]:
-        self._sampled = search_space
-        return super().sample_relative(study, trial, search_space)
-
-    def _restore_optimizer(self, completed_trials: list[FrozenTrial]) -> Any:
-        space = _SearchSpaceTransform(self._sampled, transform_step=True, transform_0_1=True)
-        optimizer = self._init_optimizer(space, StudyDirection.MINIMIZE)
-        while True:
-            size = optimizer.population_size
-            trials = self._get_solution_trials(completed_trials, optimizer.generation)[:size]
-            if len(trials) < size:
-                return optimizer
-            optimizer.tell([(space.transform(one.params), one.values[0]) for one in trials])
-
-
-def make_pruner(tune: Tune, epochs: int) -> BasePruner:
-    least = max(tune.warmup_epochs, 1)
-    match tune.pruner:
-        case "median":
-            return optuna.pruners.MedianPruner(
-                n_startup_trials=tune.startup_trials, n_warmup_steps=tune.warmup_epochs
-            )
-        case "hyperband":
-            return optuna.pruners.HyperbandPruner(min_resource=least, max_resource=epochs)
-        case "halving":
-            return optuna.pruners.SuccessiveHalvingPruner(min_resource=least)
-        case "wilcoxon":
-            return optuna.pruners.WilcoxonPruner()
-        case "none":
-            return optuna.pruners.NopPruner()
-
-
-def _without_warnings(make: Callable[..., T], *given: Any, **how: Any) -> T:
-    """Of what Optuna calls experimental."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return make(*given, **how)
+REASSIGNED = "reassigned to another worker, because this one had sent no heartbeat for too long"
+LOST = "the worker that trained it disappeared, and so did the next one"
 
 
 def open_study(
+    config: Config,
+    folder: Path,
+    url: str | None,
     name: str,
-    storage: BaseStorage,
-    tune: Tune,
-    space: Mapping[str, Any],
     *,
-    epochs: int,
-    worker: int = 0,
-) -> optuna.Study:
+    seed_offset: int = 0,
+    heartbeat_s: int = database.HEARTBEAT_S,
+    grace_period_s: int = database.GRACE_PERIOD_S,
+) -> TimedStudy:
+    """Open or create the study, in the database `url` or else in a journal in `folder`."""
+    tune, space = config.tune, spaces.make_space(config)
+    storage: BaseStorage
+    if url is None:
+        storage = JournalStorage(ChecksummedJournal(str(folder / JOURNAL)))
+    else:
+        storage = database.open_storage(url, heartbeat_s=heartbeat_s, grace_period_s=grace_period_s)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
-        return optuna.create_study(
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            sampler = make_sampler(tune, space, seed_offset=seed_offset)
+            pruner = make_pruner(tune, config.train.epochs)
+        study = optuna.create_study(
             study_name=name,
             storage=storage,
-            sampler=_without_warnings(make_sampler, tune, space, worker=worker),
-            pruner=_without_warnings(make_pruner, tune, epochs),
+            sampler=sampler,
+            pruner=pruner,
             direction="minimize",
             load_if_exists=True,
         )
     except ModuleNotFoundError as error:
         raise UserError(
-            f'tune.sampler = "{tune.sampler}" needs the package {error.name}; install it, or take '
+            f'tune.sampler = "{tune.sampler}" needs the package {error.name}; install it, or use '
             '"tpe"'
         ) from None
+    return TimedStudy(study, space)
 
 
 class TimedStudy:
-    """The study, and the time that asking it takes."""
+    """A study, its search space, and the time that calls to Optuna took."""
 
     def __init__(self, study: optuna.Study, space: Mapping[str, Any]) -> None:
         self.study, self.space = study, space
@@ -160,11 +77,11 @@ class TimedStudy:
 
     @contextmanager
     def measure_time(self) -> Iterator[None]:
-        began = time.perf_counter()
+        started_at = time.perf_counter()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of steps that are reported again after a resume
+            warnings.simplefilter("ignore")  # about steps that are reported again after a resume
             yield
-        self.spent_s += time.perf_counter() - began
+        self.spent_s += time.perf_counter() - started_at
 
     def get_trials(self, *states: TrialState) -> list[FrozenTrial]:
         with self.measure_time():
@@ -175,17 +92,17 @@ class TimedStudy:
             return self.study.ask(self.distributions)
 
     def reopen(self, number: int) -> Trial:
-        """A trial that is under way, by its number; settings that it lacks, because the search was
-        killed while they were drawn, are drawn now."""
+        """Return a running trial by its number. A kill may have interrupted the sampling of its
+        parameters; the missing ones are sampled now."""
         with self.measure_time():
-            found = self.study.get_trials(deepcopy=False)[number]
-            trial = Trial(self.study, found._trial_id)
+            frozen = self.study.get_trials(deepcopy=False)[number]
+            trial = Trial(self.study, frozen._trial_id)
             for name, distribution in self.distributions.items():
                 trial._suggest(name, distribution)
             return trial
 
     def report(self, trial: Trial, value: float, step: int) -> str:
-        """Note an epoch's loss; why the trial should end, if it should."""
+        """Report an intermediate value; return why the trial has to stop, or ""."""
         with self.measure_time():
             try:
                 trial.report(value, step)
@@ -196,19 +113,26 @@ class TimedStudy:
     def tell(
         self, trial: Trial, state: TrialState, value: float | None, notes: Mapping[str, Any]
     ) -> FrozenTrial | None:
-        """The trial as it ended; nothing where another worker has been given it meanwhile."""
+        """Finish a trial; return None if it was reassigned to another worker meanwhile."""
         with self.measure_time():
             try:
                 trial.set_user_attr(NOTES, dict(notes))
-                told = self.study.tell(trial, value, state=state, skip_if_finished=True)
+                frozen = self.study.tell(trial, value, state=state, skip_if_finished=True)
             except UpdateFinishedTrialError:
                 return None
-        return told if told.state == state else None
+        return frozen if frozen.state == state else None
+
+
+def count_trials(tune: Tune, space: Mapping[str, Any]) -> int:
+    """Return the number of trials to run: `tune.trials`, or the size of a smaller grid."""
+    if tune.sampler != "grid":
+        return tune.trials
+    return min(tune.trials, math.prod(len(values) for values in spaces.make_grid(space).values()))
 
 
 def compute_importances(study: optuna.Study) -> dict[str, float]:
-    """How much of the difference between good trials and the others each setting explains; nothing
-    where there are too few to tell."""
+    """Return how strongly each setting separates good trials from others (PED-ANOVA); {} if there
+    are too few trials."""
     evaluator = optuna.importance.PedAnovaImportanceEvaluator()
     try:
         with warnings.catch_warnings():
@@ -218,12 +142,12 @@ def compute_importances(study: optuna.Study) -> dict[str, float]:
         return {}
 
 
-def describe_trial(trial: FrozenTrial, states: Mapping[TrialState, str]) -> dict[str, Any]:
-    """A trial for a report."""
+def describe_trial(trial: FrozenTrial) -> dict[str, Any]:
+    """Return the entry of a trial in trials.json."""
     lost = {"stopped": LOST} if trial.state == TrialState.FAIL else {}
     return {
         "trial": trial.number,
-        "state": states.get(trial.state, "under way"),
+        "state": STATE_NAMES.get(trial.state, "under way"),
         "value": trial.value,
         "params": trial.params,
         "losses": {step + 1: value for step, value in sorted(trial.intermediate_values.items())},
@@ -232,6 +156,6 @@ def describe_trial(trial: FrozenTrial, states: Mapping[TrialState, str]) -> dict
 
 
 def find_best(trials: list[FrozenTrial]) -> FrozenTrial | None:
-    """The one with the lowest score among those that ran in full."""
-    done = [trial for trial in trials if trial.state == TrialState.COMPLETE]
-    return min(done, key=lambda trial: (trial.value, trial.number), default=None)
+    """Return the complete trial with the lowest value."""
+    complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
+    return min(complete, key=lambda trial: (trial.value, trial.number), default=None)

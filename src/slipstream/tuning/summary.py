@@ -27,8 +27,7 @@ from slipstream.tuning import space as spaces
 from slipstream.tuning.comparison import compare_tests
 from slipstream.tuning.packing.dataset_cache import DatasetCache
 from slipstream.tuning.retraining import DEFAULT, RetrainedConfig
-from slipstream.tuning.search import STATE_NAMES
-from slipstream.tuning.storage.journal import NOTES
+from slipstream.tuning.storage.journal import NOTES, STATE_NAMES
 from slipstream.tuning.study import TimedStudy, compute_importances, describe_trial, find_best
 
 TEST_KEYS = (
@@ -88,9 +87,7 @@ def finish_search(
     """Retrain the best trials, test the chosen settings and the default, and write the summary."""
     trials = sharing.select_counted(study.get_trials())
     runs.remove_manifest(run)
-    runs.write_json(
-        run.folder / "trials.json", [describe_trial(trial, STATE_NAMES) for trial in trials]
-    )
+    runs.write_json(run.folder / "trials.json", [describe_trial(trial) for trial in trials])
     best = find_best(trials)
     if best is None:
         raise _make_no_result_error(run, trials)

@@ -14,15 +14,18 @@ from slipstream.cli import app
 from slipstream.errors import UserError
 from slipstream.tuning.storage import database
 from slipstream.tuning.storage import url as address
-from tests.tuning.several import job
+from tests.tuning.searches import job
 
 
 @pytest.mark.parametrize(
     ("url", "told"),
     [
-        ("study.db", "is not the URL of a database; give sqlite:///FILE"),
-        ("oracle9://h/d", "no driver for oracle9 is here; give sqlite"),
-        ("sqlite:////nowhere/at/all/study.db", r"cannot be opened \(unable to open database file"),
+        ("study.db", "is not the URL of a database; use sqlite:///FILE"),
+        ("oracle9://h/d", "the driver for oracle9 is not installed; use sqlite"),
+        (
+            "sqlite:////nowhere/at/all/study.db",
+            r"cannot open the database \(unable to open database file",
+        ),
     ],
 )
 def test_what_is_no_database_is_refused_before_a_folder_is_made(url, told, tmp_path):
@@ -47,7 +50,7 @@ def test_a_password_is_hidden_wherever_an_address_has_it():
 
 def test_a_file_that_is_no_database_is_told(tmp_path):
     (tmp_path / "study.db").write_text("notes\n" * 400)
-    with pytest.raises(UserError, match=r"cannot be opened \(file is not a database"):
+    with pytest.raises(UserError, match=r"cannot open the database \(file is not a database"):
         database.open_storage(f"sqlite:///{tmp_path}/study.db")
 
 
@@ -109,7 +112,7 @@ def test_a_password_in_the_command_is_warned_of_and_not_repeated(tmp_path):
     answer = CliRunner().invoke(app, command)
     assert answer.exit_code == 2
     assert "see in the list of processes; give the URL in SLIPSTREAM_STORAGE" in answer.stderr
-    assert "cannot be opened" in json.loads(answer.stdout)["error"]
+    assert "cannot open the database" in json.loads(answer.stdout)["error"]
     assert "s3cret" not in answer.output + answer.stderr
 
 
@@ -120,5 +123,5 @@ def test_a_damaged_database_of_a_run_is_named_before_the_search_goes_on(tmp_path
     content = path.read_bytes()
     for bad in (content[: len(content) // 2], content[:8192] + b"\0" * 4096 + content[12288:]):
         path.write_bytes(bad)
-        with pytest.raises(UserError, match=r"study\.db: is damaged \(.*restore it from a copy"):
+        with pytest.raises(UserError, match=r"study\.db: is damaged \(.*restore it from a backup"):
             database.check_integrity(tmp_path)

@@ -1,4 +1,4 @@
-"""A study's file that was cut off, zeroed or damaged goes on with all that is left of it."""
+"""A journal that was truncated, zeroed or damaged is repaired from what is left of it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from slipstream.tuning import space as spaces
 from slipstream.tuning.packing.dataset_cache import DatasetCache
 from slipstream.tuning.search import OptunaSearch
 from slipstream.tuning.storage import journal
-from slipstream.tuning.workers import worker
-from tests.tuning.several import job
+from slipstream.tuning.study import open_study
+from tests.tuning.searches import job
 
 FLIPS = 60
 
@@ -39,19 +39,19 @@ def done(tmp_path_factory):
 SPACE = {"train.lr": {"low": 1e-3, "high": 1e-2, "log": True}, "model.hidden": [4, 8]}
 
 
-def mended(run, content, events=True):
-    """The study's trials after the file held `content`, and what is said of it."""
+def repair(run, content, events=True):
+    """Repair a journal with this content; return the trials, and the problems."""
     path = run / "study.log"
     whole, config = path.read_bytes(), configs.load(run / "config.toml")
     path.write_bytes(content)
     try:
-        told = journal.repair(
+        problems = journal.repair(
             path,
             study="search",
             distributions=spaces.make_distributions(spaces.make_space(config)),
             events=runs.read_events(Run(run)) if events else [],
         )
-        return trials_in(path), told
+        return trials_in(path), problems
     finally:
         path.write_bytes(whole)
         (run / "study.log.damaged").unlink(missing_ok=True)
@@ -67,10 +67,10 @@ def results(trials):
     return [(t.number, t.state, t.value, t.params) for t in trials]
 
 
-def test_a_sound_file_is_left_as_it_is(done):
+def test_an_intact_journal_is_not_changed(done):
     content = (done / "study.log").read_bytes()
-    trials, told = mended(done, content)
-    assert told == []
+    trials, problems = repair(done, content)
+    assert problems == []
     assert len(trials) == 3
     assert all("sum" in json.loads(line) for line in content.splitlines())
 
@@ -83,9 +83,9 @@ def test_no_flipped_bit_changes_a_result_or_ends_a_search(done):
         bad = bytearray(content)
         at, bit = draw.randrange(len(bad)), draw.randrange(8)
         bad[at] ^= 1 << bit
-        trials, told = mended(done, bytes(bad))
+        trials, problems = repair(done, bytes(bad))
         assert results(trials) == wanted, (at, bit)
-        silent += not told
+        silent += not problems
     assert silent < FLIPS / 10  # of a key that names the checksum, or a letter's case in an escape
 
 
@@ -96,29 +96,29 @@ def test_every_break_between_two_lines_may_be_damaged(done):
         for bit in (0, 5, 7):
             bad = bytearray(content)
             bad[at] ^= 1 << bit
-            trials, _ = mended(done, bytes(bad))
+            trials, _ = repair(done, bytes(bad))
             assert results(trials) == wanted, (at, bit)
 
 
 @pytest.mark.parametrize("tail", [b"\0" * 4096, b'{"op_code":7,"worker_id"', b"\xff\xfe\n", b"\n"])
-def test_what_follows_the_last_whole_line_is_dropped(done, tail):
+def test_a_damaged_end_is_dropped(done, tail):
     content = (done / "study.log").read_bytes()
     wanted = results(trials_in(done / "study.log"))
-    trials, told = mended(done, content + tail)
+    trials, problems = repair(done, content + tail)
     assert results(trials) == wanted
-    assert len(told) == 1
+    assert len(problems) == 1
 
 
-def test_a_file_may_be_cut_anywhere(done):
+def test_a_journal_may_be_truncated_anywhere(done):
     """The search's log knows how the trials ended."""
     content = (done / "study.log").read_bytes()
     wanted = results(trials_in(done / "study.log"))
     for size in range(0, len(content), 97):
-        trials, _ = mended(done, content[:size])
+        trials, _ = repair(done, content[:size])
         assert results(trials) == wanted, size
 
 
-def test_without_the_searchs_log_no_result_is_made_up(done):
+def test_without_the_log_of_the_search_no_result_is_invented(done):
     """A trial whose settings are lost has failed, one whose end is lost trains again."""
     content, draw = (done / "study.log").read_bytes(), random.Random(1)
     wanted = {one[0]: one for one in results(trials_in(done / "study.log"))}
@@ -128,14 +128,14 @@ def test_without_the_searchs_log_no_result_is_made_up(done):
         bad = b"".join(
             [*lines[:at], lines[at][:place] + b"#" + lines[at][place + 1 :], *lines[at + 1 :]]
         )
-        trials, _ = mended(done, bad, events=False)
+        trials, _ = repair(done, bad, events=False)
         assert len(trials) == 3
         for one in results(trials):
             assert one == wanted[one[0]] or one[1] in (TrialState.FAIL, TrialState.RUNNING)
             assert one[1] == TrialState.FAIL or set(one[3]) == set(SPACE)
 
 
-def test_a_file_that_was_mended_can_be_mended_again(done):
+def test_a_repaired_journal_can_be_repaired_again(done):
     content = (done / "study.log").read_bytes()
     path = done / "study.log"
     wanted = results(trials_in(path))
@@ -155,7 +155,7 @@ def test_a_file_that_was_mended_can_be_mended_again(done):
 
 
 @pytest.mark.parametrize("damage", ["cut", "zeros", "within", "gone", "lock"])
-def test_a_search_with_a_damaged_study_goes_on(tmp_path, done, damage):
+def test_a_search_with_a_damaged_journal_resumes(tmp_path, done, damage):
     run = tmp_path / "copy"
     shutil.copytree(done, run)
     path, wanted = run / "study.log", results(trials_in(run / "study.log"))
@@ -172,48 +172,48 @@ def test_a_search_with_a_damaged_study_goes_on(tmp_path, done, damage):
             path.unlink()
         case "lock":
             (run / "study.log.lock").symlink_to(path)
-    told = []
-    more = slipstream.tune(resume=run, overrides=("tune.trials=4",), watch=told.append)
+    events = []
+    more = slipstream.tune(resume=run, overrides=("tune.trials=4",), watch=events.append)
     assert more.summary["trials"] == {"finished": 4, "pruned": 0, "failed": 0}
     assert results(more.study.trials)[:3] == wanted
-    mending = [e["why"] for e in told if e["event"] == "fallback"]
-    assert len(mending) == (damage != "lock")
-    assert all(str(path) in why for why in mending)
+    reasons = [e["why"] for e in events if e["event"] == "fallback"]
+    assert len(reasons) == (damage != "lock")
+    assert all(str(path) in why for why in reasons)
     if damage in ("cut", "zeros", "within"):
         assert (run / "study.log.damaged").exists()
     if damage == "within":
         slipstream.report(run)
 
 
-def test_settings_that_were_not_yet_drawn_when_a_search_was_killed_are_drawn(tmp_path):
+def test_params_that_a_kill_left_unsampled_are_sampled_on_resume(tmp_path):
     config = job(tmp_path, trials=1, space=SPACE)
     run = runs.create_run("a", out=str(tmp_path / "runs"))
-    board = worker.open_timed_study(config, run.folder, None, "search")
-    board.study.ask({"train.lr": board.distributions["train.lr"]})  # and killed there
-    search = OptunaSearch(config, board, run, DatasetCache(config))
+    study = open_study(config, run.folder, None, "search")
+    study.study.ask({"train.lr": study.distributions["train.lr"]})  # and killed there
+    search = OptunaSearch(config, study, run, DatasetCache(config))
     search.resume_interrupted()
     (one,) = search.interrupted
-    drawn = board.get_trials()[0].params
-    assert set(drawn) == set(SPACE)
-    assert (one.config.train.lr, one.config.model.hidden) == tuple(drawn[name] for name in SPACE)
+    params = study.get_trials()[0].params
+    assert set(params) == set(SPACE)
+    assert (one.config.train.lr, one.config.model.hidden) == tuple(params[name] for name in SPACE)
 
 
-def test_impossible_settings_that_a_kill_left_under_way_have_failed(tmp_path):
+def test_running_trials_with_impossible_settings_fail_on_resume(tmp_path):
     space = {"model.patch": [3, 5], "data.context": [16, 15]}
     config = job(tmp_path, trials=4, space=space, sampler="grid")
     run = runs.create_run("a", out=str(tmp_path / "runs"))
-    board = worker.open_timed_study(config, run.folder, None, "search")
+    study = open_study(config, run.folder, None, "search")
     for _ in range(4):
-        board.ask()
-    search = OptunaSearch(config, board, run, DatasetCache(config))
+        study.ask()
+    search = OptunaSearch(config, study, run, DatasetCache(config))
     search.resume_interrupted()
     assert len(search.interrupted) == 2
-    states = [trial.state for trial in board.get_trials()]
+    states = [trial.state for trial in study.get_trials()]
     assert states.count(TrialState.FAIL) == 2
 
 
 @pytest.mark.parametrize("study", [None, b"", b'{"op_code":0,"worker_id":"a', b"\0" * 100])
-def test_a_search_that_was_killed_before_its_first_trial_begins_in_its_folder(tmp_path, study):
+def test_a_search_killed_before_its_first_trial_resumes_in_its_folder(tmp_path, study):
     config = job(tmp_path, trials=2)
     run = runs.create_run("a", out=str(tmp_path / "runs"))
     (run.folder / "config.toml").write_text(configs.to_toml(config))
@@ -226,7 +226,7 @@ def test_a_search_that_was_killed_before_its_first_trial_begins_in_its_folder(tm
     assert not (run.folder / "study.db").exists()
 
 
-def test_a_pack_without_a_sound_checkpoint_is_trained_from_its_start(tmp_path):
+def test_a_pack_without_an_intact_checkpoint_trains_from_the_start(tmp_path):
     config = job(tmp_path, trials=2, epochs=6)
 
     stopped = []
@@ -243,7 +243,7 @@ def test_a_pack_without_a_sound_checkpoint_is_trained_from_its_start(tmp_path):
     assert files
     for path in files:
         path.write_bytes(b"")
-    told = []
-    found = slipstream.tune(resume=folder, watch=told.append)
+    events = []
+    found = slipstream.tune(resume=folder, watch=events.append)
     assert found.summary["trials"]["finished"] == 2
-    assert any("from their start" in e["what"] for e in told if e["event"] == "fallback")
+    assert any("from their start" in e["what"] for e in events if e["event"] == "fallback")

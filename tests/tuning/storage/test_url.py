@@ -78,7 +78,7 @@ def test_what_is_no_secret_is_shown():
 
 @pytest.mark.parametrize("url", ["postgresql://bob:pw@h:abc/db", "postgresql://h:5x/db"])
 def test_a_port_that_is_no_number_is_a_mistake_of_the_user(url):
-    with pytest.raises(UserError, match="with a number as PORT"):
+    with pytest.raises(UserError, match="with a numeric PORT"):
         address.parse_url(url)
 
 

@@ -19,7 +19,7 @@ from slipstream.tuning.storage import database
 from slipstream.tuning.workers import processes
 from slipstream.tuning.workers.launcher import Launcher
 from tests.conftest import close, small_config, waves
-from tests.tuning.several import job, one_of_two_is_killed
+from tests.tuning.searches import check_that_trials_of_a_killed_worker_are_retried, job
 
 TRIALS, EPOCHS = 8, 100
 """So many that a worker which starts seconds after the other still finds some"""
@@ -56,7 +56,7 @@ def test_two_workers_find_every_trial_once(tmp_path):
 def test_two_workers_are_stopped_resumed_and_killed_and_find_every_trial_once(tmp_path):
     config = job(tmp_path, trials=TRIALS, epochs=EPOCHS, parallel=4)
     stopping = Violent(signal.SIGTERM)
-    with pytest.raises(Interrupted, match="go on with: slipstream tune --resume") as stopped:
+    with pytest.raises(Interrupted, match="resume with: slipstream tune --resume") as stopped:
         slipstream.tune(config, watch=stopping, workers=2)
     assert stopped.value.signal_number == signal.SIGTERM
     assert set(stopping.pids) == {0, 1}
@@ -88,12 +88,14 @@ def test_two_workers_are_stopped_resumed_and_killed_and_find_every_trial_once(tm
 @pytest.mark.slow
 def test_trials_of_a_killed_worker_are_retried_once(tmp_path):
     config = job(tmp_path, trials=7, epochs=20)
-    one_of_two_is_killed(config, database.make_run_database_url(tmp_path), tmp_path)
+    check_that_trials_of_a_killed_worker_are_retried(
+        config, database.make_run_database_url(tmp_path), tmp_path
+    )
 
 
 def test_what_several_workers_cannot_do_is_refused_before_a_folder_is_made(tmp_path):
     config = job(tmp_path)
-    with pytest.raises(UserError, match=r"give data\.path instead of a table"):
+    with pytest.raises(UserError, match=r"set data\.path instead of passing a table"):
         slipstream.tune(small_config(tmp_path / "runs"), waves(), workers=2)
     with pytest.raises(UserError, match=r"--workers is -1; give a number from 1"):
         slipstream.tune(config, workers=-1)
@@ -105,7 +107,7 @@ def test_what_several_workers_cannot_do_is_refused_before_a_folder_is_made(tmp_p
 
 def test_a_journal_stays_with_one_process(tmp_path):
     found = slipstream.tune(job(tmp_path, trials=2))
-    with pytest.raises(UserError, match=r"study\.log, which one process writes to"):
+    with pytest.raises(UserError, match=r"study\.log, which only one process may write to"):
         slipstream.tune(resume=found.run, workers=2)
 
 
@@ -136,8 +138,8 @@ def test_relative_paths_are_found_by_workers_and_from_another_folder(tmp_path, m
     config = configs.load(tmp_path / "job.toml", ["data.path=waves.csv"])
     run = runs.create_run("a", out=str(tmp_path / "runs"))
     url = database.make_run_database_url(run.folder)
-    crew = Launcher(config, num_workers=2, storage=url)
-    for task in crew._tasks(run, crew.open_study(run), 1, 0.0):
+    launcher = Launcher(config, num_workers=2, storage=url)
+    for task in launcher._make_tasks(run, launcher.open_study(run), 1, 0.0):
         sent = configs.load(tomllib.loads(task.config_toml))
         assert sent.data.path == str(tmp_path / "data" / "waves.csv")
     found = slipstream.tune(tmp_path / "job.toml", overrides=("data.path=waves.csv",))

@@ -1,8 +1,8 @@
-"""The file of a study that one process searches: Optuna's journal, a line for each operation.
+"""The journal of a study that one process searches: Optuna's format, with a checksum per line.
 
-Every line carries a checksum, which Optuna passes over. Before a file is opened again it is read
-here: what was cut off at its end is dropped, and where a line within is damaged, the file is
-written anew from the other lines and from what the log of the search knows of finished trials.
+Optuna ignores the checksums. Before a journal is opened again, `repair` checks it: it drops a
+truncated end, and where a line within is damaged it rebuilds the file from the other lines and from
+the finished trials in the log of the search.
 """
 
 from __future__ import annotations
@@ -27,30 +27,34 @@ from slipstream.errors import UserError
 from slipstream.runs import Event
 
 Log = dict[str, Any]
-SUM, NUMBER = "sum", "number"
-"""Keys of our own: a line's checksum, and the number of a trial that is one line"""
+"""One operation of the journal"""
+CHECKSUM, NUMBER = "sum", "number"
+"""Our own keys: the checksum of a line, and the number of a trial that is a single line"""
 NOTES = "slipstream"
-"""The user attribute that holds what we know of a trial"""
+"""The user attribute of a trial with what Slipstream records about it"""
+STATE_NAMES = {
+    TrialState.COMPLETE: "finished",
+    TrialState.PRUNED: "pruned",
+    TrialState.FAIL: "failed",
+}
+STATES = {name: state for state, name in STATE_NAMES.items()}
 LOST = "its settings were lost with a damaged line of study.log"
-STATES = {"finished": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
-EPOCH = "1970-01-01T00:00:00+00:00"
-"""For times that are lost"""
+UNKNOWN_TIME = "1970-01-01T00:00:00+00:00"
 
 
 class ChecksummedJournal(JournalFileBackend):
-    """Optuna's file, with a checksum in each line."""
+    """Optuna's journal file with a checksum in each line."""
 
     def append_logs(self, logs: list[Log]) -> None:
         super().append_logs([add_checksum(log) for log in logs])
 
 
 def add_checksum(log: Mapping[str, Any]) -> Log:
-    """The operation with the checksum of all else that its line says."""
-    return {**log, SUM: _sum_of(log)}
+    return {**log, CHECKSUM: _compute_checksum(log)}
 
 
-def _sum_of(log: Mapping[str, Any]) -> str:
-    rest = {key: value for key, value in log.items() if key != SUM}
+def _compute_checksum(log: Mapping[str, Any]) -> str:
+    rest = {key: value for key, value in log.items() if key != CHECKSUM}
     return f"{zlib.crc32(json.dumps(rest, separators=(',', ':')).encode()):08x}"
 
 
@@ -61,113 +65,113 @@ def repair(
     distributions: Mapping[str, BaseDistribution],
     events: Iterable[Event],
 ) -> list[str]:
-    """Leave a file that Optuna reads to its end; what was wrong with it, a sentence each.
+    """Make the journal readable for Optuna to its end; return what was wrong, a sentence each.
 
-    Whoever calls this holds the run's lock, so that a lock of Optuna's is of a process that died.
+    The caller holds the lock of the run, so a lock file of Optuna belongs to a dead process.
     """
     Path(f"{path}.lock").unlink(missing_ok=True)
-    known = _finished(events)
+    finished = _find_finished(events)
     content = path.read_bytes() if path.exists() else b""
-    logs = _logs(content)
-    whole = [log for log in logs if log is not None]
-    if None not in logs[:-1] and _is_sound(whole, known):
-        if len(whole) == len(logs) == content.count(b"\n"):
+    logs = _parse_logs(content)
+    intact = [log for log in logs if log is not None]
+    if None not in logs[:-1] and _is_valid(intact, finished):
+        if len(intact) == len(logs) == content.count(b"\n"):
             return []
-        _replace(path, content, whole)
-        return [f"{path}: {_trouble(content, logs)}; the damaged file is {_aside(path).name}"]
-    rebuilt = _rebuilt(logs, study, distributions, known)
-    if not _is_sound(rebuilt, {}):
+        _replace(path, content, intact)
+        problem = _describe_problem(content, logs)
+        return [f"{path}: {problem}; the damaged file is {_backup(path).name}"]
+    rebuilt = _rebuild(logs, study, distributions, finished)
+    if not _is_valid(rebuilt, {}):
         raise UserError(
-            f"{path}: is damaged beyond repair; restore it from a copy, or start a new search (the "
-            f"finished trials are in {path.with_name('events.jsonl')})"
+            f"{path}: is damaged beyond repair; restore it from a backup, or start a new search "
+            f"(the finished trials are in {path.with_name('events.jsonl')})"
         )
     _replace(path, content, rebuilt)
     count = logs.count(None)
     return [
-        f"{path}: {count or 'some'} damaged stretch{'es' if count > 1 else ''}; written anew from "
-        f"the other lines and events.jsonl, the damaged file is {_aside(path).name}"
+        f"{path}: {count or 'some'} damaged part{'s' if count > 1 else ''}; rebuilt from the other "
+        f"lines and events.jsonl, the damaged file is {_backup(path).name}"
     ]
 
 
-def _trouble(content: bytes, logs: Sequence[Log | None]) -> str:
+def _describe_problem(content: bytes, logs: Sequence[Log | None]) -> str:
     if content.endswith(b"\n") and logs[-1] is not None:
-        return "a break between two lines was damaged, and nothing is lost"
-    return "its end was cut off or damaged, and the last operation is done again"
+        return "a line break was damaged, and nothing is lost"
+    return "its end was truncated or damaged, and the last operation is repeated"
 
 
-def _aside(path: Path) -> Path:
+def _backup(path: Path) -> Path:
     return path.with_name(f"{path.name}.damaged")
 
 
 def _replace(path: Path, content: bytes, logs: Sequence[Log]) -> None:
-    """Write the file anew, beside a copy of what it was."""
+    """Write the journal again, and keep the damaged content beside it."""
     if content:
-        with runs.replace_atomically(_aside(path)) as temporary:
+        with runs.replace_atomically(_backup(path)) as temporary:
             temporary.write_bytes(content)
     lines = (json.dumps(log, separators=(",", ":")) + "\n" for log in logs)
     runs.write_text(path, "".join(lines))
 
 
-def _logs(content: bytes) -> list[Log | None]:
-    """Every operation; None for a stretch that is damaged."""
-    found: list[Log | None] = []
+def _parse_logs(content: bytes) -> list[Log | None]:
+    """Return every operation; None for a damaged part."""
+    logs: list[Log | None] = []
     for line in content.split(b"\n"):
-        for log in _logs_of(line.decode(errors="replace")) if line else []:
-            if log is not None or not found or found[-1] is not None:
-                found.append(log)
-    return found
+        for log in _parse_line(line.decode(errors="replace")) if line else []:
+            if log is not None or not logs or logs[-1] is not None:
+                logs.append(log)
+    return logs
 
 
-def _logs_of(line: str) -> list[Log | None]:
-    """Mostly one; two where the break between them was damaged."""
+def _parse_line(line: str) -> list[Log | None]:
+    """Return the operation of a line; two where the line break between them was damaged."""
     starts = [match.start() for match in re.finditer(r'\{"op_code"', line)]
     if len(starts) < 2:
-        return [_checked(line)]
+        return [_parse_log(line)]
     ends = [*starts[1:], len(line) + 1]
-    pieces = [line[a : b - 1] for a, b in zip(starts, ends, strict=True)]
-    return [_checked(piece) for piece in pieces]
+    return [_parse_log(line[a : b - 1]) for a, b in zip(starts, ends, strict=True)]
 
 
-def _checked(text: str) -> Log | None:
+def _parse_log(text: str) -> Log | None:
     try:
         log = json.loads(text)
     except ValueError:
         return None
-    known = isinstance(log, dict) and log.get("op_code") in list(Op)
-    return log if known and log.get(SUM) in (None, _sum_of(log)) else None
+    is_log = isinstance(log, dict) and log.get("op_code") in list(Op)
+    return log if is_log and log.get(CHECKSUM) in (None, _compute_checksum(log)) else None
 
 
-def _is_sound(logs: Sequence[Log], known: Mapping[int, Event]) -> bool:
-    """Whether Optuna takes these operations, and has every trial that is known to be finished."""
+def _is_valid(logs: Sequence[Log], finished: Mapping[int, Event]) -> bool:
+    """Whether Optuna accepts these operations and has every trial that is known to be finished."""
     replayed = JournalStorageReplayResult("")
     try:
         replayed.apply_logs(logs)
         trials = replayed.get_all_trials(0, None) if logs else []
-    except Exception:  # of whatever kind: Optuna expects no damage
+    except Exception:  # of any kind: Optuna does not expect damage
         return False
     done = {trial.number for trial in trials if trial.state.is_finished()}
-    return done >= set(known)
+    return done >= set(finished)
 
 
-def _finished(events: Iterable[Event]) -> dict[int, Event]:
-    """What the search's log says of trials that have ended, by their number."""
-    found = {}
+def _find_finished(events: Iterable[Event]) -> dict[int, Event]:
+    """Return the events of finished trials in the log of the search, by trial number."""
+    finished = {}
     for event in events:
         number = event.get("trial")
         if event.get("event") == "trial" and isinstance(number, int) and number >= 0:
             value = event.get("value")
-            scored = isinstance(value, float) or event.get("state") != "finished"
-            if event.get("state") in STATES and isinstance(event.get("params"), dict) and scored:
-                found[number] = event
-    return found
+            has_value = isinstance(value, float) or event.get("state") != "finished"
+            if event.get("state") in STATES and isinstance(event.get("params"), dict) and has_value:
+                finished[number] = event
+    return finished
 
 
 @dataclass
 class TrialRecord:
-    """What is known of one trial."""
+    """What the intact lines and the log say about one trial."""
 
     params: dict[str, float] = field(default_factory=dict)
-    """As Optuna has them inside"""
+    """In Optuna's internal representation"""
     distributions: dict[str, str] = field(default_factory=dict)
     losses: dict[str, float] = field(default_factory=dict)
     user: dict[str, Any] = field(default_factory=dict)
@@ -177,8 +181,8 @@ class TrialRecord:
     start: str | None = None
     end: str | None = None
 
-    def take(self, log: Log) -> None:
-        """One operation on it."""
+    def apply(self, log: Log) -> None:
+        """Apply one operation."""
         match log["op_code"]:
             case Op.SET_TRIAL_PARAM:
                 self.params[log["param_name"]] = log["param_value_internal"]
@@ -193,9 +197,9 @@ class TrialRecord:
             case Op.SET_TRIAL_SYSTEM_ATTR:
                 self.system |= log["system_attr"]
             case Op.CREATE_TRIAL:
-                self._begin(log)
+                self._create(log)
 
-    def _begin(self, log: Log) -> None:
+    def _create(self, log: Log) -> None:
         self.start = log["datetime_start"]
         self.params |= log.get("params", {})
         self.distributions |= log.get("distributions", {})
@@ -205,8 +209,8 @@ class TrialRecord:
         self.state = TrialState(log.get("state", self.state))
         self.value, self.end = log.get("value"), log.get("datetime_complete")
 
-    def learn(self, event: Event, distributions: Mapping[str, BaseDistribution]) -> None:
-        """Add what is missing, from what the search's log says of its end."""
+    def complete(self, event: Event, distributions: Mapping[str, BaseDistribution]) -> None:
+        """Add what is missing from the event of the finished trial."""
         for name, value in event["params"].items():
             if name in distributions and name not in self.params:
                 try:
@@ -216,20 +220,24 @@ class TrialRecord:
                 self.distributions[name] = distribution_to_json(distributions[name])
         if not self.state.is_finished():
             self.state, self.value = STATES[event["state"]], event.get("value")
-        notes = {key: event[key] for key in event.keys() - {"event", "at_s", "trial", "params"}}
-        self.user.setdefault(NOTES, {k: v for k, v in notes.items() if k not in ("state", "value")})
+        no_notes = ("event", "at_s", "trial", "params", "state", "value")
+        self.user.setdefault(NOTES, {k: v for k, v in event.items() if k not in no_notes})
 
     def to_log(self, number: int) -> Log:
-        """One line for all of it."""
-        done = self.state.is_finished()
+        """Return one operation that creates the trial with all its values."""
+        is_finished = self.state.is_finished()
         return add_checksum(
             {
                 "op_code": Op.CREATE_TRIAL,
                 "worker_id": "mended",
                 "study_id": 0,
                 NUMBER: number,
-                "datetime_start": self.start or EPOCH,
-                **({"datetime_complete": self.end or self.start or EPOCH} if done else {}),
+                "datetime_start": self.start or UNKNOWN_TIME,
+                **(
+                    {"datetime_complete": self.end or self.start or UNKNOWN_TIME}
+                    if is_finished
+                    else {}
+                ),
                 "state": self.state,
                 "value": self.value,
                 "values": None,
@@ -242,43 +250,50 @@ class TrialRecord:
         )
 
 
-def _rebuilt(
+def _rebuild(
     logs: Sequence[Log | None],
     study: str,
     distributions: Mapping[str, BaseDistribution],
-    known: Mapping[int, Event],
+    finished: Mapping[int, Event],
 ) -> list[Log]:
-    """A journal of all that is left: the study, and a line for each trial."""
-    records: dict[int, TrialRecord] = {}
-    attributes: list[Log] = []
-    created: int | None = 0
-    """Trials so far, as long as no damaged line may have been one"""
-    for log in logs:
-        try:
-            if log is None:
-                created = None
-            elif log["op_code"] == Op.CREATE_TRIAL:
-                number = log.get(NUMBER, created)
-                if number is not None:
-                    records.setdefault(number, TrialRecord()).take(log)
-                created = None if created is None else created + 1
-            elif "trial_id" in log:
-                records.setdefault(log["trial_id"], TrialRecord()).take(log)
-            elif log["op_code"] in (Op.SET_STUDY_USER_ATTR, Op.SET_STUDY_SYSTEM_ATTR):
-                attributes.append(log)
-        except (KeyError, TypeError, ValueError, IndexError):
-            created = None
-    for number in known:
-        records.setdefault(number, TrialRecord()).learn(known[number], distributions)
+    """Build a journal of what is left: the study, its attributes and one line for each trial."""
+    records, attributes = _collect_records(logs)
+    for number, event in finished.items():
+        records.setdefault(number, TrialRecord()).complete(event, distributions)
     for number in range(max(records, default=-1) + 1):
-        one = records.setdefault(number, TrialRecord())
-        if not set(distributions) <= set(one.params):
-            one.state, one.value = TrialState.FAIL, None
-            one.user = {NOTES: {"stopped": LOST}}
-    begin = {
+        record = records.setdefault(number, TrialRecord())
+        if not set(distributions) <= set(record.params):
+            record.state, record.value = TrialState.FAIL, None
+            record.user = {NOTES: {"stopped": LOST}}
+    create_study = {
         "op_code": Op.CREATE_STUDY,
         "worker_id": "mended",
         "study_name": study,
         "directions": [StudyDirection.MINIMIZE],
     }
-    return [add_checksum(begin), *attributes, *(records[n].to_log(n) for n in sorted(records))]
+    trials = (records[number].to_log(number) for number in sorted(records))
+    return [add_checksum(create_study), *attributes, *trials]
+
+
+def _collect_records(logs: Sequence[Log | None]) -> tuple[dict[int, TrialRecord], list[Log]]:
+    """Return what the intact lines say: the trials by number, and the attributes of the study."""
+    records: dict[int, TrialRecord] = {}
+    attributes: list[Log] = []
+    num_created: int | None = 0
+    """None after a damaged line, which may have created a trial"""
+    for log in logs:
+        try:
+            if log is None:
+                num_created = None
+            elif log["op_code"] == Op.CREATE_TRIAL:
+                number = log.get(NUMBER, num_created)
+                if number is not None:
+                    records.setdefault(number, TrialRecord()).apply(log)
+                num_created = None if num_created is None else num_created + 1
+            elif "trial_id" in log:
+                records.setdefault(log["trial_id"], TrialRecord()).apply(log)
+            elif log["op_code"] in (Op.SET_STUDY_USER_ATTR, Op.SET_STUDY_SYSTEM_ATTR):
+                attributes.append(log)
+        except (KeyError, TypeError, ValueError, IndexError):
+            num_created = None
+    return records, attributes

@@ -1,4 +1,4 @@
-"""Who searches: this process alone, several of this machine, or a Ray cluster."""
+"""Decides who searches (this process, several processes or a Ray cluster) and starts them."""
 
 from __future__ import annotations
 
@@ -19,125 +19,127 @@ from slipstream.tuning.packing.dataset_cache import DatasetCache
 from slipstream.tuning.search import OptunaSearch
 from slipstream.tuning.sharing import StudyMembership
 from slipstream.tuning.storage import database, journal
-from slipstream.tuning.storage import url as address
+from slipstream.tuning.storage import url as urls
 from slipstream.tuning.storage.url import mask_url
-from slipstream.tuning.study import JOURNAL, TimedStudy
-from slipstream.tuning.workers import processes, ray_cluster, worker
-from slipstream.tuning.workers.worker import WorkerTask
+from slipstream.tuning.study import JOURNAL, TimedStudy, open_study
+from slipstream.tuning.workers import processes, ray_cluster
+from slipstream.tuning.workers.results import copy_best_model
+from slipstream.tuning.workers.worker import WorkerTask, get_budget, run_search
 
-STUDY = "search"
-"""The name of a study in the run's own folder; in a shared database it is the config's"""
+STUDY_NAME = "search"
+"""The name of a study in the run folder; in a shared database it is the name of the config"""
 
 
 @dataclass(frozen=True)
 class Launcher:
-    """The workers of a search, and where their study is."""
+    """The workers of a search, and the storage of their study."""
 
     config: Config
     num_workers: int = 1
     cluster: Literal["ray"] | None = None
     storage: str | None = None
-    """The database that was named; else the study is in the run's folder"""
+    """The database that the user named; without one, the study is in the run folder"""
     uses_journal: bool = True
-    """In a file that only one process may write to"""
+    """The study is in a journal, which only one process may write to"""
 
     def get_storage_url(self, run: Run) -> str | None:
+        """Return the URL of the database, or None for a journal."""
         if self.storage is not None:
             return self.storage
         return None if self.uses_journal else database.make_run_database_url(run.folder)
 
     def describe(self) -> dict[str, Any]:
-        """For the log: how to go on with the search."""
+        """Return what the log needs to resume the search with the same workers."""
         storage = None if self.storage is None else mask_url(self.storage)
         return {"workers": self.num_workers, "on": self.cluster, "storage": storage}
 
     def open_study(self, run: Run) -> TimedStudy:
-        name = STUDY if self.storage is None else self.config.name
-        offset = self._offset(run)
-        if self.get_storage_url(run) is None:
-            found = journal.repair(
+        """Open the study; repair a damaged journal, refuse a damaged database."""
+        name = STUDY_NAME if self.storage is None else self.config.name
+        url = self.get_storage_url(run)
+        if url is None:
+            problems = journal.repair(
                 run.folder / JOURNAL,
                 study=name,
                 distributions=spaces.make_distributions(spaces.make_space(self.config)),
                 events=runs.read_events(run),
             )
-            for what in found:
-                run.append("fallback", what="the study was mended", why=what)
+            for problem in problems:
+                run.append("fallback", what="the study was repaired", why=problem)
         elif self.storage is None:
             database.check_integrity(run.folder)
-        return worker.open_timed_study(
-            self.config, run.folder, self.get_storage_url(run), name, worker=offset
+        return open_study(
+            self.config, run.folder, url, name, seed_offset=self._get_seed_offset(run)
         )
 
     def run(
         self,
         run: Run,
-        board: TimedStudy,
-        shelf: DatasetCache,
+        study: TimedStudy,
+        datasets: DatasetCache,
         *,
         parallel: int,
         spent_s: float,
         resumed: bool,
     ) -> Event:
-        """Until all trials are done; what the log then says of them."""
+        """Run the search until no trial is left; return the "searched" event."""
         if self.num_workers == 1 and self.cluster is None:
-            share = (
-                None
-                if self.get_storage_url(run) is None
-                else StudyMembership(board, sharing.read_worker_id(run))
+            membership = None
+            if self.get_storage_url(run) is not None:
+                membership = StudyMembership(study, sharing.read_worker_id(run))
+            search = OptunaSearch(
+                self.config, study, run, datasets, spent_s=spent_s, membership=membership
             )
-            search = OptunaSearch(self.config, board, run, shelf, spent_s=spent_s, share=share)
             if resumed:
-                board.study.sampler.reseed_rng()  # else it would draw the same once more
-            return worker.run_search(run, search, parallel=parallel, resumed=resumed)
-        began = time.perf_counter()
-        ids = [sharing.read_worker_id(Run(folder)) for folder in (run.folder / "workers").glob("*")]
-        sharing.refresh_heartbeats(board, ids)
-        tasks = self._tasks(run, board, parallel, spent_s)
+                study.study.sampler.reseed_rng()  # else it would sample the same trials again
+            return run_search(run, search, parallel=parallel, resumed=resumed)
+        started_at = time.perf_counter()
+        folders = (run.folder / "workers").glob("*")
+        sharing.refresh_heartbeats(study, [sharing.read_worker_id(Run(one)) for one in folders])
+        tasks = self._make_tasks(run, study, parallel, spent_s)
         if self.cluster == "ray":
-            found = ray_cluster.run_workers(run, tasks)
+            result = ray_cluster.run_workers(run, tasks)
         else:
-            found = processes.run_workers(
-                run, tasks, processes.assign_gpus(self.config, self.num_workers)
-            )
-        processes.copy_best_model(run, board)
-        seconds = spent_s + time.perf_counter() - began
-        found |= {"seconds": seconds, "asked": worker.get_budget(self.config)}
-        run.append("searched", **found)
-        return found
+            envs = processes.assign_gpus(self.config, self.num_workers)
+            result = processes.run_workers(run, tasks, envs)
+        copy_best_model(run, study)
+        seconds = spent_s + time.perf_counter() - started_at
+        result |= {"seconds": seconds, "asked": get_budget(self.config)}
+        run.append("searched", **result)
+        return result
 
-    def _tasks(
-        self, run: Run, board: TimedStudy, parallel: int, spent_s: float
+    def _make_tasks(
+        self, run: Run, study: TimedStudy, parallel: int, spent_s: float
     ) -> list[WorkerTask]:
         url = self.get_storage_url(run)
         assert url is not None
-        settings = self.config
+        config = self.config
         if self.cluster is None:
-            settings = processes.split_cores(settings, self.num_workers)
-        else:  # whose environment is another
-            url = address.add_password(url)
-        text = configs.to_toml(settings)
+            config = processes.split_cores(config, self.num_workers)
+        else:  # workers on a cluster have another environment
+            url = urls.add_password(url)
+        config_toml = configs.to_toml(config)
         return [
             WorkerTask(
-                folder=str(worker.get_worker_folder(run, index)),
+                folder=str(run.folder / "workers" / str(index)),
                 index=index,
-                config_toml=text,
+                config_toml=config_toml,
                 storage_url=url,
-                study_name=board.study.study_name,
+                study_name=study.study.study_name,
                 parallel=parallel,
-                seed_offset=self._offset(run) + index,
+                seed_offset=self._get_seed_offset(run) + index,
                 spent_s=spent_s,
             )
             for index in range(self.num_workers)
         ]
 
-    def _offset(self, run: Run) -> int:
-        """To the sampler's seed, so that no other machine draws the same."""
+    def _get_seed_offset(self, run: Run) -> int:
+        """Return a number for the sampler's seed that differs on each machine."""
         return 0 if self.storage is None else int(sharing.read_worker_id(run)[:6], 16)
 
 
 def make_launcher(
-    settings: Config,
+    config: Config,
     data: Any,
     *,
     resumed: Run | None = None,
@@ -145,69 +147,68 @@ def make_launcher(
     workers: int | Literal["auto"] | None = None,
     on: Literal["ray"] | None = None,
 ) -> Launcher:
-    """The crew that was asked for, or that a resumed search had; refused before a run begins."""
-    began = {} if resumed is None else _beginning(resumed)
-    if storage is None and (resumed is None or began.get("storage")):
-        storage = os.environ.get(address.ENV_VARIABLE) or None
+    """Check the requested workers and storage, or take those of the resumed search."""
+    earlier = {} if resumed is None else _find_start_event(resumed)
+    if storage is None and (resumed is None or earlier.get("storage")):
+        storage = os.environ.get(urls.ENV_VARIABLE) or None
     if storage is not None:
-        _refuse_other_study(resumed, began, storage)
-        address.refuse_in_memory(storage)
-        storage = address.make_absolute(storage)
-    on = on or began.get("on")
-    asked = began.get("workers", 1) if workers is None else workers
-    if asked != "auto" and asked < 1:
-        raise UserError(f"--workers is {asked}; give a number from 1, or auto")
+        if resumed is not None and not earlier.get("storage"):
+            _refuse_second_study(resumed, storage)
+        urls.refuse_in_memory(storage)
+        storage = urls.make_absolute(storage)
+    on = on or earlier.get("on")
+    requested = earlier.get("workers", 1) if workers is None else workers
+    if requested != "auto" and requested < 1:
+        raise UserError(f"--workers is {requested}; give a number from 1, or auto")
     if on == "ray":
-        count = ray_cluster.count_workers(asked, storage)
+        num_workers = ray_cluster.count_workers(requested, storage)
     else:
-        count = processes.count_workers(asked, settings)
-    several = count > 1 or on is not None
+        num_workers = processes.count_workers(requested, config)
+    several = num_workers > 1 or on is not None
     if several:
-        processes.check_config(settings, data)
-    alone = not several
+        processes.check_config(config, data)
+    uses_journal = not several
     if resumed is not None and storage is None:
-        alone = _keeps_journal(resumed, began, several=several)
+        uses_journal = _resumes_journal(resumed, earlier, several=several)
     if storage is not None:
         database.open_storage(storage).engine.dispose()
-    return Launcher(settings, count, on, storage, alone)
+    return Launcher(config, num_workers, on, storage, uses_journal)
 
 
-def _beginning(run: Run) -> Event:
-    """What the log says of who searches, and where the study is."""
-    told = (event for event in runs.read_events(run) if event["event"] in ("search", "resume"))
-    return next((event for event in told if "workers" in event), {})
+def _find_start_event(run: Run) -> Event:
+    """Return the event that describes the workers and the storage; {} if it was not written."""
+    events = (event for event in runs.read_events(run) if event["event"] in ("search", "resume"))
+    return next((event for event in events if "workers" in event), {})
 
 
 def check_logged(run: Run) -> None:
-    """An OSError where the log took nothing: a search could not be resumed as it began."""
-    if not _beginning(run):
+    """Raise an OSError if the log lacks the start event, which a resumed search needs."""
+    if not _find_start_event(run):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(run.log))
 
 
-def _refuse_other_study(resumed: Run | None, began: Event, storage: str) -> None:
-    """A UserError where a search that has its study in its folder would begin another elsewhere."""
-    if resumed is None or began.get("storage"):
-        return
+def _refuse_second_study(resumed: Run, storage: str) -> None:
+    """Refuse `storage` for a search whose study is in its folder."""
     for name in (JOURNAL, database.DATABASE):
         if (resumed.folder / name).exists():
             raise UserError(
-                f"{resumed.folder}: its study is in {name}, not in {mask_url(storage)}; go on "
+                f"{resumed.folder}: its study is in {name}, not in {mask_url(storage)}; resume "
                 "without --storage"
             )
 
 
-def _keeps_journal(run: Run, began: Event, *, several: bool) -> bool:
-    """Whether a search that began without a database named is kept in a journal."""
-    if began.get("storage"):
+def _resumes_journal(run: Run, earlier: Event, *, several: bool) -> bool:
+    """Whether a search that is resumed without --storage has its study in a journal."""
+    if earlier.get("storage"):
         raise UserError(
-            f"{run.folder}: its study is in {began['storage']}; give that again with --storage "
-            f"or {address.ENV_VARIABLE}, and the password as then"
+            f"{run.folder}: its study is in {earlier['storage']}; give that again with --storage "
+            f"or {urls.ENV_VARIABLE}, and the same password"
         )
-    there = (run.folder / JOURNAL).exists()
-    if there and several:
+    has_journal = (run.folder / JOURNAL).exists()
+    if has_journal and several:
         raise UserError(
-            f"{run.folder}: its study is in {JOURNAL}, which one process writes to; go on with "
-            "--workers 1, or start a new search"
+            f"{run.folder}: its study is in {JOURNAL}, which only one process may write to; resume "
+            "with --workers 1, or start a new search"
         )
-    # one that was killed before it had a study begins it now
-    return there or not (several or (run.folder / database.DATABASE).exists())
+    # a search that was killed before it had a study creates one now
+    return has_journal or not (several or (run.folder / database.DATABASE).exists())

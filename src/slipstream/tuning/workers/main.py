@@ -1,8 +1,8 @@
-"""What `processes` starts: `python -m slipstream.tuning.workers.main`, one worker by itself.
+"""The process of one worker: `python -m slipstream.tuning.workers.main`, started by `processes`.
 
-The first line on stdin is its task as JSON (not an argument: a URL may hold a password). Its events
-go to stdout, a line of JSON each. It stops, with what it has saved, when stdin is closed: then who
-started it is gone.
+It reads its task as JSON from the first line of stdin (not from an argument, since the URL may
+contain a password) and writes its events to stdout, one JSON object per line. It saves and stops
+when stdin is closed, because the launching process is gone then.
 """
 
 from __future__ import annotations
@@ -25,37 +25,38 @@ from slipstream.tuning.workers.worker import EXIT_RESUMABLE, EXIT_USER_ERROR, Wo
 def main() -> int:
     task = WorkerTask(**json.loads(sys.stdin.readline()))
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _stop)
-    Thread(target=_end_with_parent, daemon=True).start()
+        signal.signal(number, _interrupt)
+    Thread(target=_stop_with_parent, daemon=True).start()
     try:
-        run_worker(task, _tell)
+        run_worker(task, _send)
     except UserError as error:
-        _tell({"event": "refused", "what": str(error)})
+        _send({"event": "refused", "what": str(error)})
         return EXIT_USER_ERROR
     except (ResumableError, OSError) as error:
-        with suppress(OSError):  # it goes to the same disk
+        with suppress(OSError):  # stderr may be on the full disk
             sys.stderr.write(f"{error}\n")
         return EXIT_RESUMABLE
     except Interrupted as stop:
         return 128 + stop.signal_number
     except Exception:
-        sys.stderr.write(mask_secrets(traceback.format_exc(), task.storage_url))  # stderr is a file
+        # stderr is a file, which must not contain the password
+        sys.stderr.write(mask_secrets(traceback.format_exc(), task.storage_url))
         return 1
     return 0
 
 
-def _stop(number: int, _: FrameType | None) -> None:
+def _interrupt(number: int, _: FrameType | None) -> None:
     raise Interrupted("stopped", signal_number=number)
 
 
-def _end_with_parent() -> None:
-    while os.read(sys.stdin.fileno(), 1):  # not sys.stdin.read: it would hold up the exit
+def _stop_with_parent() -> None:
+    while os.read(sys.stdin.fileno(), 1):  # sys.stdin.read would block the exit
         pass
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _tell(event: Event) -> None:
-    with suppress(OSError):  # nobody listens any more; stdin will say so
+def _send(event: Event) -> None:
+    with suppress(OSError):  # the reader is gone; stdin will close too
         sys.stdout.write(to_json(event, indent=None) + "\n")
         sys.stdout.flush()
 

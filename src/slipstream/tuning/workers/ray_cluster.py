@@ -1,4 +1,4 @@
-"""Workers as tasks of a Ray cluster, one for each GPU; Ray places them, and again what dies."""
+"""Runs several workers as tasks of a Ray cluster, one per GPU; Ray places and restarts them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from slipstream.errors import Interrupted, ResumableError, UserError
 from slipstream.runs import Event, Run
 from slipstream.tuning.storage import database
 from slipstream.tuning.storage.url import mask_secrets
-from slipstream.tuning.workers import processes, worker
-from slipstream.tuning.workers.worker import WorkerTask
+from slipstream.tuning.workers.results import GIVEN_UP, WorkerResults
+from slipstream.tuning.workers.worker import WorkerTask, run_worker
 
-SENT = ("trial", "pack", "epoch", "recovery", "fallback", "searched")
-"""Events that are worth the way over a network"""
-PATIENCE_S = 60.0
-"""For workers to save what they have, once they are asked to stop"""
+SENT_EVENTS = ("trial", "pack", "epoch", "recovery", "fallback", "searched")
+"""Events that are worth sending over the network"""
+STOP_TIMEOUT_S = 60.0
+"""For workers to write checkpoints after they were cancelled"""
 
 
-def count_workers(asked: int | Literal["auto"], storage: str | None) -> int:
-    """One worker for each GPU of the cluster, for each machine where it has none; or as asked."""
+def count_workers(requested: int | Literal["auto"], storage: str | None) -> int:
+    """Return the requested number; "auto" is one worker per GPU, or per machine without GPUs."""
     ray = connect_ray()
     nodes = [node for node in ray.nodes() if node["Alive"]]
     if len(nodes) > 1 and (storage is None or database.is_sqlite(storage)):
@@ -30,18 +30,18 @@ def count_workers(asked: int | Literal["auto"], storage: str | None) -> int:
             f"--on ray: the cluster has {len(nodes)} machines, which need a database that all of "
             "them reach; give --storage postgresql://..."
         )
-    if asked != "auto":
-        return asked
+    if requested != "auto":
+        return requested
     return int(ray.cluster_resources().get("GPU", 0)) or len(nodes)
 
 
 def connect_ray() -> Any:
-    """Ray, connected to the cluster that is there."""
+    """Return the module `ray`, connected to the running cluster."""
     try:
         ray = importlib.import_module("ray")
     except ModuleNotFoundError:
         raise UserError(
-            "--on ray: Ray is not here; install it with: pip install 'slipstream[ray]'"
+            "--on ray: Ray is not installed; install it with: pip install 'slipstream[ray]'"
         ) from None
     if not ray.is_initialized():
         try:
@@ -55,68 +55,64 @@ def connect_ray() -> Any:
 
 
 def run_workers(run: Run, tasks: Sequence[WorkerTask]) -> dict[str, Any]:
-    """Let the workers search until none has anything left to do; what they say together."""
+    """Run the workers until no trial is left; return their merged results."""
     ray = connect_ray()
     events = importlib.import_module("ray.util.queue").Queue(actor_options={"num_cpus": 0})
-    on_gpus = ray.cluster_resources().get("GPU", 0) > 0
-    needs = {"num_gpus": 1} if on_gpus else {"num_cpus": 1}
-    remote = ray.remote(max_retries=1, scheduling_strategy="SPREAD", **needs)(run_task)
-    under_way = {remote.remote(task, events): task.index for task in tasks}
-    ended: dict[int, Event] = {}
-    wrong: dict[int, Exception] = {}
+    has_gpus = ray.cluster_resources().get("GPU", 0) > 0
+    resources = {"num_gpus": 1} if has_gpus else {"num_cpus": 1}
+    remote = ray.remote(max_retries=1, scheduling_strategy="SPREAD", **resources)(run_task)
+    running = {remote.remote(task, events): task for task in tasks}
+    results, errors = WorkerResults(run), []
     try:
         with catch_signals() as stop:
-            while under_way and not stop.requested:
-                done, _ = ray.wait(list(under_way), timeout=0.5)
-                _relay(run, events, ended)
-                for one in done:
-                    index = under_way.pop(one)
-                    _end(ray, run, one, index, wrong, url=tasks[index].storage_url)
+            while running and not stop.requested:
+                ended, _ = ray.wait(list(running), timeout=0.5)
+                _read_events(events, results)
+                for reference in ended:
+                    task = running.pop(reference)
+                    if error := _get_error(ray, reference, task):
+                        errors.append(error)
+                        results.log(task.index, "died", why=str(error), remedy=GIVEN_UP)
             if stop.requested:
                 raise Interrupted("stopped", signal_number=stop.signal_number)
     finally:
-        for one in under_way:  # none is left behind, whatever ended the search
-            ray.cancel(one)
-        if under_way:
-            ray.wait(list(under_way), num_returns=len(under_way), timeout=PATIENCE_S)
-        _relay(run, events, ended)
+        for reference in running:  # leave none running, whatever ended the search
+            ray.cancel(reference)
+        if running:
+            ray.wait(list(running), num_returns=len(running), timeout=STOP_TIMEOUT_S)
+        _read_events(events, results)
         events.shutdown()
-    if len(wrong) == len(tasks):
-        raise next(iter(wrong.values()))
-    return worker.merge_results(ended)
+    if len(errors) == len(tasks):
+        raise errors[0]
+    return results.merge()
 
 
-def _end(
-    ray: Any, run: Run, one: Any, index: int, wrong: dict[int, Exception], *, url: str
-) -> None:
-    """Note how a worker ended."""
+def _get_error(ray: Any, reference: Any, task: WorkerTask) -> ResumableError | None:
+    """Return why a worker died, if it did; raise its UserError."""
     try:
-        ray.get(one)
+        ray.get(reference)
     except ray.exceptions.RayTaskError as error:
-        cause = error.cause
-        if isinstance(cause, UserError):
-            raise cause from None
-        why = mask_secrets(f"{type(cause).__name__}: {cause}", url)
-        wrong[index] = ResumableError(f"every worker died ({why})")
+        if isinstance(error.cause, UserError):
+            raise error.cause from None
+        reason = f"{type(error.cause).__name__}: {error.cause}"
     except ray.exceptions.RayError as error:
-        why = mask_secrets(str(error).splitlines()[0], url)
-        wrong[index] = ResumableError(f"every worker died ({why})")
-    if index in wrong:
-        remedy = "its trials are left to the others"
-        run.append("worker", worker=index, what="died", why=str(wrong[index]), remedy=remedy)
+        reason = str(error).splitlines()[0]
+    else:
+        return None
+    return ResumableError(f"every worker died ({mask_secrets(reason, task.storage_url)})")
 
 
-def _relay(run: Run, events: Any, ended: dict[int, Event]) -> None:
+def _read_events(events: Any, results: WorkerResults) -> None:
     for index, event in events.get_nowait_batch(events.qsize()):
-        processes.forward_event(run, index, event, ended)
+        results.add(index, event)
 
 
 def run_task(task: WorkerTask, events: Any) -> None:
-    """In the cluster: one worker, whose events go back through a queue."""
+    """Run one worker in the cluster; its events travel through a queue."""
 
-    def tell(event: Event) -> None:
-        if event["event"] in SENT:
-            with suppress(Exception):  # who listens may be gone; the database has what counts
+    def send(event: Event) -> None:
+        if event["event"] in SENT_EVENTS:
+            with suppress(Exception):  # the receiver may be gone; the database has the results
                 events.put((task.index, event))
 
-    worker.run_worker(task, tell)
+    run_worker(task, send)

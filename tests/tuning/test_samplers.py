@@ -9,7 +9,7 @@ from optuna.distributions import FloatDistribution
 
 from slipstream.config import Range, Tune
 from slipstream.tuning import retraining
-from slipstream.tuning.study import make_sampler
+from slipstream.tuning.samplers import make_sampler
 from tests.conftest import small_config
 
 
@@ -17,7 +17,7 @@ from tests.conftest import small_config
 def test_workers_of_the_largest_seed_have_samplers_too(kind):
     space = {"train.lr": Range(low=1e-3, high=1e-2)}
     tune = Tune(seed=2**32 - 1, sampler=kind, space=space)
-    assert make_sampler(tune, space, worker=3) is not None
+    assert make_sampler(tune, space, seed_offset=3) is not None
 
 
 def test_the_largest_seed_leaves_seeds_to_train_the_best_again_from():

@@ -1,4 +1,4 @@
-"""What tests of several workers share: a small search, real processes, one that is killed."""
+"""Helpers for tests of several workers: a small search, and worker processes that can be killed."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from slipstream import config as configs
 from slipstream.config import Config
 from slipstream.runs import Run
 from slipstream.tuning import sharing
-from slipstream.tuning.workers import worker as work
+from slipstream.tuning.study import open_study
 from slipstream.tuning.workers.processes import WorkerEvent, WorkerProcess
 from slipstream.tuning.workers.worker import WorkerTask
 from tests.conftest import HUNG_S, small_config, waves
 
 
 def job(folder: Path, *, trials: int = 6, epochs: int = 2, **tune: Any) -> Config:
-    """A search over the learning rate, of data in a file."""
+    """Return the config of a search over the learning rate, with the data in a file."""
     path = folder / "waves.csv"
     if not path.exists():
         pyarrow.csv.write_csv(waves(), path)
@@ -43,14 +43,14 @@ def job(folder: Path, *, trials: int = 6, epochs: int = 2, **tune: Any) -> Confi
     )
 
 
-class Crowd:
-    """Workers that nobody starts again."""
+class WorkerGroup:
+    """Worker processes that are not restarted."""
 
     def __init__(self, config: Config, url: str, folder: Path, *, parallel: int) -> None:
-        self.board = work.open_timed_study(config, folder, url, "several")
-        self.said: queue.Queue[WorkerEvent] = queue.Queue()
+        self.study = open_study(config, folder, url, "several")
+        self.events: queue.Queue[WorkerEvent] = queue.Queue()
         self.url, self.folder, self.parallel = url, folder, parallel
-        self.settings = configs.to_toml(config)
+        self.config_toml = configs.to_toml(config)
         self.workers: list[WorkerProcess] = []
 
     def start(self) -> WorkerProcess:
@@ -58,7 +58,7 @@ class Crowd:
         task = WorkerTask(
             folder=str(self.folder / f"worker-{index}"),
             index=index,
-            config_toml=self.settings,
+            config_toml=self.config_toml,
             storage_url=self.url,
             study_name="several",
             parallel=self.parallel,
@@ -66,54 +66,56 @@ class Crowd:
             heartbeat_s=1,
             grace_period_s=8,
         )
-        self.workers.append(WorkerProcess(task, {}, self.said))
+        self.workers.append(WorkerProcess(task, {}, self.events))
         return self.workers[-1]
 
     def wait_for(self, index: int, event: str | None) -> None:
-        """Until a worker says so; None is its end."""
+        """Wait for an event of a worker; None is the end of its process."""
         until = time.monotonic() + HUNG_S
         while True:
-            said = self.said.get(timeout=max(until - time.monotonic(), 0.1))
-            if said.worker == index and (said.event or {}).get("event") == event:
+            worker, received = self.events.get(timeout=max(until - time.monotonic(), 0.1))
+            if worker == index and (received or {}).get("event") == event:
                 return
-            assert said.worker != index or said.event is not None, "it ended before"
+            assert worker != index or received is not None, "the worker ended before"
 
-    def end(self) -> None:
+    def kill(self) -> None:
         for worker in self.workers:
             worker.kill()
 
-    def owner(self, index: int) -> str:
+    def read_id(self, index: int) -> str:
         return sharing.read_worker_id(Run(self.folder / f"worker-{index}"))
 
 
-def one_of_two_is_killed(config: Config, url: str, folder: Path) -> None:
-    """Its trials are retried once, by the other one, and all are finished."""
-    crowd = Crowd(config, url, folder, parallel=3)
+def check_that_trials_of_a_killed_worker_are_retried(
+    config: Config, url: str, folder: Path
+) -> None:
+    """Kill one of two workers; the other one retries its trials once, and all finish."""
+    group = WorkerGroup(config, url, folder, parallel=3)
     try:
-        doomed = crowd.start()
-        crowd.start()
-        crowd.wait_for(0, "epoch")
-        doomed.send_signal(signal.SIGKILL)
-        crowd.wait_for(1, None)
-        assert crowd.workers[1].process.returncode == 0
+        killed = group.start()
+        group.start()
+        group.wait_for(0, "epoch")
+        killed.send_signal(signal.SIGKILL)
+        group.wait_for(1, None)
+        assert group.workers[1].process.returncode == 0
     finally:
-        crowd.end()
-    trials = crowd.board.get_trials()
+        group.kill()
+    trials = group.study.get_trials()
     counted = sharing.select_counted(trials)
     assert len(counted) == sharing.count_started(trials) == config.tune.trials
     assert {trial.state for trial in counted} == {TrialState.COMPLETE}
     lost = [one for one in trials if one not in counted and not sharing.is_surplus(one)]
-    assert lost, "it was killed with trials under way"
+    assert lost, "the worker was killed while trials ran"
     assert {(one.state, sharing.get_owner(one)) for one in lost} == {
-        (TrialState.FAIL, crowd.owner(0))
+        (TrialState.FAIL, group.read_id(0))
     }
     for one in lost:
-        again = retries_of(one, trials)
-        assert len(again) == 1
-        assert again[0].params == one.params
-        assert sharing.get_owner(again[0]) == crowd.owner(1)
+        retries = list_retries(one, trials)
+        assert len(retries) == 1
+        assert retries[0].params == one.params
+        assert sharing.get_owner(retries[0]) == group.read_id(1)
     assert sum(map(sharing.is_retry, trials)) == len(lost)
 
 
-def retries_of(one: FrozenTrial, trials: list[FrozenTrial]) -> list[FrozenTrial]:
+def list_retries(one: FrozenTrial, trials: list[FrozenTrial]) -> list[FrozenTrial]:
     return [t for t in trials if one.number in t.system_attrs.get("retry_history", ())]
