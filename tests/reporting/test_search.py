@@ -113,41 +113,41 @@ def test_without_a_terminal_there_is_a_line_per_trial(searched):
 
 def test_a_terminal_gets_a_table_that_goes_away(searched):
     _, run = searched
-    screen, out = SearchDisplay(quiet=False), io.StringIO()
-    screen.console = Console(file=out, force_terminal=True, width=120, highlight=False)
-    with screen:
+    display, out = SearchDisplay(quiet=False), io.StringIO()
+    display.console = Console(file=out, force_terminal=True, width=120, highlight=False)
+    with display:
         for event in runs.read_events(runs.open_run(run)):
-            screen.drawn_at = 0.0
-            screen.show(event)
-            if event["event"] == "trial" and screen.at.ended == 3:
-                screen.drawn_at = 0.0
-                screen.show({"event": "log", "step": 5, "losses": {"3": 0.2, "4": 0.3}})
+            display.last_draw = 0.0
+            display.show(event)
+            if event["event"] == "trial" and display.progress.num_ended == 3:
+                display.last_draw = 0.0
+                display.show({"event": "log", "step": 5, "losses": {"3": 0.2, "4": 0.3}})
                 at_three = out.getvalue()
     assert "3 of 5 done: 3 finished, 0 pruned, 0 failed" in at_three
     assert re.search(r"[\d,]+ trials an hour, ~\d+\.\d s left", at_three)
     assert "2 lanes in pack 1" in at_three
     assert "4 of 5: trial" not in out.getvalue()
-    assert screen.live is None
+    assert display.live is None
 
 
 def test_quiet_is_quiet(searched, capfd):
     _, run = searched
-    with SearchDisplay(quiet=True) as screen:
+    with SearchDisplay(quiet=True) as display:
         for folder in (run, run / "retrained" / "best"):
             for event in runs.read_events(runs.open_run(folder)):
-                screen.show(event)
+                display.show(event)
     assert capfd.readouterr() == ("", "")
 
 
 def test_a_resumed_search_counts_what_was_done(searched):
     _, run = searched
     first, *rest = runs.read_events(runs.open_run(run))
-    screen = SearchDisplay(quiet=False)
-    screen.console = Console(file=io.StringIO(), width=120)
-    screen.show(first | {"event": "resume", "done": 2, "trials": 7})
+    display = SearchDisplay(quiet=False)
+    display.console = Console(file=io.StringIO(), width=120)
+    display.show(first | {"event": "resume", "done": 2, "trials": 7})
     for event in rest[:4]:
-        screen.show(event)
-    said = screen.console.file.getvalue()
+        display.show(event)
+    said = display.console.file.getvalue()
     assert "7 trials, 2 of them done" in said
     assert "3 of 7: trial" in said
 

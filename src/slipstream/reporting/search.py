@@ -1,4 +1,4 @@
-"""Puts the page of a search together."""
+"""Writes the report of a search."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slipstream.reporting.formatting import (
     shorten_names,
 )
 from slipstream.reporting.layouts import CLASSIFICATION, REGRESSION, MetricColumn, ReportLayout
-from slipstream.reporting.plots import search as draw
+from slipstream.reporting.plots import search as plots
 from slipstream.reporting.plots.style import COLOURS, FAINT
 from slipstream.reporting.template import render_page, write_report
 from slipstream.reporting.wording import (
@@ -29,44 +29,43 @@ from slipstream.reporting.wording import (
 from slipstream.runs import Run
 
 RETRAINED = ("best", "default")
-"""Runs below retrained/"""
-
-OVER_SEEDS = REGRESSION._replace(
-    compact=tuple(c for c in REGRESSION.compact if c.key != "max_error")
+"""Runs in retrained/"""
+REGRESSION_OVER_SEEDS = REGRESSION._replace(
+    compact=tuple(column for column in REGRESSION.compact if column.key != "max_error")
 )
-"""With their deviations the figures need the room of one column"""
+"""One column less, since the deviations need space"""
 
 
 def write_search_report(run: Run, to: Path) -> Path:
-    """Draw the page of a search."""
+    """Write the report of a search to a file."""
     summary = runs.read_json(run.folder / "metrics.json")
     trials = runs.read_json(run.folder / "trials.json")
     config = configs.load(run.folder / "config.toml")
-    tune = config.tune
+    journal = run.folder / "study.log"
+    has_gain = (summary["comparison"] or {}).get("verdict") in ("better", "default failed")
     page = render_page(
         "search.html",
         summary=summary,
-        tune=tune,
+        tune=config.tune,
         verdict=describe_search_verdict(summary),
-        good=(summary["comparison"] or {}).get("verdict") in ("better", "default failed")
-        and not summary["test"]["best"]["beaten_by"],
-        told=list(describe_search(summary)),
-        pruning=describe_pruning(summary, epochs(trials, config)),
-        gain=_gain(summary),
+        good=has_gain and not summary["test"]["best"]["beaten_by"],
+        notes=list(describe_search(summary)),
+        pruning=describe_pruning(summary, count_epochs(trials, config)),
+        gain=_format_gain(summary),
         names=shorten_names(summary["space"]),
         chosen=get_chosen(summary),
-        trials=ranked(trials),
+        trials=rank_trials(trials),
         setting=format_value,
-        tested=tested(summary),
-        shown=_shown(summary["test"]),
+        tests=build_test_rows(summary),
+        layout=_choose_layout(summary["test"]),
         metric_name=get_metric_name,
-        reports=[name for name in RETRAINED if _is_there(run, name)],
-        journal=run.folder / "study.log" if (run.folder / "study.log").exists() else None,
-        drawn=draw.draw_all(
+        reports=[name for name in RETRAINED if _has_report(run, name)],
+        journal=journal if journal.exists() else None,
+        plots=plots.draw_all(
             summary,
             trials,
             metric=summary["metric"],
-            curves="fold" if tune.pruner == "wilcoxon" else "epoch",
+            curves="fold" if config.tune.pruner == "wilcoxon" else "epoch",
         ),
         best_toml=(run.folder / "best.toml").read_text(encoding="utf-8"),
         config=(run.folder / "config.toml").read_text(encoding="utf-8"),
@@ -74,76 +73,74 @@ def write_search_report(run: Run, to: Path) -> Path:
     return write_report(page, of=run.folder, to=to)
 
 
-def _is_there(run: Run, name: str) -> bool:
-    """Whether one of the runs below retrained/ came to its end, and so has a report."""
+def _has_report(run: Run, name: str) -> bool:
+    """Whether one of the runs in retrained/ has finished, and so has a report."""
     return (run.folder / "retrained" / name / "metrics.json").exists()
 
 
-def _gain(summary: Mapping[str, Any]) -> str:
-    """In per cent, where it was found out."""
-    found = summary["comparison"]
-    if not found or found["gain_percent"] is None:
+def _format_gain(summary: Mapping[str, Any]) -> str:
+    comparison = summary["comparison"]
+    if not comparison or comparison["gain_percent"] is None:
         return "–"
-    return f"{-found['gain_percent']:+.0f} %"
+    return f"{-comparison['gain_percent']:+.0f} %"
 
 
-def epochs(trials: Sequence[Mapping[str, Any]], config: Config) -> tuple[float, float]:
-    """Epochs that trials trained, and would have if none had been ended early."""
-    ran = [one for one in trials if one.get("epochs")]
-    planned = [one["params"].get("train.epochs", config.train.epochs) for one in ran]
-    return sum(one["epochs"] for one in ran), float(sum(planned))
+def count_epochs(trials: Sequence[Mapping[str, Any]], config: Config) -> tuple[float, float]:
+    """Return the epochs that the trials trained, and those without pruning and early stopping."""
+    trained = [trial for trial in trials if trial.get("epochs")]
+    planned = [trial["params"].get("train.epochs", config.train.epochs) for trial in trained]
+    return sum(trial["epochs"] for trial in trained), float(sum(planned))
 
 
-def ranked(trials: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The best first; those that did not run in full last, in the order they were drawn."""
+def rank_trials(trials: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Sort the trials: finished ones by score, then the others by number."""
 
-    def key(one: Mapping[str, Any]) -> tuple[float, int]:
-        return one["value"] if one["state"] == "finished" else math.inf, one["trial"]
+    def get_rank(trial: Mapping[str, Any]) -> tuple[float, int]:
+        return trial["value"] if trial["state"] == "finished" else math.inf, trial["trial"]
 
-    return sorted(trials, key=key)
+    return sorted(trials, key=get_rank)
 
 
-def tested(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The chosen settings, the defaults and the baselines on the test set, as cells of a table."""
-    found, shown = summary["test"], _shown(summary["test"])
-    if shown is None:
+def build_test_rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Build the table of test errors: the chosen settings, the defaults and the baselines."""
+    tests = summary["test"]
+    layout = _choose_layout(tests)
+    if layout is None:
         return []
     rows = []
     for name, what in (("best", "the chosen settings"), ("default", "without a search")):
-        cells = [_over_seeds(column, found[name]) for column in shown.compact]
-        if failed := found[name].get("failed"):
+        cells = [_format_over_seeds(column, tests[name]) for column in layout.compact]
+        if failed := tests[name].get("failed"):
             what = f"{what}: {failed}"
         colour = COLOURS["model"] if name == "best" else FAINT
         rows.append({"name": name, "what": what, "cells": cells, "colour": colour})
-    for name, beside in tested_one(found)["baselines"].items():
-        if beside:
-            cells = [format_number(column.read(beside)) for column in shown.compact]
+    for name, baseline in find_test(tests)["baselines"].items():
+        if baseline:
+            cells = [format_number(column.read(baseline)) for column in layout.compact]
             rows.append(
-                {"name": name, "what": beside["what"], "cells": cells, "colour": COLOURS[name]}
+                {"name": name, "what": baseline["what"], "cells": cells, "colour": COLOURS[name]}
             )
     return rows
 
 
-def tested_one(tested: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The chosen settings' test run, or the default's where only that one has a model; nothing
-    where neither has."""
-    with_model = [tested[name] for name in RETRAINED if tested.get(name, {}).get("metrics")]
+def find_test(tests: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the test run of the chosen settings, or else of the default; {} without a model."""
+    with_model = [tests[name] for name in RETRAINED if tests.get(name, {}).get("metrics")]
     return with_model[0] if with_model else {}
 
 
-def _shown(tested: Mapping[str, Any]) -> ReportLayout | None:
-    """By the task, which scaled errors tell: classes have none."""
-    one = tested_one(tested)
-    return (OVER_SEEDS if one["scaled"] else CLASSIFICATION) if one else None
+def _choose_layout(tests: Mapping[str, Any]) -> ReportLayout | None:
+    """Choose the columns by the task: only regression has scaled errors."""
+    test = find_test(tests)
+    return (REGRESSION_OVER_SEEDS if test["scaled"] else CLASSIFICATION) if test else None
 
 
-def _over_seeds(column: MetricColumn, tested: Mapping[str, Any]) -> str:
-    """Mean and deviation over the seeds, as far as they are known: version 0.1 has scaled errors of
-    the best one alone."""
-    if tested.get("failed"):
+def _format_over_seeds(column: MetricColumn, test: Mapping[str, Any]) -> str:
+    """Format mean and deviation over the seeds; version 0.1 has one value for scaled errors."""
+    if test.get("failed"):
         return "–"
-    spread = tested.get({"metrics": "spread", "scaled": "scaled_spread"}[column.section])
+    spread = test.get({"metrics": "spread", "scaled": "scaled_spread"}[column.section])
     if not spread:
-        return format_number(column.read(tested))
-    one = spread[column.key]
-    return f"{format_number(one['mean'])} ± {format_number(one['sd'], figures=2)}"
+        return format_number(column.read(test))
+    value = spread[column.key]
+    return f"{format_number(value['mean'])} ± {format_number(value['sd'], figures=2)}"

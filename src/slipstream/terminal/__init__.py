@@ -10,7 +10,8 @@ from slipstream.terminal.results import (
     print_report,
     print_training,
 )
-from slipstream.terminal.search import SearchDisplay, print_search
+from slipstream.terminal.search import SearchDisplay
+from slipstream.terminal.search_results import print_search
 from slipstream.terminal.streams import SafeStream, discard_output, prepare_streams
 from slipstream.terminal.training import TrainingDisplay
 

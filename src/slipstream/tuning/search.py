@@ -104,7 +104,8 @@ class OptunaSearch:
             if self.membership is not None and not self.membership.owns(trial):
                 continue
             try:
-                self.interrupted.append(self.reopen(trial.number))
+                run = self.reopen(trial.number)  # replaces the list
+                self.interrupted.append(run)
             except UserError as error:  # a kill came before the trial was told as failed
                 running = self.running.pop(trial.number)
                 self._tell(running, TrialState.FAIL, None, {"stopped": str(error)})

@@ -111,7 +111,7 @@ def test_a_password_in_the_command_is_warned_of_and_not_repeated(tmp_path):
     command = ["tune", str(tmp_path / "job.toml"), "--storage", url, "--json"]
     answer = CliRunner().invoke(app, command)
     assert answer.exit_code == 2
-    assert "see in the list of processes; give the URL in SLIPSTREAM_STORAGE" in answer.stderr
+    assert "see in the process list; set the URL in SLIPSTREAM_STORAGE" in answer.stderr
     assert "cannot open the database" in json.loads(answer.stdout)["error"]
     assert "s3cret" not in answer.output + answer.stderr
 
