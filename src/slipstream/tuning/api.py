@@ -190,7 +190,8 @@ def _explain_resume(run: Run, launcher: Launcher) -> Iterator[None]:
     except Interrupted as stop:
         raise Interrupted(f"{stop}; {advice}", signal_number=stop.signal_number) from None
     except ResumableError as error:  # a test run gives the advice for itself alone
-        message = re.sub(r";[^;]*(go on|resume) with: .*", "", str(error), flags=re.DOTALL)
+        advice_of_run = r";[^;]*(go on with|resume|resume with): .*"
+        message = re.sub(advice_of_run, "", str(error), flags=re.DOTALL)
         raise ResumableError(f"{message}; {advice}") from None
     except StorageInternalError as error:
         message = str(make_storage_error(launcher.get_storage_url(run), error))
