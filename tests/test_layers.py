@@ -60,7 +60,6 @@ ALLOWED = {
 
 CIRCLES = [
     ("slipstream.runs.log", "slipstream.runs.folder"),
-    ("slipstream.tuning.packing.pack", "slipstream.tuning.packing.scheduler"),
 ]
 """Imports that close a circle, to be taken apart"""
 
