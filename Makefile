@@ -19,7 +19,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 demo: $(VENV)/core
 	$(BIN)/slipstream train
 
-test: lint types tests
+test: lint
+	$(MAKE) -j2 types tests
 
 lint: $(VENV)/dev
 	$(BIN)/ruff format --check

@@ -23,6 +23,8 @@ torch.set_num_threads(1)  # tests run side by side
 hypothesis.settings.register_profile("untimed", deadline=None)  # no timing is asserted
 hypothesis.settings.load_profile("untimed")
 REAL = Path(os.environ.get("SLIPSTREAM_DATA", Path(__file__).parents[2] / "shared" / "data"))
+if not hasattr(os, "fork"):  # Windows
+    os.fork = lambda: pytest.skip("this system does not fork")
 HUNG_S = 3600.0
 """A process that has not ended by then never will; how long it takes is not tested"""
 KINDS = ("lstm", "gru", "transformer", "mlp", "linear", "tcn")

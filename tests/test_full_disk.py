@@ -31,8 +31,8 @@ def elsewhere(tmp_path, monkeypatch):
 def small_disk(folder, kilobytes):
     folder.mkdir(exist_ok=True)
     mount = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", folder]
-    if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("no file system can be mounted here; this takes root")
+    if sys.platform != "linux" or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here; Linux's root can")
     try:
         yield folder
     finally:

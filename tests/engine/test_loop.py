@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import os
 import signal
 
 import pytest
@@ -89,7 +88,7 @@ def test_a_loss_that_is_not_finite_says_what_to_do(tmp_path):
 def test_an_interrupt_finishes_the_step_and_saves(tmp_path):
     def press(event):
         if event["event"] == "step" and event["step"] == 19:
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
     before = signal.getsignal(signal.SIGINT)
     result, _, _, _ = fit(tmp_path, watch=press, train={"epochs": 100})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from dataclasses import replace
 
@@ -221,7 +220,7 @@ def stopping_at(step):
     def watch(event):
         if event["event"] == "log" and event["step"] >= step and not sent:
             sent.append(step)
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
     return watch
 

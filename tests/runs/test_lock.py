@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import multiprocessing
 import os
@@ -160,6 +159,7 @@ def test_without_file_locks_a_file_that_one_can_create_is_the_lock(tmp_path, mon
     def refuse(*_):
         raise OSError(number, os.strerror(number))
 
+    fcntl = pytest.importorskip("fcntl", reason="this system locks otherwise")
     monkeypatch.setattr(fcntl, "flock", refuse)
     run = runs.Run(tmp_path)
     with runs.lock_run(run):

@@ -58,7 +58,7 @@ def test_a_signal_stops_the_workers_on_ray_and_resume_goes_on(tmp_path):
     def stop_once(event):
         if event["event"] == "epoch" and not sent:
             sent.append("SIGTERM")
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
 
     with pytest.raises(Interrupted, match="resume with: slipstream tune --resume"):
         slipstream.tune(config, watch=stop_once, workers=2, on="ray")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import signal
 
@@ -442,7 +441,7 @@ def stopping_at(log, number=signal.SIGINT):
         if event["event"] == "log":
             seen.append(event)
             if len(seen) == log:
-                os.kill(os.getpid(), number)
+                signal.raise_signal(number)
 
     return watch
 
@@ -507,7 +506,7 @@ def test_a_stop_between_two_lines_of_the_log_leaves_the_same_log(tmp_path, monke
         def stopped():
             calls.append(1)
             if len(calls) == step:
-                os.kill(os.getpid(), signal.SIGTERM)
+                signal.raise_signal(signal.SIGTERM)
             advance()
 
         made.advance = stopped

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 from contextlib import suppress
@@ -378,7 +377,7 @@ def _stop(step, repeats):
 
     def watch(event):
         if event["event"] == "log" and event["step"] >= step:
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
     return watch
 

@@ -52,7 +52,7 @@ def configured(tmp_path, job=None, **sections):
 def stopping_at(step, number=signal.SIGINT):
     def watch(event):
         if event["event"] == "step" and event["step"] == step:
-            os.kill(os.getpid(), number)
+            signal.raise_signal(number)
 
     return watch
 

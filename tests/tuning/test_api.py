@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import os
 import signal
 
 import numpy as np
@@ -292,7 +291,7 @@ def stopping_in_epoch(number):
     def watch(event):
         if event["event"] == "epoch" and event["epoch"] == number and not sent:
             sent.append(number)
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
     return watch
 
@@ -585,7 +584,7 @@ def test_a_stopped_search_goes_on_to_the_same_end(tmp_path):
     def stop_once(event):
         if event["event"] == "epoch" and event["epoch"] == 3 and not stopped_at:
             stopped_at.append(event["trial"])
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(Interrupted) as stopped:
         slipstream.tune(settings, watch=stop_once)
@@ -606,7 +605,7 @@ def test_a_search_stopped_between_the_folds_of_trials_knows_how_the_first_ended(
         if event["event"] == "lane":
             ended.append((event["trial"], event["fold"]))
         if event["event"] == "lane" and len(ended) == 1:
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(Interrupted):
         slipstream.tune(settings, watch=stop_once)
@@ -807,7 +806,7 @@ def test_a_search_writes_its_results_before_it_retrains_the_best(tmp_path, momen
         if left and event["event"] == left[0]:
             left.pop(0)
             if not left:
-                os.kill(os.getpid(), signal.SIGINT)
+                signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(Interrupted):
         slipstream.tune(settings, watch=stop)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
 import signal
@@ -234,7 +233,7 @@ def test_a_pack_without_an_intact_checkpoint_trains_from_the_start(tmp_path):
     def stop(event):
         if event["event"] == "epoch" and event["epoch"] == 3 and not stopped:
             stopped.append(event)
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(Interrupted):
         slipstream.tune(config, watch=stop)
