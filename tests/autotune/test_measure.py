@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from slipstream import UserError, runs
-from slipstream.autotune import candidates, measure
+from slipstream import runs
+from slipstream.autotune import cache as plan_cache
+from slipstream.autotune import candidates, measure, timing
 from slipstream.autotune.rules import make_plan
-from slipstream.config import Config
 from slipstream.engine import plan
-from tests.conftest import small_config, small_dataset, waves
+from tests.conftest import small_config, small_dataset
 from tests.engine.steps import make_task
 
 
@@ -40,7 +40,7 @@ def test_every_candidate_is_in_the_evidence_and_the_fastest_is_taken(tmp_path):
     assert any(name.startswith("threads = ") for name in names) or rules.threads == 1
     assert any(name.startswith("onednn = ") for name in names)
     timed = [item["ms"] for item in decided.evidence if "ms" in item and "refused" not in item]
-    assert decided.ms_per_step <= min(timed) / measure.WORTHWHILE_RATIO
+    assert decided.ms_per_step <= min(timed) / timing.WORTHWHILE_RATIO
     assert decided.reasons["plan"].startswith("measured in")
     # measuring leaves no trace in what will be trained
     assert all(torch.equal(task.model.state_dict()[name], value) for name, value in before.items())
@@ -93,7 +93,7 @@ def test_what_does_not_fit_into_the_time_is_told(tmp_path, monkeypatch, cache):
 def propose(monkeypatch, setting, value):
     """Have one candidate tried and no other."""
     monkeypatch.setattr(
-        candidates, "candidates", lambda *_: candidates.make_candidates(setting, value)
+        candidates, "list_candidates", lambda *_: candidates.make_candidates(setting, value)
     )
 
 
@@ -120,33 +120,6 @@ def test_a_candidate_with_other_losses_is_refused(tmp_path, monkeypatch):
     decided = measure.choose_plan(task, rules)
     assert decided.threads == 1
     assert "instead of" in decided.evidence[1]["refused"]
-
-
-def test_a_batch_is_found_by_speed_and_by_what_fits(tmp_path):
-    task, rules = made(tmp_path, table=waves(2000), model={"kind": "linear"})
-    batch, evidence = measure.find_batch_size(task, rules)
-    assert 32 <= batch <= len(task.dataset.memory.starts["train"])
-    assert evidence[0]["candidate"] == "batch = 32"
-
-    def check(_, given):
-        if given[0].shape[1] > 100:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-
-    task.model.register_forward_pre_hook(check)
-    batch, evidence = measure.find_batch_size(task, rules)
-    assert batch <= 100
-    assert any("failed" in item for item in evidence) or batch < 64
-
-
-def test_not_even_one_window(tmp_path):
-    task, rules = made(tmp_path, model={"kind": "linear"})
-
-    def check(*_):
-        raise torch.OutOfMemoryError("CUDA out of memory.")
-
-    task.model.register_forward_pre_hook(check)
-    with pytest.raises(UserError, match="not even one window fits"):
-        measure.find_batch_size(task, rules)
 
 
 def test_a_batch_that_does_not_fit_is_planned_in_smaller_passes(tmp_path):
@@ -185,32 +158,7 @@ def test_memory_that_was_full_once_is_not_remembered(tmp_path, cache):
 @pytest.mark.parametrize("what", ["slipstream", "triton", "driver", "torch"])
 def test_a_plan_of_another_version_is_measured_anew(tmp_path, what):
     task, rules = made(tmp_path, engine={"plan": "cached"})
-    key = measure._key(task, rules)
+    key = plan_cache.compute_key(task, rules)
     assert what in rules.hardware or what == "driver"  # which only a machine with a GPU has
     other = replace(rules, hardware=rules.hardware | {what: "0.0.1"})
-    assert measure._key(task, other) != key
-
-
-def test_layers_of_their_own_size_may_each_have_their_algorithm():
-    chosen = make_plan(Config(model={"hidden": [8, 16]}, engine={"device": "cpu"}), data_bytes=0)
-    first, second = candidates.list_cudnn_algorithms([8, 16])
-    assert chosen.cudnn == ("persistent", "persistent")
-    chosen = replace(chosen, cudnn=first.change(chosen))
-    assert chosen.cudnn == ("standard", "persistent")
-    assert second.change(chosen) == ("standard", "standard")
-    (both,) = candidates.list_cudnn_algorithms([8, 8])
-    assert both.change(chosen) == ("standard", "standard")
-
-
-def test_cudnn_is_tried_first_where_our_own_kernels_are_the_start():
-    config = Config(model={"hidden": [8, 16]}, engine={"device": "cpu"})
-    chosen = make_plan(config, data_bytes=0)
-    own = replace(chosen, cudnn=("off", "off"))
-    first = next(candidates.list_candidates(config, own))
-    assert (first.name, first.change(own)) == ("cudnn = persistent", ("persistent", "persistent"))
-    assert next(candidates.list_candidates(config, chosen)).setting != "cudnn"
-    layers = [one.change(own) for one in candidates.list_cudnn_algorithms([8, 16])]
-    assert layers == [("standard", "persistent"), ("persistent", "standard")]
-    assert candidates.get_cudnn_override("tf32", own) == {"cudnn": ("persistent", "persistent")}
-    assert not candidates.get_cudnn_override("fp16", own)
-    assert not candidates.get_cudnn_override("tf32", chosen)
+    assert plan_cache.compute_key(task, other) != key

@@ -26,7 +26,7 @@ def test_the_soonest_way_is_taken_and_all_evidence_kept():
     assert {item["mode"] for item in timed} == {"together", "branches"}
     assert all(item["windows_per_s"] > 0 for item in timed)
     taken = min(timed, key=lambda item: -(-3 // item["places"]) * item["ms"])
-    assert (found.mode, found.places) == (taken["mode"], taken["places"])
+    assert (found.mode, found.num_lanes) == (taken["mode"], taken["places"])
 
 
 def test_what_does_not_fit_ends_the_doubling(monkeypatch):
@@ -44,12 +44,12 @@ def test_what_does_not_fit_ends_the_doubling(monkeypatch):
     found = chosen(8, modes=("together",))
     assert [item["places"] for item in found.evidence] == [1, 2, 4]
     assert found.evidence[-1]["out_of_memory"]
-    assert found.places <= 2
+    assert found.num_lanes <= 2
 
 
 def test_without_time_the_first_that_works_is_taken():
     found = chosen(4, limit_s=0.0)
-    assert (found.mode, found.places) == ("together", 1)
+    assert (found.mode, found.num_lanes) == ("together", 1)
     assert [("skipped" in item) for item in found.evidence] == [False, True]
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from slipstream import UserError, machine
-from slipstream.autotune.rules import _refuse_own, half_pays, make_plan
+from slipstream.autotune.rules import _refuse_own_kernels, is_half_faster, make_plan
 from slipstream.config import Config, Engine
 
 
@@ -67,23 +67,23 @@ def test_deterministic_kernels_are_asked_for_and_let_go():
 )
 def test_recurrent_layers_are_taken_to_be_faster_in_fp16_from_a_size_on(kind, hidden, batch, pays):
     config = Config(model={"kind": kind, "hidden": hidden}, train={"batch": batch})
-    assert half_pays(config) is pays
+    assert is_half_faster(config) is pays
 
 
 @pytest.mark.parametrize(
     "sections", [{"train": {"repeats": 4}}, {"data": {"split": {"walk_forward": 3}}}]
 )
 def test_recurrent_lanes_go_in_fp16(sections):
-    assert half_pays(Config(model={"kind": "gru", "hidden": 16}, **sections))
-    assert not half_pays(Config(model={"kind": "mlp", "hidden": 16}, **sections))
+    assert is_half_faster(Config(model={"kind": "gru", "hidden": 16}, **sections))
+    assert not is_half_faster(Config(model={"kind": "mlp", "hidden": 16}, **sections))
 
 
 def test_our_own_kernels_are_refused_where_there_are_none():
-    _refuse_own(512, recent=True)
+    _refuse_own_kernels(512, recent=True)
     with pytest.raises(UserError, match=r"model\.hidden is 513.*\"auto\""):
-        _refuse_own(513, recent=True)
+        _refuse_own_kernels(513, recent=True)
     with pytest.raises(UserError, match="older"):
-        _refuse_own(64, recent=False)
+        _refuse_own_kernels(64, recent=False)
 
 
 def test_a_cpu_has_its_own_recurrent_layers_whatever_cudnn_is_set_to():

@@ -15,6 +15,7 @@ import slipstream
 from slipstream import machine, runs
 from slipstream.autotune import measure
 from slipstream.autotune.rules import MAX_OWN_HIDDEN, make_plan
+from slipstream.autotune.timing import WORTHWHILE_RATIO
 from slipstream.config import Model, Signature
 from slipstream.data import dataset as datasets
 from slipstream.engine import loop
@@ -279,7 +280,7 @@ def test_the_plan_measures_and_tells(hidden, tmp_path, monkeypatch):
     assert {"rules of thumb", "precision = fp32", "precision = tf32"} <= names
     assert {"cudnn = standard", "fused = False", "capture = False"} <= names
     fastest = min(item["ms"] for item in decided.evidence if "ms" in item)
-    assert decided.ms_per_step <= fastest / measure.WORTHWHILE_RATIO
+    assert decided.ms_per_step <= fastest / WORTHWHILE_RATIO
     assert ("cudnn = persistent" in names) == (hidden <= MAX_OWN_HIDDEN)
     assert decided.cudnn != ("off",) or hidden <= MAX_OWN_HIDDEN
     persistent = any("Persist" in name for name in decided.kernels)

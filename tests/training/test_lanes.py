@@ -589,7 +589,7 @@ def test_what_cannot_be_resumed_is_refused(repeated, tmp_path):
 @pytest.mark.parametrize(
     ("engine", "told"),
     [
-        ({"home": "loader"}, r"train.repeats = 2 .* live elsewhere \(loader: asked for"),
+        ({"home": "loader"}, r"train.repeats = 2 .* live elsewhere \(loader: requested"),
         ({"preset": "classic"}, "leave engine.home and engine.preset as they are"),
         ({"sync": True}, "take engine.sync out"),
     ],

@@ -1,4 +1,4 @@
-"""What a plan leaves open: the alternatives that make sense for a job and are worth timing."""
+"""List the alternatives to a plan that make sense for a job and are worth timing."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from slipstream.models import OWN_KERNELS
 
 COMPILE_S = 8.0
 BUILDING_PAYS_S = 15.0
-"""Of a run: kernels of our own take 2 s to build on 16 cores, 5 one after another, once on a
-machine, and save a third or more of the steps' time, which is guessed high"""
+"""Length of a run from which on our own kernels are built: that takes 2 s on 16 cores, 5 s on one,
+once per machine, and saves a third or more of the steps' time, whose guess is high"""
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 def prefer_own_kernels(config: Config, plan: Plan, guessed_s: float) -> Plan:
-    """The plan with our own recurrent kernels where these are taken to be fastest: not in a run so
-    short that building them would take longer than they save."""
+    """Put our own recurrent kernels into the plan if they are likely to be fastest.
+
+    In a short run, building them would take longer than they save.
+    """
     precision = plan.precision if config.engine.precision != "auto" else "fp16"
     fits = plan.device.type == "cuda" and config.model.spec.is_recurrent
     fits = fits and config.engine.cudnn == "auto" and precision in ("fp16", "bf16")
@@ -39,16 +41,16 @@ def prefer_own_kernels(config: Config, plan: Plan, guessed_s: float) -> Plan:
 
 
 class PlanCandidate(NamedTuple):
-    """One setting changed."""
+    """A plan with one setting changed."""
 
     setting: str
     value: Any
     change: Callable[[Plan], Any]
-    """The setting's value, given the plan so far"""
-    takes_s: float = 0.0
-    """What it needs before its first step, beyond what others need"""
+    """From the best plan so far to the setting's value"""
+    setup_s: float = 0.0
+    """What it takes before its first step, beyond what others take"""
     also: Mapping[str, Any] = NOTHING
-    """Other settings that go with it"""
+    """Other settings that change with it"""
 
     @property
     def name(self) -> str:
@@ -56,26 +58,27 @@ class PlanCandidate(NamedTuple):
 
 
 def make_candidates(
-    setting: str, *values: Any, takes_s: float = 0.0, also: Mapping[str, Any] = NOTHING
+    setting: str, *values: Any, setup_s: float = 0.0, also: Mapping[str, Any] = NOTHING
 ) -> Iterator[PlanCandidate]:
+    """Yield a candidate for each value of a setting."""
     for value in values:
 
         def change(_: Plan, value: Any = value) -> Any:
             return value
 
-        yield PlanCandidate(setting, value, change, takes_s, also)
+        yield PlanCandidate(setting, value, change, setup_s, also)
 
 
 def list_candidates(config: Config, plan: Plan) -> Iterator[PlanCandidate]:
-    """What the config leaves open and makes sense here: likely winners first, and at the end what
-    is tried to know what the rest is worth."""
+    """Yield what the config leaves open and makes sense here: likely winners first, and at the end
+    what is tried only to know what the rest is worth."""
     engine, recurrent = config.engine, config.model.spec.is_recurrent
     on_gpu = plan.device.type == "cuda"
     if OWN_KERNELS in plan.cudnn and engine.cudnn == "auto":
         yield PlanCandidate("cudnn", "persistent", use_persistent_cudnn)
     if on_gpu and engine.precision == "auto":
-        known = machine.find_gpu_hint(plan.hardware["gpu"])
-        half = ["fp16", "bf16"] if known and known.half == "fp16" else ["bf16", "fp16"]
+        hint = machine.find_gpu_hint(plan.hardware["gpu"])
+        half = ["fp16", "bf16"] if hint and hint.half == "fp16" else ["bf16", "fp16"]
         if recurrent:  # cuDNN's bf16 recurrence has no persistent kernels
             half = ["fp16"]
         if machine.has_tf32(plan.device):
@@ -98,25 +101,26 @@ def list_candidates(config: Config, plan: Plan) -> Iterator[PlanCandidate]:
     if plan.home in ("stream", "loader") and engine.workers == "auto":
         yield from make_candidates("workers", 0, 2 * plan.workers)
     if on_gpu and not recurrent and engine.compile == "auto":
-        yield from make_candidates("compile", True, takes_s=COMPILE_S)
+        yield from make_candidates("compile", True, setup_s=COMPILE_S)
     if on_gpu and engine.capture == "auto":
         yield from make_candidates("capture", False)
 
 
 def get_cudnn_override(precision: str, plan: Plan) -> Mapping[str, Any]:
-    """Wide precisions are cuDNN's: our own kernels hold no more than half as many units in them."""
+    """Return the change to cuDNN that a wide precision needs: our own kernels hold no more than
+    half as many units in it."""
     if OWN_KERNELS not in plan.cudnn or precision in ("fp16", "bf16"):
         return NOTHING
     return {"cudnn": use_persistent_cudnn(plan)}
 
 
 def use_persistent_cudnn(plan: Plan) -> tuple[str, ...]:
-    """Its layers, by what PyTorch chooses."""
+    """Return the algorithm that PyTorch chooses, for every layer."""
     return ("persistent",) * len(plan.cudnn)
 
 
 def list_cudnn_algorithms(sizes: Sequence[int]) -> Iterator[PlanCandidate]:
-    """cuDNN's standard algorithm, for all layers of one size or for each layer by itself."""
+    """Yield cuDNN's standard algorithm: for all layers of one size, or for each layer alone."""
     if len(set(sizes)) == 1:
         yield PlanCandidate("cudnn", "standard", lambda plan: ("standard",) * len(plan.cudnn))
         return

@@ -1,4 +1,4 @@
-"""How many lanes to train at a time, and in which way: chosen by timing a few steps of each."""
+"""Choose how many lanes to train at a time, and in which mode, by timing a few steps of each."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from slipstream import machine
-from slipstream.autotune.measure import MEASURE_LIMIT_S, NUM_STRETCHES, TRIAL_S, WORTHWHILE_RATIO
+from slipstream.autotune.measure import MEASURE_LIMIT_S
+from slipstream.autotune.timing import OUT_OF_TIME, WORTHWHILE_RATIO, measure_ms
 from slipstream.config import Config, Signature
 from slipstream.data.windows import Series
 from slipstream.engine import capture, recovery
 from slipstream.engine.lanes import gradients, pack
 from slipstream.engine.lanes.gradients import GRADIENTS, LaneMode
 from slipstream.engine.lanes.lane import EpochStart, Lane
-from slipstream.engine.lanes.pack import Pack
 from slipstream.engine.plan import Plan
 from slipstream.errors import UserError
 
@@ -25,23 +25,23 @@ MAX_LANES = 64
 """Lanes at a time, where that is not measured"""
 
 
-def choose_default_mode(settings: Config, plan: Plan) -> LaneMode:
-    """The mode, unmeasured: a CPU has faster recurrent layers for one model than for many."""
-    on_cpu = plan.device.type == "cpu" and settings.model.spec.is_recurrent
+def choose_default_mode(config: Config, plan: Plan) -> LaneMode:
+    """Choose without measuring: a CPU has faster recurrent layers for one model than for many."""
+    on_cpu = plan.device.type == "cpu" and config.model.spec.is_recurrent
     return "branches" if on_cpu else "together"
 
 
-def choose_mode(settings: Config, signature: Signature, plan: Plan) -> tuple[LaneMode, str]:
-    """The mode by that rule, and why; a class of the user's own must go through `vmap` for it."""
-    if settings.model.is_custom and (
-        refusal := gradients.explain_vmap_refusal(settings.model, signature)
+def choose_mode(config: Config, signature: Signature, plan: Plan) -> tuple[LaneMode, str]:
+    """Choose the mode by a rule of thumb, and say why; a custom network must pass `vmap`."""
+    if config.model.is_custom and (
+        refusal := gradients.explain_vmap_refusal(config.model, signature)
     ):
-        return "branches", f"each lane for itself: vmap refuses {settings.model.kind} ({refusal})"
-    return choose_default_mode(settings, plan), RULE_OF_THUMB
+        return "branches", f"each lane for itself: vmap refuses {config.model.kind} ({refusal})"
+    return choose_default_mode(config, plan), RULE_OF_THUMB
 
 
 def adapt_plan_to_pack(plan: Plan, mode: LaneMode, ms: float | None = None) -> Plan:
-    """The plan of one model, as a pack of several takes it."""
+    """Adapt the plan of one model to a pack of several."""
     plan = replace(plan, steps_per_graph=1, ms_per_step=ms)
     if mode == "branches":
         return plan
@@ -53,6 +53,8 @@ def adapt_plan_to_pack(plan: Plan, mode: LaneMode, ms: float | None = None) -> P
 
 
 class PackChoice(NamedTuple):
+    """How to train lanes together."""
+
     mode: LaneMode
     num_lanes: int
     evidence: list[dict[str, Any]]
@@ -68,87 +70,80 @@ def choose_pack_size(
     modes: Sequence[LaneMode] = tuple(GRADIENTS),
     limit_s: float = MEASURE_LIMIT_S,
 ) -> PackChoice:
-    """The way to have all of these lanes trained soonest.
+    """Choose the mode and the number of lanes at a time that train all of these lanes soonest.
 
-    In each mode the places are doubled for as long as that fits into memory and pays.
+    In each mode the number of lanes is doubled while that fits into memory and is worth it.
     """
     evidence: list[dict[str, Any]] = []
     best: tuple[float, LaneMode, int] | None = None
     speed: dict[LaneMode, float] = dict.fromkeys(modes, 0.0)
     deadline = time.perf_counter() + limit_s
-    for places, mode in itertools.product(_doubled(len(lanes)), modes):
+    for num_lanes, mode in itertools.product(_list_sizes(len(lanes)), modes):
         if mode not in speed:
             continue
-        told: dict[str, Any] = {"mode": mode, "places": places}
-        evidence.append(told)
+        entry: dict[str, Any] = {"mode": mode, "places": num_lanes}
+        evidence.append(entry)
         if best is not None and time.perf_counter() > deadline:
-            told["skipped"] = "no time left to measure"
+            entry["skipped"] = OUT_OF_TIME
             break
         try:
-            ms = _step_ms(lanes, places, signature, series, plan, mode)
+            ms = _measure_pack(lanes, num_lanes, signature, series, plan, mode)
         except recovery.MEMORY_ERRORS as error:
-            told["failed"] = recovery.first_line(error)
-            told["out_of_memory"] = recovery.is_out_of_memory(error)
-        if "failed" in told:  # past the except block, whose traceback would pin the memory
+            entry["failed"] = recovery.first_line(error)
+            entry["out_of_memory"] = recovery.is_out_of_memory(error)
+        if "failed" in entry:  # past the except block, whose traceback would pin the memory
             recovery.free_memory()
             del speed[mode]
             continue
-        windows = sum(lane.batch_order().windows_per_step for lane in lanes[:places])
-        told |= {"ms": ms, "windows_per_s": 1e3 * windows / ms}
-        whole = -(-len(lanes) // places) * ms  # packs of that size, one after the other
-        if best is None or whole < best[0]:
-            best = whole, mode, places
-        if places / ms * WORTHWHILE_RATIO < speed[mode]:
+        windows = sum(lane.batch_order().windows_per_step for lane in lanes[:num_lanes])
+        entry |= {"ms": ms, "windows_per_s": 1e3 * windows / ms}
+        total_ms = -(-len(lanes) // num_lanes) * ms  # packs of that size, one after the other
+        if best is None or total_ms < best[0]:
+            best = total_ms, mode, num_lanes
+        if num_lanes / ms * WORTHWHILE_RATIO < speed[mode]:
             del speed[mode]
         else:
-            speed[mode] = places / ms
+            speed[mode] = num_lanes / ms
     if best is None:
         raise UserError(f"no lane could be trained: {evidence[0].get('failed')}")
     return PackChoice(best[1], best[2], evidence)
 
 
-def _doubled(most: int) -> list[int]:
+def _list_sizes(limit: int) -> list[int]:
     sizes = [1]
-    while sizes[-1] < most:
-        sizes.append(min(2 * sizes[-1], most))
+    while sizes[-1] < limit:
+        sizes.append(min(2 * sizes[-1], limit))
     return sizes
 
 
-def _step_ms(
+def _measure_pack(
     lanes: Sequence[Lane],
-    places: int,
+    num_lanes: int,
     signature: Signature,
     series: Series,
     plan: Plan,
     mode: LaneMode,
 ) -> float:
-    """Milliseconds per step of a pack of the first lanes."""
+    """Return the milliseconds per step of a pack of the first lanes."""
     with plan.flags():
-        trial = pack.build_pack(lanes[:places], signature, series, plan, mode=mode, room=lanes)
+        trial = pack.build_pack(lanes[:num_lanes], signature, series, plan, mode=mode, room=lanes)
+        epoch_steps = min(trial.num_steps(lane) for lane in range(num_lanes))
+
+        def time_steps(steps: int) -> float:
+            """Return the seconds of the epoch's first steps; it is set up before."""
+            trial.begin({lane: EpochStart() for lane in range(num_lanes)})
+            machine.synchronize(plan.device)
+            started_at = time.perf_counter()
+            for _ in range(min(steps, epoch_steps)):
+                trial.advance()
+            machine.synchronize(plan.device)
+            return time.perf_counter() - started_at
+
         try:
-            _steps_s(trial, capture.EAGER_FIRST + 1 if plan.capture else 1)
-            once = _steps_s(trial, 1)
-            steps = max(1, min(100, int(TRIAL_S / NUM_STRETCHES / max(once, 1e-6))))
-            taken = min(steps, _most(trial))
-            spent = min(_steps_s(trial, taken) for _ in range(NUM_STRETCHES))
+            time_steps(capture.EAGER_FIRST + 1 if plan.capture else 1)
+            ms = measure_ms(time_steps, epoch_steps)
             if trial.failures():
                 raise RuntimeError("; ".join(trial.failures().values()))
-            return 1e3 * spent / taken
+            return ms
         finally:
             trial.close()
-
-
-def _most(trial: Pack) -> int:
-    """Steps until the first lane's epoch ends."""
-    return min(trial.num_steps(place) for place in range(len(trial.lanes)))
-
-
-def _steps_s(trial: Pack, steps: int) -> float:
-    """Seconds for steps of the first epoch, which is laid out before the clock starts."""
-    trial.begin({place: EpochStart() for place in range(len(trial.lanes))})
-    machine.synchronize(trial.plan.device)
-    began = time.perf_counter()
-    for _ in range(min(steps, _most(trial))):
-        trial.advance()
-    machine.synchronize(trial.plan.device)
-    return time.perf_counter() - began

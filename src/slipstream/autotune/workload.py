@@ -1,4 +1,4 @@
-"""One way to run a job, set up to be timed: for the bench, the profile and their likes."""
+"""Training steps to be timed, for the bench, the profiler and the doctor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from pathlib import Path
 import torch
 
 from slipstream import machine
-from slipstream.autotune import measure
+from slipstream.autotune.batch_size import find_batch_size
+from slipstream.autotune.duration import count_windows_per_step
+from slipstream.autotune.measure import choose_plan
 from slipstream.autotune.rules import make_plan
 from slipstream.config import Config, replace_settings
 from slipstream.config.base import hash_seed
@@ -24,11 +26,11 @@ from slipstream.models import build
 from slipstream.runs import Run
 
 NOWHERE = Run(Path(os.devnull))
-"""A trial tells nobody"""
+"""Timed steps log nothing"""
 
 
 def prepare_task(config: Config, dataset: Dataset) -> tuple[TrainingTask, Plan]:
-    """A freshly drawn model on its device, and the rules of thumb for it."""
+    """Build a new model on its device, and make its plan by rules of thumb."""
     config = resolve_class_weights(config, dataset)
     chosen = make_plan(config, data_bytes=dataset.data_bytes, streamed=dataset.stream is not None)
     with torch.random.fork_rng([chosen.device] if chosen.device.type == "cuda" else []):
@@ -46,41 +48,41 @@ def resolve_batch_size(config: Config, dataset: Dataset) -> Config:
     if config.train.batch != "auto":
         return config
     task, plan = prepare_task(replace_settings(config, train={"batch": 256}), dataset)
-    batch, _ = measure.find_batch_size(task, plan)
+    batch, _ = find_batch_size(task, plan)
     return replace_settings(config, train={"batch": batch})
 
 
 class TimedWorkload(ABC):
-    """Something that takes training steps, to be timed."""
+    """Something that takes training steps, which are timed."""
 
     device: torch.device
     num_prefetched = 0
-    """Steps whose batches a loader has ready when it was left alone for a while"""
+    """Steps whose batches a loader has ready after a pause"""
 
     @abstractmethod
     def settings(self) -> AbstractContextManager[None]:
-        """Torch's flags as its steps want them."""
+        """Set torch's flags as the steps need them."""
 
     @abstractmethod
     def step(self) -> None: ...
 
-    def finish(self) -> None:  # noqa: B027 (most put off nothing)
-        """Do what steps have put off."""
+    def finish(self) -> None:  # noqa: B027 (most have nothing to finish)
+        """Finish what the steps have deferred."""
 
     def time_steps(self, steps: int) -> float:
-        """Seconds for so many steps, the device's work included."""
+        """Return the seconds of some steps, the device's work included."""
         machine.synchronize(self.device)
-        began = time.perf_counter()
+        started_at = time.perf_counter()
         for _ in range(steps):
             self.step()
         self.finish()
         machine.synchronize(self.device)
-        return time.perf_counter() - began
+        return time.perf_counter() - started_at
 
     def measure_ms_per_step(self, steps: int, *, warm_s: float = 0.0) -> float:
-        """Milliseconds per step over so many of them, a loader's head start used up before.
+        """Return the milliseconds per step, after using up the batches that a loader prefetched.
 
-        `warm_s` of steps come before those that count: a device's clock falls while it rests.
+        Steps for `warm_s` seconds come before those that count: an idle device lowers its clock.
         """
         with self.settings():
             if self.num_prefetched:
@@ -92,13 +94,13 @@ class TimedWorkload(ABC):
 
 
 class TrainingWorkload(TimedWorkload):
-    """A model in training. Steps go on from epoch to epoch, as in a run, without validations."""
+    """A model in training: its steps go on from epoch to epoch, without validations."""
 
     def __init__(self, config: Config, dataset: Dataset, *, first: int = 1) -> None:
-        """`first` steps, and those that a capture needs, are taken at once."""
+        """Take the first steps, and those that a capture needs."""
         self.config = config
-        task, chosen = prepare_task(config, dataset)
-        self.plan = measure.choose_plan(task, chosen)
+        task, plan = prepare_task(config, dataset)
+        self.plan = choose_plan(task, plan)
         self.device = self.plan.device
         if self.plan.home in ("loader", "stream"):
             self.num_prefetched = self.plan.workers * self.plan.prefetch
@@ -119,16 +121,13 @@ class TrainingWorkload(TimedWorkload):
 
     @property
     def windows_per_step(self) -> int:
-        """Of one step"""
-        batch = self.config.train.batch
-        assert batch != "auto"
-        return batch * self.config.train.accumulate
+        return count_windows_per_step(self.config)
 
     def settings(self) -> AbstractContextManager[None]:
         return self.plan.flags()
 
     def step(self) -> None:
-        """The next step, and the epoch's beginning where it is the first."""
+        """Take the next step; the first of an epoch starts the epoch."""
         job, place = self.job, self.steps_done % self.num_steps
         if not place:
             epoch = self.steps_done // self.num_steps

@@ -12,9 +12,8 @@ import pyarrow as pa
 import torch
 
 from slipstream import config as configs
-from slipstream.autotune import measure
-from slipstream.autotune.workload import prepare_task
-from slipstream.config import Config, replace_settings
+from slipstream.autotune.workload import resolve_batch_size
+from slipstream.config import Config
 from slipstream.data import dataset as datasets
 from slipstream.data.dataset import Dataset
 from slipstream.errors import UserError
@@ -132,9 +131,5 @@ def build_case(source: Config | str | Path | Mapping[str, Any], overrides: Itera
         )
     engine = config.engine.model_dump(include={"device"})
     config = Config.model_validate(config.model_dump(exclude_unset=True) | {"engine": engine})
-    if config.train.batch == "auto":
-        first = replace_settings(config, train={"batch": 256})
-        task, plan = prepare_task(first, dataset)
-        batch, _ = measure.find_batch_size(task, plan)
-        config = replace_settings(config, train={"batch": batch})
+    config = resolve_batch_size(config, dataset)
     return Case(config.name, config, dataset)

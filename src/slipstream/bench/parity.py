@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from slipstream import runs
-from slipstream.autotune import measure
+from slipstream.autotune.measure import choose_plan
 from slipstream.autotune.workload import TrainingWorkload, prepare_task
 from slipstream.bench.cases import Case
 from slipstream.bench.results import (
@@ -145,7 +145,7 @@ def _trained(case: Case, way: str, seed: int, epochs: int) -> tuple[float, str]:
     with tempfile.TemporaryDirectory() as out:
         task, chosen = prepare_task(config, case.dataset)
         task = replace(task, run=runs.create_run("parity", out=out))
-        chosen = measure.choose_plan(task, chosen)
+        chosen = choose_plan(task, chosen)
         with chosen.flags():
             fit = loop.fit(task, chosen)
     best = fit.progress.best_loss

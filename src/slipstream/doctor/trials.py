@@ -12,7 +12,8 @@ import pyarrow as pa
 import torch
 
 from slipstream import config as configs
-from slipstream.autotune import measure
+from slipstream.autotune.measure import choose_plan
+from slipstream.autotune.timing import time_first_steps
 from slipstream.autotune.workload import prepare_task
 from slipstream.data import dataset as datasets
 from slipstream.engine import capture
@@ -82,9 +83,9 @@ def _time_steps(
     with plan.flags():
         job = build_step(task, plan)
         try:
-            measure.time_first_steps(job, config, STEPS)
+            time_first_steps(job, config, STEPS)
             loss = float(job.buffers.losses[:STEPS].mean())
-            elapsed_s = min(measure.time_first_steps(job, config, STEPS) for _ in range(REPEATS))
+            elapsed_s = min(time_first_steps(job, config, STEPS) for _ in range(REPEATS))
             if job.failures():
                 raise RuntimeError("; ".join(job.failures().values()))
             if check:
@@ -101,7 +102,7 @@ def measure_plan(device: torch.device) -> dict[str, Any]:
     try:
         config = configs.load(TYPICAL, [f"engine.device={device}"])
         task, rules = prepare_task(config, datasets.load_dataset(config, _build_waves()))
-        return {"job": job} | measure.choose_plan(task, rules).to_dict()
+        return {"job": job} | choose_plan(task, rules).to_dict()
     except Interrupted:
         raise
     except Exception as error:  # finding a device that fails is the doctor's purpose

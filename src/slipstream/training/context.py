@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from slipstream import runs
-from slipstream.autotune import measure
+from slipstream.autotune.batch_size import find_batch_size, set_batch_size
+from slipstream.autotune.measure import choose_plan
 from slipstream.config import Config
 from slipstream.config.base import hash_seed
 from slipstream.data.dataset import Dataset
@@ -104,12 +105,11 @@ def write_config(run: Run, config: Config, asked: Config) -> None:
 def _settle(task: TrainingTask, chosen: Plan) -> tuple[TrainingTask, Plan]:
     """What was left to measuring: the batch, then the rest of the plan."""
     if task.config.train.batch == "auto":
-        batch, evidence = measure.find_batch_size(task, chosen)
-        train = task.config.train.model_copy(update={"batch": batch})
-        task = replace(task, config=task.config.model_copy(update={"train": train}))
+        batch, evidence = find_batch_size(task, chosen)
+        task = replace(task, config=set_batch_size(task.config, batch))
         told = f"{batch} windows: the most that fit and made training faster"
         chosen = replace(chosen, reasons=chosen.reasons | {"batch": told}, evidence=evidence)
-    decided = measure.choose_plan(task, chosen)
+    decided = choose_plan(task, chosen)
     return task, replace(decided, evidence=[*chosen.evidence, *decided.evidence])
 
 

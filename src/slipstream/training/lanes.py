@@ -10,6 +10,7 @@ from typing import Any
 
 from slipstream import runs
 from slipstream.autotune import measure, pack_size
+from slipstream.autotune.duration import guess_duration_s
 from slipstream.config import Config
 from slipstream.data.dataset import Dataset
 from slipstream.engine import checkpoint, monitor, recovery
@@ -203,7 +204,7 @@ def _packed(
 
 
 def _share_s(task: TrainingTask, chosen: Plan, count: int) -> float:
-    return measure.SHARE_OF_RUN * measure.guess_duration_s(task, chosen) * count
+    return measure.SHARE_OF_RUN * guess_duration_s(task, chosen) * count
 
 
 def _announce(
@@ -212,7 +213,7 @@ def _announce(
     train, dataset, plan = task.config.train, task.dataset, packed.plan
     steps = max(lane.batch_order().num_steps for lane in packed.lanes)
     expected = {
-        "expected_s": measure.guess_duration_s(task, plan) * len(packed.lanes),
+        "expected_s": guess_duration_s(task, plan) * len(packed.lanes),
         "expected_is": "guessed",
     }
     if plan.ms_per_step is not None:

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from slipstream import runs
-from slipstream.autotune import measure
+from slipstream.autotune.duration import count_steps, estimate_duration
 from slipstream.engine import loop, monitor, recovery
 from slipstream.engine.plan import Plan
 from slipstream.engine.single import TrainingTask
@@ -90,7 +90,6 @@ def _num_parameters(task: TrainingTask) -> int:
 
 def _announce(task: TrainingTask, chosen: Plan) -> None:
     train, dataset = task.config.train, task.dataset
-    assert train.batch != "auto"
     task.run.append(
         "start",
         run=str(task.run.folder),
@@ -98,9 +97,9 @@ def _announce(task: TrainingTask, chosen: Plan) -> None:
         series=len(dataset.index.series_names),
         parameters=_num_parameters(task),
         epochs=train.epochs,
-        steps_per_epoch=-(-dataset.num_windows["train"] // (train.batch * train.accumulate)),
+        steps_per_epoch=count_steps(task),
         plan=chosen.to_dict(),
-        **measure.estimate_duration(task, chosen),
+        **estimate_duration(task, chosen),
         notes=dataset.notes,
     )
 

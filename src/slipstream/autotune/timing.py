@@ -1,0 +1,94 @@
+"""Time the first steps of a training program."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from slipstream import machine
+from slipstream.config import Config
+from slipstream.engine import capture, optim, recovery
+from slipstream.engine.plan import Plan
+from slipstream.engine.single import SingleStep, TrainingTask, build_step
+from slipstream.models import OWN_KERNELS
+
+TRIAL_S = 0.12
+NUM_STRETCHES = 3
+"""A candidate's time is that of the fastest of so many stretches of steps"""
+MAX_STEPS = 100
+"""Of one stretch"""
+WORTHWHILE_RATIO = 0.97
+"""A candidate must take less than this share of the best time"""
+OUT_OF_TIME = "not measured (time limit)"
+
+
+class StepMeasurement(NamedTuple):
+    """What a few steps under a plan showed."""
+
+    ms: float
+    loss: float
+    kernels: list[str]
+
+
+def measure_ms(time_steps: Callable[[int], float], max_steps: int) -> float:
+    """Return the milliseconds per step, given a function from a number of steps to seconds."""
+    once_s = time_steps(1)
+    steps = int(TRIAL_S / NUM_STRETCHES / max(once_s, 1e-6))
+    steps = max(1, min(steps, MAX_STEPS, max_steps))
+    return 1e3 * min(time_steps(steps) for _ in range(NUM_STRETCHES)) / steps
+
+
+def measure_step(task: TrainingTask, plan: Plan) -> StepMeasurement:
+    """Train a copy of the model for a moment."""
+    trial = replace(task, model=copy.deepcopy(task.model))
+    with plan.flags():
+        program = build_step(trial, plan)
+        try:
+            warm_up = capture.EAGER_FIRST + 1 if plan.device.type == "cuda" else 1
+            time_first_steps(program, task.config, warm_up)
+            losses = program.buffers.losses[:warm_up].clone()  # the same steps for every candidate
+            ms = measure_ms(
+                lambda steps: time_first_steps(program, task.config, steps),
+                program.batches.num_steps,
+            )
+            if program.failures():
+                raise RuntimeError("; ".join(program.failures().values()))
+            return StepMeasurement(ms, float(losses.double().mean()), program.kernels())
+        finally:
+            program.close()
+
+
+def time_first_steps(program: SingleStep, config: Config, steps: int) -> float:
+    """Return the seconds of an epoch's first steps; the epoch is set up before the clock starts."""
+    num_steps = program.batches.num_steps
+    program.batches.start_epoch(0)
+    program.buffers.begin(optim.compute_lrs(config.train, 0, num_steps), first=0)
+    machine.synchronize(program.plan.device)
+    started_at = time.perf_counter()
+    for _ in range(min(steps, num_steps)):
+        program.advance()
+    program.flush()
+    machine.synchronize(program.plan.device)
+    return time.perf_counter() - started_at
+
+
+def try_plan(
+    task: TrainingTask, plan: Plan, name: str, evidence: list[dict[str, Any]]
+) -> StepMeasurement | None:
+    """Measure a candidate and add it to the evidence; None if it fails."""
+    try:
+        result = measure_step(task, plan)
+    except Exception as error:
+        if not isinstance(error, recovery.MEMORY_ERRORS) and OWN_KERNELS not in plan.cudnn:
+            raise  # a compiler of kernels may raise anything
+        reason = recovery.first_line(error)
+        full = recovery.is_out_of_memory(error)
+        evidence.append({"candidate": name, "failed": reason, "out_of_memory": full})
+        return None
+    finally:
+        recovery.free_memory()
+    evidence.append({"candidate": name, "ms": result.ms})
+    return result

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from slipstream.autotune import candidates
+from slipstream.autotune.rules import make_plan
+from slipstream.config import Config
+
+
+def test_layers_of_their_own_size_may_each_have_their_algorithm():
+    chosen = make_plan(Config(model={"hidden": [8, 16]}, engine={"device": "cpu"}), data_bytes=0)
+    first, second = candidates.list_cudnn_algorithms([8, 16])
+    assert chosen.cudnn == ("persistent", "persistent")
+    chosen = replace(chosen, cudnn=first.change(chosen))
+    assert chosen.cudnn == ("standard", "persistent")
+    assert second.change(chosen) == ("standard", "standard")
+    (both,) = candidates.list_cudnn_algorithms([8, 8])
+    assert both.change(chosen) == ("standard", "standard")
+
+
+def test_cudnn_is_tried_first_where_our_own_kernels_are_the_start():
+    config = Config(model={"hidden": [8, 16]}, engine={"device": "cpu"})
+    chosen = make_plan(config, data_bytes=0)
+    own = replace(chosen, cudnn=("off", "off"))
+    first = next(candidates.list_candidates(config, own))
+    assert (first.name, first.change(own)) == ("cudnn = persistent", ("persistent", "persistent"))
+    assert next(candidates.list_candidates(config, chosen)).setting != "cudnn"
+    layers = [one.change(own) for one in candidates.list_cudnn_algorithms([8, 16])]
+    assert layers == [("standard", "persistent"), ("persistent", "standard")]
+    assert candidates.get_cudnn_override("tf32", own) == {"cudnn": ("persistent", "persistent")}
+    assert not candidates.get_cudnn_override("fp16", own)
+    assert not candidates.get_cudnn_override("tf32", chosen)
