@@ -1,4 +1,4 @@
-"""What every section is made of."""
+"""Types and the base class of all sections, and the hash of large seeds."""
 
 from __future__ import annotations
 

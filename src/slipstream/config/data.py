@@ -12,7 +12,7 @@ SIMULATED = "simulated:"
 """Paths that start so name an embedded data set instead of a file."""
 
 
-WALKING_SHARES = {"val": 0.1, "test": 0.2}
+WALK_FORWARD_SHARES = {"val": 0.1, "test": 0.2}
 """Default shares of each series that `walk_forward` sets aside, as in the default split"""
 
 
@@ -55,13 +55,13 @@ class Split(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _walking_shares(cls, settings: Any) -> Any:
+    def _set_walk_shares(cls, settings: Any) -> Any:
         if isinstance(settings, dict) and settings.get("walk_forward") is not None:
-            return WALKING_SHARES | settings
+            return WALK_FORWARD_SHARES | settings
         return settings
 
     @model_validator(mode="after")
-    def _one_form(self) -> Self:
+    def _check_form(self) -> Self:
         forms = [form is not None for form in (self.rows, self.by, self.walk_forward)]
         if sum((*forms, self.folders)) > 1:
             raise ValueError(
@@ -204,13 +204,13 @@ class Data(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _at_the_last_row(cls, settings: Any) -> Any:
+    def _set_horizon(cls, settings: Any) -> Any:
         if isinstance(settings, dict) and settings.get("task") == "classify":
             return {"horizon": 0} | settings
         return settings
 
     @model_validator(mode="after")
-    def _classes(self) -> Self:
+    def _check_classes(self) -> Self:
         if self.task == "regress":
             if self.labels is not None or self.split.stratified:
                 named = "data.labels" if self.labels is not None else "data.split.stratified"
@@ -234,7 +234,7 @@ class Data(Section):
         return self
 
     @model_validator(mode="after")
-    def _roles(self) -> Self:
+    def _check_roles(self) -> Self:
         for key in ("inputs", "targets"):
             names = getattr(self, key)
             if names is not None and not names:

@@ -100,7 +100,7 @@ class Engine(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _from_preset(cls, settings: Any) -> Any:
+    def _apply_preset(cls, settings: Any) -> Any:
         if isinstance(settings, dict) and isinstance(settings.get("preset"), str):
             return PRESETS.get(settings["preset"], {}) | settings
         return settings

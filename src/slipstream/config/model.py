@@ -73,14 +73,14 @@ class Model(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _count_layers(cls, settings: Any) -> Any:
+    def _set_layers(cls, settings: Any) -> Any:
         widths = settings.get("hidden") if isinstance(settings, dict) else None
         if isinstance(widths, (list, tuple)) and "layers" not in settings:
             return settings | {"layers": len(widths)}
         return settings
 
     @model_validator(mode="after")
-    def _fits(self) -> Self:
+    def _check(self) -> Self:
         if len(self.sizes) != self.layers:
             raise ValueError(
                 f"model.layers is {self.layers} but model.hidden lists {len(self.sizes)} widths"

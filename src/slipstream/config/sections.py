@@ -16,7 +16,7 @@ from slipstream.config.train import Train
 from slipstream.config.tune import Tune
 
 
-def _as_dict(section: Any) -> dict[str, Any] | None:
+def _to_dict(section: Any) -> dict[str, Any] | None:
     """Return the settings that a section sets; None for a value that is no section."""
     if isinstance(section, Section):
         return section.model_dump(exclude_unset=True)
@@ -60,11 +60,11 @@ class Config(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _defaults(cls, settings: Any) -> Any:
+    def _set_defaults(cls, settings: Any) -> Any:
         """Add the defaults of pre-training, and the loss of classification."""
         if not isinstance(settings, dict):
             return settings
-        data, train = (_as_dict(settings.get(name, {})) for name in ("data", "train"))
+        data, train = (_to_dict(settings.get(name, {})) for name in ("data", "train"))
         if train is not None and train.get("objective") == "masked":
             return apply_defaults(settings)
         if data is None or train is None or data.get("task") != "classify" or "loss" in train:
@@ -72,7 +72,7 @@ class Config(Section):
         return settings | {"train": train | {"loss": "cross_entropy"}}
 
     @model_validator(mode="after")
-    def _task(self) -> Self:
+    def _check_task(self) -> Self:
         if self.masked:
             refuse_unfit(self.pretrain, self.data, self.model, self.train)
             return self
@@ -92,7 +92,7 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
-    def _fits(self) -> Self:
+    def _check_sections(self) -> Self:
         if self.model.spec.is_sequential and self.data.context % self.model.patch:
             below = self.data.context // self.model.patch * self.model.patch
             raise ValueError(

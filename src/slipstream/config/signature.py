@@ -1,4 +1,4 @@
-"""What a trained model eats and gives."""
+"""The inputs and outputs of a trained model."""
 
 from __future__ import annotations
 
@@ -27,22 +27,21 @@ class Signature(Section):
     classes: Names = ()
     """To classify: their names, numbered in this order. Empty where numbers are predicted."""
     decoder: int = 0
-    """Of a pre-trained encoder: hidden units of what makes rows of its tokens. 0: of a model that
-    predicts"""
+    """Hidden units of a pre-trained encoder's decoder; 0 for a model that predicts."""
 
     @property
     def masked(self) -> bool:
-        """Whether this is an encoder's, which fills in masked rows of its inputs."""
+        """Whether the model is an encoder that fills in masked rows of its inputs."""
         return self.decoder > 0
 
     @property
     def outputs(self) -> int:
-        """Numbers for each predicted value: its quantiles, or how likely each class is."""
+        """Numbers for each predicted value: its quantiles, or a probability per class."""
         return max(len(self.quantiles), len(self.classes), 1)
 
     @property
     def steps_out(self) -> int:
-        """Predicted rows per window; an encoder's are all of it."""
+        """Predicted rows per window; an encoder predicts all of its rows."""
         return self.context if self.masked else max(self.horizon, 1)
 
     @property
@@ -61,8 +60,8 @@ class Signature(Section):
 
     @property
     def model_shared(self) -> int:
-        """How many of the sequence's last columns are its first targets, in the same numbers: a
-        class has no size that changes with its column's."""
+        """How many of the sequence's last columns are its first targets. Classes are never: their
+        numbers do not scale with the column."""
         return 0 if self.classes else self.shared // self.sequences_per_window
 
     @property

@@ -94,7 +94,7 @@ class Train(Section):
     trains all alike."""
 
     @model_validator(mode="after")
-    def _fits(self) -> Self:
+    def _check(self) -> Self:
         if list(self.quantiles) != sorted(set(self.quantiles)):
             raise ValueError("train.quantiles must rise, each level once")
         if self.lr_min > self.lr:

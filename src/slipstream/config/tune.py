@@ -23,7 +23,7 @@ class Range(Section):
     """Sample on a logarithmic scale."""
 
     @model_validator(mode="after")
-    def _fits(self) -> Self:
+    def _check(self) -> Self:
         if self.low > self.high:
             raise ValueError(f"low = {self.low:g} is above high = {self.high:g}")
         if self.step is not None and self.step <= 0:
@@ -77,7 +77,7 @@ class Tune(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _entries(cls, settings: Any) -> Any:
+    def _parse_space(cls, settings: Any) -> Any:
         """Check each entry of `space` by its form, so that an error can name it."""
         if not isinstance(settings, dict):
             return settings
@@ -89,7 +89,7 @@ class Tune(Section):
         return settings | {"space": space}
 
     @model_validator(mode="after")
-    def _fits(self) -> Self:
+    def _check(self) -> Self:
         if self.pruner == "wilcoxon" and (self.folds or 1) < 2:
             raise ValueError('tune.pruner = "wilcoxon" compares fold by fold; set tune.folds')
         return self
