@@ -258,8 +258,8 @@ class _Layer(torch.autograd.Function):
         if way.kind == "lstm":
             d_b_ih = d_b_hh = total.reshape(b_ih.shape)
         else:
-            d_b_ih = total[:, :, :3].reshape(b_ih.shape)
-            d_b_hh = torch.cat([total[:, :, :2], total[:, :, 3:]], dim=2).view(b_ih.shape)
+            d_b_ih = total[:, :, :3].roll(-1, dims=2).view(b_ih.shape)
+            d_b_hh = total[:, :, 1:].reshape(b_ih.shape)
         return (
             None,
             dx,
@@ -287,7 +287,8 @@ def _interleaved(ih: Tensor, way: FusedOptions) -> Tensor:
     K, D = ih.shape[0], ih.shape[3]
     gates = ih.unflatten(2, (4 if way.kind == "lstm" else 3, -1)).to(way.dtype)
     if way.kind == "gru":
-        gates = torch.cat([gates, torch.zeros_like(gates[:, :, :1])], dim=2)
+        nothing = torch.zeros_like(gates[:, :, :1])
+        gates = torch.cat([gates[:, :, 2:], gates[:, :, :2], nothing], dim=2)
     found: Tensor = gates.transpose(2, 3).reshape(K, -1, D)
     return found
 
@@ -356,4 +357,4 @@ def _of_initial(slots: Tensor, h0: Tensor, gates: int) -> Tensor:
     """The initial state's part of the gradient of w_hh, from each direction's first step."""
     first = torch.stack([slots[:, -way, :, way] for way in range(slots.shape[3])], dim=1)
     of_slots = torch.einsum("kwbhs,kwbj->kwshj", first.float(), h0.float())
-    return of_slots if gates == SLOTS else of_slots[:, :, [0, 1, 3]]
+    return of_slots if gates == SLOTS else of_slots[:, :, 1:]

@@ -1,10 +1,7 @@
 """LSTM and GRU layers in Triton: all time steps in one kernel, over lanes and directions.
 
 A program takes BM windows of one lane and one direction and walks through time. The recurrent
-weights are read once and stay on chip, as do hidden and cell state. Four slots stand for the gates:
-
-    LSTM   i, f, g, o
-    GRU    r, z, the new gate's part that comes from x, and the part that comes from h
+weights are read once and stay on chip, as do hidden and cell state.
 
     x        [K, T, B, D] with INSIDE: the product with w_ih is made here, which saves writing and
              reading it, where w_ih fits beside the rest; else the product, [K, T, B, W, G, H]
@@ -99,6 +96,9 @@ def forward(
     """With LAST, each direction's last output goes to `final`, [K, B, W, H]. KEEP writes what
     `backward` needs."""
     G: tl.constexpr = 4 if LSTM else 3
+    X_0: tl.constexpr = 0 if LSTM else 2  # the gate of slot 0, 1 and 2 among those of w_ih
+    X_1: tl.constexpr = 1 if LSTM else 0
+    X_2: tl.constexpr = 2 if LSTM else 1
     who = tl.program_id(1).to(tl.int64)  # lane and direction
     lane, way = who // W, who % W
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -111,24 +111,24 @@ def forward(
     recurrent = (
         w_hh + lane * hh_lane + way * G * H * H + units[None, :] * H + units[:, None]
     )  # [in, out]
-    u_0 = tl.load(recurrent).to(kind)
+    u_0 = tl.load(recurrent).to(kind)  # a GRU's slot 0 has no recurrent weights: slot 1's
     u_1 = u_0
     u_2 = u_0
     u_3 = u_0
     if HELD == 4:
-        u_1 = tl.load(recurrent + H * H).to(kind)
         if LSTM:
-            u_2 = tl.load(recurrent + 2 * H * H).to(kind)
+            u_1 = tl.load(recurrent + H * H).to(kind)
+        u_2 = tl.load(recurrent + (G - 2) * H * H).to(kind)
         u_3 = tl.load(recurrent + (G - 1) * H * H).to(kind)
     zero = tl.zeros([BM, H], dtype=tl.float32)
     ones_x = b_ih + lane * b_ih_lane + way * G * H + units
     ones_h = b_hh + lane * b_hh_lane + way * G * H + units
-    b_0 = tl.load(ones_x) + tl.load(ones_h)
-    b_1 = tl.load(ones_x + H) + tl.load(ones_h + H)
-    b_2 = tl.load(ones_x + 2 * H)
+    b_0 = tl.load(ones_x + X_0 * H)
+    b_1 = tl.load(ones_x + X_1 * H) + tl.load(ones_h + X_1 * H)
+    b_2 = tl.load(ones_x + X_2 * H) + tl.load(ones_h + X_2 * H)
     b_3 = tl.load(ones_h + (G - 1) * H)
     if LSTM:
-        b_2 += tl.load(ones_h + 2 * H)
+        b_0 += tl.load(ones_h)
         b_3 += tl.load(ones_x + 3 * H)
     b_0, b_1 = b_0.to(tl.float32)[None, :] + zero, b_1.to(tl.float32)[None, :] + zero
     b_2, b_3 = b_2.to(tl.float32)[None, :] + zero, b_3.to(tl.float32)[None, :] + zero
@@ -144,9 +144,9 @@ def forward(
         entering = w_ih + lane * ih_lane + way * G * H * D  # [in, out]
         entering += units[None, :] * D + ins[:, None]
         known = (ins < D)[:, None]
-        v_0 = tl.load(entering, mask=known, other=0.0).to(kind)
-        v_1 = tl.load(entering + H * D, mask=known, other=0.0).to(kind)
-        v_2 = tl.load(entering + 2 * H * D, mask=known, other=0.0).to(kind)
+        v_0 = tl.load(entering + X_0 * H * D, mask=known, other=0.0).to(kind)
+        v_1 = tl.load(entering + X_1 * H * D, mask=known, other=0.0).to(kind)
+        v_2 = tl.load(entering + X_2 * H * D, mask=known, other=0.0).to(kind)
         v_3 = tl.load(entering + (G - 1) * H * D, mask=known, other=0.0).to(kind)
         x_there = (rows < B)[:, None] & (ins < D)[None, :]
         x_at = x + (lane * T + first) * B * D + rows[:, None].to(tl.int64) * D + ins[None, :]
@@ -177,22 +177,22 @@ def forward(
             if LSTM:
                 p_3 = tl.dot(now, v_3, b_3, input_precision=PRECISION)
         else:
-            p_0 = tl.load(x_at, mask=there, other=0.0) + b_0
-            p_1 = tl.load(x_at + H, mask=there, other=0.0) + b_1
-            p_2 = tl.load(x_at + 2 * H, mask=there, other=0.0) + b_2
+            p_0 = tl.load(x_at + X_0 * H, mask=there, other=0.0) + b_0
+            p_1 = tl.load(x_at + X_1 * H, mask=there, other=0.0) + b_1
+            p_2 = tl.load(x_at + X_2 * H, mask=there, other=0.0) + b_2
             p_3 = b_3
             if LSTM:
                 p_3 += tl.load(x_at + 3 * H, mask=there, other=0.0)
             x_at += x_step
 
-        p_0 = tl.dot(operand, u_0, p_0, input_precision=PRECISION)
-        if HELD < 4:
-            u_1 = tl.load(recurrent + H * H).to(kind)
-        p_1 = tl.dot(operand, u_1, p_1, input_precision=PRECISION)
         if LSTM:
+            p_0 = tl.dot(operand, u_0, p_0, input_precision=PRECISION)
             if HELD < 4:
-                u_2 = tl.load(recurrent + 2 * H * H).to(kind)
-            p_2 = tl.dot(operand, u_2, p_2, input_precision=PRECISION)
+                u_1 = tl.load(recurrent + H * H).to(kind)
+        p_1 = tl.dot(operand, u_1, p_1, input_precision=PRECISION)
+        if HELD < 4:
+            u_2 = tl.load(recurrent + (G - 2) * H * H).to(kind)
+        p_2 = tl.dot(operand, u_2, p_2, input_precision=PRECISION)
         if HELD < 4:
             u_3 = tl.load(recurrent + (G - 1) * H * H).to(kind)
         p_3 = tl.dot(operand, u_3, p_3, input_precision=PRECISION)
@@ -212,12 +212,12 @@ def forward(
                 pair = tl.reshape(tl.join(a_c.to(kind), f.to(kind)), [BM, 2 * H])
                 tl.store(carry_at, pair, mask=there)
         else:
-            r, z = sigmoid(p_0, QUICK), sigmoid(p_1, QUICK)
-            n = tanh(p_2 + r * p_3, QUICK)
-            a_2 = (1 - z) * (1 - n * n)
-            a_1 = (h - n) * z * (1 - z)
-            a_3 = a_2 * r
-            a_0 = a_3 * (1 - r) * p_3
+            r, z = sigmoid(p_1, QUICK), sigmoid(p_2, QUICK)
+            n = tanh(p_0 + r * p_3, QUICK)
+            a_0 = (1 - z) * (1 - n * n)
+            a_2 = (h - n) * z * (1 - z)
+            a_3 = a_0 * r
+            a_1 = a_3 * (1 - r) * p_3
             h = n + z * (h - n)
             if KEEP:
                 tl.store(carry_at, z.to(kind), mask=there)
@@ -270,14 +270,14 @@ def backward(
     recurrent = (
         w_hh + lane * hh_lane + way * G * H * H + units[:, None] * H + units[None, :]
     )  # [out, in]
-    u_0 = tl.load(recurrent).to(kind)
+    u_0 = tl.load(recurrent).to(kind)  # a GRU's slot 0 has no recurrent weights: slot 1's
     u_1 = u_0
     u_2 = u_0
     u_3 = u_0
     if HELD == 4:
-        u_1 = tl.load(recurrent + H * H).to(kind)
         if LSTM:
-            u_2 = tl.load(recurrent + 2 * H * H).to(kind)
+            u_1 = tl.load(recurrent + H * H).to(kind)
+        u_2 = tl.load(recurrent + (G - 2) * H * H).to(kind)
         u_3 = tl.load(recurrent + (G - 1) * H * H).to(kind)
 
     first, step = (1 - way) * (T - 1), 2 * way - 1  # against the direction of `forward`
@@ -316,14 +316,15 @@ def backward(
         factors_at += step * B * W * 4 * H
         carry_at += step * B * W * C * H
 
-        dh = tl.dot(d_0, u_0, goes_on, input_precision=PRECISION)
-        if HELD < 4:
-            u_1 = tl.load(recurrent + H * H).to(kind)
-        dh = tl.dot(d_1, u_1, dh, input_precision=PRECISION)
+        dh = goes_on
         if LSTM:
+            dh = tl.dot(d_0, u_0, dh, input_precision=PRECISION)
             if HELD < 4:
-                u_2 = tl.load(recurrent + 2 * H * H).to(kind)
-            dh = tl.dot(d_2, u_2, dh, input_precision=PRECISION)
+                u_1 = tl.load(recurrent + H * H).to(kind)
+        dh = tl.dot(d_1, u_1, dh, input_precision=PRECISION)
+        if HELD < 4:
+            u_2 = tl.load(recurrent + (G - 2) * H * H).to(kind)
+        dh = tl.dot(d_2, u_2, dh, input_precision=PRECISION)
         if HELD < 4:
             u_3 = tl.load(recurrent + (G - 1) * H * H).to(kind)
         dh = tl.dot(d_3, u_3, dh, input_precision=PRECISION)

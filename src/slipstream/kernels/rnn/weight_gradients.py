@@ -85,16 +85,17 @@ def weight_gradients(
 
     unit, slot = columns // 4, columns % 4
     if OF_H:
-        gate = slot if LSTM else tl.minimum(slot, 2)
+        gate = slot if LSTM else slot - 1
         out_at = out_h + part * apart + ((who * G + gate) * H + unit)[:, None] * H + units[None, :]
         if LSTM:
             tl.store(out_at, total_h)
-        else:  # what comes from x has no part in it
-            tl.store(out_at, total_h, mask=(slot != 2)[:, None])
+        else:  # slot 0, which comes from x, has no part in it
+            tl.store(out_at, total_h, mask=(slot > 0)[:, None])
         bias_at = (
             out_bias + part * apart + ((who * 4 + slot) * H + unit)[:, None] + ins[None, :] * 0
         )
         tl.store(bias_at, total_x, mask=(ins == DP - 1)[None, :])
     if OF_X:
-        out_at = out_x + part * apart + ((who * G + slot) * H + unit)[:, None] * D + ins[None, :]
+        gate_x = slot if LSTM else tl.where(slot == 0, 2, slot - 1)
+        out_at = out_x + part * apart + ((who * G + gate_x) * H + unit)[:, None] * D + ins[None, :]
         tl.store(out_at, total_x, mask=(slot < G)[:, None] & (ins < D)[None, :])
