@@ -21,7 +21,7 @@ from slipstream.kernels import adam, precompile
 from slipstream.kernels.rnn import fused, stepwise, wide_kernels
 from slipstream.kernels.rnn import wide as split
 from slipstream.kernels.rnn.fused import FusedOptions, FusedTile
-from slipstream.kernels.rnn.weights import LayerWeights
+from slipstream.kernels.rnn.weights import LayerWeights, StepwiseOptions
 from tests.kernels.layers import (
     Attention,
     Shape,
@@ -113,11 +113,11 @@ def guarded() -> None:
     builder.create_masked_load, builder.create_masked_store = checked_load, checked_store
 
 
-def error_of(shape: Shape, dtype: torch.dtype, *, held: int) -> float:
+def error_of(shape: Shape, dtype: torch.dtype, *, resident: int) -> float:
     given = drawn(shape, dtype)
-    tile = FusedTile(16, 4, 1, held)
+    tile = FusedTile(16, 4, 1, resident)
     way = FusedOptions(
-        shape.kind, shape.last, dtype, "ieee", shape.D <= 64, tile, tile, quick=False
+        shape.kind, shape.last, dtype, "ieee", shape.D <= 64, tile, tile, fast_tanh=False
     )
     states = [*given[5:], None, None][:2]
     out = fused.run_layer(way, given[0], LayerWeights(*given[1:5]), *states)
@@ -169,7 +169,7 @@ def stepwise_error_of(
 ) -> float:
     """Where `loose`, there are gaps between lanes of weights, and between rows of the gradient."""
     given = drawn(shape, dtype)
-    way = stepwise.StepwiseOptions(shape.kind, shape.last, dtype, kernels=True, tile=tile)
+    way = StepwiseOptions(shape.kind, shape.last, dtype, use_triton=True, tile=tile)
     weights = [with_gaps(tensor, 1) if loose else tensor for tensor in given[1:]]
     out = stepwise.run_layer(way, given[0], LayerWeights(*weights))
     grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
@@ -261,8 +261,8 @@ def check_attention(count: int) -> Errors:
 def check_fused(_: int) -> Errors:
     for number, shape in enumerate(SHAPES):
         name = f"{shape.kind} {number}"
-        yield f"{name} fp32", error_of(shape, torch.float32, held=4 if number % 2 else 1)
-        yield f"{name} fp16", error_of(shape, torch.float16, held=1 if number % 2 else 4)
+        yield f"{name} fp32", error_of(shape, torch.float32, resident=4 if number % 2 else 1)
+        yield f"{name} fp16", error_of(shape, torch.float16, resident=1 if number % 2 else 4)
 
 
 def check_stepwise(count: int) -> Errors:

@@ -177,7 +177,7 @@ def draws_agree(device: str, *, rows: int, batch: int, keys: int) -> bool:
     many = (many[:, 0] if keys == 1 else many).to(device)
     found = True
     for site in (0, 7, 1 << 20):
-        how = counter_rng.CounterHash(rng._of_site(site), rng.MIX, rng.BITS)
+        how = counter_rng.CounterHash(rng._hash_site(site), rng.MIX, rng.BITS)
         for name, dtype in (
             ("int64", torch.int64),
             ("uniform", torch.float32),

@@ -102,14 +102,14 @@ def _seen_by(flag, cubin):
 )
 def test_a_layer_fits(card, kind, H, D):
     inside, forward, backward = fused.fit_tiles(H, D, 2, room=card.shared, many=True)
-    HP, DP = fused._padded(H), fused._padded(D) if inside else 16
+    HP, DP = fused._round_up(H), fused._round_up(D) if inside else 16
     constants = {"D": D if inside else 1, "DP": DP, "H": HP, "LSTM": kind == "lstm"}
     constants |= COMMON | {
-        "INSIDE": inside,
+        "FUSE_INPUT": inside,
         "STATES": kind == "lstm",
         "LAST": False,
-        "KEEP": True,
-        "QUICK": True,
+        "SAVE": True,
+        "FAST": True,
     }
     types = TYPES if inside else TYPES | {"x": "*fp16"}
     told = {
@@ -117,9 +117,9 @@ def test_a_layer_fits(card, kind, H, D):
         fused_kernels.backward: (backward, fused.backward_bytes(backward, HP, 2)),
     }
     for kernel, (tile, most) in told.items():
-        if tile.held < 4:
+        if tile.resident < 4:
             types = types | {"w_hh": "*fp16"}
-        cut = {"HELD": tile.held, "BM": tile.windows, "STAGES": tile.stages}
+        cut = {"RESIDENT": tile.resident, "BM": tile.windows, "STAGES": tile.stages}
         needs = compiled(kernel, card, constants | cut, warps=tile.warps, types=types)
         assert needs.shared <= most <= card.shared, kernel
         assert needs.registers * 32 * tile.warps <= REGISTERS
@@ -130,7 +130,7 @@ def test_a_layer_fits(card, kind, H, D):
 @pytest.mark.parametrize("card", [CARDS[-1], *map(slow, CARDS[:-1])], ids=str)
 def test_weight_gradients_fit(card):
     for H, D, of_x in ((128, 4, True), (128, 200, False), (64, 10, True)):
-        constants = {"H": fused._padded(H), "D": D, "DP": 16, "LSTM": True}
+        constants = {"H": fused._round_up(H), "D": D, "DP": 16, "LSTM": True}
         constants |= COMMON | {"OF_H": True, "OF_X": of_x, "BR": fused.ROWS, "BC": fused.COLUMNS}
         needs = compiled(weight_gradients.weight_gradients, card, constants, warps=8)
         assert needs.shared <= card.shared
@@ -159,8 +159,8 @@ STEPS = [
     ids=str,
 )
 def test_a_step_takes_no_shared_memory_and_calls_nothing(kind, H, W, card):
-    constants = {"H": H, "W": W, "SPREAD": True, "KEEP": True, "LAST": True}
-    constants |= {"QUICK": kind != "fp32", "BLOCK": cell.BLOCK}
+    constants = {"H": H, "W": W, "IN_TIME_ORDER": True, "SAVE": True, "LAST": True}
+    constants |= {"FAST": kind != "fp32", "BLOCK": cell.BLOCK}
     types = STEP_TYPES | dict.fromkeys(OF_STEPS, f"*{kind}")
     for kernel in STEPS:
         needs = compiled(kernel, card, constants, warps=cell.WARPS, types=types)
@@ -182,8 +182,8 @@ def test_a_split_layer_fits(card, kind, H, W):
     cut = [tile for tile in wide.TILES if wide.shared_bytes(tile, H, 2) <= card.shared]
     assert cut or H == 512
     HP = triton.next_power_of_2(H)
-    constants = {"H": H, "HP": HP, "W": W, "LSTM": kind == "lstm", "SPREAD": W == 2}
-    constants |= {"KEEP": True, "QUICK": True, "LAST": False}
+    constants = {"H": H, "HP": HP, "W": W, "LSTM": kind == "lstm", "IN_TIME_ORDER": W == 2}
+    constants |= {"SAVE": True, "FAST": True, "LAST": False}
     for tile in cut:
         constants |= {"N": tile.units, "BM": tile.windows}
         for kernel in (wide_kernels.split_forward, wide_kernels.split_backward):
@@ -223,7 +223,7 @@ def test_norms_and_draws_fit(card, sizes):
     for kind, D in sizes:
         types = NORM_TYPES | dict.fromkeys(("x", "out", "dy", "dx"), f"*{kind}")
         for kernel in (layer_norm.forward, layer_norm.backward):
-            constants = {"D": D, "EPS": 1e-5, **layer_norm._cut(D)}
+            constants = {"D": D, "EPS": 1e-5, **layer_norm._tile_of(D)}
             needs = compiled(kernel, card, constants, warps=4, types=types)
             assert needs.shared <= card.shared
             assert needs.stack == 0

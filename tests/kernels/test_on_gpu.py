@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from slipstream.kernels import attention, layer_norm, precompile
 from slipstream.kernels.rnn import dispatch, fused, stepwise, wide
-from slipstream.kernels.rnn.weights import LayerWeights
+from slipstream.kernels.rnn.weights import LayerWeights, StepwiseOptions
 from tests.kernels.layers import (
     Attention,
     Shape,
@@ -96,7 +96,7 @@ def test_values_and_gradients(shape, dtype):
 def test_tiles_of_smaller_cards(kind, held, monkeypatch):
     room = 101_376 if held == 1 else 166_912
     chosen = fused.fit_tiles(128, 4, 2, room=room, many=False)
-    assert {tile.held for tile in chosen[1:]} == {held}
+    assert {tile.resident for tile in chosen[1:]} == {held}
     monkeypatch.setattr(fused, "fit_tiles", lambda *_, **__: chosen)
     shape = Shape(kind, K=2, T=20, B=40, D=4, H=128)
     assert error_of(shape, torch.float16) < MOST[torch.float16]
@@ -172,9 +172,7 @@ def stepwise_results(shape, dtype, tile=None):
     """The output and all gradients, and by the definition; weights' lanes lie apart."""
     given = drawn(shape, dtype, "cuda")
     half = dtype.itemsize == 2
-    way = stepwise.StepwiseOptions(
-        shape.kind, shape.last, dtype, kernels=True, quick=half, tile=tile
-    )
+    way = StepwiseOptions(shape.kind, shape.last, dtype, use_triton=True, fast_tanh=half, tile=tile)
     weights = LayerWeights(
         *(torch.cat([w, w], dim=1).split(w.shape[1], dim=1)[0] for w in given[1:])
     )
@@ -234,9 +232,7 @@ def test_a_lane_of_a_split_layer_knows_nothing_of_the_others():
     given = drawn(shape, torch.float16, "cuda")
     tile = tile_for(shape, torch.float16)
     assert tile is not None
-    way = stepwise.StepwiseOptions(
-        "lstm", False, torch.float16, kernels=True, quick=True, tile=tile
-    )
+    way = StepwiseOptions("lstm", False, torch.float16, use_triton=True, fast_tanh=True, tile=tile)
     first = stepwise.run_layer(way, given[0], LayerWeights(*given[1:]))
     with torch.no_grad():
         for tensor in given:
@@ -322,9 +318,7 @@ def test_a_time_step_is_a_product_and_one_kernel(kind, W):
 @pytest.mark.parametrize("tile", [None, wide.TILES[0]])
 def test_the_way_back_of_a_wide_layer_runs_once(tile):
     given = drawn(Shape("lstm", K=1, T=3, B=4, D=2, H=160), torch.float16, "cuda")
-    way = stepwise.StepwiseOptions(
-        "lstm", False, torch.float16, kernels=True, quick=True, tile=tile
-    )
+    way = StepwiseOptions("lstm", False, torch.float16, use_triton=True, fast_tanh=True, tile=tile)
     out = stepwise.run_layer(way, given[0], LayerWeights(*given[1:])).sum()
     out.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="runs once"):

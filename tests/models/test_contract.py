@@ -11,7 +11,7 @@ from slipstream.config.registry import SPECS
 from slipstream.data import windows
 from slipstream.engine import optim
 from slipstream.models import Noise, build, has_dropout
-from slipstream.models.transformer import _layer
+from slipstream.models.transformer import run_layer
 from slipstream.objectives import compute_window_losses
 from tests.conftest import KINDS, close, small_config, small_dataset, waves
 
@@ -113,7 +113,7 @@ def test_a_transformer_layer_is_torchs_own():
     tokens = torch.randn(16, 5, 8)
     for layer in model.core.layers:
         layer.norm_first, layer.activation = True, nn.functional.gelu
-        close(_layer(layer, tokens, None, 0).detach(), layer.eval()(tokens).detach())
+        close(run_layer(layer, tokens, None, 0).detach(), layer.eval()(tokens).detach())
 
 
 def test_it_learns_eight_windows_by_heart(kind):

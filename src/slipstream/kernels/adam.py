@@ -9,10 +9,10 @@ import triton.language as tl
 from torch import Tensor
 
 from slipstream.kernels.launch import launch
-from slipstream.kernels.rnn.weights import BETA1, BETA2, EPSILON
+from slipstream.kernels.precision import BETA1, BETA2, EPSILON
 
 BLOCK = 1024
-WIDEST = 4
+MAX_PIECE = 4
 """Numbers that one read or write takes at most"""
 
 
@@ -47,9 +47,9 @@ def _adam(
         mine, here = at < P * PIECE, lane * row * PIECE + at
         of_grads = lane * grad_row * PIECE + at
         rate, shrink = tl.load(lr + lane), tl.load(decay + lane)
-        taken = tl.load(count + lane).to(tl.float64)
-        one = 1 - tl.exp(taken * LOG1)
-        two = 1 - tl.exp(taken * LOG2)
+        steps = tl.load(count + lane).to(tl.float64)
+        one = 1 - tl.exp(steps * LOG1)
+        two = 1 - tl.exp(steps * LOG2)
         size = (rate / one).to(tl.float32)
         spread = tl.sqrt(two).to(tl.float32)
 
@@ -82,26 +82,18 @@ def adam_step(
     moves: Tensor,
     decoupled: bool,
 ) -> None:
-    """In place, for the lanes that move. `decoupled` decay is AdamW's.
+    """Update the lanes that move, in place. `decoupled` decay is AdamW's.
 
     The buffers may be columns of larger ones, all of one width; gradients of another.
     """
     K, P = weights.shape
     grads = grads if grads.stride(1) == 1 else grads.contiguous()
     lengths = P, weights.stride(0), grads.stride(0)
-    piece = math.gcd(*lengths, WIDEST)
+    piece = math.gcd(*lengths, MAX_PIECE)
     launch(
         _adam,
         (triton.cdiv(P, BLOCK), K),
-        weights,
-        grads,
-        first,
-        second,
-        lr,
-        decay,
-        count,
-        divisor,
-        moves,
+        *(weights, grads, first, second, lr, decay, count, divisor, moves),
         *(length // piece for length in lengths),
         DECOUPLED=decoupled,
         BETA1=BETA1,

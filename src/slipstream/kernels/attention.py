@@ -10,10 +10,10 @@ from slipstream.kernels.vmap import call_under_vmap, is_vmapped
 
 
 def attention(joined: Tensor, heads: int) -> Tensor:
-    """Every token sees every other: [T, B, 3 * D], which is q, k and v of all heads, to [T, B, D].
+    """Map [T, B, 3 * D], which is q, k and v of all heads, to [T, B, D]; no token is masked.
 
-    Short sequences go through a kernel of our own. Elsewhere lanes are windows among others, under
-    `vmap`; torch's own kernels have no rule for it.
+    Short sequences go through a kernel of our own. Otherwise, under `vmap`, lanes become more
+    windows, since PyTorch's kernels have no vmap rule.
     """
     if should_use_triton(joined):
         from slipstream.kernels import short_attention

@@ -1,4 +1,4 @@
-"""Whether kernels in Triton can be had."""
+"""Whether Triton kernels can run."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import Tensor
 
 
 def should_use_triton(tensor: Tensor) -> bool:
-    """Whether an operation on it is one for a kernel of ours. Not within torch.compile, which fuses
-    plain operations by itself."""
+    """Whether one of our kernels runs an operation on this tensor. Not within torch.compile, which
+    fuses plain operations by itself."""
     return tensor.is_cuda and not torch.compiler.is_compiling() and is_triton_usable(tensor.device)
 
 
 @cache
 def is_triton_usable(device: torch.device) -> bool:
-    """Triton is installed, the GPU is Turing or later, and a kernel can be built and run on it,
-    which wants a C compiler."""
+    """Whether Triton is installed, the GPU is Turing or later, and a kernel compiles and runs on
+    it, which needs a C compiler."""
     if find_spec("triton") is None or torch.cuda.get_device_capability(device) < (7, 5):
         return False
     from slipstream.kernels import dropout

@@ -1,4 +1,4 @@
-"""Random numbers by counter as one kernel; `models.draws` says what it computes."""
+"""Random numbers by counter as one kernel; `models.noise.rng` defines what it computes."""
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BLOCK = 512
 
 
 class CounterHash(NamedTuple):
-    """The numbers that `models.draws` mixes by, and how many bits a fraction has."""
+    """The numbers that `models.noise.rng` mixes by, and how many bits a fraction has."""
 
     site: int
     mix: int
@@ -61,7 +61,7 @@ def _draw(
 
 def draw_numbers(
     key: Tensor,
-    how: CounterHash,
+    hashing: CounterHash,
     rows: int,
     batch: int,
     dtype: torch.dtype,
@@ -70,13 +70,13 @@ def draw_numbers(
 ) -> Tensor:
     """[rows, batch] by one key or one for each window; under `vmap`, by the keys of every lane."""
 
-    def drawn(keys: Tensor) -> Tensor:
+    def fill(keys: Tensor) -> Tensor:
         K, size = len(keys), rows * batch
         out = torch.empty(K, rows, batch, dtype=dtype, device=keys.device)
         strides = keys.stride(0), keys.stride(1) if keys.dim() > 1 else 0
-        given = (keys, out, size, batch, how.site, *strides, how.mix, how.bits, signed)
-        # in a rehearsal too: what is drawn may become a place in memory
-        _draw[(triton.cdiv(size, BLOCK), K)](*given, BLOCK=BLOCK)
+        args = (keys, out, size, batch, hashing.site, *strides, hashing.mix, hashing.bits, signed)
+        # while precompiling too: the numbers may become addresses
+        _draw[(triton.cdiv(size, BLOCK), K)](*args, BLOCK=BLOCK)
         return out
 
-    return call_with_lanes(drawn, key)
+    return call_with_lanes(fill, key)

@@ -1,6 +1,6 @@
-"""Dropout by counter as one kernel, forward and backward; `models.dropout` says what it computes.
+"""Dropout by counter as one kernel; `models.noise.dropout` defines what it computes.
 
-Backward drops the gradient as forward did x, so nothing is kept between them but key and rate.
+The backward pass drops the gradient as the forward pass dropped x, from key and rate alone.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -21,13 +21,13 @@ ELEMENTS = 1024
 
 
 class DropoutHash(NamedTuple):
-    """The numbers that `models.dropout` mixes by, and the site's own."""
+    """The numbers that `models.noise.dropout` mixes by, and the site's own."""
 
     mix: int
     unit: int
     site: int
     last: int
-    way: int
+    direction: int
 
 
 @triton.jit(do_not_specialize=["B", "rows"])
@@ -39,17 +39,17 @@ def _drop(
     B,
     rows,
     D: tl.constexpr,
-    WAYS: tl.constexpr,
+    DIRECTIONS: tl.constexpr,
     MIX: tl.constexpr,
     UNIT: tl.constexpr,
     SITE: tl.constexpr,
     LAST: tl.constexpr,
-    WAY: tl.constexpr,
+    DIRECTION: tl.constexpr,
     BR: tl.constexpr,
     DP: tl.constexpr,
 ):
     """x and out [K, T, B, D]: `rows` of each lane, whose key and rate are [K]. A program takes BR
-    rows, and mixes once what is of a row and once what is of a unit."""
+    rows, and mixes once the bits of a row and once those of a unit."""
     lane = tl.program_id(1)
     row = (tl.program_id(0) * BR + tl.arange(0, BR))[:, None]
     d = tl.arange(0, DP)[None, :]
@@ -58,7 +58,7 @@ def _drop(
     bits = (bits ^ (bits >> 32)) * MIX
     bits = bits ^ (bits >> 29)
     of_row = (bits >> 32).to(tl.int32) | 1
-    units = (d // (D // WAYS)) * WAY + d % (D // WAYS)
+    units = (d // (D // DIRECTIONS)) * DIRECTION + d % (D // DIRECTIONS)
     units = units * UNIT + SITE
     units = ((units ^ (units >> 15)) * LAST) | 1
     mask = of_row * units
@@ -69,16 +69,18 @@ def _drop(
     rate = 1.0 - 1.0 / scale.to(tl.float64)
     dropped = mask < (rate * 4294967296.0 - 2147483648.0).to(tl.int32)
     where = (lane.to(tl.int64) * rows + row) * D + d
-    there = (row < rows) & (d < D)
-    kept = tl.load(x + where, mask=there, other=0.0).to(tl.float32) * scale
-    tl.store(out + where, tl.where(dropped, 0.0, kept).to(dtype), mask=there)
+    valid = (row < rows) & (d < D)
+    scaled = tl.load(x + where, mask=valid, other=0.0).to(tl.float32) * scale
+    tl.store(out + where, tl.where(dropped, 0.0, scaled).to(dtype), mask=valid)
 
 
-def apply_dropout(x: Tensor, key: Tensor, rate: Tensor, how: DropoutHash, ways: int) -> Tensor:
+def apply_dropout(
+    x: Tensor, key: Tensor, rate: Tensor, hashing: DropoutHash, directions: int
+) -> Tensor:
     """x [T, B, D] or [B, D] with one key and rate; under `vmap`, one of each for every lane."""
 
     apply: Any = _Drop.apply
-    return call_with_lanes(lambda *lanes: apply(*lanes, how, ways), x, key, rate)
+    return call_with_lanes(lambda *lanes: apply(*lanes, hashing, directions), x, key, rate)
 
 
 class _Drop(torch.autograd.Function):
@@ -86,25 +88,25 @@ class _Drop(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, key: Tensor, rate: Tensor, how: DropoutHash, ways: int
+        ctx: Any, x: Tensor, key: Tensor, rate: Tensor, hashing: DropoutHash, directions: int
     ) -> Tensor:
         ctx.save_for_backward(key, rate)
-        ctx.how, ctx.ways = how, ways
-        return _launch(x, key, rate, how, ways)
+        ctx.hashing, ctx.directions = hashing, directions
+        return _launch(x, key, rate, hashing, directions)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
         key, rate = ctx.saved_tensors
-        return _launch(grads[0], key, rate, ctx.how, ctx.ways), None, None, None, None
+        return _launch(grads[0], key, rate, ctx.hashing, ctx.directions), None, None, None, None
 
 
-def _launch(x: Tensor, key: Tensor, rate: Tensor, how: DropoutHash, ways: int) -> Tensor:
+def _launch(x: Tensor, key: Tensor, rate: Tensor, hashing: DropoutHash, directions: int) -> Tensor:
     x = x.contiguous()
     B, D = x.shape[-2:]
     out, rows, wide = torch.empty_like(x), x[0].numel() // D, triton.next_power_of_2(D)
     height = max(1, ELEMENTS // wide)
-    given = x, out, key.contiguous(), rate.contiguous(), B, rows, D, ways
-    launch(_drop, (triton.cdiv(rows, height), len(x)), *given, *how, BR=height, DP=wide)
+    args = x, out, key.contiguous(), rate.contiguous(), B, rows, D, directions
+    launch(_drop, (triton.cdiv(rows, height), len(x)), *args, *hashing, BR=height, DP=wide)
     return out
 
 
@@ -119,6 +121,6 @@ def can_launch(device: torch.device) -> bool:
             DropoutHash(1, 1, 1, 1, 1),
             1,
         )
-    except Exception:  # whatever a compiler may raise
+    except Exception:  # a compiler may raise anything
         return False
     return True

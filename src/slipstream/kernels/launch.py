@@ -1,8 +1,8 @@
-"""Launches kernels; in a rehearsal, builds those that are missing, several at a time.
+"""Launch Triton kernels, and compile those of a step beforehand, several at a time.
 
-A kernel is built where it is first launched, which takes up to a second, and a training step has a
-dozen of them. So a step is gone through once without any: each is only asked for, threads build
-what nobody has built before, and the first real step finds all of them.
+Triton compiles a kernel at its first launch, which takes up to a second, and a training step has a
+dozen of them. So a step runs once without any: each launch only requests its kernel, threads
+compile what is missing, and the first real step finds all of them.
 """
 
 from __future__ import annotations
@@ -18,31 +18,32 @@ import torch
 
 from slipstream import machine
 
-MOST_THREADS = 16
-_asked_for: ContextVar[list[Any] | None] = ContextVar("asked_for", default=None)
-"""In a rehearsal, the kernels so far"""
+MAX_THREADS = 16
+_requested: ContextVar[list[Any] | None] = ContextVar("requested", default=None)
+"""While precompiling, the kernels so far"""
 
 
-def launch(kernel: Any, grid: tuple[int, ...], *given: Any, **how: Any) -> None:
-    asked_for = _asked_for.get()
-    if asked_for is None:
-        kernel[grid](*given, **how)
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
+    """Run a kernel, or while precompiling request it."""
+    requested = _requested.get()
+    if requested is None:
+        kernel[grid](*args, **options)
     else:
-        asked_for.append(kernel.warmup(*given, grid=grid, **how))
+        requested.append(kernel.warmup(*args, grid=grid, **options))
 
 
 @contextmanager
 def precompile() -> Iterator[None]:
-    """Within it no kernel of ours runs; what they would have written holds anything. At its end all
-    that were launched are built and on the current GPU. Where memory runs out, it ends early; that,
-    or a kernel that cannot be built, is for the first real step to tell."""
-    from triton import AsyncCompileMode  # not there on a machine without a GPU
+    """Within it no kernel of ours runs, and their outputs are undefined. At its end all that were
+    launched are compiled and on the current GPU. It ends early where memory runs out; the first
+    real step reports that, and a kernel that does not compile."""
+    from triton import AsyncCompileMode  # not installed on a machine without a GPU
 
-    asked_for: list[Any] = []
-    with ThreadPoolExecutor(min(machine.count_available_cores(), MOST_THREADS)) as pool:
-        before = _asked_for.set(asked_for)
+    requested: list[Any] = []
+    with ThreadPoolExecutor(min(machine.count_available_cores(), MAX_THREADS)) as pool:
+        before = _requested.set(requested)
         try:
-            # the way back stays in this thread: others would know nothing of a rehearsal
+            # the backward pass stays in this thread: others do not see the context variable
             with (
                 suppress(torch.OutOfMemoryError),
                 torch.autograd.set_multithreading_enabled(False),
@@ -50,14 +51,14 @@ def precompile() -> Iterator[None]:
             ):
                 yield
         finally:
-            _asked_for.reset(before)
-        new = {id(kernel): kernel for kernel in asked_for if hasattr(kernel, "result")}
+            _requested.reset(before)
+        new = {id(kernel): kernel for kernel in requested if hasattr(kernel, "result")}
         if new:
-            list(pool.map(partial(_launcher, torch.cuda.current_device()), new.values()))
+            list(pool.map(partial(_load, torch.cuda.current_device()), new.values()))
 
 
-def _launcher(device: int, kernel: Any) -> Any:
-    """What launches a kernel; to ask for it builds it, and brings the kernel onto the GPU."""
+def _load(device: int, kernel: Any) -> Any:
+    """Wait until a kernel is compiled and bring it onto the GPU."""
     with suppress(Exception), torch.cuda.device(device):
         return kernel.result().run
     return None

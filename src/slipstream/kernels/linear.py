@@ -1,9 +1,9 @@
 """A linear layer of one model, or under `vmap` of many.
 
-Of lanes torch makes a product, an addition and a cast of every operand; on the way back it sums
-rows for the biases by a kernel that is slow where rows are many and columns few, and casts each
-gradient. Here biases go with the product, sums are products as well, and gradients come out of them
-in fp32.
+For lanes, PyTorch runs a product, an addition and a cast of every operand; in the backward pass it
+sums rows for the biases by a kernel that is slow where rows are many and columns few, and casts
+each gradient. Here the bias is added by the product, the sums are products as well, and their
+results are fp32.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ class _Linear(torch.autograd.Function):
         out = torch.baddbmm(bias.to(dtype)[:, None], rows, across.mT)
         ctx.like = x.dtype, x.shape, weight.dtype, bias.dtype
         ctx.save_for_backward(rows, across)
-        found: Tensor = out.unflatten(1, x.shape[1:-1])
-        return found
+        return out.view(*x.shape[:-1], -1)
 
     @staticmethod
     @once_differentiable

@@ -2,8 +2,8 @@
 
 Kernels made for long sequences work on tiles of 64 x 64 whatever there is, and want copies in
 another layout. Here a program has all of one head of one window on chip, read where the joined
-projection has it. Attention's weights are computed again on the way back, so that nothing is kept
-but that projection. How a program computes depends on nothing but T, D and the type: not on how
+projection has it. The backward pass computes the attention weights again, so that only that
+projection is saved. How a program computes depends on nothing but T, D and the type: not on how
 many windows, heads or lanes there are.
 
     joined, grad  [K, T, B, 3, HEADS, D]   q, k and v of every head; TP and DP are T and D as powers
@@ -25,29 +25,29 @@ from slipstream.kernels.launch import launch
 from slipstream.kernels.precision import operand_format
 from slipstream.kernels.vmap import call_with_lanes
 
-MOST_TOKENS, MOST_WIDE = 64, 64
-"""Of a sequence, and of a head. A program holds all weights of its head three times over on the way
-back; beyond, it would have to go by tiles, as torch's kernels do, which fill theirs then."""
-MOST_BYTES = 8192
+MAX_TOKENS, MAX_WIDTH = 64, 64
+"""Of a sequence, and of a head. In the backward pass a program holds all weights of its head three
+times; beyond, it would have to go by tiles, as torch's kernels do, which fill theirs then."""
+MAX_BYTES = 8192
 """Of q, k or v on chip: in fp32 tokens and width cannot both be above 32, or registers run out"""
-LEAST = 16
+MIN_SIZE = 16
 """Rows and columns that a tensor core multiplies"""
 
 
 @triton.jit
-def _places(T, B, HEADS: tl.constexpr, D: tl.constexpr, TP: tl.constexpr, DP: tl.constexpr):
+def _locate_tokens(T, B, HEADS: tl.constexpr, D: tl.constexpr, TP: tl.constexpr, DP: tl.constexpr):
     """Where a program's tokens are: which rows of all, which columns of its q, and which of these
     there are."""
     window, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
     lane = tl.program_id(1).to(tl.int64)
     token, column = tl.arange(0, TP), tl.arange(0, DP)
     row = (lane * T + token) * B + window
-    there = (token < T)[:, None] & (column < D)[None, :]
-    return row[:, None], (head * D + column)[None, :], there
+    valid = (token < T)[:, None] & (column < D)[None, :]
+    return row[:, None], (head * D + column)[None, :], valid
 
 
 @triton.jit
-def _weights(q, k, T, SCALE: tl.constexpr, TP: tl.constexpr, PRECISION: tl.constexpr):
+def _attention_weights(q, k, T, SCALE: tl.constexpr, TP: tl.constexpr, PRECISION: tl.constexpr):
     """How much each token sees of every other, in fp32: rows add up to one."""
     score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * SCALE
     score = tl.where((tl.arange(0, TP) < T)[None, :], score, float("-inf"))
@@ -68,14 +68,14 @@ def attention_forward(
     DP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    row, column, there = _places(T, B, HEADS, D, TP, DP)
+    row, column, valid = _locate_tokens(T, B, HEADS, D, TP, DP)
     at = joined + row * (3 * HEADS * D) + column
-    q = tl.load(at, mask=there, other=0.0)
-    k = tl.load(at + HEADS * D, mask=there, other=0.0)
-    v = tl.load(at + 2 * HEADS * D, mask=there, other=0.0)
-    weight = _weights(q, k, T, SCALE, TP, PRECISION)
+    q = tl.load(at, mask=valid, other=0.0)
+    k = tl.load(at + HEADS * D, mask=valid, other=0.0)
+    v = tl.load(at + 2 * HEADS * D, mask=valid, other=0.0)
+    weight = _attention_weights(q, k, T, SCALE, TP, PRECISION)
     seen = tl.dot(weight.to(v.dtype), v, input_precision=PRECISION)
-    tl.store(out + row * (HEADS * D) + column, seen.to(v.dtype), mask=there)
+    tl.store(out + row * (HEADS * D) + column, seen.to(v.dtype), mask=valid)
 
 
 @triton.jit(do_not_specialize=["T", "B"])
@@ -92,22 +92,22 @@ def attention_backward(
     DP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    row, column, there = _places(T, B, HEADS, D, TP, DP)
+    row, column, valid = _locate_tokens(T, B, HEADS, D, TP, DP)
     at = row * (3 * HEADS * D) + column
-    q = tl.load(joined + at, mask=there, other=0.0)
-    k = tl.load(joined + at + HEADS * D, mask=there, other=0.0)
-    v = tl.load(joined + at + 2 * HEADS * D, mask=there, other=0.0)
-    arriving = tl.load(dout + row * (HEADS * D) + column, mask=there, other=0.0)
-    weight = _weights(q, k, T, SCALE, TP, PRECISION)
-    dv = tl.dot(tl.trans(weight.to(v.dtype)), arriving, input_precision=PRECISION)
-    tl.store(grad + at + 2 * HEADS * D, dv.to(v.dtype), mask=there)
-    dweight = tl.dot(arriving, tl.trans(v), input_precision=PRECISION)
+    q = tl.load(joined + at, mask=valid, other=0.0)
+    k = tl.load(joined + at + HEADS * D, mask=valid, other=0.0)
+    v = tl.load(joined + at + 2 * HEADS * D, mask=valid, other=0.0)
+    incoming = tl.load(dout + row * (HEADS * D) + column, mask=valid, other=0.0)
+    weight = _attention_weights(q, k, T, SCALE, TP, PRECISION)
+    dv = tl.dot(tl.trans(weight.to(v.dtype)), incoming, input_precision=PRECISION)
+    tl.store(grad + at + 2 * HEADS * D, dv.to(v.dtype), mask=valid)
+    dweight = tl.dot(incoming, tl.trans(v), input_precision=PRECISION)
     dscore = weight * (dweight - tl.sum(weight * dweight, 1)[:, None])
     dscore = dscore.to(v.dtype)  # scaled after the products: small numbers are few in fp16
     dq = tl.dot(dscore, k, input_precision=PRECISION) * SCALE
-    tl.store(grad + at, dq.to(v.dtype), mask=there)
+    tl.store(grad + at, dq.to(v.dtype), mask=valid)
     dk = tl.dot(tl.trans(dscore), q, input_precision=PRECISION) * SCALE
-    tl.store(grad + at + HEADS * D, dk.to(v.dtype), mask=there)
+    tl.store(grad + at + HEADS * D, dk.to(v.dtype), mask=valid)
 
 
 def is_supported(joined: Tensor, heads: int) -> bool:
@@ -120,7 +120,7 @@ def is_supported(joined: Tensor, heads: int) -> bool:
 def fits(T: int, D: int, size: int) -> bool:
     """Whether there is a program for so many tokens of that width, in numbers of `size` bytes."""
     TP, DP = _padded(T, D)
-    return T <= MOST_TOKENS and D <= MOST_WIDE and TP * DP * size <= MOST_BYTES and size <= 4
+    return T <= MAX_TOKENS and D <= MAX_WIDTH and TP * DP * size <= MAX_BYTES and size <= 4
 
 
 def short_attention(joined: Tensor, heads: int) -> Tensor:
@@ -139,8 +139,10 @@ class _Attention(torch.autograd.Function):
         joined = joined.contiguous()
         K, T, B, wide = joined.shape
         out = joined.new_empty(K, T, B, wide // 3)
-        ctx.cut = launch_options(T, wide // (3 * heads), heads, joined.dtype.itemsize, precision)
-        launch(attention_forward, (B * heads, K), joined, out, T, B, **ctx.cut)
+        ctx.options = launch_options(
+            T, wide // (3 * heads), heads, joined.dtype.itemsize, precision
+        )
+        launch(attention_forward, (B * heads, K), joined, out, T, B, **ctx.options)
         ctx.save_for_backward(joined)
         return out
 
@@ -149,9 +151,9 @@ class _Attention(torch.autograd.Function):
         (joined,) = ctx.saved_tensors
         K, T, B, _ = joined.shape
         grad = torch.empty_like(joined)
-        programs = (B * ctx.cut["HEADS"], K)
-        given = joined, grads[0].contiguous(), grad, T, B
-        launch(attention_backward, programs, *given, **ctx.cut)
+        programs = (B * ctx.options["HEADS"], K)
+        args = joined, grads[0].contiguous(), grad, T, B
+        launch(attention_backward, programs, *args, **ctx.options)
         return grad, None, None
 
 
@@ -166,5 +168,5 @@ def launch_options(T: int, D: int, heads: int, size: int, precision: str) -> dic
 
 
 def _padded(T: int, D: int) -> tuple[int, int]:
-    TP, DP = (max(LEAST, triton.next_power_of_2(size)) for size in (T, D))
+    TP, DP = (max(MIN_SIZE, triton.next_power_of_2(size)) for size in (T, D))
     return TP, DP

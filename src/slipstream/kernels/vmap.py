@@ -1,4 +1,4 @@
-"""Says what `vmap` makes of an op: the op of all lanes at once."""
+"""The vmap rule of our operations: the operation of all lanes at once."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ def is_vmapped(*tensors: Tensor) -> bool:
 
 
 def call_with_lanes(op: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """Call an op that knows lanes, within `vmap` for all of them, else for one."""
+    """Call an operation that has lanes first: within `vmap` for all of them, else for one."""
     if is_vmapped(*tensors):
         return call_under_vmap(op, *tensors)
-    # not [0], whose way back is a buffer of zeros and a copy
+    # not [0], whose backward pass is a buffer of zeros and a copy
     return op(*(tensor[None] for tensor in tensors)).squeeze(0)
 
 
 def call_under_vmap(op: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """Within `vmap`, call an op that knows lanes: they come first in what it takes and gives."""
+    """Call an operation whose arguments and result have lanes first, within `vmap`."""
     apply: Any = _OverLanes.apply
     out: Tensor = apply(op, *tensors)
     return out
@@ -41,9 +41,9 @@ class _OverLanes(torch.autograd.Function):
     def vmap(
         info: Any, in_dims: Sequence[int | None], op: Callable[..., Tensor], *tensors: Tensor
     ) -> tuple[Tensor, int]:
-        """What all lanes share is repeated."""
-        lined_up = [
+        """Repeat what all lanes share."""
+        with_lanes = [
             tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
             for tensor, dim in zip(tensors, in_dims[1:], strict=True)
         ]
-        return op(*lined_up), 0
+        return op(*with_lanes), 0

@@ -21,12 +21,12 @@ from slipstream.errors import UserError
 from slipstream.models import permission
 from slipstream.models.noise.dropout import Noise
 
-_tried: set[tuple[Any, ...]] = set()
-"""Classes and shapes whose outputs were looked at"""
+_checked: set[tuple[Any, ...]] = set()
+"""Classes and shapes whose outputs were checked"""
 
 
 def format_class_path(kind: type[nn.Module]) -> str:
-    """What `model.kind` says for a class."""
+    """Return the `model.kind` of a class."""
     if "." in kind.__qualname__:
         raise UserError(
             f"{kind.__qualname__} is defined inside something else, where no other process finds "
@@ -36,7 +36,7 @@ def format_class_path(kind: type[nn.Module]) -> str:
 
 
 def import_class(kind: str) -> type[nn.Module]:
-    """The class, if its import is allowed; modules are looked for in the working folder too."""
+    """Import the class, if that is allowed; the working folder is searched too."""
     permission.check_permission(kind)
     module, _, name = kind.partition(":")
     here = str(Path.cwd())
@@ -54,10 +54,10 @@ def import_class(kind: str) -> type[nn.Module]:
             sys.path.remove(here)
     if not hasattr(imported, name):
         raise UserError(f'model.kind = "{kind}": {module} has no {name}')
-    made = getattr(imported, name)
-    if not (isinstance(made, type) and issubclass(made, nn.Module)):
+    network = getattr(imported, name)
+    if not (isinstance(network, type) and issubclass(network, nn.Module)):
         raise UserError(f'model.kind = "{kind}": {name} is no torch.nn.Module')
-    return made
+    return network
 
 
 class CustomNetwork(nn.Module):
@@ -73,21 +73,23 @@ class CustomNetwork(nn.Module):
         try:
             self.inner = kind(**shape, **model.options)
         except TypeError as error:
-            given = ", ".join([*shape, *model.options])
+            keywords = ", ".join([*shape, *model.options])
             raise UserError(
-                f'model.kind = "{model.kind}": cannot be made with {given}: {error}'
+                f'model.kind = "{model.kind}": cannot be made with {keywords}: {error}'
             ) from None
         key = (kind, *shape.values(), *sorted((k, str(v)) for k, v in model.options.items()))
-        if key not in _tried:
-            self._look(model.kind, context, inputs, static, outputs)
-            _tried.add(key)
+        if key not in _checked:
+            self._check_outputs(model.kind, **shape)
+            _checked.add(key)
 
     def forward(self, inputs: Tensor, static: Tensor | None, noise: Noise | None = None) -> Tensor:
         out: Tensor = self.inner(inputs, static)
         return out
 
     @torch.no_grad()
-    def _look(self, kind: str, context: int, inputs: int, static: int, outputs: int) -> None:
+    def _check_outputs(
+        self, kind: str, context: int, inputs: int, static: int, outputs: int
+    ) -> None:
         """Refuse a class whose outputs have another shape."""
         before = self.inner.training
         self.inner.eval()
@@ -104,6 +106,6 @@ class CustomNetwork(nn.Module):
 
 
 def list_buffers(module: nn.Module) -> list[str]:
-    """What a module keeps beside its weights, such as a batch norm's running means."""
+    """Name what a module keeps beside its weights, such as a batch norm's running means."""
     weights = {name for name, _ in module.named_parameters()}
     return [name for name in module.state_dict() if name not in weights]

@@ -1,4 +1,4 @@
-"""One network from config and signature."""
+"""The network that a config and a signature describe."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from slipstream.models.noise.dropout import Noise
 from slipstream.models.registry import load_network
 
 OWN_KERNELS = "off"
-"""Instead of a cuDNN algorithm: our own kernels"""
+"""In the place of a cuDNN algorithm: our own kernels"""
 
 
 def build(model: Model, signature: Signature) -> Forecaster | MaskedAutoencoder:
-    """The network that the signature asks for: one that predicts, or an encoder in training."""
+    """Build a network that predicts, or an encoder to pre-train."""
     return MaskedAutoencoder(model, signature) if signature.masked else Forecaster(model, signature)
 
 
 def has_dropout(model: Model) -> bool:
-    """Whether a model has anything to drop."""
+    """Whether dropout changes anything in this model."""
     spec = model.spec  # of a custom one, Slipstream drops nothing
     between_layers = len(model.sizes) > 1 or not spec.is_recurrent
     return model.dropout > 0 and spec.has_hidden and between_layers
@@ -32,18 +32,18 @@ def has_dropout(model: Model) -> bool:
 def set_execution(
     model: nn.Module, *, algorithms: tuple[str, ...], recompute: bool, compiled: bool
 ) -> None:
-    """Have a model run as the plan says; its weights and their names stay what they are."""
+    """Make a model run as the plan says; weights and their names stay the same."""
     core: Any = model.core
     core.recompute = recompute
     if algorithms:
         core.algorithms = algorithms
-        core.own = algorithms[0] == OWN_KERNELS and next(model.parameters()).is_cuda
+        core.use_own_kernels = algorithms[0] == OWN_KERNELS and next(model.parameters()).is_cuda
     if compiled and core._compiled_call_impl is None:
         core.compile()
 
 
 class Forecaster(nn.Module):
-    """A network, with each window normalized before it and restored after it."""
+    """A network between the normalization of each window and its inverse."""
 
     def __init__(self, model: Model, signature: Signature) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Forecaster(nn.Module):
         )
 
     def forward(self, inputs: Tensor, static: Tensor | None, noise: Noise | None = None) -> Tensor:
-        """Without noise, nothing is dropped."""
+        """Predict; without noise, nothing is dropped."""
         centre = spread = None
         if self.normalize == "last":
             centre = inputs[-1]

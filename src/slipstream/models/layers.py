@@ -1,12 +1,15 @@
-"""Pieces that several networks share. Shapes as in the package's docstring; D is a width."""
+"""Layers that several networks share. Shapes as in the package's docstring; D is a width."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+from slipstream.config import Model
 from slipstream.kernels import linear, should_use_triton
 
 SMALLEST_VARIANCE = 1e-5
@@ -28,7 +31,7 @@ def flatten_time(sequence: Tensor) -> Tensor:
 
 
 def apply_norm(norm: nn.LayerNorm, x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x normalized, computed in fp32 and given in that type."""
+    """Normalize x in fp32, and return it in that type."""
     if should_use_triton(x):
         from slipstream.kernels import layer_norm
 
@@ -40,29 +43,29 @@ def apply_norm(norm: nn.LayerNorm, x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def apply_linear(layer: Any, x: Tensor) -> Tensor:
-    """What an `nn.Linear` makes of x; lanes take fewer steps so than by calling it."""
+    """Apply an `nn.Linear`; with lanes this takes fewer kernels than calling it."""
     return linear(x, layer.weight, layer.bias)
 
 
 class Pool(nn.Module):
     """A sequence [T, B, D] to one vector per window."""
 
-    def __init__(self, kind: str, *, width: int, length: int, both_ways: bool = False) -> None:
+    def __init__(self, kind: str, *, width: int, length: int, bidirectional: bool = False) -> None:
         super().__init__()
         self.kind = kind
-        self.both_ways = both_ways
+        self.bidirectional = bidirectional
         self.out = width * length if kind == "flatten" else width
         self.score = nn.Linear(width, 1) if kind == "attention" else None
 
     def forward(self, sequence: Tensor) -> Tensor:
         if self.score is not None:
-            share = torch.softmax(self.score(sequence).float(), dim=0)
-            return (share * sequence).sum(dim=0)
+            weight = torch.softmax(self.score(sequence).float(), dim=0)
+            return (weight * sequence).sum(dim=0)
         if self.kind == "mean":
             return sequence.mean(dim=0)
         if self.kind == "flatten":
             return flatten_time(sequence)
-        if self.both_ways:  # the backward direction ends at the first token
+        if self.bidirectional:  # the backward direction ends at the first token
             forward, backward = sequence.chunk(2, dim=-1)
             return torch.cat([forward[-1], backward[0]], dim=-1)
         return sequence[-1]
@@ -78,3 +81,23 @@ class Head(nn.Module):
     def forward(self, features: Tensor, static: Tensor | None) -> Tensor:
         joined = features if static is None else torch.cat([features, static], dim=-1)
         return apply_linear(self.linear, joined)
+
+
+def build_head(
+    model: Model, *, width: int, context: int, static: int, outputs: int | None
+) -> tuple[Pool, Head] | tuple[None, None]:
+    """The pool and head of a network that reads sequences; an encoder, which has no `outputs`, has
+    neither."""
+    if outputs is None:
+        return None, None
+    length, bidirectional = context // model.patch, model.bidirectional
+    pool = Pool(model.pool, width=width, length=length, bidirectional=bidirectional)
+    return pool, Head(pool.out, static, outputs)
+
+
+def call_layer(layer: Callable[..., Tensor], *args: Any, recompute: bool) -> Tensor:
+    """Run a layer; its activations are saved, or computed again in the backward pass."""
+    if not recompute:
+        return layer(*args)
+    out: Tensor = checkpoint(layer, *args, use_reentrant=False, preserve_rng_state=False)
+    return out

@@ -1,4 +1,4 @@
-"""An encoder that learns without labels: it fills in rows that it does not see.
+"""Masked pre-training of an encoder: it fills in rows that it does not see.
 
 Shapes: T context rows, M of them masked, B windows, F inputs, D the encoder's width.
 """
@@ -42,37 +42,37 @@ class MaskedAutoencoder(nn.Module):
         noise: Noise | None = None,
         places: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """All rows [T, B, F] as they are filled in, or those at places [M, B]; and the encoder's
-        tokens [T / patch, B, D]."""
+        """Return all rows [T, B, F] filled in, or those at places [M, B], and the encoder's tokens
+        [T / patch, B, D]."""
         if self.normalize == "none":
-            return self._filled(inputs, mask, noise, places)
+            return self._fill(inputs, mask, noise, places)
         centre, spread = _visible_scale(inputs, mask, self.normalize)
-        rows, tokens = self._filled((inputs - centre) / spread, mask, noise, places)
+        rows, tokens = self._fill((inputs - centre) / spread, mask, noise, places)
         return rows * spread + centre, tokens
 
-    def _filled(
+    def _fill(
         self, rows: Tensor, mask: Tensor, noise: Noise | None, places: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         tokens: Tensor = self.core(torch.where(mask[..., None], self.token, rows), None, noise)
         if places is None:
-            return _to_rows(self._decoded(tokens), self.patch), tokens
-        found = self._decoded(
+            return _to_rows(self._decode(tokens), self.patch), tokens
+        filled = self._decode(
             gather_rows(tokens, places // self.patch if self.patch > 1 else places)
         )
         if self.patch > 1:
-            of_token = found.unflatten(-1, (self.patch, -1))
+            of_token = filled.unflatten(-1, (self.patch, -1))
             within = (places % self.patch)[..., None, None].expand(-1, -1, 1, self.inputs)
-            found = of_token.gather(2, within).squeeze(2)
-        return found, tokens
+            filled = of_token.gather(2, within).squeeze(2)
+        return filled, tokens
 
-    def _decoded(self, tokens: Tensor) -> Tensor:
+    def _decode(self, tokens: Tensor) -> Tensor:
         hidden = F.gelu(self.decoder["hidden"](tokens))
-        found: Tensor = self.decoder["out"](hidden)
-        return found.float()
+        filled: Tensor = self.decoder["out"](hidden)
+        return filled.float()
 
 
 def _visible_scale(inputs: Tensor, mask: Tensor, kind: str) -> tuple[Tensor, Tensor]:
-    """What a window is normalized by, [1, B, F] each, from the rows that are not masked."""
+    """Centre and spread of each window, [1, B, F] each, from the rows that are not masked."""
     one = torch.ones_like(inputs[:1])
     seen = (~mask)[..., None]
     if kind == "last":

@@ -1,7 +1,7 @@
-"""Models of several widths in the shape of the widest: units of zero weights, which stay zero.
+"""Pad models of several widths to the widest, by units of zero weights, which stay zero.
 
-Such a unit gives nothing and gets no gradient, in LSTM, GRU and MLP; so a padded model computes and
-learns what the model itself does.
+In an LSTM, GRU, TCN and MLP such a unit outputs zero and gets no gradient, so a padded model
+computes and learns what the model itself does.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from slipstream.config import Model
 from slipstream.models.registry import load_network
 
 Axis = tuple[int, int] | None
-"""A layer whose units lie along it, and how often over; None where no width shows"""
+"""The layer whose units lie along an axis of a weight, and how many times; None for other axes"""
 
 
 def find_widest(models: Sequence[Model]) -> Model:
-    """The model whose every layer is as wide as the widest of these."""
+    """Return the model whose every layer is as wide as the widest of these."""
     sizes = tuple(map(max, zip(*(model.sizes for model in models), strict=True)))
     hidden = sizes[0] if len(set(sizes)) == 1 else sizes
     return models[0].model_copy(update={"hidden": hidden})
@@ -28,49 +28,51 @@ def find_widest(models: Sequence[Model]) -> Model:
 def pad_weights(
     weights: Mapping[str, Tensor], model: Model, to: Model, tokens: int
 ) -> dict[str, Tensor]:
-    """A model's weights in the shapes of a wider one; `tokens` are the steps of its sequence."""
+    """Return a model's weights in the shapes of a wider one; `tokens` is its sequence length."""
     padded = {}
     for name, weight in weights.items():
-        places = _places(name, weight.shape, model, to, tokens)
+        places = _map_axes(name, weight.shape, model, to, tokens)
         shape = [length for _, length in places]
         padded[name] = weight.new_zeros(shape)
-        padded[name][_grid(places)] = weight
+        padded[name][_make_grid(places)] = weight
     return padded
 
 
 def unpad_weights(
     weights: Mapping[str, Tensor], model: Model, to: Model, tokens: int
 ) -> dict[str, Tensor]:
-    """The way back: what is `model`'s own among a padded model's weights."""
+    """Undo `pad_weights`: return the part of a padded model's weights that is the model's own."""
     return {
-        name: weight[_grid(_places(name, weight.shape, model, to, tokens, padded=True))].clone()
+        name: weight[
+            _make_grid(_map_axes(name, weight.shape, model, to, tokens, padded=True))
+        ].clone()
         for name, weight in weights.items()
     }
 
 
-def _grid(places: Sequence[tuple[Tensor, int]]) -> tuple[Tensor, ...]:
+def _make_grid(places: Sequence[tuple[Tensor, int]]) -> tuple[Tensor, ...]:
     return torch.meshgrid(*(index for index, _ in places), indexing="ij")
 
 
-def _places(
+def _map_axes(
     name: str, shape: Sequence[int], model: Model, to: Model, tokens: int, *, padded: bool = False
 ) -> list[tuple[Tensor, int]]:
     """By axis: where the model's own places are in the wider one, and how long that is."""
-    found = []
-    for axis, length in zip(_axes(name, model, tokens, len(shape)), shape, strict=True):
+    places = []
+    for axis, length in zip(_find_axes(name, model, tokens, len(shape)), shape, strict=True):
         if axis is None:
-            found.append((torch.arange(length), length))
+            places.append((torch.arange(length), length))
             continue
         layer, blocks = axis
         size, wide = model.sizes[layer], to.sizes[layer]
         rest = length - blocks * (wide if padded else size)  # static columns, after the units
         units = torch.arange(blocks)[:, None] * wide + torch.arange(size)
         index = torch.cat([units.flatten(), blocks * wide + torch.arange(rest)])
-        found.append((index, blocks * wide + rest))
-    return found
+        places.append((index, blocks * wide + rest))
+    return places
 
 
-def _axes(name: str, model: Model, tokens: int, dims: int) -> Sequence[Axis]:
+def _find_axes(name: str, model: Model, tokens: int, dims: int) -> Sequence[Axis]:
     """What lies along each axis of one of the weights."""
     if not (model.spec.can_pad and model.spec.has_hidden):
         return (None,) * dims

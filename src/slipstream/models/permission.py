@@ -1,8 +1,8 @@
-"""Whose code is imported: classes that the user names, not those that only a run names.
+"""Permission to import a class of the user's own.
 
-`model.kind = "nets:Mixer"` imports a module, and importing runs it. A config that the user hands to
-a command is the user's word. A run's folder may come from anybody, and so may the config in it: a
-class that only this one names is imported where the user allows it, and nowhere else.
+`model.kind = "nets:Mixer"` imports a module, and importing runs it. A config that the user passes
+to a command grants permission. A run's folder may come from anybody, and so may the config in it: a
+class that only this one names is imported only if the user allows it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _allowed: set[str] = set()
 
 
 def allow_classes(config: Config) -> None:
-    """Take a config for the user's word: the classes that it names may be imported."""
-    _allowed.update(_classes(config))
+    """Allow the classes that the user's own config names."""
+    _allowed.update(_list_classes(config))
 
 
 def require_permission(
@@ -46,24 +46,24 @@ def require_permission(
         allow_classes(settings)
     elif any(text.partition("=")[0].strip() == KIND for text in overrides):
         _allowed.add(settings.model.kind)
-    for kind in sorted(_classes(settings) - _allowed):
-        raise UserError(f"{path}: {_refusal(kind)}")
+    for kind in sorted(_list_classes(settings) - _allowed):
+        raise UserError(f"{path}: {_format_refusal(kind)}")
 
 
 def check_permission(kind: str) -> None:
     """Refuse a class that is not allowed."""
     if kind not in _allowed:
-        raise UserError(_refusal(kind))
+        raise UserError(_format_refusal(kind))
 
 
-def _classes(config: Config) -> set[str]:
-    """The classes of somebody's own that a config names, those to search among included."""
-    tried = config.tune.space.get(KIND, ())
-    choices = tried if isinstance(tried, (list, tuple)) else ()
+def _list_classes(config: Config) -> set[str]:
+    """The custom classes that a config names, including those of a search space."""
+    entry = config.tune.space.get(KIND, ())
+    choices = entry if isinstance(entry, (list, tuple)) else ()
     return {kind for kind in (config.model.kind, *map(str, choices)) if ":" in kind}
 
 
-def _refusal(kind: str) -> str:
+def _format_refusal(kind: str) -> str:
     module = kind.partition(":")[0]
     files = list_module_files(module)
     what = " and ".join(files) if files else f'the module "{module}", which is not found here'
@@ -75,20 +75,20 @@ def _refusal(kind: str) -> str:
 
 
 def list_module_files(module: str) -> list[str]:
-    """The files that importing a module would run, its packages' first; none of them is run."""
-    found: list[str] = []
+    """List the files that importing a module would run, its packages' first; run none of them."""
+    files: list[str] = []
     names, path = module.split("."), None
     for count in range(1, len(names) + 1):
-        spec = _spec(".".join(names[:count]), path)
+        spec = _find_spec(".".join(names[:count]), path)
         if spec is None:
             return []
         if spec.has_location and spec.origin:
-            found.append(spec.origin)
+            files.append(spec.origin)
         path = list(spec.submodule_search_locations or ())
-    return found
+    return files
 
 
-def _spec(name: str, path: list[str] | None) -> ModuleSpec | None:
+def _find_spec(name: str, path: list[str] | None) -> ModuleSpec | None:
     """As `importlib.util.find_spec`, which imports the packages around a module."""
     for finder in sys.meta_path:
         spec = finder.find_spec(name, path) if hasattr(finder, "find_spec") else None

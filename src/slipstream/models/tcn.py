@@ -11,11 +11,10 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from slipstream.config import Model
 from slipstream.kernels import causal_conv
-from slipstream.models.layers import Head, Pool, apply_linear, to_patches
+from slipstream.models.layers import Head, Pool, apply_linear, build_head, call_layer, to_patches
 from slipstream.models.noise.dropout import Noise, dropout
 from slipstream.models.padding import Axis
 
@@ -24,6 +23,8 @@ class TCN(nn.Module):
     """A linear embedding of each token, then residual blocks, all of one width."""
 
     input_weights = re.compile(r"core\.embed\.weight")
+    pool: Pool | None
+    head: Head | None
 
     def __init__(
         self, model: Model, *, context: int, inputs: int, static: int, outputs: int | None
@@ -38,13 +39,12 @@ class TCN(nn.Module):
             ResidualBlock(self.width, model.kernel_size, dilation=2**depth)
             for depth in range(len(model.sizes))
         )
-        self.pool: Pool | None = None
-        self.head: Head | None = None
-        if outputs is not None:
-            self.pool = Pool(model.pool, width=self.width, length=context // model.patch)
-            self.head = Head(self.pool.out, static, outputs)
+        self.pool, self.head = build_head(
+            model, width=self.width, context=context, static=static, outputs=outputs
+        )
 
     def forward(self, inputs: Tensor, static: Tensor | None, noise: Noise | None = None) -> Tensor:
+        """Return the outputs of each window, flat, or an encoder's tokens."""
         tokens = self.encode(inputs, noise)
         if self.pool is None or self.head is None:
             return tokens
@@ -54,12 +54,9 @@ class TCN(nn.Module):
     def encode(self, inputs: Tensor, noise: Noise | None = None) -> Tensor:
         """Return tokens [T / patch, B, D]."""
         tokens = apply_linear(self.embed, to_patches(inputs, self.patch))
+        recompute = self.recompute and self.training
         for depth, block in enumerate(self.layers):
-            given = (tokens, noise, 2 * depth)
-            if self.recompute and self.training:
-                tokens = checkpoint(block, *given, use_reentrant=False, preserve_rng_state=False)
-            else:
-                tokens = block(*given)
+            tokens = call_layer(block, tokens, noise, 2 * depth, recompute=recompute)
         return tokens
 
     @staticmethod

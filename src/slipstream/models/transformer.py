@@ -9,11 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from slipstream.config import Model
 from slipstream.kernels import attention, linear
-from slipstream.models.layers import Head, Pool, apply_linear, apply_norm, to_patches
+from slipstream.models.layers import (
+    Head,
+    Pool,
+    apply_linear,
+    apply_norm,
+    build_head,
+    call_layer,
+    to_patches,
+)
 from slipstream.models.noise.dropout import Noise, dropout
 
 
@@ -22,11 +29,13 @@ class Transformer(nn.Module):
     on attention's own weights."""
 
     input_weights = re.compile(r"core\.embed\.weight")
+    pool: Pool | None
+    head: Head | None
 
     def __init__(
         self, model: Model, *, context: int, inputs: int, static: int, outputs: int | None
     ) -> None:
-        """Without `outputs` it is an encoder: no pool, no head, and its tokens come out."""
+        """Without `outputs` it is an encoder: it has no pool, no head, and returns its tokens."""
         super().__init__()
         width, tokens = model.sizes[0], context // model.patch
         self.patch = model.patch
@@ -46,11 +55,9 @@ class Transformer(nn.Module):
         )
         self.norm = nn.LayerNorm(width)
         self.width: int = width
-        self.pool: Pool | None = None
-        self.head: Head | None = None
-        if outputs is not None:
-            self.pool = Pool(model.pool, width=width, length=tokens)
-            self.head = Head(self.pool.out, static, outputs)
+        self.pool, self.head = build_head(
+            model, width=width, context=context, static=static, outputs=outputs
+        )
 
     def forward(self, inputs: Tensor, static: Tensor | None, noise: Noise | None = None) -> Tensor:
         tokens = self.encode(inputs, noise)
@@ -60,30 +67,29 @@ class Transformer(nn.Module):
         return out
 
     def encode(self, inputs: Tensor, noise: Noise | None = None) -> Tensor:
-        """Tokens [T / patch, B, D]."""
+        """Return tokens [T / patch, B, D]."""
         tokens = apply_linear(self.embed, to_patches(inputs, self.patch)) + self.positions
         tokens = dropout(tokens, noise, 0)
+        recompute = self.recompute and self.training
         for depth, layer in enumerate(self.layers):
-            given = (layer, tokens, noise, 1 + 3 * depth)
-            if self.recompute and self.training:
-                tokens = checkpoint(_layer, *given, use_reentrant=False, preserve_rng_state=False)
-            else:
-                tokens = _layer(*given)
+            tokens = call_layer(run_layer, layer, tokens, noise, 1 + 3 * depth, recompute=recompute)
         return apply_norm(self.norm, tokens, tokens.dtype)
 
 
-def _layer(layer: Any, tokens: Tensor, noise: Noise | None, site: int) -> Tensor:
-    """What `nn.TransformerEncoderLayer` does with norms first, by its weights; sites from `site`
-    on are its own."""
-    tokens = tokens + dropout(_attend(layer.self_attn, _normed(layer.norm1, tokens)), noise, site)
+def run_layer(layer: Any, tokens: Tensor, noise: Noise | None, site: int) -> Tensor:
+    """Compute what `nn.TransformerEncoderLayer` does with norms first, by its weights; sites from
+    `site` on are its own."""
+    tokens = tokens + dropout(
+        _attend(layer.self_attn, _normalize(layer.norm1, tokens)), noise, site
+    )
     inner = dropout(
-        F.gelu(apply_linear(layer.linear1, _normed(layer.norm2, tokens))), noise, site + 1
+        F.gelu(apply_linear(layer.linear1, _normalize(layer.norm2, tokens))), noise, site + 1
     )
     return tokens + dropout(apply_linear(layer.linear2, inner), noise, site + 2)
 
 
-def _normed(norm: nn.LayerNorm, tokens: Tensor) -> Tensor:
-    """In the type that a product wants."""
+def _normalize(norm: nn.LayerNorm, tokens: Tensor) -> Tensor:
+    """Normalize, in the type of a product's operands."""
     kind = tokens.device.type
     half = torch.is_autocast_enabled(kind)
     return apply_norm(norm, tokens, torch.get_autocast_dtype(kind) if half else tokens.dtype)

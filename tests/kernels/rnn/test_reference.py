@@ -9,7 +9,7 @@ from torch.func import vmap
 
 from slipstream.kernels import rnn_layer
 from slipstream.kernels.rnn import stepwise
-from slipstream.kernels.rnn.weights import LayerWeights
+from slipstream.kernels.rnn.weights import LayerWeights, StepwiseOptions
 from tests.conftest import close
 from tests.kernels.layers import Shape, apart, defined, drawn
 
@@ -72,7 +72,7 @@ def test_under_vmap_every_lane_is_its_own(kind, shared):
 )
 def test_step_by_step_is_what_is_defined(shape, dtype):
     given = drawn(shape, dtype)
-    way = stepwise.StepwiseOptions(shape.kind, shape.last, dtype)
+    way = StepwiseOptions(shape.kind, shape.last, dtype)
     out = stepwise.run_layer(way, given[0], LayerWeights(*given[1:5]))
     grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
     found = [out, *torch.autograd.grad(out, given, grad)]

@@ -95,8 +95,8 @@ def test_padding_of_batch_width_and_time_changes_nothing():
     wide = mask((9, 20, 32), noise())
     assert torch.equal(mask((6, 13, 24), noise()), wide[:6, :13, :24])
     assert torch.equal(mask((13, 24), noise()), wide[0, :13, :24])
-    both = mask((6, 13, 24), noise(), ways=2)
-    padded = mask((6, 13, 40), noise(), ways=2)
+    both = mask((6, 13, 24), noise(), directions=2)
+    padded = mask((6, 13, 40), noise(), directions=2)
     assert torch.equal(both[..., :12], padded[..., :12])
     assert torch.equal(both[..., 12:], padded[..., 20:32])
     assert not torch.equal(both[..., :12], both[..., 12:])
@@ -117,11 +117,13 @@ def test_a_lane_drops_what_it_drops_alone(device):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_gpu_drops_what_a_cpu_drops(dtype):
-    for shape, ways, rate in itertools.product([(9, 20, 32), (7, 48)], (1, 2), (0.0, 0.1, 0.7)):
+    for shape, directions, rate in itertools.product(
+        [(9, 20, 32), (7, 48)], (1, 2), (0.0, 0.1, 0.7)
+    ):
         x = torch.randn(shape).to(dtype).requires_grad_()
         there = x.detach().cuda().requires_grad_()
-        here = dropout(x, noise(3, rate), 4, ways=ways)
-        away = dropout(there, noise(3, rate, device="cuda"), 4, ways=ways)
+        here = dropout(x, noise(3, rate), 4, directions=directions)
+        away = dropout(there, noise(3, rate, device="cuda"), 4, directions=directions)
         assert torch.equal(away.cpu(), here)
         grads = torch.autograd.grad(here.sum(), x) + torch.autograd.grad(away.sum(), there)
         assert torch.equal(grads[0], grads[1].cpu())
@@ -132,9 +134,9 @@ import itertools, torch
 from slipstream.kernels import dropout as drops
 from slipstream.models.noise import dropout as d
 
-def fused(x, noise, site, ways):
-    how = drops.DropoutHash(d.MIX, d.UNIT, d._of_site(site), d.LAST, d.WAY)
-    return drops.apply_dropout(x, noise.key, noise.rate, how, ways)
+def fused(x, noise, site, directions):
+    how = drops.DropoutHash(d.MIX, d.UNIT, d._hash_site(site), d.LAST, d.DIRECTION)
+    return drops.apply_dropout(x, noise.key, noise.rate, how, directions)
 
 def compare(x, run):
     ours, wanted = run(fused), run(d.dropout_eager)
@@ -142,11 +144,12 @@ def compare(x, run):
     up = torch.randn_like(ours)
     assert torch.equal(*(torch.autograd.grad(out, x, up)[0] for out in (ours, wanted)))
 
-for shape, ways, rate in itertools.product([(5, 7, 12), (9, 34), (40, 3, 24)], (1, 2), (0.0, 0.9)):
+shapes = [(5, 7, 12), (9, 34), (40, 3, 24)]
+for shape, directions, rate in itertools.product(shapes, (1, 2), (0.0, 0.9)):
     for dtype in (torch.float32, torch.float16):
         noise = d.Noise(torch.tensor(3), torch.tensor(rate)).for_pass(torch.tensor(11), 1)
         x = torch.randn(shape, dtype=dtype, requires_grad=True)
-        compare(x, lambda how: how(x, noise, 4, ways))
+        compare(x, lambda how: how(x, noise, 4, directions))
 x, keys, rates = torch.randn(3, 5, 4, 6, requires_grad=True), torch.arange(3), torch.rand(3)
 compare(x, lambda how: torch.func.vmap(lambda x, *n: how(x, d.Noise(*n), 1, 2))(x, keys, rates))
 """

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from slipstream.engine.optim import BACKOFF, GROW_AFTER, GROWTH
-from slipstream.kernels.rnn.weights import BETA1, BETA2, EPSILON
+from slipstream.kernels.precision import BETA1, BETA2, EPSILON
 
 ALPHA = 0.99
 """torch's default for rmsprop"""

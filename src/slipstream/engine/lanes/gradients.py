@@ -167,7 +167,7 @@ class BatchedGradients:
         self.module, self.asked, self.judged = job.build(), job.asked, job.judged
         if job.model.spec.is_recurrent:
             core: Any = self.module.core
-            core.own = True
+            core.use_own_kernels = True
 
     def train(
         self, rows: Tensor, shares: Tensor, noise: Noise | None, now: Tensor, scale: Tensor

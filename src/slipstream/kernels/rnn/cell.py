@@ -1,20 +1,17 @@
-"""The steps of a recurrent layer in time on a GPU: of each, one batched product by cuBLAS, and one
-kernel for all that is not a product. `stepwise` says what goes in and out; `steps` does the same by
-torch's operations.
+"""The steps of a recurrent layer on a GPU: each is one batched product by cuBLAS, and one kernel
+for all that is not a product. `stepwise` says what goes in and out; `eager` is the same in PyTorch.
 
 A kernel takes BLOCK of the B * H units of one lane and one direction, at step t of the direction's
 own order. `x`, `out` and `dy` lie in the order of time; they are read and written where they are.
 
-    product  [L, B, G * H]      of h and w_hh; on the way back [L, B, H], of the slots' and w_hh
+    product  [L, B, G * H]      of h and w_hh; backward [L, B, H], of the slots' gradients and w_hh
     x        [K, T, B, W, G, H] the products with x
     bias     [L, 4, H]          of each slot
-    state    [L, B, H]          fp32: LSTM c, GRU h; on the way back dc, and what of dh goes on
+    state    [L, B, H]          fp32: LSTM c, GRU h; backward dc, and the passed-on part of dh
     y        [L, T, B, H]       outputs, which the next step's product reads
-    out      [K, T, B, W, H]    with SPREAD, for both directions: outputs again, in order of time
-    slots    [L, T, B, 4, H]    what the gradient of h (for i, f and g: of c) is multiplied by to
-                                give that of a slot; the way back leaves the slots' gradients there
-    carry    [L, T, B, 2, H]    LSTM: what dh adds to dc, and what of dc goes on (f)
-             [L, T, B, 1, H]    GRU: what of dh goes on (z)
+    out      [K, T, B, W, H]    IN_TIME_ORDER, for two directions: outputs again, in order of time
+    slots    [L, T, B, 4, H]    factors, which `backward` overwrites with the slots' gradients
+    carry    [L, T, B, 2, H]    of an LSTM, [L, T, B, 1, H] of a GRU
 
 `slots` may be the memory of `x`, where they lie alike: every place is read before it is written. A
 kernel reads all that it needs before it writes: no read may overtake a write that could be to the
@@ -34,6 +31,7 @@ from torch import Tensor
 from slipstream.kernels.launch import launch
 from slipstream.kernels.rnn.activations import sigmoid, tanh
 from slipstream.kernels.rnn.eager import select_last
+from slipstream.kernels.rnn.weights import StepwiseOptions
 
 BLOCK, WARPS = 512, 4
 """Units of a program: four to a thread, and about as many programs as a large GPU has processors
@@ -41,27 +39,27 @@ for 256 windows of 256 units"""
 
 
 @triton.jit
-def _here(B, H: tl.constexpr, BLOCK: tl.constexpr):
-    """The program's lane and direction, its units among B * H, and which of them there are. What is
-    added to pointers is int64 for all units at once, and int32 for each."""
+def _locate(B, H: tl.constexpr, BLOCK: tl.constexpr):
+    """The program's lane and direction, its units among B * H, and which of them exist. Offsets are
+    int64 for all units at once, and int32 for each."""
     element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     return tl.program_id(1).to(tl.int64), element, element < B * H
 
 
 @triton.jit
-def _time(way, t, T):
-    """The other direction walks from the end."""
-    return t + way * (T - 1 - 2 * t)
+def _time_of(direction, t, T):
+    """The second direction starts at the end."""
+    return t + direction * (T - 1 - 2 * t)
 
 
 @triton.jit
-def _read(at, there):
-    return tl.load(at, mask=there, other=0.0).to(tl.float32)
+def _read(at, valid):
+    return tl.load(at, mask=valid, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _write(at, value, there):
-    tl.store(at, value.to(at.dtype.element_ty), mask=there)
+def _write(at, value, valid):
+    tl.store(at, value.to(at.dtype.element_ty), mask=valid)
 
 
 @triton.jit(do_not_specialize=["t", "T", "B"])
@@ -79,51 +77,51 @@ def lstm_forward(
     B,
     H: tl.constexpr,
     W: tl.constexpr,
-    SPREAD: tl.constexpr,
-    KEEP: tl.constexpr,
-    QUICK: tl.constexpr,
+    IN_TIME_ORDER: tl.constexpr,
+    SAVE: tl.constexpr,
+    FAST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """At the first step the states are zero, and there is no product yet. KEEP writes what the way
-    back needs."""
-    who, element, there = _here(B, H, BLOCK)
-    lane, way = who // W, who % W
+    """At the first step the states are zero, and there is no product yet. SAVE writes what the
+    backward pass needs."""
+    who, element, valid = _locate(B, H, BLOCK)
+    lane, direction = who // W, who % W
     row, unit = element // H, element % H
-    at = (lane * T + _time(way, t, T)) * B * W + way
+    at = (lane * T + _time_of(direction, t, T)) * B * W + direction
     x_at = x + at * (4 * H) + row * (W * 4 * H) + unit
     bias_at = bias + who * (4 * H) + unit
-    p_0 = _read(x_at, there) + _read(bias_at, there)
-    p_1 = _read(x_at + H, there) + _read(bias_at + H, there)
-    p_2 = _read(x_at + 2 * H, there) + _read(bias_at + 2 * H, there)
-    p_3 = _read(x_at + 3 * H, there) + _read(bias_at + 3 * H, there)
+    p_0 = _read(x_at, valid) + _read(bias_at, valid)
+    p_1 = _read(x_at + H, valid) + _read(bias_at + H, valid)
+    p_2 = _read(x_at + 2 * H, valid) + _read(bias_at + 2 * H, valid)
+    p_3 = _read(x_at + 3 * H, valid) + _read(bias_at + 3 * H, valid)
     state_at = state + who * B * H + element
     product_at = product + who * B * (4 * H) + row * (4 * H) + unit
-    before = there & (t > 0)
+    before = valid & (t > 0)
     p_0 += _read(product_at, before)
     p_1 += _read(product_at + H, before)
     p_2 += _read(product_at + 2 * H, before)
     p_3 += _read(product_at + 3 * H, before)
     c = _read(state_at, before)
 
-    i, f = sigmoid(p_0, QUICK), sigmoid(p_1, QUICK)
-    g, o = tanh(p_2, QUICK), sigmoid(p_3, QUICK)
+    i, f = sigmoid(p_0, FAST), sigmoid(p_1, FAST)
+    g, o = tanh(p_2, FAST), sigmoid(p_3, FAST)
     new = f * c + i * g
-    tanh_c = tanh(new, QUICK)
+    tanh_c = tanh(new, FAST)
     h = o * tanh_c
     step = (who * T + t) * B
-    _write(state_at, new, there)
-    _write(y + step * H + element, h, there)
-    if SPREAD:
-        _write(out + at * H + row * (W * H) + unit, h, there)
-    if KEEP:
+    _write(state_at, new, valid)
+    _write(y + step * H + element, h, valid)
+    if IN_TIME_ORDER:
+        _write(out + at * H + row * (W * H) + unit, h, valid)
+    if SAVE:
         slots_at = slots + step * (4 * H) + row * (4 * H) + unit
-        _write(slots_at, g * i * (1 - i), there)
-        _write(slots_at + H, c * f * (1 - f), there)
-        _write(slots_at + 2 * H, i * (1 - g * g), there)
-        _write(slots_at + 3 * H, h * (1 - o), there)
+        _write(slots_at, g * i * (1 - i), valid)
+        _write(slots_at + H, c * f * (1 - f), valid)
+        _write(slots_at + 2 * H, i * (1 - g * g), valid)
+        _write(slots_at + 3 * H, h * (1 - o), valid)
         carry_at = carry + step * (2 * H) + row * (2 * H) + unit
-        _write(carry_at, o - h * tanh_c, there)
-        _write(carry_at + H, f, there)
+        _write(carry_at, o - h * tanh_c, valid)
+        _write(carry_at + H, f, valid)
 
 
 @triton.jit(do_not_specialize=["t", "T", "B"])
@@ -141,50 +139,50 @@ def gru_forward(
     B,
     H: tl.constexpr,
     W: tl.constexpr,
-    SPREAD: tl.constexpr,
-    KEEP: tl.constexpr,
-    QUICK: tl.constexpr,
+    IN_TIME_ORDER: tl.constexpr,
+    SAVE: tl.constexpr,
+    FAST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """As `lstm_forward`."""
-    who, element, there = _here(B, H, BLOCK)
-    lane, way = who // W, who % W
+    who, element, valid = _locate(B, H, BLOCK)
+    lane, direction = who // W, who % W
     row, unit = element // H, element % H
-    at = (lane * T + _time(way, t, T)) * B * W + way
+    at = (lane * T + _time_of(direction, t, T)) * B * W + direction
     x_at = x + at * (3 * H) + row * (W * 3 * H) + unit
     bias_at = bias + who * (4 * H) + unit
-    from_x = _read(x_at, there) + _read(bias_at, there)
-    p_r = _read(x_at + H, there) + _read(bias_at + H, there)
-    p_z = _read(x_at + 2 * H, there) + _read(bias_at + 2 * H, there)
-    from_h = _read(bias_at + 3 * H, there)
+    from_x = _read(x_at, valid) + _read(bias_at, valid)
+    p_r = _read(x_at + H, valid) + _read(bias_at + H, valid)
+    p_z = _read(x_at + 2 * H, valid) + _read(bias_at + 2 * H, valid)
+    from_h = _read(bias_at + 3 * H, valid)
     state_at = state + who * B * H + element
     product_at = product + who * B * (3 * H) + row * (3 * H) + unit
-    before = there & (t > 0)
+    before = valid & (t > 0)
     p_r += _read(product_at, before)
     p_z += _read(product_at + H, before)
     from_h += _read(product_at + 2 * H, before)
     h = _read(state_at, before)
 
-    r, z = sigmoid(p_r, QUICK), sigmoid(p_z, QUICK)
-    n = tanh(from_x + r * from_h, QUICK)
+    r, z = sigmoid(p_r, FAST), sigmoid(p_z, FAST)
+    n = tanh(from_x + r * from_h, FAST)
     new = n + z * (h - n)
     step = (who * T + t) * B
-    _write(state_at, new, there)
-    _write(y + step * H + element, new, there)
-    if SPREAD:
-        _write(out + at * H + row * (W * H) + unit, new, there)
-    if KEEP:
+    _write(state_at, new, valid)
+    _write(y + step * H + element, new, valid)
+    if IN_TIME_ORDER:
+        _write(out + at * H + row * (W * H) + unit, new, valid)
+    if SAVE:
         of_x = (1 - z) * (1 - n * n)
         slots_at = slots + step * (4 * H) + row * (4 * H) + unit
-        _write(slots_at, of_x, there)
-        _write(slots_at + H, of_x * r * (1 - r) * from_h, there)
-        _write(slots_at + 2 * H, (h - n) * z * (1 - z), there)
-        _write(slots_at + 3 * H, of_x * r, there)
-        _write(carry + step * H + element, z, there)
+        _write(slots_at, of_x, valid)
+        _write(slots_at + H, of_x * r * (1 - r) * from_h, valid)
+        _write(slots_at + 2 * H, (h - n) * z * (1 - z), valid)
+        _write(slots_at + 3 * H, of_x * r, valid)
+        _write(carry + step * H + element, z, valid)
 
 
 @triton.jit
-def _arriving(
+def _read_dh(
     product,
     dy,
     t,
@@ -199,15 +197,16 @@ def _arriving(
     BLOCK: tl.constexpr,
 ):
     """The gradient of a step's h, in fp32: from the step after it and from its output."""
-    who, element, there = _here(B, H, BLOCK)
-    lane, way = who // W, who % W
+    who, element, valid = _locate(B, H, BLOCK)
+    lane, direction = who // W, who % W
     row, unit = (element // H).to(tl.int64), element % H  # rows of dy may lie far apart
     after = t + 1 < T
-    has_output = there
+    has_output = valid
     if LAST:
-        has_output = there & (t + 1 == T)
-    dy_at = dy + lane * dy_lane + _time(way, t, T) * dy_time + way * H + row * dy_row + unit
-    return _read(product + who * B * H + element, there & after) + _read(dy_at, has_output)
+        has_output = valid & (t + 1 == T)
+    dy_at = dy + lane * dy_lane + _time_of(direction, t, T) * dy_time
+    dy_at += direction * H + row * dy_row + unit
+    return _read(product + who * B * H + element, valid & after) + _read(dy_at, has_output)
 
 
 @triton.jit(do_not_specialize=["t", "T", "B"])
@@ -230,23 +229,23 @@ def lstm_backward(
 ):
     """With LAST, dy is that of the last step's output; `dy_lane` and so on are elements from one
     lane's, step's and window's to the next one's."""
-    who, element, there = _here(B, H, BLOCK)
+    who, element, valid = _locate(B, H, BLOCK)
     row, unit = element // H, element % H
-    dh = _arriving(product, dy, t, T, B, dy_lane, dy_time, dy_row, H, W, LAST, BLOCK)
+    dh = _read_dh(product, dy, t, T, B, dy_lane, dy_time, dy_row, H, W, LAST, BLOCK)
     step = (who * T + t) * B
     state_at = state + who * B * H + element
     slots_at = slots + step * (4 * H) + row * (4 * H) + unit
     carry_at = carry + step * (2 * H) + row * (2 * H) + unit
-    a_0, a_1 = _read(slots_at, there), _read(slots_at + H, there)
-    a_2, a_3 = _read(slots_at + 2 * H, there), _read(slots_at + 3 * H, there)
-    a_c, f = _read(carry_at, there), _read(carry_at + H, there)
+    a_0, a_1 = _read(slots_at, valid), _read(slots_at + H, valid)
+    a_2, a_3 = _read(slots_at + 2 * H, valid), _read(slots_at + 3 * H, valid)
+    a_c, f = _read(carry_at, valid), _read(carry_at + H, valid)
     dc = dh * a_c
-    dc += _read(state_at, there & (t + 1 < T))
-    _write(slots_at, dc * a_0, there)
-    _write(slots_at + H, dc * a_1, there)
-    _write(slots_at + 2 * H, dc * a_2, there)
-    _write(slots_at + 3 * H, dh * a_3, there)
-    _write(state_at, dc * f, there)
+    dc += _read(state_at, valid & (t + 1 < T))
+    _write(slots_at, dc * a_0, valid)
+    _write(slots_at + H, dc * a_1, valid)
+    _write(slots_at + 2 * H, dc * a_2, valid)
+    _write(slots_at + 3 * H, dh * a_3, valid)
+    _write(state_at, dc * f, valid)
 
 
 @triton.jit(do_not_specialize=["t", "T", "B"])
@@ -268,116 +267,89 @@ def gru_backward(
     BLOCK: tl.constexpr,
 ):
     """As `lstm_backward`."""
-    who, element, there = _here(B, H, BLOCK)
+    who, element, valid = _locate(B, H, BLOCK)
     row, unit = element // H, element % H
-    dh = _arriving(product, dy, t, T, B, dy_lane, dy_time, dy_row, H, W, LAST, BLOCK)
+    dh = _read_dh(product, dy, t, T, B, dy_lane, dy_time, dy_row, H, W, LAST, BLOCK)
     step = (who * T + t) * B
     state_at = state + who * B * H + element
     slots_at = slots + step * (4 * H) + row * (4 * H) + unit
-    a_0, a_1 = _read(slots_at, there), _read(slots_at + H, there)
-    a_2, a_3 = _read(slots_at + 2 * H, there), _read(slots_at + 3 * H, there)
-    z = _read(carry + step * H + element, there)
-    dh += _read(state_at, there & (t + 1 < T))
-    _write(slots_at, dh * a_0, there)
-    _write(slots_at + H, dh * a_1, there)
-    _write(slots_at + 2 * H, dh * a_2, there)
-    _write(slots_at + 3 * H, dh * a_3, there)
-    _write(state_at, dh * z, there)
+    a_0, a_1 = _read(slots_at, valid), _read(slots_at + H, valid)
+    a_2, a_3 = _read(slots_at + 2 * H, valid), _read(slots_at + 3 * H, valid)
+    z = _read(carry + step * H + element, valid)
+    dh += _read(state_at, valid & (t + 1 < T))
+    _write(slots_at, dh * a_0, valid)
+    _write(slots_at + H, dh * a_1, valid)
+    _write(slots_at + 2 * H, dh * a_2, valid)
+    _write(slots_at + 3 * H, dh * a_3, valid)
+    _write(state_at, dh * z, valid)
 
 
 def allocate_outputs(
-    products: Tensor, H: int, *, lstm: bool, spread: bool, keep: bool
+    products: Tensor, H: int, options: StepwiseOptions, *, save: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Memory for `y`, `out`, `slots` and `carry`; `y` stands for what is not asked for."""
+    """Memory for `y`, `out`, `slots` and `carry`; `y` stands for what is not needed."""
     K, T, B, W, size = products.shape
     y = products.new_empty(K * W, T, B, H)
-    out = products.new_empty(K, T, B, W * H) if spread else y
+    out = products.new_empty(K, T, B, W * H) if W == 2 and not options.last else y
     slots = carry = y
-    if keep:
-        alike = lstm and W == 1
+    if save:
+        alike = options.is_lstm and W == 1
         slots = products.view(K, T, B, size) if alike else y.new_empty(K * W, T, B, 4 * H)
-        carry = y.new_empty(K * W, T, B, 2 * H if lstm else H)
+        carry = y.new_empty(K * W, T, B, 2 * H if options.is_lstm else H)
     return y, out, slots, carry
 
 
 def forward(
-    products: Tensor,
-    hh: Tensor,
-    bias: Tensor,
-    *,
-    lstm: bool,
-    last: bool,
-    keep: bool,
-    quick: bool,
+    products: Tensor, hh: Tensor, bias: Tensor, options: StepwiseOptions, *, save: bool
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """The output, y, and what `backward` needs; the memory of `products` may be part of it."""
+    """Return the output, y, and what `backward` needs, which may use the memory of `products`."""
     _, T, B, W, size = products.shape
     L, _, H = hh.shape
-    spread = W == 2 and not last
-    y, out, slots, carry = allocate_outputs(products, H, lstm=lstm, spread=spread, keep=keep)
+    y, out, slots, carry = allocate_outputs(products, H, options, save=save)
     state = bias.new_empty(L, B, H)
     product = products.new_empty(L, B, size)
-    kernel, across = lstm_forward if lstm else gru_forward, hh.mT
+    kernel, across = lstm_forward if options.is_lstm else gru_forward, hh.mT
     for t in range(T):
         if t:
             torch.bmm(y[:, t - 1], across, out=product)
         launch(
             kernel,
             (triton.cdiv(B * H, BLOCK), L),
-            product,
-            products,
-            bias,
-            state,
-            y,
-            out,
-            slots,
-            carry,
-            t,
-            T,
-            B,
+            *(product, products, bias, state, y, out, slots, carry, t, T, B),
             H=H,
             W=W,
-            SPREAD=spread,
-            KEEP=keep,
-            QUICK=quick,
+            IN_TIME_ORDER=W == 2 and not options.last,
+            SAVE=save,
+            FAST=options.fast_tanh,
             BLOCK=BLOCK,
             num_warps=WARPS,
         )
-    return (select_last(y, W) if last else out), y, [slots, carry] if keep else []
+    return (select_last(y, W) if options.last else out), y, [slots, carry] if save else []
 
 
 def backward(
-    dy: Tensor, hh: Tensor, kept: Sequence[Tensor], *, T: int, W: int, lstm: bool, last: bool
+    dy: Tensor, hh: Tensor, saved: Sequence[Tensor], options: StepwiseOptions, *, T: int, W: int
 ) -> Tensor:
-    """The slots' gradients, written over what `forward` kept."""
-    slots, carry = kept
+    """Return the slots' gradients, written over what `forward` saved."""
+    slots, carry = saved
     L, _, B, _ = slots.shape
     H = hh.shape[2]
     dy = dy if dy.stride(-1) == 1 else dy.contiguous()
     state = torch.empty(L, B, H, dtype=torch.float32, device=dy.device)
     product = slots.new_empty(L, B, H)
-    of_h = slots if lstm else slots[..., H:]
-    kernel = lstm_backward if lstm else gru_backward
+    of_h = slots if options.is_lstm else slots[..., H:]
+    kernel = lstm_backward if options.is_lstm else gru_backward
+    strides = dy.stride(0), 0 if options.last else dy.stride(1), dy.stride(-2)
     for t in reversed(range(T)):
         if t + 1 < T:
             torch.bmm(of_h[:, t + 1], hh, out=product)
         launch(
             kernel,
             (triton.cdiv(B * H, BLOCK), L),
-            product,
-            dy,
-            slots,
-            carry,
-            state,
-            t,
-            T,
-            B,
-            dy.stride(0),
-            0 if last else dy.stride(1),
-            dy.stride(-2),
+            *(product, dy, slots, carry, state, t, T, B, *strides),
             H=H,
             W=W,
-            LAST=last,
+            LAST=options.last,
             BLOCK=BLOCK,
             num_warps=WARPS,
         )

@@ -1,4 +1,4 @@
-"""One op behind every recurrent layer: of one model, or under `vmap` of many."""
+"""The operation behind every recurrent layer, of one model or under `vmap` of many."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 from slipstream.kernels.availability import is_triton_usable
 from slipstream.kernels.precision import operand_format
 from slipstream.kernels.rnn import stepwise
-from slipstream.kernels.rnn.weights import LayerWeights
+from slipstream.kernels.rnn.weights import LayerWeights, StepwiseOptions
 from slipstream.kernels.vmap import call_with_lanes
 
 
 def rnn_layer(kind: str, x: Tensor, weights: Sequence[Tensor], *, last: bool = False) -> Tensor:
-    """One layer, [T, B, D] to [T, B, W * H]; with `last`, each way's last output, [B, W * H].
+    """Map [T, B, D] to [T, B, W * H]; with `last`, to each direction's last output, [B, W * H].
 
     `weights` are those of `nn.LSTM` or `nn.GRU`, in their order: for one direction w_ih, w_hh, b_ih
     and b_hh, then those of the other. Under `vmap`, all lanes run as one program.
@@ -25,26 +25,23 @@ def rnn_layer(kind: str, x: Tensor, weights: Sequence[Tensor], *, last: bool = F
 
 
 def rnn_layer_of_lanes(kind: str, last: bool, x: Tensor, *weights: Tensor) -> Tensor:
-    """The layer of K lanes: x [K, T, B, D] and every weight [K, ...] to [K, T, B, W * H], or with
-    `last` to [K, B, W * H]."""
-    both_ways = len(weights) > 4
+    """Run the layer of K lanes: x [K, T, B, D] and every weight [K, ...] to [K, T, B, W * H], or
+    with `last` to [K, B, W * H]."""
+    bidirectional = len(weights) > 4
     stacked = LayerWeights(
-        *(torch.stack(weights[i::4], dim=1) if both_ways else weights[i][:, None] for i in range(4))
+        *(
+            torch.stack(weights[i::4], dim=1) if bidirectional else weights[i][:, None]
+            for i in range(4)
+        )
     )
     dtype, precision = operand_format(x)
-    by_triton = x.is_cuda and is_triton_usable(x.device)
-    if by_triton:
-        from slipstream.kernels.rnn import fused
+    if not (x.is_cuda and is_triton_usable(x.device)):
+        return stepwise.run_layer(StepwiseOptions(kind, last, dtype), x, stacked)
+    from slipstream.kernels.rnn import fused, wide
 
-        way = fused.choose_options(kind, last, x, stacked, dtype, precision)
-        if way is not None:
-            return fused.run_layer(way, x, stacked)
-    half = dtype.itemsize == 2
-    own = by_triton and dtype.itemsize <= 4
-    tile = None
-    if by_triton:
-        from slipstream.kernels.rnn import wide
-
-        tile = wide.choose_tile(x, stacked, dtype)
-    steps = stepwise.StepwiseOptions(kind, last, dtype, own, quick=own and half, tile=tile)
-    return stepwise.run_layer(steps, x, stacked)
+    options = fused.choose_options(kind, last, x, stacked, dtype, precision)
+    if options is not None:
+        return fused.run_layer(options, x, stacked)
+    usable, half = dtype.itemsize <= 4, dtype.itemsize == 2
+    tile = wide.choose_tile(x, stacked, dtype)
+    return stepwise.run_layer(StepwiseOptions(kind, last, dtype, usable, half, tile), x, stacked)

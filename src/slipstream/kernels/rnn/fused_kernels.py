@@ -3,27 +3,24 @@
 A program takes BM windows of one lane and one direction and walks through time. The recurrent
 weights are read once and stay on chip, as do hidden and cell state.
 
-    x        [K, T, B, D] with INSIDE: the product with w_ih is made here, which saves writing and
-             reading it, where w_ih fits beside the rest; else the product, [K, T, B, W, G, H]
+    x        [K, T, B, D] with FUSE_INPUT: the product with w_ih is made here, which saves writing
+             and reading it, where w_ih fits beside the rest; else the product, [K, T, B, W, G, H]
     w_ih     [K, W, G, H, D]    w_hh [K, W, G, H, H]    b_ih, b_hh [K, W, G, H], of any precision;
                                 `ih_lane` and so on: elements from one lane's to the next one's
     y        [K, T, B, W, H]    outputs
-    factors  [K, T, B, W, H, 4] what the gradient of h (for i, f and g: of c) is multiplied by to
-                                give that of a slot; `backward` leaves the slots' gradients there
-    carry    [K, T, B, W, H, 2] LSTM: what dh adds to dc, and what of dc goes on (f);
-             [K, T, B, W, H]    GRU: what of dh goes on (z)
-    h0, c0   [K, W, B, H]       initial states, where there are any
+    factors  [K, T, B, W, H, 4] which `backward` overwrites with the slots' gradients
+    carry    [K, T, B, W, H, 2] of an LSTM, [K, T, B, W, H] of a GRU
+    h0, c0   [K, W, B, H]       initial states, if any
 
-Why it is built like this. A step is a chain: product, gates, state, product. On its way Triton
-moves a tensor from the layout of products to that of memory accesses through shared memory, with
-two barriers each time. So the slots are written and read side by side, as one tensor. The way back
-gets its factors ready-made: it has no tanh, and a few multiplications. What a step reads is asked
-for a step ahead. Weight gradients are products over all steps and windows, made afterwards
-(`sums`): in the loop, they would not fit into the registers.
+A step is a chain: product, gates, state, product. Triton moves a tensor from the layout of products
+to that of memory accesses through shared memory, with two barriers each time, so the slots are
+written and read as one tensor. The backward pass reads its factors ready-made: it has no tanh, and
+a few multiplications. Reads are issued a step ahead. Weight gradients are products over all steps
+and windows, made afterwards (`weight_gradients`): in the loop, they would not fit into registers.
 
-H is a power of two; who calls pads it with units that have no weights and stay zero. DP is D
-rounded up to one. HELD slots' weights stay on chip; where shared memory is small, the others are
-read at every step.
+H is a power of two: `fused` pads it with units that have no weights and stay zero. DP is D rounded
+up to one. RESIDENT slots' weights stay on chip; where shared memory is small, the others are read
+at every step.
 """
 
 from __future__ import annotations
@@ -35,13 +32,13 @@ from slipstream.kernels.rnn.activations import sigmoid, tanh
 
 
 @triton.jit
-def _side_by_side(a, b, c, d, BM: tl.constexpr, H: tl.constexpr):
+def _interleave(a, b, c, d, BM: tl.constexpr, H: tl.constexpr):
     """Four [BM, H] as one [BM, H * 4]."""
     return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [BM, H * 4])
 
 
 @triton.jit
-def _apart(slots, BM: tl.constexpr, H: tl.constexpr):
+def _deinterleave(slots, BM: tl.constexpr, H: tl.constexpr):
     """One [BM, H * 4] as four [BM, H]."""
     even, odd = tl.split(tl.reshape(slots, [BM, H, 2, 2]))
     a, c = tl.split(even)
@@ -50,12 +47,12 @@ def _apart(slots, BM: tl.constexpr, H: tl.constexpr):
 
 
 @triton.jit
-def _pair(kept, BM: tl.constexpr, H: tl.constexpr, LSTM: tl.constexpr):
+def _split_carry(carried, BM: tl.constexpr, H: tl.constexpr, LSTM: tl.constexpr):
     """What `carry` holds of a unit: two values in an LSTM, one in a GRU."""
     if LSTM:
-        a, b = tl.split(tl.reshape(kept, [BM, H, 2]))
+        a, b = tl.split(tl.reshape(carried, [BM, H, 2]))
     else:
-        a, b = kept, kept
+        a, b = carried, carried
     return a, b
 
 
@@ -83,46 +80,46 @@ def forward(
     H: tl.constexpr,
     W: tl.constexpr,
     LSTM: tl.constexpr,
-    INSIDE: tl.constexpr,
+    FUSE_INPUT: tl.constexpr,
     STATES: tl.constexpr,
     LAST: tl.constexpr,
-    KEEP: tl.constexpr,
-    HELD: tl.constexpr,
+    SAVE: tl.constexpr,
+    RESIDENT: tl.constexpr,
     BM: tl.constexpr,
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
-    QUICK: tl.constexpr,
+    FAST: tl.constexpr,
 ):
-    """With LAST, each direction's last output goes to `final`, [K, B, W, H]. KEEP writes what
+    """With LAST, each direction's last output goes to `final`, [K, B, W, H]. SAVE writes what
     `backward` needs."""
     G: tl.constexpr = 4 if LSTM else 3
     X_0: tl.constexpr = 0 if LSTM else 2  # the gate of slot 0, 1 and 2 among those of w_ih
     X_1: tl.constexpr = 1 if LSTM else 0
     X_2: tl.constexpr = 2 if LSTM else 1
     who = tl.program_id(1).to(tl.int64)  # lane and direction
-    lane, way = who // W, who % W
+    lane, direction = who // W, who % W
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     units, ins = tl.arange(0, H), tl.arange(0, DP)
     C: tl.constexpr = 2 if LSTM else 1
     slots, pairs = tl.arange(0, 4 * H), tl.arange(0, C * H)
-    there = (rows < B)[:, None]
+    valid = (rows < B)[:, None]
     kind = y.dtype.element_ty
 
     recurrent = (
-        w_hh + lane * hh_lane + way * G * H * H + units[None, :] * H + units[:, None]
+        w_hh + lane * hh_lane + direction * G * H * H + units[None, :] * H + units[:, None]
     )  # [in, out]
     u_0 = tl.load(recurrent).to(kind)  # a GRU's slot 0 has no recurrent weights: slot 1's
     u_1 = u_0
     u_2 = u_0
     u_3 = u_0
-    if HELD == 4:
+    if RESIDENT == 4:
         if LSTM:
             u_1 = tl.load(recurrent + H * H).to(kind)
         u_2 = tl.load(recurrent + (G - 2) * H * H).to(kind)
         u_3 = tl.load(recurrent + (G - 1) * H * H).to(kind)
     zero = tl.zeros([BM, H], dtype=tl.float32)
-    ones_x = b_ih + lane * b_ih_lane + way * G * H + units
-    ones_h = b_hh + lane * b_hh_lane + way * G * H + units
+    ones_x = b_ih + lane * b_ih_lane + direction * G * H + units
+    ones_h = b_hh + lane * b_hh_lane + direction * G * H + units
     b_0 = tl.load(ones_x + X_0 * H)
     b_1 = tl.load(ones_x + X_1 * H) + tl.load(ones_h + X_1 * H)
     b_2 = tl.load(ones_x + X_2 * H) + tl.load(ones_h + X_2 * H)
@@ -133,15 +130,15 @@ def forward(
     b_0, b_1 = b_0.to(tl.float32)[None, :] + zero, b_1.to(tl.float32)[None, :] + zero
     b_2, b_3 = b_2.to(tl.float32)[None, :] + zero, b_3.to(tl.float32)[None, :] + zero
 
-    first, step = way * (T - 1), 1 - 2 * way  # the other direction walks from the end
-    row = rows[:, None].to(tl.int64) * W * H + way * H
+    first, step = direction * (T - 1), 1 - 2 * direction  # the other direction walks from the end
+    row = rows[:, None].to(tl.int64) * W * H + direction * H
     here = row + units[None, :]
     place = (lane * T + first) * B * W * H
     y_at = y + place + here
     factors_at = factors + 4 * (place + row) + slots[None, :]
     carry_at = carry + C * (place + row) + pairs[None, :]
-    if INSIDE:
-        entering = w_ih + lane * ih_lane + way * G * H * D  # [in, out]
+    if FUSE_INPUT:
+        entering = w_ih + lane * ih_lane + direction * G * H * D  # [in, out]
         entering += units[None, :] * D + ins[:, None]
         known = (ins < D)[:, None]
         v_0 = tl.load(entering + X_0 * H * D, mask=known, other=0.0).to(kind)
@@ -151,25 +148,31 @@ def forward(
         x_there = (rows < B)[:, None] & (ins < D)[None, :]
         x_at = x + (lane * T + first) * B * D + rows[:, None].to(tl.int64) * D + ins[None, :]
         x_step = step * B * D
-        coming = tl.load(x_at, mask=x_there, other=0.0)
+        next_x = tl.load(x_at, mask=x_there, other=0.0)
     else:
-        x_at = x + G * place + rows[:, None].to(tl.int64) * W * G * H + way * G * H + units[None, :]
+        x_at = (
+            x
+            + G * place
+            + rows[:, None].to(tl.int64) * W * G * H
+            + direction * G * H
+            + units[None, :]
+        )
         x_step = step * B * W * G * H
 
     h = zero
     c = zero
     if STATES:
         states = who * B * H + rows[:, None] * H + units[None, :]
-        h += tl.load(h0 + states, mask=there, other=0.0)
+        h += tl.load(h0 + states, mask=valid, other=0.0)
         if LSTM:
-            c += tl.load(c0 + states, mask=there, other=0.0)
+            c += tl.load(c0 + states, mask=valid, other=0.0)
     operand = h.to(kind)
 
     for t in tl.range(T, num_stages=STAGES):
-        if INSIDE:
-            now = coming.to(kind)
+        if FUSE_INPUT:
+            now = next_x.to(kind)
             x_at += x_step
-            coming = tl.load(x_at, mask=x_there & (t + 1 < T), other=0.0)
+            next_x = tl.load(x_at, mask=x_there & (t + 1 < T), other=0.0)
             p_0 = tl.dot(now, v_0, b_0, input_precision=PRECISION)
             p_1 = tl.dot(now, v_1, b_1, input_precision=PRECISION)
             p_2 = tl.dot(now, v_2, b_2, input_precision=PRECISION)
@@ -177,62 +180,62 @@ def forward(
             if LSTM:
                 p_3 = tl.dot(now, v_3, b_3, input_precision=PRECISION)
         else:
-            p_0 = tl.load(x_at + X_0 * H, mask=there, other=0.0) + b_0
-            p_1 = tl.load(x_at + X_1 * H, mask=there, other=0.0) + b_1
-            p_2 = tl.load(x_at + X_2 * H, mask=there, other=0.0) + b_2
+            p_0 = tl.load(x_at + X_0 * H, mask=valid, other=0.0) + b_0
+            p_1 = tl.load(x_at + X_1 * H, mask=valid, other=0.0) + b_1
+            p_2 = tl.load(x_at + X_2 * H, mask=valid, other=0.0) + b_2
             p_3 = b_3
             if LSTM:
-                p_3 += tl.load(x_at + 3 * H, mask=there, other=0.0)
+                p_3 += tl.load(x_at + 3 * H, mask=valid, other=0.0)
             x_at += x_step
 
         if LSTM:
             p_0 = tl.dot(operand, u_0, p_0, input_precision=PRECISION)
-            if HELD < 4:
+            if RESIDENT < 4:
                 u_1 = tl.load(recurrent + H * H).to(kind)
         p_1 = tl.dot(operand, u_1, p_1, input_precision=PRECISION)
-        if HELD < 4:
+        if RESIDENT < 4:
             u_2 = tl.load(recurrent + (G - 2) * H * H).to(kind)
         p_2 = tl.dot(operand, u_2, p_2, input_precision=PRECISION)
-        if HELD < 4:
+        if RESIDENT < 4:
             u_3 = tl.load(recurrent + (G - 1) * H * H).to(kind)
         p_3 = tl.dot(operand, u_3, p_3, input_precision=PRECISION)
 
         if LSTM:
-            i, f = sigmoid(p_0, QUICK), sigmoid(p_1, QUICK)
-            g, o = tanh(p_2, QUICK), sigmoid(p_3, QUICK)
+            i, f = sigmoid(p_0, FAST), sigmoid(p_1, FAST)
+            g, o = tanh(p_2, FAST), sigmoid(p_3, FAST)
             a_1 = c * f * (1 - f)
             c = f * c + i * g
-            tanh_c = tanh(c, QUICK)
+            tanh_c = tanh(c, FAST)
             h = o * tanh_c
             a_0 = g * i * (1 - i)
             a_2 = i * (1 - g * g)
             a_3 = h * (1 - o)
-            if KEEP:
+            if SAVE:
                 a_c = o - h * tanh_c
                 pair = tl.reshape(tl.join(a_c.to(kind), f.to(kind)), [BM, 2 * H])
-                tl.store(carry_at, pair, mask=there)
+                tl.store(carry_at, pair, mask=valid)
         else:
-            r, z = sigmoid(p_1, QUICK), sigmoid(p_2, QUICK)
-            n = tanh(p_0 + r * p_3, QUICK)
+            r, z = sigmoid(p_1, FAST), sigmoid(p_2, FAST)
+            n = tanh(p_0 + r * p_3, FAST)
             a_0 = (1 - z) * (1 - n * n)
             a_2 = (h - n) * z * (1 - z)
             a_3 = a_0 * r
             a_1 = a_3 * (1 - r) * p_3
             h = n + z * (h - n)
-            if KEEP:
-                tl.store(carry_at, z.to(kind), mask=there)
-        if KEEP:
-            factor = _side_by_side(a_0.to(kind), a_1.to(kind), a_2.to(kind), a_3.to(kind), BM, H)
-            tl.store(factors_at, factor, mask=there)
+            if SAVE:
+                tl.store(carry_at, z.to(kind), mask=valid)
+        if SAVE:
+            factor = _interleave(a_0.to(kind), a_1.to(kind), a_2.to(kind), a_3.to(kind), BM, H)
+            tl.store(factors_at, factor, mask=valid)
             factors_at += step * B * W * 4 * H
             carry_at += step * B * W * C * H
         operand = h.to(kind)
-        if KEEP or not LAST:
-            tl.store(y_at, operand, mask=there)
+        if SAVE or not LAST:
+            tl.store(y_at, operand, mask=valid)
             y_at += step * B * W * H
 
     if LAST:
-        tl.store(final + lane * B * W * H + here, operand, mask=there)
+        tl.store(final + lane * B * W * H + here, operand, mask=valid)
 
 
 @triton.jit(do_not_specialize=["T", "B", "hh_lane"])
@@ -251,7 +254,7 @@ def backward(
     LSTM: tl.constexpr,
     STATES: tl.constexpr,
     LAST: tl.constexpr,
-    HELD: tl.constexpr,
+    RESIDENT: tl.constexpr,
     BM: tl.constexpr,
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -259,29 +262,29 @@ def backward(
     """dy [K, T, B, W, H], or with LAST that of each direction's last output, [K, B, W, H]."""
     G: tl.constexpr = 4 if LSTM else 3
     who = tl.program_id(1).to(tl.int64)
-    lane, way = who // W, who % W
+    lane, direction = who // W, who % W
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     units = tl.arange(0, H)
     C: tl.constexpr = 2 if LSTM else 1
     slots, pairs = tl.arange(0, 4 * H), tl.arange(0, C * H)
-    there = (rows < B)[:, None]
+    valid = (rows < B)[:, None]
     kind = factors.dtype.element_ty
 
     recurrent = (
-        w_hh + lane * hh_lane + way * G * H * H + units[:, None] * H + units[None, :]
+        w_hh + lane * hh_lane + direction * G * H * H + units[:, None] * H + units[None, :]
     )  # [out, in]
     u_0 = tl.load(recurrent).to(kind)  # a GRU's slot 0 has no recurrent weights: slot 1's
     u_1 = u_0
     u_2 = u_0
     u_3 = u_0
-    if HELD == 4:
+    if RESIDENT == 4:
         if LSTM:
             u_1 = tl.load(recurrent + H * H).to(kind)
         u_2 = tl.load(recurrent + (G - 2) * H * H).to(kind)
         u_3 = tl.load(recurrent + (G - 1) * H * H).to(kind)
 
-    first, step = (1 - way) * (T - 1), 2 * way - 1  # against the direction of `forward`
-    row = rows[:, None].to(tl.int64) * W * H + way * H
+    first, step = (1 - direction) * (T - 1), 2 * direction - 1  # against the direction of `forward`
+    row = rows[:, None].to(tl.int64) * W * H + direction * H
     here = row + units[None, :]
     place = (lane * T + first) * B * W * H
     factors_at = factors + 4 * (place + row) + slots[None, :]
@@ -292,17 +295,17 @@ def backward(
         dy_at = dy + lane * B * W * H + here
     else:
         dy_at = dy + place + here
-    dh = tl.load(dy_at, mask=there, other=0.0).to(tl.float32)
+    dh = tl.load(dy_at, mask=valid, other=0.0).to(tl.float32)
 
     for t in tl.range(T, num_stages=STAGES):
-        factor = tl.load(factors_at, mask=there, other=0.0)
-        kept = tl.load(carry_at, mask=there, other=0.0)
-        a_0, a_1, a_2, a_3 = _apart(factor, BM, H)
-        a_c, f = _pair(kept, BM, H, LSTM)
-        goes_on = zero
+        factor = tl.load(factors_at, mask=valid, other=0.0)
+        carried = tl.load(carry_at, mask=valid, other=0.0)
+        a_0, a_1, a_2, a_3 = _deinterleave(factor, BM, H)
+        a_c, f = _split_carry(carried, BM, H, LSTM)
+        passed_on = zero
         if not LAST:
             dy_at += step * B * W * H
-            goes_on += tl.load(dy_at, mask=there & (t + 1 < T), other=0.0).to(tl.float32)
+            passed_on += tl.load(dy_at, mask=valid & (t + 1 < T), other=0.0).to(tl.float32)
 
         if LSTM:
             dc += dh * a_c
@@ -310,27 +313,27 @@ def backward(
             dc = dc * f
         else:
             d_0, d_1, d_2, d_3 = dh * a_0, dh * a_1, dh * a_2, dh * a_3
-            goes_on += dh * f
+            passed_on += dh * f
         d_0, d_1, d_2, d_3 = d_0.to(kind), d_1.to(kind), d_2.to(kind), d_3.to(kind)
-        tl.store(factors_at, _side_by_side(d_0, d_1, d_2, d_3, BM, H), mask=there)
+        tl.store(factors_at, _interleave(d_0, d_1, d_2, d_3, BM, H), mask=valid)
         factors_at += step * B * W * 4 * H
         carry_at += step * B * W * C * H
 
-        dh = goes_on
+        dh = passed_on
         if LSTM:
             dh = tl.dot(d_0, u_0, dh, input_precision=PRECISION)
-            if HELD < 4:
+            if RESIDENT < 4:
                 u_1 = tl.load(recurrent + H * H).to(kind)
         dh = tl.dot(d_1, u_1, dh, input_precision=PRECISION)
-        if HELD < 4:
+        if RESIDENT < 4:
             u_2 = tl.load(recurrent + (G - 2) * H * H).to(kind)
         dh = tl.dot(d_2, u_2, dh, input_precision=PRECISION)
-        if HELD < 4:
+        if RESIDENT < 4:
             u_3 = tl.load(recurrent + (G - 1) * H * H).to(kind)
         dh = tl.dot(d_3, u_3, dh, input_precision=PRECISION)
 
     if STATES:
         states = who * B * H + rows[:, None] * H + units[None, :]
-        tl.store(dh0 + states, dh, mask=there)
+        tl.store(dh0 + states, dh, mask=valid)
         if LSTM:
-            tl.store(dc0 + states, dc, mask=there)
+            tl.store(dc0 + states, dc, mask=valid)

@@ -1,5 +1,5 @@
-"""What an LSTM and a GRU layer compute, in plain PyTorch: the definition that the kernels are held
-against, and a way to run them anywhere. Shapes as in the package's docstring.
+"""What an LSTM and a GRU layer compute, in plain PyTorch: the definition that tests compare every
+implementation with. Shapes as in the package.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from slipstream.kernels.rnn.weights import LayerWeights
 def run_layer(
     kind: str, x: Tensor, weights: LayerWeights, h0: Tensor | None, c0: Tensor | None
 ) -> Tensor:
-    """x [K, T, B, D] to every step's output [K, T, B, W * H]; states are [K, W, B, H]."""
+    """Map x [K, T, B, D] to every step's output [K, T, B, W * H]; states are [K, W, B, H]."""
     K, _, B, _ = x.shape
     W, H = weights.hh.shape[1], weights.hh.shape[3]
-    cell = {"lstm": _lstm, "gru": _gru}[kind]
+    cell = {"lstm": _run_lstm, "gru": _run_gru}[kind]
     zeros = x.new_zeros(K, W, B, H)
     h0 = zeros if h0 is None else h0
     c0 = zeros if c0 is None else c0
-    ways = [
+    outputs = [
         cell(x, LayerWeights(*(w[:, d] for w in weights)), h0[:, d], c0[:, d], d) for d in range(W)
     ]
-    return torch.cat(ways, dim=-1)
+    return torch.cat(outputs, dim=-1)
 
 
-def _lstm(x: Tensor, weights: LayerWeights, h: Tensor, c: Tensor, backwards: int) -> Tensor:
+def _run_lstm(x: Tensor, weights: LayerWeights, h: Tensor, c: Tensor, backwards: int) -> Tensor:
     ih, hh, b_ih, b_hh = weights
     gates_x = torch.einsum("ktbd,kgd->ktbg", x, ih) + (b_ih + b_hh)[:, None, None]
     out: list[Tensor] = []
@@ -38,7 +38,7 @@ def _lstm(x: Tensor, weights: LayerWeights, h: Tensor, c: Tensor, backwards: int
     return torch.stack(out[::-1] if backwards else out, dim=1)
 
 
-def _gru(x: Tensor, weights: LayerWeights, h: Tensor, _: Tensor, backwards: int) -> Tensor:
+def _run_gru(x: Tensor, weights: LayerWeights, h: Tensor, _: Tensor, backwards: int) -> Tensor:
     ih, hh, b_ih, b_hh = weights
     gates_x = torch.einsum("ktbd,kgd->ktbg", x, ih) + b_ih[:, None, None]
     out: list[Tensor] = []

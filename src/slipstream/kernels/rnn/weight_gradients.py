@@ -1,5 +1,5 @@
-"""The weights' gradients of a recurrent layer in Triton: sums over all steps and windows, from what
-`recurrence.backward` left. Shapes and slots as there.
+"""The weight gradients of a recurrent layer in Triton: sums over all steps and windows, from what
+`fused_kernels.backward` left. Shapes and slots as there.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ def weight_gradients(
     blocks: tl.constexpr = 1 if OF_H else (D + DP - 1) // DP
     part = tl.program_id(0).to(tl.int64)
     who = tl.program_id(2).to(tl.int64)
-    lane, way = who // W, who % W
+    lane, direction = who // W, who % W
     columns = tl.program_id(1) // blocks * BC + tl.arange(0, BC)
     units = tl.arange(0, H)
     ins = tl.program_id(1) % blocks * DP + tl.arange(0, DP)
     kind = slots.dtype.element_ty
-    before = B - 2 * B * way  # the forward direction's step before is B rows up
-    slots_at = slots + (lane * rows * W + way) * 4 * H + columns[None, :]
-    y_at = y + (lane * rows * W + way) * H + units[None, :]
+    before = B - 2 * B * direction  # the forward direction's step before is B rows up
+    slots_at = slots + (lane * rows * W + direction) * 4 * H + columns[None, :]
+    y_at = y + (lane * rows * W + direction) * H + units[None, :]
     x_at = x + lane * rows * D + ins[None, :]
     total_h = tl.zeros([BC, H], dtype=tl.float32)
     total_x = tl.zeros([BC, DP], dtype=tl.float32)

@@ -1,18 +1,19 @@
-"""What ways to compute the same thing have in common."""
+"""The weights of a recurrent layer, layers with more units, and how `stepwise` runs a layer."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
-"""Adam's, as torch has them by default"""
+ONE_BACKWARD = "the backward pass overwrites what it reads and runs once"
+"""Says a second one"""
 
 
 class LayerWeights(NamedTuple):
-    """One layer's, of K lanes and W directions; the gates' order is PyTorch's."""
+    """Those of K lanes and W directions; the gates are in PyTorch's order."""
 
     ih: Tensor
     """[K, W, G * H, D]"""
@@ -24,21 +25,41 @@ class LayerWeights(NamedTuple):
     """[K, W, G * H]"""
 
 
+class StepwiseOptions(NamedTuple):
+    """How a layer runs."""
+
+    kind: str
+    last: bool
+    """Return each direction's last output only"""
+    dtype: torch.dtype
+    """Of products' operands and outputs; states are fp32"""
+    use_triton: bool = False
+    """A step is one of our kernels, besides its product"""
+    fast_tanh: bool = False
+    """tanh by the GPU's own instruction"""
+    tile: Any = None
+    """How `wide` divides the layer, where it takes it"""
+
+    @property
+    def is_lstm(self) -> bool:
+        return self.kind == "lstm"
+
+
 def pad_units(weights: LayerWeights, more: int) -> LayerWeights:
-    """A layer with more units, all of zeros: they stay zero and change nothing."""
+    """Add units of zero weights, which stay zero and change nothing."""
     H = weights.hh.shape[3]
 
-    def wider(weight: Tensor) -> Tensor:
+    def pad(weight: Tensor) -> Tensor:
         by_gate = weight.unflatten(2, (-1, H))
-        dims = by_gate.dim() - 4
-        found: Tensor = F.pad(by_gate, (0, 0) * dims + (0, more)).flatten(2, 3)
-        return found
+        after = (0, 0) * (by_gate.dim() - 4)
+        padded: Tensor = F.pad(by_gate, (*after, 0, more)).flatten(2, 3)
+        return padded
 
-    wide = LayerWeights(*map(wider, weights))
-    return wide._replace(hh=F.pad(wide.hh, (0, more)))
+    padded = LayerWeights(*map(pad, weights))
+    return padded._replace(hh=F.pad(padded.hh, (0, more)))
 
 
 def unpad_units(out: Tensor, H: int, more: int) -> Tensor:
-    """Outputs [..., W * (H + more)] less those of the units that `widened` put in."""
-    by_way: Tensor = out.unflatten(-1, (-1, H + more))
-    return by_way[..., :H].flatten(-2)
+    """Drop the outputs [..., W * (H + more)] of the units that `pad_units` added."""
+    by_direction: Tensor = out.unflatten(-1, (-1, H + more))
+    return by_direction[..., :H].flatten(-2)

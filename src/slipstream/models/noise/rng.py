@@ -1,6 +1,6 @@
 """Random numbers without a generator: each follows from a key, a site and its place.
 
-As with dropout, they are the same in eager, captured and resumed steps, for a model by itself and
+As with dropout, they are the same in eager, captured and resumed steps, for a single model and
 for a lane of many, and however far the batch is padded.
 """
 
@@ -22,49 +22,49 @@ def draw_int64(key: Tensor, site: int, rows: int, batch: int) -> Tensor:
     """int64 [rows, batch], any bits; the windows' numbers are the last axis' places. `key` is one
     int64, or one for each window."""
     if should_use_triton(key):
-        return _drawn(key, site, rows, batch, torch.int64)
+        return _launch(key, site, rows, batch, torch.int64)
     across = torch.arange(batch, device=key.device)
     down = torch.arange(rows, device=key.device)[:, None] << 32
     place = mix_bits((down + across + key) * MIX)
-    return mix_bits((place + _of_site(site)) * MIX)
+    return mix_bits((place + _hash_site(site)) * MIX)
 
 
 def draw_uniform(key: Tensor, site: int, rows: int, batch: int) -> Tensor:
     """fp32 [rows, batch], above 0 and below 1."""
     if should_use_triton(key):
-        return _drawn(key, site, rows, batch, torch.float32)
-    found: Tensor = _odd(key, site, rows, batch).float() * 0.5 ** (BITS + 1)
-    return found
+        return _launch(key, site, rows, batch, torch.float32)
+    numbers: Tensor = _odd(key, site, rows, batch).float() * 0.5 ** (BITS + 1)
+    return numbers
 
 
 def draw_signed(key: Tensor, site: int, rows: int, batch: int) -> Tensor:
     """fp32 [rows, batch], above -1 and below 1."""
     if should_use_triton(key):
-        return _drawn(key, site, rows, batch, torch.float32, signed=True)
-    found: Tensor = (_odd(key, site, rows, batch) - 2**BITS).float() * 0.5**BITS
-    return found
+        return _launch(key, site, rows, batch, torch.float32, signed=True)
+    numbers: Tensor = (_odd(key, site, rows, batch) - 2**BITS).float() * 0.5**BITS
+    return numbers
 
 
 def draw_normal(key: Tensor, site: int, rows: int, batch: int) -> Tensor:
     """fp32 [rows, batch], of mean 0 and deviation 1."""
-    found: Tensor = torch.erfinv(draw_signed(key, site, rows, batch)) * math.sqrt(2.0)
-    return found
+    numbers: Tensor = torch.erfinv(draw_signed(key, site, rows, batch)) * math.sqrt(2.0)
+    return numbers
 
 
 def _odd(key: Tensor, site: int, rows: int, batch: int) -> Tensor:
     steps = (draw_int64(key, site, rows, batch) >> (63 - BITS)) & (2**BITS - 1)
-    found: Tensor = 2 * steps + 1
-    return found
+    numbers: Tensor = 2 * steps + 1
+    return numbers
 
 
-def _of_site(site: int) -> int:
+def _hash_site(site: int) -> int:
     return wrap_int64((site + 1) * SEED)
 
 
-def _drawn(
+def _launch(
     key: Tensor, site: int, rows: int, batch: int, dtype: torch.dtype, *, signed: bool = False
 ) -> Tensor:
     from slipstream.kernels import counter_rng
 
-    how = counter_rng.CounterHash(_of_site(site), MIX, BITS)
+    how = counter_rng.CounterHash(_hash_site(site), MIX, BITS)
     return counter_rng.draw_numbers(key, how, rows, batch, dtype, signed=signed)
