@@ -33,7 +33,6 @@ from slipstream.bench.results import BenchResult, ResultRow, ResultTable
 from slipstream.config import replace_settings
 from slipstream.engine.lanes import pack
 from slipstream.engine.lanes.lane import EpochStart, Lane
-from slipstream.engine.plan import RECURRENT
 from slipstream.kernels import rnn_layer
 
 LAYERS = {  # rows, windows, inputs, units, and whether only the last output is asked for
@@ -195,7 +194,7 @@ def case_of(name: str) -> Case:
 
 def step_rows(case: Case, *, beside: bool) -> Iterator[ResultRow]:
     steps = {CUDNN: solo(case, precision="fp16")}
-    if case.config.model.kind in RECURRENT:
+    if case.config.model.spec.is_recurrent:
         steps[OWN] = solo(case, precision="fp16", cudnn="off")
     else:
         steps = {"one model": steps[CUDNN]}
@@ -209,9 +208,9 @@ def step_rows(case: Case, *, beside: bool) -> Iterator[ResultRow]:
     torch.cuda.empty_cache()
     for precision, workers in LIGHTNING if beside else ():
         name = f"{BEST}, {precision}, {workers} workers"
-        way = PeerSettings(name, "lightning", precision, workers)
+        peer = PeerSettings(name, "lightning", precision, workers)
         found = lightning_loop.time_steps(
-            case.config, case.dataset, way, warm_up=4 + 2 * workers, stretches=5, steps=20
+            case.config, case.dataset, peer, warm_up=4 + 2 * workers, repeats=5, steps=20
         )
         yield ResultRow(case.name, name, "ms per step and model", found.times, {"lanes": 1})
 
@@ -219,7 +218,7 @@ def step_rows(case: Case, *, beside: bool) -> Iterator[ResultRow]:
 def layers_table(rows: list[ResultRow]) -> ResultTable:
     cells = []
     for name in dict.fromkeys(row.case for row in rows):
-        of_case = {row.way: row.median for row in rows if row.case == name}
+        of_case = {row.variant: row.median for row in rows if row.case == name}
         own, theirs, many = of_case[OWN], of_case[CUDNN], of_case["16 lanes"]
         gains = f"{theirs / own:.2f}x", f"{theirs / many:.1f}x"
         cells.append([name, f"{theirs:.4f}", f"{own:.4f}", gains[0], f"{many:.4f}", gains[1]])
@@ -232,7 +231,7 @@ def wide_table(rows: list[ResultRow]) -> ResultTable:
     ways = [OWN, "16 lanes", "64 lanes"]
     cells = []
     for name in dict.fromkeys(row.case for row in rows):
-        of_case = {row.way: row.median for row in rows if row.case == name}
+        of_case = {row.variant: row.median for row in rows if row.case == name}
         theirs = of_case[CUDNN]
         told = [
             f"{of_case[way]:.4f} ({theirs / of_case[way]:.2f}x)" if way in of_case else ""
@@ -252,12 +251,12 @@ def wide_table(rows: list[ResultRow]) -> ResultTable:
 def steps_table(rows: list[ResultRow]) -> ResultTable:
     one: dict[str, float] = {}
     for row in rows:
-        if row.way.startswith("one model"):
+        if row.variant.startswith("one model"):
             one[row.case] = min(row.median, one.get(row.case, row.median))
     cells = [
         [
             row.case,
-            row.way,
+            row.variant,
             f"{row.median:.4f} ({min(row.repeats):.4f} to {max(row.repeats):.4f})",
             results.format_ratio(one[row.case] / row.median),
         ]
@@ -270,7 +269,7 @@ def steps_table(rows: list[ResultRow]) -> ResultTable:
 
 def headline(steps: list[ResultRow]) -> str:
     told = [
-        f"{row.case} {row.median:.3g}" for row in steps if row.more["lanes"] == 16 and row.repeats
+        f"{row.case} {row.median:.3g}" for row in steps if row.extra["lanes"] == 16 and row.repeats
     ]
     return f"16 models in one program: {', '.join(told)} ms per step and model"
 
@@ -297,9 +296,8 @@ def main() -> None:
     for case in map(case_of, given.cases.split(",")):
         for row in step_rows(case, beside=not given.alone):
             steps.append(row)
-            print(
-                f"{time.monotonic() - began:5.0f} s, {row.case:12s} {row.way:45s} {row.median:.4f}"
-            )
+            elapsed_s = time.monotonic() - began
+            print(f"{elapsed_s:5.0f} s, {row.case:12s} {row.variant:45s} {row.median:.4f}")
         tables = [steps_table(steps)]
         if not given.steps:
             tables = [layers_table(layers), wide_table(wide), *tables]

@@ -111,7 +111,7 @@ def trials() -> dict[str, TrainingWorkload]:
 def step_ms(trial: TrainingWorkload, steps: int) -> float:
     """Milliseconds per step; on a CPU, of this process."""
     if trial.device.type == "cuda":
-        return trial.stretch(steps)
+        return trial.measure_ms_per_step(steps)
     with trial.settings():
         began = time.process_time()
         trial.time_steps(steps)
@@ -146,11 +146,11 @@ def costs() -> BenchResult:
         note += " Milliseconds are of the process, in one thread, not of the clock."
     table = ResultTable("One training step", ["way", "ms per step", "cost"], cells, note)
     worst = max(
-        (statistics.median(row.more["ratios"]) - 1, row.way)
+        (statistics.median(row.extra["ratios"]) - 1, row.variant)
         for row in rows
-        if row.way not in (FIXED, PLAIN, "all seven")
+        if row.variant not in (FIXED, PLAIN, "all seven")
     )
-    every_kind = format_percent(statistics.median(rows[-1].more["ratios"]) - 1)
+    every_kind = format_percent(statistics.median(rows[-1].extra["ratios"]) - 1)
     headline = (
         f"Masking or one kind of augmentation: at most {format_percent(worst[0])} of a step "
         f"({worst[1]}); "
@@ -230,7 +230,7 @@ def whole(epochs: int | None) -> BenchResult:
             mine.append(ours(epochs))
     first = rows[0].median
     cells = [
-        [row.way, format_spread(row), results.format_ratio(row.median / first)] for row in rows
+        [row.variant, format_spread(row), results.format_ratio(row.median / first)] for row in rows
     ]
     size = f"{2_000 if small else WINDOWS:,} windows, {epochs} epochs"
     note = (

@@ -226,16 +226,16 @@ def main() -> None:
         ways = {"together": ("together", given.parallel or "auto"), "alone": (ALONE, 1)}
         for part, (way, parallel) in ways.items():
             if part in parts:
-                bests, took = [], []
+                bests, seconds = [], []
                 for seed in range(given.studies):
                     tune = {"seed": seed, "parallel": parallel, "trials": given.studies_of}
                     summary, _, _ = searched(job(small, folder, **tune))
                     bests.append(summary["best"]["value"])
-                    took.append(summary["search_s"])
+                    seconds.append(summary["search_s"])
                 rows.append(
-                    ResultRow("quality", way, "best validation loss", bests, {"search_s": took})
+                    ResultRow("quality", way, "best validation loss", bests, {"search_s": seconds})
                 )
-                tell(f"quality, {way}: {bests}, {took}")
+                tell(f"quality, {way}: {bests}, {seconds}")
                 write()
 
 
@@ -246,7 +246,7 @@ def _line(timed: list[tuple[int, float]]) -> tuple[float, float]:
 
 
 def _headline(rows: list[ResultRow]) -> str:
-    by = {row.way: row for row in rows}
+    by = {row.variant: row for row in rows}
     if TOGETHER in by and USUAL in by:
         ratio = by[USUAL].median / by[TOGETHER].median
         return (
@@ -257,7 +257,7 @@ def _headline(rows: list[ResultRow]) -> str:
     told = [f"{way}, {by[way].median:.0f} s" for way in (TOGETHER, PRUNED) if way in by]
     if told:
         return f"{TRIALS} trials: {'; '.join(told)}"
-    return "; ".join(f"{row.case}, {row.way}: {_told(row)}" for row in rows)
+    return "; ".join(f"{row.case}, {row.variant}: {_told(row)}" for row in rows)
 
 
 def _told(row: ResultRow) -> str:
@@ -269,12 +269,12 @@ def _told(row: ResultRow) -> str:
         return f"{row.median:.4g} {row.unit}"
     return ", ".join(
         f"{seen['host_mb']:,.0f} MB and {seen['device_mb']:,.0f} MB at {trial}"
-        for trial, seen in row.more["seen"].items()
+        for trial, seen in row.extra["seen"].items()
     )
 
 
 def _table(rows: list[ResultRow]) -> ResultTable:
-    cells = [[row.case, row.way, _told(row)] for row in rows]
+    cells = [[row.case, row.variant, _told(row)] for row in rows]
     return ResultTable("A search of 64 trials", ["case", "way", "result"], cells)
 
 

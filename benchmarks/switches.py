@@ -3,7 +3,7 @@
     python benchmarks/switches.py --out benchmarks/records/<date>-<hardware>-switches
 
 Starts from what `auto` chooses for a standard case of `slipstream bench` and changes one setting.
-Figures are medians over stretches of steps, beside the unchanged step measured shortly before.
+Figures are medians over repeats, relative to the unchanged step measured shortly before.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from slipstream.bench import cases, results
 from slipstream.bench.cases import Case
 from slipstream.bench.results import BenchResult, ResultRow, ResultTable
 from slipstream.config import replace_settings
-from slipstream.engine.plan import RECURRENT
 
 CASES = ("B", "D", "Transformer")
-STRETCHES = 7
+REPEATS = 7
 ON_GPU = torch.cuda.is_available()
 
 
-def switches(case: Case) -> Iterator[tuple[str, dict[str, Any], float]]:
+def list_switches(case: Case) -> Iterator[tuple[str, dict[str, Any], float]]:
     """A name, the sections to change, and how many times the windows a step then has."""
     config = case.config
-    recurrent, batch = config.model.kind in RECURRENT, config.train.batch
+    recurrent, batch = config.model.spec.is_recurrent, config.train.batch
+    assert batch != "auto"
 
     def engine(name: str, **settings: Any) -> tuple[str, dict[str, Any], float]:
         return name, {"engine": settings}, 1.0
@@ -85,79 +85,79 @@ def switches(case: Case) -> Iterator[tuple[str, dict[str, Any], float]]:
     yield others("four times train.batch, per window", 4.0, train={"batch": batch * 4})
 
 
-def pinned_down(case: Case) -> Case:
-    """The case with what auto chose for it as settings."""
+def fix_plan(case: Case) -> Case:
+    """Return the case with the choices of `auto` as its settings."""
     trial = TrainingWorkload(
         replace_settings(case.config, engine={"plan": "measure"}), case.dataset
     )
     trial.close()
     plan = trial.plan
-    found = {"plan": "off", "precision": plan.precision, "threads": plan.threads}
+    settings = {"plan": "off", "precision": plan.precision, "threads": plan.threads}
     if plan.cudnn:
-        found["cudnn"] = plan.cudnn[0]
-    return replace(case, config=replace_settings(case.config, engine=found))
+        settings["cudnn"] = plan.cudnn[0]
+    return replace(case, config=replace_settings(case.config, engine=settings))
 
 
-def measured(case: Case, sections: dict[str, Any]) -> list[float]:
+def measure(case: Case, sections: dict[str, Any]) -> list[float]:
     trial = TrainingWorkload(replace_settings(case.config, **sections), case.dataset)
     try:
-        once_s = trial.stretch(2) / 1e3
+        once_s = trial.measure_ms_per_step(2) / 1e3
         steps = max(3, min(60, int(0.1 / once_s)))
-        return [trial.stretch(steps) for _ in range(STRETCHES)]
+        return [trial.measure_ms_per_step(steps) for _ in range(REPEATS)]
     finally:
         trial.close()
 
 
-def rows_of(case: Case) -> Iterator[ResultRow]:
-    case = pinned_down(case)
-    for number, (switch, sections, windows) in enumerate(switches(case)):
+def measure_case(case: Case) -> Iterator[ResultRow]:
+    case = fix_plan(case)
+    for number, (switch, sections, windows) in enumerate(list_switches(case)):
         try:
             if number % 5 == 0:
-                unchanged = statistics.median(measured(case, {}))
-            times = measured(case, sections)
+                unchanged = statistics.median(measure(case, {}))
+            times = measure(case, sections)
         except RuntimeError as error:
             why = str(error).split("\n", 1)[0]
             yield ResultRow(case.name, switch, "ms per step", problem=f"fails: {why}")
             continue
         against = statistics.median(times) / unchanged / windows
-        more = {"auto_ms": unchanged, "against_auto": against}
-        yield ResultRow(case.name, switch, "ms per step", times, more)
+        extra = {"auto_ms": unchanged, "against_auto": against}
+        yield ResultRow(case.name, switch, "ms per step", times, extra)
 
 
-def table(rows: list[ResultRow]) -> ResultTable:
+def build_table(rows: list[ResultRow]) -> ResultTable:
     names = list(dict.fromkeys(row.case for row in rows))
-    base = {n: next(r.more["auto_ms"] for r in rows if r.case == n and r.repeats) for n in names}
+    base = {n: next(r.extra["auto_ms"] for r in rows if r.case == n and r.repeats) for n in names}
     cells = []
-    for switch in dict.fromkeys(row.way for row in rows):
-        of_switch = {row.case: row for row in rows if row.way == switch}
-        cells.append([switch, *(cell(of_switch.get(name)) for name in names)])
+    for switch in dict.fromkeys(row.variant for row in rows):
+        of_switch = {row.case: row for row in rows if row.variant == switch}
+        cells.append([switch, *(format_cell(of_switch.get(name)) for name in names)])
     headings = ["setting", *(f"{name} ({base[name]:.3g} ms)" for name in names)]
     return ResultTable("Time of a step against auto's (below 1 is faster)", headings, cells)
 
 
-def cell(row: ResultRow | None) -> str:
+def format_cell(row: ResultRow | None) -> str:
     if row is None:
         return ""
-    return f"{row.more['against_auto']:.2f}" if row.repeats else row.problem[:40]
+    return f"{row.extra['against_auto']:.2f}" if row.repeats else row.problem[:40]
 
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--out", type=Path, required=True)
     arguments.add_argument("--cases", default=",".join(CASES if ON_GPU else ("B", "MLP")))
-    given = arguments.parse_args()
-    os.environ["SLIPSTREAM_CACHE"] = str(given.out / "cache")
+    options = arguments.parse_args()
+    os.environ["SLIPSTREAM_CACHE"] = str(options.out / "cache")
     warnings.simplefilter("ignore")
-    began, found = time.monotonic(), []
-    for case in cases.build_standard_cases(given.cases.split(",")):
-        for row in rows_of(case):
-            found.append(row)
-            print(f"{row.case:12s} {row.way:55s} {cell(row)}", flush=True)
+    start, rows = time.monotonic(), []
+    for case in cases.build_standard_cases(options.cases.split(",")):
+        for row in measure_case(case):
+            rows.append(row)
+            print(f"{row.case:12s} {row.variant:55s} {format_cell(row)}", flush=True)
     headline = "One setting changed at a time"
-    settings = {"stretches": STRETCHES}
-    seconds = time.monotonic() - began
+    settings = {"stretches": REPEATS}
+    seconds = time.monotonic() - start
     results.write_result(
-        BenchResult("switches", headline, found, [table(found)], settings, seconds), given.out
+        BenchResult("switches", headline, rows, [build_table(rows)], settings, seconds), options.out
     )
 
 

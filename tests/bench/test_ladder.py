@@ -28,15 +28,15 @@ def outcome():
 
 def test_every_rung_is_timed_and_compared(outcome):
     timed = [row for row in outcome.rows if row.repeats]
-    assert outcome.rows[0].way == "naive loop"
-    assert outcome.rows[-1].way.startswith("auto")
+    assert outcome.rows[0].variant == "naive loop"
+    assert outcome.rows[-1].variant.startswith("auto")
     assert len(timed) >= 5
     first = timed[0]
     for before, row in zip([first, *timed], timed, strict=False):
-        assert row.more["speedup"] == pytest.approx(first.median / row.median)
-        assert row.more["speedup_over_rung_before"] == pytest.approx(before.median / row.median)
-        assert row.more["windows_per_s"] == pytest.approx(64e3 / row.median)
-        assert row.more["run_s"] == pytest.approx(row.median / 1e3 * 10)
+        assert row.extra["speedup"] == pytest.approx(first.median / row.median)
+        assert row.extra["speedup_over_rung_before"] == pytest.approx(before.median / row.median)
+        assert row.extra["windows_per_s"] == pytest.approx(64e3 / row.median)
+        assert row.extra["run_s"] == pytest.approx(row.median / 1e3 * 10)
 
 
 def test_each_rung_adds_to_the_one_before():
@@ -46,10 +46,10 @@ def test_each_rung_adds_to_the_one_before():
             config = build_standard_cases([name], small=True)[0].config
             found = list(ladder.list_rungs(config, on_gpu=on_gpu))
             assert len({rung.technique for rung in found}) == len(found)
-            ours = [rung.how for rung in found if isinstance(rung.how, dict)]
+            ours = [rung.settings for rung in found if isinstance(rung.settings, dict)]
             assert all(Engine(**settings) for settings in ours)
             assert ours[-1] == {"device": "auto", "plan": "measure"}
-            plain = [rung.how for rung in found if not isinstance(rung.how, dict)]
+            plain = [rung.settings for rung in found if not isinstance(rung.settings, dict)]
             assert plain[0] == PeerSettings(
                 "", "plain", "fp32", 0, fused=False, pinned=False, waits=True
             )
@@ -71,7 +71,7 @@ def test_its_files_hold_every_repeat(outcome, tmp_path):
     lines = (tmp_path / "results.csv").read_text().splitlines()
     assert len(lines) == 1 + sum(max(len(row.repeats), 1) for row in outcome.rows)
     summary = (tmp_path / "summary.md").read_text()
-    assert all(row.way in summary for row in outcome.rows)
+    assert all(row.variant in summary for row in outcome.rows)
     assert found["folder"] == str(tmp_path)
 
 
@@ -79,9 +79,10 @@ def test_a_rung_that_fails_is_shown_as_failed():
     if torch.cuda.is_available():
         pytest.skip("a GPU can capture")
     rung = ladder.Rung("captured", {"plan": "off", "capture": True})
-    opened, measured = ladder._opened(small_case(), rung, torch.device("cpu"))
-    assert "failed: engine.capture is true, but steps are captured on CUDA only" in opened
-    assert not measured
+    trial = ladder.open_trial(small_case(), rung, torch.device("cpu"))
+    assert "failed: engine.capture is true, but steps are captured on CUDA only" in trial.problem
+    assert trial.workload is None
+    assert not trial.measured
 
 
 def test_what_moved_beyond_the_spread_is_told(tmp_path):
@@ -92,7 +93,7 @@ def test_what_moved_beyond_the_spread_is_told(tmp_path):
     results.write_result(outcome_of([1.0, 1.1, 1.2], [5.0, 5.1, 5.2]), tmp_path / "old")
     results.write_result(outcome_of([1.15, 1.3, 1.4], [4.0, 4.1, 4.2]), tmp_path / "new")
     found = comparison.compare(tmp_path / "old", tmp_path / "new")
-    assert [row.more["moved"] for row in found.rows] == [False, True]
+    assert [row.extra["moved"] for row in found.rows] == [False, True]
     assert "1 of 2" in found.headline
     assert found.tables[0].cells[0][1:] == [
         *("way 1", "5.1 (5 to 5.2)", "4.1 (4 to 4.2)", "0.80x", "lower"),
@@ -119,8 +120,9 @@ def test_augmenting_in_the_step_is_timed_beside_copies_on_disk(tmp_path, monkeyp
         ]
         augmented = replace(case, config=config)
         for rung in steps[-2:]:
-            how = rung._replace(how=rung.how | {"device": "cpu", "plan": "off", "threads": 1})
-            trial, _ = ladder._opened(augmented, how, torch.device("cpu"))
-            reads_copies = hasattr(trial.job.batches, "copies")
+            settings = rung.settings | {"device": "cpu", "plan": "off", "threads": 1}
+            changed = rung._replace(settings=settings)
+            workload = ladder.open_trial(augmented, changed, torch.device("cpu")).workload
+            reads_copies = hasattr(workload.job.batches, "copies")
             assert reads_copies == ((rung.copies if rung.copies is not None else cache) > 0)
-            trial.close()
+            workload.close()

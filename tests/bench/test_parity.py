@@ -10,7 +10,7 @@ from tests.bench.small import small_case
 
 
 def said(before, after, margin=0.005):
-    return parity.judge_difference(before, after, margin=margin).said
+    return parity.judge_difference(before, after, margin=margin).conclusion
 
 
 def test_equal_results_show_no_loss():
@@ -53,7 +53,7 @@ def test_both_ways_see_the_same_windows_and_agree():
     )
     naive, auto = outcome.rows
     assert len(naive.repeats) == len(auto.repeats) == 3
-    assert naive.more["windows"] == auto.more["windows"] == 2 * 605
+    assert naive.extra["windows"] == auto.extra["windows"] == 2 * 605
     assert auto.repeats == pytest.approx(naive.repeats, rel=1e-4)
     assert outcome.settings["verdicts"]["small"]["said"] == "no loss shown"
     assert "no loss shown" in outcome.headline

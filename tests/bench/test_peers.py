@@ -16,9 +16,9 @@ from tests.bench.small import small_case
 pytest.importorskip("lightning", reason="the peer is not installed")
 
 
-def first_losses(case, way):
-    timed = (plain_loop if way.framework == "plain" else lightning_loop).time_steps
-    found = timed(case.config, case.dataset, way, warm_up=4, stretches=2, steps=2)
+def first_losses(case, peer):
+    framework = plain_loop if peer.framework == "plain" else lightning_loop
+    found = framework.time_steps(case.config, case.dataset, peer, warm_up=4, repeats=2, steps=2)
     assert len(found.times) == 2
     return found.losses[:4]
 
@@ -58,13 +58,14 @@ def test_bidirectional_layers_are_the_same_network():
 def test_lightning_can_ask_for_the_precision_of_products():
     """In a fresh process and after ours; torch refuses where the two ways to set it disagree."""
     code = (
-        "import torch; from slipstream import hardware; from slipstream.bench import ways\n"
+        "import torch; from slipstream import machine\n"
+        "from slipstream.bench.frameworks import settings\n"
         "for precision in ('tf32', 'fp16', 'fp32', 'tf32'):\n"
-        "    with ways.settings_of(ways.Way('', 'lightning', precision, 0)):\n"
+        "    with settings.apply_flags(settings.PeerSettings('', 'lightning', precision, 0)):\n"
         "        found = torch.get_float32_matmul_precision()\n"
         "        assert found == ('high' if precision == 'tf32' else 'highest'), found\n"
         "    for tf32 in (True, False):\n"
-        "        with hardware.flags(threads=1, tf32=tf32): pass\n"
+        "        with machine.set_flags(threads=1, tf32=tf32): pass\n"
         "assert torch.backends.cuda.matmul.fp32_precision == 'none'\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -72,7 +73,7 @@ def test_lightning_can_ask_for_the_precision_of_products():
 
 def compared(name, precision, losses, **ours):
     held = {"fp32": [1.45, 2.44, 1.09]} | ours
-    return peers._compared(name, StepTimings([1.0], losses, precision), held)
+    return peers.compare_losses(name, StepTimings([1.0], losses, precision), held)
 
 
 SKIPPED = [1.45, 2.44, 2.67]
@@ -127,20 +128,20 @@ def test_steps_and_a_whole_job_beside_others(tmp_path, monkeypatch):
     case = small_case()
     case = type(case)("job", config, datasets.load_dataset(config))
     outcome = peers.compare_with_peers(
-        [case], [case], minutes=2.0, watch=lambda _, __: None, most_jobs=1
+        [case], [case], minutes=2.0, watch=lambda _, __: None, max_rounds=1
     )
     steps = [row for row in outcome.rows if row.case == "job"]
-    assert {row.way.split(",")[0] for row in steps} == {
+    assert {row.variant.split(",")[0] for row in steps} == {
         *("plain loop", "Lightning at its best", "Lightning as people run it", "Slipstream"),
     }
     assert all(row.repeats for row in steps)
-    apart = {row.way: row.more["losses_apart"] for row in steps}
+    apart = {row.variant: row.extra["losses_apart"] for row in steps}
     assert max(apart.values()) < 1e-3, apart
-    assert {row.more["precision"] for row in steps} == {"fp32"}
-    assert "against its fp32." in outcome.tables[0].note
+    assert {row.extra["precision"] for row in steps} == {"fp32"}
+    assert "with its fp32." in outcome.tables[0].note
     jobs = [row for row in outcome.rows if row.case == "job, whole job"]
     assert len(jobs) == 5
-    assert all(row.more["best_loss"] <= row.more["target_loss"] for row in jobs)
-    losses = [row.more["best_loss"] for row in jobs]
+    assert all(row.extra["best_loss"] <= row.extra["target_loss"] for row in jobs)
+    losses = [row.extra["best_loss"] for row in jobs]
     assert max(losses) == pytest.approx(min(losses), rel=0.02)
     assert "over Lightning at its best job" in outcome.headline

@@ -1,4 +1,4 @@
-"""What is measured: the standard cases on drawn numbers, or the user's own job."""
+"""What is measured: the standard cases on random numbers, or the user's own job."""
 
 from __future__ import annotations
 
@@ -34,18 +34,17 @@ class Case:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """For the record: every setting; of paths only the files' names, which mean something to
-        others."""
-        found = self.config.model_dump(mode="json")
-        path = found["data"]["path"]
+        """Every setting, for the record; of paths only the names of the files."""
+        settings = self.config.model_dump(mode="json")
+        path = settings["data"]["path"]
         names = [Path(one).name for one in ([path] if isinstance(path, str) else path or [])]
-        found["data"]["path"] = names
-        del found["out"]
-        return found
+        settings["data"]["path"] = names
+        del settings["out"]
+        return settings
 
     @property
-    def what(self) -> str:
-        """In a few words."""
+    def description(self) -> str:
+        """The case in a few words."""
         model, data = self.config.model, self.config.data
         sizes = "/".join(map(str, dict.fromkeys(model.sizes)))
         layers = f" x {model.layers}" if model.layers > 1 and len(set(model.sizes)) == 1 else ""
@@ -58,7 +57,7 @@ class Case:
         )
 
 
-def _case(
+def _define(
     kind: str, hidden: int | list[int], context: int, columns: int, batch: int, **model: Any
 ) -> dict[str, Any]:
     return {
@@ -70,21 +69,23 @@ def _case(
 
 
 STANDARD = {
-    "A": _case("lstm", 128, 105, 4, 512, layers=2, bidirectional=True),
-    "B": _case("lstm", 64, 24, 10, 256, layers=2),
-    "C": _case("lstm", 128, 400, 4, 200),
-    "D": _case("lstm", 128, 150, 4, 256),
-    "GRU": _case("gru", 64, 24, 10, 256, layers=2),
-    "MLP": _case("mlp", [128, 96, 64], 20, 29, 512, layers=3),
-    "Transformer": _case("transformer", 128, 20, 29, 256, layers=3, heads=8),
+    "A": _define("lstm", 128, 105, 4, 512, layers=2, bidirectional=True),
+    "B": _define("lstm", 64, 24, 10, 256, layers=2),
+    "C": _define("lstm", 128, 400, 4, 200),
+    "D": _define("lstm", 128, 150, 4, 256),
+    "GRU": _define("gru", 64, 24, 10, 256, layers=2),
+    "MLP": _define("mlp", [128, 96, 64], 20, 29, 512, layers=3),
+    "Transformer": _define("transformer", 128, 20, 29, 256, layers=3, heads=8),
 }
 
 
 def build_standard_cases(
     names: Iterable[str] = (), *, small: bool | None = None, **train: Any
 ) -> list[Case]:
-    """The named ones of the standard cases, or all; where there is no GPU, 32 units wide, with a
-    quarter of the batch and a third of the rows."""
+    """Build the named standard cases, or all of them.
+
+    Without a GPU they have 32 hidden units, a quarter of the batch and a third of the rows.
+    """
     if small is None:
         small = not torch.cuda.is_available()
     unknown = set(names) - set(STANDARD)
@@ -92,17 +93,17 @@ def build_standard_cases(
         raise UserError(
             f"there is no case {', '.join(sorted(unknown))}; the cases are {', '.join(STANDARD)}"
         )
-    return [_drawn(name, small, train) for name in (names or STANDARD)]
+    return [_build_standard_case(name, small, train) for name in (names or STANDARD)]
 
 
-def _drawn(name: str, small: bool, train: dict[str, Any]) -> Case:
-    given = STANDARD[name]
-    model, context, batch = dict(given["model"]), given["context"], given["batch"]
+def _build_standard_case(name: str, small: bool, train: dict[str, Any]) -> Case:
+    standard = STANDARD[name]
+    model, context, batch = dict(standard["model"]), standard["context"], standard["batch"]
     if small:
         context, batch = max(context // 3, 20), batch // 4
         if isinstance(model["hidden"], int):
             model["hidden"] = WIDTH_ON_CPU
-    inputs = [f"x{i}" for i in range(given["columns"])]
+    inputs = [f"x{i}" for i in range(standard["columns"])]
     config = configs.load(
         {
             "name": f"case-{name}",
@@ -118,11 +119,11 @@ def _drawn(name: str, small: bool, train: dict[str, Any]) -> Case:
 
 
 def build_case(source: Config | str | Path | Mapping[str, Any], overrides: Iterable[str]) -> Case:
-    """The user's job. Its engine settings are the bench's to vary; only the device is kept."""
+    """Build a case of the user's job. The bench varies its engine settings; the device remains."""
     config = configs.load(source, overrides)
     permission.allow_classes(config)
     if config.masked:
-        raise UserError('the bench measures training; take train.objective = "masked" out')
+        raise UserError('the bench measures training; remove train.objective = "masked"')
     dataset = datasets.load_dataset(config)
     if dataset.memory is None:
         raise UserError(
@@ -131,5 +132,4 @@ def build_case(source: Config | str | Path | Mapping[str, Any], overrides: Itera
         )
     engine = config.engine.model_dump(include={"device"})
     config = Config.model_validate(config.model_dump(exclude_unset=True) | {"engine": engine})
-    config = resolve_batch_size(config, dataset)
-    return Case(config.name, config, dataset)
+    return Case(config.name, resolve_batch_size(config, dataset), dataset)

@@ -1,4 +1,4 @@
-"""One function for each command: it measures, writes its folder and returns what --json prints."""
+"""One function for each command: measure, write the folder, and return what --json prints."""
 
 from __future__ import annotations
 
@@ -31,32 +31,33 @@ def ladder(
     out: Path | None = None,
     watch: ProgressCallback = lambda _, __: None,
 ) -> dict[str, Any]:
-    """One technique after the other, on the config's job or the standard cases."""
+    """Time one technique after the other, on the config's job or the standard cases."""
     _refuse_file(out)
-    found = _cases(config, overrides, cases)
-    default = 2.5 if not torch.cuda.is_available() else max(1.0, 0.7 * len(found))
-    return _kept(ladders.measure_ladder(found, minutes=minutes or default, watch=watch), out)
+    selected = _build_cases(config, overrides, cases)
+    default = 2.5 if not torch.cuda.is_available() else max(1.0, 0.7 * len(selected))
+    result = ladders.measure_ladder(selected, minutes=minutes or default, watch=watch)
+    return _write(result, out)
 
 
 def parity(
     config: Path | None = None,
     *,
     overrides: Sequence[str] = (),
-    seeds: int = parities.LEAST_SEEDS,
+    seeds: int = parities.MIN_SEEDS,
     margin: float = parities.MARGIN,
     minutes: float = 10.0,
     out: Path | None = None,
     watch: ProgressCallback = lambda _, __: None,
 ) -> dict[str, Any]:
-    """The naive loop and auto, seed by seed, on the config's data or the embedded ones."""
+    """Compare the accuracy of the naive loop and auto, on the config's data or embedded data."""
     _refuse_file(out)
     if not 0 <= margin < 1:
         raise UserError(f"--margin is {100 * margin:g}; give per cent, from 0 to less than 100")
-    found = [sources.build_case(config or configs.load_demo(), overrides)]
-    outcome = parities.measure_parity(
-        found, seeds=seeds, minutes=minutes, margin=margin, watch=watch
+    case = sources.build_case(config or configs.load_demo(), overrides)
+    result = parities.measure_parity(
+        [case], seeds=seeds, minutes=minutes, margin=margin, watch=watch
     )
-    return _kept(outcome, out)
+    return _write(result, out)
 
 
 def peers(
@@ -69,45 +70,42 @@ def peers(
     out: Path | None = None,
     watch: ProgressCallback = lambda _, __: None,
 ) -> dict[str, Any]:
-    """Beside a plain loop and Lightning: steps, and whole jobs on real or embedded data."""
+    """Compare steps and whole jobs with a plain loop and Lightning, on real or embedded data."""
     _refuse_file(out)
-    # the standard cases without clipping, at which Lightning is at its best
-    found = (
-        _cases(config, overrides, cases)
-        if config
-        else sources.build_standard_cases(cases, clip="off")
-    )
-    whole: list[Case] = []
-    if jobs:
-        whole = found if config else [sources.build_case(configs.load_demo(), overrides)]
-        found = found if config else [*found, *whole]
-    return _kept(others.compare_with_peers(found, whole, minutes=minutes, watch=watch), out)
+    if config:
+        selected = [sources.build_case(config, overrides)]
+        whole = selected if jobs else []
+    else:  # without clipping Lightning is fastest
+        selected = sources.build_standard_cases(cases, clip="off")
+        whole = [sources.build_case(configs.load_demo(), overrides)] if jobs else []
+        selected += whole
+    return _write(others.compare_with_peers(selected, whole, minutes=minutes, watch=watch), out)
 
 
 def compare(old: Path, new: Path, *, out: Path | None = None) -> dict[str, Any]:
-    """What moved beyond the spread from one result folder to another."""
+    """Find what moved beyond the spread from one result folder to another."""
     _refuse_file(out)
-    return _kept(comparison.compare(old, new), out)
+    return _write(comparison.compare(old, new), out)
 
 
-def _cases(config: Path | None, overrides: Sequence[str], names: Sequence[str]) -> list[Case]:
+def _build_cases(config: Path | None, overrides: Sequence[str], names: Sequence[str]) -> list[Case]:
     if config is None:
         return sources.build_standard_cases(names)
     return [sources.build_case(config, overrides)]
 
 
 def _refuse_file(out: Path | None) -> None:
-    """Say before anything is measured that results cannot be written."""
+    """Refuse, before anything is measured, an output folder that is a file."""
     if out is not None and out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: is a file; name a folder")
 
 
-def _kept(outcome: BenchResult, out: Path | None) -> dict[str, Any]:
-    folder = out or runs.create_run(outcome.kind, out=OUT).folder
+def _write(result: BenchResult, out: Path | None) -> dict[str, Any]:
+    folder = out or runs.create_run(result.kind, out=OUT).folder
     try:
-        found = results.write_result(outcome, folder)
-        picture = plots.plot(outcome, folder)
+        content = results.write_result(result, folder)
+        picture = plots.plot(result, folder)
     except OSError as error:
         raise UserError(f"{folder}: cannot be written to ({error.strerror})") from None
-    tables = [table._asdict() for table in outcome.tables]
-    return found | {"picture": str(picture) if picture else None, "tables": tables}
+    tables = [table._asdict() for table in result.tables]
+    return content | {"picture": str(picture) if picture else None, "tables": tables}

@@ -1,9 +1,10 @@
-"""The same job from the naive loop upward, one technique added at a time."""
+"""Times the same job from the naive loop upward, with one technique added at a time."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -30,184 +31,199 @@ from slipstream.profiling import trace
 from slipstream.reporting import format_seconds
 
 REPEATS = 5
-MOST_STEPS, LEAST_STEPS = 2000, 2
+MIN_STEPS, MAX_STEPS = 2, 2000
 WARM_S = 0.1
 COPIES = 2
-"""Augmented ones on disk, to compare with augmenting in the step"""
+"""Augmented copies on disk, to compare with augmenting in the step"""
 COMPILE_S = 15.0
-"""What torch.compile may take before its first step"""
-
-
-Runs = TrainingWorkload | PlainTrial
+"""How long torch.compile takes before its first step"""
 
 
 class Rung(NamedTuple):
     technique: str
-    how: PeerSettings | dict[str, Any]
+    settings: PeerSettings | dict[str, Any]
     """A plain PyTorch loop, or Slipstream with these settings of `engine`"""
-    takes_s: float = 0.0
+    startup_s: float = 0.0
     copies: int | None = None
-    """Another `augment.cache` than the config's"""
+    """Another `augment.cache` than that of the config"""
+
+
+@dataclass
+class RungTrial:
+    """A rung that is measured."""
+
+    rung: Rung
+    workload: TrainingWorkload | PlainTrial | None = None
+    problem: str = ""
+    """Why there is no workload: it failed, or was left out"""
+    measured: dict[str, Any] = field(default_factory=dict)
+    """What is measured once"""
+    repeats: list[float] = field(default_factory=list)
 
 
 def list_rungs(config: Config, *, on_gpu: bool) -> Iterator[Rung]:
-    """From the loop that most people start with to what Slipstream does by itself.
+    """Yield the rungs from the loop that most people start with to Slipstream's own choice.
 
     The lower ones are plain PyTorch, as in a script, up to what a DataLoader allows.
     """
     recurrent, device = config.model.spec.is_recurrent, config.engine.device
-    way = PeerSettings("", "plain", "fp32", 0, fused=False, pinned=False, waits=True)
+    plain = PeerSettings("", "plain", "fp32", 0, fused=False, pinned=False, waits=True)
 
-    def plainly(technique: str, **change: Any) -> Rung:
-        nonlocal way
-        way = way._replace(**change)
-        return Rung(technique, way)
+    def add_plain(technique: str, **change: Any) -> Rung:
+        nonlocal plain
+        plain = plain._replace(**change)
+        return Rung(technique, plain)
 
-    yield plainly("naive loop")
+    yield add_plain("naive loop")
     if on_gpu:
         if machine.has_tf32(machine.choose_device(device)):
-            yield plainly("+ TF32", precision="tf32")
-        yield plainly("+ AMP (fp16)", precision="fp16")
+            yield add_plain("+ TF32", precision="tf32")
+        yield add_plain("+ AMP (fp16)", precision="fp16")
     elif machine.has_fast_bf16():
-        yield plainly("+ AMP (bf16)", precision="bf16")
+        yield add_plain("+ AMP (bf16)", precision="bf16")
     workers = 4 if on_gpu else 2
     name = f"+ {workers} workers{', pinned' if on_gpu else ''}"
-    yield plainly(name, workers=workers, pinned=on_gpu)
-    yield plainly("+ fused optimizer", fused=True)
+    yield add_plain(name, workers=workers, pinned=on_gpu)
+    yield add_plain("+ fused optimizer", fused=True)
     if on_gpu:
-        yield plainly("+ no syncs", waits=False)
+        yield add_plain("+ no syncs", waits=False)
 
-    settings: dict[str, Any] = {"device": device, "plan": "off", "precision": way.precision}
+    settings: dict[str, Any] = {"device": device, "plan": "off", "precision": plain.precision}
     settings |= {"home": "device", "capture": False, "compile": False, "fused": True}
 
-    def more(technique: str, takes_s: float = 0.0, **change: Any) -> Rung:
+    def add(technique: str, startup_s: float = 0.0, **change: Any) -> Rung:
         settings.update(change)
-        return Rung(technique, dict(settings), takes_s)
+        return Rung(technique, dict(settings), startup_s)
 
-    yield more("+ data on the device" if on_gpu else "+ gathered, no loader")
+    yield add("+ data on the device" if on_gpu else "+ gathered, no loader")
     if on_gpu:
-        yield more("+ captured step", capture=True)
+        yield add("+ captured step", capture=True)
         if recurrent:
-            yield more("+ cuDNN algorithm", plan="measure")
+            yield add("+ cuDNN algorithm", plan="measure")
     else:
-        yield more("+ threads, oneDNN", plan="measure")
+        yield add("+ threads, oneDNN", plan="measure")
     if not recurrent:
-        yield more("+ torch.compile", COMPILE_S, compile=True, plan="off")
+        yield add("+ torch.compile", COMPILE_S, compile=True, plan="off")
     best = {"device": device, "plan": "measure"}
     if config.augment.for_cache.kinds:
-        other = "in the step" if config.augment.cache else f"in {COPIES} copies on disk"
+        where = "in the step" if config.augment.cache else f"in {COPIES} copies on disk"
         copies = 0 if config.augment.cache else COPIES
-        yield Rung(f"auto, augmented {other}", best, copies=copies)
+        yield Rung(f"auto, augmented {where}", best, copies=copies)
     yield Rung("auto, all measured", best)
 
 
 def measure_ladder(
     cases: Sequence[Case], *, minutes: float, watch: ProgressCallback
 ) -> BenchResult:
-    """Time every rung of every case; repeats take turns, so that a disturbance meets them all."""
+    """Time every rung of every case; repeats take turns, so that a disturbance affects them all."""
     budget, rows = TimeBudget(minutes), []
-    # compiling takes its time
+    # torch.compile takes its time
     weights = [1 if case.config.model.spec.is_recurrent else 2 for case in cases]
     for number, case in enumerate(cases):
         share_s = budget.left_s * weights[number] / sum(weights[number:])
-        rows += _climb(case, budget.spent_s + share_s, budget, watch)
+        rows += _measure_case(case, budget.spent_s + share_s, budget, watch)
     return BenchResult(
         kind="ladder",
-        headline=_headline(cases, rows),
+        headline=_write_headline(cases, rows),
         rows=rows,
-        tables=[_table(case, [row for row in rows if row.case == case.name]) for case in cases],
+        tables=[_build_table(case, [r for r in rows if r.case == case.name]) for case in cases],
         settings={"minutes": minutes, "repeats": REPEATS}
         | {"cases": {case.name: case.settings for case in cases}},
         seconds=budget.spent_s,
     )
 
 
-def _climb(
+def _measure_case(
     case: Case, until_s: float, budget: TimeBudget, watch: ProgressCallback
 ) -> list[ResultRow]:
     device = machine.choose_device(case.config.engine.device)
     on_gpu = device.type == "cuda"
     machine.warm_up(device)
-    found: list[tuple[Rung, Runs | str, dict[str, Any]]] = []
-    open_trials: list[Runs] = []
-    steps = list(list_rungs(case.config, on_gpu=on_gpu))
+    rungs = list(list_rungs(case.config, on_gpu=on_gpu))
+    trials: list[RungTrial] = []
     try:
-        for rung in steps:
+        for rung in rungs:
             watch(f"{case.name}: {rung.technique}", budget.share)
-            decisive = rung in (steps[0], steps[-1])
-            if budget.spent_s + rung.takes_s + 1.0 > until_s and not decisive:
-                takes = f"takes {rung.takes_s:.0f} s and more to start; " if rung.takes_s else ""
-                found.append((rung, f"left out: {takes}give more --minutes", {}))
+            decisive = rung in (rungs[0], rungs[-1])
+            if budget.spent_s + rung.startup_s + 1.0 > until_s and not decisive:
+                why = f"takes {rung.startup_s:.0f} s and more to start; " if rung.startup_s else ""
+                problem = f"left out: {why}give more --minutes"
+                trials.append(RungTrial(rung, problem=problem))
             else:
-                opened, measured = _opened(case, rung, device)
-                found.append((rung, opened, measured))
-                if not isinstance(opened, str):
-                    open_trials.append(opened)
-        share_s = max(until_s - budget.spent_s, 0.0) / REPEATS / max(len(open_trials), 1)
-        repeats: dict[int, list[float]] = {id(trial): [] for trial in open_trials}
-        for turn in range(REPEATS):
-            for trial in open_trials:
-                watch(f"{case.name}: repeat {turn + 1} of {REPEATS}", budget.share)
-                if turn > 1 and budget.spent_s > until_s:
-                    continue
-                warm_s = WARM_S if on_gpu else 0.0
-                repeats[id(trial)].append(
-                    trial.measure_ms_per_step(_steps(trial, share_s), warm_s=warm_s)
-                )
-        return list(_rows(case, found, repeats))
+                trials.append(open_trial(case, rung, device))
+        _time_in_turns(case, trials, until_s, budget, watch)
+        return list(_build_rows(case, trials))
     finally:
-        for trial in open_trials:
-            trial.close()
-        found.clear()
+        for trial in trials:
+            if trial.workload:
+                trial.workload.close()
+        trials.clear()
         gc.collect()
         if on_gpu:
             recovery.free_memory()
 
 
-def _steps(trial: Runs, share_s: float) -> int:
-    """As many as its share of the time allows, those that use up a loader's head start included."""
-    with trial.settings():
-        once_s = trial.time_steps(1)
-    fits = int(share_s / max(once_s, 1e-6)) - 1 - trial.num_prefetched
-    return max(LEAST_STEPS, min(MOST_STEPS, fits))
+def _time_in_turns(
+    case: Case, trials: list[RungTrial], until_s: float, budget: TimeBudget, watch: ProgressCallback
+) -> None:
+    running = [(trial, trial.workload) for trial in trials if trial.workload]
+    share_s = max(until_s - budget.spent_s, 0.0) / REPEATS / max(len(running), 1)
+    for turn in range(REPEATS):
+        for trial, workload in running:
+            watch(f"{case.name}: repeat {turn + 1} of {REPEATS}", budget.share)
+            if turn > 1 and budget.spent_s > until_s:
+                continue
+            warm_s = WARM_S if workload.device.type == "cuda" else 0.0
+            steps = _count_steps(workload, share_s)
+            trial.repeats.append(workload.measure_ms_per_step(steps, warm_s=warm_s))
 
 
-def _opened(case: Case, rung: Rung, device: torch.device) -> tuple[Runs | str, dict[str, Any]]:
-    """The rung's trial, or why there is none; and what is measured once."""
-    gauge = PeakMemory(device)
+def _count_steps(workload: TrainingWorkload | PlainTrial, share_s: float) -> int:
+    """Return how many steps fit into the time, those with prefetched batches included."""
+    with workload.settings():
+        once_s = workload.time_steps(1)
+    fits = int(share_s / max(once_s, 1e-6)) - 1 - workload.num_prefetched
+    return max(MIN_STEPS, min(MAX_STEPS, fits))
+
+
+def open_trial(case: Case, rung: Rung, device: torch.device) -> RungTrial:
+    """Set up the rung's workload and measure its memory, and on a GPU how busy that is."""
+    memory = PeakMemory(device)
+    trial = RungTrial(rung)
     try:
-        trial: Runs
-        if isinstance(rung.how, PeerSettings):
-            trial = PlainTrial(_one_pass(case.config), case.dataset, rung.how)
-        else:
-            engine = type(case.config.engine)(**rung.how)
-            config = case.config.model_copy(update={"engine": engine})
-            if rung.copies is not None:
-                augment = config.augment.model_copy(update={"cache": rung.copies})
-                config = config.model_copy(update={"augment": augment})
-            trial = TrainingWorkload(config, case.dataset)
-        trial.measure_ms_per_step(1)
+        workload = _build_workload(case, rung)
+        workload.measure_ms_per_step(1)
     except (RuntimeError, UserError) as error:
-        why = str(error).strip().split("\n", 1)[0]
-        return f"failed: {why}", {}
-    measured: dict[str, Any] = {"peak_bytes": gauge.peak_bytes()}
+        trial.problem = "failed: " + str(error).strip().split("\n", 1)[0]
+        return trial
+    trial.workload = workload
+    trial.measured = {"peak_bytes": memory.read_peak_bytes()}
     if device.type == "cuda":
-        measured["device_ms"] = trace.compute_busy_ms(trace.record_trace(trial, 3)[0])
-    return trial, measured
+        recorded, _ = trace.record_trace(workload, 3)
+        trial.measured["device_ms"] = trace.compute_busy_ms(recorded)
+    return trial
 
 
-def _one_pass(config: Config) -> Config:
-    """The plain loop has no accumulation: all windows of a step go at once."""
-    batch = config.train.batch
-    assert batch != "auto"
-    return replace_settings(
-        config, train={"batch": batch * config.train.accumulate, "accumulate": 1}
-    )
+def _build_workload(case: Case, rung: Rung) -> TrainingWorkload | PlainTrial:
+    config = case.config
+    if isinstance(rung.settings, PeerSettings):
+        # the plain loop has no accumulation: all windows of a step go at once
+        batch, accumulate = config.train.batch, config.train.accumulate
+        assert batch != "auto"
+        train = {"batch": batch * accumulate, "accumulate": 1}
+        return PlainTrial(replace_settings(config, train=train), case.dataset, rung.settings)
+    config = config.model_copy(update={"engine": type(config.engine)(**rung.settings)})
+    if rung.copies is not None:
+        augment = config.augment.model_copy(update={"cache": rung.copies})
+        config = config.model_copy(update={"augment": augment})
+    return TrainingWorkload(config, case.dataset)
 
 
 class PeakMemory:
-    """The most memory that is held from here on, above what is held now: the device's, or the
-    process' where the kernel lets us start its count anew."""
+    """Measures the peak of memory from its creation on, above the use at that time.
+
+    It is the GPU's memory, or that of this process where Linux allows a reset of its peak.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -215,17 +231,18 @@ class PeakMemory:
             torch.cuda.reset_peak_memory_stats(device)
             self.before: float | None = torch.cuda.memory_allocated(device)
         else:
-            self.before = _resident("VmRSS") if _count_anew() else None
+            self.before = _read_status("VmRSS") if _reset_peak() else None
 
-    def peak_bytes(self) -> float | None:
+    def read_peak_bytes(self) -> float | None:
         if self.before is None:
             return None
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device) - self.before
-        return max(_resident("VmHWM") - self.before, 0.0)
+        return max(_read_status("VmHWM") - self.before, 0.0)
 
 
-def _count_anew() -> bool:
+def _reset_peak() -> bool:
+    """Reset the process's peak memory; return False on macOS, Windows and older kernels."""
     try:
         with open("/proc/self/clear_refs", "w") as file:  # noqa: PTH123 (no regular file)
             file.write("5")
@@ -234,98 +251,94 @@ def _count_anew() -> bool:
     return True
 
 
-def _resident(name: str) -> float:
+def _read_status(name: str) -> float:
     with open("/proc/self/status") as file:  # noqa: PTH123
         line = next(line for line in file if line.startswith(name))
     return 1024.0 * int(line.split()[1])
 
 
-def _rows(
-    case: Case,
-    found: Sequence[tuple[Rung, Runs | str, dict[str, Any]]],
-    repeats: dict[int, list[float]],
-) -> Iterator[ResultRow]:
+def _build_rows(case: Case, trials: Sequence[RungTrial]) -> Iterator[ResultRow]:
     first = before = None
-    for rung, trial, measured in found:
-        if isinstance(trial, str):
-            yield ResultRow(case.name, rung.technique, "ms per step", problem=trial)
+    for trial in trials:
+        technique, settings = trial.rung.technique, trial.rung.settings
+        if trial.workload is None:
+            yield ResultRow(case.name, technique, "ms per step", problem=trial.problem)
             continue
-        row = ResultRow(case.name, rung.technique, "ms per step", repeats[id(trial)])
+        row = ResultRow(case.name, technique, "ms per step", trial.repeats)
         first = first or row.median
         before = before or row.median
-        more = {
-            "settings": rung.how._asdict() if isinstance(rung.how, PeerSettings) else rung.how,
-            "windows_per_s": 1e3 * trial.windows_per_step / row.median,
+        extra = {
+            "settings": settings._asdict() if isinstance(settings, PeerSettings) else settings,
+            "windows_per_s": 1e3 * trial.workload.windows_per_step / row.median,
             "speedup": first / row.median,
             "speedup_over_rung_before": before / row.median,
-            "run_s": row.median / 1e3 * trial.num_steps * case.config.train.epochs,
+            "run_s": row.median / 1e3 * trial.workload.num_steps * case.config.train.epochs,
         }
-        if "device_ms" in measured:
-            more["device_busy"] = min(measured["device_ms"] / row.median, 1.0)
-        if isinstance(trial, TrainingWorkload):
-            more["plan"] = _choices(trial.plan)
+        if "device_ms" in trial.measured:
+            extra["device_busy"] = min(trial.measured["device_ms"] / row.median, 1.0)
+        if isinstance(trial.workload, TrainingWorkload):
+            extra["plan"] = _summarize_plan(trial.workload.plan)
         before = row.median
-        yield ResultRow(row.case, row.way, row.unit, row.repeats, more | measured)
+        yield replace(row, extra=extra | trial.measured)
 
 
-def _choices(plan: Plan) -> dict[str, Any]:
+def _summarize_plan(plan: Plan) -> dict[str, Any]:
     names = ("precision", "cudnn", "threads", "capture", "home", "compile", "onednn")
     return {name: getattr(plan, name) for name in names}
 
 
-def _headline(cases: Sequence[Case], rows: Sequence[ResultRow]) -> str:
+def _write_headline(cases: Sequence[Case], rows: Sequence[ResultRow]) -> str:
     best = []
     for case in cases:
         timed = [row for row in rows if row.case == case.name and row.repeats]
         if timed:
-            best.append(f"{case.name} {format_ratio(timed[-1].more['speedup'])}")
+            best.append(f"{case.name} {format_ratio(timed[-1].extra['speedup'])}")
     return "What each technique brings: from the naive loop to auto " + ", ".join(best)
 
 
-def _table(case: Case, rows: Sequence[ResultRow]) -> ResultTable:
-    on_gpu = any("device_ms" in row.more for row in rows)
+def _build_table(case: Case, rows: Sequence[ResultRow]) -> ResultTable:
+    on_gpu = any("device_ms" in row.extra for row in rows)
     columns: list[tuple[str, Callable[[ResultRow], str]]] = [
-        ("technique", lambda row: row.way),
+        ("technique", lambda row: row.variant),
         ("ms per step", format_spread),
-        ("windows/s", lambda row: f"{row.more['windows_per_s']:,.0f}"),
-        ("vs naive", lambda row: format_ratio(row.more["speedup"])),
-        ("vs before", lambda row: format_ratio(row.more["speedup_over_rung_before"])),
+        ("windows/s", lambda row: f"{row.extra['windows_per_s']:,.0f}"),
+        ("vs naive", lambda row: format_ratio(row.extra["speedup"])),
+        ("vs before", lambda row: format_ratio(row.extra["speedup_over_rung_before"])),
     ]
     if on_gpu:
-        columns.append(("GPU busy", lambda row: f"{row.more['device_busy']:.0%}"))
-    columns.append(("peak memory", lambda row: _megabytes(row.more.get("peak_bytes"))))
-    columns.append(("whole run", lambda row: format_seconds(row.more["run_s"])))
+        columns.append(("GPU busy", lambda row: f"{row.extra['device_busy']:.0%}"))
+    columns.append(("peak memory", lambda row: _format_megabytes(row.extra.get("peak_bytes"))))
+    columns.append(("whole run", lambda row: format_seconds(row.extra["run_s"])))
     cells = []
     for row in rows:
         if row.repeats:
-            cells.append([tell(row) for _, tell in columns])
+            cells.append([format_cell(row) for _, format_cell in columns])
         else:
-            cells.append([row.way, row.problem, *[""] * (len(columns) - 2)])
+            cells.append([row.variant, row.problem, *[""] * (len(columns) - 2)])
     epochs = case.config.train.epochs
     return ResultTable(
-        f"{case.name}: {case.what}",
+        f"{case.name}: {case.description}",
         [name for name, _ in columns],
         cells,
         f"The whole run is {epochs} epochs of {case.dataset.num_windows['train']:,} windows, "
-        "without "
-        f"validations; memory is above what was held before. {_chosen(rows)}",
+        f"without validations; memory is above the use before. {_describe_choice(rows)}",
     )
 
 
-def _chosen(rows: Sequence[ResultRow]) -> str:
-    last = rows[-1].more.get("plan")
-    if not last:
+def _describe_choice(rows: Sequence[ResultRow]) -> str:
+    plan = rows[-1].extra.get("plan")
+    if not plan:
         return ""
-    parts = [last["precision"], f"home {last['home']}"]
-    if last["capture"]:
-        parts += ["cuDNN " + "/".join(dict.fromkeys(last["cudnn"]))] if last["cudnn"] else []
+    parts = [plan["precision"], f"home {plan['home']}"]
+    if plan["capture"]:
+        parts += ["cuDNN " + "/".join(dict.fromkeys(plan["cudnn"]))] if plan["cudnn"] else []
         parts.append("captured")
     else:
-        parts.append(f"{last['threads']} thread{'s' if last['threads'] > 1 else ''}")
+        parts.append(f"{plan['threads']} thread{'s' if plan['threads'] > 1 else ''}")
     return f"auto chose {', '.join(parts)}."
 
 
-def _megabytes(value: float | None) -> str:
+def _format_megabytes(value: float | None) -> str:
     if value is None:
         return "–"
     return f"{value / 1e6:,.0f} MB" if value >= 1e6 else f"{value / 1e6:.1f} MB"

@@ -1,7 +1,7 @@
-"""Shows that speed cost no accuracy: the naive loop and auto, seed by seed, on the same windows.
+"""Tests whether speed costs accuracy: the naive loop and auto, seed by seed, on the same windows.
 
-Both start from the same weights and see the same batches, so a seed's two results belong together,
-and it is their difference that is judged.
+Both start from the same weights and see the same batches, so the two results of a seed form a pair,
+and the test judges their difference.
 """
 
 from __future__ import annotations
@@ -30,17 +30,21 @@ from slipstream.engine import loop
 from slipstream.errors import UserError
 from slipstream.stats import compute_t_interval
 
-WAYS = ("baseline", "auto")
+PRESETS = ("baseline", "auto")
 MARGIN = 0.005
-LEAST_SEEDS = 3
+MIN_SEEDS = 3
 
 
 class ParityVerdict(NamedTuple):
-    said: str
+    conclusion: str
     difference: float
     """Mean over the seeds, as a share; above 0 is worse"""
     low: float
     high: float
+
+    def to_dict(self) -> dict[str, Any]:
+        values = self._asdict()
+        return {"said": values.pop("conclusion")} | values
 
 
 def judge_difference(
@@ -50,80 +54,96 @@ def judge_difference(
     shares = [(new - old) / old for old, new in zip(before, after, strict=True)]
     interval = compute_t_interval(shares)
     if interval.high <= margin:
-        said = "no loss shown"
+        conclusion = "no loss shown"
     elif interval.low > 0:
-        said = "loss shown"
+        conclusion = "loss shown"
     else:
-        said = "too noisy, use more seeds"
-    return ParityVerdict(said, *interval)
+        conclusion = "too noisy, use more seeds"
+    return ParityVerdict(conclusion, *interval)
+
+
+class CaseParity(NamedTuple):
+    """The runs of one case: both presets, over all seeds."""
+
+    rows: list[ResultRow]
+    verdict: ParityVerdict
+    epochs: int
 
 
 def measure_parity(
     cases: Sequence[Case], *, seeds: int, minutes: float, margin: float, watch: ProgressCallback
 ) -> BenchResult:
-    if seeds < LEAST_SEEDS:
-        raise UserError(f"--seeds is {seeds}; an interval takes at least {LEAST_SEEDS}")
+    """Train both presets with every seed and compare their best validation metrics."""
+    if seeds < MIN_SEEDS:
+        raise UserError(f"--seeds is {seeds}; an interval takes at least {MIN_SEEDS}")
     budget = TimeBudget(minutes)
-    rows: list[ResultRow] = []
-    tables, told, notes, verdicts = [], [], [], {}
+    measured = {}
     for number, case in enumerate(cases):
-        share_s = budget.left_s / (len(cases) - number)
-        epochs = _affordable(case, seeds, share_s, watch)
-        if epochs < case.config.train.epochs:
-            notes.append(
-                f"{case.name}: {epochs} of its {case.config.train.epochs} epochs, to keep to "
-                f"{minutes:g} minutes"
-            )
-        found: dict[str, list[float]] = {way: [] for way in WAYS}
-        precision: dict[str, str] = {}
-        for seed in range(seeds):
-            for way in WAYS:
-                watch(f"{case.name}: seed {seed}, {way}", budget.share)
-                reached, precision[way] = _trained(case, way, seed, epochs)
-                found[way].append(reached)
-        verdict = judge_difference(found["baseline"], found["auto"], margin=margin)
-        verdicts[case.name] = verdict
-        unit = f"validation {get_metric_name(case.config)}, scaled"
-        windows = epochs * case.dataset.num_windows["train"]
-        more = {"epochs": epochs, "windows": windows}
-        rows += [
-            ResultRow(case.name, way, unit, found[way], more | {"precision": precision[way]})
-            for way in WAYS
-        ]
-        tables.append(_table(case, rows[-2:], verdict, margin))
-        told.append(f"{case.name} {verdict.said}")
+        epochs = _count_epochs(case, seeds, budget.left_s / (len(cases) - number), watch)
+        measured[case.name] = _measure_case(case, range(seeds), epochs, margin, budget, watch)
+    conclusions = [f"{name} {parity.verdict.conclusion}" for name, parity in measured.items()]
     return BenchResult(
         kind="parity",
-        headline=f"Accuracy of auto beside the naive loop: {', '.join(told)}",
-        rows=rows,
-        tables=tables,
+        headline=f"Accuracy of auto compared with the naive loop: {', '.join(conclusions)}",
+        rows=[row for parity in measured.values() for row in parity.rows],
+        tables=[_build_table(case, measured[case.name], margin) for case in cases],
         settings={"seeds": seeds, "minutes": minutes, "margin": margin}
         | {"cases": {case.name: case.settings for case in cases}}
-        | {"verdicts": {name: verdict._asdict() for name, verdict in verdicts.items()}},
+        | {"verdicts": {name: parity.verdict.to_dict() for name, parity in measured.items()}},
         seconds=budget.spent_s,
-        notes=notes,
+        notes=[
+            f"{case.name}: {measured[case.name].epochs} of its {case.config.train.epochs} epochs, "
+            f"to keep to {minutes:g} minutes"
+            for case in cases
+            if measured[case.name].epochs < case.config.train.epochs
+        ],
     )
+
+
+def _measure_case(
+    case: Case,
+    seeds: Sequence[int],
+    epochs: int,
+    margin: float,
+    budget: TimeBudget,
+    watch: ProgressCallback,
+) -> CaseParity:
+    errors: dict[str, list[float]] = {preset: [] for preset in PRESETS}
+    precision: dict[str, str] = {}
+    for seed in seeds:
+        for preset in PRESETS:
+            watch(f"{case.name}: seed {seed}, {preset}", budget.share)
+            error, precision[preset] = _train(case, preset, seed, epochs)
+            errors[preset].append(error)
+    unit = f"validation {get_metric_name(case.config)}, scaled"
+    extra = {"epochs": epochs, "windows": epochs * case.dataset.num_windows["train"]}
+    rows = [
+        ResultRow(case.name, preset, unit, errors[preset], extra | {"precision": precision[preset]})
+        for preset in PRESETS
+    ]
+    verdict = judge_difference(errors["baseline"], errors["auto"], margin=margin)
+    return CaseParity(rows, verdict, epochs)
 
 
 def get_metric_name(config: Config) -> str:
     return {"mse": "RMSE", "mae": "MAE"}.get(config.train.loss, f"{config.train.loss} loss")
 
 
-def _of(case: Case, way: Any, *, seed: int, epochs: int) -> Config:
+def _make_config(case: Case, preset: Any, *, seed: int, epochs: int) -> Config:
     config = replace_settings(
         case.config, train={"epochs": epochs, "patience": "off", "minutes": None}
     )
-    engine = Engine(preset=way, device=case.config.engine.device, monitor=False)
+    engine = Engine(preset=preset, device=case.config.engine.device, monitor=False)
     return config.model_copy(update={"seed": seed, "engine": engine})
 
 
-def _affordable(case: Case, seeds: int, share_s: float, watch: ProgressCallback) -> int:
-    """As many epochs as fit into the time, for all repeats of both ways."""
-    asked = case.config.train.epochs
+def _count_epochs(case: Case, seeds: int, share_s: float, watch: ProgressCallback) -> int:
+    """Return how many epochs fit into the time, for all seeds of both presets."""
+    requested = case.config.train.epochs
     epoch_s = 0.0
-    for way in WAYS:
-        watch(f"{case.name}: how long {way} takes", 0.0)
-        trial = TrainingWorkload(_of(case, way, seed=0, epochs=asked), case.dataset)
+    for preset in PRESETS:
+        watch(f"{case.name}: how long {preset} takes", 0.0)
+        trial = TrainingWorkload(_make_config(case, preset, seed=0, epochs=requested), case.dataset)
         try:
             trial.measure_ms_per_step(1)
             epoch_s += trial.measure_ms_per_step(min(10, trial.num_steps)) / 1e3 * trial.num_steps
@@ -136,12 +156,12 @@ def _affordable(case: Case, seeds: int, share_s: float, watch: ProgressCallback)
             f"{case.name}: {seeds} seeds of a single epoch each would take some "
             f"{seeds * epoch_s * validation / 48:.1f} minutes; give more --minutes"
         )
-    return min(asked, fits)
+    return min(requested, fits)
 
 
-def _trained(case: Case, way: str, seed: int, epochs: int) -> tuple[float, str]:
-    """The best validation metric of one run, and the precision that it ran in."""
-    config = _of(case, way, seed=seed, epochs=epochs)
+def _train(case: Case, preset: str, seed: int, epochs: int) -> tuple[float, str]:
+    """Return the best validation metric of one run, and the precision of that run."""
+    config = _make_config(case, preset, seed=seed, epochs=epochs)
     with tempfile.TemporaryDirectory() as out:
         task, chosen = prepare_task(config, case.dataset)
         task = replace(task, run=runs.create_run("parity", out=out))
@@ -152,28 +172,27 @@ def _trained(case: Case, way: str, seed: int, epochs: int) -> tuple[float, str]:
     return math.sqrt(best) if config.train.loss == "mse" else best, fit.plan.precision
 
 
-def _table(
-    case: Case, rows: Sequence[ResultRow], verdict: ParityVerdict, margin: float
-) -> ResultTable:
-    naive, auto = rows
+def _build_table(case: Case, measured: CaseParity, margin: float) -> ResultTable:
+    verdict, (naive, auto) = measured.verdict, measured.rows
     pairs = zip(naive.repeats, auto.repeats, strict=True)
     cells = [
         [str(seed), f"{old:.5g}", f"{new:.5g}", format_percent(new / old - 1)]
         for seed, (old, new) in enumerate(pairs)
     ]
-    means = [statistics.mean(row.repeats) for row in rows]
+    description = case.description[0].upper() + case.description[1:]
+    means = [statistics.mean(row.repeats) for row in measured.rows]
     cells.append(["mean", f"{means[0]:.5g}", f"{means[1]:.5g}", format_percent(verdict.difference)])
     return ResultTable(
-        f"{case.name}: {verdict.said}",
+        f"{case.name}: {verdict.conclusion}",
         [
             "seed",
-            f"naive loop ({naive.more['precision']}), {naive.unit}",
-            f"auto ({auto.more['precision']})",
+            f"naive loop ({naive.extra['precision']}), {naive.unit}",
+            f"auto ({auto.extra['precision']})",
             "difference",
         ],
         cells,
         f"The mean difference lies between {format_percent(verdict.low)} and "
         f"{format_percent(verdict.high)} (95 % interval over {len(naive.repeats)} seeds; above "
         f"0 is worse); the margin is {100 * margin:g} %. Every run saw "
-        f"{naive.more['windows']:,} windows. {case.what[0].upper()}{case.what[1:]}.",
+        f"{naive.extra['windows']:,} windows. {description}.",
     )

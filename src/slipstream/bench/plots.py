@@ -1,4 +1,4 @@
-"""ladder.png and parity.png."""
+"""Plots ladder.png and parity.png."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ BEFORE = "#bfdbfe"
 
 
 def plot(outcome: BenchResult, folder: Path) -> Path | None:
-    """The picture that belongs to a kind of result, if there is one."""
+    """Plot the result into the folder, if there is a plot for its kind."""
     cases = dict.fromkeys(row.case for row in outcome.rows)
     by_case = {name: [row for row in outcome.rows if row.case == name] for name in cases}
     titles = {table.title.split(":")[0]: table.title for table in outcome.tables}
     with mpl.rc_context(STYLE):
         match outcome.kind:
             case "ladder":
-                figure = _ladder(by_case, titles)
+                figure = _plot_ladder(by_case, titles)
             case "parity":
-                figure = _parity(by_case, outcome.settings)
+                figure = _plot_parity(by_case, outcome.settings)
             case _:
                 return None
         path = folder / f"{outcome.kind}.png"
@@ -36,26 +36,26 @@ def plot(outcome: BenchResult, folder: Path) -> Path | None:
     return path
 
 
-def _panels(count: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
+def _create_panels(count: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
     across = 1 if count == 1 else 2
     down = -(-count // across)
     figure = Figure(figsize=(width * across, height * down), layout="constrained")
     return figure, [figure.add_subplot(down, across, place + 1) for place in range(count)]
 
 
-def _ladder(by_case: dict[str, list[ResultRow]], titles: dict[str, str]) -> Figure:
+def _plot_ladder(by_case: dict[str, list[ResultRow]], titles: dict[str, str]) -> Figure:
     most = max(len(rows) for rows in by_case.values())
-    figure, panels = _panels(len(by_case), 7.2, 0.8 + 0.31 * most)
+    figure, panels = _create_panels(len(by_case), 7.2, 0.8 + 0.31 * most)
     for axes, (name, rows) in zip(panels, by_case.items(), strict=True):
-        _rungs(axes, rows)
+        _plot_rungs(axes, rows)
         axes.set_title(titles.get(name, name))
     for axes in panels[-2:]:
         axes.set_xlabel("ms per step; speed-up over the naive loop")
     return figure
 
 
-def _rungs(axes: Axes, rows: Sequence[ResultRow]) -> None:
-    """One bar per rung, its length the milliseconds of a step; the gain beside it."""
+def _plot_rungs(axes: Axes, rows: Sequence[ResultRow]) -> None:
+    """Draw one bar per rung, its length the milliseconds of a step, with the gain beside it."""
     longest = max((max(row.repeats) for row in rows if row.repeats), default=1.0)
     for place, row in enumerate(rows):
         if not row.repeats:
@@ -67,16 +67,18 @@ def _rungs(axes: Axes, rows: Sequence[ResultRow]) -> None:
         axes.barh(
             place, row.median, color=colour, height=0.7, xerr=[[low], [high]], error_kw=spread
         )
-        told = f"{row.median:.3g} ms, {format_ratio(row.more['speedup'])}"
-        axes.text(max(row.repeats) + 0.015 * longest, place, told, va="center", size=8.5, color=INK)
-    axes.set_yticks(range(len(rows)), [row.way for row in rows], size=9)
+        label = f"{row.median:.3g} ms, {format_ratio(row.extra['speedup'])}"
+        axes.text(
+            max(row.repeats) + 0.015 * longest, place, label, va="center", size=8.5, color=INK
+        )
+    axes.set_yticks(range(len(rows)), [row.variant for row in rows], size=9)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlim(0, 1.28 * longest)
     axes.grid(axis="y", visible=False)
 
 
-def _parity(by_case: dict[str, list[ResultRow]], settings: dict[str, Any]) -> Figure:
-    figure, panels = _panels(len(by_case), 6.2, 2.9)
+def _plot_parity(by_case: dict[str, list[ResultRow]], settings: dict[str, Any]) -> Figure:
+    figure, panels = _create_panels(len(by_case), 6.2, 2.9)
     for axes, (name, rows) in zip(panels, by_case.items(), strict=True):
         verdict = settings["verdicts"][name]
         margin = 100 * settings["margin"]

@@ -1,7 +1,7 @@
-"""Results as files: every repeat with its hardware and settings, a table to read, a table to load.
+"""Results as files: every repeat with its hardware and settings, in JSON, CSV and Markdown.
 
-A row is one way to do one case, with its repeats in one unit; whatever else belongs to it comes
-along. So any two result folders of one kind can be compared.
+A row is one variant of one case, with its repeats in one unit and further values. So any two result
+folders of one kind can be compared.
 """
 
 from __future__ import annotations
@@ -14,38 +14,37 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from slipstream import machine as hardware
-from slipstream import runs
+from slipstream import machine, runs
 
 ProgressCallback = Callable[[str, float], None]
-"""Told what is going on and the share that is done"""
+"""Receives what is being measured and the share of the time that has passed"""
 
 
 @dataclass(frozen=True)
 class ResultRow:
     case: str
-    way: str
+    variant: str
     unit: str
     repeats: list[float] = field(default_factory=list)
-    more: dict[str, Any] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict)
     problem: str = ""
-    """Why there are no repeats: it failed, or was left out"""
+    """Why there are no repeats: the variant failed, or was left out"""
 
     @property
     def median(self) -> float:
         return statistics.median(self.repeats)
 
     def to_dict(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"case": self.case, "way": self.way, "unit": self.unit}
+        row: dict[str, Any] = {"case": self.case, "way": self.variant, "unit": self.unit}
         if self.repeats:
-            found |= {"median": self.median, "low": min(self.repeats), "high": max(self.repeats)}
+            row |= {"median": self.median, "low": min(self.repeats), "high": max(self.repeats)}
         if self.problem:
-            found["problem"] = self.problem
-        return found | self.more | {"repeats": self.repeats}
+            row["problem"] = self.problem
+        return row | self.extra | {"repeats": self.repeats}
 
 
 class ResultTable(NamedTuple):
-    """For people: what summary.md and the terminal show."""
+    """A table as summary.md and the terminal show it."""
 
     title: str
     headings: list[str]
@@ -60,7 +59,7 @@ class ResultTable(NamedTuple):
 
 
 class TimeBudget:
-    """Time that is not to be exceeded."""
+    """A limit of time, counted from the creation."""
 
     def __init__(self, minutes: float) -> None:
         self.began = time.monotonic()
@@ -81,7 +80,7 @@ class TimeBudget:
 
 @dataclass(frozen=True)
 class BenchResult:
-    """Everything that one command of the bench found."""
+    """The result of one command of the bench."""
 
     kind: str
     headline: str
@@ -92,11 +91,11 @@ class BenchResult:
     notes: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        device = hardware.choose_device(self.settings.get("device", "auto"))
+        device = machine.choose_device(self.settings.get("device", "auto"))
         return {
             "kind": self.kind,
             "headline": self.headline,
-            "hardware": hardware.describe(device),
+            "hardware": machine.describe(device),
             "settings": self.settings,
             "seconds": self.seconds,
             "notes": self.notes,
@@ -104,34 +103,34 @@ class BenchResult:
         }
 
 
-def write_result(outcome: BenchResult, folder: Path) -> dict[str, Any]:
-    """results.json, results.csv and summary.md; what --json prints comes back."""
+def write_result(result: BenchResult, folder: Path) -> dict[str, Any]:
+    """Write results.json, results.csv and summary.md; return what --json prints."""
     folder.mkdir(parents=True, exist_ok=True)
-    found = outcome.to_dict()
-    runs.write_json(folder / "results.json", found)
-    _write_csv(found["rows"], folder / "results.csv")
-    runs.write_text(folder / "summary.md", write_markdown(outcome, found["hardware"]))
-    return found | {"folder": str(folder)}
+    content = result.to_dict()
+    runs.write_json(folder / "results.json", content)
+    _write_csv(content["rows"], folder / "results.csv")
+    runs.write_text(folder / "summary.md", _format_summary(result, content["hardware"]))
+    return content | {"folder": str(folder)}
 
 
-def write_markdown(outcome: BenchResult, machine: dict[str, Any]) -> str:
-    lines = [f"# {outcome.headline}", "", f"On {describe_hardware(machine)}.", ""]
-    lines += [f"- {note}" for note in outcome.notes]
-    if outcome.notes:
+def _format_summary(result: BenchResult, hardware: dict[str, Any]) -> str:
+    lines = [f"# {result.headline}", "", f"On {_describe_hardware(hardware)}.", ""]
+    lines += [f"- {note}" for note in result.notes]
+    if result.notes:
         lines.append("")
-    return "\n".join(lines) + "\n" + "\n".join(table.to_markdown() for table in outcome.tables)
+    return "\n".join(lines) + "\n" + "\n".join(table.to_markdown() for table in result.tables)
 
 
-def describe_hardware(machine: dict[str, Any]) -> str:
-    """The machine in a line."""
-    place = f"{machine['cores']} cores of {machine['cpu']}"
-    if "gpu" in machine:
-        place = f"{machine['gpu']} (CUDA {machine['cuda']}, cuDNN {machine['cudnn']}), {place}"
-    return f"{place}, torch {machine['torch']}, Python {machine['python']}"
+def _describe_hardware(hardware: dict[str, Any]) -> str:
+    """Describe the machine in one line."""
+    place = f"{hardware['cores']} cores of {hardware['cpu']}"
+    if "gpu" in hardware:
+        place = f"{hardware['gpu']} (CUDA {hardware['cuda']}, cuDNN {hardware['cudnn']}), {place}"
+    return f"{place}, torch {hardware['torch']}, Python {hardware['python']}"
 
 
 def _write_csv(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """One line per repeat, with everything about its row that is a single value."""
+    """Write one line per repeat, with every single value of its row."""
     names = dict.fromkeys(
         name
         for row in rows
@@ -148,13 +147,13 @@ def _write_csv(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def format_spread(row: ResultRow, digits: int = 3) -> str:
-    """The median, and from where to where the repeats lie."""
+    """Format the median and the range of the repeats."""
     low, high = min(row.repeats), max(row.repeats)
     return f"{row.median:.{digits}g} ({low:.{digits}g} to {high:.{digits}g})"
 
 
 def format_percent(share: float) -> str:
-    """A change with its sign, two decimals."""
+    """Format a change with its sign and two decimals."""
     return f"{100 * share:+.2f} %".replace("-0.00", "0.00").replace("+0.00", "0.00")
 
 

@@ -1,9 +1,9 @@
-"""A whole job as others run it: in a plain PyTorch loop, or under Lightning.
+"""Runs a whole job in a plain PyTorch loop, or under Lightning.
 
 The network, its first weights, the batches, the loss, the optimizer and the clipping are ours; the
-loop around them is theirs, with what their documentation advises.
+loop around them is theirs, with what their documentation advises. It prints every validation loss.
 
-    python -m slipstream.bench.frameworks.job CONFIG lightning fp16 4 habits    told epoch by epoch
+    python -m slipstream.bench.frameworks.job CONFIG lightning fp16 4 habits
 """
 
 from __future__ import annotations
@@ -20,21 +20,20 @@ from slipstream.engine import optim
 from slipstream.models import permission
 
 
-def run_job(config: Config, way: PeerSettings) -> None:
-    """Train to the end, with validations; what a script of somebody's own would do."""
+def run_job(config: Config, peer: PeerSettings) -> None:
+    """Train to the end, with validations, as a user's own script would."""
     dataset = datasets.load_dataset(config)
-    batches = build_loader(config, dataset, way)
-    check = build_loader(config, dataset, way, "val")
+    batches = build_loader(config, dataset, peer)
+    val_batches = build_loader(config, dataset, peer, "val")
     epochs = range(config.train.epochs)
     rates = [rate for e in epochs for rate in optim.compute_lrs(config.train, e, len(batches))]
-    train = lightning_loop.train if way.framework == "lightning" else plain_loop.train
-    with apply_flags(way):
-        train(config, dataset, way, rates, batches, check)
+    framework = lightning_loop if peer.framework == "lightning" else plain_loop
+    with apply_flags(peer):
+        framework.train(config, dataset, peer, rates, batches, val_batches)
 
 
 if __name__ == "__main__":
     path, framework, precision, workers, habits = sys.argv[1:6]
-    way = PeerSettings("", framework, precision, int(workers), habits == "habits")
-    job = configs.load(path)
-    permission.allow_classes(job)
-    run_job(job, way)
+    config = configs.load(path)
+    permission.allow_classes(config)
+    run_job(config, PeerSettings("", framework, precision, int(workers), habits == "habits"))

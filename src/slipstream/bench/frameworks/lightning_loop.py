@@ -1,4 +1,4 @@
-"""The job under Lightning, which is imported only where it is asked for."""
+"""Trains under Lightning, which is imported only where it is needed."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def has_lightning() -> bool:
     return True
 
 
-def _module(
-    config: Config, dataset: Dataset, way: PeerSettings, rates: Sequence[float] | None
+def _build_module(
+    config: Config, dataset: Dataset, peer: PeerSettings, rates: Sequence[float] | None
 ) -> Any:
-    """The LightningModule; `rates` are the learning rates of a whole job."""
+    """Build the LightningModule; `rates` are the learning rates of a whole job."""
     import lightning
 
     config = resolve_class_weights(config, dataset)
@@ -56,7 +56,7 @@ def _module(
             loss = compute_loss(self.model, batch, config, dataset)
             if number < 10 and not rates:
                 self.first.append(loss.detach())
-            if way.habits:
+            if peer.habits:
                 self.log("loss", loss, prog_bar=True)
             return loss
 
@@ -69,7 +69,7 @@ def _module(
 
         def configure_optimizers(self) -> Any:
             # Lightning refuses to clip what a fused optimizer unscales itself
-            fused = not way.habits and (config.train.clip == "off" or way.precision not in HALF)
+            fused = not peer.habits and (config.train.clip == "off" or peer.precision not in HALF)
             first = 1.0 if rates else config.train.lr
             optimizer = build_optimizer(config, self.parameters(), lr=first, fused=fused)
             if not rates:
@@ -83,7 +83,7 @@ def _module(
     return Module()
 
 
-def _trainer(config: Config, way: PeerSettings, **more: Any) -> Any:
+def _build_trainer(config: Config, peer: PeerSettings, **more: Any) -> Any:
     import lightning
 
     for name in ("lightning.pytorch", "lightning.fabric", "lightning"):
@@ -93,18 +93,18 @@ def _trainer(config: Config, way: PeerSettings, **more: Any) -> Any:
     return lightning.Trainer(
         accelerator="gpu" if device.type == "cuda" else "cpu",
         devices=[device.index or 0] if device.type == "cuda" else 1,
-        precision=PRECISIONS[way.precision],
+        precision=PRECISIONS[peer.precision],
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        gradient_clip_val=(clip or 1.0) if way.habits else clip,
+        gradient_clip_val=(clip or 1.0) if peer.habits else clip,
         num_sanity_val_steps=0,
         **more,
     )
 
 
 def time_steps(
-    config: Config, dataset: Dataset, way: PeerSettings, *, warm_up: int, stretches: int, steps: int
+    config: Config, dataset: Dataset, peer: PeerSettings, *, warm_up: int, repeats: int, steps: int
 ) -> StepTimings:
     import lightning
 
@@ -126,31 +126,33 @@ def time_steps(
                 self.began = now
 
     clock = Clock()
-    with apply_flags(way):
-        trainer = _trainer(
+    with apply_flags(peer):
+        trainer = _build_trainer(
             config,
-            way,
-            max_steps=warm_up + stretches * steps,
+            peer,
+            max_steps=warm_up + repeats * steps,
             enable_checkpointing=False,
             callbacks=[clock],
         )
-        module = _module(config, dataset, way, None)
-        trainer.fit(module, build_loader(config, dataset, way))
-    return StepTimings(clock.times, [float(loss) for loss in module.first], way.precision)
+        module = _build_module(config, dataset, peer, None)
+        trainer.fit(module, build_loader(config, dataset, peer))
+    return StepTimings(clock.times, [float(loss) for loss in module.first], peer.precision)
 
 
 def train(
     config: Config,
     dataset: Dataset,
-    way: PeerSettings,
+    peer: PeerSettings,
     rates: Sequence[float],
     batches: DataLoader[Any],
-    check: DataLoader[Any],
+    val_batches: DataLoader[Any],
 ) -> None:
-    """All epochs, each with its validation and a checkpoint; `rates` are the learning rates."""
+    """Train all epochs, each with its validation and a checkpoint, at these learning rates."""
     import lightning
 
     with tempfile.TemporaryDirectory() as folder:
-        kept = lightning.pytorch.callbacks.ModelCheckpoint(folder, monitor="val_loss")
-        trainer = _trainer(config, way, max_epochs=config.train.epochs, callbacks=[kept])
-        trainer.fit(_module(config, dataset, way, rates), batches, check)
+        checkpoint = lightning.pytorch.callbacks.ModelCheckpoint(folder, monitor="val_loss")
+        trainer = _build_trainer(
+            config, peer, max_epochs=config.train.epochs, callbacks=[checkpoint]
+        )
+        trainer.fit(_build_module(config, dataset, peer, rates), batches, val_batches)

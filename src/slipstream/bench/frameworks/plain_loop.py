@@ -1,4 +1,4 @@
-"""The job in a plain PyTorch loop, with what its documentation advises."""
+"""Trains in a plain PyTorch loop, with what PyTorch's documentation advises."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from slipstream.engine.single import resolve_class_weights
 
 
 class PlainLoop:
-    """A loop without any framework, as good as a page of advice makes it."""
+    """A loop without any framework."""
 
-    def __init__(self, config: Config, dataset: Dataset, way: PeerSettings) -> None:
-        self.config, self.dataset, self.way = resolve_class_weights(config, dataset), dataset, way
+    def __init__(self, config: Config, dataset: Dataset, peer: PeerSettings) -> None:
+        self.config, self.dataset, self.peer = resolve_class_weights(config, dataset), dataset, peer
         self.device = machine.choose_device(config.engine.device)
         self.model = build_network(config, dataset).to(self.device)
         self.parameters = list(self.model.parameters())
         self.optimizer = build_optimizer(
-            config, self.parameters, lr=config.train.lr, fused=way.fused
+            config, self.parameters, lr=config.train.lr, fused=peer.fused
         )
-        scaled = way.precision == "fp16" and self.device.type == "cuda"
+        scaled = peer.precision == "fp16" and self.device.type == "cuda"
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=scaled)
 
     def step(self, batch: list[Tensor]) -> Tensor:
-        pinned = self.way.pinned
+        pinned = self.peer.pinned
         moved = [tensor.to(self.device, non_blocking=pinned) for tensor in batch]
-        kind, half = self.device.type, HALF.get(self.way.precision)
+        kind, half = self.device.type, HALF.get(self.peer.precision)
         with torch.autocast(kind, dtype=half, enabled=half is not None):
             loss = compute_loss(self.model, moved, self.config, self.dataset)
         self.optimizer.zero_grad(set_to_none=True)
@@ -61,7 +61,7 @@ class PlainLoop:
     def validate(self, batches: DataLoader[Any]) -> float:
         self.model.eval()
         total = 0.0
-        half = HALF.get(self.way.precision)
+        half = HALF.get(self.peer.precision)
         for batch in batches:
             moved = [tensor.to(self.device, non_blocking=True) for tensor in batch]
             with torch.autocast(self.device.type, dtype=half, enabled=half is not None):
@@ -72,46 +72,46 @@ class PlainLoop:
 
 
 class PlainTrial(TimedWorkload):
-    """The plain loop, to be timed."""
+    """The plain loop as a workload to be timed."""
 
     def __init__(
-        self, config: Config, dataset: Dataset, way: PeerSettings, *, first: int = 1
+        self, config: Config, dataset: Dataset, peer: PeerSettings, *, first: int = 1
     ) -> None:
-        self.way, self.device = way, machine.choose_device(config.engine.device)
-        self.num_prefetched = 2 * way.workers
+        self.peer, self.device = peer, machine.choose_device(config.engine.device)
+        self.num_prefetched = 2 * peer.workers
         with self.settings():
-            self.plain = PlainLoop(config, dataset, way)
-            source = build_loader(config, dataset, way)
+            self.loop = PlainLoop(config, dataset, peer)
+            source = build_loader(config, dataset, peer)
             self.num_steps = len(source)
             self.batches = itertools.chain.from_iterable(itertools.repeat(source))
-            self.first_losses = [float(self.plain.step(next(self.batches))) for _ in range(first)]
+            self.first_losses = [float(self.loop.step(next(self.batches))) for _ in range(first)]
 
     @property
     def windows_per_step(self) -> int:
-        batch = self.plain.config.train.batch
+        batch = self.loop.config.train.batch
         assert batch != "auto"
         return batch
 
     def settings(self) -> AbstractContextManager[None]:
-        return apply_flags(self.way)
+        return apply_flags(self.peer)
 
     def step(self) -> None:
-        loss = self.plain.step(next(self.batches))
-        if self.way.waits:
+        loss = self.loop.step(next(self.batches))
+        if self.peer.waits:
             float(loss)
 
     def close(self) -> None:
-        """Let go of the workers."""
+        """Release the workers."""
         self.batches = itertools.chain()
 
 
 def time_steps(
-    config: Config, dataset: Dataset, way: PeerSettings, *, warm_up: int, stretches: int, steps: int
+    config: Config, dataset: Dataset, peer: PeerSettings, *, warm_up: int, repeats: int, steps: int
 ) -> StepTimings:
-    trial = PlainTrial(config, dataset, way, first=warm_up)
+    trial = PlainTrial(config, dataset, peer, first=warm_up)
     try:
-        times = [trial.measure_ms_per_step(steps) for _ in range(stretches)]
-        return StepTimings(times, trial.first_losses, way.precision)
+        times = [trial.measure_ms_per_step(steps) for _ in range(repeats)]
+        return StepTimings(times, trial.first_losses, peer.precision)
     finally:
         trial.close()
 
@@ -119,17 +119,17 @@ def time_steps(
 def train(
     config: Config,
     dataset: Dataset,
-    way: PeerSettings,
+    peer: PeerSettings,
     rates: Sequence[float],
     batches: DataLoader[Any],
-    check: DataLoader[Any],
+    val_batches: DataLoader[Any],
 ) -> None:
-    """All epochs, each with its validation; `rates` are the steps' learning rates."""
-    plain, step = PlainLoop(config, dataset, way), 0
+    """Train all epochs, each with its validation, at these learning rates."""
+    loop, step = PlainLoop(config, dataset, peer), 0
     for epoch in range(config.train.epochs):
         for batch in batches:
-            for group in plain.optimizer.param_groups:
+            for group in loop.optimizer.param_groups:
                 group["lr"] = rates[step]
-            plain.step(batch)
+            loop.step(batch)
             step += 1
-        print_epoch(epoch, plain.validate(check))
+        print_epoch(epoch, loop.validate(val_batches))

@@ -1,4 +1,4 @@
-"""How others run the job: what they set, and what they tell."""
+"""The settings of the other frameworks: their flags, their optimizer, their output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class PeerSettings(NamedTuple):
-    """How somebody runs the job."""
+    """How a plain loop or Lightning runs the job."""
 
     name: str
     framework: str
@@ -29,28 +29,28 @@ class PeerSettings(NamedTuple):
     fused: bool = True
     pinned: bool = True
     waits: bool = False
-    """Reads every loss"""
+    """Whether it reads every loss, and so waits for the device"""
 
 
 class StepTimings(NamedTuple):
     times: list[float]
-    """Milliseconds per step, of each stretch"""
+    """Milliseconds per step, of each repeat"""
     losses: list[float]
     """Of the first steps"""
     precision: str
 
 
 @contextmanager
-def apply_flags(way: PeerSettings) -> Iterator[None]:
-    """Torch's flags as the advice has them."""
-    # Lightning asks in the older way what precision products have, and torch wants one way only
+def apply_flags(peer: PeerSettings) -> Iterator[None]:
+    """Set torch's flags by the usual advice."""
+    # Lightning uses torch's older setting of the precision, and torch refuses a mix of both
     matmul: Any = torch.backends.cuda.matmul
     rnn: Any = torch.backends.cudnn.rnn
     before = matmul.fp32_precision, rnn.fp32_precision
     with machine.set_flags(
-        threads=machine.count_available_cores(), tf32=way.precision == "tf32", cudnn_benchmark=True
+        threads=machine.count_available_cores(), tf32=peer.precision == "tf32", cudnn_benchmark=True
     ):
-        torch.set_float32_matmul_precision("high" if way.precision == "tf32" else "highest")
+        torch.set_float32_matmul_precision("high" if peer.precision == "tf32" else "highest")
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -63,22 +63,23 @@ def apply_flags(way: PeerSettings) -> Iterator[None]:
 def build_optimizer(
     config: Config, params: Any, *, lr: float, fused: bool
 ) -> torch.optim.Optimizer:
-    """As a script would write it."""
+    """Build the optimizer as a script would."""
     train = config.train
-    how: dict[str, Any] = {"lr": lr, "weight_decay": train.weight_decay}
+    options: dict[str, Any] = {"lr": lr, "weight_decay": train.weight_decay}
     if fused and train.optimizer != "rmsprop":
-        how["fused"] = True  # False instead would switch torch's own choice off as well
+        options["fused"] = True  # False would also switch off torch's own choice
     match train.optimizer:
         case "adam":
-            return torch.optim.Adam(params, **how)
+            return torch.optim.Adam(params, **options)
         case "adamw":
-            return torch.optim.AdamW(params, **how)
+            return torch.optim.AdamW(params, **options)
         case "sgd":
-            return torch.optim.SGD(params, momentum=train.momentum, **how)
+            return torch.optim.SGD(params, momentum=train.momentum, **options)
         case "rmsprop":
-            return torch.optim.RMSprop(params, **how)
+            return torch.optim.RMSprop(params, **options)
 
 
 def print_epoch(epoch: int, loss: float) -> None:
+    """Print the validation loss in the format that the bench reads."""
     sys.stderr.write(f"epoch {epoch + 1}: validation {loss:.6g}\n")
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""The work itself, the same whoever runs it: the network, its first weights, batches and loss."""
+"""The work that every framework does: the network, its first weights, batches and loss."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from slipstream.objectives import compute_masked_losses, compute_window_losses
 
 
 class PlainRecurrent(nn.Module):
-    """What people write: nn.LSTM or nn.GRU, and a linear layer on the last output."""
+    """The usual script's network: nn.LSTM or nn.GRU, and a linear layer on the last output."""
 
     def __init__(self, config: Config, like: Any) -> None:
         super().__init__()
@@ -46,78 +46,78 @@ class PlainRecurrent(nn.Module):
         if self.body.bidirectional:
             half = self.body.hidden_size
             last = torch.cat([last[:, :half], out[0][:, half:]], dim=-1)
-        found: Tensor = self.head(last).view(self.shape)
-        return found
+        output: Tensor = self.head(last).view(self.shape)
+        return output
 
 
 def build_network(config: Config, dataset: Dataset) -> nn.Module:
-    """The network with the weights that ours starts from."""
+    """Build the network with the first weights of ours, as a script would write it if it can."""
     with torch.random.fork_rng([]):
         torch.manual_seed(hash_seed(config.seed))
         ours = build(config.model, dataset.signature)
     model = config.model
-    as_people_write_it = (
+    is_usual = (
         model.spec.is_recurrent
         and (model.pool, model.normalize, model.patch) == ("last", "none", 1)
         and len(set(model.sizes)) == 1
         and not (dataset.signature.static or model.layer_norm or dataset.signature.masked)
     )
-    return PlainRecurrent(config, ours) if as_people_write_it else ours
+    return PlainRecurrent(config, ours) if is_usual else ours
 
 
 class PeerBatchSampler:
-    """The batches of one epoch after the other, as ours are drawn."""
+    """Yields the same batches as ours, one epoch after the other."""
 
     def __init__(self, config: Config, dataset: Dataset, which: str, *, shuffle: bool) -> None:
         assert dataset.memory is not None
         assert config.train.batch != "auto"
         batch = config.train.batch
         seed = config.order_seed if shuffle else None
-        self.draw = EpochSampler(dataset.memory.starts[which], batch, batch, seed)
+        self.sampler = EpochSampler(dataset.memory.starts[which], batch, batch, seed)
         self.epoch = 0
 
     def __len__(self) -> int:
-        return self.draw.num_steps
+        return self.sampler.num_steps
 
     def __iter__(self) -> Iterator[list[int]]:
-        # nothing happens before the first batch is asked for: with workers, a loader begins twice
-        rows, weights = self.draw.sample_epoch(self.epoch)
+        # a generator, which starts with the first batch: with workers, a loader calls this twice
+        rows, weights = self.sampler.sample_epoch(self.epoch)
         self.epoch += 1
         for row, weight in zip(rows, weights, strict=True):
             yield row[0][weight[0] > 0].tolist()
 
 
 def build_loader(
-    config: Config, dataset: Dataset, way: PeerSettings, which: str = "train"
+    config: Config, dataset: Dataset, peer: PeerSettings, which: str = "train"
 ) -> DataLoader[Any]:
     assert dataset.memory is not None
-    workers = way.workers
+    workers = peer.workers
     return DataLoader(
         WindowDataset(dataset.memory.series),
         batch_sampler=PeerBatchSampler(config, dataset, which, shuffle=which == "train"),
         num_workers=workers,
         persistent_workers=workers > 0,
-        pin_memory=way.pinned and machine.choose_device(config.engine.device).type == "cuda",
+        pin_memory=peer.pinned and machine.choose_device(config.engine.device).type == "cuda",
     )
 
 
 def compute_loss(model: nn.Module, batch: list[Tensor], config: Config, dataset: Dataset) -> Tensor:
     assert dataset.memory is not None
     inputs, targets, *static = batch
-    folded = windows.split_channels(
+    split = windows.split_channels(
         inputs.transpose(0, 1), targets, static[0] if static else None, dataset.memory.series
     )
     if dataset.signature.masked:
-        return _masked_loss(model, folded.inputs, config)
-    out = model(folded.inputs, folded.static)
-    return compute_window_losses(out.float(), folded.targets, config.train).mean()
+        return _compute_masked_loss(model, split.inputs, config)
+    out = model(split.inputs, split.static)
+    return compute_window_losses(out.float(), split.targets, config.train).mean()
 
 
-def _masked_loss(model: nn.Module, inputs: Tensor, config: Config) -> Tensor:
-    """Of rows that are masked anew in every step; of a validation window always the same."""
+def _compute_masked_loss(model: nn.Module, inputs: Tensor, config: Config) -> Tensor:
+    """Compute the loss of masked rows: new ones in every step, in validation always the same."""
     key = torch.randint(2**62, (), device=inputs.device) if model.training else None
     mask = masks.mask_windows(config.pretrain, inputs, key)
     places = masks.find_masked_rows(config.pretrain, mask)
     rows, _ = model(inputs, mask)
-    given, truth = masks.gather_rows(rows.float(), places), masks.gather_rows(inputs, places)
-    return compute_masked_losses(given, truth, config.train).mean()
+    predicted, truth = masks.gather_rows(rows.float(), places), masks.gather_rows(inputs, places)
+    return compute_masked_losses(predicted, truth, config.train).mean()
