@@ -22,7 +22,7 @@ from slipstream.data import new_data, windows
 from slipstream.data.labels import selection
 from slipstream.models import build
 from slipstream.reporting import describe_verdict
-from slipstream.scoring import classification, ensemble, linear
+from slipstream.scoring import classification, ensemble
 from slipstream.scoring import predict as score
 from tests.conftest import KINDS, close, merged
 from tests.labelled import NAMES, class_config, states
@@ -362,28 +362,6 @@ def test_the_command_line_takes_labels_from_a_table(tmp_path):
     assert invoke("predict", summary["run"], tmp_path / "table.csv", "--out", out).exit_code == 0
     header = out.read_text().split("\n")[0].replace('"', "")
     assert header == "series,row,time,predicted,p_a,p_b"
-
-
-def test_logistic_is_the_penalised_optimum():
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(300, 4, generator=generator, dtype=torch.float64)
-    y = (x[:, :1] + torch.randn(300, 2, generator=generator) > 0).long()
-    fitted = linear.fit_logistic([(x, y)], [(x, y)], num_classes=2)
-    z = torch.cat([(x - fitted.mean) / fitted.size, torch.ones(300, 1)], dim=1).double()
-    likely = (z @ fitted.weights).view(300, 2, 2).softmax(-1)
-    errors = (likely - torch.nn.functional.one_hot(y, 2)).flatten(1)
-    slope = z.T @ errors / 600 + fitted.penalty * torch.cat(
-        [fitted.weights[:-1], torch.zeros(1, 4)]
-    )
-    assert float(slope.abs().max()) < 1e-4
-    assert fitted.penalty == 1e-4  # validated on what it was fitted to, the weakest wins
-
-
-def test_statistics_are_what_their_names_say():
-    rows = torch.tensor([[1.0, 4.0], [3.0, 4.0], [2.0, 4.0]])[:, None]
-    found = linear.compute_statistics(rows, torch.tensor([[9.0]]))[0].view(-1)
-    wanted = [2, 4, (2 / 3) ** 0.5, 0, 1, 4, 2, 4, 1, 4, 3, 4, 0.5, 0, 9]
-    close(found, wanted, rel=1e-6)
 
 
 @pytest.mark.parametrize(

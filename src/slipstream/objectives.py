@@ -1,4 +1,7 @@
-"""What is asked of the model, and its loss."""
+"""Losses of predictions and of masked rows, and the point prediction that is reported.
+
+Shapes: B windows, H predicted rows, C targets, Q quantiles or classes.
+"""
 
 from __future__ import annotations
 
@@ -11,26 +14,26 @@ from torch.nn import functional as F
 
 from slipstream.config import CLASS_LOSSES, Train
 
-SMALLEST = 1e-4
+MIN_VARIANCE = 1e-4
 """Variance whose root still has a gradient"""
 
 
 def compute_window_losses(prediction: Tensor, target: Tensor, train: Train) -> Tensor:
-    """The mean loss of each window, [B], from predictions [B, H, C, Q] and targets [B, H, C]."""
+    """Return the mean loss of each window, [B], from predictions [B, H, C, Q] and targets."""
     if train.loss in CLASS_LOSSES:
-        losses = _class_losses(prediction, target, train).flatten(1)
+        losses = _compute_class_losses(prediction, target, train).flatten(1)
     else:
         if train.loss != "quantile" and prediction.shape[-1] > 1:
             prediction = select_point(prediction, train.quantiles)[..., None]
-        losses = _losses(prediction, target[..., None], train).flatten(1)
+        losses = _compute_losses(prediction, target[..., None], train).flatten(1)
     return losses[:, 0] if losses.shape[1] == 1 else losses.mean(dim=1)
 
 
-def _losses(prediction: Tensor, target: Tensor, train: Train) -> Tensor:
-    """Every single loss, by torch's own kernels where it has one for all of it."""
+def _compute_losses(prediction: Tensor, target: Tensor, train: Train) -> Tensor:
+    """Return every single loss, by one of torch's own kernels where it has one."""
     if train.loss == "quantile":
         error = prediction - target
-        level = _constants(train.quantiles, like=error)
+        level = _make_constants(train.quantiles, like=error)
         return torch.maximum(-level * error, (1 - level) * error)
     match train.loss:
         case "mse":
@@ -42,27 +45,29 @@ def _losses(prediction: Tensor, target: Tensor, train: Train) -> Tensor:
     raise AssertionError(train.loss)
 
 
-def _class_losses(logits: Tensor, target: Tensor, train: Train) -> Tensor:
-    """Of classes given by number, [B, H, C]. A window that only pads a batch may have no label: it
-    weighs nothing anyway."""
-    likely = torch.log_softmax(logits, dim=-1)
+def _compute_class_losses(logits: Tensor, target: Tensor, train: Train) -> Tensor:
+    """Return the losses of class numbers [B, H, C].
+
+    A window that only pads a batch may have no label; its weight is 0.
+    """
+    log_probs = torch.log_softmax(logits, dim=-1)
     numbers = torch.arange(logits.shape[-1], device=logits.device)
     is_label = target[..., None] == numbers  # a sum over it repeats its bits, a gather may not
-    of_label = (likely * is_label).sum(dim=-1)
+    of_label = (log_probs * is_label).sum(dim=-1)
     losses = -of_label
     if train.label_smoothing:
-        losses = losses.lerp(-likely.mean(dim=-1), train.label_smoothing)
+        losses = losses.lerp(-log_probs.mean(dim=-1), train.label_smoothing)
     if train.loss == "focal":
         # at 0 the power's slope may be infinite
         losses = losses * (1 - of_label.exp()).clamp(min=1e-6) ** train.focal_gamma
     assert train.class_weights != "balanced", "numbers by now, from the training windows"
     if train.class_weights != "none":
-        losses = losses * (_constants(train.class_weights, like=logits) * is_label).sum(dim=-1)
+        losses = losses * (_make_constants(train.class_weights, like=logits) * is_label).sum(dim=-1)
     return losses
 
 
 def average_predictions(predictions: Sequence[Tensor], *, classes: bool) -> Tensor:
-    """Several models' predictions as one: the mean, of classes that of their probabilities."""
+    """Return the mean of several models' predictions; of classes, that of their probabilities."""
     if not classes:
         total = predictions[0]
         for another in predictions[1:]:
@@ -73,35 +78,35 @@ def average_predictions(predictions: Sequence[Tensor], *, classes: bool) -> Tens
 
 
 def make_validation_settings(train: Train) -> Train:
-    """The same settings with what a validation is judged by as the loss."""
+    """Return the settings with `train.metric` as the loss."""
     return train if train.metric == "loss" else train.model_copy(update={"loss": train.metric})
 
 
 def select_point(prediction: Tensor, quantiles: tuple[float, ...]) -> Tensor:
-    """The one value to report, [B, H, C]: the quantile nearest to the median."""
+    """Return the value to report, [B, H, C]: the quantile nearest to the median."""
     if not quantiles:
         return prediction[..., 0]
     nearest = min(range(len(quantiles)), key=lambda i: abs(quantiles[i] - 0.5))
     return prediction[..., nearest]
 
 
-def _constants(values: tuple[float, ...], *, like: Tensor) -> Tensor:
-    # built by fill kernels: copying a host tensor would not be allowed while a step is captured
+def _make_constants(values: tuple[float, ...], *, like: Tensor) -> Tensor:
+    # by fill kernels: a host tensor cannot be copied while a step is captured
     return torch.cat([torch.full((1,), v, device=like.device, dtype=like.dtype) for v in values])
 
 
 def compute_masked_losses(rows: Tensor, truth: Tensor, train: Train) -> Tensor:
-    """The mean loss of each window's masked rows [M, B, F], [B]."""
-    return _losses(rows, truth, train).mean(dim=(0, 2))
+    """Return the mean loss of each window's masked rows: [M, B, F] to [B]."""
+    return _compute_losses(rows, truth, train).mean(dim=(0, 2))
 
 
 def compute_collapse_penalty(tokens: Tensor, shares: Tensor) -> Tensor:
-    """How little windows differ: the mean of relu(1 - deviation) over tokens [T, B, D] and units.
+    """Return how little windows differ: the mean of relu(1 - deviation) over tokens [T, B, D].
 
-    Windows of no share are left out.
+    Windows whose share is 0 are left out.
     """
     counts = (shares > 0).float()
     weights = (counts / counts.sum().clamp(min=1.0))[:, None]
     mean = (tokens * weights).sum(dim=1, keepdim=True)
     variance = ((tokens - mean).square() * weights).sum(dim=1)
-    return torch.relu(1 - torch.sqrt(variance + SMALLEST)).mean()
+    return torch.relu(1 - torch.sqrt(variance + MIN_VARIANCE)).mean()

@@ -81,3 +81,25 @@ def test_many_features_are_pooled_and_the_last_row_kept():
     assert fitted.features.pooled == 3
     assert len(fitted.weights) <= linear.MAX_FEATURES + 3
     assert float((fitted.predict(x, 1) - y).abs().max()) < 0.2
+
+
+def test_logistic_is_the_penalised_optimum():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(300, 4, generator=generator, dtype=torch.float64)
+    y = (x[:, :1] + torch.randn(300, 2, generator=generator) > 0).long()
+    fitted = linear.fit_logistic([(x, y)], [(x, y)], num_classes=2)
+    z = torch.cat([(x - fitted.mean) / fitted.size, torch.ones(300, 1)], dim=1).double()
+    likely = (z @ fitted.weights).view(300, 2, 2).softmax(-1)
+    errors = (likely - torch.nn.functional.one_hot(y, 2)).flatten(1)
+    slope = z.T @ errors / 600 + fitted.penalty * torch.cat(
+        [fitted.weights[:-1], torch.zeros(1, 4)]
+    )
+    assert float(slope.abs().max()) < 1e-4
+    assert fitted.penalty == 1e-4  # validated on what it was fitted to, the weakest wins
+
+
+def test_statistics_are_what_their_names_say():
+    rows = torch.tensor([[1.0, 4.0], [3.0, 4.0], [2.0, 4.0]])[:, None]
+    found = linear.compute_statistics(rows, torch.tensor([[9.0]]))[0].view(-1)
+    wanted = [2, 4, (2 / 3) ** 0.5, 0, 1, 4, 2, 4, 1, 4, 3, 4, 0.5, 0, 9]
+    close(found, wanted, rel=1e-6)

@@ -32,15 +32,15 @@ NOWHERE = Run(Path(os.devnull))
 def prepare_task(config: Config, dataset: Dataset) -> tuple[TrainingTask, Plan]:
     """Build a new model on its device, and make its plan by rules of thumb."""
     config = resolve_class_weights(config, dataset)
-    chosen = make_plan(config, data_bytes=dataset.data_bytes, streamed=dataset.stream is not None)
-    with torch.random.fork_rng([chosen.device] if chosen.device.type == "cuda" else []):
+    plan = make_plan(config, data_bytes=dataset.data_bytes, streamed=dataset.stream is not None)
+    with torch.random.fork_rng([plan.device] if plan.device.type == "cuda" else []):
         torch.manual_seed(hash_seed(config.seed))
-        model = build(config.model, dataset.signature).to(chosen.device)
+        model = build(config.model, dataset.signature).to(plan.device)
     series = None if dataset.memory is None else dataset.memory.series
-    if series is not None and chosen.home == "device":
-        series = series.to(chosen.device)
-    found = augmented.prepare_copies(config, dataset, NOWHERE)
-    return TrainingTask(config, model, dataset, series, NOWHERE, copies=found), chosen
+    if series is not None and plan.home == "device":
+        series = series.to(plan.device)
+    copies = augmented.prepare_copies(config, dataset, NOWHERE)
+    return TrainingTask(config, model, dataset, series, NOWHERE, copies=copies), plan
 
 
 def resolve_batch_size(config: Config, dataset: Dataset) -> Config:

@@ -13,14 +13,16 @@ from slipstream import machine
 
 @dataclass(frozen=True)
 class Plan:
+    """Every choice about how a run trains, its reasons, and what was measured."""
+
     device: torch.device
     precision: str
     home: str
     capture: bool
     steps_per_graph: int
     cudnn: tuple[str, ...]
-    """Of each recurrent layer: "persistent", which is PyTorch's own choice, or "standard"; "off" in
-    all of them: our own kernels"""
+    """By recurrent layer: "persistent", which is PyTorch's own choice, or "standard"; "off" for all
+    of them: our own kernels"""
     cudnn_benchmark: bool
     compile: bool
     fused: bool
@@ -38,7 +40,7 @@ class Plan:
     """Why each choice was made"""
     hardware: dict[str, Any]
     ms_per_step: float | None = None
-    """What measuring promised"""
+    """As measured; None if nothing was"""
     kernels: list[str] = field(default_factory=list)
     """Recurrent and attention kernels that ran when it was measured"""
     evidence: list[dict[str, Any]] = field(default_factory=list)
@@ -46,11 +48,11 @@ class Plan:
 
     @property
     def autocast(self) -> torch.dtype | None:
-        """The type that matrix operands are cast to, if any."""
+        """The type that matrix operands are cast to, if any"""
         return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.precision)
 
     def flags(self) -> AbstractContextManager[None]:
-        """Torch's global settings as the plan wants them."""
+        """Set torch's global flags as the plan needs them; they are restored at the end."""
         return machine.set_flags(
             threads=self.threads,
             tf32=self.precision == "tf32",

@@ -131,17 +131,17 @@ def find_worst(
 ) -> Iterator[tuple[int, int]]:
     """Yield window and predicted row of wrong answers, the least likely labels first.
 
-    Of windows that begin fewer than `min_distance` rows from each other, only one is taken.
+    Of windows that begin fewer than `min_distance` rows from each other, only one is selected.
     """
     of_label = np.take_along_axis(answers.log_probs, answers.labels[..., None], axis=-1)[..., 0]
     wrong = answers.log_probs.argmax(axis=-1) != answers.labels
-    taken: list[int] = []
+    selected: list[int] = []
     for at in np.argsort(of_label, axis=None, kind="stable")[:MAX_EXAMINED]:
         window, row = divmod(int(at), of_label.shape[1])
         start = int(answers.starts[window])
-        is_near = any(abs(start - int(answers.starts[one])) < min_distance for one in taken)
+        is_near = any(abs(start - int(answers.starts[one])) < min_distance for one in selected)
         if wrong[window, row] and not is_near:
-            taken.append(window)
+            selected.append(window)
             yield window, row
-        if len(taken) == limit or not wrong[window, row]:
+        if len(selected) == limit or not wrong[window, row]:
             return
