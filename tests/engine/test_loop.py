@@ -6,6 +6,7 @@ import signal
 import pytest
 import torch
 
+import slipstream
 from slipstream import UserError, runs
 from slipstream.autotune.rules import make_plan
 from slipstream.engine import loop
@@ -22,7 +23,7 @@ def fit(tmp_path, watch=None, table=None, change=None, **sections):
         task = make_task(config, dataset, chosen, run)
         if change:
             change(task.model)
-        result = loop.fit(task, chosen)
+        (result,) = loop.fit_task(task, chosen).lanes
     return result, list(runs.read_events(run)), run, task.model
 
 
@@ -51,7 +52,7 @@ def test_the_best_weights_come_back(tmp_path):
 
 def test_patience_and_min_delta_end_it_early(tmp_path):
     result, events, _, _ = fit(tmp_path, train={"epochs": 50, "patience": 3, "min_delta": 10.0})
-    assert result.stopped == "no improvement in 3 validations"
+    assert result.stop_reason == "no improvement in 3 validations"
     assert len(of_kind(events, "epoch")) == 4
     assert result.progress.best_epoch == 1
 
@@ -59,7 +60,7 @@ def test_patience_and_min_delta_end_it_early(tmp_path):
 def test_validation_happens_every_so_many_epochs_and_at_the_end(tmp_path):
     result, events, _, _ = fit(tmp_path, train={"epochs": 5, "validate_every": 2})
     assert [event["epoch"] for event in of_kind(events, "epoch")] == [2, 4, 5]
-    assert result.stopped == "all epochs done"
+    assert result.stop_reason == "all epochs done"
 
 
 def test_the_plateau_schedule_cuts_the_rate(tmp_path):
@@ -73,7 +74,7 @@ def test_the_plateau_schedule_cuts_the_rate(tmp_path):
 
 def test_a_time_limit_ends_it_with_a_validation(tmp_path):
     result, events, _, _ = fit(tmp_path, train={"epochs": 500, "minutes": 1e-6})
-    assert result.stopped == "train.minutes have passed"
+    assert result.stop_reason == "train.minutes have passed"
     assert len(of_kind(events, "epoch")) == 1
     assert result.weights
 
@@ -81,8 +82,9 @@ def test_a_time_limit_ends_it_with_a_validation(tmp_path):
 def test_a_loss_that_is_not_finite_says_what_to_do(tmp_path):
     table = waves().to_pydict()
     table["a"] = [v * 1e28 for v in table["a"]]
+    config = small_config(tmp_path, data={"scale": "none"}, train={"clip": "off"})
     with pytest.raises(UserError, match=r"no validation loss was finite .* lower train.lr"):
-        fit(tmp_path, table=table, data={"scale": "none"}, train={"clip": "off"})
+        slipstream.train(config, table)
 
 
 def test_an_interrupt_finishes_the_step_and_saves(tmp_path):
@@ -93,7 +95,7 @@ def test_an_interrupt_finishes_the_step_and_saves(tmp_path):
     before = signal.getsignal(signal.SIGINT)
     result, _, _, _ = fit(tmp_path, watch=press, train={"epochs": 100})
     assert result.signal_number == signal.SIGINT
-    assert result.stopped == "interrupted"
+    assert result.stop_reason == "interrupted"
     assert signal.getsignal(signal.SIGINT) is before
     assert result.progress.step == 19
     assert list(tmp_path.glob("*/checkpoints/step-19/manifest.json"))
@@ -108,15 +110,12 @@ def test_the_newest_and_the_best_checkpoint_stay(tmp_path):
     kept = {folder.name for folder in run.checkpoints.iterdir()}
     assert kept == {"step-9", "step-35", "step-36"}  # the best, and the newest two
     last = run.checkpoints / f"step-{result.progress.step}"
-    assert {file.name for file in last.iterdir()} == {
-        "weights.safetensors",
-        "optimizer.safetensors",
-        "best.safetensors",
-        "rest.safetensors",
-        "state.json",
-        "manifest.json",
-    }
-    assert runs.read_json(last / "state.json")["progress"]["best_epoch"] == 1
+    files = {file.name for file in last.iterdir()}
+    assert files == {"ended.safetensors", "state.json", "manifest.json"}
+    before = {file.name for file in (run.checkpoints / "step-35").iterdir()}
+    assert before == {"lanes.safetensors", "state.json", "manifest.json"}
+    (lane,) = runs.read_json(last / "state.json")["lanes"]
+    assert lane["progress"]["best_epoch"] == 1
     assert of_kind(events, "checkpoint")
 
 

@@ -19,7 +19,8 @@ from slipstream.autotune.timing import WORTHWHILE_RATIO
 from slipstream.config import Model, Signature
 from slipstream.data import dataset as datasets
 from slipstream.engine import loop
-from slipstream.engine.single import build_step
+from slipstream.engine.lanes.lane import EpochStart
+from slipstream.engine.single import SingleProgram
 from slipstream.models import build, set_execution
 from tests.conftest import HUNG_S, KINDS, close, small_config, small_dataset, waves
 from tests.engine.steps import make_task, run_steps
@@ -217,16 +218,18 @@ def test_memory_does_not_grow_over_many_recoveries(tmp_path):
     gc.freeze()
     chosen = make_plan(config, data_bytes=0)
     task = make_task(config, dataset, chosen, runs.create_run("t", out=str(tmp_path)))
-    job = build_step(task, chosen)
+    program, lane = SingleProgram(task, chosen), task.build_lane()
+    program.put(0, lane)
     sizes = []
     for i in range(200):
-        job.batches.start_epoch(0)
-        job.buffers.begin([1e-3] * job.batches.num_steps)
+        program.begin({0: EpochStart()})
         for _ in range(5):
-            job.advance()
-        job = loop._halved(task, job, "injected")
-        if job.micro_batch == 1:
-            job = build_step(task, chosen, like=job)
+            program.advance()
+        if program.step.micro_batch > 1:
+            program._halve("injected")
+        else:
+            program.plan = chosen
+            program.put(0, lane)
         if i >= 20:
             torch.cuda.synchronize()
             sizes.append(torch.cuda.memory_allocated(DEVICE))
@@ -252,11 +255,12 @@ def test_a_poisoned_fp16_run_leaves_fp16(tmp_path):
     run = runs.create_run("t", out=str(tmp_path), watch=spoil)
     task = make_task(config, dataset, chosen, run)
     with chosen.flags():
-        result = loop.fit(task, chosen)
+        fit = loop.fit_task(task, chosen)
+    (result,) = fit.lanes
     found = [event for event in runs.read_events(run) if event["event"] == "recovery"]
     assert [event["remedy"] for event in found] == ["fp32 instead of fp16"]
     assert found[0]["step"] < spoilt[0]
-    assert result.plan.precision == "fp32"
+    assert fit.plan.precision == "fp32"
     assert result.stop_reason == "all epochs done"
     assert torch.isfinite(task.model.core.head.linear.bias).all()
 

@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from slipstream import UserError
-from slipstream.engine import loop, recovery
+from slipstream.engine import recovery
+from slipstream.engine.progress import DIVERGED
+from slipstream.engine.single import SingleProgram
 from tests.conftest import KINDS, close, slow, waves
 from tests.engine.test_loop import fit, of_kind
 from tests.limits import run_within
@@ -183,7 +185,7 @@ def test_a_loss_that_is_no_number_is_rolled_back_and_the_rate_halved(tmp_path):
     (found,) = of_kind(events, "recovery")
     assert found["remedy"] == "learning rate times 0.5"
     assert found["step"] == 9  # where the epoch began
-    assert result.stopped == "all epochs done"
+    assert result.stop_reason == "all epochs done"
     assert result.progress.step == 36
     assert all(torch.isfinite(value).all() for value in model.state_dict().values())
     assert [event["lr"] for event in of_kind(events, "epoch")] == [1e-3, 5e-4, 5e-4, 5e-4]
@@ -193,15 +195,8 @@ def test_a_rollback_restores_weights_and_optimizer_exactly(tmp_path):
     """Poison that spares the learning rate: the run after it is the run without it."""
     sections = {"train": {"epochs": 3}, "model": {"layers": 2, "dropout": 0.3}}
     _, calm, _, _ = fit(tmp_path, **sections)
-    steady = loop._after_divergence
-
-    def no_cut(task, job, at, result):
-        job = steady(task, job, at, result)
-        at.rate = 1.0
-        return job
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "_after_divergence", no_cut)
+        patch.setattr(SingleProgram, "leave_low_precision", lambda _: True)
         _, events, _, _ = fit(tmp_path, change=poisoned(lambda n: n in (3, 16, 30)), **sections)
     assert len(of_kind(events, "recovery")) == 3
     wanted = [event["val_loss"] for event in of_kind(calm, "epoch")]
@@ -211,7 +206,7 @@ def test_a_rollback_restores_weights_and_optimizer_exactly(tmp_path):
 def test_three_times_is_enough(tmp_path):
     change = poisoned(lambda n: n > 12)
     result, events, _, _ = fit(tmp_path, change=change, train={"epochs": 9})
-    assert result.stopped == loop.DIVERGED
+    assert result.stop_reason == DIVERGED
     assert len(of_kind(events, "recovery")) == 3
     assert result.progress.best_epoch == 1
     assert all(torch.isfinite(value).all() for value in result.weights.values())

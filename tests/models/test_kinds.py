@@ -11,10 +11,10 @@ from slipstream import config as configs
 from slipstream.config.registry import CUSTOM, SPECS
 from slipstream.data import dataset as datasets
 from slipstream.data import windows
-from slipstream.engine import pretrained
 from slipstream.kernels import causal_conv
 from slipstream.models import build
 from slipstream.models.registry import load_network
+from slipstream.training import encoder as pretrained
 from tests.conftest import KINDS, SMALL, close, merged, small_config, waves
 
 ENCODERS = [kind for kind, spec in SPECS.items() if spec.is_sequential]

@@ -196,15 +196,13 @@ def test_every_kind_of_damage_is_named(tmp_path):
             checksums.read_verified(copy)
         return str(caught.value)
 
-    assert "weights.safetensors: is missing" in damage(
-        lambda at: (at / "weights.safetensors").unlink()
-    )
+    assert "lanes.safetensors: is missing" in damage(lambda at: (at / "lanes.safetensors").unlink())
     assert "extra.bin: is not in the manifest" in damage(lambda at: (at / "extra.bin").touch())
     assert "lists no files" in damage(lambda at: (at / "manifest.json").write_text("{}"))
     assert "cannot be read as JSON" in damage(lambda at: (at / "manifest.json").write_text(""))
     assert "manifest.json: is missing" in damage(lambda at: (at / "manifest.json").unlink())
-    assert "rest.safetensors: is damaged" in damage(
-        lambda at: (at / "rest.safetensors").write_bytes(b"")
+    assert "lanes.safetensors: is damaged" in damage(
+        lambda at: (at / "lanes.safetensors").write_bytes(b"")
     )
 
 

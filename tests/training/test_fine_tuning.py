@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 import slipstream
 from slipstream import UserError, runs
 from slipstream import config as configs
-from slipstream.engine.pretrained import is_encoder_weight
+from slipstream.engine.optim import is_encoder_weight
 from slipstream.tuning.packing import grouping
 from tests.conftest import close, merged
 from tests.labelled import class_config, states

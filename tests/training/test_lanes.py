@@ -6,6 +6,7 @@ import io
 import json
 import re
 import signal
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -20,10 +21,13 @@ from slipstream import Interrupted, UserError, runs
 from slipstream.autotune import pack_size
 from slipstream.config import Split
 from slipstream.data import dataset as datasets
-from slipstream.engine import lanestate, recovery, rounds
+from slipstream.engine import loop, recovery
 from slipstream.engine.lanes import pack
+from slipstream.engine.progress import OUT_OF_TIME
+from slipstream.engine.state import TrainingState
 from slipstream.terminal import TrainingDisplay, training
-from slipstream.training import lanes as together
+from slipstream.training import context as contexts
+from slipstream.training import fitting
 from tests.conftest import close, merged, slow, small_config, waves
 from tests.test_cli import invoke, sets
 
@@ -333,22 +337,22 @@ def test_lanes_that_do_not_fit_at_once_follow_each_other(tmp_path, monkeypatch, 
 
 
 def test_where_memory_runs_out_fewer_train_at_a_time(tmp_path, monkeypatch, repeated):
-    make, asked = pack.build_pack, []
+    asked = []
 
-    def tight(some, *given, **more):
-        asked.append(len(some))
-        if len(some) > 1:
+    def tight(places, *given):
+        asked.append(places)
+        if places > 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return make(some, *given, **more)
+        return pack.Pack(places, *given)
 
-    monkeypatch.setattr(pack, "build_pack", tight)
+    monkeypatch.setattr(fitting, "Pack", tight)
     assert recovery.is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
     config = configured(tmp_path, train={"repeats": 3}, seed=5)
     result = slipstream.train(config, waves(600))
     assert asked == [3, 2, 1]
     assert result.summary["pack"]["places"] == 1
     told = [e for e in runs.read_events(runs.open_run(result.run)) if e["event"] == "recovery"]
-    assert told[-1]["remedy"] == "1 lanes at a time, from the start"
+    assert told[-1]["remedy"] == "1 lane at a time, from the start"
     for lane, wanted in zip(result.summary["lanes"], repeated[1].summary["lanes"], strict=True):
         same_figures(lane["metrics"]["test"], wanted["metrics"]["test"])
 
@@ -356,8 +360,8 @@ def test_where_memory_runs_out_fewer_train_at_a_time(tmp_path, monkeypatch, repe
 class Crowded:
     """A device whose memory no longer holds more than so many lanes from a certain step on."""
 
-    def __init__(self, monkeypatch, out, *, at, holds):
-        self.lane_steps, self.on_disk, self.failed = 0, [], 0
+    def __init__(self, monkeypatch, *, at, holds):
+        self.lane_steps, self.failed = 0, 0
         advance, steps = pack.Pack._advance, 0
 
         def crowded(made):
@@ -366,9 +370,7 @@ class Crowded:
             if steps >= at and len(made.lanes) > holds:
                 self.failed += 1
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
-            if self.failed:
-                self.on_disk.append(len(list(out.glob("*/checkpoints/step-*/manifest.json"))))
-            self.lane_steps += int(made.tape["active"].sum())
+            self.lane_steps += int(made.buffers["active"].sum())
             advance(made)
 
         monkeypatch.setattr(pack.Pack, "_advance", crowded)
@@ -380,24 +382,22 @@ def test_lanes_that_no_longer_fit_go_on_later_from_where_they_were(
     tmp_path, monkeypatch, repeated, holds, recoveries, resumed
 ):
     """13 steps an epoch; memory runs out in the third of four."""
-    engine = {"log_every": 7, "checkpoint_minutes": 1e-9, "async_checkpoints": False}
-    config = configured(tmp_path, train={"repeats": 3}, seed=5, engine=engine)
+    config = configured(tmp_path, train={"repeats": 3}, seed=5, engine={"log_every": 7})
     if resumed:
         with pytest.raises(Interrupted):
             slipstream.train(config, waves(600), watch=stopping_at(3))
-    crowded = Crowded(monkeypatch, tmp_path, at=10 if resumed else 31, holds=holds)
+    crowded = Crowded(monkeypatch, at=10 if resumed else 31, holds=holds)
     if resumed:
         resumed_run = runs.open_run(runs.find_last(config.out)).folder
         result = slipstream.train(data=waves(600), resume=resumed_run)
     else:
         result = slipstream.train(config, waves(600))
     assert crowded.failed == recoveries
-    assert min(crowded.on_disk) > 0
     events = list(runs.read_events(runs.open_run(result.run)))
     told = [event["remedy"] for event in events if event["event"] == "recovery"]
-    assert re.fullmatch(rf"{holds} lanes at a time, from step \d+", told[-1])
-    left = 4 * 13 - (20 if resumed else 0)
-    assert crowded.lane_steps <= 3 * (left + 7 * recoveries)  # 7 of each since a checkpoint
+    lanes = "1 lane" if holds == 1 else f"{holds} lanes"
+    assert told[-1] == f"{lanes} at a time, from step {29 if resumed else 30}"
+    assert crowded.lane_steps == 3 * (4 * 13 - (20 if resumed else 0))  # no step is taken twice
     for lane, wanted in zip(result.summary["lanes"], repeated[1].summary["lanes"], strict=True):
         assert lane["steps"] == wanted["steps"]
         assert lane["best_epoch"] == wanted["best_epoch"]
@@ -407,7 +407,7 @@ def test_lanes_that_no_longer_fit_go_on_later_from_where_they_were(
 
 
 def test_mode_and_places_are_measured_where_that_pays(tmp_path, monkeypatch, repeated):
-    monkeypatch.setattr(together, "_share_s", lambda *_: 0.6)
+    monkeypatch.setattr(fitting, "_share_s", lambda *_: 0.6)
     config = configured(tmp_path, train={"repeats": 3}, seed=5, engine={"plan": "measure"})
     result = slipstream.train(config, waves(600))
     found = result.summary["pack"]
@@ -497,10 +497,10 @@ def test_a_stop_between_two_lines_of_the_log_leaves_the_same_log(tmp_path, monke
     sections = merged(DURABLE, {"train": {"repeats": 3}, "engine": {"log_every": 4}})
     whole = slipstream.train(configured(tmp_path / "whole", **sections), waves(400)).run
     wanted = ended(runs.open_run(whole))
-    make, calls = pack.build_pack, []
+    calls = []
 
-    def make_stopped(*arguments, **settings):
-        made = make(*arguments, **settings)
+    def make_stopped(*arguments):
+        made = pack.Pack(*arguments)
         advance = made.advance
 
         def stopped():
@@ -514,7 +514,7 @@ def test_a_stop_between_two_lines_of_the_log_leaves_the_same_log(tmp_path, monke
 
     config = configured(tmp_path / "stopped", **sections)
     with monkeypatch.context() as patch:
-        patch.setattr(pack, "build_pack", make_stopped)
+        patch.setattr(fitting, "Pack", make_stopped)
         with pytest.raises(Interrupted):
             slipstream.train(config, waves(400))
     run = runs.open_run(runs.find_last(config.out))
@@ -535,7 +535,7 @@ def test_a_run_out_of_time_goes_on_where_it_was_cut(tmp_path, monkeypatch, logs,
     limited = merged(sections, {"train": {"minutes": (logs - 0.5) / 60}})
     with monkeypatch.context() as patch:
         now = [0.0]
-        patch.setattr(rounds.time, "perf_counter", lambda: now[0])
+        patch.setattr(loop.time, "perf_counter", lambda: now[0])
 
         def watch(event):
             now[0] += event["event"] == "log"  # a second for each look at the losses
@@ -544,7 +544,7 @@ def test_a_run_out_of_time_goes_on_where_it_was_cut(tmp_path, monkeypatch, logs,
     run = runs.open_run(result.run)
     told = result.summary["lanes"]
     assert len(told) == 6
-    assert all(lane["stopped"] == rounds.OUT_OF_TIME and lane["metrics"] for lane in told)
+    assert all(lane["stopped"] == OUT_OF_TIME and lane["metrics"] for lane in told)
     assert any(lane["epochs"] % 1 for lane in told)
     slipstream.train(data=waves(400), resume=run.folder, overrides=("train.minutes=60",))
     for mine, theirs in zip(ended(run), wanted, strict=True):
@@ -575,9 +575,9 @@ def test_a_run_that_breaks_off_anywhere_goes_on(tmp_path):
 
 def test_what_cannot_be_resumed_is_refused(repeated, tmp_path):
     _, result = repeated
-    with pytest.raises(UserError, match=r"is finished; .* start a new run to train longer"):
+    with pytest.raises(UserError, match=r"is finished, .* raise train.epochs, or train.patience"):
         slipstream.train(data=waves(600), resume=result.run)
-    for change in ("train.epochs=9", "train.repeats=2", "train.repeats=1", "train.lr=0.1"):
+    for change in ("train.repeats=2", "train.repeats=1", "train.lr=0.1"):
         name = change.split("=")[0]
         with pytest.raises(UserError, match=rf"other settings .* \({name}\); start a new run$"):
             slipstream.train(data=waves(600), resume=result.run, overrides=(change,), force=True)
@@ -586,33 +586,131 @@ def test_what_cannot_be_resumed_is_refused(repeated, tmp_path):
         slipstream.train(data=waves(), resume=alone, overrides=("train.repeats=4",), force=True)
 
 
-@pytest.mark.parametrize(
-    ("engine", "told"),
-    [
-        ({"home": "loader"}, r"train.repeats = 2 .* live elsewhere \(loader: requested"),
-        ({"preset": "classic"}, "leave engine.home and engine.preset as they are"),
-        ({"sync": True}, "take engine.sync out"),
-    ],
-)
-def test_what_cannot_be_trained_as_lanes_is_refused_before_anything_is_written(
-    tmp_path, engine, told
-):
-    config = configured(tmp_path / "out", train={"repeats": 2}, engine=engine)
-    with pytest.raises(UserError, match=told):
-        slipstream.train(config, waves())
-    assert not (tmp_path / "out").exists()
+ONE_BY_ONE = {
+    "loader": ({"engine": {"home": "loader", "workers": 0}}, "(loader: requested"),
+    "preset": ({"engine": {"preset": "classic", "workers": 0}}, "series that are not on the"),
+    "sync": ({"engine": {"sync": True}}, "engine.sync"),
+    "cache": ({"augment": {"jitter": 0.1, "cache": 2}}, "augment.cache"),
+    "stream": ({"engine": {"home": "stream", "workers": 0, "buffer_rows": 300}}, "(stream:"),
+}
 
 
-def test_streamed_data_are_refused(tmp_path):
-    pyarrow.parquet.write_table(waves(), tmp_path / "table.parquet")
+@pytest.mark.parametrize("case", ONE_BY_ONE)
+def test_what_cannot_share_a_program_trains_one_model_after_another(tmp_path, monkeypatch, case):
+    """Each is the model that its seed gives alone, to the bit, also where the run was stopped."""
+    monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path / "cache"))
+    sections, why = ONE_BY_ONE[case]
+    path = tmp_path / "table.parquet"
+    pyarrow.parquet.write_table(waves(600), path, row_group_size=100)
+    sections = merged(sections, {"data": {"path": str(path)}, "train": {"epochs": 2}})
+    sections = merged({"engine": {"log_every": 4, "checkpoint_minutes": 1e-9}}, sections)
+    repeats = merged(sections, {"train": {"repeats": 3}})
+    result = slipstream.train(configured(tmp_path / "many", **repeats))
+    found = result.summary["pack"]
+    assert (found["mode"], found["places"]) == ("one at a time", 1)
+    assert why in found["why"]
+    weights = load_file(result.run / "lanes" / "weights.safetensors")
+    for lane in result.summary["lanes"]:
+        one = configured(tmp_path / "one", seed=lane["seed"], **sections)
+        alone = slipstream.train(one)
+        assert lane["metrics"]["test"] == alone.metrics["test"]
+        for name, value in load_file(alone.run / "model" / "weights.safetensors").items():
+            assert torch.equal(weights[f"{lane['lane']}/{name}"], value)
+    wanted = ended(runs.open_run(result.run))
+    for log in (2, 7):
+        config = configured(tmp_path / f"cut{log}", **repeats)
+        with pytest.raises(Interrupted, match="of 3 lanes done"):
+            slipstream.train(config, watch=stopping_at(log))
+        run = runs.open_run(runs.find_last(config.out))
+        slipstream.train(resume=run.folder)
+        for mine, theirs in zip(ended(run), wanted, strict=True):
+            assert mine == theirs
+
+
+def test_folds_train_one_after_another_too(tmp_path, walked):
     config = configured(
-        tmp_path / "out",
-        data={"path": str(tmp_path / "table.parquet")},
+        tmp_path,
         train={"repeats": 2},
-        engine={"home": "stream"},
+        **merged(FOLDS, {"engine": {"home": "loader", "workers": 0}}),
     )
-    with pytest.raises(UserError, match=r"live elsewhere \(stream"):
-        slipstream.train(config)
+    result = slipstream.train(config, waves(600))
+    assert result.summary["pack"]["mode"] == "one at a time"
+    for lane, wanted in zip(result.summary["lanes"], walked[1].summary["lanes"], strict=True):
+        assert lane["steps"] == wanted["steps"]
+        same_figures(lane["metrics"]["test"], wanted["metrics"]["test"])
+
+
+def test_a_batch_in_several_passes_trains_one_after_another(tmp_path, monkeypatch):
+    config = configured(tmp_path, model={"dropout": 0.0}, train={"repeats": 3})
+    together = slipstream.train(config, waves(600)).summary["lanes"]
+    prepare = contexts.prepare_task
+
+    def in_passes(context):
+        task, plan = prepare(context)
+        return task, replace(plan, micro_batch=7)
+
+    monkeypatch.setattr(contexts, "prepare_task", in_passes)
+    result = slipstream.train(config, waves(600))
+    assert "7 windows at a time" in result.summary["pack"]["why"]
+    for lane, wanted in zip(result.summary["lanes"], together, strict=True):
+        same_figures(lane["metrics"]["test"], wanted["metrics"]["test"])
+
+
+def test_memory_that_runs_out_in_a_validation_halves_the_lanes(tmp_path, monkeypatch, repeated):
+    check, failed = pack.Pack._check, []
+
+    def crowded(made):
+        if len(made.lanes) > 2:
+            failed.append(len(made.lanes))
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        check(made)
+
+    monkeypatch.setattr(pack.Pack, "_check", crowded)
+    result = slipstream.train(configured(tmp_path, train={"repeats": 3}, seed=5), waves(600))
+    assert failed == [3]
+    assert result.summary["pack"]["places"] == 2
+    for lane, wanted in zip(result.summary["lanes"], repeated[1].summary["lanes"], strict=True):
+        assert (lane["steps"], lane["best_epoch"]) == (wanted["steps"], wanted["best_epoch"])
+        same_figures(lane["metrics"]["test"], wanted["metrics"]["test"])
+
+
+@pytest.mark.parametrize(
+    "engine", [{}, {"home": "loader", "workers": 0}], ids=["pack", "one by one"]
+)
+def test_more_epochs_than_before(tmp_path, engine):
+    """Lanes that have done all their epochs go on with more, as if there had been no end."""
+    constant = {"repeats": 3, "schedule": "constant", "patience": "off"}
+    longer = configured(tmp_path / "a", train=constant | {"epochs": 5}, engine=engine)
+    wanted = slipstream.train(longer, waves(400))
+    shorter = configured(tmp_path / "b", train=constant | {"epochs": 2}, engine=engine)
+    run = slipstream.train(shorter, waves(400)).run
+    with pytest.raises(UserError, match="is finished, with all lanes done"):
+        slipstream.train(data=waves(400), resume=run)
+    result = slipstream.train(data=waves(400), resume=run, overrides=("train.epochs=5",))
+    for mine, theirs in zip(
+        ended(runs.open_run(run)), ended(runs.open_run(wanted.run)), strict=True
+    ):
+        if not isinstance(mine, list):  # the log has the ends of the shorter run
+            assert mine == theirs
+    assert [lane["epochs"] for lane in result.summary["lanes"]] == [5, 5, 5]
+
+
+def test_more_patience_than_before(tmp_path):
+    """Only the lanes that had run out of it go on."""
+    impatient = {"repeats": 3, "epochs": 9, "schedule": "constant", "min_delta": 0.02}
+    wanted = slipstream.train(
+        configured(tmp_path / "a", train=impatient | {"patience": 3}), waves(400)
+    )
+    short = slipstream.train(
+        configured(tmp_path / "b", train=impatient | {"patience": 1}), waves(400)
+    )
+    assert any("no improvement" in lane["stopped"] for lane in short.summary["lanes"])
+    result = slipstream.train(data=waves(400), resume=short.run, overrides=("train.patience=3",))
+    for lane, other in zip(result.summary["lanes"], wanted.summary["lanes"], strict=True):
+        assert lane["metrics"] == other["metrics"]
+        assert lane["stopped"] == other["stopped"]
+    before, after = ([lane["epochs"] for lane in one.summary["lanes"]] for one in (short, result))
+    assert sum(after) > sum(before)
 
 
 def test_seeds_that_would_run_over_are_refused(tmp_path):
@@ -629,15 +727,16 @@ def test_batch_auto_is_found_before_lanes_are_made(tmp_path):
 
 
 def test_a_lane_without_a_model_is_told_of_and_left_out(tmp_path, monkeypatch):
-    fit = rounds.fit
+    fit = loop.fit
 
     def one_fails(*given, **more):
-        fits = fit(*given, **more)
-        fits[1].weights, fits[1].stop_reason = {}, "the loss is no longer finite"
-        fits[1].progress.best_loss = float("inf")
-        return fits
+        found = fit(*given, **more)
+        lane = found.lanes[1]
+        lane.weights, lane.stop_reason = {}, "the loss is no longer finite"
+        lane.progress.best_loss = float("inf")
+        return found
 
-    monkeypatch.setattr(rounds, "fit", one_fails)
+    monkeypatch.setattr(loop, "fit", one_fails)
     result = slipstream.train(configured(tmp_path, train={"repeats": 3}), waves())
     assert [lane["metrics"] is None for lane in result.summary["lanes"]] == [False, True, False]
     assert "seed 1 has no model: the loss is no longer finite" in result.summary["notes"]
@@ -648,7 +747,7 @@ def test_a_lane_without_a_model_is_told_of_and_left_out(tmp_path, monkeypatch):
 
 
 def test_training_that_finds_nothing_says_what_to_change(tmp_path, monkeypatch):
-    monkeypatch.setattr(lanestate, "read_best_weights", lambda *_: {})
+    monkeypatch.setattr(TrainingState, "_find_best_weights", lambda *_: {})
     config = configured(tmp_path, train={"repeats": 2}, **FOLDS)
     with pytest.raises(
         UserError, match=r"no validation loss of fold 1 was finite.* lower train.lr"
@@ -690,7 +789,7 @@ def test_the_command_line_shows_lanes(job, tmp_path):
     assert "lanes: 2 folds x 3 seeds = 6 models, all at once, as one program" in found.stderr
     assert "lane 6 of 6 done: fold" in found.stderr
     assert "6 of 6 lanes done (all epochs done: 6)" in found.stderr
-    for part in ("ensemble", "3 seeds: test MAE", "2 folds: test MAE", "intervals: ", "their mean"):
+    for part in ("ensemble", "3 seeds: test MAE", "2 folds: test MAE", "coverage: ", "their mean"):
         assert part in found.stdout
     run = runs.find_last(str(tmp_path / "runs"))
     assert "From fold to fold" in (run / "report.html").read_text()

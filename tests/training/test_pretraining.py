@@ -22,11 +22,11 @@ from slipstream.config import Augment
 from slipstream.config.augment import KINDS
 from slipstream.data import dataset as datasets
 from slipstream.data import windows
-from slipstream.engine import checkpoint
-from slipstream.engine import pretrained as encoder
+from slipstream.engine import checkpoint, optim
 from slipstream.models import build
 from slipstream.models.noise import masks
 from slipstream.models.noise.augment import augment
+from slipstream.training import encoder
 from tests.conftest import SMALL, close, merged, waves
 from tests.training.test_resume import ended, same, stopping_at
 
@@ -309,12 +309,12 @@ def test_an_encoder_is_frozen_then_trained(tmp_path, pretrained, table):
     per_epoch = result.summary["steps"] // 4
     frozen, thawed = kept[2 * per_epoch], kept[result.summary["steps"]]
     for name, weight in begins.items():
-        if encoder.is_encoder_weight(name):
+        if optim.is_encoder_weight(name):
             assert torch.equal(frozen[name], weight), name
             assert not torch.equal(thawed[name], weight), name
     assert not torch.equal(frozen["core.head.linear.weight"], thawed["core.head.linear.weight"])
     told = result.summary["init_from"]
-    assert told["matched"] == sorted(name for name in begins if encoder.is_encoder_weight(name))
+    assert told["matched"] == sorted(name for name in begins if optim.is_encoder_weight(name))
     assert told["new"] == ["core.head.linear.weight", "core.head.linear.bias"]
     assert "token" in told["unused"]
     events = [event["event"] for event in runs.read_events(runs.open_run(result.run))]
@@ -446,7 +446,7 @@ def test_rates_fall_from_layer_to_layer():
         "core.norm.weight": 0.5,
     }
     for name, rate in rates.items():
-        assert encoder.compute_lr_factor(name, config) == pytest.approx(rate), name
+        assert optim.compute_lr_factor(name, config) == pytest.approx(rate), name
 
 
 @pytest.mark.gpu

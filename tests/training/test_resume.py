@@ -12,8 +12,9 @@ import pytest
 from safetensors.torch import load_file
 
 import slipstream
-from slipstream import Interrupted, UserError, runs
+from slipstream import Interrupted, UserError, checksums, runs
 from slipstream.engine import checkpoint, loop
+from slipstream.engine.single import SingleProgram
 from slipstream.training import start
 from tests.conftest import slow, small_config, waves
 
@@ -68,8 +69,8 @@ def ended(run):
     last = run.checkpoints / f"step-{checkpoint.list_steps(run)[-1]}"
     tensors = {
         (name, key): value.numpy().tobytes()
-        for name in ("weights", "optimizer", "best", "rest")
-        for key, value in load_file(last / f"{name}.safetensors").items()
+        for name in (path.name for path in sorted(last.glob("*.safetensors")))
+        for key, value in load_file(last / name).items()
     }
     figures = runs.read_json(run.folder / "metrics.json")
     return log, tensors, figures["metrics"], figures["detail"], figures["steps"], figures["stopped"]
@@ -115,15 +116,15 @@ def test_several_stops_in_one_run(tmp_path):
 def test_a_stop_during_validation_validates_again(tmp_path, monkeypatch):
     config, table = configured(tmp_path / "a"), waves(400)
     wanted = ended(runs.open_run(slipstream.train(config, table).run))
-    validate, calls = loop._validate, []
+    score, calls = SingleProgram.score, []
 
-    def stopped_while_validating(task, job, stop):
+    def stopped_while_validating(self, places, should_stop):
         calls.append(1)
         if len(calls) == 3:
-            stop.signal_number = int(signal.SIGTERM)
-        return validate(task, job, stop)
+            os.kill(os.getpid(), signal.SIGTERM)
+        return score(self, places, should_stop)
 
-    monkeypatch.setattr(loop, "_validate", stopped_while_validating)
+    monkeypatch.setattr(SingleProgram, "score", stopped_while_validating)
     with pytest.raises(Interrupted):
         slipstream.train(configured(tmp_path / "b"), table)
     run = runs.open_run(runs.find_last(str(tmp_path / "b")))
@@ -165,16 +166,16 @@ def test_after_a_rollback_in_the_same_epoch(tmp_path):
 
 def poison(patch, at_step):
     """Once, and in the same step whether that comes before or after a resume."""
-    step, spoilt = loop._step, []
+    advance, spoilt = SingleProgram.advance, []
 
-    def spoiling(task, job, epoch, done):
-        job = step(task, job, epoch, done)
-        if epoch * job.home.num_steps + done + 1 == at_step and not spoilt:
+    def spoiling(self):
+        advance(self)
+        done = int(self.step.buffers.cursor)
+        if int(self.step.buffers.first_step) + done == at_step and not spoilt:
             spoilt.append(True)
-            job.tape.losses[done] = float("nan")
-        return job
+            self.step.buffers.losses[done - 1] = float("nan")
 
-    patch.setattr(loop, "_step", spoiling)
+    patch.setattr(SingleProgram, "advance", spoiling)
 
 
 def test_more_epochs_than_before(tmp_path):
@@ -264,7 +265,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path):
     wanted = ended(runs.open_run(slipstream.train(config, table).run))
     config = configured(tmp_path / "b", engine={"async_checkpoints": False})
     run = interrupted(config, table, 14)
-    newest = run.checkpoints / f"step-{checkpoint.list_steps(run)[-1]}" / "weights.safetensors"
+    newest = run.checkpoints / f"step-{checkpoint.list_steps(run)[-1]}" / "lanes.safetensors"
     damaged = bytearray(newest.read_bytes())
     damaged[-3] ^= 1
     newest.write_bytes(damaged)
@@ -390,3 +391,27 @@ def test_checkpoints_that_were_removed_are_not_begun_again_in_silence(tmp_path):
         slipstream.train(data=table, resume=run.folder)
     with pytest.raises(UserError, match="no run to resume"):
         runs.find_last(str(tmp_path / "empty"))
+
+
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_a_checkpoint_of_an_earlier_version_is_refused(tmp_path, repeats):
+    """Its model can still be used."""
+    table = waves(400)
+    result = slipstream.train(configured(tmp_path, train={"repeats": repeats}), table)
+    run = runs.open_run(result.run)
+    for folder in run.checkpoints.iterdir():
+        state = runs.read_json(folder / "state.json")
+        del state["format"]
+        runs.write_json(folder / "state.json", state)
+        sums = {
+            path.name: checksums.compute_sha256(path)
+            for path in folder.iterdir()
+            if path.name != checksums.MANIFEST
+        }
+        runs.write_json(folder / checksums.MANIFEST, sums)
+    told = r"earlier version of Slipstream; its model can be evaluated .* start a new run"
+    with pytest.raises(UserError, match=told):
+        slipstream.train(data=table, resume=run.folder, overrides=("train.epochs=9",))
+    assert len(slipstream.predict(run.folder, table)) > 0
+    slipstream.evaluate(run.folder, table)
+    slipstream.report(run.folder)

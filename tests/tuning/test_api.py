@@ -29,6 +29,7 @@ from slipstream.tuning import comparison, retraining
 from slipstream.tuning import space as spaces
 from slipstream.tuning.api import count_parallel_trials
 from slipstream.tuning.packing import grouping
+from slipstream.tuning.packing import pack as trial_packs
 from slipstream.tuning.packing.trial import TrialRun
 from slipstream.tuning.study import NOTES
 from tests.conftest import KINDS, close, slow, waves
@@ -268,19 +269,18 @@ def test_a_loss_that_is_not_finite_fails_alone(tmp_path):
 
 
 def test_memory_that_runs_out_halves_the_lanes(tmp_path, monkeypatch):
-    made = packs_of_lanes.build_pack
     sizes = []
 
-    def short(lanes, *given, **how):
-        sizes.append(len(lanes))
-        if len(lanes) > 2:
+    def short(places, *given):
+        sizes.append(places)
+        if places > 2:
             raise torch.OutOfMemoryError("CUDA out of memory (planted)")
-        return made(lanes, *given, **how)
+        return packs_of_lanes.Pack(places, *given)
 
-    monkeypatch.setattr(packs_of_lanes, "build_pack", short)
+    monkeypatch.setattr(trial_packs, "Pack", short)
     space = {"train.lr": {"low": 0.001, "high": 0.01}}
     study, seen = found_by(job(tmp_path, tune={"space": space, "trials": 5}))
-    assert sizes[0] == 5
+    assert sizes == [5, 3, 2]
     assert study.summary["trials"]["finished"] == 5
     assert any(event["event"] == "recovery" for event in seen)
 
@@ -297,9 +297,7 @@ def stopping_in_epoch(number):
 
 
 @pytest.mark.parametrize("resumed", [False, True], ids=["begun", "resumed"])
-def test_memory_that_runs_out_late_costs_no_more_than_since_the_last_checkpoint(
-    tmp_path, monkeypatch, resumed
-):
+def test_memory_that_runs_out_late_costs_no_step(tmp_path, monkeypatch, resumed):
     engine = {"checkpoint_minutes": 1e-9, "async_checkpoints": False, "log_every": 3}
     settings = job(
         tmp_path,
@@ -311,12 +309,13 @@ def test_memory_that_runs_out_late_costs_no_more_than_since_the_last_checkpoint(
     if resumed:
         with pytest.raises(Interrupted):
             slipstream.tune(settings, watch=stopping_in_epoch(3))
-    advance, calls = packs_of_lanes.Pack._advance, []
+    advance, calls, lane_steps = packs_of_lanes.Pack._advance, [], []
 
     def crowded(made):
         calls.append(len(made.lanes))
         if len(calls) >= (1 if resumed else 35) and len(made.lanes) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory (planted)")
+        lane_steps.append(int(made.buffers["active"].sum()))
         advance(made)
 
     monkeypatch.setattr(packs_of_lanes.Pack, "_advance", crowded)
@@ -326,8 +325,12 @@ def test_memory_that_runs_out_late_costs_no_more_than_since_the_last_checkpoint(
     else:
         study, seen = found_by(settings)
     told = [event["remedy"] for event in seen if event["event"] == "recovery"]
-    assert len(told) == 1
-    assert told[0].startswith("2 lanes at a time, from step ")
+    assert [remedy.split(",")[0] for remedy in told] == ["3 lanes at a time", "2 lanes at a time"]
+    assert len({remedy.split("from")[1] for remedy in told}) == 1
+    if not resumed:
+        assert sum(lane_steps) == sum(
+            trial.user_attrs[NOTES]["steps"] for trial in trials_of(study)
+        )
     same_results(study, whole)
 
 

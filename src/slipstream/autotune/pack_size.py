@@ -95,7 +95,7 @@ def choose_pack_size(
             recovery.free_memory()
             del speed[mode]
             continue
-        windows = sum(lane.batch_order().windows_per_step for lane in lanes[:num_lanes])
+        windows = sum(lane.build_sampler().windows_per_step for lane in lanes[:num_lanes])
         entry |= {"ms": ms, "windows_per_s": 1e3 * windows / ms}
         total_ms = -(-len(lanes) // num_lanes) * ms  # packs of that size, one after the other
         if best is None or total_ms < best[0]:

@@ -167,8 +167,8 @@ def _train(case: Case, preset: str, seed: int, epochs: int) -> tuple[float, str]
         task = replace(task, run=runs.create_run("parity", out=out))
         chosen = choose_plan(task, chosen)
         with chosen.flags():
-            fit = loop.fit(task, chosen)
-    best = fit.progress.best_loss
+            fit = loop.fit_task(task, chosen)
+    best = fit.lanes[0].progress.best_loss
     return math.sqrt(best) if config.train.loss == "mse" else best, fit.plan.precision
 
 

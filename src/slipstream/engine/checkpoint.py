@@ -10,8 +10,9 @@ import errno
 import json
 import os
 import re
+import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,13 +25,17 @@ from torch import Tensor
 
 from slipstream import runs
 from slipstream.checksums import MANIFEST, compute_sha256, read_verified
-from slipstream.config import Config, Signature
+from slipstream.config import Config, Engine, Signature
 from slipstream.data.scaler import Scaler
 from slipstream.errors import UserError
 from slipstream.models import Forecaster, MaskedAutoencoder, build
 from slipstream.runs import Run
 
 STATE_FILE = "state.json"
+FORMAT = 2
+"""Of checkpoints: what version 0.1 and the first builds of 0.2 wrote had none"""
+SHARE_OF_TIME = 0.01
+"""What checkpoints after validations may take of it; see `CheckpointSchedule`"""
 ORIGIN = "origin.json"
 Tensors = dict[str, Tensor]
 
@@ -123,7 +128,7 @@ class CheckpointWriter:
         if saved.ready is not None:
             saved.ready.synchronize()
         folder = self.run.checkpoints / f"step-{saved.step}"
-        facts = {"config": self.run.origin.get("config")} | saved.metadata
+        facts = {"format": FORMAT, "config": self.run.origin.get("config")} | saved.metadata
         try:
             self.run.checkpoints.mkdir(exist_ok=True)
             write_folder(folder, saved.tensors, {STATE_FILE: facts})
@@ -134,6 +139,33 @@ class CheckpointWriter:
             why = error.strerror or error
             return f"{self.run.checkpoints} cannot be written to ({why}); training goes on without"
         return ""
+
+
+class CheckpointSchedule:
+    """Saves the state as often as the config wants it, and after validations as far as that costs
+    little."""
+
+    def __init__(self, engine: Engine, writer: CheckpointWriter) -> None:
+        self.writer = writer
+        self.every_s = 60 * engine.checkpoint_minutes
+        self.saved_at, self.cost_s = time.perf_counter(), 0.0
+        self.last: object = None
+
+    def is_due(self, *, validated: bool = False) -> bool:
+        busy, since = self.writer.busy, time.perf_counter() - self.saved_at
+        enough = self.cost_s / SHARE_OF_TIME if validated else self.every_s
+        return since >= min(enough, self.every_s) and not busy
+
+    def save(self, take: Callable[[], Checkpoint], *, at: object, best_step: int = 0) -> None:
+        """Write what `take` returns, unless that was done `at` the same point before."""
+        began = time.perf_counter()
+        if at == self.last:
+            return
+        self.writer.collect()  # logs what is on disk before this one notes the log's length
+        self.last, checkpoint = at, take()
+        self.writer.save(checkpoint, best_step=best_step)
+        self.saved_at = time.perf_counter()
+        self.cost_s = self.saved_at - began
 
 
 def list_steps(run: Run) -> list[int]:
@@ -180,9 +212,16 @@ def read_newest(run: Run) -> tuple[Checkpoint, list[str]]:
     wrong: list[str] = []
     for step in reversed(list_steps(run)):
         try:
-            return read_checkpoint(run.checkpoints / f"step-{step}"), wrong
+            checkpoint = read_checkpoint(run.checkpoints / f"step-{step}")
         except UserError as error:
             wrong.append(str(error))
+            continue
+        if checkpoint.metadata.get("format") != FORMAT:
+            raise UserError(
+                f"{run.folder}: was written by an earlier version of Slipstream; its model can be "
+                "evaluated and used, but training cannot be resumed; start a new run"
+            )
+        return checkpoint, wrong
     if wrong:
         raise UserError(f"{run.folder}: no checkpoint can be trusted: {'; '.join(wrong)}")
     raise UserError(f"{run.folder}: holds no checkpoint to go on from; train it anew")

@@ -1,4 +1,10 @@
-"""The training loop."""
+"""The training loop, for one model or many.
+
+The lanes of a program step together. A round lasts until the next line of the log, a checkpoint or
+the end of the first lane's epoch. Lanes whose epoch is over are validated, and go on, or end and
+leave their place to another. A GPU has the next round's steps before the last one's losses are
+read, so that it need not wait for the host.
+"""
 
 from __future__ import annotations
 
@@ -6,33 +12,42 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
-from slipstream.config import Engine, Train
-from slipstream.engine import optim, pretrained, recovery, state
-from slipstream.engine.checkpoint import Checkpoint, CheckpointWriter
-from slipstream.engine.monitor import DurationEstimate, Monitor
+from slipstream.engine import recovery
+from slipstream.engine import state as states
+from slipstream.engine.checkpoint import CheckpointSchedule, CheckpointWriter
+from slipstream.engine.events import LoggedLosses, SingleEvents, Validation
+from slipstream.engine.lanes.lane import Lane
 from slipstream.engine.plan import Plan
-from slipstream.engine.recovery import Snapshot
-from slipstream.engine.single import SingleStep, TrainingTask, build_step
-from slipstream.engine.state import FitResult, Progress
-from slipstream.errors import UserError
-from slipstream.runs import Run
+from slipstream.engine.progress import DIVERGED, INTERRUPTED, OUT_OF_TIME, FitResult, LaneResult
+from slipstream.engine.single import SingleProgram, TrainingTask
+from slipstream.engine.state import TrainingState
+from slipstream.engine.step import StepProgram
 
-SHARE_OF_TIME = 0.01
-"""What checkpoints after validations may take of it; see `Keeper`."""
-DIVERGED = "the loss is no longer finite"
+EMPTY_SHARE = 0.25
+"""Share of places without a lane from which a smaller program is built"""
+ROUNDS_AHEAD = {"cuda": 2, "cpu": 1}
+"""Rounds that a device has at a time"""
+NextLane = Callable[[LaneResult], Lane | None]
+"""What takes the place of a lane that has ended, if anything does"""
+StopVerdict = Callable[[Sequence[tuple[LaneResult, float]]], Sequence[str]]
+"""Lanes and their new validation losses to why each has to end; "" lets one go on"""
+ExtraState = Callable[[], Mapping[str, Any]]
+"""What a checkpoint keeps beside the lanes, as it stands then"""
 
 
 @dataclass
 class StopRequest:
-    """Set by a signal, seen by the loop after the step in hand."""
+    """Set by a signal, seen by the loop after the current step."""
 
     signal_number: int = 0
 
@@ -64,344 +79,353 @@ def catch_signals() -> Iterator[StopRequest]:
             signal.signal(number, before[number])
 
 
-def fit(
-    task: TrainingTask, plan: Plan, saved: Checkpoint | None = None, monitor: Monitor | None = None
-) -> FitResult:
-    """Train until the epochs, the patience or the time run out; the best weights come back.
+class LanePolicy(NamedTuple):
+    """What decides over lanes from outside, as a search does."""
 
-    With a saved state it goes on from there, as if it had never stopped. What a monitor samples
-    meanwhile is logged.
+    next_lane: NextLane | None = None
+    judge: StopVerdict | None = None
+    stop_now: Callable[[LaneResult], str] | None = None
+    """Why a lane in the middle of an epoch has to end, once others have been judged"""
+    drop_ended: bool = False
+    """Keep nothing of a lane once `next_lane` has seen how it ended"""
+
+
+class Round(NamedTuple):
+    """Steps that the device has been given."""
+
+    steps: int
+    losses: Tensor
+    """[K, S]: as they are when the steps are done"""
+    event: torch.cuda.Event | None
+    is_complete: bool
+    """Whether it reached the next line of the log. One that a signal or a checkpoint cut short is
+    logged with the rest of it, so that a resumed run has the log of an unbroken one."""
+
+    def is_done(self) -> bool:
+        return self.event is None or self.event.query()
+
+
+NO_POLICY = LanePolicy()
+RoundIterator = Generator[Round, None, FitResult]
+
+
+def fit(
+    state: TrainingState,
+    stop: StopRequest,
+    *,
+    policy: LanePolicy = NO_POLICY,
+    extra_state: ExtraState = dict,
+) -> FitResult:
+    """Train every lane to its own end and close the program.
+
+    `extra_state` goes into every checkpoint. A stop that is requested comes after the current step,
+    with a checkpoint.
     """
-    with catch_signals() as stop:
-        began = time.perf_counter()
-        monitor = monitor or Monitor(task.run, plan.device, on=False)
-        epochs = 0 if saved is None else state.read_progress(saved).epochs
-        frozen = pretrained.is_frozen(task.config.train, epochs)
-        # the last one is the one at work; recoveries and a thaw add others
-        jobs = [build_step(task, plan, frozen=frozen)]
-        result = FitResult(Progress(), plan)
-        good = None if saved is None else state.restore_program(saved, task, jobs[-1], result)
-        result.setup_s += time.perf_counter() - began
+    rounds = train_rounds(state, stop, policy=policy, extra_state=extra_state)
+    while True:
         try:
-            background = task.config.engine.async_checkpoints
-            with CheckpointWriter(task.run, background=background) as writer:
-                _fit(
-                    task,
-                    jobs,
-                    stop,
-                    result,
-                    CheckpointSchedule(task.config.engine, writer),
-                    monitor,
-                    good,
-                )
-        finally:  # workers end with the run, however it ends
-            failures = jobs[-1].failures()
-            jobs[-1].close()
-            if plan.capture:
-                recovery.free_memory()
-    result.plan, result.failures = jobs[-1].plan, failures
-    result.signal_number = stop.signal_number
-    task.run.append("trained", stopped=result.stop_reason, **asdict(result.progress))
-    if not (result.weights or stop.requested):
-        raise UserError(
-            f"no validation loss was finite up to step {result.progress.step}; lower train.lr, "
-            'set train.clip, or set engine.precision = "fp32"'
-        )
+            next(rounds)
+        except StopIteration as end:
+            result: FitResult = end.value
+            return result
+
+
+def fit_task(task: TrainingTask, plan: Plan) -> FitResult:
+    """Train the model of a task by itself, from the start."""
+    with catch_signals() as stop:
+        events = SingleEvents(task.run)
+        lanes, build = [task.build_lane()], lambda _: SingleProgram(task, plan)
+        return fit(states.start(lanes, build, events, num_places=1), stop)
+
+
+def train_rounds(
+    state: TrainingState,
+    stop: StopRequest,
+    *,
+    policy: LanePolicy = NO_POLICY,
+    extra_state: ExtraState = dict,
+) -> RoundIterator:
+    """Train as `fit` does, one round at a time: while the device is busy with the round that this
+    yields, the host can serve other programs."""
+    engine = state.config.engine
+    with CheckpointWriter(state.run, background=engine.async_checkpoints) as writer:
+        checkpoints = CheckpointSchedule(engine, writer)
+        loop = TrainingLoop(state, stop, policy, checkpoints, extra_state)
+        try:
+            yield from loop.run()
+        finally:
+            state.close()
+    result = state.summarize(stop.signal_number)
+    state.events.end(result)
     return result
 
 
-class CheckpointSchedule:
-    """Saves the state: as often as asked for, and after validations as far as that costs little."""
+class TrainingLoop:
+    """The loop, and what its iterations share."""
 
-    def __init__(self, engine: Engine, writer: CheckpointWriter) -> None:
-        self.writer = writer
-        self.every_s = 60 * engine.checkpoint_minutes
-        self.saved_at, self.cost_s = time.perf_counter(), 0.0
-        self.saved: object = None
+    def __init__(
+        self,
+        state: TrainingState,
+        stop: StopRequest,
+        policy: LanePolicy,
+        checkpoints: CheckpointSchedule,
+        extra_state: ExtraState,
+    ) -> None:
+        self.state, self.stop, self.policy = state, stop, policy
+        self.checkpoints, self.extra_state = checkpoints, extra_state
+        self.in_flight: deque[Round] = deque()
+        self.is_epoch_end = False
+        """Whether the rounds in flight are all until an epoch's end"""
+        self.log_every = state.config.engine.log_every
+        self.spent_before_s = state.train_s + state.validate_s
+        self.started_at = time.perf_counter()
 
-    def is_due(self, *, validated: bool = False) -> bool:
-        busy, since = self.writer.busy, time.perf_counter() - self.saved_at
-        enough = self.cost_s / SHARE_OF_TIME if validated else self.every_s
-        return since >= min(enough, self.every_s) and not busy
-
-    def save(self, take: Callable[[], Checkpoint], *, at: object, best_step: int = 0) -> None:
-        """Write what `take` gives, unless that was done `at` the same point before."""
-        began = time.perf_counter()
-        if at == self.saved:
-            return
-        self.writer.collect()  # logs what is on disk before this one notes the log's length
-        self.saved, saved = at, take()
-        self.writer.save(saved, best_step=best_step)
-        self.saved_at = time.perf_counter()
-        self.cost_s = self.saved_at - began
-
-
-def _fit(
-    task: TrainingTask,
-    jobs: list[SingleStep],
-    stop: StopRequest,
-    result: FitResult,
-    keeper: CheckpointSchedule,
-    monitor: Monitor,
-    good: Snapshot | None,
-) -> None:
-    train, engine, run = task.config.train, task.config.engine, task.run
-    job, at = jobs[-1], result.progress
-    spent = result.train_s + result.validate_s
-    deadline = time.perf_counter() + 60 * train.minutes - spent if train.minutes else math.inf
-    num_steps, promised = job.batches.num_steps, not at.step
-    estimate = DurationEstimate(run, num_steps * train.epochs)
-    result.stop_reason = check_patience(at, train)
-
-    def save() -> None:
-        assert good is not None
-        kept = good
-        keeper.save(
-            lambda: state.take_checkpoint(task, job, result, kept),
-            at=(at.step, at.epochs),
-            best_step=at.best_step,
-        )
-
-    while at.epochs < train.epochs and not result.stop_reason:
-        epoch_began = logged_at = time.perf_counter()
-        if job.frozen and not pretrained.is_frozen(train, at.epochs):
-            job = jobs[-1] = _thawed(task, job, at)
-        if good is None or not at.done:
-            good = recovery.take_snapshot(task.model, job.optimizer, job.scale)
-        first_step = at.step - at.done
-        rates = [at.rate * rate for rate in optim.compute_lrs(train, at.epochs, num_steps)]
-        if at.done < num_steps:
-            job.batches.start_epoch(at.epochs, at=at.done)
-        job.buffers.begin(rates, at=at.done, first=first_step)
-        diverged = False
-        while at.done < num_steps:
-            job = jobs[-1] = _step(task, job, at.epochs, at.done)  # one program, no host sync
-            at.step, at.done = at.step + 1, at.done + 1
-            run.notify({"event": "step", "step": at.step})
-            if engine.sync:
-                float(job.buffers.losses[at.done - 1])
-            if estimate.pending:
-                estimate.record_step(job, at.step, since=epoch_began - result.train_s)
-            if at.done % engine.log_every and at.done < num_steps:
-                if stop.requested:
-                    break
-                if keeper.is_due():
-                    job.flush()
-                    save()
-                continue
-            job.flush()
-            losses = job.buffers.losses[at.logged : at.done].tolist()  # the epoch's only host syncs
-            now = time.perf_counter()
-            run.append(
-                "log",
-                step=at.step,
-                epoch=at.epochs + at.done / num_steps,
-                loss=sum(losses) / len(losses),
-                lr=rates[at.done - 1],
-                steps_per_s=len(losses) / (now - logged_at),
-            )
-            monitor.log()
-            at.logged, logged_at = at.done, now
-            diverged = not all(map(math.isfinite, losses))
-            result.stop_reason = "train.minutes have passed" if now > deadline else ""
-            if diverged or result.stop_reason or stop.requested:
+    def run(self) -> Generator[Round, None, None]:
+        """Train round by round until every lane has ended, the time is over or a stop comes."""
+        state, stop, checkpoints = self.state, self.stop, self.checkpoints
+        is_late, validated = False, set[int]()
+        while state.list_active():
+            round_started = time.perf_counter()
+            state.events.trained_since = round_started - state.train_s
+            shortage = self._launch()
+            self._prepare_epochs()
+            current = self.in_flight[0]
+            yield current
+            diverged = self._read()
+            is_late = current.is_complete and self._is_out_of_time()
+            if diverged or is_late or shortage or stop.requested or checkpoints.is_due():
+                while self.in_flight:  # for these, all lanes stand still
+                    diverged |= self._read()
+            state.train_s += time.perf_counter() - round_started
+            for place in sorted(diverged):
+                self._roll_back(place)
+            if shortage:
+                state.halve(shortage)
+            if stop.requested:
                 break
-            if at.done < num_steps and keeper.is_due():
-                save()
-        job.flush()
-        result.train_s += time.perf_counter() - epoch_began
-        if diverged:
-            at.step, at.done, at.logged = first_step, 0, 0
-            good.restore(task.model, job.optimizer, job.scale)
-            job = jobs[-1] = _after_divergence(task, job, at, result)
-            continue
-        at.epoch = at.epochs + at.done / num_steps
-        if promised and not stop.requested:
-            promised = False
-            _compare_with_plan(job, (logged_at - epoch_began) / at.done, run)
+            validated = self._finish_epochs(diverged)
+            if is_late or stop.requested:
+                break
+            if not self.in_flight and checkpoints.is_due(validated=bool(validated)):
+                self._save()
+            state.compact(EMPTY_SHARE)
+        self._save()
+        if is_late and not stop.requested:
+            self._validate_cut(validated)
+        state.mark_stopped(INTERRUPTED if stop.requested else OUT_OF_TIME, stop.signal_number)
 
-        due = not (at.epochs + 1) % train.validate_every or at.epochs + 1 == train.epochs
-        complete, told = at.done == num_steps, _epoch_in_hand(job, at, rates, epoch_began)
-        cut = bool(result.stop_reason) and not (complete and due)
-        if complete and due:
-            job, complete = _validated(task, job, stop, result, told)
-            jobs[-1] = job
-        if complete:
-            at.epochs, at.done, at.logged = at.epochs + 1, 0, 0
-            result.stop_reason = result.stop_reason or check_patience(at, train)
-        if cut and not stop.requested:
-            # an unbroken run has no validation here: one with more minutes goes on without it
-            save()
-            jobs[-1], _ = _validated(task, job, stop, result, told)
-        if stop.requested and not result.stop_reason:
-            result.stop_reason = "interrupted"
-        if not result.stop_reason and keeper.is_due(validated=due):
-            save()
-    result.stop_reason = result.stop_reason or "all epochs done"
-    monitor.log()
-    if good is not None:
-        save()
+    def _launch(self) -> str:
+        """Give the device its next rounds; why memory ran out, if it did."""
+        program, active, ahead = self.state.program, self.state.list_active(), self.in_flight
+        left = min(program.num_steps(place) - one.progress.done for place, one in active)
+        left -= sum(one.steps for one in ahead)
+        unlogged = max(one.progress.done - one.progress.logged for _, one in active)
+        while len(ahead) < ROUNDS_AHEAD[program.plan.device.type] and (left or not ahead):
+            if ahead and (self.stop.requested or not ahead[-1].is_complete):
+                break
+            wanted = min(left, self.log_every if ahead else max(self.log_every - unlogged, 1))
+            taken, shortage = self._advance(wanted)
+            left -= taken
+            ahead.append(_close_round(program, taken, is_complete=taken == wanted))
+            if shortage:
+                return shortage
+        self.is_epoch_end = not left
+        return ""
 
+    def _advance(self, wanted: int) -> tuple[int, str]:
+        """Run at most so many steps; how many they were, and why memory ran out, if it did."""
+        state, program = self.state, self.state.program
+        before = state.steps + sum(one.steps for one in self.in_flight)
+        for taken in range(wanted):
+            if taken and (self.stop.requested or self.checkpoints.is_due()):
+                return taken, ""
+            try:
+                program.advance()  # one step of all lanes, no host sync
+            except recovery.MEMORY_ERRORS as error:
+                if program.num_places == 1:
+                    raise
+                return taken, recovery.explain_shortage(error)
+            state.events.record_step(program, before + taken + 1)
+        return wanted, ""
 
-def check_patience(at: Progress, train: Train) -> str:
-    if train.patience != "off" and at.since_best >= train.patience:
-        return f"no improvement in {train.patience} validations"
-    return ""
+    def _prepare_epochs(self) -> None:
+        """Lay out coming epochs while the device is busy: one a round, and before an epoch's end
+        those that are missing."""
+        program = self.state.program
+        for place, one in self.state.list_active():
+            coming = one.progress.epochs + 1
+            more = coming < one.train.epochs
+            if more and program.prepare(place, coming) and not self.is_epoch_end:
+                return
 
+    def _read(self) -> set[int]:
+        """Record the oldest round's steps and losses; the places whose losses are not finite."""
+        state, current = self.state, self.in_flight.popleft()
+        if current.event is not None:
+            current.event.synchronize()  # the round's only host sync
+        state.steps, state.losses = state.steps + current.steps, current.losses
+        diverged, logged = set(), []
+        for place, one in state.list_active():
+            at, num_steps = one.progress, state.program.num_steps(place)
+            at.record_steps(current.steps, num_steps)
+            if current.is_complete:
+                losses: list[float] = current.losses[place, at.logged : at.done].tolist()
+                at.logged = at.done
+                logged.append(LoggedLosses(one, losses, num_steps))
+                if not all(map(math.isfinite, losses)):
+                    diverged.add(place)
+        if current.steps and current.is_complete:  # none where a run resumes at an epoch's end
+            state.events.log(state.steps, logged)
+        return diverged
 
-class EpochInHand(NamedTuple):
-    """The part of an epoch that a validation event describes."""
+    def _is_out_of_time(self) -> bool:
+        minutes = [one.train.minutes for _, one in self.state.list_active()]
+        limit_s = min((60 * limit for limit in minutes if limit), default=math.inf)
+        return time.perf_counter() - self.started_at + self.spent_before_s > limit_s
 
-    epoch: float
-    """Epochs done; the last one in part where the time ran out"""
-    train_loss: Tensor
-    rate: float
-    began: float
+    def _roll_back(self, place: int) -> None:
+        """Put a lane back to its epoch's start, in fp32 or at half its learning rate, or end it."""
+        state, result = self.state, self._get_lane(place)
+        at = result.progress
+        at.go_back()
+        state.program.go_back(place)
+        if state.num_entered == 1:
+            state.steps = at.step
+        if at.rollbacks == recovery.MAX_ROLLBACKS:
+            self._end(place, DIVERGED)
+            return
+        at.rollbacks += 1
+        if state.program.leave_low_precision():
+            remedy = "fp32 instead of fp16"
+        else:
+            at.rate /= 2
+            remedy = f"learning rate times {at.rate:g}"
+        state.events.report_divergence(result, remedy)
+        state.begin({place: at.next_epoch()})
 
+    def _get_lane(self, place: int) -> LaneResult:
+        result = self.state.places[place]
+        assert result is not None
+        return result
 
-def _epoch_in_hand(job: SingleStep, at: Progress, rates: list[float], began: float) -> EpochInHand:
-    epoch = at.epochs + 1 if at.done == len(rates) else at.epoch
-    loss = job.buffers.losses[: at.done].double().mean()
-    return EpochInHand(epoch, loss, rates[at.done - 1], began)
+    def _finish_epochs(self, diverged: set[int]) -> set[int]:
+        """Validate lanes whose epoch is over, which then end or go on; the numbers of those lanes.
 
+        Where a stop comes first or memory runs out, epochs stay as they are, to be finished later.
+        """
+        state, policy = self.state, self.policy
+        over = [
+            (place, one)
+            for place, one in state.list_active()
+            if place not in diverged and one.progress.done == state.program.num_steps(place)
+        ]
+        due = [place for place, one in over if one.progress.is_validation_due(one.train)]
+        if over:
+            state.events.compare_with_plan(state.program, over[0][1].progress.done)
+        scores = self._validate(due) if due else []
+        if scores is None:
+            return set()
+        reasons: Sequence[str] = [""] * len(due)
+        if due and policy.judge:
+            validated = [one for place, one in over if place in due]
+            reasons = policy.judge(list(zip(validated, scores, strict=True)))
+        verdicts = dict(zip(due, reasons, strict=True))
+        starts = {}
+        for place, one in over:
+            one.progress.finish_epoch()
+            reason = one.progress.find_stop_reason(one.train) or verdicts.get(place, "")
+            if reason:
+                self._end(place, reason)
+            else:
+                starts[place] = one.progress.next_epoch()
+        state.begin(starts)
+        if due and policy.stop_now:
+            for place, one in state.list_active():
+                reason = "" if place in starts else policy.stop_now(one)
+                if reason:
+                    self._end(place, reason)
+        return {one.number for place, one in over if place in due}
 
-def _validated(
-    task: TrainingTask, job: SingleStep, stop: StopRequest, result: FitResult, epoch: EpochInHand
-) -> tuple[SingleStep, bool]:
-    """Score the validation set and keep the weights if they are the best; False if stopped."""
-    began, at = time.perf_counter(), result.progress
-    job, val_loss = _validate(task, job, stop)
-    if val_loss is None:
-        return job, False
-    improved = val_loss < at.best_loss - task.config.train.min_delta
-    if improved:
-        result.weights = _copied(task.model)
-    record_validation(at, val_loss, improved, task.config.train)
-    result.validate_s += time.perf_counter() - began
-    task.run.append(
-        "epoch",
-        epoch=epoch.epoch,
-        step=at.step,
-        train_loss=float(epoch.train_loss),
-        val_loss=val_loss,
-        lr=epoch.rate,
-        best=improved,
-        seconds=time.perf_counter() - epoch.began,
-    )
-    return job, True
-
-
-def _step(task: TrainingTask, job: SingleStep, epoch: int, done: int) -> SingleStep:
-    """One step; where memory runs out, the same step again in halves, by a new job."""
-    while True:
+    def _validate(self, places: Sequence[int]) -> list[float] | None:
+        """Score lanes and keep the weights of those that are better than before; None where a stop
+        comes first, or where memory holds fewer lanes from now on."""
+        state, began = self.state, time.perf_counter()
         try:
-            job.advance()
-            return job
+            scores = state.program.score(places, lambda: self.stop.requested)
         except recovery.MEMORY_ERRORS as error:
-            if not recovery.is_out_of_memory(error):
+            if state.program.num_places == 1:
                 raise
-            why = recovery.first_line(error)
-        # past the except block, whose traceback would pin the failed step's tensors
-        job = _halved(task, job, why)
-        job.batches.start_epoch(epoch, at=done)
-        job.buffers.begin(at=done)
+            shortage = recovery.explain_shortage(error)
+        else:
+            if scores is None:
+                return None
+            pairs = zip(places, scores, strict=True)
+            state.program.keep_best([place for place, loss in pairs if self._judge(place, loss)])
+            state.validate_s += time.perf_counter() - began
+            return scores
+        # past the except block, whose traceback would pin the memory
+        state.halve(shortage)
+        return None
 
+    def _judge(self, place: int, val_loss: float) -> bool:
+        """Record a validation; whether it is the lane's best so far."""
+        state, result = self.state, self._get_lane(place)
+        at, num_steps = result.progress, state.program.num_steps(place)
+        rate = at.rate
+        is_best = at.record_validation(val_loss, result.train)
+        train_loss = float(state.losses[place, : at.done or num_steps].double().mean())
+        found = Validation(val_loss, train_loss, rate, is_best, num_steps)
+        state.events.record_epoch(result, found)
+        return is_best
 
-def _validate(
-    task: TrainingTask, job: SingleStep, stop: StopRequest
-) -> tuple[SingleStep, float | None]:
-    """The validation loss; None if a stop came first."""
-    while True:
-        try:
-            job.val_batches.start_epoch(0)
-            job.val_buffers.begin()
-            for _ in range(job.val_batches.num_steps):
-                if stop.requested:
-                    return job, None
-                job.validate_batch()
-            return job, float(job.val_buffers.losses.double().sum()) / task.dataset.num_windows[
-                "val"
-            ]
-        except recovery.MEMORY_ERRORS as error:
-            if not recovery.is_out_of_memory(error):
-                raise
-            why = recovery.first_line(error)
-        job = _halved(task, job, why)
+    def _validate_cut(self, validated: set[int]) -> None:
+        """Validate the lanes that the time limit has cut, apart from those that just were.
 
+        An unbroken run has no validation here, and one with more minutes goes on without it: the
+        last checkpoint is of before. A lane that has not begun has nothing to tell.
+        """
+        state = self.state
+        for place, one in state.list_active():
+            if not one.progress.step and state.num_entered > 1:
+                state.places[place] = None
+        state.waiting = [one for one in state.waiting if one.progress.step]
+        while not self.stop.requested:
+            active = state.list_active()
+            places = [place for place, one in active if one.number not in validated]
+            for _, one in active:
+                state.events.compare_with_plan(state.program, one.progress.done)
+            if not places or self._validate(places) is not None:
+                return
 
-def _halved(task: TrainingTask, job: SingleStep, why: str) -> SingleStep:
-    """The job with half the windows per pass and the effective batch kept."""
-    if job.micro_batch == 1:
-        raise UserError(
-            f"out of memory with a single window per pass ({why}); what is left to try: "
-            f"{recovery.suggest_remedies(task.config)}"
-        )
-    batch = -(-job.micro_batch // 2)
-    job.close()
-    recovery.free_memory()
-    task.run.append("recovery", what="out of memory", remedy=f"{batch} windows per pass", why=why)
-    return build_step(task, replace(job.plan, micro_batch=batch), like=job)
+    def _end(self, place: int, stop_reason: str) -> None:
+        """End a lane, and give its place to the next one."""
+        state, policy = self.state, self.policy
+        result = state.end(place, stop_reason, keep_rows=not policy.drop_ended)
+        state.events.end_lane(result)
+        lane = policy.next_lane(result) if policy.next_lane else None
+        if lane is not None:
+            state.enter(lane)
+        state.fill_places()
 
-
-def _thawed(task: TrainingTask, job: SingleStep, at: Progress) -> SingleStep:
-    """The job with the encoder in it, and nothing left of the step that spared it."""
-    job.close()
-    if job.plan.capture:
-        recovery.free_memory()
-    task.run.append("thaw", what="the encoder", epoch=at.epochs + 1, step=at.step)
-    return build_step(task, job.plan, like=job, frozen=False)
-
-
-def _after_divergence(
-    task: TrainingTask, job: SingleStep, at: Progress, result: FitResult
-) -> SingleStep:
-    """After a rollback: leave fp16 if that is where it was, else halve the learning rate."""
-    if at.rollbacks == recovery.MAX_ROLLBACKS:
-        result.stop_reason = DIVERGED
-        return job
-    at.rollbacks += 1
-    if job.plan.precision == "fp16":
-        remedy = "fp32 instead of fp16"
-        reasons = job.plan.reasons | {"precision": "fp16 gave a loss that was not finite"}
-        job.close()
-        plan = replace(job.plan, precision="fp32", reasons=reasons)
-        job = build_step(task, plan, like=job)
-    else:
-        at.rate /= 2
-        remedy = f"learning rate times {at.rate:g}"
-    task.run.append("recovery", what=DIVERGED, remedy=remedy, step=at.step)
-    return job
-
-
-def _compare_with_plan(job: SingleStep, seen_s: float, run: Run) -> None:
-    """Hold the first epoch's speed and kernels against what the plan promised."""
-    plan, kernels = job.plan, job.kernels()
-    if plan.ms_per_step is not None:
-        seen = 1e3 * seen_s
-        ratio = seen / plan.ms_per_step
-        run.append("plan", promised_ms=plan.ms_per_step, seen_ms=seen, ratio=ratio, kernels=kernels)
-    if plan.kernels and kernels and kernels != plan.kernels:
-        run.append(
-            "fallback",
-            what="other kernels than planned",
-            why=f"{', '.join(kernels)} ran instead of {', '.join(plan.kernels)}",
+    def _save(self) -> None:
+        """Write a checkpoint, unless there is one of the same point."""
+        state = self.state
+        only = state.list_all() if state.num_entered == 1 else []
+        self.checkpoints.save(
+            lambda: states.take_checkpoint(state, self.extra_state()),
+            at=(state.steps, len(state.ended), state.num_entered),
+            best_step=only[0].progress.best_step if only else 0,
         )
 
 
-def record_validation(at: Progress, val_loss: float, improved: bool, train: Train) -> None:
-    """Note a validation: the best so far, and the plateau schedule's cut if one is due."""
-    if improved:
-        at.best_loss, at.best_epoch, at.best_step = val_loss, at.epoch, at.step
-        at.since_best = at.since_cut = 0
-        return
-    if pretrained.is_frozen(train, at.epochs):  # patience begins with the whole model
-        return
-    at.since_best += 1
-    at.since_cut += 1
-    if train.schedule == "plateau" and at.since_cut >= train.plateau_patience:
-        at.rate = max(at.rate * train.plateau_factor, train.lr_min / train.lr)
-        at.since_cut = 0
-
-
-def _copied(model: nn.Module) -> dict[str, Tensor]:
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+def _close_round(program: StepProgram, steps: int, *, is_complete: bool) -> Round:
+    """The round that these steps are, as the device comes to its end."""
+    program.flush()
+    losses = program.losses
+    if not losses.is_cuda:
+        return Round(steps, losses, None, is_complete)
+    read = torch.empty(losses.shape, dtype=losses.dtype, pin_memory=True)
+    read.copy_(losses, non_blocking=True)
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(losses.device))
+    return Round(steps, read, event, is_complete)

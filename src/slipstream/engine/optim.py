@@ -1,4 +1,4 @@
-"""Optimizers, schedules and the loss scale, all of which a captured step can hold.
+"""Optimizers, schedules, the loss scale, and how a pre-trained encoder is trained.
 
 Learning rate and loss scale are device tensors: a Python float would be frozen into the graph.
 """
@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from slipstream.config import Train
+from slipstream.config import Config, Train
 
 Params = list[nn.Parameter] | list[dict[str, Any]]
 FIRST_SCALE = 2.0**16
 GROWTH, BACKOFF, GROW_AFTER = 2.0, 0.5, 2000
+CORE, OWN = "core.", ("core.pool.", "core.head.")
+"""Prefixes of an encoder's weights, and of those that a predicting model has beside them"""
 
 
 def build_optimizer(
@@ -92,11 +95,12 @@ def clear_grads(optimizer: torch.optim.Optimizer, *, set_to_none: bool) -> None:
 
 def compute_lrs(train: Train, epoch: int, steps: int) -> list[float]:
     """The learning rate of each step of an epoch, before the plateau's cuts."""
-    return [_rate(train, epoch, (step + 0.0) / steps, 1 / steps) for step in range(steps)]
+    return [compute_lr(train, epoch, step, steps) for step in range(steps)]
 
 
-def _rate(train: Train, epoch: int, within: float, one_step: float) -> float:
-    now = epoch + within
+def compute_lr(train: Train, epoch: int, step: int, steps: int) -> float:
+    """The learning rate of one step of an epoch, before the plateau's cuts."""
+    now, one_step = epoch + step / steps, 1 / steps
     if now < train.warmup_epochs:
         return train.lr * min((now + one_step) / train.warmup_epochs, 1.0)
     match train.schedule:
@@ -136,6 +140,26 @@ def build_loss_scale(device: torch.device) -> LossScale:
         scale=torch.full((), FIRST_SCALE, device=device),
         since_growth=torch.zeros((), dtype=torch.int32, device=device),
     )
+
+
+@dataclass(frozen=True)
+class ParameterUpdate:
+    """The optimizer and all that an update reads beside the gradients."""
+
+    optimizer: torch.optim.Optimizer
+    lr: Tensor
+    scale: LossScale | None
+    clip: float | None
+    set_to_none: bool
+
+    def begin(self, rates: Tensor, cursor: Tensor) -> None:
+        """Take over the learning rate of the step at the cursor, and clear the gradients."""
+        torch.index_select(rates, 0, cursor, out=self.lr.view(1))
+        apply_lr(self.optimizer, self.lr)
+        clear_grads(self.optimizer, set_to_none=self.set_to_none)
+
+    def apply(self, params: list[nn.Parameter]) -> None:
+        apply_gradients(self.optimizer, params, clip=self.clip, scale=self.scale)
 
 
 def apply_gradients(
@@ -209,3 +233,52 @@ def _step_unless(optimizer: torch.optim.Optimizer, overflow: Tensor | None) -> N
     _step(optimizer)
     for tensor, old in zip(tensors, before, strict=True):
         tensor.copy_(torch.where(overflow > 0, old, tensor))
+
+
+def is_encoder_weight(name: str) -> bool:
+    """Whether a weight of this name is the encoder's."""
+    return name.startswith(CORE) and not name.startswith(OWN)
+
+
+def is_frozen(train: Train, epoch: int) -> bool:
+    return train.init_from is not None and epoch < train.freeze_epochs
+
+
+def freeze(model: nn.Module, on: bool) -> None:
+    """Freeze a model's encoder, or thaw it; frozen weights cost no backward pass."""
+    for name, weight in model.named_parameters():
+        if is_encoder_weight(name):
+            weight.requires_grad_(not on)
+
+
+def compute_lr_factor(name: str, config: Config) -> float:
+    """The multiple of `train.lr` that a weight is trained with."""
+    train, layers = config.train, len(config.model.sizes)
+    if train.init_from is None or not is_encoder_weight(name):
+        return 1.0
+    within = re.match(r"core\.(?:layers|norms)\.(\d+)\.", name)
+    at_the_bottom = name.startswith(("core.embed.", "core.positions"))
+    above = layers - 1 - int(within[1]) if within else layers if at_the_bottom else 0
+    return float(train.encoder_lr * train.layer_decay**above)
+
+
+class WeightGroup(NamedTuple):
+    """Consecutive weights that are trained alike."""
+
+    lr_factor: float
+    """Of `train.lr`"""
+    starts_frozen: bool
+    """Whether it is the encoder's, and begins frozen"""
+    items: list[Any]
+
+
+def group_weights(named: Iterable[tuple[str, Any]], config: Config) -> list[WeightGroup]:
+    """Group what belongs to each name by learning rate; without `init_from` there is one group."""
+    groups: list[WeightGroup] = []
+    for name, item in named:
+        mine = config.train.init_from is not None and is_encoder_weight(name)
+        rate = compute_lr_factor(name, config)
+        if not groups or groups[-1][:2] != (rate, mine):
+            groups.append(WeightGroup(rate, mine, []))
+        groups[-1].items.append(item)
+    return groups

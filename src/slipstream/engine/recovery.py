@@ -5,14 +5,11 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
 
 from slipstream import machine
 from slipstream.config import Config
-from slipstream.engine.optim import LossScale
 from slipstream.errors import UserError
 
 MAX_ROLLBACKS = 3
@@ -26,59 +23,18 @@ SIGNS = (
 """What torch, cuBLAS, oneDNN, C++ and Python say then, in lower case; a thread needs memory too"""
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """Everything a step changes, copied; restored in place, since graphs know the places."""
-
-    copies: dict[str, Tensor]
-    """By the names that `changing` gives"""
-
-    def restore(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, scale: LossScale | None
-    ) -> None:
-        for name, tensor in collect_state(model, optimizer, scale).items():
-            if name in self.copies:
-                tensor.copy_(self.copies[name])
-            else:  # taken before the first step, when there was no state yet
-                tensor.zero_()
-
-
-def take_snapshot(
-    model: nn.Module, optimizer: torch.optim.Optimizer, scale: LossScale | None
-) -> Snapshot:
-    found = collect_state(model, optimizer, scale)
-    return Snapshot({name: tensor.clone() for name, tensor in found.items()})
-
-
-def collect_state(
-    model: nn.Module, optimizer: torch.optim.Optimizer, scale: LossScale | None
-) -> dict[str, Tensor]:
-    """The tensors that a step changes, by name: those of the model, the optimizer and the scale."""
-    found = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    found |= {
-        f"optimizer.{name}": tensor for name, tensor in collect_optimizer_state(optimizer).items()
-    }
-    if scale is not None:
-        found |= {"scale": scale.scale, "since_growth": scale.since_growth}
-    return {name: tensor.detach() for name, tensor in found.items()}
-
-
-def collect_optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's state as `parameter.name`, in an order of its own."""
-    params = [param for group in optimizer.param_groups for param in group["params"]]
-    return {
-        f"{i}.{name}": value
-        for i, param in enumerate(params)
-        for name, value in sorted(optimizer.state.get(param, {}).items())
-        if isinstance(value, Tensor)
-    }
-
-
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out, on a GPU or on the host."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):  # the latter is Arrow's as well
         return True
     return isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in SIGNS)
+
+
+def explain_shortage(error: BaseException) -> str:
+    """Say why memory ran out; raise again what is another error."""
+    if not is_out_of_memory(error):
+        raise error
+    return first_line(error)
 
 
 @contextmanager

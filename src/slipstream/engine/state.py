@@ -1,141 +1,348 @@
-"""All that the rest of a run depends on: taken in the middle of it, and put back into a new job."""
+"""The training state: every lane and where it stands, taken to a checkpoint and brought back.
+
+A single model is one lane in a program with one place. A lane has a place while it trains, waits
+for one, or has ended; what training changed of lanes without a place is on the host.
+"""
 
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from slipstream import config as configs
 from slipstream import runs
-from slipstream.engine import checkpoint, recovery
+from slipstream.config import Config, Train
+from slipstream.engine import checkpoint as checkpoints
+from slipstream.engine import recovery
 from slipstream.engine.checkpoint import Checkpoint
-from slipstream.engine.plan import Plan
-from slipstream.engine.recovery import Snapshot
-from slipstream.engine.single import SingleStep, TrainingTask
-from slipstream.errors import UserError
-
-WEIGHTS, OPTIMIZER, BEST, REST = (
-    f"{name}.safetensors" for name in ("weights", "optimizer", "best", "rest")
+from slipstream.engine.events import LaneEvents
+from slipstream.engine.lanes.lane import EpochStart, Lane
+from slipstream.engine.progress import (
+    ALL_EPOCHS,
+    NO_IMPROVEMENT,
+    FitResult,
+    LaneResult,
+    Progress,
+    parse_progress,
 )
+from slipstream.engine.step import Rows, StepProgram
+from slipstream.errors import UserError
+from slipstream.runs import Run
 
-GOOD = "good."
-"""Before the names of what a rollback would go back to"""
-
-
-@dataclass
-class Progress:
-    """Where training stands."""
-
-    step: int = 0
-    epochs: int = 0
-    """Whole epochs, validated where that was due"""
-    done: int = 0
-    """Steps of the epoch in hand"""
-    logged: int = 0
-    """Those of them whose losses are in the log"""
-    epoch: float = 0.0
-    """Epochs done, the last one perhaps in part"""
-    best_loss: float = math.inf
-    best_epoch: float = 0.0
-    best_step: int = 0
-    since_best: int = 0
-    """Validations without improvement"""
-    since_cut: int = 0
-    """The same, since the plateau schedule's last cut"""
-    rate: float = 1.0
-    """What plateaus and recoveries have left of the learning rate"""
-    rollbacks: int = 0
+LANES, ENDED, WAITING = (f"{name}.safetensors" for name in ("lanes", "ended", "waiting"))
+GOOD, LOSSES = "good.", "losses"
+"""What only the rest of an epoch needs of a lane: where a rollback leads, and its losses"""
+Build = Callable[[int], StepProgram]
+"""Builds a program with so many places, all empty"""
 
 
 @dataclass
-class FitResult:
-    """What training gave."""
+class TrainingState:
+    """A program in training, and all lanes that belong to it."""
 
-    progress: Progress
-    plan: Plan
-    """As it ended; recoveries may have changed it"""
-    weights: dict[str, Tensor] = field(default_factory=dict)
-    """Of the best validation"""
-    stop_reason: str = ""
-    """Why it ended"""
-    signal_number: int = 0
-    """Of the signal that ended it, if one did"""
-    failures: dict[str, str] = field(default_factory=dict)
-    """Programs that could not be captured, and why"""
+    build: Build
+    events: LaneEvents
+    limit: int
+    """Lanes that are trained at a time at most: what memory holds"""
+    places: list[LaneResult | None] = field(default_factory=list)
+    waiting: list[LaneResult] = field(default_factory=list)
+    """Those that take the next places, in order"""
+    ended: list[LaneResult] = field(default_factory=list)
+    rows: dict[int, Rows] = field(default_factory=dict)
+    """What training has changed of lanes without a place, on the host, by lane number"""
+    num_entered: int = 0
+    steps: int = 0
+    """Of the program"""
     setup_s: float = 0.0
     train_s: float = 0.0
     validate_s: float = 0.0
+    losses: Tensor = field(default_factory=lambda: torch.zeros(0))
+    """[K, S]: as last read"""
+    _program: StepProgram | None = None
+
+    @property
+    def program(self) -> StepProgram:
+        assert self._program is not None
+        return self._program
+
+    @property
+    def run(self) -> Run:
+        return self.events.run
+
+    @property
+    def config(self) -> Config:
+        """Of one lane: what all of them share"""
+        return self.list_all()[0].lane.config
+
+    def list_active(self) -> list[tuple[int, LaneResult]]:
+        """The lanes in training, with their places."""
+        return [(place, one) for place, one in enumerate(self.places) if one is not None]
+
+    def list_all(self) -> list[LaneResult]:
+        return [*self.ended, *(one for _, one in self.list_active()), *self.waiting]
+
+    def enter(self, lane: Lane) -> None:
+        """Have a new lane wait for a place."""
+        self.waiting.append(LaneResult(self.num_entered, lane))
+        self.num_entered += 1
+
+    def set_up(self, num_places: int) -> None:
+        """Build the program, with fewer places than these where memory holds no more, and fill it.
+
+        A lane that has no place goes on later from where it is.
+        """
+        began, num_places = time.perf_counter(), min(num_places, self.limit)
+        while True:
+            try:
+                self._program = self.build(num_places)
+                break
+            except recovery.MEMORY_ERRORS as error:
+                if num_places == 1:
+                    raise
+                why = recovery.explain_shortage(error)
+            # past the except block, whose traceback would pin the memory
+            num_places = self.limit = -(-num_places // 2)
+            recovery.free_memory()
+            self.events.report_shortage(self.limit, self.steps, why)
+        self.places = [None] * num_places
+        self.fill_places()
+        self.setup_s += time.perf_counter() - began
+
+    def fill_places(self) -> None:
+        """Give empty places to the lanes that wait, and begin their epochs."""
+        begun = {}
+        for place, one in enumerate(self.places):
+            if one is None and self.waiting:
+                result = self.places[place] = self.waiting.pop(0)
+                self.program.put(place, result.lane)
+                rows = self.rows.pop(result.number, {})
+                if rows:
+                    self.program.restore(place, rows)
+                begun[place] = result.progress.next_epoch()
+        self.begin(begun)
+
+    def begin(self, epochs: Mapping[int, EpochStart]) -> None:
+        if epochs:
+            self.program.begin(epochs)
+            first = min(epochs)
+            self.events.begin_epochs(self.program.num_steps(first), self.places[first])
+
+    def halve(self, why: str) -> None:
+        """Go on with half as many lanes at a time, each from the step that it has reached."""
+        active = self.list_active()
+        for place, result in active:
+            self.rows[result.number] = self._copy_rows(place, result.progress)
+        self.waiting[:0] = [result for _, result in active]
+        self.close()
+        self._program = None  # its memory has to be free before the smaller one is built
+        recovery.free_memory()
+        self.limit = -(-len(active) // 2)
+        self.events.report_shortage(self.limit, self.steps, why)
+        self.set_up(self.limit)
+        self.losses = self.program.losses.detach().cpu()  # by the new places
+
+    def _read_rows(self, place: int) -> Rows:
+        return {name: tensor[place] for name, tensor in self.program.state().items()}
+
+    def _copy_rows(self, place: int, progress: Progress) -> Rows:
+        """Copy a lane's rows to the host."""
+        spared = () if progress.done else (GOOD, LOSSES)  # an epoch that begins needs none of them
+        return {
+            name: row.detach().to("cpu", copy=True)
+            for name, row in self._read_rows(place).items()
+            if not name.startswith(spared)
+        }
+
+    def end(self, place: int, stop_reason: str, *, keep_rows: bool) -> LaneResult:
+        """End a lane and empty its place. It keeps its best weights, and its rows in case that it
+        is to go on later."""
+        result = self.places[place]
+        assert result is not None
+        result.stop_reason = stop_reason
+        result.weights = self._find_best_weights(result, self._read_rows(place))
+        if keep_rows:
+            self.rows[result.number] = self._copy_rows(place, result.progress)
+            self.ended.append(result)
+        self.places[place] = None
+        self.program.leave(place)
+        return result
+
+    def _find_best_weights(self, result: LaneResult, rows: Rows) -> dict[str, Tensor]:
+        """A lane's best weights so far; none where no validation was finite."""
+        if not math.isfinite(result.progress.best_loss):
+            return {}
+        return self.program.best_weights(rows, result.lane)
+
+    def compact(self, share: float) -> None:
+        """Build a smaller program where at least such a share of the places is empty."""
+        places = [place for place, _ in self.list_active()]
+        if places and len(self.places) - len(places) >= share * len(self.places):
+            self._program = self.program.compact(places)
+            self.places = [self.places[place] for place in places]
+
+    def mark_stopped(self, stop_reason: str, signal_number: int) -> None:
+        """Give the lanes that have not ended their best weights so far, and why they stopped."""
+        for place, one in self.list_active():
+            one.weights = self._find_best_weights(one, self._read_rows(place))
+        for one in self.waiting:
+            one.weights = self._find_best_weights(one, self.rows.get(one.number, {}))
+        for one in self.list_all():
+            if not one.stop_reason:
+                one.stop_reason, one.signal_number = stop_reason, signal_number
+                if not signal_number:  # else it goes on, and has not ended
+                    self.events.end_lane(one)
+
+    def summarize(self, signal_number: int) -> FitResult:
+        return FitResult(
+            lanes=sorted(self.list_all(), key=lambda one: one.number),
+            plan=self.program.plan,
+            failures=self.program.failures(),
+            limit=self.limit,
+            steps=self.steps,
+            signal_number=signal_number,
+            setup_s=self.setup_s,
+            train_s=self.train_s,
+            validate_s=self.validate_s,
+        )
+
+    def close(self) -> None:
+        """Release the program's memory."""
+        if self._program is not None:
+            self._program.close()
+            if self._program.plan.capture:
+                recovery.free_memory()
 
 
-def take_checkpoint(
-    task: TrainingTask, job: SingleStep, result: FitResult, good: Snapshot
-) -> Checkpoint:
-    """A copy of the state on the host; from a GPU it arrives while training goes on."""
-    at = result.progress
-    rest = {"losses": job.buffers.losses[: at.done]}
-    if job.scale is not None:
-        rest |= {"scale": job.scale.scale, "since_growth": job.scale.since_growth}
-    if at.done:  # in mid-epoch: where a rollback would go back to
-        rest |= {GOOD + name: copy for name, copy in good.copies.items()}
-    live = {
-        WEIGHTS: task.model.state_dict(),
-        OPTIMIZER: recovery.collect_optimizer_state(job.optimizer),
-        BEST: result.weights,
-        REST: rest,
+def start(
+    lanes: Sequence[Lane], build: Build, events: LaneEvents, *, num_places: int
+) -> TrainingState:
+    """Begin to train lanes, so many at a time."""
+    state = TrainingState(build, events, limit=num_places)
+    for lane in lanes:
+        state.enter(lane)
+    state.set_up(min(num_places, len(lanes)))
+    return state
+
+
+def take_checkpoint(state: TrainingState, extra: Mapping[str, Any]) -> Checkpoint:
+    """Copy all that the rest of training needs; from a GPU it arrives while training goes on."""
+    program, active = state.program, state.list_active()
+    live = program.state() if active else {}
+    if not any(one.progress.done for _, one in active):
+        live = {name: t for name, t in live.items() if not name.startswith(GOOD)}
+    tensors = {
+        LANES: checkpoints.copy_to_host(live),
+        ENDED: _flatten(state.rows, state.ended),
+        WAITING: _flatten(state.rows, state.waiting),
     }
-    tensors = {name: checkpoint.copy_to_host(found) for name, found in live.items() if found}
     ready = None
-    if job.plan.device.type == "cuda":
+    if program.plan.device.type == "cuda":
         ready = torch.cuda.Event()
-        ready.record(torch.cuda.current_stream(job.plan.device))
-    facts = {
-        "progress": asdict(at),
-        "plan": job.plan.to_dict(),
-        "seconds": [result.setup_s, result.train_s, result.validate_s],
-        "log_bytes": runs.get_log_size(task.run),
-        "data": task.fingerprint,
+        ready.record(torch.cuda.current_stream(program.plan.device))
+    metadata = {
+        **extra,
+        **program.describe(),
+        "mode": program.mode,
+        "plan": program.plan.to_dict(),
+        "limit": state.limit,
+        "places": [None if one is None else one.number for one in state.places],
+        "lanes": [
+            {
+                "number": one.number,
+                "config": one.lane.config.model_dump_json(),
+                "progress": asdict(one.progress),
+                "stopped": one.stop_reason,
+            }
+            for one in state.list_all()
+        ],
+        "waiting": [one.number for one in state.waiting],
+        "entered": state.num_entered,
+        "seconds": [state.setup_s, state.train_s, state.validate_s],
+        "log_bytes": runs.get_log_size(state.run),
     }
-    return Checkpoint(at.step, tensors, facts, ready)
+    named = {name: rows for name, rows in tensors.items() if rows}
+    return Checkpoint(state.steps, named, metadata, ready)
 
 
-def read_progress(saved: Checkpoint) -> Progress:
-    return parse_progress(saved.metadata["progress"])
-
-
-def parse_progress(facts: dict[str, Any]) -> Progress:
-    found = dict(facts)
-    if found["best_loss"] is None:  # JSON has no infinity
-        found["best_loss"] = math.inf
-    return Progress(**found)
-
-
-def restore_program(
-    saved: Checkpoint, task: TrainingTask, job: SingleStep, result: FitResult
-) -> Snapshot:
-    """Put a state back into a job that has just been set up; a rollback's goal comes back."""
-    device, tensors = job.plan.device, saved.tensors
-    try:
-        task.model.load_state_dict(tensors[WEIGHTS])
-    except RuntimeError as error:
-        raise UserError(f"the checkpoint of step {saved.step} does not fit: {error}") from None
-    params = [param for group in job.optimizer.param_groups for param in group["params"]]
-    for key, value in tensors.get(OPTIMIZER, {}).items():
-        index, name = key.split(".", 1)
-        job.optimizer.state[params[int(index)]][name] = value.to(device, copy=True)
-    result.weights = {
-        name: value.to(device, copy=True) for name, value in tensors.get(BEST, {}).items()
+def _flatten(rows: Mapping[int, Rows], lanes: Sequence[LaneResult]) -> Rows:
+    """Rows of several lanes in one file; those on the host never change."""
+    return {
+        f"{one.number}/{name}": row
+        for one in lanes
+        for name, row in rows.get(one.number, {}).items()
     }
-    result.progress = read_progress(saved)
-    result.setup_s, result.train_s, result.validate_s = saved.metadata["seconds"]
-    rest = tensors[REST]
-    if job.scale is not None and "scale" in rest:
-        job.scale.scale.copy_(rest["scale"])
-        job.scale.since_growth.copy_(rest["since_growth"])
-    job.buffers.losses[: result.progress.done] = rest["losses"].to(device)
-    good = {name[len(GOOD) :]: value for name, value in rest.items() if name.startswith(GOOD)}
-    if not good:
-        return recovery.take_snapshot(task.model, job.optimizer, job.scale)
-    return Snapshot({name: value.to(device) for name, value in good.items()})
+
+
+def restore(
+    checkpoint: Checkpoint,
+    lanes: Sequence[Lane] | Mapping[int, Lane],
+    build: Build,
+    events: LaneEvents,
+    *,
+    same_configs: bool = True,
+) -> TrainingState:
+    """Bring every lane of a checkpoint back to where it stood.
+
+    `lanes` are all that had come until then, by their number. One that has ended goes on if its
+    config now has more epochs or more patience. `same_configs` refuses lanes of other configs.
+    """
+    metadata = checkpoint.metadata
+    state = TrainingState(build, events, limit=metadata["limit"], num_entered=metadata["entered"])
+    state.steps = checkpoint.step
+    state.setup_s, state.train_s, state.validate_s = metadata["seconds"]
+    entries = metadata["lanes"]
+    results = {e["number"]: _parse_lane(e, lanes, same_configs) for e in entries}
+    active = [number for number in metadata["places"] if number is not None]
+    state.waiting = [results.pop(number) for number in (*active, *metadata["waiting"])]
+    state.ended = list(results.values())
+    state.rows = _split_rows(checkpoint)
+    reopened = [one for one in state.ended if can_go_on(one.stop_reason, one.progress, one.train)]
+    state.ended = [one for one in state.ended if one not in reopened]
+    for one in reopened:
+        one.stop_reason = ""
+    state.waiting += reopened
+    num_places = max(1, min(state.limit, len(state.waiting)))
+    if active and not reopened:  # the same shapes give the same bits
+        num_places = len(metadata["places"])
+    state.set_up(num_places)
+    for one in state.ended:
+        one.weights = state._find_best_weights(one, state.rows.get(one.number, {}))
+    return state
+
+
+def _parse_lane(
+    entry: Mapping[str, Any], lanes: Sequence[Lane] | Mapping[int, Lane], same_config: bool
+) -> LaneResult:
+    number, lane = entry["number"], lanes[entry["number"]]
+    before = Config.model_validate_json(entry["config"])
+    changed = configs.list_differences(before, lane.config) if same_config else []
+    if changed:
+        raise UserError(f"lane {number} has other settings than before ({', '.join(changed)})")
+    progress = parse_progress(entry["progress"])
+    return LaneResult(number, lane, progress, stop_reason=entry["stopped"])
+
+
+def can_go_on(stop_reason: str, progress: Progress, train: Train) -> bool:
+    """Whether a lane that has ended has more to do by its settings as they are now."""
+    by_itself = stop_reason == ALL_EPOCHS or stop_reason.startswith(NO_IMPROVEMENT)
+    return by_itself and not progress.find_stop_reason(train)
+
+
+def _split_rows(checkpoint: Checkpoint) -> dict[int, Rows]:
+    """The rows of every lane, by its number."""
+    rows: dict[int, Rows] = {}
+    for place, number in enumerate(checkpoint.metadata["places"]):
+        if number is not None:
+            live = checkpoint.tensors[LANES]
+            rows[number] = {name: tensor[place] for name, tensor in live.items()}
+    for file in (ENDED, WAITING):
+        for key, row in checkpoint.tensors.get(file, {}).items():
+            number, _, name = key.partition("/")
+            rows.setdefault(int(number), {})[name] = row
+    return rows

@@ -1,36 +1,118 @@
-"""The training step as one program without a host sync, to be run as it is or captured.
+"""The step program: what trains the lanes in its places, and the step of a single model.
 
-Everything that changes from step to step lives in tensors that keep their place: the home knows
-the step's windows, the tape its learning rate, and takes its loss.
+The loop knows programs by `StepProgram` alone. `engine.single` trains one model,
+`engine.lanes.pack` many at once. Both run a step without a host sync, so that it can be captured:
+everything that changes from step to step lives in tensors that keep their place.
+
+Shapes: K places, S steps of an epoch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
-from slipstream.config import Train
-from slipstream.engine import optim
 from slipstream.engine.batches.source import BatchSource, MicroBatch, Program
+from slipstream.engine.lanes.lane import EpochStart, Lane
 from slipstream.engine.objective import Objective
-from slipstream.engine.optim import LossScale
+from slipstream.engine.optim import ParameterUpdate
 from slipstream.engine.plan import Plan
 from slipstream.models import Noise
 
 EVAL_BATCH = 1024
-"""Windows in one forward pass without gradients."""
+"""Windows in one forward pass without gradients"""
+Rows = dict[str, Tensor]
+"""All that training has changed of one lane, by the program's own names"""
+
+
+class StepProgram(Protocol):
+    """Trains the lanes in its places, one step of all of them at a time."""
+
+    @property
+    def mode(self) -> str:
+        """How lanes are trained: "together", "branches" or "one at a time\""""
+
+    @property
+    def plan(self) -> Plan:
+        """As it runs; recoveries may have changed it"""
+
+    @property
+    def num_places(self) -> int: ...
+
+    @property
+    def losses(self) -> Tensor:
+        """[K, S]: the losses of each lane's current epoch"""
+
+    def put(self, place: int, lane: Lane) -> None:
+        """Give a place to a lane as it begins; its epoch has still to `begin`."""
+
+    def num_steps(self, place: int) -> int:
+        """Count the steps of one of the lane's epochs."""
+
+    def prepare(self, place: int, epoch: int) -> bool:
+        """Lay out an epoch on the host, so that `begin` has less to do; False if it was already."""
+
+    def begin(self, epochs: Mapping[int, EpochStart]) -> None:
+        """Start epochs, by place. From an epoch's first step on, `go_back` leads there."""
+
+    def advance(self) -> None:
+        """Run one step of every lane, without a host sync."""
+
+    def flush(self) -> None:
+        """Run the steps that have been put off."""
+
+    def score(self, places: Sequence[int], should_stop: Callable[[], bool]) -> list[float] | None:
+        """Compute the validation losses of some lanes; None if it has to stop before that."""
+
+    def keep_best(self, places: Sequence[int]) -> None:
+        """Keep these lanes' weights as their best so far."""
+
+    def go_back(self, place: int) -> None:
+        """Put a lane back to where its epoch began."""
+
+    def leave_low_precision(self) -> bool:
+        """Train in fp32 from now on; False where that is no remedy."""
+
+    def leave(self, place: int) -> None:
+        """Empty a place."""
+
+    def best_weights(self, rows: Mapping[str, Tensor], lane: Lane) -> dict[str, Tensor]:
+        """Read a lane's best weights from its rows, under the model's own names."""
+
+    def state(self) -> dict[str, Tensor]:
+        """All that training changes, by name; the lane's place comes first."""
+
+    def restore(self, place: int, rows: Mapping[str, Tensor]) -> None:
+        """Put a lane that has its place back to where its rows were read."""
+
+    def describe(self) -> dict[str, Any]:
+        """What a checkpoint needs beside the lanes to build the program again."""
+
+    def compact(self, places: Sequence[int]) -> Self:
+        """Build a smaller program with some places as they stand, and close this one."""
+
+    def kernels(self) -> list[str]:
+        """Name the decisive kernels of the training step, where it was captured."""
+
+    def failures(self) -> dict[str, str]:
+        """Programs that could not be captured, and why."""
+
+    def close(self) -> None:
+        """Release workers, threads, graphs and memory."""
 
 
 @dataclass(frozen=True)
 class EpochBuffers:
-    """What an epoch's steps read and write, beside their windows."""
+    """What the steps of an epoch read and write, beside their windows."""
 
     rates: Tensor
-    """[steps]: learning rates"""
+    """[S]: learning rates"""
     losses: Tensor
-    """[steps]"""
+    """[S]"""
     cursor: Tensor
     """[1]: the next step"""
     first_step: Tensor
@@ -39,6 +121,7 @@ class EpochBuffers:
     def begin(
         self, rates: list[float] | None = None, *, at: int = 0, first: int | None = None
     ) -> None:
+        """Set the next step, and where they are given, the rates and the first step's number."""
         if rates is not None:
             self.rates.copy_(torch.tensor(rates))
         if first is not None:
@@ -57,60 +140,53 @@ def build_buffers(num_steps: int, device: torch.device) -> EpochBuffers:
 
 def build_training_step(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    lr: Tensor,
-    home: BatchSource,
-    tape: EpochBuffers,
+    batches: BatchSource,
+    buffers: EpochBuffers,
+    update: ParameterUpdate,
     *,
     objective: Objective,
-    train: Train,
-    plan: Plan,
-    scale: LossScale | None,
     noise: Noise | None,
 ) -> Program:
     """One step: gather, forward, loss, backward, clip, update. The noise's key is the seed."""
     params = [p for p in model.parameters() if p.requires_grad]
-    clip = None if train.clip == "off" else train.clip
 
     def advance() -> None:
         model.train()
-        torch.index_select(tape.rates, 0, tape.cursor, out=lr.view(1))
-        optim.apply_lr(optimizer, lr)
-        optim.clear_grads(optimizer, set_to_none=plan.set_to_none)
+        update.begin(buffers.rates, buffers.cursor)
         total: Tensor | None = None
-        for number, share in enumerate(home.get_micro_batches(tape.cursor)):
-            here = noise and noise.for_pass((tape.first_step + tape.cursor)[0], number)
-            found = compute_loss(model, share, here, objective=objective)
+        for number, micro_batch in enumerate(batches.get_micro_batches(buffers.cursor)):
+            here = noise and noise.for_pass((buffers.first_step + buffers.cursor)[0], number)
+            loss = compute_loss(model, micro_batch, here, objective=objective)
             # not backward(scale): a gradient that is handed in has torch load a second of modules
-            (found if scale is None else found * scale.scale).backward()
-            total = found.detach() if total is None else total + found.detach()
+            (loss if update.scale is None else loss * update.scale.scale).backward()
+            total = loss.detach() if total is None else total + loss.detach()
         assert total is not None
-        optim.apply_gradients(optimizer, params, clip=clip, scale=scale)
-        tape.losses.index_copy_(0, tape.cursor, total[None])
-        tape.cursor.add_(1)
+        update.apply(params)
+        buffers.losses.index_copy_(0, buffers.cursor, total[None])
+        buffers.cursor.add_(1)
 
     return advance
 
 
 def build_validation_step(
-    model: nn.Module, home: BatchSource, tape: EpochBuffers, *, objective: Objective
+    model: nn.Module, batches: BatchSource, buffers: EpochBuffers, *, objective: Objective
 ) -> Program:
-    """One batch of the validation set; its summed loss goes onto the tape."""
+    """One batch of the validation set; its summed loss goes into the buffers."""
 
     @torch.no_grad()
     def advance() -> None:
         model.eval()
-        (share,) = home.get_micro_batches(tape.cursor)
-        found = compute_loss(model, share, None, objective=objective)
-        tape.losses.index_copy_(0, tape.cursor, found[None])
-        tape.cursor.add_(1)
+        (micro_batch,) = batches.get_micro_batches(buffers.cursor)
+        loss = compute_loss(model, micro_batch, None, objective=objective)
+        buffers.losses.index_copy_(0, buffers.cursor, loss[None])
+        buffers.cursor.add_(1)
 
     return advance
 
 
 def compute_loss(
-    model: nn.Module, share: MicroBatch, noise: Noise | None, *, objective: Objective
+    model: nn.Module, micro_batch: MicroBatch, noise: Noise | None, *, objective: Objective
 ) -> Tensor:
     """The windows' weighted loss; padding weighs nothing."""
-    losses = objective(model, share.batch, share.weights, noise)
-    return (losses * share.weights).sum()
+    losses = objective(model, micro_batch.batch, micro_batch.weights, noise)
+    return (losses * micro_batch.weights).sum()

@@ -13,8 +13,8 @@ from slipstream.data import prediction_columns
 from slipstream.data.dataset import Dataset
 from slipstream.data.folds import Fold
 from slipstream.data.splits import SETS
-from slipstream.engine.lanestate import LaneResult
 from slipstream.engine.plan import Plan
+from slipstream.engine.progress import LaneResult
 from slipstream.engine.single import TrainingTask
 from slipstream.errors import DivergedError, UserError
 from slipstream.scoring import ensemble, summary

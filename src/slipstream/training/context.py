@@ -23,11 +23,11 @@ from slipstream.engine import checkpoint, monitor
 from slipstream.engine.batches import augmented
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.plan import Plan
-from slipstream.engine.pretrained import EncoderMatch
 from slipstream.engine.single import TrainingTask, resolve_class_weights
 from slipstream.errors import ResumableError
 from slipstream.models import build
 from slipstream.runs import Run
+from slipstream.training.encoder import EncoderMatch
 from slipstream.training.result import Result
 
 
@@ -58,6 +58,10 @@ class RunContext:
     started_at: float
     """By `time.perf_counter`"""
 
+    def summarize_init(self) -> dict[str, Any]:
+        """What a summary says of the encoder that training starts from, if there is one."""
+        return {"init_from": self.start.init.summary} if self.start.init else {}
+
 
 def build_monitor(begun: RunContext) -> monitor.Monitor:
     """What looks at the device meanwhile."""
@@ -81,9 +85,8 @@ def prepare_task(begun: RunContext) -> tuple[TrainingTask, Plan]:
                 series = series.to(chosen.device)
             model.to(chosen.device)
             found = augmented.prepare_copies(settings, dataset, run)
-        task = TrainingTask(
-            settings, model, dataset, series, run, start.fingerprint, start.init, found
-        )
+        init = start.init.weights if start.init else {}
+        task = TrainingTask(settings, model, dataset, series, run, start.fingerprint, init, found)
         with time_phase(seconds, "plan"):
             if not start.plan_is_final:
                 task, chosen = _settle(task, chosen)

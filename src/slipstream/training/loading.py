@@ -10,10 +10,10 @@ import torch
 from slipstream.config import Config
 from slipstream.data import dataset as datasets
 from slipstream.data.dataset import Dataset
-from slipstream.engine import pretrained as encoders
 from slipstream.engine import recovery
-from slipstream.engine.pretrained import EncoderMatch, PretrainedEncoder
 from slipstream.models import build
+from slipstream.training import encoder as encoders
+from slipstream.training.encoder import EncoderMatch, PretrainedEncoder
 
 
 @recovery.explain_out_of_memory()

@@ -16,15 +16,14 @@ from slipstream import runs
 from slipstream.autotune.rules import make_plan
 from slipstream.config import Config
 from slipstream.data.dataset import Dataset
-from slipstream.engine import checkpoint, recovery, state
+from slipstream.engine import checkpoint, recovery
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.plan import Plan
-from slipstream.engine.state import Progress
+from slipstream.engine.progress import Progress, parse_progress
 from slipstream.errors import Interrupted, ResumableError, UserError
 from slipstream.models import custom, permission
 from slipstream.runs import DISK_FULL, Event, Run
-from slipstream.training import lanes as together
-from slipstream.training import loading, pretraining, single
+from slipstream.training import fitting, lanes, loading, pretraining, single
 from slipstream.training.context import RunContext, RunStart, time_phase
 from slipstream.training.result import Result
 
@@ -95,8 +94,6 @@ def train(
     with time_phase(seconds, "data"):
         init, dataset = loading.load_dataset(settings, data)
     rules = _rules(settings, dataset)
-    if together.trains_lanes(settings):
-        together.check_lanes(settings, dataset, rules)
     start = RunStart(dataset.compute_fingerprint(), rules, init=init)
     files = {"config.toml": runs.format_config(settings)}
     made = runs.create_locked(
@@ -179,8 +176,8 @@ def _is_run_of(folder: Path, config: Config) -> bool:
 def _run(begun: RunContext) -> Result:
     if begun.config.masked:
         return pretraining.train_encoder(begun)
-    if together.trains_lanes(begun.config):
-        return together.train_lanes(begun)
+    if fitting.trains_lanes(begun.config):
+        return lanes.train_lanes(begun)
     return single.train_single(begun)
 
 
@@ -198,25 +195,21 @@ def _resumed(
     if settings.train.batch == "auto" and was.train.batch != "auto":  # measured when it began
         settings = configs.replace_settings(settings, {"train.batch": was.train.batch})
     changed = _refuse_changes(run, was, settings, force)
-    at = _where_it_stands(run, settings, saved)
+    at = _describe_start(run, settings, saved)
     seconds: dict[str, float] = {}
     with time_phase(seconds, "data"):
         init, dataset = loading.load_dataset(settings, data)
     fingerprint, now = dataset.compute_fingerprint(), _rules(settings, dataset)
     if saved is None:
-        if together.trains_lanes(settings):
-            together.check_lanes(settings, dataset, now)
         runs.truncate_log(run, 0)
         run.append("resume", **at, differs="")
         start = RunStart(fingerprint, now, init=init)
         return _run(RunContext(run, settings, dataset, start, seconds, began))
     if fingerprint != saved.metadata["data"] and not force:
-        why = "the data are not those that it began with"
-        if (
-            "config" not in saved.metadata
-        ):  # version 0.1 bound its checkpoints to nothing but the data
-            why += ", or an earlier version began it, which rounded them otherwise"
-        raise UserError(f"{run.folder}: {why}; start a new run, or pass --force")
+        raise UserError(
+            f"{run.folder}: the data are not those that it began with; start a new run, or pass "
+            "--force"
+        )
     then = Plan.from_dict(saved.metadata["plan"])
     runs.truncate_log(run, saved.metadata["log_bytes"])
     for problem in wrong:
@@ -236,19 +229,22 @@ def _newest(run: Run) -> tuple[Checkpoint | None, list[str]]:
     return None, []
 
 
-def _where_it_stands(run: Run, settings: Config, saved: Checkpoint | None) -> dict[str, Any]:
-    """What a resumed run tells of its start; a UserError where nothing is left to do."""
-    finished = (run.folder / "metrics.json").exists()
-    if together.trains_lanes(settings):
-        if finished and saved and together.is_finished(saved.metadata):
+def _describe_start(run: Run, config: Config, saved: Checkpoint | None) -> dict[str, Any]:
+    """What a resumed run records of its start; a UserError where nothing is left to do."""
+    finished = saved is not None and (run.folder / "metrics.json").exists()
+    entries = saved.metadata["lanes"] if saved else []
+    if fitting.trains_lanes(config):
+        ended = fitting.count_ended(saved.metadata, config) if saved else 0
+        num_lanes = saved.metadata["pack"]["lanes"] if saved else 0
+        if finished and ended == num_lanes:
             raise UserError(
-                f"{run.folder}: is finished; models that were trained together end together, so "
-                "start a new run to train longer"
+                f"{run.folder}: is finished, with all lanes done; to train them further, raise "
+                "train.epochs, or train.patience"
             )
-        lanes = together.describe_progress(saved.metadata) if saved else "no lane done"
+        lanes = f"{ended} of {num_lanes} lanes done" if saved else "no lane done"
         return {"step": saved.step if saved else 0, "lanes": lanes}
-    progress = state.read_progress(saved) if saved else Progress()
-    if finished and progress.epochs >= settings.train.epochs:
+    progress = parse_progress(entries[0]["progress"]) if entries else Progress()
+    if finished and progress.epochs >= config.train.epochs:
         raise UserError(
             f"{run.folder}: is finished, after {progress.epochs} epochs; to train it further, "
             "raise train.epochs"
@@ -256,15 +252,13 @@ def _where_it_stands(run: Run, settings: Config, saved: Checkpoint | None) -> di
     return {"step": progress.step, "epoch": progress.epoch}
 
 
-def _refuse_changes(run: Run, was: Config, settings: Config, force: bool) -> list[str]:
+def _refuse_changes(run: Run, was: Config, config: Config, force: bool) -> list[str]:
     """The settings that are changed and matter; a UserError where they may not be."""
-    many = together.trains_lanes(was) or together.trains_lanes(settings)
-    may_change = (
-        runs.CHANGEABLE_ON_RESUME - together.FIXED_SETTINGS if many else runs.CHANGEABLE_ON_RESUME
-    )
-    changed = [name for name in configs.list_differences(was, settings) if name not in may_change]
-    if changed and (many or not force):
-        way_out = "start a new run" if many else "start a new run, or pass --force"
+    several = fitting.trains_lanes(was) or fitting.trains_lanes(config)
+    differences = configs.list_differences(was, config)
+    changed = [name for name in differences if name not in runs.CHANGEABLE_ON_RESUME]
+    if changed and (several or not force):
+        way_out = "start a new run" if several else "start a new run, or pass --force"
         raise UserError(
             f"{run.folder}: cannot go on with other settings than it began with "
             f"({', '.join(changed)}); {way_out}"

@@ -17,8 +17,8 @@ from optuna.distributions import (
 
 from slipstream import config as configs
 from slipstream.config import Config, Range
-from slipstream.engine import pretrained
 from slipstream.errors import UserError
+from slipstream.training import encoder
 
 INCOMPARABLE = {
     "seed": "chance, not a setting; tune.retrain_seeds shows its effect",
@@ -74,7 +74,7 @@ def make_space(config: Config) -> dict[str, Any]:
         change = INCOMPARABLE.get(name)
         if change and not (name == "train.batch" and "auto" not in _list_values(entry)):
             raise UserError(f'tune.space has "{name}", which changes {change}')
-        if _strip_index(name) in pretrained.list_fixed_settings(config):
+        if _strip_index(name) in encoder.list_fixed_settings(config):
             raise UserError(
                 f'tune.space has "{name}", which the encoder of train.init_from determines'
             )

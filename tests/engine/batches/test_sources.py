@@ -14,6 +14,7 @@ from slipstream.engine.batches.device import DeviceSource
 from slipstream.engine.batches.host import TransferOptions
 from slipstream.engine.batches.loader import LoaderSource
 from slipstream.engine.batches.source import EpochSampler, shuffle_starts
+from slipstream.engine.single import program
 from tests.conftest import KINDS, small_config, small_dataset, waves
 from tests.engine.steps import make_task, run_steps
 
@@ -139,14 +140,14 @@ def test_a_failed_recovery_from_full_memory_shows_its_own_cause(tmp_path, monkey
     config = small_config(tmp_path, engine={"home": home, "workers": 0})
     dataset = small_dataset(config)
     chosen = make_plan(config, data_bytes=0)
-    set_up = loop.build_step
+    set_up = program.build_step
 
     def failing(task, plan, **given):
         if "like" in given:
             raise RuntimeError("the card fell off the bus")
         return set_up(task, plan, **given)
 
-    monkeypatch.setattr(loop, "build_step", failing)
+    monkeypatch.setattr(program, "build_step", failing)
     task = make_task(config, dataset, chosen, runs.create_run("t", out=str(tmp_path)))
 
     def full(*_):
@@ -154,4 +155,4 @@ def test_a_failed_recovery_from_full_memory_shows_its_own_cause(tmp_path, monkey
 
     task.model.register_forward_pre_hook(full)
     with pytest.raises(RuntimeError, match="fell off the bus"):
-        loop.fit(task, chosen)
+        loop.fit_task(task, chosen)

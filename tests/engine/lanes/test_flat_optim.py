@@ -30,6 +30,19 @@ def buffers(device):
     return weights, torch.zeros_like(weights), torch.zeros_like(weights), generator
 
 
+def update_lanes(optimizer, tensors, count, divisor, given):
+    """Prepare an update, which changes nothing, and do it."""
+    before = [tensor.clone() for tensor in tensors]
+    update = flat_optim.prepare_update(
+        optimizer,
+        flat_optim.LaneTensors(*tensors),
+        flat_optim.UpdateSettings(taken=count, divisor=divisor, **given),
+    )
+    for old, tensor in zip(before, tensors, strict=True):
+        assert old.cpu().numpy().tobytes() == tensor.cpu().numpy().tobytes()
+    update()
+
+
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 @pytest.mark.parametrize("clip", [0.5, "off"])
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd", "rmsprop"])
@@ -52,9 +65,7 @@ def test_thirty_steps_are_those_of_torch(optimizer, clip, device):
         )
         assert overflow is None
         count = torch.full((K,), float(step), device=device)
-        flat_optim.update_lanes(
-            optimizer, weights, grads, first, second, count=count, divisor=divisor, **given
-        )
+        update_lanes(optimizer, (weights, grads, first, second), count, divisor, given)
         for k in range(K):
             alone[k].grad = grads[k].clone()
             optim.apply_gradients(
@@ -81,9 +92,7 @@ def test_lanes_that_do_not_move_stay_and_touch_nobody(optimizer):
         moves = torch.tensor([True, False, True])
         given = settings("cpu", moves=moves)
         count = torch.tensor([4.0, 0.0, 9.0])
-        flat_optim.update_lanes(
-            optimizer, weights, grads, first, second, count=count, divisor=divisor, **given
-        )
+        update_lanes(optimizer, (weights, grads, first, second), count, divisor, given)
         for old, new in zip(before, (weights, first, second), strict=True):
             assert torch.equal(old[1], new[1])
         assert not torch.equal(before[0][0], weights[0])

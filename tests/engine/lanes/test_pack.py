@@ -13,8 +13,9 @@ from slipstream.autotune.rules import make_plan
 from slipstream.data import windows
 from slipstream.engine.lanes import gradients
 from slipstream.engine.lanes import pack as packs
+from slipstream.engine.lanes.capacity import check_compatible
 from slipstream.engine.lanes.gradients import _start_threads
-from slipstream.engine.lanes.lane import EpochStart, Lane, check_compatible
+from slipstream.engine.lanes.lane import EpochStart, Lane
 from slipstream.models import permission
 from tests.conftest import KINDS, close, slow, small_config, small_dataset, waves
 from tests.engine.steps import run_steps
@@ -73,7 +74,7 @@ def train(pack, *, steps):
             pack.advance()
             for place in places:
                 done[place] += 1
-                losses[place].append(float(pack.tape["losses"][place, done[place] - 1]))
+                losses[place].append(float(pack.buffers["losses"][place, done[place] - 1]))
                 if done[place] == pack.num_steps(place):
                     epochs[place], done[place] = epochs[place] + 1, 0
                     pack.begin({place: EpochStart(epochs[place], steps_before=len(losses[place]))})
@@ -258,7 +259,7 @@ def test_a_smaller_pack_goes_on_with_the_same_bits(mode):
     pack, other = (packed(lanes_of(MIXED, dataset), dataset, mode) for _ in range(2))
     for one in (pack, other):
         train(one, steps=4)
-    smaller = other.compacted([0, 3])
+    smaller = other.compact([0, 3])
     for _ in range(4):
         pack.advance()
         smaller.advance()
@@ -397,7 +398,7 @@ def test_captured_packs_equal_eager_ones_to_the_bit(kind, mode, precision):
     for capture in (False, True):
         pack = packed(lanes, dataset, mode, capture=capture)
         train(pack, steps=40)
-        rows.append({name: tensor.clone() for name, tensor in pack.changing().items()})
+        rows.append({name: tensor.clone() for name, tensor in pack.state().items()})
         rows[-1]["scores"] = torch.tensor([pack.score([0, 1, 2]) for _ in range(5)])
         assert not pack.failures()
         pack.close()

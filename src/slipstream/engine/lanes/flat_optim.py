@@ -7,6 +7,9 @@ number of one lane reaches another.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,72 +32,108 @@ def compute_divisor(
     return torch.maximum(scale, norm / clip), (norm - norm).isnan()
 
 
-def update_lanes(
-    optimizer: str,
-    weights: Tensor,
-    grads: Tensor,
-    first: Tensor,
-    second: Tensor,
-    *,
-    lr: Tensor,
-    decay: Tensor,
-    momentum: Tensor,
-    count: Tensor,
-    divisor: Tensor,
-    moves: Tensor,
-) -> None:
-    """Update weights and moments of the lanes that move, in place; the others stay.
+class LaneTensors(NamedTuple):
+    """What an update reads and changes of all lanes, each [K, P]."""
 
-    `first` holds means of gradients or momentum, `second` means of their squares, `count` the steps
-    taken, this one included.
+    weights: Tensor
+    grads: Tensor
+    first: Tensor
+    """Means of gradients, or momentum"""
+    second: Tensor
+    """Means of their squares"""
+
+
+class UpdateSettings(NamedTuple):
+    """What an update reads of each lane, each [K]."""
+
+    lr: Tensor
+    decay: Tensor
+    momentum: Tensor
+    taken: Tensor
+    """Steps taken, this one included"""
+    divisor: Tensor
+    moves: Tensor
+    """Whether the lane changes at all"""
+
+
+def prepare_update(
+    optimizer: str, tensors: LaneTensors, settings: UpdateSettings
+) -> Callable[[], None]:
+    """Prepare the update of weights and moments, in place, of the lanes that move; the others stay.
+
+    All memory is allocated here. What this returns changes the tensors and allocates nothing, so
+    that an update happens whole or not at all.
     """
+    weights, grads, first, second = tensors
     if weights.is_cuda and optimizer in ("adam", "adamw"):
-        from slipstream.kernels import adam  # Triton is there where CUDA is
-
-        adam.adam_step(
-            weights,
-            grads,
-            first,
-            second,
-            lr=lr,
-            decay=decay,
-            count=count,
-            divisor=divisor,
-            moves=moves,
-            decoupled=optimizer == "adamw",
-        )
-        return
+        return _prepare_kernel(optimizer, tensors, settings)
     # by `masked_fill`: a product would let through what is no number, and `torch.where` copies a
     # Python number to the device, which no capture allows
-    still = ~moves[:, None]
-    lr, decay, momentum = (one[:, None].masked_fill(still, 0.0) for one in (lr, decay, momentum))
-    grads = grads / divisor[:, None]
+    still = ~settings.moves[:, None]
+    lr, decay, momentum = (
+        one[:, None].masked_fill(still, 0.0)
+        for one in (settings.lr, settings.decay, settings.momentum)
+    )
+    grads = grads / settings.divisor[:, None]
     if optimizer != "adamw":
         grads = torch.addcmul(grads, decay, weights)
     grads = grads.masked_fill(still, 0.0)
     match optimizer:
         case "sgd":
-            first.mul_(momentum.masked_fill(still, 1.0)).add_(grads)
-            weights.addcmul_(lr, first, value=-1)
+            momentum = momentum.masked_fill(still, 1.0)
+
+            def update() -> None:
+                first.mul_(momentum).add_(grads)
+                weights.addcmul_(lr, first, value=-1)
         case "rmsprop":
-            _follow(second, grads, ALPHA, still)
-            weights.addcdiv_(lr * grads, second.sqrt().add_(EPSILON), value=-1)
-        case "adam" | "adamw":
-            if optimizer == "adamw":
-                weights.mul_(1 - lr * decay)
-            first.addcmul_(grads - first, torch.full_like(lr, 1 - BETA1).masked_fill(still, 0.0))
-            _follow(second, grads, BETA2, still)
-            taken = count.double()[:, None]
+            keep, step, root = _fill(lr, ALPHA, still, 1.0), lr * grads, torch.empty_like(grads)
+
+            def update() -> None:
+                # zeros in lanes that stay
+                second.mul_(keep).addcmul_(grads, grads, value=1 - ALPHA)
+                torch.sqrt(second, out=root).add_(EPSILON)
+                weights.addcdiv_(step, root, value=-1)
+        case _:
+            decays = 1 - lr * decay if optimizer == "adamw" else torch.ones_like(lr)
+            blend, keep = _fill(lr, 1 - BETA1, still, 0.0), _fill(lr, BETA2, still, 1.0)
+            taken = settings.taken.double()[:, None]
             one, two = (-torch.expm1(taken * math.log(beta)) for beta in (BETA1, BETA2))
             size = (lr / one).float().masked_fill(still, 0.0)
             spread = two.sqrt().float().masked_fill(still, 1.0)
-            weights.addcdiv_(size * first, (second.sqrt() / spread).add_(EPSILON), value=-1)
+            step, root = grads - first, torch.empty_like(grads)
+
+            def update() -> None:
+                if optimizer == "adamw":
+                    weights.mul_(decays)
+                first.addcmul_(step, blend)
+                second.mul_(keep).addcmul_(grads, grads, value=1 - BETA2)
+                torch.sqrt(second, out=root).div_(spread).add_(EPSILON)
+                torch.mul(size, first, out=step)
+                weights.addcdiv_(step, root, value=-1)
+
+    return update
 
 
-def _follow(squares: Tensor, grads: Tensor, keep: float, still: Tensor) -> None:
-    """A running mean of squares."""
-    squares.mul_(torch.full_like(still, keep, dtype=squares.dtype).masked_fill(still, 1.0))
-    squares.addcmul_(grads, grads, value=1 - keep)  # zeros in lanes that stay
+def _prepare_kernel(
+    optimizer: str, tensors: LaneTensors, settings: UpdateSettings
+) -> Callable[[], None]:
+    from slipstream.kernels import adam  # Triton is there where CUDA is
+
+    return partial(
+        adam.adam_step,
+        *tensors,
+        lr=settings.lr,
+        decay=settings.decay,
+        count=settings.taken,
+        divisor=settings.divisor,
+        moves=settings.moves,
+        decoupled=optimizer == "adamw",
+    )
+
+
+def _fill(like: Tensor, value: float, still: Tensor, other: float) -> Tensor:
+    """A value [K, 1] for the lanes that move, and another for those that stay."""
+    return torch.full_like(like, value).masked_fill(still, other)
 
 
 def update_loss_scale(

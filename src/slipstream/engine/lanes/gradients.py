@@ -20,7 +20,7 @@ from torch.func import functional_call, vmap
 from slipstream.config import Config, Model, Signature
 from slipstream.data import windows
 from slipstream.data.windows import Batch, Series
-from slipstream.engine import objective, pretrained, step
+from slipstream.engine import objective, optim, step
 from slipstream.engine.batches.source import MicroBatch
 from slipstream.engine.objective import Objective
 from slipstream.engine.plan import Plan
@@ -87,7 +87,7 @@ def build_slices(layout: Layout, config: Config) -> list[ParameterSlice]:
     ends = list(itertools.accumulate(entry.size + entry.padding for entry in layout))
     named = ((entry.name, end) for entry, end in zip(layout, ends, strict=True))
     found, begin = [], 0
-    for part in pretrained.group_weights(named, config):
+    for part in optim.group_weights(named, config):
         found.append(
             ParameterSlice(slice(begin, part.items[-1]), part.lr_factor, part.starts_frozen)
         )
@@ -202,7 +202,8 @@ class BatchedGradients:
         shares: Tensor,
         noise: Noise | None,
     ) -> Tensor:
-        batch, named = _gathered(self.job.series, rows), view_weights(weights, self.layout)
+        batch = windows.gather(self.job.series, rows)
+        named = view_weights(weights, self.layout)
         of_noise = None if noise is None else 0
         by_lane = (0, 0, None if batch.static is None else 0, 0, 0, of_noise)
 
@@ -221,18 +222,6 @@ class BatchedGradients:
 
         losses: Tensor = vmap(one, in_dims=by_lane)(named, *batch, shares, noise)
         return (losses * shares).sum(dim=1)
-
-
-def _gathered(series: Series, rows: Tensor) -> Batch:
-    """Windows [K, B]. If those of all lanes are the same, as by one order of batches, they are read
-    once; a lane's bits are the same either way. Not on a GPU, where the host would have to wait to
-    know, and reading is a small part of a step."""
-    if rows.is_cuda or not torch.equal(rows, rows[:1].expand_as(rows)):
-        return windows.gather(series, rows)
-    inputs, static, targets = windows.gather(series, rows[0])
-    K = len(rows)
-    static = None if static is None else static.expand(K, *static.shape)
-    return Batch(inputs.expand(K, *inputs.shape), static, targets.expand(K, *targets.shape))
 
 
 class BranchedGradients:

@@ -10,36 +10,30 @@ V validation batches of C windows.
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.config import Signature
+from slipstream.config import Config, Model, Signature
 from slipstream.config.base import hash_seed
 from slipstream.data.windows import Series
-from slipstream.engine import objective, optim, pretrained
+from slipstream.engine import objective, optim
 from slipstream.engine.batches.source import EpochSampler, Program
 from slipstream.engine.capture import CapturedProgram, raise_closed
 from slipstream.engine.lanes import flat_optim, gradients
+from slipstream.engine.lanes.capacity import PackCapacity, check_capacity, compute_capacity
 from slipstream.engine.lanes.gradients import LaneMode
-from slipstream.engine.lanes.lane import (
-    EpochStart,
-    Lane,
-    PackCapacity,
-    check_capacity,
-    compute_capacity,
-)
+from slipstream.engine.lanes.lane import EpochStart, Lane
 from slipstream.engine.plan import Plan
 from slipstream.kernels import precompile, should_use_triton
 from slipstream.models import Noise, build, padding
 
 
-class Laid(NamedTuple):
+class EpochLayout(NamedTuple):
     """An epoch on the host, in the pack's shapes."""
 
     number: int
@@ -57,57 +51,67 @@ def build_pack(
     mode: LaneMode = "together",
     room: Sequence[Lane] = (),
 ) -> Pack:
-    """A pack of these lanes, on the device that holds the series; `room` are further ones that may
-    take a place later."""
-    held = compute_capacity([*lanes, *room], places=len(lanes))
-    pack = Pack(len(lanes), held, signature, series, plan, mode)
+    """Build a pack of these lanes, on the device that holds the series; `room` are further ones
+    that may take a place later."""
+    capacity = compute_capacity([*lanes, *room], places=len(lanes))
+    pack = Pack(len(lanes), capacity, signature, series, plan, mode)
     for place, lane in enumerate(lanes):
         pack.put(place, lane)
     return pack
 
 
 class Pack:
-    """The lanes' tensors, and the programs over them."""
+    """The step program of many lanes: their tensors, and the steps over all of them.
+
+    A step allocates all that it needs before it changes the lanes, so one that fails for lack of
+    memory leaves them as they were.
+    """
 
     def __init__(
         self,
-        places: int,
-        room: PackCapacity,
+        num_places: int,
+        capacity: PackCapacity,
         signature: Signature,
         series: Series,
         plan: Plan,
         mode: LaneMode,
     ) -> None:
         assert series.values.device.type == plan.device.type, "windows are gathered on the device"
-        self.capacity, self.signature, self.series = room, signature, series
+        self.capacity, self.signature, self.series = capacity, signature, series
         self.plan, self.mode = plan, mode
-        self.lanes: list[Lane | None] = [None] * places
-        self._going: set[int] = set()
-        self._laid: dict[int, Laid] = {}
+        self.lanes: list[Lane | None] = [None] * num_places
+        self._running: set[int] = set()
+        self._layouts: dict[int, EpochLayout] = {}
         job = gradients.LaneContext(
-            room.model, signature, room.config, series, plan, room.passes, room.drops
+            capacity.model,
+            signature,
+            capacity.config,
+            series,
+            plan,
+            capacity.passes,
+            capacity.drops,
         )
         self._layout = gradients.build_layout(job.build())
-        self._parts = gradients.build_slices(self._layout, room.config)
-        self._allocate(places)
+        self._parts = gradients.build_slices(self._layout, capacity.config)
+        self._allocate(num_places)
         self._passes = gradients.GRADIENTS[mode](job, self.live["weights"], self._layout)
         if mode == "together" and should_use_triton(series.values):
-            self._rehearse()
+            self._precompile()
         self.advance: Program = self._advance
         self.validate_batch: Program = self._check
         if plan.capture:
             self.advance = CapturedProgram(self._advance, plan.device)
             self.validate_batch = CapturedProgram(self._check, plan.device)
 
-    def _rehearse(self) -> None:
-        """Have all kernels built at once. No lane is active yet, so that this changes nothing but
-        losses, which lanes begin without."""
+    def _precompile(self) -> None:
+        """Have all kernels built at once. No lane is active yet, so this changes only losses, which
+        lanes begin without."""
         with precompile():
             self._advance()
             self._check()
 
     def _allocate(self, K: int) -> None:
-        room, device = self.capacity, self.plan.device
+        capacity, device = self.capacity, self.plan.device
         P = sum(entry.size + entry.padding for entry in self._layout)
 
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -128,21 +132,29 @@ class Pack:
             **{name: zeros(dtype=torch.int64) for name in ("seed", "optimizer")},
         }
         self.buffers = {
-            "rows": zeros(room.steps, room.passes, room.batch, dtype=torch.int64),
-            "shares": zeros(room.steps, room.passes, room.batch),
-            "rates": zeros(room.steps),
-            "losses": zeros(room.steps),
+            "rows": zeros(capacity.steps, capacity.passes, capacity.batch, dtype=torch.int64),
+            "shares": zeros(capacity.steps, capacity.passes, capacity.batch),
+            "rates": zeros(capacity.steps),
+            "losses": zeros(capacity.steps),
             "cursor": zeros(dtype=torch.int64),
             "before": zeros(dtype=torch.int64),
             "active": zeros(dtype=torch.bool),
             "frozen": zeros(dtype=torch.bool),
-            "val_rows": zeros(room.val_steps, room.chunk, dtype=torch.int64),
-            "val_shares": zeros(room.val_steps, room.chunk),
-            "val_losses": zeros(room.val_steps),
+            "val_rows": zeros(capacity.val_steps, capacity.chunk, dtype=torch.int64),
+            "val_shares": zeros(capacity.val_steps, capacity.chunk),
+            "val_losses": zeros(capacity.val_steps),
         }
         self._val_cursor = torch.zeros(1, dtype=torch.int64, device=device)
         self._index = torch.arange(K, device=device)
         self._ones = torch.ones(K, device=device)
+
+    @property
+    def num_places(self) -> int:
+        return len(self.lanes)
+
+    @property
+    def losses(self) -> Tensor:
+        return self.buffers["losses"]
 
     def state(self) -> dict[str, Tensor]:
         """What training changes, by name; a lane's place comes first."""
@@ -197,71 +209,68 @@ class Pack:
 
     def num_steps(self, place: int) -> int:
         """Of one of the lane's epochs."""
-        return self._lane(place).batch_order().num_steps
+        return self._lane(place).build_sampler().num_steps
 
     def _lane(self, place: int) -> Lane:
         lane = self.lanes[place]
         assert lane is not None
         return lane
 
-    def is_prepared(self, place: int, number: int) -> bool:
-        laid = self._laid.get(place)
-        return laid is not None and laid.number == number
-
-    def prepare(self, place: int, number: int) -> None:
-        """Lay out an epoch on the host; `begin` has less to do then."""
-        if self.is_prepared(place, number):
-            return
-        lane, room = self._lane(place), self.capacity
-        draw = lane.batch_order()
-        order = draw.sample_epoch(number)
-        rows, shares = (_widened(part, (room.steps, room.passes, room.batch)) for part in order)
-        rates = torch.zeros(room.steps, dtype=torch.float64)
-        rates[: draw.num_steps] = torch.tensor(
-            optim.compute_lrs(lane.config.train, number, draw.num_steps), dtype=torch.float64
-        )
-        self._laid[place] = Laid(number, rows, shares, rates)
+    def prepare(self, place: int, epoch: int) -> bool:
+        """Lay out an epoch on the host, so that `begin` has less to do; False if it was already."""
+        layout = self._layouts.get(place)
+        if layout is not None and layout.number == epoch:
+            return False
+        lane, capacity = self._lane(place), self.capacity
+        sampler = lane.build_sampler()
+        shape = (capacity.steps, capacity.passes, capacity.batch)
+        rows, shares = (_widen(part, shape) for part in sampler.sample_epoch(epoch))
+        lrs = optim.compute_lrs(lane.config.train, epoch, sampler.num_steps)
+        rates = torch.zeros(capacity.steps, dtype=torch.float64)
+        rates[: len(lrs)] = torch.tensor(lrs, dtype=torch.float64)
+        self._layouts[place] = EpochLayout(epoch, rows, shares, rates)
+        return True
 
     def begin(self, epochs: Mapping[int, EpochStart]) -> None:
-        """Set lanes going, by place. `go_back` leads to an epoch's first step from then on."""
+        """Start epochs, by place. From an epoch's first step on, `go_back` leads there."""
         for place, epoch in epochs.items():
             self.prepare(place, epoch.number)
         places = list(epochs)
-        laid, tape = [self._laid.pop(place) for place in places], self.buffers
-        given = {
-            "rows": torch.stack([one.rows for one in laid]),
-            "shares": torch.stack([one.shares for one in laid]),
+        layouts = [self._layouts.pop(place) for place in places]
+        values = {
+            "rows": torch.stack([one.rows for one in layouts]),
+            "shares": torch.stack([one.shares for one in layouts]),
             "rates": torch.stack(
-                [epochs[k].rate * one.rates for k, one in zip(places, laid, strict=True)]
+                [epochs[k].rate * one.rates for k, one in zip(places, layouts, strict=True)]
             ).float(),
             "cursor": torch.tensor([epochs[place].step for place in places]),
             "before": torch.tensor([epochs[place].steps_before for place in places]),
             "active": torch.ones(len(places), dtype=torch.bool),
             "frozen": torch.tensor(
-                [pretrained.is_frozen(self._lane(k).config.train, epochs[k].number) for k in places]
+                [optim.is_frozen(self._lane(k).config.train, epochs[k].number) for k in places]
             ),
         }
         index = self._at(places)
-        for name, value in given.items():
-            tape[name].index_copy_(0, index, value.to(self.plan.device))
+        for name, value in values.items():
+            self.buffers[name].index_copy_(0, index, value.to(self.plan.device))
         _copy(self.live, self.good, self._at([k for k in places if not epochs[k].step]))
-        self._going |= set(places)
-        self._passes.select(self._going)
+        self._running |= set(places)
+        self._passes.select(self._running)
 
     def _at(self, places: Sequence[int]) -> Tensor:
         return torch.tensor(places, dtype=torch.int64, device=self.plan.device)
 
     def freeze(self, place: int) -> None:
-        """Stop a lane at once; it keeps what it has."""
+        """Stop a lane at once; it keeps its rows."""
         self.buffers["active"][place] = False
         self.buffers["cursor"][place] = 0
-        self._going -= {place}
-        self._passes.select(self._going)
+        self._running -= {place}
+        self._passes.select(self._running)
 
     def leave(self, place: int) -> None:
         """Empty a place."""
         self.freeze(place)
-        self._laid.pop(place, None)
+        self._layouts.pop(place, None)
         self.lanes[place] = None
 
     def go_back(self, place: int) -> None:
@@ -269,7 +278,7 @@ class Pack:
         _copy(self.good, self.live, self._at([place]))
 
     def keep_best(self, places: Sequence[int]) -> None:
-        """Note that these lanes' weights are the best so far."""
+        """Keep these lanes' weights as their best so far."""
         _copy({"": self.live["weights"]}, {"": self.best}, self._at(places))
 
     def weights(self, place: int, *, best: bool = False) -> dict[str, Tensor]:
@@ -283,28 +292,61 @@ class Pack:
         own = {name: view[0].detach() for name, view in views.items()}
         return padding.unpad_weights(own, lane.config.model, self.capacity.model, self._tokens)
 
-    def compact(self, keep: Sequence[int]) -> Pack:
-        """A smaller pack of some places, each as it stands. This one is closed."""
-        smaller = Pack(len(keep), self.capacity, self.signature, self.series, self.plan, self.mode)
-        index, mine = self._at(keep), self.tensors()
+    def best_weights(self, rows: Mapping[str, Tensor], lane: Lane) -> dict[str, Tensor]:
+        return self.name_weights(rows["best"].to(self.plan.device), lane)
+
+    def restore(self, place: int, rows: Mapping[str, Tensor]) -> None:
+        """Put a lane that has its place back to where its rows were read."""
+        for name, tensor in self.state().items():
+            if name in rows:
+                tensor[place].copy_(rows[name])
+
+    def describe(self) -> dict[str, Any]:
+        """What a checkpoint needs beside the lanes to build the pack again."""
+        capacity = self.capacity._asdict()
+        capacity |= {name: capacity[name].model_dump_json() for name in ("config", "model")}
+        return {"capacity": capacity}
+
+    def compact(self, places: Sequence[int]) -> Pack:
+        """Build a smaller pack of some places, each as it stands, and close this one."""
+        smaller = Pack(
+            len(places), self.capacity, self.signature, self.series, self.plan, self.mode
+        )
+        index, mine = self._at(places), self.tensors()
         for name, tensor in smaller.tensors().items():
             tensor.copy_(mine[name].index_select(0, index))
-        smaller.lanes = [self.lanes[place] for place in keep]
-        smaller._going = {new for new, old in enumerate(keep) if old in self._going}
-        smaller._passes.select(smaller._going)
+        smaller.lanes = [self.lanes[place] for place in places]
+        smaller._running = {new for new, old in enumerate(places) if old in self._running}
+        smaller._passes.select(smaller._running)
         self.close()
         return smaller
 
-    def score(self, places: Sequence[int]) -> list[float]:
-        """The validation losses of some lanes; the host waits for them."""
+    def leave_low_precision(self) -> bool:
+        return False  # of one lane alone: the others would be other numbers
+
+    def flush(self) -> None:
+        """Nothing is put off: a graph holds one step."""
+
+    def kernels(self) -> list[str]:
+        return self.advance.kernels() if isinstance(self.advance, CapturedProgram) else []
+
+    def score(
+        self, places: Sequence[int], should_stop: Callable[[], bool] = lambda: False
+    ) -> list[float] | None:
+        """Compute the validation losses of some lanes; None if it has to stop before that."""
         counts = [len(self._lane(place).starts["val"]) for place in places]
         self._val_cursor.zero_()
         self._passes.select(set(places))
+        stopped = False
         for _ in range(-(-max(counts) // self.capacity.chunk)):
-            self.validate_batch()
-        self._passes.select(self._going)
-        sums = self.buffers["val_losses"].double().sum(dim=1).tolist()
+            stopped = stopped or should_stop()
+            if not stopped:
+                self.validate_batch()
+        self._passes.select(self._running)
+        sums = [] if stopped else self.buffers["val_losses"].double().sum(dim=1).tolist()
         self.buffers["val_losses"].zero_()
+        if stopped:
+            return None
         return [sums[place] / count for place, count in zip(places, counts, strict=True)]
 
     def failures(self) -> dict[str, str]:
@@ -317,7 +359,7 @@ class Pack:
         }
 
     def close(self) -> None:
-        """Let go of threads, graphs and programs: methods of its own would keep it from ending."""
+        """Release threads, graphs and programs: bound methods would keep the pack alive."""
         for program in (self.advance, self.validate_batch):
             if isinstance(program, CapturedProgram):
                 program.close()
@@ -343,34 +385,52 @@ class Pack:
                 grads[:, part.columns].masked_fill_(tape["frozen"][:, None], 0.0)
         divisor, overflow = flat_optim.compute_divisor(grads, settings["clip"], scale)
         moves = tape["active"] if overflow is None else tape["active"] & ~overflow
-        live["count"].add_(moves)
-        thawed = moves
-        if len(self._parts) > 1:
-            thawed = moves & ~tape["frozen"]
-            live["encoder_count"].add_(thawed)
-        lr = tape["rates"].gather(1, cursor[:, None])[:, 0]
-        several = len(self.capacity.optimizers) > 1
-        for part, (code, optimizer) in itertools.product(
-            self._parts, enumerate(self.capacity.optimizers)
-        ):
-            moving = thawed if part.starts_frozen else moves
-            flat_optim.update_lanes(
-                optimizer,
-                live["weights"][:, part.columns],
-                grads[:, part.columns],
-                live["first"][:, part.columns],
-                live["second"][:, part.columns],
-                lr=lr if part.lr_factor == 1.0 else lr * part.lr_factor,
-                decay=settings["decay"],
-                momentum=settings["momentum"],
-                count=live["encoder_count" if part.starts_frozen else "count"],
-                divisor=divisor,
-                moves=moving & (settings["optimizer"] == code) if several else moving,
-            )
+        updates, counts = self._prepare_updates(grads, divisor, moves)
+        # from here on nothing large is allocated: the lanes change, or stay as they are
+        for name, count in counts.items():
+            live[name].copy_(count)
+        for update in updates:
+            update()
         if scale is not None and overflow is not None:
             flat_optim.update_loss_scale(scale, live["since_growth"], overflow, tape["active"])
         tape["losses"].scatter_(1, cursor[:, None], loss[:, None])
         cursor.add_(tape["active"])
+
+    def _prepare_updates(
+        self, grads: Tensor, divisor: Tensor, moves: Tensor
+    ) -> tuple[list[Program], dict[str, Tensor]]:
+        """The updates of each slice of weights by each optimizer, and the steps that they count."""
+        live, tape, settings = self.live, self.buffers, self.settings
+        counts, thawed = {"count": live["count"] + moves}, moves
+        if len(self._parts) > 1:
+            thawed = moves & ~tape["frozen"]
+            counts["encoder_count"] = live["encoder_count"] + thawed
+        lr = tape["rates"].gather(1, tape["cursor"][:, None])[:, 0]
+        optimizers = self.capacity.optimizers
+        updates: list[Program] = []
+        for part in self._parts:
+            moving, count = moves, counts["count"]
+            if part.starts_frozen:
+                moving, count = thawed, counts["encoder_count"]
+            tensors = flat_optim.LaneTensors(
+                live["weights"][:, part.columns],
+                grads[:, part.columns],
+                live["first"][:, part.columns],
+                live["second"][:, part.columns],
+            )
+            for code, optimizer in enumerate(optimizers):
+                found = flat_optim.UpdateSettings(
+                    lr=lr if part.lr_factor == 1.0 else lr * part.lr_factor,
+                    decay=settings["decay"],
+                    momentum=settings["momentum"],
+                    taken=count,
+                    divisor=divisor,
+                    moves=moving & (settings["optimizer"] == code)
+                    if len(optimizers) > 1
+                    else moving,
+                )
+                updates.append(flat_optim.prepare_update(optimizer, tensors, found))
+        return updates, counts
 
     @torch.no_grad()
     def _check(self) -> None:
@@ -382,8 +442,19 @@ class Pack:
         self._val_cursor.add_(1)
 
 
-def _widened(part: Tensor, shape: tuple[int, int, int]) -> Tensor:
-    """Steps, passes and windows with zeros after them."""
+def parse_capacity(metadata: Mapping[str, Any]) -> PackCapacity:
+    """What the places of a checkpoint's pack can hold."""
+    values = metadata["capacity"]
+    parsed = {
+        "config": Config.model_validate_json(values["config"]),
+        "model": Model.model_validate_json(values["model"]),
+        "optimizers": tuple(values["optimizers"]),
+    }
+    return PackCapacity(**(values | parsed))
+
+
+def _widen(part: Tensor, shape: tuple[int, int, int]) -> Tensor:
+    """Pad steps, passes and windows with zeros."""
     if part.shape == shape:
         return part
     whole = np.zeros(shape, dtype=part.numpy().dtype)
@@ -393,6 +464,6 @@ def _widened(part: Tensor, shape: tuple[int, int, int]) -> Tensor:
 
 
 def _copy(source: Mapping[str, Tensor], to: Mapping[str, Tensor], index: Tensor) -> None:
-    """Some rows of every tensor."""
+    """Copy some rows of every tensor."""
     for name, tensor in source.items():
         to[name].index_copy_(0, index, tensor.index_select(0, index))

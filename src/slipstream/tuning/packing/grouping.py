@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from slipstream.config import Config
-from slipstream.engine.lanes.lane import MAY_DIFFER
+from slipstream.engine.lanes.capacity import MAY_DIFFER
 from slipstream.tuning.packing.trial import TrialRun
 
 ON_CHIP = 128

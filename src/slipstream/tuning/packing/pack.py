@@ -6,21 +6,25 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from slipstream import config as configs
-from slipstream.autotune import pack_size
 from slipstream.config import Config
-from slipstream.engine import checkpoint, lanestate, rounds
+from slipstream.engine import checkpoint, loop
+from slipstream.engine import state as states
 from slipstream.engine.checkpoint import Checkpoint
-from slipstream.engine.lanes import pack
-from slipstream.engine.lanes.lane import Lane, check_capacity
-from slipstream.engine.lanestate import LaneResult, TrainingState
-from slipstream.engine.loop import StopRequest
+from slipstream.engine.events import LaneEvents
+from slipstream.engine.lanes.capacity import PackCapacity, check_capacity, compute_capacity
+from slipstream.engine.lanes.gradients import LaneMode
+from slipstream.engine.lanes.lane import Lane
+from slipstream.engine.lanes.pack import Pack, parse_capacity
+from slipstream.engine.loop import LanePolicy, Round, RoundIterator, StopRequest
 from slipstream.engine.plan import Plan
-from slipstream.engine.rounds import LanePolicy, Round, RoundIterator
+from slipstream.engine.progress import LaneResult
+from slipstream.engine.state import TrainingState
 from slipstream.errors import UserError
 from slipstream.runs import Event, Run
 from slipstream.tuning.packing import grouping
@@ -45,7 +49,10 @@ class TrialPack:
         """The shape of the pack, then those of its trials: only trials of these may join"""
         self.trials: list[TrialRun] = []
         self.num_lanes = 0
+        self.memory_limit: int | None = None
+        """Lanes that fit into memory at a time, where all did not"""
         self.data: TrialData | None = None
+        self.capacity: PackCapacity | None = None
         self.state: TrainingState | None = None
         self.rounds: RoundIterator | None = None
         self.stream: torch.cuda.Stream | None = None
@@ -76,15 +83,9 @@ class TrialPack:
         extremes = (widest, *self.pool.source.list_extremes(widest))
         largest = [data.apply_class_weights(config) for config in extremes]
         plan, mode = data.make_plan(widest)
+        room = [*every, *(Lane(config, fold) for config in largest for fold in data.folds)]
+        self.capacity = compute_capacity(room, places=self.num_lanes)
         with self._use_device(plan):
-            built = pack.build_pack(
-                first,
-                data.dataset.signature,
-                data.series,
-                plan,
-                mode=mode,
-                room=[*every, *(Lane(config, fold) for config in largest for fold in data.folds)],
-            )
             self.lane_owners = [(lane.trial.number, lane.fold) for lane in first]
             self.search_run.append(
                 "pack",
@@ -95,11 +96,18 @@ class TrialPack:
                 batch=shape.batch,
                 plan=plan.to_dict(),
             )
-            self._start_rounds(rounds.start_pack(built, self.run), stop)
+            build = partial(self._build, plan, mode)
+            state = states.start(first, build, TrialEvents(self), num_places=self.num_lanes)
+            self._start_rounds(state, stop)
 
-    def resume(self, stop: StopRequest, max_lanes: int | None = None) -> bool:
-        """Continue from the newest checkpoint with at most `max_lanes` lanes at a time; return
-        whether it has a lane to train."""
+    def _build(self, plan: Plan, mode: LaneMode, num_places: int) -> Pack:
+        assert self.data is not None
+        assert self.capacity is not None
+        signature, series = self.data.dataset.signature, self.data.series
+        return Pack(num_places, self.capacity, signature, series, plan, mode)
+
+    def resume(self, stop: StopRequest) -> bool:
+        """Continue from the newest checkpoint; return whether it has a lane to train."""
         saved = self._read_checkpoint()
         if saved is None or not saved.metadata["lanes"]:
             return False
@@ -108,7 +116,7 @@ class TrialPack:
             PackShape(program, batch, tuple(widths)) for program, batch, widths in search["shapes"]
         ]
         self.lane_owners = [(number, fold) for number, fold in search["lane_owners"]]
-        self.num_lanes = min(len(saved.metadata["places"]), max_lanes or pack_size.MAX_LANES)
+        self.num_lanes = saved.metadata["limit"]
         active = {
             lane["number"]: self.lane_owners[lane["number"]] for lane in saved.metadata["lanes"]
         }
@@ -118,16 +126,11 @@ class TrialPack:
         data = self.data = self.datasets.get(self.trials[0].config)
         lanes = {trial.number: _make_lanes(trial, data) for trial in self.trials}
         self.queue.extend(lanes[number][fold] for number, fold in search["queue"])
-        with self._use_device(Plan.from_dict(saved.metadata["plan"])):
-            state = lanestate.restore_pack(
-                saved,
-                {lane: lanes[number][fold] for lane, (number, fold) in active.items()},
-                data.dataset.signature,
-                data.series,
-                self.run,
-                most=max_lanes,
-            )
-            self._start_rounds(state, stop)
+        plan, self.capacity = Plan.from_dict(saved.metadata["plan"]), parse_capacity(saved.metadata)
+        by_number = {lane: lanes[number][fold] for lane, (number, fold) in active.items()}
+        with self._use_device(plan):
+            build = partial(self._build, plan, saved.metadata["mode"])
+            self._start_rounds(states.restore(saved, by_number, build, TrialEvents(self)), stop)
         return True
 
     def _read_checkpoint(self) -> Checkpoint | None:
@@ -153,7 +156,8 @@ class TrialPack:
     def _start_rounds(self, state: TrainingState, stop: StopRequest) -> None:
         policy = LanePolicy(self._next_lane, self._judge, _get_stop_reason, drop_ended=True)
         self.state = state
-        self.rounds = rounds.train_rounds(state, stop, guide=policy, facts=self._get_search_state)
+        extra = self._get_search_state
+        self.rounds = loop.train_rounds(state, stop, policy=policy, extra_state=extra)
 
     @contextmanager
     def _use_device(self, plan: Plan) -> Iterator[None]:
@@ -177,7 +181,7 @@ class TrialPack:
         """Train one round; return whether there is another."""
         assert self.rounds is not None
         assert self.state is not None
-        with self._use_device(self.state.pack.plan):
+        with self._use_device(self.state.program.plan):
             self.round = next(self.rounds, None)
         if self.round is None:
             self.close()
@@ -223,13 +227,13 @@ class TrialPack:
     def _fits(self, trial: TrialRun) -> bool:
         """Whether the trial can join without a new capture."""
         assert self.data is not None
-        assert self.state is not None
+        assert self.capacity is not None
         device = self.data.series.values.device.type
         if grouping.get_pack_shape(trial.config, device) not in self.shapes:
             return False
         try:
             for lane in _make_lanes(trial, self.data):
-                check_capacity(lane, self.state.pack.capacity)
+                check_capacity(lane, self.capacity)
         except UserError:
             return False
         return True
@@ -259,6 +263,21 @@ class TrialPack:
                 "val_losses": {str(trial.number): trial.incomplete_epochs for trial in self.trials},
             }
         }
+
+
+class TrialEvents(LaneEvents):
+    """Logs the training of a pack; the search logs when memory holds fewer of its lanes."""
+
+    def __init__(self, pack: TrialPack) -> None:
+        super().__init__(pack.run)
+        self.pack = pack
+
+    def report_shortage(self, limit: int, steps: int, why: str) -> None:
+        self.pack.num_lanes = self.pack.memory_limit = limit
+        lanes = "1 lane" if limit == 1 else f"{limit} lanes"
+        since = f"step {steps} of the pack" if steps else "the start"
+        remedy = f"{lanes} at a time, from {since}"
+        self.pack.search_run.append("recovery", what="out of memory", remedy=remedy, why=why)
 
 
 def _get_stop_reason(result: LaneResult) -> str:

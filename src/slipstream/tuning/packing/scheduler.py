@@ -76,21 +76,17 @@ class PackScheduler:
         run = Run(folder, self.run.watch)
         return TrialPack(self.pool, self.datasets, run, self.run)
 
-    def _resume(
-        self, folder: Path, stop: StopRequest, max_lanes: int | None = None
-    ) -> list[TrialRun]:
-        """Resume a pack from its newest checkpoint, or delete its folder if there is none; return
-        the trials that continue."""
+    def _resume(self, folder: Path, stop: StopRequest) -> None:
+        """Resume a pack from its newest checkpoint, or delete its folder if there is none."""
         pack = self._make_pack(folder)
         if not checkpoint.list_steps(pack.run):
             runs.remove(folder)
-            return []
+            return
         self.packs.append(pack)
-        with self._recover(pack, stop):
-            if not pack.resume(stop, max_lanes):
+        with self._recover(pack):
+            if not pack.resume(stop):
                 self.packs.remove(pack)
                 runs.remove(folder)
-        return pack.trials
 
     def _start_packs(self, stop: StopRequest) -> None:
         """Form packs of waiting trials. A few trials wait for more of their shape while other packs
@@ -120,7 +116,7 @@ class PackScheduler:
         self.pool.start(group.trials)
         self.packs.append(pack)
         max_lanes = self.max_lanes.get(group.shape, MAX_LANES)
-        with self._recover(pack, stop):
+        with self._recover(pack):
             pack.start(group.shape, group.trials, stop, max_lanes=max_lanes)
 
     def _advance(self, stop: StopRequest) -> None:
@@ -132,7 +128,7 @@ class PackScheduler:
             time.sleep(POLL_S)
         self.packs.remove(pack)
         self.packs.append(pack)
-        with self._recover(pack, stop):
+        with self._recover(pack):
             if pack.advance():
                 return
             self.packs.remove(pack)
@@ -140,31 +136,27 @@ class PackScheduler:
                 runs.remove(pack.run.folder)
 
     @contextmanager
-    def _recover(self, pack: TrialPack, stop: StopRequest) -> Iterator[None]:
-        """On out of memory, resume the pack from its newest checkpoint with half as many lanes at a
-        time; trials that are not in the checkpoint start again."""
+    def _recover(self, pack: TrialPack) -> Iterator[None]:
+        """Note how many lanes of a shape fit into memory. A pack that runs out of it goes on with
+        half as many lanes by itself; where one lane does not fit, its trials fail."""
         try:
             yield
+            if pack.memory_limit is not None:
+                self.max_lanes[pack.shapes[0]] = pack.memory_limit
             return
         except recovery.MEMORY_ERRORS as error:
-            if not (pack.shapes and recovery.is_out_of_memory(error)):
+            if not pack.shapes:
                 raise
-            reason = recovery.first_line(error)
+            reason = recovery.explain_shortage(error)
         # outside the except block, whose traceback would keep the memory alive
         self.packs.remove(pack)
         pack.close()
         recovery.free_memory()
+        runs.remove(pack.run.folder)
         trials = self.pool.withdraw(pack.trials)
-        if pack.num_lanes == 1:
-            runs.remove(pack.run.folder)
-            for trial in trials:
-                self.pool.source.fail(trial, f"out of memory: {reason}")
+        if pack.num_lanes > 1:
+            self.max_lanes[pack.shapes[0]] = pack.num_lanes // 2
+            self.pool.waiting = [trial.copy_untrained() for trial in trials] + self.pool.waiting
             return
-        max_lanes = self.max_lanes[pack.shapes[0]] = pack.num_lanes // 2
-        steps = checkpoint.list_steps(pack.run)
-        since = f"step {steps[-1]} of the pack" if steps else "the start"
-        remedy = f"{max_lanes} lanes at a time, from {since}"
-        self.run.append("recovery", what="out of memory", remedy=remedy, why=reason)
-        resumed = {trial.number for trial in self._resume(pack.run.folder, stop, max_lanes)}
-        restarted = [trial.copy_untrained() for trial in trials if trial.number not in resumed]
-        self.pool.waiting = restarted + self.pool.waiting
+        for trial in trials:
+            self.pool.source.fail(trial, f"out of memory: {reason}")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from slipstream.config import Config
 from slipstream.engine.lanes.lane import Lane
-from slipstream.engine.lanestate import LaneResult
+from slipstream.engine.progress import LaneResult
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Starting from a pre-trained encoder: what of it fits, what stays frozen, and at which rates.
+"""The pre-trained encoder that a model starts from: its file, and which of its weights fit.
 
 A predicting model's encoder is its core without pool and head, under the names that the
 pre-training run gave the same weights.
@@ -7,23 +7,19 @@ pre-training run gave the same weights.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from slipstream import checksums, runs
-from slipstream.config import Config, Signature, Train
+from slipstream.config import Config, Signature
 from slipstream.data.scaler import Scaler
 from slipstream.engine import checkpoint
+from slipstream.engine.optim import CORE, is_encoder_weight
 from slipstream.errors import UserError
 from slipstream.models.registry import load_network
-
-CORE, OWN = "core.", ("core.pool.", "core.head.")
-"""Before an encoder's weights, and before those of a predicting model's own"""
 
 
 @dataclass(frozen=True)
@@ -153,53 +149,4 @@ def _column_order(theirs: Signature, mine: Signature) -> list[int]:
 def _reordered(weight: Tensor, order: list[int]) -> Tensor:
     by_column = weight.unflatten(1, (-1, len(order)))  # a patch has its rows one after the other
     found: Tensor = by_column[:, :, torch.tensor(order)].flatten(1, 2)
-    return found
-
-
-def is_encoder_weight(name: str) -> bool:
-    """Whether a weight of this name is the encoder's."""
-    return name.startswith(CORE) and not name.startswith(OWN)
-
-
-def is_frozen(train: Train, epoch: int) -> bool:
-    return train.init_from is not None and epoch < train.freeze_epochs
-
-
-def freeze(model: nn.Module, on: bool) -> None:
-    """Have a model's encoder learn nothing, or learn again; what it learns not, costs no step."""
-    for name, weight in model.named_parameters():
-        if is_encoder_weight(name):
-            weight.requires_grad_(not on)
-
-
-def compute_lr_factor(name: str, config: Config) -> float:
-    """What a weight's learning rate is a multiple of `train.lr` by."""
-    train, layers = config.train, len(config.model.sizes)
-    if train.init_from is None or not is_encoder_weight(name):
-        return 1.0
-    within = re.match(r"core\.(?:layers|norms)\.(\d+)\.", name)
-    at_the_bottom = name.startswith(("core.embed.", "core.positions"))
-    above = layers - 1 - int(within[1]) if within else layers if at_the_bottom else 0
-    return float(train.encoder_lr * train.layer_decay**above)
-
-
-class WeightGroup(NamedTuple):
-    """A stretch of weights that are trained alike."""
-
-    lr_factor: float
-    """Of `train.lr`"""
-    starts_frozen: bool
-    """Whether it is the encoder's, and begins frozen"""
-    items: list[Any]
-
-
-def group_weights(named: Iterable[tuple[str, Any]], config: Config) -> list[WeightGroup]:
-    """What belongs to each name, in stretches of one rate; without `init_from`, one of all."""
-    found: list[WeightGroup] = []
-    for name, item in named:
-        mine = config.train.init_from is not None and is_encoder_weight(name)
-        rate = compute_lr_factor(name, config)
-        if not found or found[-1][:2] != (rate, mine):
-            found.append(WeightGroup(rate, mine, []))
-        found[-1].items.append(item)
     return found

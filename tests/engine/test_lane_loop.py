@@ -11,15 +11,21 @@ import torch
 from slipstream import UserError, runs
 from slipstream.autotune.rules import make_plan
 from slipstream.data import windows
-from slipstream.engine import checkpoint, loop, rounds
+from slipstream.engine import checkpoint, loop, single
+from slipstream.engine import state as states
+from slipstream.engine.events import LaneEvents
 from slipstream.engine.lanes import pack
+from slipstream.engine.lanes.capacity import compute_capacity
 from slipstream.engine.lanes.lane import Lane
-from slipstream.engine.rounds import LanePolicy
+from slipstream.engine.lanes.pack import parse_capacity
+from slipstream.engine.loop import LanePolicy
+from slipstream.engine.plan import Plan
+from slipstream.engine.progress import DIVERGED, INTERRUPTED, OUT_OF_TIME
 from slipstream.models import build
 from slipstream.objectives import select_point
 from slipstream.runs import Run
 from tests.conftest import KINDS, close, slow, small_dataset, waves
-from tests.engine.lanes.test_pack import BASE, CUDA, MIXED, MODES, configured, lanes_of, packed
+from tests.engine.lanes.test_pack import BASE, CUDA, MIXED, MODES, configured, lanes_of
 from tests.engine.steps import make_task
 
 EVERYTHING = (
@@ -37,32 +43,51 @@ EVERYTHING = (
 @pytest.fixture(params=[1, 3])
 def ahead(request, monkeypatch):
     """Rounds that a device has before the first one's losses are read."""
-    for device in rounds.AHEAD:
-        monkeypatch.setitem(rounds.AHEAD, device, request.param)
+    for device in loop.ROUNDS_AHEAD:
+        monkeypatch.setitem(loop.ROUNDS_AHEAD, device, request.param)
 
 
 def alone(lane, dataset, tmp_path, watch=None):
     """The same lane as a run of its own."""
     memory = replace(dataset.memory, starts=dataset.memory.starts | lane.starts)
     count = dataset.num_windows | {name: len(starts) for name, starts in lane.starts.items()}
-    dataset = replace(dataset, memory=memory, count=count)
+    dataset = replace(dataset, memory=memory, num_windows=count)
     chosen = make_plan(lane.config, data_bytes=0)
     run = runs.create_run("alone", out=str(tmp_path), watch=watch)
     with chosen.flags(), torch.random.fork_rng():
-        return loop.fit(make_task(lane.config, dataset, chosen, run), chosen)
+        (result,) = loop.fit_task(make_task(lane.config, dataset, chosen, run), chosen).lanes
+    return result
 
 
 def trained(some, dataset, tmp_path, mode="together", *, watch=None, room=(), **how):
     run = runs.create_run("pack", out=str(tmp_path), watch=watch)
-    made = packed(some, dataset, mode, room=room, capture=some[0].config.engine.device == "cuda")
-    with made.plan.flags():
-        return rounds.fit(made, run, **how), run
+    config = some[0].config
+    engine = config.engine.model_copy(update={"capture": config.engine.device == "cuda"})
+    chosen = make_plan(config.model_copy(update={"engine": engine}), data_bytes=0)
+    capacity = compute_capacity([*some, *room], places=len(some))
+    build = builder(capacity, dataset, chosen, mode)
+    with chosen.flags(), loop.catch_signals() as stop:
+        state = states.start(some, build, LaneEvents(run), num_places=len(some))
+        return loop.fit(state, stop, **how).lanes, run
+
+
+def builder(capacity, dataset, chosen, mode):
+    series = dataset.memory.series.to(chosen.device)
+    return lambda places: pack.Pack(places, capacity, dataset.signature, series, chosen, mode)
+
+
+def resumed(saved, lanes, dataset, run):
+    """The lanes of a checkpoint, trained to their end."""
+    chosen = Plan.from_dict(saved.metadata["plan"])
+    build = builder(parse_capacity(saved.metadata), dataset, chosen, saved.metadata["mode"])
+    with chosen.flags(), loop.catch_signals() as stop:
+        return loop.fit(states.restore(saved, lanes, build, LaneEvents(run)), stop).lanes
 
 
 def same_end(one, lane, dataset, tmp_path, *, rel=1e-4):
     wanted = alone(lane, dataset, tmp_path)
     at, was = one.progress, wanted.progress
-    assert one.stopped == wanted.stopped
+    assert one.stop_reason == wanted.stop_reason
     for name in ("step", "epochs", "epoch", "best_epoch", "best_step", "since_best", "rollbacks"):
         assert getattr(at, name) == getattr(was, name), name
     assert at.rate == pytest.approx(was.rate)
@@ -110,11 +135,11 @@ def test_the_validation_loss_of_five_hundred_steps(tmp_path, kind, mode):
 
 
 def test_smaller_packs_are_made_on_the_way(tmp_path, monkeypatch):
-    sizes, compacted = [], pack.Pack.compact
+    sizes, compact = [], pack.Pack.compact
 
-    def noted(self, keep):
-        sizes.append(len(keep))
-        return compacted(self, keep)
+    def noted(self, places):
+        sizes.append(len(places))
+        return compact(self, places)
 
     monkeypatch.setattr(pack.Pack, "compact", noted)
     dataset = small_dataset(configured())
@@ -135,7 +160,7 @@ def test_a_lane_that_diverges_ends_alone(tmp_path, mode):
     calm = {"train": {"epochs": 3}}
     wild = {"train": {"epochs": 3, "lr": 1e25, "clip": "off", "schedule": "constant"}}
     both, _ = trained(lanes_of([calm, wild], dataset, **often), dataset, tmp_path, mode)
-    assert both[1].stopped == loop.DIVERGED
+    assert both[1].stop_reason == DIVERGED
     assert both[1].progress.rollbacks == 3
     assert both[1].progress.step == 0
     assert not both[1].weights
@@ -155,7 +180,7 @@ def test_a_rollback_is_the_lanes_own(tmp_path, monkeypatch):
         advance(self)
         steps.append(1)
         if len(steps) == 14:
-            self.tape["losses"][1, 4] = torch.nan
+            self.buffers["losses"][1, 4] = torch.nan
 
     common = {"train": BASE["train"] | {"epochs": 3, "schedule": "constant"}}
     some = lanes_of([{}, {"seed": 1}], dataset, **common)
@@ -165,17 +190,15 @@ def test_a_rollback_is_the_lanes_own(tmp_path, monkeypatch):
     assert [one.progress.rollbacks for one in fits] == [0, 1]
     assert len(steps) == 4 * 9
     same_end(fits[0], some[0], dataset, tmp_path)
-    step = loop._step
+    advance, taken = single.SingleProgram.advance, []
 
-    def spoilt(task, job, epoch, done):
-        job = step(task, job, epoch, done)
-        if epoch * 9 + done == 13 and not spoiled:
-            spoiled.append(1)
-            job.tape.losses[done] = torch.nan
-        return job
+    def spoilt(self):
+        advance(self)
+        taken.append(1)
+        if len(taken) == 14:
+            self.step.buffers.losses[4] = torch.nan
 
-    spoiled = []
-    monkeypatch.setattr(loop, "_step", spoilt)
+    monkeypatch.setattr(single.SingleProgram, "advance", spoilt)
     same_end(fits[1], some[1], dataset, tmp_path)
 
 
@@ -186,10 +209,10 @@ def test_places_are_refilled_while_others_train(tmp_path, mode):
     waiting = list(some[2:])
 
     def refill(one):
-        assert one.stopped
+        assert one.stop_reason
         return waiting.pop(0) if waiting else None
 
-    fits, _ = trained(some[:2], dataset, tmp_path, mode, room=some, guide=LanePolicy(refill))
+    fits, _ = trained(some[:2], dataset, tmp_path, mode, room=some, policy=LanePolicy(refill))
     assert [one.lane for one in fits] == some
     for one, lane in zip(fits, some, strict=True):
         same_end(one, lane, dataset, tmp_path)
@@ -198,15 +221,15 @@ def test_places_are_refilled_while_others_train(tmp_path, mode):
 def test_a_time_limit_ends_all_with_a_validation(tmp_path):
     dataset = small_dataset(configured())
     some = lanes_of([{}, {"seed": 1, "train": {"minutes": 1e-6}}], dataset)
-    fits, _ = trained(some, dataset, tmp_path, guide=LanePolicy(lambda one: one.lane))
+    fits, _ = trained(some, dataset, tmp_path, policy=LanePolicy(lambda one: one.lane))
     assert len(fits) == 2  # nobody comes when the time is over
-    assert all(one.stopped == rounds.OUT_OF_TIME and one.weights for one in fits)
+    assert all(one.stop_reason == OUT_OF_TIME and one.weights for one in fits)
 
 
 def ended(fits):
     return [
         (
-            *(one.number, one.progress, one.stopped),
+            *(one.number, one.progress, one.stop_reason),
             {name: value.cpu().numpy().tobytes() for name, value in one.weights.items()},
         )
         for one in fits
@@ -233,24 +256,21 @@ def test_a_stopped_pack_ends_as_the_unbroken_one_to_the_bit(tmp_path, mode, devi
     dataset = small_dataset(configured())
     often = {"engine": {"checkpoint_minutes": 1e-9, "log_every": 4}}
     some = lanes_of(EVERYTHING, dataset, device=device, **often)
-    series = dataset.memory.series.to(device)
     fits, whole = trained(some, dataset, tmp_path, mode)
     wanted = ended(fits)
     total = max(one[1].step for one in wanted)
     for step in (1 + int(share * total) for share in shares):
         fits, run = trained(some, dataset, tmp_path, mode, watch=stopping_at(step))
-        cut = [one.signal_number for one in fits if one.stopped == rounds.INTERRUPTED]
+        cut = [one.signal_number for one in fits if one.stop_reason == INTERRUPTED]
         assert cut
         assert set(cut) == {signal.SIGINT}
         saved, _ = checkpoint.read_newest(run)
-        with make_plan(some[0].config, data_bytes=0).flags():
-            again = Run(run.folder)
-            fits = rounds.resume(saved, some, dataset.signature, series, again)
+        fits = resumed(saved, some, dataset, Run(run.folder))
         assert ended(fits) == wanted
     killed = checkpoint.read_checkpoint(
         whole.checkpoints / f"step-{checkpoint.list_steps(whole)[0]}"
     )
-    fits = rounds.resume(killed, some, dataset.signature, series, whole)
+    fits = resumed(killed, some, dataset, whole)
     assert ended(fits) == wanted
 
 
@@ -270,17 +290,15 @@ def test_lanes_of_one_order_go_their_own_ways_too(tmp_path, device, stops):
         )
         for seed, change in enumerate(changes)
     ]
-    series = dataset.memory.series.to(device)
     fits, _ = trained(some, dataset, tmp_path)
     wanted = ended(fits)
-    assert fits[2].stopped == loop.DIVERGED
+    assert fits[2].stop_reason == DIVERGED
     for one, lane in zip(fits[:2], some[:2], strict=True):
         same_end(one, lane, dataset, tmp_path)
     for step in stops:
         _, run = trained(some, dataset, tmp_path, watch=stopping_at(step))
         saved, _ = checkpoint.read_newest(run)
-        with make_plan(some[0].config, data_bytes=0).flags():
-            fits = rounds.resume(saved, some, dataset.signature, series, Run(run.folder))
+        fits = resumed(saved, some, dataset, Run(run.folder))
         assert ended(fits) == wanted
 
 
@@ -290,7 +308,7 @@ def test_a_checkpoint_of_other_lanes_is_refused(tmp_path):
     _, run = trained(some, dataset, tmp_path, watch=stopping_at(4))
     saved, _ = checkpoint.read_newest(run)
     with pytest.raises(UserError, match=r"lane 0 has other settings than before \(seed, train"):
-        rounds.resume(saved, some[::-1], dataset.signature, dataset.memory.series, run)
+        resumed(saved, some[::-1], dataset, run)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -307,8 +325,8 @@ def test_a_verdict_ends_one_lane_and_no_other(tmp_path, mode):
             for one, _ in validated
         ]
 
-    fits, _ = trained(some, dataset, tmp_path, mode, guide=LanePolicy(judge=verdict))
-    assert [one.stopped for one in fits] == ["all epochs done", "hopeless", "all epochs done"]
+    fits, _ = trained(some, dataset, tmp_path, mode, policy=LanePolicy(judge=verdict))
+    assert [one.stop_reason for one in fits] == ["all epochs done", "hopeless", "all epochs done"]
     assert fits[1].weights
     assert fits[1].progress.epochs == 2
     assert [(n, e) for n, e, _ in seen if n == 1] == [(1, 1), (1, 2)]
@@ -327,7 +345,7 @@ def test_lanes_that_are_to_be_forgotten_leave_nothing(tmp_path):
         return some[2] if one.number == 0 else None
 
     fits, run = trained(
-        some[:2], dataset, tmp_path, room=some, guide=LanePolicy(refill, drop_ended=True)
+        some[:2], dataset, tmp_path, room=some, policy=LanePolicy(refill, drop_ended=True)
     )
     assert fits == []
     assert sorted(ended) == [(0, True), (1, True), (2, True)]

@@ -1,0 +1,285 @@
+"""The step program of a single model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slipstream.config.base import hash_seed
+from slipstream.engine import optim, recovery
+from slipstream.engine.batches.source import Program
+from slipstream.engine.lanes.lane import EpochStart, Lane
+from slipstream.engine.optim import LossScale
+from slipstream.engine.plan import Plan
+from slipstream.engine.single.step import SingleStep, build_step
+from slipstream.engine.single.task import TrainingTask
+from slipstream.errors import UserError
+from slipstream.models import build
+
+
+class SingleProgram:
+    """The step program of a single model; lanes train in it one after another.
+
+    Where memory runs out, it goes on from the same step with half the windows per pass. It freezes
+    and thaws a pre-trained encoder as the config wants it.
+    """
+
+    mode = "one at a time"
+    num_places = 1
+
+    def __init__(self, task: TrainingTask, plan: Plan) -> None:
+        self.task, self.plan = task, plan
+        self.best: dict[str, Tensor] = {}
+        self._step: SingleStep | None = None
+        self._epoch = EpochStart()
+        self._taken = 0
+        """Steps of the epoch that were asked for"""
+        self._good: dict[str, Tensor] = {}
+        """What `go_back` leads to, by the names of `_collect_state`"""
+        self._restored: dict[str, Tensor] = {}
+        """Rows that wait for the step to be built"""
+        self._is_used = False
+
+    @property
+    def step(self) -> SingleStep:
+        assert self._step is not None, "no epoch has begun"
+        return self._step
+
+    @property
+    def losses(self) -> Tensor:
+        return self.step.buffers.losses[None]
+
+    def put(self, place: int, lane: Lane) -> None:
+        """Give the place to a lane. The first one starts from the task's model as it is, each later
+        one from weights drawn from its own seed."""
+        self._drop_step()
+        self.task = self.task.for_lane(lane)
+        if self._is_used:
+            self._draw_weights(lane)
+        self._is_used = True
+        self.best, self._good, self._restored = {}, {}, {}
+
+    def _draw_weights(self, lane: Lane) -> None:
+        """Have the model begin as it would alone, with torch's generators, which a custom model may
+        draw from while it trains."""
+        device, model = self.plan.device, self.task.model
+        seed = hash_seed(lane.config.seed)
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(seed)
+            new = build(lane.config.model, self.task.dataset.signature)
+        model.load_state_dict(new.state_dict() | dict(lane.init))
+        model.requires_grad_(True)
+        torch.manual_seed(seed)
+
+    def num_steps(self, place: int) -> int:
+        train = self.task.config.train
+        assert train.batch != "auto"
+        return -(-self.task.dataset.num_windows["train"] // (train.batch * train.accumulate))
+
+    def prepare(self, place: int, epoch: int) -> bool:
+        return False  # batch sources do that in a thread of their own
+
+    def begin(self, epochs: Mapping[int, EpochStart]) -> None:
+        (self._epoch,) = epochs.values()
+        frozen = optim.is_frozen(self.task.config.train, self._epoch.number)
+        if self._step is None:
+            self._step = build_step(self.task, self.plan, frozen=frozen)
+            self._load_rows()
+        elif self._step.frozen and not frozen:
+            self._thaw()
+        self.step.begin(self._epoch)
+        self._taken = self._epoch.step
+        if not self._epoch.step or not self._good:
+            self._good = {name: t.clone() for name, t in self._collect_state().items()}
+
+    def _thaw(self) -> None:
+        """Train the encoder as well; nothing of the step that spared it is left."""
+        self.step.close()
+        if self.plan.capture:
+            recovery.free_memory()
+        epoch, before = self._epoch.number + 1, self._epoch.steps_before
+        self.task.run.append("thaw", what="the encoder", epoch=epoch, step=before)
+        self._step = build_step(self.task, self.plan, like=self.step, frozen=False)
+
+    def advance(self) -> None:
+        self._taken += 1
+        self._survive(self.step.advance)
+        if self.task.config.engine.sync:
+            float(self.step.buffers.losses[self._taken - 1])
+
+    def flush(self) -> None:
+        self._survive(self.step.flush)
+
+    def _survive(self, action: Program) -> None:
+        """Run steps; where memory runs out, run those that are missing in halves."""
+        while True:
+            try:
+                action()
+                return
+            except recovery.MEMORY_ERRORS as error:
+                why = recovery.explain_shortage(error)
+            # past the except block, whose traceback would pin the failed step's tensors
+            position = int(self.step.buffers.cursor)
+            self._halve(why)
+            self.step.batches.start_epoch(self._epoch.number, at=position)
+            self.step.buffers.begin(at=position)
+            action = self._catch_up
+
+    def _catch_up(self) -> None:
+        """Run the steps that were asked for and not taken: a graph collects several."""
+        for _ in range(self._taken - int(self.step.buffers.cursor)):
+            self.step.advance()
+        self.step.flush()
+
+    def _halve(self, why: str) -> None:
+        """Build the step with half the windows per pass and the effective batch kept."""
+        if self.step.micro_batch == 1:
+            raise UserError(
+                f"out of memory with a single window per pass ({why}); what is left to try: "
+                f"{recovery.suggest_remedies(self.task.config)}"
+            )
+        batch = -(-self.step.micro_batch // 2)
+        self.step.close()
+        recovery.free_memory()
+        remedy = f"{batch} windows per pass"
+        self.task.run.append("recovery", what="out of memory", remedy=remedy, why=why)
+        self.plan = replace(self.plan, micro_batch=batch)
+        self._step = build_step(self.task, self.plan, like=self.step)
+
+    def score(self, places: Sequence[int], should_stop: Callable[[], bool]) -> list[float] | None:
+        while True:
+            try:
+                return self._validate(should_stop)
+            except recovery.MEMORY_ERRORS as error:
+                why = recovery.explain_shortage(error)
+            self._halve(why)
+
+    def _validate(self, should_stop: Callable[[], bool]) -> list[float] | None:
+        current = self.step
+        current.val_batches.start_epoch(0)
+        current.val_buffers.begin()
+        for _ in range(current.val_batches.num_steps):
+            if should_stop():
+                return None
+            current.validate_batch()
+        total = float(current.val_buffers.losses.double().sum())
+        return [total / self.task.dataset.num_windows["val"]]
+
+    def keep_best(self, places: Sequence[int]) -> None:
+        if places:
+            self.best = {name: t.detach().clone() for name, t in self._model_state().items()}
+
+    def best_weights(self, rows: Mapping[str, Tensor], lane: Lane) -> dict[str, Tensor]:
+        return {
+            name.removeprefix("best."): row.to(self.plan.device)
+            for name, row in rows.items()
+            if name.startswith("best.")
+        }
+
+    def go_back(self, place: int) -> None:
+        for name, tensor in self._collect_state().items():
+            if name in self._good:
+                tensor.copy_(self._good[name])
+            else:  # copied before the first step, when the optimizer had no state
+                tensor.zero_()
+
+    def leave_low_precision(self) -> bool:
+        if self.plan.precision != "fp16":
+            return False
+        reasons = self.plan.reasons | {"precision": "fp16 gave a loss that was not finite"}
+        self.step.close()
+        self.plan = replace(self.plan, precision="fp32", reasons=reasons)
+        self._step = build_step(self.task, self.plan, like=self.step)
+        return True
+
+    def leave(self, place: int) -> None:
+        pass  # the next lane, or `close`, takes the step away
+
+    def _model_state(self) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = self.task.model.state_dict()
+        return state
+
+    def _collect_state(self) -> dict[str, Tensor]:
+        """The tensors that a step changes: those of the model, the optimizer and the scale."""
+        found = {f"model.{name}": tensor for name, tensor in self._model_state().items()}
+        states = _collect_optimizer_state(self.step.optimizer)
+        found |= {f"optimizer.{name}": tensor for name, tensor in states.items()}
+        found |= _scale_state(self.step.update.scale)
+        return {name: tensor.detach() for name, tensor in found.items()}
+
+    def state(self) -> dict[str, Tensor]:
+        tensors = {
+            **{f"live.{name}": tensor for name, tensor in self._collect_state().items()},
+            **{f"good.{name}": tensor for name, tensor in self._good.items()},
+            **{f"best.{name}": tensor for name, tensor in self.best.items()},
+        }
+        return {name: t[None] for name, t in tensors.items()} | {"losses": self.losses}
+
+    def restore(self, place: int, rows: Mapping[str, Tensor]) -> None:
+        weights = _strip(rows, "live.model.")
+        try:
+            self.task.model.load_state_dict(weights)
+        except RuntimeError as error:
+            raise UserError(f"the checkpoint does not fit: {error}") from None
+        device = self.plan.device
+        self.best = {name: row.to(device, copy=True) for name, row in _strip(rows, "best.").items()}
+        self._good = {name: row.to(device) for name, row in _strip(rows, "good.").items()}
+        self._restored = dict(rows)
+
+    def _load_rows(self) -> None:
+        """Give the optimizer, the loss scale and the losses what `restore` has brought."""
+        rows, self._restored = self._restored, {}
+        device, current = self.plan.device, self.step
+        params = [param for group in current.optimizer.param_groups for param in group["params"]]
+        for key, value in _strip(rows, "live.optimizer.").items():
+            index, name = key.split(".", 1)
+            current.optimizer.state[params[int(index)]][name] = value.to(device, copy=True)
+        for name, tensor in _scale_state(current.update.scale).items():
+            if f"live.{name}" in rows:
+                tensor.copy_(rows[f"live.{name}"])
+        if "losses" in rows:
+            losses = rows["losses"][: current.batches.num_steps]  # more with a smaller batch
+            current.buffers.losses[: len(losses)].copy_(losses)
+
+    def describe(self) -> dict[str, Any]:
+        return {}
+
+    def compact(self, places: Sequence[int]) -> SingleProgram:
+        return self
+
+    def kernels(self) -> list[str]:
+        return self._step.kernels() if self._step else []
+
+    def failures(self) -> dict[str, str]:
+        return self._step.failures() if self._step else {}
+
+    def close(self) -> None:
+        if self._step is not None:
+            self._step.close()
+
+    def _drop_step(self) -> None:
+        self.close()
+        self._step = None
+
+
+def _strip(rows: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): t for name, t in rows.items() if name.startswith(prefix)}
+
+
+def _collect_optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimizer's state as `parameter.name`, by the parameter's number."""
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    return {
+        f"{i}.{name}": value
+        for i, param in enumerate(params)
+        for name, value in sorted(optimizer.state.get(param, {}).items())
+        if isinstance(value, Tensor)
+    }
+
+
+def _scale_state(scale: LossScale | None) -> dict[str, Tensor]:
+    return {} if scale is None else {"scale": scale.scale, "since_growth": scale.since_growth}

@@ -1,0 +1,64 @@
+"""What is trained: a config, a model and its data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor, nn
+
+from slipstream.config import Config
+from slipstream.data.dataset import Dataset
+from slipstream.data.labels import selection
+from slipstream.data.windows import Series
+from slipstream.engine.batches.augmented import AugmentedCopies, prepare_copies
+from slipstream.engine.lanes.lane import Lane
+from slipstream.runs import Run
+
+
+@dataclass(frozen=True)
+class TrainingTask:
+    """What is trained, on which data, and the run that records it."""
+
+    config: Config
+    model: nn.Module
+    dataset: Dataset
+    series: Series | None
+    """Where the plan's home wants them; None where they are streamed"""
+    run: Run
+    fingerprint: str = ""
+    """Of the data's content"""
+    init: Mapping[str, Tensor] = field(default_factory=dict)
+    """Weights of a pre-trained encoder that the model starts from"""
+    copies: AugmentedCopies | None = None
+    """Augmented training windows on disk, in place of the series'"""
+
+    def build_lane(self) -> Lane:
+        """The task as the only lane of a program."""
+        memory = self.dataset.memory
+        starts = {} if memory is None else {name: memory.starts[name] for name in ("train", "val")}
+        return Lane(self.config, starts, init=self.init)
+
+    def for_lane(self, lane: Lane) -> TrainingTask:
+        """The task with a lane's config and windows, and the same model."""
+        memory, dataset = self.dataset.memory, self.dataset
+        if memory is not None and lane.starts:
+            counts = {name: len(starts) for name, starts in lane.starts.items()}
+            dataset = replace(
+                dataset,
+                memory=replace(memory, starts=memory.starts | lane.starts),
+                num_windows=dataset.num_windows | counts,
+            )
+        copies = self.copies
+        if copies is not None and lane.config is not self.config:
+            copies = prepare_copies(lane.config, dataset, self.run)
+        return replace(self, config=lane.config, dataset=dataset, copies=copies)
+
+
+def resolve_class_weights(config: Config, dataset: Dataset) -> Config:
+    """Replace balanced class weights by the numbers that they are for this data."""
+    if config.train.class_weights != "balanced":
+        return config
+    weights = selection.balance_weights(dataset.count_classes())
+    train = config.train.model_copy(update={"class_weights": weights})
+    return config.model_copy(update={"train": train})
