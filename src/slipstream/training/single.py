@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from slipstream import runs
-from slipstream.autotune.duration import estimate_duration
+from slipstream.autotune.duration import count_steps, estimate_duration
 from slipstream.engine import monitor, recovery
 from slipstream.engine.monitor import Monitor
 from slipstream.engine.plan import Plan
@@ -102,7 +102,7 @@ def _announce(task: TrainingTask, plan: Plan) -> None:
         series=len(dataset.index.series_names),
         parameters=_count_parameters(task),
         epochs=train.epochs,
-        steps_per_epoch=-(-dataset.num_windows["train"] // (train.batch * train.accumulate)),
+        steps_per_epoch=count_steps(task),
         plan=plan.to_dict(),
         **estimate_duration(task, plan),
         notes=dataset.notes,
