@@ -74,6 +74,7 @@ def test_too_many_threads_are_named():
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="starts its processes through sh")
 def test_other_work_on_the_machine_is_named():
     """As many threads as there are cores, and as many processes that do nothing but turn."""
     cores = machine.count_available_cores()

@@ -8,6 +8,7 @@ the finished trials in the log of the search.
 from __future__ import annotations
 
 import json
+import os
 import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from optuna.distributions import BaseDistribution, distribution_to_json
-from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.storages.journal._storage import JournalOperation as Op
 from optuna.storages.journal._storage import JournalStorageReplayResult
 from optuna.study import StudyDirection
@@ -44,6 +45,11 @@ UNKNOWN_TIME = "1970-01-01T00:00:00+00:00"
 
 class ChecksummedJournal(JournalFileBackend):
     """Optuna's journal file with a checksum in each line."""
+
+    def __init__(self, file_path: str) -> None:
+        # Optuna's default lock is a symbolic link, for which Windows requires a privilege
+        lock = JournalFileOpenLock(file_path) if os.name == "nt" else None
+        super().__init__(file_path, lock)
 
     def append_logs(self, logs: list[Log]) -> None:
         super().append_logs([add_checksum(log) for log in logs])

@@ -52,7 +52,10 @@ def _interrupt(number: int, _: FrameType | None) -> None:
 def _stop_with_parent() -> None:
     while os.read(sys.stdin.fileno(), 1):  # sys.stdin.read would block the exit
         pass
-    os.kill(os.getpid(), signal.SIGTERM)
+    if os.name == "nt":  # os.kill would end the process there before it saves its state
+        signal.raise_signal(signal.SIGTERM)
+    else:
+        os.kill(os.getpid(), signal.SIGTERM)  # also interrupts a system call of the main thread
 
 
 def _send(event: Event) -> None:

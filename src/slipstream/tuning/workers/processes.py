@@ -125,20 +125,22 @@ class WorkerProcess:
         self.events.put(WorkerEvent(self.task.index, None))
 
     def send_signal(self, number: int) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, number)
+        if os.name == "nt" and number == signal.SIGTERM:
+            # Windows would kill it; it saves its state and stops when stdin is closed
+            with suppress(OSError):
+                assert self.process.stdin is not None
+                self.process.stdin.close()
+            return
+        machine.signal_process_group(self.process.pid, number)
 
     def kill(self) -> None:
         if self.process.poll() is None:
-            self.send_signal(signal.SIGKILL)
+            machine.kill_process_group(self.process.pid)
         self._reader.join()
 
     def describe_exit(self) -> str:
-        code = self.process.returncode
-        reason = f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         text = (Path(self.task.folder) / STDERR).read_text(encoding="utf-8", errors="replace")
-        last_line = (text.strip().splitlines() or [""])[-1]
-        return f"{reason}: {last_line}" if last_line else reason
+        return machine.describe_exit(self.process.returncode, text)
 
 
 def run_workers(
