@@ -8,16 +8,6 @@ import pytest
 
 import slipstream
 from slipstream import UserError
-from slipstream.engine.monitor import summarize
-from slipstream.reporting import (
-    describe_estimate,
-    describe_usage,
-    format_energy,
-    format_number,
-    format_seconds,
-)
-from slipstream.reporting.plots import predictions as draw
-from slipstream.reporting.plots import training
 from tests.conftest import small_config, waves
 from tests.test_cli import invoke
 
@@ -103,112 +93,6 @@ def test_several_series_are_compared(tmp_path):
     table["id"] = [f"s{i // 100}" for i in range(300)]
     text, _ = page_of(tmp_path, table, data={"id": "id"})
     assert "By series" in text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (1234567.0, "1,234,567"),
-        (12.3456, "12.35"),
-        (0.0123456, "0.01235"),
-        (-3.0, "-3.000"),
-        (0.0, "0"),
-        (None, "–"),
-        (float("nan"), "–"),
-        (1e-12, "0.00000000"),
-    ],
-)
-def test_numbers_have_four_figures(value, text):
-    assert format_number(value) == text
-
-
-def test_durations():
-    assert [format_seconds(s) for s in (1.25, 59.97, 75, 3 * 3600 + 120)] == [
-        "1.2 s",
-        "1 min 0 s",
-        "1 min 15 s",
-        "3 h 2 min",
-    ]
-
-
-def test_thinning_keeps_the_extremes():
-    import numpy as np
-
-    y = np.zeros(100_000)
-    y[[70, 99_000]] = 5, -7
-    x, thin = draw._thin(np.arange(100_000), y)
-    assert len(thin) <= draw.MAX_POINTS
-    assert (thin.max(), thin.min()) == (5, -7)
-    assert (np.diff(x) > 0).all()
-
-
-SAMPLE = {
-    "event": "monitor",
-    "seconds": 1.0,
-    "cpu_percent": 104.0,
-    "rss_bytes": 1.24e9,
-    "gpu_utilisation": 97,
-    "gpu_memory_bytes": 2.1e9,
-    "power_w": 332.0,
-    "temperature_c": 61,
-    "clock_mhz": 1800,
-    "energy_j": 332.0,
-    "throttled": [],
-}
-
-
-def test_a_run_reports_its_energy_and_utilisation():
-    found = summarize([SAMPLE] * 411 + [SAMPLE | {"throttled": ["power cap"]}])
-    summary = {"seconds": 412.4, "monitor": found}
-    assert format_energy(summary) == "38 Wh"
-    assert list(describe_usage(summary)) == [
-        "GPU 97 % busy, 332 W, 2.1 GB peak GPU memory, up to 61 °C; "
-        "1.0 CPU cores busy, 1.2 GB peak memory"
-    ]
-    assert format_energy(summary | {"seconds": 30.0}) == "38 Wh since the run began"
-    assert (
-        format_energy(summary | {"monitor": summarize([SAMPLE | {"energy_j": 9e6}])}) == "2.5 kWh"
-    )
-    capped = summarize([SAMPLE, SAMPLE, SAMPLE | {"throttled": ["thermal"]}])
-    _, throttled = describe_usage({"monitor": capped})
-    assert throttled == "the GPU was throttled for 33 % of the time: thermal"
-    on_cpu = summarize([{key: SAMPLE[key] for key in list(SAMPLE)[:4]}])
-    assert format_energy({"seconds": 9, "monitor": on_cpu}) == ""
-    assert list(describe_usage({"monitor": on_cpu})) == ["1.0 CPU cores busy, 1.2 GB peak memory"]
-    assert not list(describe_usage({"monitor": None}))
-    assert format_energy({"seconds": 9, "monitor": None}) == ""
-
-
-def test_estimates_are_compared_with_the_actual_time():
-    found = {
-        "before_s": 41,
-        "before_is": "measured",
-        "after_ten_steps_s": 39,
-        "took_s": 40,
-        "planned_steps": 1520,
-    }
-    summary = {"steps": 1520, "estimate": found}
-    assert (
-        describe_estimate(summary)
-        == "estimated 41.0 s, 39.0 s after ten steps; training took 40.0 s"
-    )
-    short = found | {"before_is": "guessed", "after_ten_steps_s": None}
-    assert describe_estimate({"steps": 9, "estimate": short}) == (
-        "estimated 41.0 s (rule of thumb); training took 40.0 s for 9 of 1,520 steps"
-    )
-    unknown = found | {"before_s": None, "after_ten_steps_s": None}
-    assert describe_estimate({"steps": 9, "estimate": unknown}) == ""
-
-
-def test_the_machine_is_plotted_from_ten_samples_on():
-    assert training._draw_machine([]) is None
-    assert training._draw_machine([SAMPLE] * 9 + [SAMPLE | {"seconds": 0.1}]) is None
-    drawn = training._draw_machine([SAMPLE] * 10)
-    assert all(text in drawn for text in ("GPU busy", "power, W", "GPU memory", "seconds"))
-    on_cpu = {key: SAMPLE[key] for key in list(SAMPLE)[:4]}
-    drawn = training._draw_machine([SAMPLE, *[on_cpu] * 400])
-    assert all(text in drawn for text in ("CPU cores busy", "memory, GB", "minutes"))
-    assert "power" not in drawn
 
 
 def test_an_unfinished_run_has_no_report(tmp_path):

@@ -803,7 +803,7 @@ def test_the_command_line_shows_lanes(job, tmp_path):
     assert "a_lo80" in told["columns"]
     told = json.loads(invoke("evaluate", run, "--single", "--json").stdout)
     assert told["model"] == "the best of 3 models, fold by fold"
-    assert "intervals: " in invoke("evaluate", run).stdout
+    assert "coverage: " in invoke("evaluate", run).stdout
 
 
 def test_json_of_lanes_is_one_object(job):

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from slipstream.engine.monitor import summarize
+from slipstream.reporting import describe_estimate, describe_usage, format_energy
+from tests.reporting.monitor_sample import SAMPLE
+
+
+def test_a_run_reports_its_energy_and_utilisation():
+    found = summarize([SAMPLE] * 411 + [SAMPLE | {"throttled": ["power cap"]}])
+    summary = {"seconds": 412.4, "monitor": found}
+    assert format_energy(summary) == "38 Wh"
+    assert list(describe_usage(summary)) == [
+        "GPU 97 % busy, 332 W, 2.1 GB peak GPU memory, up to 61 °C; "
+        "1.0 CPU cores busy, 1.2 GB peak memory"
+    ]
+    assert format_energy(summary | {"seconds": 30.0}) == "38 Wh since the run began"
+    assert (
+        format_energy(summary | {"monitor": summarize([SAMPLE | {"energy_j": 9e6}])}) == "2.5 kWh"
+    )
+    capped = summarize([SAMPLE, SAMPLE, SAMPLE | {"throttled": ["thermal"]}])
+    _, throttled = describe_usage({"monitor": capped})
+    assert throttled == "the GPU was throttled for 33 % of the time: thermal"
+    on_cpu = summarize([{key: SAMPLE[key] for key in list(SAMPLE)[:4]}])
+    assert format_energy({"seconds": 9, "monitor": on_cpu}) == ""
+    assert list(describe_usage({"monitor": on_cpu})) == ["1.0 CPU cores busy, 1.2 GB peak memory"]
+    assert not list(describe_usage({"monitor": None}))
+    assert format_energy({"seconds": 9, "monitor": None}) == ""
+
+
+def test_estimates_are_compared_with_the_actual_time():
+    found = {
+        "before_s": 41,
+        "before_is": "measured",
+        "after_ten_steps_s": 39,
+        "took_s": 40,
+        "planned_steps": 1520,
+    }
+    summary = {"steps": 1520, "estimate": found}
+    assert (
+        describe_estimate(summary)
+        == "estimated 41.0 s, 39.0 s after ten steps; training took 40.0 s"
+    )
+    short = found | {"before_is": "guessed", "after_ten_steps_s": None}
+    assert describe_estimate({"steps": 9, "estimate": short}) == (
+        "estimated 41.0 s (rule of thumb); training took 40.0 s for 9 of 1,520 steps"
+    )
+    unknown = found | {"before_s": None, "after_ten_steps_s": None}
+    assert describe_estimate({"steps": 9, "estimate": unknown}) == ""
