@@ -24,3 +24,21 @@ def test_links_lead_somewhere(page):
     targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text)
     missing = [t for t in targets if "://" not in t and not (page.parent / t).exists()]
     assert not missing
+
+
+def find_missing(name: str) -> bool:
+    """Whether `engine/loop` or `scoring/predict.build_table` names no module, folder or symbol."""
+    path, _, symbol = name.removesuffix(".py").rstrip("/").partition(".")
+    module = ROOT / "src" / "slipstream" / f"{path}.py"
+    if not symbol:
+        return not (module.exists() or module.with_suffix("").is_dir())
+    words = re.findall(r"\w+", module.read_text(encoding="utf-8")) if module.exists() else []
+    return not set(symbol.split(".")) <= set(words)
+
+
+def test_the_architecture_names_modules_that_exist():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    names = set(re.findall(r"`([a-z_]+/[\w/.]*)`", text)) - {"tests/test_layers.py"}
+    names = {name for name in names if not name.startswith("tests/")}
+    assert len(names) > 50
+    assert not [name for name in sorted(names) if find_missing(name)]

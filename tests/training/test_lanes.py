@@ -789,7 +789,13 @@ def test_the_command_line_shows_lanes(job, tmp_path):
     assert "lanes: 2 folds x 3 seeds = 6 models, all at once, as one program" in found.stderr
     assert "lane 6 of 6 done: fold" in found.stderr
     assert "6 of 6 lanes done (all epochs done: 6)" in found.stderr
-    for part in ("ensemble", "3 seeds: test MAE", "2 folds: test MAE", "coverage: ", "their mean"):
+    for part in (
+        "ensemble",
+        "3 seeds: test MAE",
+        "2 folds: test MAE",
+        "coverage: ",
+        "single model",
+    ):
         assert part in found.stdout
     run = runs.find_last(str(tmp_path / "runs"))
     assert "From fold to fold" in (run / "report.html").read_text()
