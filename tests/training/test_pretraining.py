@@ -293,7 +293,13 @@ def kept_by_epoch(asked, table):
         if event["event"] == "checkpoint":
             folder = run_of().checkpoints
             newest = folder / f"step-{checkpoint.list_steps(run_of())[-1]}"
-            found.append((event["step"], load_file(newest / "weights.safetensors")))
+            (file,) = newest.glob("*.safetensors")
+            rows = load_file(file)
+            prefix = "live.model."
+            weights = {n.partition(prefix)[2]: row for n, row in rows.items() if prefix in n}
+            if file.name == "lanes.safetensors":  # its first axis is the lane's place
+                weights = {name: row[0] for name, row in weights.items()}
+            found.append((event["step"], weights))
 
     def run_of():
         return runs.open_run(runs.find_last(asked["out"]))
