@@ -49,7 +49,8 @@ def check_compatible(lanes: Sequence[Lane]) -> None:
         unlike = [name for name in differences if name not in MAY_DIFFER]
         wider = first.model.sizes != lane.config.model.sizes
         if wider and not first.model.spec.can_pad:
-            unlike.append(f"model.hidden (of {first.model.kind})")
+            kind = first.model.kind
+            unlike.append(f"model.hidden (of {kind if first.model.is_custom else f'a {kind}'})")
         if wider and first.model.layer_norm:
             unlike.append("model.hidden (with model.layer_norm)")
         if wider and first.masked and first.pretrain.variance:
