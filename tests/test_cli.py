@@ -203,7 +203,7 @@ def test_a_terminal_gets_a_bar_that_goes_away(job):
 
 
 def test_bench_measures_compares_and_leaves_its_files(job, tmp_path):
-    given = (job, *sets(), "--minutes", "0.03")
+    given = (job, *sets(), "--minutes", "0.05")
     for name in ("old", "new"):
         found = invoke("bench", "ladder", *given, "--out", tmp_path / name, "--json")
         assert found.exit_code == 0, found.output
