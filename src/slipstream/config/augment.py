@@ -1,4 +1,4 @@
-"""How training windows are changed before the model sees them."""
+"""The settings of augmentation."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Augment(Section):
 
     @property
     def for_step(self) -> Augment:
-        """What is left to do where there are copies"""
+        """The augmentation that remains in the step beside cached copies."""
         if not self.cache:
             return self
         return self.model_copy(update=dict.fromkeys(KINDS[:-2], 0.0))
@@ -69,5 +69,5 @@ class Augment(Section):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Those that are on"""
+        """The kinds that are on."""
         return tuple(kind for kind in KINDS if getattr(self, kind) > 0)

@@ -1,4 +1,4 @@
-"""How it runs."""
+"""The settings of the engine."""
 
 from __future__ import annotations
 
