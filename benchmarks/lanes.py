@@ -1,14 +1,14 @@
-"""Measures many models in one program, beside one model and beside Lightning at its best.
+"""Measures many models in one program, compared with one model and with Lightning at its best.
 
     python benchmarks/lanes.py --out benchmarks/records/<date>-<hardware>-lanes [--cases A,B]
         [--alone] [--steps]
 
-First one recurrent layer, forward and backward, by cuDNN and by our own kernels, for one model and
-for 16; then wide ones, of which several programs share one, or which run step by step where these
-would not all run at once, for up to 64 models. Then whole
-training steps of the standard cases: one model through cuDNN and through our kernels, 16 lanes and
-64, and Lightning in its fastest ways, which --alone leaves out; --steps leaves out the layers.
-Repeats of all but Lightning take turns; figures are medians. Needs a GPU.
+First one recurrent layer, forward and backward, with cuDNN and with our own kernels, for one model
+and for 16. Then wide layers, for up to 64 models: several programs share a layer, or it runs step
+by step where these programs would not all run at once. Then whole training steps of the standard
+cases: one model with cuDNN and with our kernels, 16 and 64 lanes, and Lightning's fastest variants,
+which --alone leaves out; --steps leaves out the layers. Repeats of all but Lightning take turns;
+figures are medians. Needs a GPU.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from slipstream.engine.lanes import pack
 from slipstream.engine.lanes.lane import EpochStart, Lane
 from slipstream.kernels import rnn_layer
 
-LAYERS = {  # rows, windows, inputs, units, and whether only the last output is asked for
+LAYERS = {  # rows, windows, inputs, units, and whether only the last output is needed
     "A": (105, 512, 4, 128, False),
     "B": (24, 256, 10, 64, False),
     "C": (400, 200, 4, 128, True),
@@ -67,7 +67,7 @@ Step = Callable[[], Any]
 Size = tuple[int, int, int, int, bool]
 
 
-def captured(step: Step) -> Step:
+def capture(step: Step) -> Step:
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -84,31 +84,31 @@ def captured(step: Step) -> Step:
     return replay
 
 
-def in_turns(steps: dict[str, Step]) -> dict[str, list[float]]:
-    """Milliseconds of each, in rounds over all of them."""
+def time_in_turns(steps: dict[str, Step]) -> dict[str, list[float]]:
+    """Return the milliseconds of each step, measured in rounds over all of them."""
     counts = {}
     for name, step in steps.items():
-        _ms(step, 3)
-        counts[name] = max(3, int(1e3 * STRETCH_S / _ms(step, 3)))
-    found: dict[str, list[float]] = {name: [] for name in steps}
+        _time_ms(step, 3)
+        counts[name] = max(3, int(1e3 * STRETCH_S / _time_ms(step, 3)))
+    times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(ROUNDS):
         for name, step in steps.items():
-            _ms(step, max(counts[name] // 4, 1))  # its clock is up, its data are near
-            found[name].append(_ms(step, counts[name]))
-    return found
+            _time_ms(step, max(counts[name] // 4, 1))  # its clock is up, its data are near
+            times[name].append(_time_ms(step, counts[name]))
+    return times
 
 
-def _ms(step: Step, count: int) -> float:
+def _time_ms(step: Step, count: int) -> float:
     torch.cuda.synchronize()
-    began = time.perf_counter()
+    start = time.perf_counter()
     for _ in range(count):
         step()
     torch.cuda.synchronize()
-    return 1e3 * (time.perf_counter() - began) / count
+    return 1e3 * (time.perf_counter() - start) / count
 
 
-def layer_steps(kind: str, size: Size, counts: tuple[int, ...]) -> Iterator[tuple[str, Step]]:
-    """A layer by cuDNN, and by ours for as many models as there are `counts` and memory for."""
+def build_layer_steps(kind: str, size: Size, counts: tuple[int, ...]) -> Iterator[tuple[str, Step]]:
+    """Yield a layer with cuDNN, and with our kernels for as many models as fit into memory."""
     T, B, D, H = size[:4]
     inner = D >= INNER
     layer = {"lstm": nn.LSTM, "gru": nn.GRU}[kind](D, H).cuda()
@@ -116,17 +116,17 @@ def layer_steps(kind: str, size: Size, counts: tuple[int, ...]) -> Iterator[tupl
     x16 = torch.randn(T, B, D, device="cuda").half().requires_grad_(inner)
     grad16 = torch.randn(T, B, H, device="cuda").half()
     leaves16 = [*half.parameters(), *([x16] if inner else [])]
-    yield CUDNN, captured(lambda: torch.autograd.grad(half(x16)[0], leaves16, grad16))
+    yield CUDNN, capture(lambda: torch.autograd.grad(half(x16)[0], leaves16, grad16))
     for lanes in counts:
         try:
-            own = own_step(kind, size, layer.all_weights[0], lanes)
+            own = build_own_step(kind, size, layer.all_weights[0], lanes)
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
             break
         yield (OWN if lanes == 1 else f"{lanes} lanes"), own
 
 
-def own_step(kind: str, size: Size, of_one: list[torch.Tensor], lanes: int) -> Step:
+def build_own_step(kind: str, size: Size, of_one: list[torch.Tensor], lanes: int) -> Step:
     T, B, D, H, last = size
     inner = D >= INNER
     weights = [w.detach().expand(lanes, *w.shape).clone().requires_grad_() for w in of_one]
@@ -140,24 +140,24 @@ def own_step(kind: str, size: Size, of_one: list[torch.Tensor], lanes: int) -> S
             out = torch.func.vmap(lambda x, *w: rnn_layer(kind, x, w, last=last))(x, *weights)
         return torch.autograd.grad(out, leaves, grad)
 
-    return captured(step)
+    return capture(step)
 
 
-def layer_rows(kind: str, name: str, size: Size, counts: tuple[int, ...]) -> Iterator[ResultRow]:
+def measure_layer(kind: str, name: str, size: Size, counts: tuple[int, ...]) -> Iterator[ResultRow]:
     sizes = {f"{lanes} lanes": lanes for lanes in counts}
-    for way, times in in_turns(dict(layer_steps(kind, size, counts))).items():
-        each = [ms / sizes.get(way, 1) for ms in times]
-        yield ResultRow(f"{kind.upper()} {name}", way, "ms per model", each)
+    for variant, times in time_in_turns(dict(build_layer_steps(kind, size, counts))).items():
+        each = [ms / sizes.get(variant, 1) for ms in times]
+        yield ResultRow(f"{kind.upper()} {name}", variant, "ms per model", each)
     torch.cuda.empty_cache()
 
 
-def solo(case: Case, **engine: Any) -> Step:
-    """A captured step; torch's flags matter only until it is captured."""
+def build_single_step(case: Case, **engine: Any) -> Step:
+    """Build a captured step; torch's flags matter only until it is captured."""
     config = replace_settings(case.config, reset_engine=True, engine={"plan": "off"} | engine)
     return TrainingWorkload(config, case.dataset, first=5).step
 
 
-def together(case: Case, lanes: int) -> Step:
+def build_lane_step(case: Case, lanes: int) -> Step:
     config = replace_settings(
         case.config, reset_engine=True, engine={"plan": "off", "precision": "fp16"}
     )
@@ -165,17 +165,18 @@ def together(case: Case, lanes: int) -> Step:
     assert case.dataset.memory is not None
     assert task.series is not None
     starts = case.dataset.memory.starts
-    made = [Lane(config.model_copy(update={"seed": seed}), starts) for seed in range(lanes)]
-    taken = [0]
+    members = [Lane(config.model_copy(update={"seed": seed}), starts) for seed in range(lanes)]
+    num_taken = 0
 
     def step() -> None:
-        if taken[0] % packed.num_steps(0) == 0:
+        nonlocal num_taken
+        if num_taken % packed.num_steps(0) == 0:
             packed.buffers["cursor"].zero_()
-        taken[0] += 1
+        num_taken += 1
         packed.advance()
 
     with plan.flags():
-        packed = pack.build_pack(made, case.dataset.signature, task.series, plan)
+        packed = pack.build_pack(members, case.dataset.signature, task.series, plan)
         packed.begin({place: EpochStart() for place in range(lanes)})
         for _ in range(5):
             step()
@@ -184,7 +185,7 @@ def together(case: Case, lanes: int) -> Step:
     return step
 
 
-def case_of(name: str) -> Case:
+def build_case(name: str) -> Case:
     if name not in SMALL:
         return cases.build_standard_cases([name])[0]
     like, smaller = SMALL[name]
@@ -192,30 +193,32 @@ def case_of(name: str) -> Case:
     return replace(case, name=name, config=replace_settings(case.config, **smaller))
 
 
-def step_rows(case: Case, *, beside: bool) -> Iterator[ResultRow]:
-    steps = {CUDNN: solo(case, precision="fp16")}
+def measure_steps(case: Case, *, with_lightning: bool) -> Iterator[ResultRow]:
+    steps = {CUDNN: build_single_step(case, precision="fp16")}
     if case.config.model.spec.is_recurrent:
-        steps[OWN] = solo(case, precision="fp16", cudnn="off")
+        steps[OWN] = build_single_step(case, precision="fp16", cudnn="off")
     else:
         steps = {"one model": steps[CUDNN]}
     sizes = dict.fromkeys(steps, 1)
     for lanes in LANES.get(case.name, [16, 64]):
-        steps[f"{lanes} lanes"], sizes[f"{lanes} lanes"] = together(case, lanes), lanes
-    for way, times in in_turns(steps).items():
-        per_model = [ms / sizes[way] for ms in times]
-        yield ResultRow(case.name, way, "ms per step and model", per_model, {"lanes": sizes[way]})
+        steps[f"{lanes} lanes"], sizes[f"{lanes} lanes"] = build_lane_step(case, lanes), lanes
+    for variant, times in time_in_turns(steps).items():
+        per_model = [ms / sizes[variant] for ms in times]
+        yield ResultRow(
+            case.name, variant, "ms per step and model", per_model, {"lanes": sizes[variant]}
+        )
     del steps
     torch.cuda.empty_cache()
-    for precision, workers in LIGHTNING if beside else ():
+    for precision, workers in LIGHTNING if with_lightning else ():
         name = f"{BEST}, {precision}, {workers} workers"
         peer = PeerSettings(name, "lightning", precision, workers)
-        found = lightning_loop.time_steps(
+        timings = lightning_loop.time_steps(
             case.config, case.dataset, peer, warm_up=4 + 2 * workers, repeats=5, steps=20
         )
-        yield ResultRow(case.name, name, "ms per step and model", found.times, {"lanes": 1})
+        yield ResultRow(case.name, name, "ms per step and model", timings.times, {"lanes": 1})
 
 
-def layers_table(rows: list[ResultRow]) -> ResultTable:
+def build_layers_table(rows: list[ResultRow]) -> ResultTable:
     cells = []
     for name in dict.fromkeys(row.case for row in rows):
         of_case = {row.variant: row.median for row in rows if row.case == name}
@@ -227,17 +230,19 @@ def layers_table(rows: list[ResultRow]) -> ResultTable:
     return ResultTable("One recurrent layer", headings, cells, note)
 
 
-def wide_table(rows: list[ResultRow]) -> ResultTable:
-    ways = [OWN, "16 lanes", "64 lanes"]
+def build_wide_table(rows: list[ResultRow]) -> ResultTable:
+    variants = [OWN, "16 lanes", "64 lanes"]
     cells = []
     for name in dict.fromkeys(row.case for row in rows):
         of_case = {row.variant: row.median for row in rows if row.case == name}
         theirs = of_case[CUDNN]
-        told = [
-            f"{of_case[way]:.4f} ({theirs / of_case[way]:.2f}x)" if way in of_case else ""
-            for way in ways
+        labels = [
+            f"{of_case[variant]:.4f} ({theirs / of_case[variant]:.2f}x)"
+            if variant in of_case
+            else ""
+            for variant in variants
         ]
-        cells.append([name, f"{theirs:.4f}", *told])
+        cells.append([name, f"{theirs:.4f}", *labels])
     headings = ["inputs to units", "cuDNN", "our kernels", "16 lanes, each", "64 lanes, each"]
     note = (
         "One layer over 24 rows, batch 256, fp16, forward and backward, captured; ms per model, and"
@@ -248,7 +253,7 @@ def wide_table(rows: list[ResultRow]) -> ResultTable:
     return ResultTable("Wide layers", headings, cells, note)
 
 
-def steps_table(rows: list[ResultRow]) -> ResultTable:
+def build_steps_table(rows: list[ResultRow]) -> ResultTable:
     one: dict[str, float] = {}
     for row in rows:
         if row.variant.startswith("one model"):
@@ -262,16 +267,16 @@ def steps_table(rows: list[ResultRow]) -> ResultTable:
         ]
         for row in rows
     ]
-    headings = ["case", "way", "ms per step and model", "over the fastest with one"]
+    headings = ["case", "variant", "ms per step and model", "over the fastest with one"]
     note = "Whole training steps: gather, forward, loss, backward, clipping, update; ours in fp16."
     return ResultTable("Training steps", headings, cells, note)
 
 
-def headline(steps: list[ResultRow]) -> str:
-    told = [
+def write_headline(steps: list[ResultRow]) -> str:
+    labels = [
         f"{row.case} {row.median:.3g}" for row in steps if row.extra["lanes"] == 16 and row.repeats
     ]
-    return f"16 models in one program: {', '.join(told)} ms per step and model"
+    return f"16 models in one program: {', '.join(labels)} ms per step and model"
 
 
 def main() -> None:
@@ -280,31 +285,31 @@ def main() -> None:
     arguments.add_argument("--cases", default=",".join([*cases.STANDARD, *SMALL]))
     arguments.add_argument("--alone", action="store_true")
     arguments.add_argument("--steps", action="store_true")
-    given = arguments.parse_args()
+    options = arguments.parse_args()
     warnings.simplefilter("ignore")
-    began = time.monotonic()
+    start = time.monotonic()
     layers: list[ResultRow] = []
     wide: list[ResultRow] = []
     steps: list[ResultRow] = []
-    for kind in ("lstm", "gru") if not given.steps else ():
+    for kind in ("lstm", "gru") if not options.steps else ():
         for name, size in LAYERS.items():
-            layers += layer_rows(kind, name, size, (1, 16))
-            print(f"{time.monotonic() - began:5.0f} s, layer {kind} {name}", flush=True)
-    for name, size in WIDE.items() if not given.steps else ():
-        wide += layer_rows("lstm", name, size, (1, 16, 64))
-        print(f"{time.monotonic() - began:5.0f} s, layer lstm {name}", flush=True)
-    for case in map(case_of, given.cases.split(",")):
-        for row in step_rows(case, beside=not given.alone):
+            layers += measure_layer(kind, name, size, (1, 16))
+            print(f"{time.monotonic() - start:5.0f} s, layer {kind} {name}", flush=True)
+    for name, size in WIDE.items() if not options.steps else ():
+        wide += measure_layer("lstm", name, size, (1, 16, 64))
+        print(f"{time.monotonic() - start:5.0f} s, layer lstm {name}", flush=True)
+    for case in map(build_case, options.cases.split(",")):
+        for row in measure_steps(case, with_lightning=not options.alone):
             steps.append(row)
-            elapsed_s = time.monotonic() - began
+            elapsed_s = time.monotonic() - start
             print(f"{elapsed_s:5.0f} s, {row.case:12s} {row.variant:45s} {row.median:.4f}")
-        tables = [steps_table(steps)]
-        if not given.steps:
-            tables = [layers_table(layers), wide_table(wide), *tables]
-        spent = time.monotonic() - began
+        tables = [build_steps_table(steps)]
+        if not options.steps:
+            tables = [build_layers_table(layers), build_wide_table(wide), *tables]
+        spent = time.monotonic() - start
         rows = [*layers, *wide, *steps]
         results.write_result(
-            BenchResult("lanes", headline(steps), rows, tables, {}, spent), given.out
+            BenchResult("lanes", write_headline(steps), rows, tables, {}, spent), options.out
         )
 
 

@@ -80,11 +80,11 @@ def peak_of(config: dict[str, object], small: Path) -> tuple[float, float, float
     phase = 1
     process.stdin.write("\n")
     process.stdin.flush()
-    told = process.stdout.readline()
+    output = process.stdout.readline()
     over.set()
     thread.join()
     process.wait()
-    seconds, device = json.loads(told)
+    seconds, device = json.loads(output)
     return (peaks[1] - peaks[0]) / 1e6, seconds, device / 1e6
 
 

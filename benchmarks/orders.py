@@ -1,9 +1,9 @@
-"""Measures what one order of batches saves: lanes that read each batch once, beside lanes that each
-read their own.
+"""Measures what a common order of batches saves: lanes that read each batch once, compared with
+lanes that each read their own.
 
     python benchmarks/orders.py --out benchmarks/records/<date>-<hardware>-orders [--lanes 8]
 
-Whole training steps of packs on the device that there is, in turns; figures are medians.
+It times whole training steps of packs on the available device, in turns; figures are medians.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROUNDS, STRETCH_S = 9, 0.5
 OWN, ONE = "an order for each lane", "one order for all"
 
 
-def made(case: Case, lanes: int, order_seed: int | None) -> Pack:
+def build_pack(case: Case, lanes: int, order_seed: int | None) -> Pack:
     config = replace_settings(
         case.config, reset_engine=True, engine={"plan": "off"}, train={"order_seed": order_seed}
     )
@@ -41,56 +41,62 @@ def made(case: Case, lanes: int, order_seed: int | None) -> Pack:
         return pack.build_pack(some, case.dataset.signature, task.series, plan)
 
 
-def step_ms(packed: Pack, steps: int) -> float:
-    """Of the first steps of an epoch; the first of all is not timed."""
+def time_step_ms(packed: Pack, steps: int) -> float:
+    """Return the time per step at the start of an epoch, without the very first step."""
     with packed.plan.flags():
         packed.begin({place: EpochStart() for place in range(len(packed.lanes))})
         packed.advance()
         machine.synchronize(packed.plan.device)
-        began = time.perf_counter()
+        start = time.perf_counter()
         for _ in range(steps):
             packed.advance()
         machine.synchronize(packed.plan.device)
-        return 1e3 * (time.perf_counter() - began) / steps
+        return 1e3 * (time.perf_counter() - start) / steps
 
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--out", type=Path, required=True)
     arguments.add_argument("--lanes", type=int, default=8)
-    given = arguments.parse_args()
-    began = time.monotonic()
+    options = arguments.parse_args()
+    start = time.monotonic()
     rows, cells = [], []
     for name in CASES:
         case = cases.build_standard_cases([name])[0]
-        packs = {OWN: made(case, given.lanes, None), ONE: made(case, given.lanes, 0)}
+        packs = {
+            OWN: build_pack(case, options.lanes, None),
+            ONE: build_pack(case, options.lanes, 0),
+        }
         most = packs[OWN].num_steps(0) - 1
-        found: dict[str, list[float]] = {way: [] for way in packs}
+        times_by_variant: dict[str, list[float]] = {variant: [] for variant in packs}
         for _ in range(2):  # captures
             for packed in packs.values():
-                once = step_ms(packed, min(3, most))
+                once = time_step_ms(packed, min(3, most))
         steps = max(1, min(most, int(1e3 * STRETCH_S / once)))
         for _ in range(ROUNDS):
-            for way, packed in packs.items():
-                found[way].append(step_ms(packed, steps))
-        rows += [ResultRow(name, way, "ms per step", times) for way, times in found.items()]
-        own, one = (statistics.median(found[way]) for way in (OWN, ONE))
+            for variant, packed in packs.items():
+                times_by_variant[variant].append(time_step_ms(packed, steps))
+        rows += [
+            ResultRow(name, variant, "ms per step", times)
+            for variant, times in times_by_variant.items()
+        ]
+        own, one = (statistics.median(times_by_variant[variant]) for variant in (OWN, ONE))
         cells.append([name, f"{own:.3f}", f"{one:.3f}", f"{100 * (1 - one / own):.1f} %"])
         print(*cells[-1], flush=True)
         for packed in packs.values():
             packed.close()
     table = ResultTable(
-        f"Steps of {given.lanes} lanes, ms",
+        f"Steps of {options.lanes} lanes, ms",
         ["case", OWN, ONE, "saved"],
         cells,
         "Medians, in turns.",
     )
-    told = ", ".join(f"{cell[0]} {cell[3]}" for cell in cells)
-    spent = time.monotonic() - began
-    outcome = BenchResult(
-        "orders", f"One order for all lanes saves: {told}", rows, [table], {}, spent
+    savings = ", ".join(f"{cell[0]} {cell[3]}" for cell in cells)
+    spent = time.monotonic() - start
+    result = BenchResult(
+        "orders", f"One order for all lanes saves: {savings}", rows, [table], {}, spent
     )
-    results.write_result(outcome, given.out)
+    results.write_result(result, options.out)
 
 
 if __name__ == "__main__":

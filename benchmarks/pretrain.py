@@ -1,4 +1,4 @@
-"""Measures what masking and augmentation cost of a step, and a whole pre-training beside others.
+"""Measures the cost of masking and augmentation per step, and whole pre-trainings with peers.
 
     python benchmarks/pretrain.py --out benchmarks/records/<date>-<hardware>-augment
     python benchmarks/pretrain.py --case-a --out benchmarks/records/<date>-<hardware>-pretrain
@@ -56,20 +56,20 @@ PEERS = [("plain", "tf32", 4), ("lightning", "tf32", 4)]
 PEERS_ON_CPU = [("plain", "fp32", 0), ("lightning", "fp32", 0)]
 
 
-class WithoutDrawing(TrainingWorkload):
-    """Pre-training whose first mask is kept."""
+class FixedMaskWorkload(TrainingWorkload):
+    """Pre-training that reuses its first mask."""
 
     @contextmanager
     def settings(self) -> Iterator[None]:
         draws: Callable[..., Tensor] = masks.mask_windows
-        kept = self.__dict__.setdefault("kept", {})
+        reused = self.__dict__.setdefault("reused", {})
 
         def first(how: Pretrain, inputs: Tensor, key: Tensor | None) -> Tensor:
             shape = inputs.shape[:2]
-            if shape not in kept:
-                kept[shape] = draws(how, inputs, key)
-            found: Tensor = kept[shape]
-            return found
+            if shape not in reused:
+                reused[shape] = draws(how, inputs, key)
+            mask: Tensor = reused[shape]
+            return mask
 
         masks.mask_windows = first
         try:
@@ -79,11 +79,11 @@ class WithoutDrawing(TrainingWorkload):
             masks.mask_windows = draws
 
 
-def trials() -> dict[str, TrainingWorkload]:
-    """Every way to take a step of case A."""
+def build_workloads() -> dict[str, TrainingWorkload]:
+    """Build every variant of a training step of case A."""
     case = cases.build_standard_cases(["A"])[0]
     data = case.config.data
-    table = _drawn(len(data.inputs or ()), case.dataset.index.num_rows)
+    table = _simulate(len(data.inputs or ()), case.dataset.index.num_rows)
     table = table.append_column("y", table.column("x0"))
     engine = {"plan": "off", "threads": 1}
     if torch.cuda.is_available():  # as a plan would have it
@@ -93,48 +93,52 @@ def trials() -> dict[str, TrainingWorkload]:
         plain, train={"objective": "masked"}, data={"split": {"train": 0.9, "val": 0.1}}
     )
     predicting, filling = datasets.load_dataset(plain, table), datasets.load_dataset(masked, table)
-    found: dict[str, TrainingWorkload] = {
-        FIXED: WithoutDrawing(replace_settings(masked, pretrain={"mask": "random"}), filling)
+    workloads: dict[str, TrainingWorkload] = {
+        FIXED: FixedMaskWorkload(replace_settings(masked, pretrain={"mask": "random"}), filling)
     }
     for name, mask in MASKS.items():
-        found[name] = TrainingWorkload(replace_settings(masked, pretrain={"mask": mask}), filling)
-    found[PLAIN] = TrainingWorkload(plain, predicting)
+        workloads[name] = TrainingWorkload(
+            replace_settings(masked, pretrain={"mask": mask}), filling
+        )
+    workloads[PLAIN] = TrainingWorkload(plain, predicting)
     for kind in KINDS:
-        found[kind] = TrainingWorkload(
+        workloads[kind] = TrainingWorkload(
             replace_settings(plain, augment={kind: STRENGTH}), predicting
         )
     every = dict.fromkeys(KINDS, STRENGTH)
-    found["all seven"] = TrainingWorkload(replace_settings(plain, augment=every), predicting)
-    return found
+    workloads["all seven"] = TrainingWorkload(replace_settings(plain, augment=every), predicting)
+    return workloads
 
 
-def step_ms(trial: TrainingWorkload, steps: int) -> float:
+def time_step_ms(trial: TrainingWorkload, steps: int) -> float:
     """Milliseconds per step; on a CPU, of this process."""
     if trial.device.type == "cuda":
         return trial.measure_ms_per_step(steps)
     with trial.settings():
-        began = time.process_time()
+        start = time.process_time()
         trial.time_steps(steps)
-        return 1e3 * (time.process_time() - began) / steps
+        return 1e3 * (time.process_time() - start) / steps
 
 
-def costs() -> BenchResult:
-    began = time.monotonic()
-    every = trials()
-    steps = {name: max(2, int(1e3 * STRETCH_S / step_ms(one, 3))) for name, one in every.items()}
+def measure_costs() -> BenchResult:
+    start = time.monotonic()
+    every = build_workloads()
+    steps = {
+        name: max(2, int(1e3 * STRETCH_S / time_step_ms(one, 3))) for name, one in every.items()
+    }
     times: dict[str, list[float]] = {name: [] for name in every}
     for number in range(ROUNDS):
         for name, one in every.items():
-            times[name].append(step_ms(one, steps[name]))
+            times[name].append(time_step_ms(one, steps[name]))
         print(f"round {number + 1} of {ROUNDS}", flush=True)
     rows, cells = [], []
-    for name, found in times.items():
+    for name, repeats in times.items():
         base = FIXED if name.startswith("masked") else PLAIN
-        ratios = [mine / theirs for mine, theirs in zip(found, times[base], strict=True)]
-        row = ResultRow("A", name, "ms per step", found, {"against": base, "ratios": ratios})
+        ratios = [mine / theirs for mine, theirs in zip(repeats, times[base], strict=True)]
+        row = ResultRow("A", name, "ms per step", repeats, {"against": base, "ratios": ratios})
         rows.append(row)
-        told = "" if name == base else format_percent(statistics.median(ratios) - 1)
-        cells.append([name, format_spread(row), told])
+        cost = "" if name == base else format_percent(statistics.median(ratios) - 1)
+        cells.append([name, format_spread(row), cost])
     config = next(iter(every.values())).config
     both = "bidirectional " if config.model.bidirectional else ""
     note = (
@@ -157,11 +161,11 @@ def costs() -> BenchResult:
         f"all seven kinds {every_kind}"
     )
     settings = {"strength": STRENGTH, "rounds": ROUNDS, "steps": steps}
-    return BenchResult("augment", headline, rows, [table], settings, time.monotonic() - began)
+    return BenchResult("augment", headline, rows, [table], settings, time.monotonic() - start)
 
 
-def _drawn(columns: int, rows: int) -> pa.Table:
-    """Columns that remember: something for an encoder to learn."""
+def _simulate(columns: int, rows: int) -> pa.Table:
+    """Simulate autocorrelated columns: something for an encoder to learn."""
     draw = np.random.default_rng(0)
     values = draw.standard_normal((rows, columns))
     for row in range(1, rows):
@@ -169,11 +173,11 @@ def _drawn(columns: int, rows: int) -> pa.Table:
     return pa.table({f"x{i}": values[:, i] for i in range(columns)})
 
 
-def job(folder: Path, *, small: bool, epochs: int) -> Path:
-    """The case's data and config, ready for a command."""
+def write_job(folder: Path, *, small: bool, epochs: int) -> Path:
+    """Write the data and the config of the case for a command."""
     windows, validation = (2_000, 400) if small else (WINDOWS, VALIDATION)
     rows = [windows + CONTEXT - 1, validation + CONTEXT - 1, CONTEXT]
-    pa.parquet.write_table(_drawn(4, sum(rows)), folder / "rows.parquet")
+    pa.parquet.write_table(_simulate(4, sum(rows)), folder / "rows.parquet")
     config: Config = configs.load(
         {
             "name": "case-a",
@@ -187,27 +191,27 @@ def job(folder: Path, *, small: bool, epochs: int) -> Path:
     return folder / "job.toml"
 
 
-def timed(command: list[str]) -> float:
-    """Seconds from the start of Python to its end."""
-    began = time.perf_counter()
+def time_command(command: list[str]) -> float:
+    """Return the seconds from the start of Python to its end."""
+    start = time.perf_counter()
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed: {done.stderr[-1500:]}")
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
-def whole(epochs: int | None) -> BenchResult:
-    """Ours in full, before and after each of the others; of the others a few epochs, and what all
-    epochs would take them by the line through these."""
-    began = time.monotonic()
+def measure_whole(epochs: int | None) -> BenchResult:
+    """Time ours in full, before and after each peer; of each peer time a few epochs, and
+    extrapolate to all of them."""
+    start = time.monotonic()
     small = not torch.cuda.is_available()
     epochs = epochs or (2 if small else 50)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
 
         def ours(epochs: int) -> float:
-            path = job(Path(folder), small=small, epochs=epochs)
-            took = timed(["-m", "slipstream", "pretrain", str(path), "--quiet"])
+            path = write_job(Path(folder), small=small, epochs=epochs)
+            took = time_command(["-m", "slipstream", "pretrain", str(path), "--quiet"])
             print(f"{OURS}, {epochs} epochs: {took:.1f} s", flush=True)
             return took
 
@@ -217,12 +221,16 @@ def whole(epochs: int | None) -> BenchResult:
             if framework == "lightning" and not lightning_loop.has_lightning():
                 continue
             name = f"{framework}, {precision}, {workers} workers"
-            told = [framework, precision, str(workers), "habits"]
+            peer_options = [framework, precision, str(workers), "habits"]
             few = (1, 2) if small else (3, 15)
             took = []
             for count in few:
-                path = job(Path(folder), small=small, epochs=count)
-                took.append(timed(["-m", "slipstream.bench.frameworks.job", str(path), *told]))
+                path = write_job(Path(folder), small=small, epochs=count)
+                took.append(
+                    time_command(
+                        ["-m", "slipstream.bench.frameworks.job", str(path), *peer_options]
+                    )
+                )
                 print(f"{name}, {count} epochs: {took[-1]:.1f} s", flush=True)
             each = (took[1] - took[0]) / (few[1] - few[0])
             more = {"epochs": few, "seconds": took, "extrapolated": True}
@@ -243,7 +251,7 @@ def whole(epochs: int | None) -> BenchResult:
     )
     headline = f"Whole pre-training of case A ({size}): {first:.1f} s"
     settings: dict[str, Any] = {"epochs": epochs, "small": small}
-    return BenchResult("pretrain", headline, rows, [table], settings, time.monotonic() - began)
+    return BenchResult("pretrain", headline, rows, [table], settings, time.monotonic() - start)
 
 
 def main() -> None:
@@ -251,10 +259,10 @@ def main() -> None:
     arguments.add_argument("--out", type=Path, required=True)
     arguments.add_argument("--case-a", action="store_true")
     arguments.add_argument("--epochs", type=int)
-    given = arguments.parse_args()
-    found = whole(given.epochs) if given.case_a else costs()
-    results.write_result(found, given.out)
-    print(found.headline)
+    options = arguments.parse_args()
+    result = measure_whole(options.epochs) if options.case_a else measure_costs()
+    results.write_result(result, options.out)
+    print(result.headline)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Measures a search whose trials train together, beside Optuna and Lightning one after another.
+"""Measures a search whose trials train together, compared with Optuna and Lightning in sequence.
 
     python benchmarks/search.py --out benchmarks/records/<date>-<hardware>-search [--parts ...]
 
@@ -53,7 +53,7 @@ TOGETHER, PRUNED, USUAL, ALONE = (
 )
 
 
-def demand(rows: int = ROWS) -> pa.Table:
+def simulate_demand(rows: int = ROWS) -> pa.Table:
     """Hourly demand at stations: days, weeks, weather, holidays, and noise of their own."""
     draw = np.random.default_rng(0)
     hour = np.arange(rows)
@@ -91,7 +91,7 @@ def demand(rows: int = ROWS) -> pa.Table:
     return pa.table({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
 
 
-def job(path: Path, out: Path, **tune: Any) -> dict[str, Any]:
+def build_job(path: Path, out: Path, **tune: Any) -> dict[str, Any]:
     return {
         "name": "demand",
         "out": str(out),
@@ -110,27 +110,27 @@ def job(path: Path, out: Path, **tune: Any) -> dict[str, Any]:
     }
 
 
-def searched(
+def run_search(
     settings: dict[str, Any], watch: Any = None
 ) -> tuple[dict[str, Any], float, list[Any]]:
-    began = time.perf_counter()
-    found = slipstream.tune(settings, watch=watch)
-    trials = found.study.get_trials(deepcopy=False)
-    return found.summary, time.perf_counter() - began, trials
+    start = time.perf_counter()
+    result = slipstream.tune(settings, watch=watch)
+    trials = result.study.get_trials(deepcopy=False)
+    return result.summary, time.perf_counter() - start, trials
 
 
-def lightning_s(path: Path, out: Path, batch: int, precision: str, workers: int) -> float:
-    """Seconds of one whole trial, from starting Python to its end."""
-    settings = job(path, out)
+def time_lightning(path: Path, out: Path, batch: int, precision: str, workers: int) -> float:
+    """Return the seconds of one whole trial, from the start of Python to its end."""
+    settings = build_job(path, out)
     del settings["tune"]
     settings["train"] |= {"batch": batch}
     settings["model"] |= {"hidden": [160, 80]}
     file = out / f"trial-{batch}.toml"
     file.write_text(configs.to_toml(configs.load(settings)), encoding="utf-8")
     command = [sys.executable, "-m", "slipstream.bench.frameworks.job", str(file)]
-    began = time.perf_counter()
+    start = time.perf_counter()
     subprocess.run([*command, "lightning", precision, str(workers), "plain"], check=True)
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
 def main() -> None:
@@ -142,39 +142,43 @@ def main() -> None:
     arguments.add_argument("--parallel", type=int, default=0)
     arguments.add_argument("--studies", type=int, default=3)
     arguments.add_argument("--studies-of", type=int, default=TRIALS)
-    given = arguments.parse_args()
-    parts = given.parts.split(",")
-    began = time.perf_counter()
+    options = arguments.parse_args()
+    parts = options.parts.split(",")
+    start = time.perf_counter()
 
-    def tell(what: str) -> None:
-        print(f"{time.perf_counter() - began:5.0f} s, {what}", flush=True)
+    def log(what: str) -> None:
+        print(f"{time.perf_counter() - start:5.0f} s, {what}", flush=True)
 
     rows: list[ResultRow] = []
 
     def write() -> None:
-        spent = time.perf_counter() - began
+        spent = time.perf_counter() - start
         settings = {"space": SPACE, "trials": TRIALS, "epochs": EPOCHS}
-        found = BenchResult("search", _headline(rows), rows, [_table(rows)], settings, spent)
-        results.write_result(found, given.out)
+        result = BenchResult(
+            "search", _write_headline(rows), rows, [_build_table(rows)], settings, spent
+        )
+        results.write_result(result, options.out)
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         path = folder / "demand.parquet"
-        pa.parquet.write_table(demand(), path)
+        pa.parquet.write_table(simulate_demand(), path)
         trials: list[Any] = []
-        for part, way, pruner in (("search", TOGETHER, "none"), ("pruned", PRUNED, "median")):
+        for part, variant, pruner in (("search", TOGETHER, "none"), ("pruned", PRUNED, "median")):
             if part in parts:
 
                 def show(event: dict[str, Any]) -> None:
                     if event["event"] == "pack":
-                        told = {k: event[k] for k in ("places", "widths", "batch", "mode")}
-                        tell(f"pack {told} {event['plan']['precision']} {len(event['trials'])}")
+                        described = {k: event[k] for k in ("places", "widths", "batch", "mode")}
+                        log(f"pack {described} {event['plan']['precision']} {len(event['trials'])}")
                     elif event["event"] in ("recovery", "fallback"):
-                        tell(str(event))
+                        log(str(event))
 
-                more = {"parallel": given.parallel} if given.parallel else {}
-                summary, whole_s, found = searched(job(path, folder, pruner=pruner, **more), show)
-                trials = trials or found
+                more = {"parallel": options.parallel} if options.parallel else {}
+                summary, whole_s, searched = run_search(
+                    build_job(path, folder, pruner=pruner, **more), show
+                )
+                trials = trials or searched
                 best = summary["best"]["value"]
                 more = {
                     "whole_s": whole_s,
@@ -183,26 +187,26 @@ def main() -> None:
                     "trials": summary["trials"],
                     "packs": summary["packs"],
                 }
-                rows.append(ResultRow("demand", way, "s", [summary["search_s"]], more))
-                tell(f"{way}: {summary['search_s']:.1f} s, {whole_s:.1f} s in all, {more}")
+                rows.append(ResultRow("demand", variant, "s", [summary["search_s"]], more))
+                log(f"{variant}: {summary['search_s']:.1f} s, {whole_s:.1f} s in all, {more}")
                 write()
         if "lightning" in parts:
             timed = []
             for batch in (256, 128, 256):
-                took = lightning_s(path, folder, batch, given.precision, given.workers)
-                timed.append((-(-WINDOWS // batch) * EPOCHS, took))
-                tell(f"Lightning, batch {batch}: {took:.1f} s")
-            start_s, each_s = _line(timed)
+                elapsed_s = time_lightning(path, folder, batch, options.precision, options.workers)
+                timed.append((-(-WINDOWS // batch) * EPOCHS, elapsed_s))
+                log(f"Lightning, batch {batch}: {elapsed_s:.1f} s")
+            start_s, each_s = _fit_line(timed)
             steps = [-(-WINDOWS // trial.params["train.batch"]) * EPOCHS for trial in trials]
             total = sum(start_s + each_s * count for count in steps)
             more = {"timed": timed, "start_s": start_s, "ms_per_step": 1e3 * each_s}
             rows.append(ResultRow("demand", USUAL, "s", [total], more | {"extrapolated": True}))
-            tell(f"{USUAL}: {total:.0f} s, extrapolated; {1e3 * each_s:.2f} ms a step")
+            log(f"{USUAL}: {total:.0f} s, extrapolated; {1e3 * each_s:.2f} ms a step")
             write()
         if "memory" in parts:
             seen = {}
             tiny = folder / "tiny.parquet"
-            pa.parquet.write_table(demand(200), tiny)
+            pa.parquet.write_table(simulate_demand(200), tiny)
 
             def note(event: dict[str, Any]) -> None:
                 if event["event"] == "trial" and event["trial"] in (20, 60, 100, 200):
@@ -210,42 +214,46 @@ def main() -> None:
                     device = torch.cuda.memory_reserved() / 1e6 if torch.cuda.is_available() else 0
                     seen[event["trial"]] = {"host_mb": host, "device_mb": device}
 
-            settings = job(tiny, folder, trials=204, parallel=16)
+            settings = build_job(tiny, folder, trials=204, parallel=16)
             settings["train"]["epochs"] = 1
-            searched(settings, note)
+            run_search(settings, note)
             rows.append(
                 ResultRow(
                     "memory", "of the host and of the device, by trial", "MB", [], {"seen": seen}
                 )
             )
-            tell(f"memory: {seen}")
+            log(f"memory: {seen}")
             write()
         small = folder / "small.parquet"
         if {"together", "alone"} & set(parts):
-            pa.parquet.write_table(demand(ROWS // 20), small)
-        ways = {"together": ("together", given.parallel or "auto"), "alone": (ALONE, 1)}
-        for part, (way, parallel) in ways.items():
+            pa.parquet.write_table(simulate_demand(ROWS // 20), small)
+        variants = {"together": ("together", options.parallel or "auto"), "alone": (ALONE, 1)}
+        for part, (variant, parallel) in variants.items():
             if part in parts:
                 bests, seconds = [], []
-                for seed in range(given.studies):
-                    tune = {"seed": seed, "parallel": parallel, "trials": given.studies_of}
-                    summary, _, _ = searched(job(small, folder, **tune))
+                for seed in range(options.studies):
+                    tune = {"seed": seed, "parallel": parallel, "trials": options.studies_of}
+                    summary, _, _ = run_search(build_job(small, folder, **tune))
                     bests.append(summary["best"]["value"])
                     seconds.append(summary["search_s"])
                 rows.append(
-                    ResultRow("quality", way, "best validation loss", bests, {"search_s": seconds})
+                    ResultRow(
+                        "quality", variant, "best validation loss", bests, {"search_s": seconds}
+                    )
                 )
-                tell(f"quality, {way}: {bests}, {seconds}")
+                log(f"quality, {variant}: {bests}, {seconds}")
                 write()
 
 
-def _line(timed: list[tuple[int, float]]) -> tuple[float, float]:
-    """Seconds to start and seconds per step, by least squares."""
-    slope, start = np.polyfit([steps for steps, _ in timed], [took for _, took in timed], 1)
+def _fit_line(timed: list[tuple[int, float]]) -> tuple[float, float]:
+    """Return the seconds of the start and per step, by least squares."""
+    slope, start = np.polyfit(
+        [steps for steps, _ in timed], [elapsed_s for _, elapsed_s in timed], 1
+    )
     return float(start), float(slope)
 
 
-def _headline(rows: list[ResultRow]) -> str:
+def _write_headline(rows: list[ResultRow]) -> str:
     by = {row.variant: row for row in rows}
     if TOGETHER in by and USUAL in by:
         ratio = by[USUAL].median / by[TOGETHER].median
@@ -254,13 +262,15 @@ def _headline(rows: list[ResultRow]) -> str:
             f"another, {by[USUAL].median:,.0f} s (three trials timed, the rest extrapolated): "
             f"{ratio:.0f}x"
         )
-    told = [f"{way}, {by[way].median:.0f} s" for way in (TOGETHER, PRUNED) if way in by]
-    if told:
-        return f"{TRIALS} trials: {'; '.join(told)}"
-    return "; ".join(f"{row.case}, {row.variant}: {_told(row)}" for row in rows)
+    parts = [
+        f"{variant}, {by[variant].median:.0f} s" for variant in (TOGETHER, PRUNED) if variant in by
+    ]
+    if parts:
+        return f"{TRIALS} trials: {'; '.join(parts)}"
+    return "; ".join(f"{row.case}, {row.variant}: {_describe(row)}" for row in rows)
 
 
-def _told(row: ResultRow) -> str:
+def _describe(row: ResultRow) -> str:
     if row.case == "quality":
         spread = statistics.stdev(row.repeats) if len(row.repeats) > 1 else 0.0
         mean = statistics.fmean(row.repeats)
@@ -273,8 +283,8 @@ def _told(row: ResultRow) -> str:
     )
 
 
-def _table(rows: list[ResultRow]) -> ResultTable:
-    cells = [[row.case, row.variant, _told(row)] for row in rows]
+def _build_table(rows: list[ResultRow]) -> ResultTable:
+    cells = [[row.case, row.variant, _describe(row)] for row in rows]
     return ResultTable("A search of 64 trials", ["case", "way", "result"], cells)
 
 
