@@ -1,6 +1,6 @@
 """Metrics of predicted classes.
 
-Counts are exact and kept on the device. What needs every answer (AUC, calibration, the bootstrap,
+Counts are exact and stay on the device. What needs every answer (AUC, calibration, the bootstrap,
 the worst mistakes) is computed on the host at the end, from all answers or, of very many, from an
 even sample. Shapes: B windows, H predicted rows, Q classes, S series.
 """
@@ -248,7 +248,7 @@ def compare_on_test(
 
 
 def _describe_worst(retained: ClassAnswers, dataset: Dataset) -> Iterator[dict[str, Any]]:
-    """Yield the wrong windows whose label was held least likely, the first with their inputs."""
+    """Yield the wrong windows with the least likely labels, the first few with their inputs."""
     signature, index = dataset.signature, dataset.index
     time = dataset.memory.time if dataset.memory else None
     worst = answers.find_worst(retained, min_distance=signature.context, limit=MAX_WORST)

@@ -1,6 +1,6 @@
 """Error metrics of predicted numbers, in physical units.
 
-The sums are kept on the device, in scaled units. Shapes: B windows, H predicted rows, C targets,
+The sums stay on the device, in scaled units. Shapes: B windows, H predicted rows, C targets,
 S series.
 """
 
