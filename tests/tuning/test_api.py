@@ -23,8 +23,8 @@ from slipstream.data import dataset as datasets
 from slipstream.data import folds
 from slipstream.engine import checkpoint
 from slipstream.engine.lanes import pack as packs_of_lanes
+from slipstream.engine.single import seed_generators
 from slipstream.terminal import print_search
-from slipstream.training import context
 from slipstream.tuning import comparison, retraining
 from slipstream.tuning import space as spaces
 from slipstream.tuning.api import count_parallel_trials
@@ -720,7 +720,7 @@ def fragile(tmp_path, *, default, tried, seeds=2):
     device = torch.device("cpu")
 
     def draw(seed):
-        with context.seed_generators(seed, device):
+        with seed_generators(seed, device):
             return float(torch.rand(()))
 
     for seed in range(500):

@@ -16,13 +16,10 @@ from slipstream.autotune.duration import count_windows_per_step
 from slipstream.autotune.measure import choose_plan
 from slipstream.autotune.rules import make_plan
 from slipstream.config import Config, replace_settings
-from slipstream.config.base import hash_seed
 from slipstream.data.dataset import Dataset
 from slipstream.engine import capture, optim
-from slipstream.engine.batches import augmented
 from slipstream.engine.plan import Plan
-from slipstream.engine.single import TrainingTask, build_step, resolve_class_weights
-from slipstream.models import build
+from slipstream.engine.single import TrainingTask, build_step, build_task, seed_generators
 from slipstream.runs import Run
 
 NOWHERE = Run(Path(os.devnull))
@@ -31,16 +28,9 @@ NOWHERE = Run(Path(os.devnull))
 
 def prepare_task(config: Config, dataset: Dataset) -> tuple[TrainingTask, Plan]:
     """Build a new model on its device, and make its plan by rules of thumb."""
-    config = resolve_class_weights(config, dataset)
     plan = make_plan(config, data_bytes=dataset.data_bytes, streamed=dataset.stream is not None)
-    with torch.random.fork_rng([plan.device] if plan.device.type == "cuda" else []):
-        torch.manual_seed(hash_seed(config.seed))
-        model = build(config.model, dataset.signature).to(plan.device)
-    series = None if dataset.memory is None else dataset.memory.series
-    if series is not None and plan.home == "device":
-        series = series.to(plan.device)
-    copies = augmented.prepare_copies(config, dataset, NOWHERE)
-    return TrainingTask(config, model, dataset, series, NOWHERE, copies=copies), plan
+    with seed_generators(config.seed, plan.device):
+        return build_task(config, dataset, plan, NOWHERE), plan
 
 
 def resolve_batch_size(config: Config, dataset: Dataset) -> Config:

@@ -10,22 +10,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from slipstream import runs
 from slipstream.autotune.batch_size import find_batch_size, set_batch_size
 from slipstream.autotune.measure import choose_plan
 from slipstream.config import Config
-from slipstream.config.base import hash_seed
 from slipstream.data.dataset import Dataset
 from slipstream.engine import checkpoint, monitor
-from slipstream.engine.batches import augmented
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.plan import Plan
-from slipstream.engine.single import TrainingTask, resolve_class_weights
+from slipstream.engine.single import TrainingTask, build_task, seed_generators
 from slipstream.errors import ResumableError
-from slipstream.models import build
 from slipstream.runs import Run
 from slipstream.training.encoder import EncoderMatch
 from slipstream.training.result import Result
@@ -72,21 +68,14 @@ def build_monitor(begun: RunContext) -> monitor.Monitor:
 def prepare_task(begun: RunContext) -> tuple[TrainingTask, Plan]:
     """The model and its data in place and the plan made, both written down."""
     run, dataset, start, seconds = begun.run, begun.dataset, begun.start, begun.seconds
-    chosen, settings = start.plan, resolve_class_weights(begun.config, dataset)
-    with seed_generators(settings.seed, chosen.device):
-        model = build(settings.model, dataset.signature)
-        if start.init is not None:
-            model.load_state_dict(start.init.weights, strict=False)
-            if start.checkpoint is None:
-                run.append("init", **start.init.summary)
+    chosen, init = start.plan, start.init.weights if start.init else {}
+    with seed_generators(begun.config.seed, chosen.device):
+        if start.init is not None and start.checkpoint is None:
+            run.append("init", **start.init.summary)
         with time_phase(seconds, "set-up"):
-            series = None if dataset.memory is None else dataset.memory.series
-            if series is not None and chosen.home == "device":
-                series = series.to(chosen.device)
-            model.to(chosen.device)
-            found = augmented.prepare_copies(settings, dataset, run)
-        init = start.init.weights if start.init else {}
-        task = TrainingTask(settings, model, dataset, series, run, start.fingerprint, init, found)
+            task = build_task(
+                begun.config, dataset, chosen, run, fingerprint=start.fingerprint, init=init
+            )
         with time_phase(seconds, "plan"):
             if not start.plan_is_final:
                 task, chosen = _settle(task, chosen)
@@ -121,14 +110,6 @@ def time_phase(seconds: dict[str, float], phase: str) -> Iterator[None]:
     began = time.perf_counter()
     yield
     seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - began
-
-
-@contextmanager
-def seed_generators(seed: int, device: torch.device) -> Iterator[None]:
-    """Weights drawn from the seed; the caller's generators stay put."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(hash_seed(seed))
-        yield
 
 
 def restore_folder(run: Run, settings: Config, asked: Config) -> None:

@@ -24,7 +24,7 @@ from slipstream.engine.lanes.pack import Pack, parse_capacity
 from slipstream.engine.monitor import Monitor
 from slipstream.engine.plan import Plan
 from slipstream.engine.progress import FitResult, parse_progress
-from slipstream.engine.single import SingleProgram, TrainingTask
+from slipstream.engine.single import SingleProgram, TrainingTask, seed_generators
 from slipstream.errors import UserError
 from slipstream.models.custom import list_buffers
 from slipstream.training import context as contexts
@@ -150,7 +150,7 @@ def fit_lanes(
     if trains_lanes(config):
         extra["pack"] = lane_plan.summarize()
     # a custom model may draw while it trains
-    with contexts.seed_generators(config.seed, lane_plan.plan.device), loop.catch_signals() as stop:
+    with seed_generators(config.seed, lane_plan.plan.device), loop.catch_signals() as stop:
         if checkpoint is None:
             state = states.start(lane_plan.lanes, build, events, num_places=lane_plan.places)
         else:

@@ -2,6 +2,19 @@
 
 from slipstream.engine.single.program import SingleProgram
 from slipstream.engine.single.step import SingleStep, build_step
-from slipstream.engine.single.task import TrainingTask, resolve_class_weights
+from slipstream.engine.single.task import (
+    TrainingTask,
+    build_task,
+    resolve_class_weights,
+    seed_generators,
+)
 
-__all__ = ["SingleProgram", "SingleStep", "TrainingTask", "build_step", "resolve_class_weights"]
+__all__ = [
+    "SingleProgram",
+    "SingleStep",
+    "TrainingTask",
+    "build_step",
+    "build_task",
+    "resolve_class_weights",
+    "seed_generators",
+]

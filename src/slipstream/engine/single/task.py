@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
+import torch
 from torch import Tensor, nn
 
 from slipstream.config import Config
+from slipstream.config.base import hash_seed
 from slipstream.data.dataset import Dataset
 from slipstream.data.labels import selection
 from slipstream.data.windows import Series
 from slipstream.engine.batches.augmented import AugmentedCopies, prepare_copies
 from slipstream.engine.lanes.lane import Lane
+from slipstream.engine.plan import Plan
+from slipstream.models import build
 from slipstream.runs import Run
 
 
@@ -53,6 +59,36 @@ class TrainingTask:
         if copies is not None and lane.config is not self.config:
             copies = prepare_copies(lane.config, dataset, self.run)
         return replace(self, config=lane.config, dataset=dataset, copies=copies)
+
+
+@contextmanager
+def seed_generators(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed torch's generators; the caller's are restored at the end."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(hash_seed(seed))
+        yield
+
+
+def build_task(
+    config: Config,
+    dataset: Dataset,
+    plan: Plan,
+    run: Run,
+    *,
+    fingerprint: str = "",
+    init: Mapping[str, Tensor] = MappingProxyType({}),
+) -> TrainingTask:
+    """Build the model, from `init` as far as it goes; put it and the data where the plan says."""
+    config = resolve_class_weights(config, dataset)
+    model = build(config.model, dataset.signature)
+    if init:
+        model.load_state_dict(init, strict=False)
+    series = None if dataset.memory is None else dataset.memory.series
+    if series is not None and plan.home == "device":
+        series = series.to(plan.device)
+    model.to(plan.device)
+    copies = prepare_copies(config, dataset, run)
+    return TrainingTask(config, model, dataset, series, run, fingerprint, init, copies)
 
 
 def resolve_class_weights(config: Config, dataset: Dataset) -> Config:
