@@ -9,16 +9,20 @@ import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from slipstream.runs.files import to_json
-
-if TYPE_CHECKING:
-    from slipstream.runs.folder import Run
 
 Event = dict[str, Any]
 CHECKSUM = ', "crc": "'
 """Separates an event from its checksum at the end of the line"""
+
+
+class LoggedRun(Protocol):
+    """The part of a run that its log needs."""
+
+    @property
+    def log(self) -> Path: ...
 
 
 def add_event(path: Path, event: Event) -> None:
@@ -39,12 +43,12 @@ def _add_checksum(text: str) -> str:
     return f'{text[:-1]}{CHECKSUM}{zlib.crc32(text.encode()):08x}"}}'
 
 
-def read_events(run: Run) -> Iterator[Event]:
+def read_events(run: LoggedRun) -> Iterator[Event]:
     """Return the events of a log, without damaged and torn lines."""
     return iter(read_log(run)[0])
 
 
-def read_log(run: Run) -> tuple[list[Event], list[str]]:
+def read_log(run: LoggedRun) -> tuple[list[Event], list[str]]:
     """Return the events of a log, and notes on the lines that were skipped."""
     try:
         lines = run.log.read_bytes().split(b"\n")
@@ -88,11 +92,11 @@ def drop_torn_line(path: Path) -> bool:
     return size < len(content)
 
 
-def get_log_size(run: Run) -> int:
+def get_log_size(run: LoggedRun) -> int:
     return run.log.stat().st_size if run.log.exists() else 0
 
 
-def truncate_log(run: Run, size: int) -> None:
+def truncate_log(run: LoggedRun, size: int) -> None:
     """Drop the events after the checkpoint that a run resumes from."""
     if get_log_size(run) > size:
         os.truncate(run.log, size)
