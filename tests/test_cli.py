@@ -171,7 +171,7 @@ def test_an_interrupt_saves_and_exits_with_its_code(job, number, tmp_path):
     assert "stopped at step" in told
     assert "Traceback" not in told
     run = next(tmp_path.glob("runs/*"))
-    assert list(run.glob("checkpoints/step-*/weights.safetensors"))
+    assert list(run.glob("checkpoints/step-*/lanes.safetensors"))
     assert invoke("evaluate", run).exit_code == 0
 
 
