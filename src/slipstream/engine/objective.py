@@ -1,4 +1,4 @@
-"""What a step asks of the model: one function from some windows to the loss of each.
+"""The objective of a step: one function from some windows to the loss of each.
 
 Training alone, captured or not, and every lane of a pack call the same. Shapes: B windows,
 T context rows, F inputs.
@@ -32,21 +32,21 @@ nothing is dropped, and masks are always the same: so is validation."""
 
 
 def build_objective(config: Config, signature: Signature, plan: Plan, *, drops: bool) -> Objective:
-    """The one that a run has; `drops` says whether the model gets the noise."""
-    asked = ObjectiveSettings(
+    """Build the objective of a run; `drops` says whether the model receives the noise."""
+    settings = ObjectiveSettings(
         config, signature.sequences_per_window, signature.model_shared, plan, drops
     )
-    return partial(_filled_in if signature.masked else _predicted, asked)
+    return partial(_reconstruction_losses if signature.masked else _prediction_losses, settings)
 
 
 def build_validation_objective(config: Config, signature: Signature, plan: Plan) -> Objective:
-    """The same, judged by `train.metric`."""
-    judged = config.model_copy(update={"train": make_validation_settings(config.train)})
-    return build_objective(judged, signature, plan, drops=False)
+    """Build the same objective with `train.metric` as its loss."""
+    scored = config.model_copy(update={"train": make_validation_settings(config.train)})
+    return build_objective(scored, signature, plan, drops=False)
 
 
 class ObjectiveSettings(NamedTuple):
-    """What an objective knows beside the windows."""
+    """What an objective needs beside the windows."""
 
     config: Config
     fold: int
@@ -55,7 +55,7 @@ class ObjectiveSettings(NamedTuple):
     plan: Plan
     drops: bool
 
-    def changed(self, batch: Batch, shares: Tensor, noise: Noise | None) -> AugmentedBatch:
+    def augment(self, batch: Batch, shares: Tensor, noise: Noise | None) -> AugmentedBatch:
         """The windows, augmented in training."""
         inputs, _, targets = batch
         how = self.config.augment.for_step
@@ -101,44 +101,44 @@ def autocast(plan: Plan) -> torch.autocast:
     return torch.autocast(plan.device.type, dtype=plan.autocast, enabled=enabled)
 
 
-def _predicted(
-    asked: ObjectiveSettings,
+def _prediction_losses(
+    settings: ObjectiveSettings,
     model: Callable[..., Tensor],
     batch: Batch,
     shares: Tensor,
     noise: Noise | None,
 ) -> Tensor:
     """How far predictions are from the targets; of blended windows, from those of both."""
-    train = asked.config.train
-    inputs, targets, partner, share = asked.changed(batch, shares, noise)
-    dropping = noise if asked.drops else None
-    prediction = forward(model, inputs, batch.static, dropping, plan=asked.plan)
+    train = settings.config.train
+    inputs, targets, partner, share = settings.augment(batch, shares, noise)
+    dropping = noise if settings.drops else None
+    prediction = forward(model, inputs, batch.static, dropping, plan=settings.plan)
     losses = compute_window_losses(prediction, targets, train)
     if partner is not None and share is not None:
         others = compute_window_losses(prediction, targets.index_select(0, partner), train)
         losses = losses + (others - losses) * share
-    return asked.by_window(losses)
+    return settings.by_window(losses)
 
 
-def _filled_in(
-    asked: ObjectiveSettings,
+def _reconstruction_losses(
+    settings: ObjectiveSettings,
     model: Callable[..., tuple[Tensor, Tensor]],
     batch: Batch,
     shares: Tensor,
     noise: Noise | None,
 ) -> Tensor:
     """How far masked rows are from what they hide; in training, and how alike all windows are."""
-    how, train = asked.config.pretrain, asked.config.train
-    inputs = asked.changed(batch, shares, noise).inputs
+    how, train = settings.config.pretrain, settings.config.train
+    inputs = settings.augment(batch, shares, noise).inputs
     mask = masks.mask_windows(how, inputs, None if noise is None else noise.key)
     places = masks.find_masked_rows(how, mask)
-    with autocast(asked.plan):  # the decoder has no more to do than what counts
-        rows, tokens = model(inputs, mask, noise if asked.drops else None, places)
-    losses = asked.by_window(
+    with autocast(settings.plan):  # the decoder has no more to do than what counts
+        rows, tokens = model(inputs, mask, noise if settings.drops else None, places)
+    losses = settings.by_window(
         compute_masked_losses(rows.float(), masks.gather_rows(inputs, places), train)
     )
     if noise is None or not how.variance:
         return losses
     return losses + how.variance * compute_collapse_penalty(
-        tokens.float(), shares.repeat_interleave(asked.fold)
+        tokens.float(), shares.repeat_interleave(settings.fold)
     )

@@ -84,8 +84,8 @@ def train(
                 f"{earlier.folder}: is a search; go on with: slipstream tune --resume "
                 f"{earlier.folder}"
             )
-        with runs.lock_run(earlier), _crashes_kept(earlier):
-            return _resumed(earlier, config, overrides, data, force, began)
+        with runs.lock_run(earlier), _keep_traceback(earlier):
+            return _resume(earlier, config, overrides, data, force, began)
     if config is None:
         raise UserError("there is neither a config nor a run to resume")
     settings = configs.load(config, overrides)
@@ -93,13 +93,13 @@ def train(
     seconds: dict[str, float] = {}
     with time_phase(seconds, "data"):
         init, dataset = loading.load_dataset(settings, data)
-    rules = _rules(settings, dataset)
+    rules = _make_rules(settings, dataset)
     start = RunStart(dataset.compute_fingerprint(), rules, init=init)
     files = {"config.toml": runs.format_config(settings)}
-    made = runs.create_locked(
+    created = runs.create_locked(
         settings.name, out=settings.out, files=files, folder=folder, watch=watch
     )
-    with made as run, _crashes_kept(run):
+    with created as run, _keep_traceback(run):
         return _run(RunContext(run, settings, dataset, start, seconds, began))
 
 
@@ -173,15 +173,15 @@ def _is_run_of(folder: Path, config: Config) -> bool:
 
 
 @recovery.explain_out_of_memory()
-def _run(begun: RunContext) -> Result:
-    if begun.config.masked:
-        return pretraining.train_encoder(begun)
-    if fitting.trains_lanes(begun.config):
-        return lanes.train_lanes(begun)
-    return single.train_single(begun)
+def _run(context: RunContext) -> Result:
+    if context.config.masked:
+        return pretraining.train_encoder(context)
+    if fitting.trains_lanes(context.config):
+        return lanes.train_lanes(context)
+    return single.train_single(context)
 
 
-def _resumed(
+def _resume(
     run: Run,
     config: Config | str | Path | Mapping[str, Any] | None,
     overrides: tuple[str, ...],
@@ -189,7 +189,7 @@ def _resumed(
     force: bool,
     began: float,
 ) -> Result:
-    saved, wrong = _newest(run)
+    saved, wrong = _read_newest(run)
     was = runs.load_config(run, origin=saved.metadata if saved else None)
     settings = configs.load(was if config is None else config, overrides)
     if settings.train.batch == "auto" and was.train.batch != "auto":  # measured when it began
@@ -199,7 +199,7 @@ def _resumed(
     seconds: dict[str, float] = {}
     with time_phase(seconds, "data"):
         init, dataset = loading.load_dataset(settings, data)
-    fingerprint, now = dataset.compute_fingerprint(), _rules(settings, dataset)
+    fingerprint, now = dataset.compute_fingerprint(), _make_rules(settings, dataset)
     if saved is None:
         runs.truncate_log(run, 0)
         run.append("resume", **at, differs="")
@@ -214,14 +214,14 @@ def _resumed(
     runs.truncate_log(run, saved.metadata["log_bytes"])
     for problem in wrong:
         run.append("fallback", what="an older checkpoint is used", why=problem)
-    run.append("resume", **at, differs=_what_differs(then, now, changed))
+    run.append("resume", **at, differs=_describe_differences(then, now, changed))
     keep = then.device == now.device and not changed
     plan = then if keep else now
     start = RunStart(fingerprint, plan, plan_is_final=keep, checkpoint=saved, init=init)
     return _run(RunContext(run, settings, dataset, start, seconds, began))
 
 
-def _newest(run: Run) -> tuple[Checkpoint | None, list[str]]:
+def _read_newest(run: Run) -> tuple[Checkpoint | None, list[str]]:
     """The checkpoint to go on from; None where the run was stopped before it had written one."""
     had_one = any(event["event"] == "checkpoint" for event in runs.read_events(run))
     if checkpoint.list_steps(run) or had_one or (run.folder / "metrics.json").exists():
@@ -266,26 +266,26 @@ def _refuse_changes(run: Run, was: Config, config: Config, force: bool) -> list[
     return changed
 
 
-def _rules(settings: Config, dataset: Dataset) -> Plan:
+def _make_rules(settings: Config, dataset: Dataset) -> Plan:
     streamed = dataset.stream is not None
     return make_plan(settings, data_bytes=dataset.data_bytes, streamed=streamed)
 
 
-def _what_differs(then: Plan, now: Plan, changed: list[str]) -> str:
+def _describe_differences(then: Plan, now: Plan, changed: list[str]) -> str:
     """Why the resumed run will not be the unbroken one bit for bit; empty where it will."""
-    told = [f"{name} was changed" for name in changed]
+    differences = [f"{name} was changed" for name in changed]
     if then.device.type != now.device.type:
-        told.append(f"{now.device.type} instead of {then.device.type}")
-    told += [
+        differences.append(f"{now.device.type} instead of {then.device.type}")
+    differences += [
         f"{key} {now.hardware.get(key)} instead of {then.hardware.get(key)}"
         for key in ("gpu", "cpu", "torch")
         if then.hardware.get(key) != now.hardware.get(key)
     ]
-    return "; ".join(told)
+    return "; ".join(differences)
 
 
 @contextmanager
-def _crashes_kept(run: Run) -> Iterator[None]:
+def _keep_traceback(run: Run) -> Iterator[None]:
     """Leave the traceback of a fault of our own with the run, which can be resumed."""
     try:
         yield

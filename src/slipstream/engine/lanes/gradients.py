@@ -65,12 +65,12 @@ def view_weights(weights: Tensor, layout: Layout) -> dict[str, Tensor]:
     """Every weight of lanes [K, P] by name: parts of one split, whose gradient is one tensor."""
     sizes = [size for entry in layout for size in (entry.size, entry.padding) if size]
     parts = iter(weights.split(sizes, dim=1))
-    found = {}
+    named = {}
     for entry in layout:
-        found[entry.name] = next(parts).view(-1, *entry.shape)
+        named[entry.name] = next(parts).view(-1, *entry.shape)
         if entry.padding:
             next(parts)
-    return found
+    return named
 
 
 class ParameterSlice(NamedTuple):
@@ -86,13 +86,13 @@ def build_slices(layout: Layout, config: Config) -> list[ParameterSlice]:
     """All of it, or what an encoder and a new head have each for themselves."""
     ends = list(itertools.accumulate(entry.size + entry.padding for entry in layout))
     named = ((entry.name, end) for entry, end in zip(layout, ends, strict=True))
-    found, begin = [], 0
+    slices, begin = [], 0
     for part in optim.group_weights(named, config):
-        found.append(
+        slices.append(
             ParameterSlice(slice(begin, part.items[-1]), part.lr_factor, part.starts_frozen)
         )
         begin = part.items[-1]
-    return found
+    return slices
 
 
 def explain_vmap_refusal(model: Model, signature: Signature) -> str:
@@ -103,9 +103,9 @@ def explain_vmap_refusal(model: Model, signature: Signature) -> str:
         inputs = torch.zeros(2, signature.context, 2, signature.model_inputs)
         static = torch.zeros(2, 2, len(signature.static)) if signature.static else None
 
-        def one(weights: dict[str, Tensor], *given: Any) -> Tensor:
-            found: Tensor = functional_call(module, weights, given)
-            return found
+        def one(weights: dict[str, Tensor], *args: Any) -> Tensor:
+            prediction: Tensor = functional_call(module, weights, args)
+            return prediction
 
         try:
             vmap(one, in_dims=(0, 0, None if static is None else 0))(weights, inputs, static)
@@ -128,11 +128,11 @@ class LaneContext(NamedTuple):
     """Whether any of them drops something"""
 
     @property
-    def asked(self) -> Objective:
+    def objective(self) -> Objective:
         return objective.build_objective(self.config, self.signature, self.plan, drops=self.drops)
 
     @property
-    def judged(self) -> Objective:
+    def val_objective(self) -> Objective:
         """In validation"""
         return objective.build_validation_objective(self.config, self.signature, self.plan)
 
@@ -164,7 +164,11 @@ class BatchedGradients:
 
     def __init__(self, job: LaneContext, weights: Tensor, layout: Layout) -> None:
         self.job, self.weights, self.layout = job, weights, layout
-        self.module, self.asked, self.judged = job.build(), job.asked, job.judged
+        self.module, self.objective, self.val_objective = (
+            job.build(),
+            job.objective,
+            job.val_objective,
+        )
         if job.model.spec.is_recurrent:
             core: Any = self.module.core
             core.use_own_kernels = True
@@ -177,16 +181,16 @@ class BatchedGradients:
         for number in range(job.passes):
             here = noise and noise.for_pass(now, number)
             windows_of = rows[:, number], shares[:, number]
-            loss = self._losses(self.asked, weights, *windows_of, here)
-            (found,) = torch.autograd.grad((loss * scale).sum(), weights)
-            grads = found if grads is None else grads + found
+            loss = self._losses(self.objective, weights, *windows_of, here)
+            (grad,) = torch.autograd.grad((loss * scale).sum(), weights)
+            grads = grad if grads is None else grads + grad
             total = loss.detach() if total is None else total + loss.detach()
         assert total is not None
         assert grads is not None
         return total, grads
 
     def validate(self, rows: Tensor, shares: Tensor) -> Tensor:
-        return self._losses(self.judged, self.weights, rows, shares, None)
+        return self._losses(self.val_objective, self.weights, rows, shares, None)
 
     def select(self, places: set[int]) -> None:
         pass
@@ -196,7 +200,7 @@ class BatchedGradients:
 
     def _losses(
         self,
-        asked: Objective,
+        objective: Objective,
         weights: Tensor,
         rows: Tensor,
         shares: Tensor,
@@ -215,10 +219,10 @@ class BatchedGradients:
             shares: Tensor,
             noise: Noise | None,
         ) -> Tensor:
-            def model(*given: Any) -> Any:
-                return functional_call(self.module, weights, given)
+            def model(*args: Any) -> Any:
+                return functional_call(self.module, weights, args)
 
-            return asked(model, Batch(inputs, static, targets), shares, noise)
+            return objective(model, Batch(inputs, static, targets), shares, noise)
 
         losses: Tensor = vmap(one, in_dims=by_lane)(named, *batch, shares, noise)
         return (losses * shares).sum(dim=1)
@@ -229,7 +233,7 @@ class BranchedGradients:
 
     def __init__(self, job: LaneContext, weights: Tensor, layout: Layout) -> None:
         self.job, self.layout = job, layout
-        self.asked, self.judged = job.asked, job.judged
+        self.objective, self.val_objective = job.objective, job.val_objective
         K, P = weights.shape
         self.modules = [self._module(weights[k : k + 1]) for k in range(K)]
         self.places: set[int] = set()
@@ -262,9 +266,9 @@ class BranchedGradients:
             for number in range(self.job.passes):
                 here = noise and Noise(noise.key[k], noise.rate[k]).for_pass(now[k], number)
                 windows_of = rows[k, number], shares[k, number]
-                loss = self._loss(self.asked, module, *windows_of, here)
-                found = torch.autograd.grad(loss * scale[k], weights)
-                grads = found if grads is None else torch._foreach_add(grads, found)
+                loss = self._loss(self.objective, module, *windows_of, here)
+                parts = torch.autograd.grad(loss * scale[k], weights)
+                grads = parts if grads is None else torch._foreach_add(grads, parts)
                 total = loss.detach() if total is None else total + loss.detach()
             assert total is not None
             assert grads is not None
@@ -278,7 +282,7 @@ class BranchedGradients:
         @torch.no_grad()
         def one(k: int) -> None:
             module = self.modules[k].eval()
-            self.loss[k].copy_(self._loss(self.judged, module, rows[k], shares[k], None))
+            self.loss[k].copy_(self._loss(self.val_objective, module, rows[k], shares[k], None))
 
         self._each(one)
         return self.loss
@@ -292,14 +296,14 @@ class BranchedGradients:
 
     def _loss(
         self,
-        asked: Objective,
+        objective: Objective,
         module: nn.Module,
         rows: Tensor,
         shares: Tensor,
         noise: Noise | None,
     ) -> Tensor:
         share = MicroBatch(windows.gather(self.job.series, rows), shares)
-        return step.compute_loss(module, share, noise, objective=asked)
+        return step.compute_loss(module, share, noise, objective=objective)
 
     def _in_a_row(self, tensors: Sequence[Tensor]) -> Iterator[Tensor]:
         for tensor, entry in zip(tensors, self.layout, strict=True):
