@@ -418,11 +418,11 @@ def on_gpu(folder: Path) -> Counter[str]:
 def killed_search(folder: Path, *, kills: int = SEARCH_KILLS, seed: int = 0) -> Counter[str]:
     """One search, killed again and again and resumed: every trial once, each with the score that it
     has in a search that was never broken."""
-    from tests.tuning.test_api import job
+    from tests.tuning.searches import make_settings
 
     folder.mkdir(parents=True, exist_ok=True)
     soak, draw = Soak(folder, seed), random.Random(seed)
-    settings = job(folder, train={"epochs": 30}, tune={"trials": 10, "parallel": 10})
+    settings = make_settings(folder, train={"epochs": 30}, tune={"trials": 10, "parallel": 10})
     settings["engine"]["checkpoint_minutes"] = 0.002
     whole, broken = folder / "search-whole", folder / "search-broken"
     began = time.monotonic()

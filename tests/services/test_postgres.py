@@ -8,19 +8,19 @@ import pytest
 import slipstream
 from slipstream.errors import UserError
 from slipstream.tuning.storage import database
-from tests.tuning.searches import check_that_trials_of_a_killed_worker_are_retried, job
+from tests.tuning.searches import check_that_trials_of_a_killed_worker_are_retried, make_config
 
 pytestmark = pytest.mark.services
 
 
 def test_trials_of_a_killed_worker_are_retried_once(postgres, tmp_path):
     check_that_trials_of_a_killed_worker_are_retried(
-        job(tmp_path, trials=7, epochs=20), postgres, tmp_path
+        make_config(tmp_path, trials=7, epochs=20), postgres, tmp_path
     )
 
 
 def test_a_second_machine_joins_the_study_and_both_conclude(postgres, tmp_path):
-    config = job(tmp_path, trials=4).model_copy(update={"name": "joined"})
+    config = make_config(tmp_path, trials=4).model_copy(update={"name": "joined"})
     first = slipstream.tune(config, storage=postgres, workers=2)
     assert first.summary["trials"] == {"finished": 4, "pruned": 0, "failed": 0}
     assert "s3cret" not in (first.run / "events.jsonl").read_text()
@@ -50,7 +50,7 @@ def test_nobody_at_the_address_is_told():
 def test_the_password_comes_from_the_environment_and_is_in_no_list_and_no_file(
     postgres, tmp_path, monkeypatch
 ):
-    config = job(tmp_path, trials=2).model_copy(update={"name": "quiet"})
+    config = make_config(tmp_path, trials=2).model_copy(update={"name": "quiet"})
     monkeypatch.setenv("PGPASSWORD", "s3cret")
     commands = []
 

@@ -11,7 +11,7 @@ import slipstream
 from slipstream import runs
 from slipstream.errors import Interrupted
 from slipstream.runs import Run
-from tests.tuning.searches import job
+from tests.tuning.searches import make_config
 
 pytestmark = [pytest.mark.services, pytest.mark.filterwarnings("default")]
 
@@ -26,7 +26,7 @@ def cluster():
 
 @pytest.mark.usefixtures("cluster")
 def test_workers_on_ray_find_every_trial_once_even_if_one_is_killed(tmp_path):
-    config = job(tmp_path, trials=6, epochs=20, parallel=4)
+    config = make_config(tmp_path, trials=6, epochs=20, parallel=4)
     killed: list[int] = []
 
     def kill_once(event):
@@ -52,7 +52,7 @@ def test_workers_on_ray_find_every_trial_once_even_if_one_is_killed(tmp_path):
 
 @pytest.mark.usefixtures("cluster")
 def test_a_signal_stops_the_workers_on_ray_and_resume_goes_on(tmp_path):
-    config = job(tmp_path, trials=4, epochs=40, parallel=4)
+    config = make_config(tmp_path, trials=4, epochs=40, parallel=4)
     sent: list[str] = []
 
     def stop_once(event):

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
 from optuna.trial import FrozenTrial, TrialState
 
+import slipstream
 from slipstream import config as configs
 from slipstream.config import Config
-from slipstream.runs import Run
+from slipstream.runs import Event, Run
 from slipstream.tuning import sharing
 from slipstream.tuning.study import open_study
 from slipstream.tuning.workers.processes import WorkerEvent, WorkerProcess
@@ -21,7 +24,7 @@ from slipstream.tuning.workers.worker import WorkerTask
 from tests.conftest import HUNG_S, small_config, waves
 
 
-def job(folder: Path, *, trials: int = 6, epochs: int = 2, **tune: Any) -> Config:
+def make_config(folder: Path, *, trials: int = 6, epochs: int = 2, **tune: Any) -> Config:
     """Return the config of a search over the learning rate, with the data in a file."""
     path = folder / "waves.csv"
     if not path.exists():
@@ -41,6 +44,55 @@ def job(folder: Path, *, trials: int = 6, epochs: int = 2, **tune: Any) -> Confi
             **tune,
         },
     )
+
+
+SPACE = {
+    "train.lr": {"low": 1e-3, "high": 3e-2, "log": True},
+    "model.hidden": [4, 8],
+    "train.batch": [16, 32],
+}
+
+
+def make_settings(folder: Path, table: Any = None, **sections: Any) -> dict[str, Any]:
+    """Return the settings of a search that takes a second or two."""
+    path = folder / "waves.parquet"
+    if not path.exists():
+        pq.write_table(table if table is not None else waves(400), path)
+    settings: dict[str, Any] = {
+        "name": "s",
+        "out": str(folder / "runs"),
+        "data": {"path": str(path), "context": 8, "horizon": 2},
+        "model": {"hidden": 8, "layers": 1, "dropout": 0.0},
+        "train": {"epochs": 3, "batch": 32, "lr": 0.01},
+        "engine": {"device": "cpu", "monitor": False, "plan": "off", "threads": 1},
+        "tune": {"trials": 6, "retrain": 0, "pruner": "none", "space": SPACE},
+    }
+    for section, values in sections.items():
+        settings[section] = settings[section] | values
+    return settings
+
+
+def run_search(settings: Any, **how: Any) -> tuple[slipstream.Study, list[Event]]:
+    """Return the study, and the events of the search."""
+    events: list[Event] = []
+    return slipstream.tune(settings, watch=events.append, **how), events
+
+
+def get_trials(study: slipstream.Study) -> list[FrozenTrial]:
+    return study.study.get_trials(deepcopy=False)
+
+
+def check_same_results(study: slipstream.Study, whole: slipstream.Study) -> None:
+    """Compare an interrupted search with an uninterrupted one."""
+    assert len(get_trials(study)) == len(get_trials(whole))
+    for one, other in zip(get_trials(study), get_trials(whole), strict=True):
+        assert one.params == other.params
+        assert one.state == other.state
+        assert one.value == pytest.approx(other.value, rel=1e-6)
+        assert one.intermediate_values.keys() == other.intermediate_values.keys()
+    assert study.summary["best"] == whole.summary["best"] | {
+        "value": pytest.approx(whole.summary["best"]["value"], rel=1e-6)
+    }
 
 
 class WorkerGroup:

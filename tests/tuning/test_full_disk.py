@@ -15,7 +15,7 @@ from slipstream.errors import ResumableError
 from slipstream.tuning.storage import database
 from tests.conftest import slow
 from tests.soak import forked, waited
-from tests.tuning.test_api import job
+from tests.tuning.searches import make_settings
 
 SIZE = 32 << 20
 LEVELS = (slow(16), 64, slow(280))
@@ -55,7 +55,7 @@ def test_a_search_on_a_full_disk_goes_on_when_there_is_room(tmp_path, disk, leve
     log, path = tmp_path / "log.txt", tmp_path / "job.toml"
     tune = {"trials": 2, "retrain": 1, "retrain_seeds": 2, "parallel": 1}
     # a forked process has none of the threads that torch began in this one, and waits for them
-    settings = job(tmp_path, tune=tune, train={"epochs": 1}, engine={"threads": 1})
+    settings = make_settings(tmp_path, tune=tune, train={"epochs": 1}, engine={"threads": 1})
     settings["out"] = str(disk)
     path.write_text(configs.to_toml(configs.load(settings)))
     leave(disk, 1024 * level)

@@ -1,10 +1,64 @@
-"""Retraining: every seed counts once."""
+"""Retraining from other seeds: which settings are chosen, and every seed counts once."""
 
 from __future__ import annotations
 
+import json
+import math
+
+import pyarrow as pa
+import pytest
+
+from slipstream import config as configs
 from slipstream import runs
+from slipstream.tuning import retraining
 from slipstream.tuning.retraining import DEFAULT, Retraining
-from tests.conftest import small_config
+from tests.conftest import small_config, waves
+from tests.tuning.searches import get_trials, make_settings, run_search
+
+
+def test_the_test_set_is_not_read_before_the_retraining(tmp_path):
+    """Other test rows, same search: to the bit."""
+    table = waves(400)
+    other = table.to_pandas()
+    other.iloc[-80:, 1:] = 1e6
+    first, _ = run_search(make_settings(tmp_path, table))
+    (tmp_path / "b").mkdir()
+    second, _ = run_search(
+        make_settings(tmp_path / "b", pa.Table.from_pandas(other, preserve_index=False))
+    )
+    assert [t.intermediate_values for t in get_trials(first)] == [
+        t.intermediate_values for t in get_trials(second)
+    ]
+
+
+def test_the_best_are_retrained_and_compared_with_the_default(tmp_path):
+    settings = make_settings(tmp_path, tune={"retrain": 2, "retrain_seeds": 2, "trials": 4})
+    study, _ = run_search(settings)
+    summary = json.loads((study.run / "metrics.json").read_text())
+    assert [one["what"] for one in summary["retrained"]][-1] == "default"
+    assert len(summary["retrained"]) == 3
+    assert all(len(one["losses"]) == 2 for one in summary["retrained"])
+    chosen = summary["retrained"][0]
+    assert chosen["mean"] == min(one["mean"] for one in summary["retrained"][:-1])
+    for name in ("best", "default"):
+        run = study.run / "retrained" / name
+        done = json.loads((run / "metrics.json").read_text())
+        assert done["metrics"] == summary["test"][name]["metrics"]
+        assert len(done["lanes"]) == 2
+    assert configs.load(study.run / "best.toml").model.sizes == study.best.model.sizes
+    assert summary["comparison"]["verdict"] in ("better", "worse", "no difference shown")
+    assert summary["comparison"]["scaled"]
+    for name, whose in (("best", "chosen"), ("default", "default")):
+        done = json.loads((study.run / "retrained" / name / "metrics.json").read_text())
+        errors = [lane["scaled"]["test"][done["judged_by"]] for lane in done["lanes"]]
+        assert summary["comparison"][whose]["mean"] == pytest.approx(sum(errors) / len(errors))
+
+
+def test_the_trial_with_fewer_failed_seeds_is_chosen():
+    config = configs.load({})
+    losses = {0: [0.1, math.inf], 1: [math.inf, math.inf], 2: [0.9, 0.8], 3: [0.2, math.nan]}
+    again = [retraining.RetrainedConfig(trial, config, found) for trial, found in losses.items()]
+    assert [one.trial for one in sorted(again, key=lambda one: one.rank)] == [2, 0, 3, 1]
 
 
 def test_a_seed_with_a_known_result_is_not_counted_again(tmp_path):

@@ -19,7 +19,7 @@ from slipstream.tuning.search import OptunaSearch
 from slipstream.tuning.sharing import StudyMembership
 from slipstream.tuning.storage import database
 from slipstream.tuning.study import open_study
-from tests.tuning.searches import job
+from tests.tuning.searches import make_config
 
 
 def make_search(config, folder, name):
@@ -46,7 +46,7 @@ def finish(search, one, loss=1.0):
 
 
 def test_workers_together_start_the_requested_number_of_trials(tmp_path):
-    config = job(tmp_path, trials=5)
+    config = make_config(tmp_path, trials=5)
     one, other = (make_search(config, tmp_path, name) for name in "ab")
     found = []
     while pair := [got for got in (one.ask(), other.ask()) if got is not None]:
@@ -55,7 +55,7 @@ def test_workers_together_start_the_requested_number_of_trials(tmp_path):
 
 
 def test_a_trial_too_many_is_surplus_and_not_counted(tmp_path):
-    config = job(tmp_path, trials=2)
+    config = make_config(tmp_path, trials=2)
     one, other = (make_search(config, tmp_path, name) for name in "ab")
     assert one.ask().number == 0
     assert one.ask().number == 1
@@ -73,7 +73,7 @@ def test_a_trial_too_many_is_surplus_and_not_counted(tmp_path):
 
 
 def test_trials_of_a_worker_without_heartbeat_are_retried_once(tmp_path):
-    config = job(tmp_path, trials=2)
+    config = make_config(tmp_path, trials=2)
     gone = make_search(config, tmp_path, "gone")
     first, second = gone.ask(), gone.ask()
     finish(gone, first)
@@ -99,7 +99,7 @@ def test_trials_of_a_worker_without_heartbeat_are_retried_once(tmp_path):
 
 
 def test_a_slow_worker_does_not_disturb_the_retry_of_its_trial(tmp_path):
-    config = job(tmp_path, trials=1)
+    config = make_config(tmp_path, trials=1)
     slow = make_search(config, tmp_path, "slow")
     was = slow.ask()
     age_heartbeats(slow)
@@ -117,7 +117,7 @@ def test_a_slow_worker_does_not_disturb_the_retry_of_its_trial(tmp_path):
 
 
 def test_a_result_that_comes_too_late_is_not_counted(tmp_path):
-    config = job(tmp_path, trials=1)
+    config = make_config(tmp_path, trials=1)
     slow = make_search(config, tmp_path, "slow")
     was = slow.ask()
     age_heartbeats(slow)
@@ -128,7 +128,7 @@ def test_a_result_that_comes_too_late_is_not_counted(tmp_path):
 
 
 def test_a_trial_whose_worker_died_before_its_first_heartbeat_is_retried(tmp_path):
-    config = job(tmp_path, trials=1)
+    config = make_config(tmp_path, trials=1)
     gone = make_search(config, tmp_path, "gone")
     gone.study.ask()  # and killed there
     other = make_search(config, tmp_path, "other")
@@ -140,7 +140,7 @@ def test_a_trial_whose_worker_died_before_its_first_heartbeat_is_retried(tmp_pat
 
 
 def test_heartbeats_keep_trials_from_other_workers(tmp_path):
-    config = job(tmp_path, trials=1)
+    config = make_config(tmp_path, trials=1)
     one = make_search(config, tmp_path, "one")
     one.ask()
     age_heartbeats(one)
@@ -156,7 +156,7 @@ def test_heartbeats_keep_trials_from_other_workers(tmp_path):
 
 
 def test_a_worker_resumes_only_its_own_trials(tmp_path):
-    config = job(tmp_path, trials=4)
+    config = make_config(tmp_path, trials=4)
     one, other = (make_search(config, tmp_path, name) for name in "ab")
     mine = [one.ask().number, one.ask().number]
     other.ask()
@@ -167,7 +167,7 @@ def test_a_worker_resumes_only_its_own_trials(tmp_path):
 
 
 def test_another_search_of_the_same_name_is_refused(tmp_path):
-    config = job(tmp_path)
+    config = make_config(tmp_path)
     study = optuna.create_study(
         storage=database.open_storage(database.make_run_database_url(tmp_path))
     )
@@ -179,7 +179,7 @@ def test_another_search_of_the_same_name_is_refused(tmp_path):
 
 def test_a_grid_is_searched_to_its_end_by_two_workers(tmp_path):
     space = {"train.lr": [1e-3, 2e-3, 3e-3]}
-    config = job(tmp_path, trials=3, sampler="grid", space=space)
+    config = make_config(tmp_path, trials=3, sampler="grid", space=space)
     one, other = (make_search(config, tmp_path, name) for name in "ab")
     found = []
     for search in (one, other, one):

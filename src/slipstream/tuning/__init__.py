@@ -1,4 +1,9 @@
-"""A search over settings: Optuna decides what is tried, lanes train it."""
+"""Hyper-parameter search: Optuna proposes and prunes trials, lanes train them.
+
+The path of a search: `api.tune` loads the config; `workers.launcher` opens the study and starts
+the workers; `workers.worker` runs a `packing.scheduler` with `search.OptunaSearch` as its source of
+trials; `packing.pack` trains them; `summary.finish_search` retrains, tests and writes the summary.
+"""
 
 from slipstream.tuning.api import tune
 from slipstream.tuning.summary import Study

@@ -14,7 +14,7 @@ from slipstream.cli import app
 from slipstream.errors import UserError
 from slipstream.tuning.storage import database
 from slipstream.tuning.storage import url as address
-from tests.tuning.searches import job
+from tests.tuning.searches import make_config
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ from tests.tuning.searches import job
 )
 def test_what_is_no_database_is_refused_before_a_folder_is_made(url, told, tmp_path):
     with pytest.raises(UserError, match=told):
-        slipstream.tune(job(tmp_path), storage=url)
+        slipstream.tune(make_config(tmp_path), storage=url)
     assert not (tmp_path / "runs").exists()
 
 
@@ -63,11 +63,11 @@ def test_braces_in_a_path_are_part_of_it(tmp_path):
 
 def test_a_search_in_a_database_goes_on_with_it_alone(tmp_path):
     url = f"sqlite:///{tmp_path}/several.db"
-    found = slipstream.tune(job(tmp_path, trials=2), storage=url)
+    found = slipstream.tune(make_config(tmp_path, trials=2), storage=url)
     assert found.summary["trials"]["finished"] == 2
     with pytest.raises(UserError, match=r"its study is in sqlite:.*several\.db; give that again"):
         slipstream.tune(resume=found.run)
-    joined = slipstream.tune(job(tmp_path, trials=3), storage=url)
+    joined = slipstream.tune(make_config(tmp_path, trials=3), storage=url)
     assert joined.run != found.run
     assert joined.summary["trials"]["finished"] == 3
     assert [trial.number for trial in joined.study.trials] == [0, 1, 2]
@@ -76,14 +76,14 @@ def test_a_search_in_a_database_goes_on_with_it_alone(tmp_path):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_database_in_memory_is_refused_before_anything_trains(tmp_path, workers):
     with pytest.raises(UserError, match="is a database in memory"):
-        slipstream.tune(job(tmp_path), storage="sqlite:///", workers=workers)
+        slipstream.tune(make_config(tmp_path), storage="sqlite:///", workers=workers)
     assert not (tmp_path / "runs").exists()
 
 
 def test_the_database_may_be_named_by_the_environment(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SLIPSTREAM_STORAGE", "sqlite:///several.db")
-    found = slipstream.tune(job(tmp_path, trials=2))
+    found = slipstream.tune(make_config(tmp_path, trials=2))
     assert (tmp_path / "several.db").exists()
     assert not (found.run / "study.log").exists()
     (tmp_path / "elsewhere").mkdir()
@@ -97,7 +97,7 @@ def test_the_database_may_be_named_by_the_environment(tmp_path, monkeypatch):
 
 
 def test_a_search_with_a_journal_does_not_begin_anew_elsewhere(tmp_path, monkeypatch):
-    found = slipstream.tune(job(tmp_path, trials=2))
+    found = slipstream.tune(make_config(tmp_path, trials=2))
     with pytest.raises(UserError, match=r"its study is in study\.log, not in sqlite"):
         slipstream.tune(resume=found.run, storage=f"sqlite:///{tmp_path}/other.db")
     monkeypatch.setenv("SLIPSTREAM_STORAGE", f"sqlite:///{tmp_path}/other.db")
@@ -106,7 +106,7 @@ def test_a_search_with_a_journal_does_not_begin_anew_elsewhere(tmp_path, monkeyp
 
 
 def test_a_password_in_the_command_is_warned_of_and_not_repeated(tmp_path):
-    (tmp_path / "job.toml").write_text(configs.to_toml(job(tmp_path)))
+    (tmp_path / "job.toml").write_text(configs.to_toml(make_config(tmp_path)))
     url = f"sqlite:///{tmp_path}/study.db?password=s3cret"
     command = ["tune", str(tmp_path / "job.toml"), "--storage", url, "--json"]
     answer = CliRunner().invoke(app, command)

@@ -23,7 +23,7 @@ from slipstream.tuning.packing.dataset_cache import DatasetCache
 from slipstream.tuning.search import OptunaSearch
 from slipstream.tuning.storage import journal
 from slipstream.tuning.study import open_study
-from tests.tuning.searches import job
+from tests.tuning.searches import make_config
 
 FLIPS = 60
 
@@ -32,7 +32,7 @@ FLIPS = 60
 def done(tmp_path_factory):
     """A search of three trials, each with settings of two kinds."""
     folder = tmp_path_factory.mktemp("journal")
-    return slipstream.tune(job(folder, trials=3, space=SPACE)).run
+    return slipstream.tune(make_config(folder, trials=3, space=SPACE)).run
 
 
 SPACE = {"train.lr": {"low": 1e-3, "high": 1e-2, "log": True}, "model.hidden": [4, 8]}
@@ -185,7 +185,7 @@ def test_a_search_with_a_damaged_journal_resumes(tmp_path, done, damage):
 
 
 def test_params_that_a_kill_left_unsampled_are_sampled_on_resume(tmp_path):
-    config = job(tmp_path, trials=1, space=SPACE)
+    config = make_config(tmp_path, trials=1, space=SPACE)
     run = runs.create_run("a", out=str(tmp_path / "runs"))
     study = open_study(config, run.folder, None, "search")
     study.study.ask({"train.lr": study.distributions["train.lr"]})  # and killed there
@@ -199,7 +199,7 @@ def test_params_that_a_kill_left_unsampled_are_sampled_on_resume(tmp_path):
 
 def test_running_trials_with_impossible_settings_fail_on_resume(tmp_path):
     space = {"model.patch": [3, 5], "data.context": [16, 15]}
-    config = job(tmp_path, trials=4, space=space, sampler="grid")
+    config = make_config(tmp_path, trials=4, space=space, sampler="grid")
     run = runs.create_run("a", out=str(tmp_path / "runs"))
     study = open_study(config, run.folder, None, "search")
     for _ in range(4):
@@ -213,7 +213,7 @@ def test_running_trials_with_impossible_settings_fail_on_resume(tmp_path):
 
 @pytest.mark.parametrize("study", [None, b"", b'{"op_code":0,"worker_id":"a', b"\0" * 100])
 def test_a_search_killed_before_its_first_trial_resumes_in_its_folder(tmp_path, study):
-    config = job(tmp_path, trials=2)
+    config = make_config(tmp_path, trials=2)
     run = runs.create_run("a", out=str(tmp_path / "runs"))
     (run.folder / "config.toml").write_text(configs.to_toml(config))
     if study is not None:
@@ -226,7 +226,7 @@ def test_a_search_killed_before_its_first_trial_resumes_in_its_folder(tmp_path, 
 
 
 def test_a_pack_without_an_intact_checkpoint_trains_from_the_start(tmp_path):
-    config = job(tmp_path, trials=2, epochs=6)
+    config = make_config(tmp_path, trials=2, epochs=6)
 
     stopped = []
 

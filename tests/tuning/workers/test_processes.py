@@ -19,7 +19,7 @@ from slipstream.tuning.storage import database
 from slipstream.tuning.workers import processes
 from slipstream.tuning.workers.launcher import Launcher
 from tests.conftest import close, small_config, waves
-from tests.tuning.searches import check_that_trials_of_a_killed_worker_are_retried, job
+from tests.tuning.searches import check_that_trials_of_a_killed_worker_are_retried, make_config
 
 TRIALS, EPOCHS = 8, 100
 """So many that a worker which starts seconds after the other still finds some"""
@@ -45,7 +45,7 @@ class Violent:
 
 
 def test_two_workers_find_every_trial_once(tmp_path):
-    found = slipstream.tune(job(tmp_path, trials=4), workers=2)
+    found = slipstream.tune(make_config(tmp_path, trials=4), workers=2)
     trials = runs.read_json(found.run / "trials.json")
     assert [trial["trial"] for trial in trials] == list(range(4))
     assert found.summary["trials"] == {"finished": 4, "pruned": 0, "failed": 0}
@@ -54,7 +54,7 @@ def test_two_workers_find_every_trial_once(tmp_path):
 
 @pytest.mark.slow
 def test_two_workers_are_stopped_resumed_and_killed_and_find_every_trial_once(tmp_path):
-    config = job(tmp_path, trials=TRIALS, epochs=EPOCHS, parallel=4)
+    config = make_config(tmp_path, trials=TRIALS, epochs=EPOCHS, parallel=4)
     stopping = Violent(signal.SIGTERM)
     with pytest.raises(Interrupted, match="resume with: slipstream tune --resume") as stopped:
         slipstream.tune(config, watch=stopping, workers=2)
@@ -87,14 +87,14 @@ def test_two_workers_are_stopped_resumed_and_killed_and_find_every_trial_once(tm
 
 @pytest.mark.slow
 def test_trials_of_a_killed_worker_are_retried_once(tmp_path):
-    config = job(tmp_path, trials=7, epochs=20)
+    config = make_config(tmp_path, trials=7, epochs=20)
     check_that_trials_of_a_killed_worker_are_retried(
         config, database.make_run_database_url(tmp_path), tmp_path
     )
 
 
 def test_what_several_workers_cannot_do_is_refused_before_a_folder_is_made(tmp_path):
-    config = job(tmp_path)
+    config = make_config(tmp_path)
     with pytest.raises(UserError, match=r"set data\.path instead of passing a table"):
         slipstream.tune(small_config(tmp_path / "runs"), waves(), workers=2)
     with pytest.raises(UserError, match=r"--workers is -1; give a number from 1"):
@@ -106,7 +106,7 @@ def test_what_several_workers_cannot_do_is_refused_before_a_folder_is_made(tmp_p
 
 
 def test_a_journal_stays_with_one_process(tmp_path):
-    found = slipstream.tune(job(tmp_path, trials=2))
+    found = slipstream.tune(make_config(tmp_path, trials=2))
     with pytest.raises(UserError, match=r"study\.log, which only one process may write to"):
         slipstream.tune(resume=found.run, workers=2)
 
@@ -129,7 +129,7 @@ def test_each_worker_is_shown_its_own_gpu(monkeypatch):
 
 def test_relative_paths_are_found_by_workers_and_from_another_folder(tmp_path, monkeypatch):
     """Of everything that a config names, however it was given."""
-    settings = configs.to_toml(job(tmp_path, trials=2))
+    settings = configs.to_toml(make_config(tmp_path, trials=2))
     (tmp_path / "job.toml").write_text(settings)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "data").mkdir()
@@ -150,7 +150,7 @@ def test_relative_paths_are_found_by_workers_and_from_another_folder(tmp_path, m
 
 
 def test_a_run_goes_on_from_another_folder(tmp_path, monkeypatch):
-    settings = job(tmp_path).model_dump(exclude={"tune"})
+    settings = make_config(tmp_path).model_dump(exclude={"tune"})
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
     settings["data"]["path"] = "waves.csv"

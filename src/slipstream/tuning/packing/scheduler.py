@@ -65,7 +65,7 @@ class PackScheduler:
                     if not stop.requested:
                         self.pool.fill()
                         self._start_packs(stop)
-                    self._advance(stop)
+                    self._advance()
                 if stop.requested:
                     raise Interrupted("stopped", signal_number=stop.signal_number)
             finally:
@@ -119,7 +119,7 @@ class PackScheduler:
         with self._recover(pack):
             pack.start(group.shape, group.trials, stop, max_lanes=max_lanes)
 
-    def _advance(self, stop: StopRequest) -> None:
+    def _advance(self) -> None:
         """Train one round of whichever pack finishes its steps first: waiting for a particular pack
         would leave the device idle when others finish earlier."""
         if not self.packs:
@@ -137,8 +137,8 @@ class PackScheduler:
 
     @contextmanager
     def _recover(self, pack: TrialPack) -> Iterator[None]:
-        """Note how many lanes of a shape fit into memory. A pack that runs out of it goes on with
-        half as many lanes by itself; where one lane does not fit, its trials fail."""
+        """Record how many lanes of a shape fit into memory. A pack that runs out of memory halves
+        its lanes by itself; if a single lane does not fit, its trials fail."""
         try:
             yield
             if pack.memory_limit is not None:

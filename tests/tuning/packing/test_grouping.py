@@ -1,0 +1,57 @@
+"""Which trials share a pack."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from slipstream import config as configs
+from slipstream.tuning.packing import grouping
+from slipstream.tuning.packing.trial import TrialRun
+
+
+def make_trial(number, **settings):
+    base = configs.load({"model": {"hidden": 64, "layers": 1}, "train": {"batch": 128}})
+    return TrialRun(number, configs.replace_settings(base, settings))
+
+
+def test_trials_share_a_shape_where_lanes_may_differ():
+    one, other, wider, deeper = (
+        make_trial(0, **{"train.lr": 0.1}),
+        make_trial(1, **{"seed": 5, "train.weight_decay": 0.1, "model.hidden": 60}),
+        make_trial(2, **{"model.hidden": 100}),
+        make_trial(3, **{"model.layers": 2}),
+    )
+    shapes = [grouping.get_pack_shape(c.config, "cuda") for c in (one, other, wider, deeper)]
+    assert shapes[0] == shapes[1]
+    assert shapes[2].covers(shapes[0])
+    assert not shapes[0].covers(shapes[2])
+    assert shapes[3].program != shapes[0].program
+
+
+def test_small_groups_merge_where_a_step_costs_more_than_padding():
+    waiting = [make_trial(i, **{"model.hidden": 128}) for i in range(12)]
+    waiting += [make_trial(20, **{"model.hidden": 96}), make_trial(21, **{"model.hidden": 48})]
+    assert len(grouping.group_trials(waiting, "cuda", 100_000)) == 1
+    alone = grouping.group_trials(waiting, "cpu", 100_000)
+    assert len(alone) == 3
+
+
+def test_every_trial_is_in_one_group():
+    draw = np.random.default_rng(0)
+    waiting = [
+        make_trial(
+            i,
+            **{
+                "model.hidden": int(draw.choice([16, 40, 64, 120, 200])),
+                "train.batch": int(draw.choice([64, 128, 256])),
+                "data.context": int(draw.choice([24, 48])),
+            },
+        )
+        for i in range(60)
+    ]
+    for device in ("cuda", "cpu"):
+        found = grouping.group_trials(waiting, device, 50_000)
+        assert sorted(one.number for group in found for one in group.trials) == list(range(60))
+        for group in found:
+            for one in group.trials:
+                assert group.shape.covers(grouping.get_pack_shape(one.config, device))

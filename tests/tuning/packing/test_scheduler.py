@@ -1,0 +1,134 @@
+"""Packs of trials: same results as alone, out of memory, and no memory that grows."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+import torch
+
+import slipstream
+from slipstream import Interrupted, runs
+from slipstream import config as configs
+from slipstream.engine.lanes import pack as packs_of_lanes
+from slipstream.tuning import space as spaces
+from slipstream.tuning.packing import pack as trial_packs
+from slipstream.tuning.packing.trial import TrialRun
+from slipstream.tuning.study import NOTES
+from tests.conftest import close, slow
+from tests.tuning.searches import check_same_results, get_trials, make_settings, run_search
+
+
+def test_a_trial_scores_what_it_would_score_alone(tmp_path):
+    """Whatever pack it was in: other widths, batches, neighbours, places taken over."""
+    settings = make_settings(tmp_path, tune={"trials": 6, "parallel": 3})
+    study, events = run_search(settings)
+    base = configs.load(settings)
+    assert study.summary["trials"]["finished"] == 6
+    assert sum(event["event"] == "pack" for event in events) < 6
+    for trial in get_trials(study):
+        config = spaces.apply_params(base, base.tune.space, trial.params)
+        alone = slipstream.train(configs.replace_settings(config, {"out": str(tmp_path / "alone")}))
+        losses = [
+            e["val_loss"] for e in runs.read_events(runs.Run(alone.run)) if e["event"] == "epoch"
+        ]
+        close(list(trial.intermediate_values.values()), losses, rel=1e-4)
+        close(trial.value, min(losses), rel=1e-4)
+
+
+def test_kinds_and_contexts_get_separate_packs(tmp_path):
+    space = {"model.kind": ["lstm", "mlp"], "data.context": [8, 12], "train.lr": [0.01, 0.003]}
+    study, events = run_search(
+        make_settings(tmp_path, tune={"space": space, "sampler": "grid", "trials": 8})
+    )
+    assert study.summary["trials"]["finished"] == 8
+    for event in (event for event in events if event["event"] == "pack"):
+        chosen = [get_trials(study)[number].params for number in event["trials"]]
+        assert len({(one["model.kind"], one["data.context"]) for one in chosen}) == 1
+
+
+def test_out_of_memory_halves_the_lanes(tmp_path, monkeypatch):
+    sizes = []
+
+    def short(places, *given):
+        sizes.append(places)
+        if places > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory (planted)")
+        return packs_of_lanes.Pack(places, *given)
+
+    monkeypatch.setattr(trial_packs, "Pack", short)
+    space = {"train.lr": {"low": 0.001, "high": 0.01}}
+    study, events = run_search(make_settings(tmp_path, tune={"space": space, "trials": 5}))
+    assert sizes == [5, 3, 2]
+    assert study.summary["trials"]["finished"] == 5
+    assert any(event["event"] == "recovery" for event in events)
+
+
+def stopping_in_epoch(number):
+    sent = []
+
+    def watch(event):
+        if event["event"] == "epoch" and event["epoch"] == number and not sent:
+            sent.append(number)
+            signal.raise_signal(signal.SIGINT)
+
+    return watch
+
+
+@pytest.mark.parametrize("resumed", [False, True], ids=["begun", "resumed"])
+def test_out_of_memory_loses_no_step(tmp_path, monkeypatch, resumed):
+    engine = {"checkpoint_minutes": 1e-9, "async_checkpoints": False, "log_every": 3}
+    settings = make_settings(
+        tmp_path,
+        train={"epochs": 6},
+        engine=make_settings(tmp_path)["engine"] | engine,
+        tune={"space": {"train.lr": {"low": 0.001, "high": 0.01}}, "trials": 5, "parallel": 5},
+    )
+    whole, _ = run_search(settings | {"out": str(tmp_path / "whole")})
+    if resumed:
+        with pytest.raises(Interrupted):
+            slipstream.tune(settings, watch=stopping_in_epoch(3))
+    advance, calls, lane_steps = packs_of_lanes.Pack._advance, [], []
+
+    def crowded(made):
+        calls.append(len(made.lanes))
+        if len(calls) >= (1 if resumed else 35) and len(made.lanes) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory (planted)")
+        lane_steps.append(int(made.buffers["active"].sum()))
+        advance(made)
+
+    monkeypatch.setattr(packs_of_lanes.Pack, "_advance", crowded)
+    if resumed:
+        (folder,) = (tmp_path / "runs").iterdir()
+        study, events = run_search(None, resume=folder)
+    else:
+        study, events = run_search(settings)
+    told = [event["remedy"] for event in events if event["event"] == "recovery"]
+    assert [remedy.split(",")[0] for remedy in told] == ["3 lanes at a time", "2 lanes at a time"]
+    assert len({remedy.split("from")[1] for remedy in told}) == 1
+    if not resumed:
+        assert sum(lane_steps) == sum(
+            trial.user_attrs[NOTES]["steps"] for trial in get_trials(study)
+        )
+    check_same_results(study, whole)
+
+
+@pytest.mark.parametrize("trials", [16, slow(40)])
+def test_memory_does_not_grow_with_trials(tmp_path, trials):
+    """Nothing of an ended trial stays: no weights, no lanes, no candidates."""
+    kept = []
+
+    def look(event):
+        if event["event"] == "trial":
+            import gc
+
+            gc.collect()
+            types = [type(o) for o in gc.get_objects()]
+            kept.append((types.count(TrialRun), types.count(torch.Tensor)))
+
+    settings = make_settings(tmp_path, train={"epochs": 1}, tune={"trials": trials, "parallel": 4})
+    settings["tune"]["space"] = {"train.lr": {"low": 1e-3, "high": 1e-2}}
+    slipstream.tune(settings, watch=look)
+    early, late = kept[4:8], kept[-8:-4]
+    assert max(count for count, _ in late) <= max(count for count, _ in early)
+    assert max(count for _, count in late) <= max(count for _, count in early) + 8

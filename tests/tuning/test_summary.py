@@ -1,0 +1,153 @@
+"""The summary: seeds without a finite loss, and results that are written early."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+
+import pytest
+import torch
+from rich.console import Console
+
+import slipstream
+from slipstream import Interrupted, UserError, runs
+from slipstream import config as configs
+from slipstream.engine.single import seed_generators
+from slipstream.terminal import print_search
+from slipstream.tuning import retraining
+from tests.conftest import slow
+from tests.tuning.searches import make_settings, run_search
+
+DIVERGING = {"lr": 1e18, "clip": "off", "optimizer": "sgd", "epochs": 2}
+
+
+def list_outputs(study):
+    """What the screen and the report say."""
+    out = io.StringIO()
+    console = Console(file=out, width=400, highlight=False)
+    print_search(study.summary | {"report": "report.html"}, console)
+    page = slipstream.report(study.run).read_text(encoding="utf-8")
+    return out.getvalue(), page
+
+
+def test_a_default_that_never_reaches_a_finite_loss_is_a_finding(tmp_path):
+    tune = {"space": {"train.lr": [0.01, 0.02]}, "trials": 2, "sampler": "grid"}
+    tune |= {"retrain": 1, "retrain_seeds": 2}
+    study, _ = run_search(make_settings(tmp_path, train=DIVERGING, tune=tune))
+    summary = json.loads((study.run / "metrics.json").read_text())
+    assert summary["trials"]["finished"] == 2
+    told = "the config without a search did not reach a finite loss from any of 2 seeds"
+    assert summary["findings"] == [told]
+    assert summary["comparison"]["verdict"] == "default failed"
+    assert summary["comparison"]["chosen"]["n"] == 2
+    assert summary["test"]["default"]["failed"]
+    assert configs.load(study.run / "best.toml").train.lr in (0.01, 0.02)
+    for text in list_outputs(study):
+        assert told in text
+        assert "Only the chosen settings reached a finite loss" in text
+    assert len(slipstream.predict(study.run, tmp_path / "waves.parquet")) > 0
+    again, _ = run_search(None, resume=study.run)
+    assert again.summary["comparison"] == study.summary["comparison"]
+
+
+def search_fragile(tmp_path, *, default, tried, seeds=2):
+    """A search whose models start with infinite weights: of the default from the first so many of
+    the seeds that it is trained again from, of every trial likewise; none of the search itself."""
+    device = torch.device("cpu")
+
+    def draw(seed):
+        with seed_generators(seed, device):
+            return float(torch.rand(()))
+
+    for seed in range(500):
+        again = [draw(seed + retraining.SEED_OFFSET + i) for i in range(seeds)]
+        if max(again) < draw(seed):
+            break
+    shares = [0.0, *(sorted(again))]
+    between = [(a + b) / 2 for a, b in zip(shares, [*shares[1:], draw(seed)], strict=True)]
+    between[0] = 0.0
+    space = {"model.options.share": [between[tried]], "train.lr": [0.01, 0.02]}
+    tune = {"trials": 2, "sampler": "grid", "retrain": 1, "retrain_seeds": seeds, "space": space}
+    settings = make_settings(tmp_path, train={"epochs": 2}, tune=tune)
+    options = {"share": between[default]}
+    settings["model"] = {"kind": "tests.models.nets:Fragile", "options": options}
+    return settings | {"seed": seed}
+
+
+@pytest.mark.parametrize(
+    ("default", "tried", "verdict", "told"),
+    [
+        (
+            1,
+            0,
+            "too few seeds",
+            "the config without a search did not reach a finite loss from 1 of",
+        ),
+        slow(0, 1, "too few seeds", "did not reach a finite loss from 1 of 2 seeds"),
+        (0, 2, "chosen failed", "did not reach a finite loss from any of 2 seeds"),
+        slow(
+            2, 2, "both failed", "the config without a search did not reach a finite loss from any"
+        ),
+        (2, 1, "default failed", "did not reach a finite loss from 1 of 2 seeds"),
+    ],
+)
+def test_seeds_without_a_finite_loss_are_reported(tmp_path, default, tried, verdict, told):
+    study, _ = run_search(search_fragile(tmp_path, default=default, tried=tried))
+    summary = json.loads((study.run / "metrics.json").read_text())
+    assert summary["comparison"]["verdict"] == verdict
+    assert summary["comparison"]["gain"] is None
+    assert any(told in text for text in summary["findings"])
+    for text in list_outputs(study):
+        for finding in summary["findings"]:
+            assert finding in text
+    assert bool(summary["test"]["best"]["failed"]) == (tried == 2)
+    assert len(slipstream.predict(study.run, tmp_path / "waves.parquet")) > 0
+    again, _ = run_search(None, resume=study.run)
+    assert again.summary["findings"] == summary["findings"]
+
+
+def test_fewer_seeds_are_compared_where_two_are_left(tmp_path):
+    study, _ = run_search(search_fragile(tmp_path, default=1, tried=0, seeds=3))
+    found = study.summary["comparison"]
+    assert (found["default"]["n"], found["chosen"]["n"]) == (2, 3)
+    assert found["verdict"] in ("better", "worse", "no difference shown")
+    for text in list_outputs(study):
+        assert "2 and 3 seeds" in text
+
+
+def test_a_search_whose_trials_all_fail_writes_trials_json(tmp_path):
+    tune = {"space": {"train.lr": [1e18, 1e19]}, "trials": 2, "sampler": "grid", "retrain": 1}
+    with pytest.raises(UserError, match=r"no trial finished .*trials\.json .*correct tune\.space"):
+        slipstream.tune(make_settings(tmp_path, train=DIVERGING, tune=tune))
+    folder = runs.find_last(str(tmp_path / "runs"))
+    assert [one["state"] for one in runs.read_json(folder / "trials.json")] == ["failed"] * 2
+    with pytest.raises(UserError, match="no trial finished"):
+        slipstream.tune(resume=folder)
+
+
+@pytest.mark.parametrize(
+    ("moment", "pending"),
+    [(["retrained"], "retrained"), slow(["start", "epoch"], "test runs")],
+    ids=["retrained", "tested"],
+)
+def test_a_search_writes_its_results_before_it_retrains_the_best(tmp_path, moment, pending):
+    settings = make_settings(tmp_path, tune={"retrain": 1, "retrain_seeds": 2, "trials": 3})
+    left = list(moment)
+
+    def stop(event):
+        if left and event["event"] == left[0]:
+            left.pop(0)
+            if not left:
+                signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        slipstream.tune(settings, watch=stop)
+    folder = runs.find_last(str(tmp_path / "runs"))
+    assert pending in runs.read_json(folder / "metrics.json")["pending"]
+    assert len(runs.read_json(folder / "trials.json")) == 3
+    assert configs.load(folder / "best.toml").train.lr
+    assert "The search is not complete" in slipstream.report(folder).read_text()
+    result, _ = run_search(None, resume=folder)
+    assert result.summary["pending"] is None
+    assert result.summary["comparison"]
