@@ -97,10 +97,12 @@ def same_as_alone(lanes, dataset, pack, losses, *, rel=1e-5):
         close(flat, reference, rel=rel)
 
 
-@pytest.mark.parametrize("device", ["cpu", CUDA])
+@pytest.mark.parametrize(
+    ("device", "steps"),
+    [("cpu", 20), slow("cpu", 100), pytest.param("cuda", 100, marks=pytest.mark.gpu)],
+)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", [*KINDS, "bidirectional"])
-@pytest.mark.parametrize("steps", [20, slow(100)])
 def test_the_steps_of_every_lane_are_those_of_the_model_alone(kind, mode, device, steps):
     model = {"kind": kind}
     if kind == "bidirectional":
