@@ -68,16 +68,16 @@ class LaneEvents:
         if self.monitor is not None:
             self.monitor.log()
 
-    def record_epoch(self, result: LaneResult, found: Validation) -> None:
+    def record_epoch(self, result: LaneResult, validation: Validation) -> None:
         self.run.append(
             "epoch",
             lane=result.number,
-            epoch=_count_epochs(result, found),
+            epoch=_count_epochs(result, validation),
             step=result.progress.step,
-            train_loss=found.train_loss,
-            val_loss=found.val_loss,
-            rate=found.rate,
-            best=found.is_best,
+            train_loss=validation.train_loss,
+            val_loss=validation.val_loss,
+            rate=validation.rate,
+            best=validation.is_best,
         )
 
     def report_divergence(self, result: LaneResult, remedy: str) -> None:
@@ -164,17 +164,17 @@ class SingleEvents(LaneEvents):
         self._logged_at = now
         self.log_machine()
 
-    def record_epoch(self, result: LaneResult, found: Validation) -> None:
+    def record_epoch(self, result: LaneResult, validation: Validation) -> None:
         at, train = result.progress, result.train
-        epoch, done = (at.epochs, at.done) if at.done else (at.epochs - 1, found.num_steps)
+        epoch, done = (at.epochs, at.done) if at.done else (at.epochs - 1, validation.num_steps)
         self.run.append(
             "epoch",
-            epoch=_count_epochs(result, found),
+            epoch=_count_epochs(result, validation),
             step=at.step,
-            train_loss=found.train_loss,
-            val_loss=found.val_loss,
-            lr=found.rate * compute_lr(train, epoch, done - 1, found.num_steps),
-            best=found.is_best,
+            train_loss=validation.train_loss,
+            val_loss=validation.val_loss,
+            lr=validation.rate * compute_lr(train, epoch, done - 1, validation.num_steps),
+            best=validation.is_best,
             seconds=time.perf_counter() - self._epoch_started,
         )
 
@@ -190,7 +190,7 @@ class SingleEvents(LaneEvents):
             self.run.append("trained", stopped=one.stop_reason, **asdict(one.progress))
 
 
-def _count_epochs(result: LaneResult, found: Validation) -> float:
+def _count_epochs(result: LaneResult, validation: Validation) -> float:
     """Epochs at a validation: at an epoch's end, in its midst, or after one that had none."""
     at = result.progress
-    return at.epochs + 1 if at.done == found.num_steps else at.epoch
+    return at.epochs + 1 if at.done == validation.num_steps else at.epoch

@@ -224,9 +224,9 @@ class TrainingLoop:
             if ahead and (self.stop.requested or not ahead[-1].is_complete):
                 break
             wanted = min(left, self.log_every if ahead else max(self.log_every - unlogged, 1))
-            taken, shortage = self._advance(wanted)
-            left -= taken
-            ahead.append(_close_round(program, taken, is_complete=taken == wanted))
+            count, shortage = self._advance(wanted)
+            left -= count
+            ahead.append(_close_round(program, count, is_complete=count == wanted))
             if shortage:
                 return shortage
         self.is_epoch_end = not left
@@ -236,16 +236,16 @@ class TrainingLoop:
         """Run at most so many steps; how many they were, and why memory ran out, if it did."""
         state, program = self.state, self.state.program
         before = state.steps + sum(one.steps for one in self.in_flight)
-        for taken in range(wanted):
-            if taken and (self.stop.requested or self.checkpoints.is_due()):
-                return taken, ""
+        for count in range(wanted):
+            if count and (self.stop.requested or self.checkpoints.is_due()):
+                return count, ""
             try:
                 program.advance()  # one step of all lanes, no host sync
             except recovery.MEMORY_ERRORS as error:
                 if program.num_places == 1:
                     raise
-                return taken, recovery.explain_shortage(error)
-            state.events.record_step(program, before + taken + 1)
+                return count, recovery.explain_shortage(error)
+            state.events.record_step(program, before + count + 1)
         return wanted, ""
 
     def _prepare_epochs(self) -> None:
@@ -374,8 +374,8 @@ class TrainingLoop:
         rate = at.rate
         is_best = at.record_validation(val_loss, result.train)
         train_loss = float(state.losses[place, : at.done or num_steps].double().mean())
-        found = Validation(val_loss, train_loss, rate, is_best, num_steps)
-        state.events.record_epoch(result, found)
+        validation = Validation(val_loss, train_loss, rate, is_best, num_steps)
+        state.events.record_epoch(result, validation)
         return is_best
 
     def _validate_cut(self, validated: set[int]) -> None:

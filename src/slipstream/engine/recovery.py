@@ -75,10 +75,10 @@ def suggest_remedies(config: Config) -> str:
     context, sizes = config.data.context, config.model.sizes
     ladder = []
     if config.model.spec.is_sequential and not config.engine.recompute:
-        kept = max(len(sizes), 1)
+        num_layers = max(len(sizes), 1)
         ladder.append(
-            f"engine.recompute = true (keeps one layer's activations of {kept}, and computes the "
-            "rest again)"
+            f"engine.recompute = true (keeps one layer's activations of {num_layers}, and computes "
+            "the rest again)"
         )
     if config.engine.precision in ("auto", "fp32", "tf32"):
         ladder.append('engine.precision = "fp16" or "bf16" (about half of the activations)')

@@ -116,7 +116,7 @@ class TrainingState:
 
     def fill_places(self) -> None:
         """Give empty places to the lanes that wait, and begin their epochs."""
-        begun = {}
+        starts = {}
         for place, one in enumerate(self.places):
             if one is None and self.waiting:
                 result = self.places[place] = self.waiting.pop(0)
@@ -124,8 +124,8 @@ class TrainingState:
                 rows = self.rows.pop(result.number, {})
                 if rows:
                     self.program.restore(place, rows)
-                begun[place] = result.progress.next_epoch()
-        self.begin(begun)
+                starts[place] = result.progress.next_epoch()
+        self.begin(starts)
 
     def begin(self, epochs: Mapping[int, EpochStart]) -> None:
         if epochs:

@@ -46,7 +46,7 @@ class RunContext:
 
     run: Run
     config: Config
-    """As asked for: what is left to measuring is not in them yet"""
+    """As requested for: what is left to measuring is not in them yet"""
     dataset: Dataset
     start: RunStart
     seconds: dict[str, float]
@@ -59,36 +59,36 @@ class RunContext:
         return {"init_from": self.start.init.summary} if self.start.init else {}
 
 
-def build_monitor(begun: RunContext) -> monitor.Monitor:
+def build_monitor(context: RunContext) -> monitor.Monitor:
     """What looks at the device meanwhile."""
-    on = begun.config.engine.monitor
-    return monitor.Monitor(begun.run, begun.start.plan.device, on=on)
+    on = context.config.engine.monitor
+    return monitor.Monitor(context.run, context.start.plan.device, on=on)
 
 
-def prepare_task(begun: RunContext) -> tuple[TrainingTask, Plan]:
+def prepare_task(context: RunContext) -> tuple[TrainingTask, Plan]:
     """The model and its data in place and the plan made, both written down."""
-    run, dataset, start, seconds = begun.run, begun.dataset, begun.start, begun.seconds
+    run, dataset, start, seconds = context.run, context.dataset, context.start, context.seconds
     chosen, init = start.plan, start.init.weights if start.init else {}
-    with seed_generators(begun.config.seed, chosen.device):
+    with seed_generators(context.config.seed, chosen.device):
         if start.init is not None and start.checkpoint is None:
             run.append("init", **start.init.summary)
         with time_phase(seconds, "set-up"):
             task = build_task(
-                begun.config, dataset, chosen, run, fingerprint=start.fingerprint, init=init
+                context.config, dataset, chosen, run, fingerprint=start.fingerprint, init=init
             )
         with time_phase(seconds, "plan"):
             if not start.plan_is_final:
                 task, chosen = _settle(task, chosen)
     runs.remove_manifest(run)
-    write_config(run, task.config, begun.config)
+    write_config(run, task.config, context.config)
     run.origin.update(data=start.fingerprint, streamed=dataset.stream is not None)
     runs.write_json(run.folder / "plan.json", chosen.to_dict())
     return task, chosen
 
 
-def write_config(run: Run, config: Config, asked: Config) -> None:
-    """What was asked, with what was left to measuring."""
-    train = config.train.model_copy(update={"class_weights": asked.train.class_weights})
+def write_config(run: Run, config: Config, requested: Config) -> None:
+    """What was requested, with what was left to measuring."""
+    train = config.train.model_copy(update={"class_weights": requested.train.class_weights})
     text = runs.format_config(config.model_copy(update={"train": train}))
     runs.write_text(run.folder / "config.toml", text)
     run.origin["config"] = text
@@ -99,8 +99,8 @@ def _settle(task: TrainingTask, chosen: Plan) -> tuple[TrainingTask, Plan]:
     if task.config.train.batch == "auto":
         batch, evidence = find_batch_size(task, chosen)
         task = replace(task, config=set_batch_size(task.config, batch))
-        told = f"{batch} windows: the most that fit and made training faster"
-        chosen = replace(chosen, reasons=chosen.reasons | {"batch": told}, evidence=evidence)
+        reason = f"{batch} windows: the most that fit and made training faster"
+        chosen = replace(chosen, reasons=chosen.reasons | {"batch": reason}, evidence=evidence)
     decided = choose_plan(task, chosen)
     return task, replace(decided, evidence=[*chosen.evidence, *decided.evidence])
 
@@ -112,11 +112,11 @@ def time_phase(seconds: dict[str, float], phase: str) -> Iterator[None]:
     seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - began
 
 
-def restore_folder(run: Run, settings: Config, asked: Config) -> None:
+def restore_folder(run: Run, settings: Config, requested: Config) -> None:
     """Make the folder again where it was removed under our feet."""
     if not (run.folder / "config.toml").exists():
         run.folder.mkdir(parents=True, exist_ok=True)
-        write_config(run, settings, asked)
+        write_config(run, settings, requested)
 
 
 def save_model(run: Run, weights: Mapping[str, Tensor], dataset: Dataset) -> None:
@@ -138,17 +138,17 @@ def record_plan(run: Run, ran: Plan, failures: Mapping[str, str]) -> Plan:
     if failures:
         for name, why in failures.items():
             run.append("fallback", what=f"{name} not captured", why=why)
-        told = "; ".join(f"{name} ran eagerly: {why}" for name, why in failures.items())
-        ran = replace(ran, capture=False, reasons=ran.reasons | {"capture": told})
+        reason = "; ".join(f"{name} ran eagerly: {why}" for name, why in failures.items())
+        ran = replace(ran, capture=False, reasons=ran.reasons | {"capture": reason})
     runs.write_json(run.folder / "plan.json", ran.to_dict())
     return ran
 
 
-def finish_run(begun: RunContext, summary: dict[str, Any], detail: dict[str, Any]) -> Result:
+def finish_run(context: RunContext, summary: dict[str, Any], detail: dict[str, Any]) -> Result:
     """Write the figures down with the time that all of it took."""
-    run = begun.run
-    summary["seconds"] = time.perf_counter() - begun.started_at
-    summary["seconds_by_phase"] = begun.seconds
+    run = context.run
+    summary["seconds"] = time.perf_counter() - context.started_at
+    summary["seconds_by_phase"] = context.seconds
     runs.write_metrics(run, summary | {"detail": detail})
     run.append("end", seconds=summary["seconds"])
     return Result(run.folder, summary["metrics"], summary["baselines"], summary)

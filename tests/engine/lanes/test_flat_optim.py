@@ -36,7 +36,7 @@ def update_lanes(optimizer, tensors, count, divisor, given):
     update = flat_optim.prepare_update(
         optimizer,
         flat_optim.LaneTensors(*tensors),
-        flat_optim.UpdateSettings(taken=count, divisor=divisor, **given),
+        flat_optim.UpdateSettings(step_count=count, divisor=divisor, **given),
     )
     for old, tensor in zip(before, tensors, strict=True):
         assert old.cpu().numpy().tobytes() == tensor.cpu().numpy().tobytes()

@@ -49,8 +49,8 @@ class UpdateSettings(NamedTuple):
     lr: Tensor
     decay: Tensor
     momentum: Tensor
-    taken: Tensor
-    """Steps taken, this one included"""
+    step_count: Tensor
+    """Steps step_count, this one included"""
     divisor: Tensor
     moves: Tensor
     """Whether the lane changes at all"""
@@ -96,8 +96,8 @@ def prepare_update(
         case _:
             decays = 1 - lr * decay if optimizer == "adamw" else torch.ones_like(lr)
             blend, keep = _fill(lr, 1 - BETA1, still, 0.0), _fill(lr, BETA2, still, 1.0)
-            taken = settings.taken.double()[:, None]
-            one, two = (-torch.expm1(taken * math.log(beta)) for beta in (BETA1, BETA2))
+            step_count = settings.step_count.double()[:, None]
+            one, two = (-torch.expm1(step_count * math.log(beta)) for beta in (BETA1, BETA2))
             size = (lr / one).float().masked_fill(still, 0.0)
             spread = two.sqrt().float().masked_fill(still, 1.0)
             step, root = grads - first, torch.empty_like(grads)
@@ -124,7 +124,7 @@ def _prepare_kernel(
         *tensors,
         lr=settings.lr,
         decay=settings.decay,
-        count=settings.taken,
+        count=settings.step_count,
         divisor=settings.divisor,
         moves=settings.moves,
         decoupled=optimizer == "adamw",
@@ -140,8 +140,10 @@ def update_loss_scale(
     scale: Tensor, since_growth: Tensor, overflow: Tensor, active: Tensor
 ) -> None:
     """fp16's loss scales, [K], after a step: an overflow halves them, many without one double."""
-    taken = since_growth + 1
-    grow = (taken == GROW_AFTER) & ~overflow
+    step_count = since_growth + 1
+    grow = (step_count == GROW_AFTER) & ~overflow
     factor = 1 + overflow * (BACKOFF - 1) + grow * (GROWTH - 1)
-    since_growth.copy_(torch.where(active, taken.masked_fill(grow | overflow, 0), since_growth))
+    since_growth.copy_(
+        torch.where(active, step_count.masked_fill(grow | overflow, 0), since_growth)
+    )
     scale.mul_(factor.masked_fill(~active, 1.0))

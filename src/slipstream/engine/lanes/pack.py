@@ -118,13 +118,13 @@ class Pack:
             return torch.zeros(K, *shape, dtype=dtype, device=device)
 
         def moving() -> dict[str, Tensor]:
-            found = {name: zeros(P) for name in ("weights", "first", "second")}
-            found["count"] = zeros()
+            tensors = {name: zeros(P) for name in ("weights", "first", "second")}
+            tensors["count"] = zeros()
             if len(self._parts) > 1:
-                found["encoder_count"] = zeros()
+                tensors["encoder_count"] = zeros()
             if self.plan.precision == "fp16":
-                found |= {"scale": zeros(), "since_growth": zeros(dtype=torch.int32)}
-            return found
+                tensors |= {"scale": zeros(), "since_growth": zeros(dtype=torch.int32)}
+            return tensors
 
         self.live, self.good, self.best = moving(), moving(), zeros(P)
         self.settings = {
@@ -371,8 +371,8 @@ class Pack:
         """One step of every active lane: gather, forward, loss, backward, clip, update."""
         live, tape, settings = self.live, self.buffers, self.settings
         cursor, scale = tape["cursor"], live.get("scale")
-        drawn = self.capacity.drops or objective.uses_noise(self.capacity.config)
-        noise = Noise(settings["seed"], settings["dropout"]) if drawn else None
+        has_noise = self.capacity.drops or objective.uses_noise(self.capacity.config)
+        noise = Noise(settings["seed"], settings["dropout"]) if has_noise else None
         loss, grads = self._passes.train(
             tape["rows"][self._index, cursor],
             tape["shares"][self._index, cursor],
@@ -419,17 +419,17 @@ class Pack:
                 live["second"][:, part.columns],
             )
             for code, optimizer in enumerate(optimizers):
-                found = flat_optim.UpdateSettings(
+                update_settings = flat_optim.UpdateSettings(
                     lr=lr if part.lr_factor == 1.0 else lr * part.lr_factor,
                     decay=settings["decay"],
                     momentum=settings["momentum"],
-                    taken=count,
+                    step_count=count,
                     divisor=divisor,
                     moves=moving & (settings["optimizer"] == code)
                     if len(optimizers) > 1
                     else moving,
                 )
-                updates.append(flat_optim.prepare_update(optimizer, tensors, found))
+                updates.append(flat_optim.prepare_update(optimizer, tensors, update_settings))
         return updates, counts
 
     @torch.no_grad()

@@ -36,7 +36,7 @@ class SingleProgram:
         self.best: dict[str, Tensor] = {}
         self._step: SingleStep | None = None
         self._epoch = EpochStart()
-        self._taken = 0
+        self._requested = 0
         """Steps of the epoch that were asked for"""
         self._good: dict[str, Tensor] = {}
         """What `go_back` leads to, by the names of `_collect_state`"""
@@ -92,7 +92,7 @@ class SingleProgram:
         elif self._step.frozen and not frozen:
             self._thaw()
         self.step.begin(self._epoch)
-        self._taken = self._epoch.step
+        self._requested = self._epoch.step
         if not self._epoch.step or not self._good:
             self._good = {name: t.clone() for name, t in self._collect_state().items()}
 
@@ -106,10 +106,10 @@ class SingleProgram:
         self._step = build_step(self.task, self.plan, like=self.step, frozen=False)
 
     def advance(self) -> None:
-        self._taken += 1
+        self._requested += 1
         self._survive(self.step.advance)
         if self.task.config.engine.sync:
-            float(self.step.buffers.losses[self._taken - 1])
+            float(self.step.buffers.losses[self._requested - 1])
 
     def flush(self) -> None:
         self._survive(self.step.flush)
@@ -131,7 +131,7 @@ class SingleProgram:
 
     def _catch_up(self) -> None:
         """Run the steps that were asked for and not taken: a graph collects several."""
-        for _ in range(self._taken - int(self.step.buffers.cursor)):
+        for _ in range(self._requested - int(self.step.buffers.cursor)):
             self.step.advance()
         self.step.flush()
 
@@ -205,11 +205,11 @@ class SingleProgram:
 
     def _collect_state(self) -> dict[str, Tensor]:
         """The tensors that a step changes: those of the model, the optimizer and the scale."""
-        found = {f"model.{name}": tensor for name, tensor in self._model_state().items()}
+        tensors = {f"model.{name}": tensor for name, tensor in self._model_state().items()}
         states = _collect_optimizer_state(self.step.optimizer)
-        found |= {f"optimizer.{name}": tensor for name, tensor in states.items()}
-        found |= _scale_state(self.step.update.scale)
-        return {name: tensor.detach() for name, tensor in found.items()}
+        tensors |= {f"optimizer.{name}": tensor for name, tensor in states.items()}
+        tensors |= _scale_state(self.step.update.scale)
+        return {name: tensor.detach() for name, tensor in tensors.items()}
 
     def state(self) -> dict[str, Tensor]:
         tensors = {
