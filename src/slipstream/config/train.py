@@ -80,8 +80,8 @@ class Train(Section):
     """Number of models to train, from the seeds `seed`, `seed + 1` and so on. The one with the
     lowest validation loss is the run's model; all of them form an ensemble."""
     order_seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
-    """Seed of the order of batches, if not `seed`. Repeats then see the same batches, which a CPU
-    reads once for all of them, and differ only by initial weights and dropout."""
+    """Seed of the order of batches, if not `seed`. Repeats then see the same batches and differ only
+    by initial weights and dropout."""
     init_from: str | None = None
     """A run of `slipstream pretrain` whose encoder this run starts from. Settings of `[model]` that
     are left out come from there, and inputs are scaled as they were there."""
