@@ -41,11 +41,9 @@ LAYERS = [
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 ORDER = {
     "data": [
-        "io io.decimals io.quotes labels simulated simulated.bars simulated.cell windows",
-        "io.csv",
-        "io.table",
-        "io.arrow io.duplicates io.memory io.parquet",
-        "io.columns",
+        "io io.csv labels simulated simulated.bars simulated.cell windows",
+        "io.decimals io.table",
+        "io.columns io.disk",
         "io.files labels.classes roles",
         "prediction_columns series",
         "labels.intervals resampling scaler splits",

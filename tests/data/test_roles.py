@@ -18,7 +18,7 @@ from slipstream.config import Data, Split
 from slipstream.data import dataset as datasets
 from slipstream.data import series, splits
 from slipstream.data.io import columns as typed
-from slipstream.data.io.memory import read_memory
+from slipstream.data.io.table import read_memory
 from slipstream.data.roles import Roles, find_roles, normalize_value, sort_roles
 
 EANS = [4006381333931, 4006381333932, 4006381333933]

@@ -10,7 +10,7 @@ from slipstream import UserError
 from slipstream.config import Data
 from slipstream.data import series
 from slipstream.data.io.files import read_file
-from slipstream.data.io.memory import read_memory
+from slipstream.data.io.table import read_memory
 from slipstream.data.roles import Roles, find_roles
 
 

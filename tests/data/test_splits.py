@@ -11,7 +11,7 @@ from slipstream import UserError
 from slipstream.config import Data
 from slipstream.data import series, splits
 from slipstream.data.io.files import read_files
-from slipstream.data.io.memory import read_memory
+from slipstream.data.io.table import read_memory
 from slipstream.data.roles import find_roles
 from slipstream.data.splits import SETS, UNUSED, SplitAssignment
 

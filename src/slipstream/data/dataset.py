@@ -16,8 +16,7 @@ from torch import Tensor
 from slipstream.config import Config, Data, Signature
 from slipstream.data import folds, prediction_columns, splits, stream
 from slipstream.data.folds import Fold
-from slipstream.data.io.duplicates import find_duplicates
-from slipstream.data.io.files import read_tables
+from slipstream.data.io.files import find_duplicates, read_tables
 from slipstream.data.io.table import DataTable, concatenate_tables
 from slipstream.data.labels import classes, intervals, selection
 from slipstream.data.roles import Roles, adapt_to_pretraining, find_roles, sort_roles

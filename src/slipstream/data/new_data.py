@@ -13,8 +13,7 @@ import torch
 from slipstream.config import Config, Data, Signature, Split
 from slipstream.data import splits
 from slipstream.data.dataset import Dataset, HostSeries
-from slipstream.data.io.duplicates import find_duplicates
-from slipstream.data.io.files import read_tables
+from slipstream.data.io.files import find_duplicates, read_tables
 from slipstream.data.labels import classes, selection
 from slipstream.data.labels.intervals import prepare_with_labels
 from slipstream.data.resampling import resample_series

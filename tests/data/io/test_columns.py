@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from slipstream import UserError
 from slipstream.data.io import columns
 from slipstream.data.io.files import read_file
-from slipstream.data.io.memory import read_memory
-from slipstream.data.io.table import concatenate_tables
+from slipstream.data.io.table import concatenate_tables, read_memory
 
 
 def write(tmp_path, content, name="t.csv"):

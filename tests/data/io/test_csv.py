@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream import UserError
-from slipstream.data.io import columns, quotes
+from slipstream.data.io import columns, csv
 from slipstream.data.io.files import read_file
 
 ROWS = [f"{i},{i * 7 % 11}.5,note {i}" for i in range(400)]
@@ -112,9 +112,9 @@ def test_what_is_closed_is_never_called_open(tmp_path_factory, cells):
     path = tmp_path_factory.getbasetemp() / "closed.csv"
     quoted = ",".join('"' + cell.replace('"', '""') + '"' for cell in cells)
     path.write_bytes(b"a\n" + quoted.encode())
-    assert not quotes.is_open(path, cells[-1], ",")
+    assert not csv.is_open(path, cells[-1], ",")
     path.write_bytes(b"a\n" + quoted.encode()[:-1])
-    assert quotes.is_open(path, cells[-1], ",")
+    assert csv.is_open(path, cells[-1], ",")
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])

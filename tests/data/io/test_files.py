@@ -11,7 +11,7 @@ import pytest
 
 from slipstream.data.io import columns
 from slipstream.data.io.files import read_file, read_files
-from slipstream.data.io.memory import read_memory
+from slipstream.data.io.table import read_memory
 
 NUMBERS = {"t": [1, 2, 3], "a": [1.5, None, 3.5], "s": ["x", "y", "x"]}
 

@@ -12,7 +12,7 @@ import torch
 from slipstream import UserError
 from slipstream.data import dataset as datasets
 from slipstream.data import new_data, windows
-from slipstream.data.io.memory import read_memory
+from slipstream.data.io.table import read_memory
 from slipstream.data.labels import intervals
 from slipstream.data.series import SeriesIndex
 from tests.conftest import merged, small_config

@@ -15,25 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from slipstream.data.io import decimals
-from slipstream.data.io.memory import release_memory
-from slipstream.data.io.table import DataTable, MemoryReader
+from slipstream.data.io.table import DataTable, MemoryReader, release_memory
 from slipstream.errors import UserError
 
-NULLS = [
-    "",
-    "NA",
-    "N/A",
-    "n/a",
-    "NaN",
-    "nan",
-    "NAN",
-    "-nan",
-    "null",
-    "NULL",
-    "None",
-    "none",
-    "#N/A",
-]
+NULLS = ["", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NAN", "-nan"]
+NULLS += ["null", "NULL", "None", "none"]
 NAIVE, ZONED = pa.timestamp("us"), pa.timestamp("us", "UTC")
 LARGEST = 1e30
 """Beyond it, squares leave the range of float32."""
@@ -55,8 +41,7 @@ def parse_text(table: DataTable, *, keep_text: Collection[str | None]) -> None:
             continue
         if _to_numbers(table, values.slice(0, HEAD_ROWS)) is None:
             continue
-        numbers = _to_numbers(table, values)
-        if numbers is not None:
+        if (numbers := _to_numbers(table, values)) is not None:
             filled = numbers.fill_null(np.nan).combine_chunks()
             reader.columns[name] = pa.chunked_array([filled])
     release_memory()
@@ -66,11 +51,8 @@ def require_column(table: DataTable, name: str, setting: str) -> None:
     """Refuse a column that is missing, and suggest the name that may have been meant."""
     if name not in table.column_set:
         close = difflib.get_close_matches(name, table.column_names, n=1)
-        hint = (
-            f'did you mean "{close[0]}"?'
-            if close
-            else f"it has {', '.join(table.column_names[:20])}"
-        )
+        known = f"it has {', '.join(table.column_names[:20])}"
+        hint = f'did you mean "{close[0]}"?' if close else known
         raise UserError(f'{table.name}: has no column "{name}" ({setting}); {hint}')
 
 
@@ -100,9 +82,8 @@ def read_numbers(table: DataTable, name: str, setting: str) -> npt.NDArray[np.fl
     if is_text(values.type):
         values = _parse_numbers(table, name, values)
     elif not _is_numeric(values.type):
-        raise UserError(
-            f'{table.name}: column "{name}" ({setting}) holds {values.type}, not numbers'
-        )
+        what = f"holds {values.type}, not numbers"
+        raise UserError(f'{table.name}: column "{name}" ({setting}) {what}')
     result = np.asarray(values.cast(pa.float64(), safe=False).to_numpy(), dtype=np.float64)
     if values.type != pa.float64() or table.row_groups:
         del values
@@ -125,7 +106,7 @@ def is_numeric(table: DataTable, name: str) -> bool:
     values = read_column(table, name, "data.inputs")
     if not is_text(values.type):
         return _is_numeric(values.type)
-    if _cast_numbers(values) is not None:
+    if _cast(values, pa.float64()) is not None:
         return True
     text = _clean(values)
     known = len(text) - text.null_count
@@ -151,23 +132,16 @@ def read_codes(
         raise UserError(f"{table.locate_cell(row, name)}: is empty ({setting})")
     if pa.types.is_floating(kind):
         encoded = values.combine_chunks().dictionary_encode()
-        texts = _format_numbers(encoded.dictionary)
+        floats = encoded.dictionary.cast(pa.float64()).to_pylist()
+        plain = encoded.dictionary.cast(pa.string()).to_pylist()
+        # whole numbers with all of their digits
+        texts = [str(int(x)) if x.is_integer() else s for x, s in zip(floats, plain, strict=True)]
     else:
         encoded = values.cast(pa.string()).combine_chunks().dictionary_encode()
         texts = encoded.dictionary.to_pylist()
     numbers: dict[str, int] = {}
     codes = [numbers.setdefault(text, len(numbers)) for text in texts]  # -0 and 0 are one
     return np.array(codes, dtype=np.int64)[encoded.indices.to_numpy()], list(numbers)
-
-
-def _format_numbers(values: pa.FloatingPointArray) -> list[str]:
-    """Format each number; whole ones with all of their digits."""
-    texts = values.cast(pa.string()).to_pylist()
-    numbers = values.cast(pa.float64()).to_pylist()
-    return [
-        str(int(number)) if number.is_integer() else text
-        for number, text in zip(numbers, texts, strict=True)
-    ]
 
 
 def read_times(
@@ -200,19 +174,12 @@ def _read_number_times(table: DataTable, name: str, setting: str) -> npt.NDArray
 
 
 def is_text(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    )
+    return kind in (pa.string(), pa.large_string(), pa.string_view())
 
 
 def _is_numeric(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_integer(kind)
-        or pa.types.is_floating(kind)
-        or pa.types.is_boolean(kind)
-        or pa.types.is_decimal(kind)
-        or pa.types.is_null(kind)
-    )
+    numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    return bool(numeric or kind in (pa.bool_(), pa.null()))
 
 
 def _clean(values: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -221,22 +188,22 @@ def _clean(values: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.if_else(pc.is_in(text, value_set=pa.array(NULLS)), pa.scalar(None, pa.string()), text)
 
 
-def _cast_numbers(text: pa.ChunkedArray) -> pa.ChunkedArray | None:
+def _cast(text: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray | None:
     try:
-        return text.cast(pa.float64())
+        return text.cast(kind)
     except pa.ArrowInvalid:
         return None
 
 
 def _to_numbers(table: DataTable, values: pa.ChunkedArray) -> pa.ChunkedArray | None:
     """Parse text as numbers, null where a value is missing; None if a cell is not a number."""
-    numbers = None if table.decimal == "," else _cast_numbers(values)
+    numbers = None if table.decimal == "," else _cast(values, pa.float64())
     if numbers is not None:
         return numbers
     text = decimals.normalize_decimals(_clean(values), table.decimal, table.delimiter)
-    numbers = _cast_numbers(text)
+    numbers = _cast(text, pa.float64())
     if numbers is None and pc.any(pc.starts_with(text, "+")).as_py():
-        return _cast_numbers(pc.replace_substring_regex(text, r"^\+", ""))
+        return _cast(pc.replace_substring_regex(text, r"^\+", ""), pa.float64())
     return numbers
 
 
@@ -266,10 +233,8 @@ def _parse_times(
         expected = f'does not read as data.time_format = "{time_format}"'
     else:
         for kind in (NAIVE, ZONED):
-            try:
-                return text.cast(kind)
-            except pa.ArrowInvalid:
-                continue
+            if (times := _cast(text, kind)) is not None:
+                return times
         bad, expected = _explain_times(text)
     raise UserError(f'{table.locate_cell(bad, name)}: "{str(text[bad])[:40]}" {expected}')
 
@@ -278,7 +243,7 @@ def _explain_times(text: pa.ChunkedArray) -> tuple[int, str]:
     """Find the first cell that does not read as those before it, and say what is wrong with it."""
     bad, kind = max((_find_failure(text, kind), str(kind)) for kind in (NAIVE, ZONED))
     for other in (NAIVE, ZONED):
-        if bad and _can_cast(text.slice(bad, 1), other):
+        if bad and _cast(text.slice(bad, 1), other) is not None:
             has, had = ("has a", "none") if kind == str(NAIVE) else ("has no", "one")
             return bad, (
                 f'{has} time zone, but "{str(text[0])[:40]}" in the first row has {had}; write all '
@@ -292,16 +257,8 @@ def _find_failure(text: pa.ChunkedArray, kind: pa.DataType) -> int:
     reads, fails = 0, len(text)
     while fails - reads > 1:  # the first `reads` cells do, the first `fails` do not
         middle = (reads + fails) // 2
-        if _can_cast(text.slice(reads, middle - reads), kind):
-            reads = middle
-        else:
+        if _cast(text.slice(reads, middle - reads), kind) is None:
             fails = middle
+        else:
+            reads = middle
     return fails - 1
-
-
-def _can_cast(text: pa.ChunkedArray, kind: pa.DataType) -> bool:
-    try:
-        text.cast(kind)
-    except pa.ArrowInvalid:
-        return False
-    return True

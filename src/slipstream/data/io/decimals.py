@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from slipstream.data.io.csv import has_byte
 
 NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$|^[+-]?([iI]nf|[iI]nfinity|INF)$"
 WITH_COMMA = (
@@ -27,9 +27,8 @@ HEAD_ROWS = 1000
 
 def find_mark(table: pa.Table) -> str | None:
     """Return a comma if some number of a file has it as its decimal mark and none has a point."""
-    if _is_certain(table, ",", ",") and not _is_certain(table, ".", r"\."):
-        return ","
-    return None
+    has_comma = _is_certain(table, ",", ",") and not _is_certain(table, ".", r"\.")
+    return "," if has_comma else None
 
 
 def normalize_decimals(
@@ -42,14 +41,11 @@ def normalize_decimals(
     if mark == ",":
         swapped = pc.replace_substring(text, ".", "'")
         return pc.replace_substring(swapped, ",", ".")
-    if (
-        mark is None
-        and delimiter not in (None, ",")
-        and pc.any(pc.match_substring(text, ",")).as_py()
-    ):
-        certain = pc.any(pc.match_substring_regex(text, CERTAIN.replace("MARK", ","))).as_py()
-        if certain and not pc.any(pc.match_substring(text, ".")).as_py():
-            return pc.replace_substring(text, ",", ".")
+    if mark or delimiter in (None, ",") or not pc.any(pc.match_substring(text, ",")).as_py():
+        return text
+    certain = pc.any(pc.match_substring_regex(text, CERTAIN.replace("MARK", ","))).as_py()
+    if certain and not pc.any(pc.match_substring(text, ".")).as_py():
+        return pc.replace_substring(text, ",", ".")
     return text
 
 
@@ -76,23 +72,10 @@ def explain_mark(cell: str, mark: str | None) -> str | None:
 def _is_certain(table: pa.Table, mark: str, pattern: str) -> bool:
     """Look for a number with this decimal mark, in the first rows first."""
     certain = CERTAIN.replace("MARK", pattern)
-    for cells in _iter_cells(table):
-        if _has_mark(cells, mark):
+    head = [column.slice(0, HEAD_ROWS) for column in table.columns]
+    for cells in [*head, *(table.columns if table.num_rows > HEAD_ROWS else ())]:
+        if has_byte(cells, mark):
             text = pc.utf8_trim_whitespace(cells)
             if pc.any(pc.match_substring_regex(text, certain)).as_py():
                 return True
     return False
-
-
-def _iter_cells(table: pa.Table) -> Iterator[pa.ChunkedArray]:
-    for column in table.columns:
-        yield column.slice(0, HEAD_ROWS)
-    for column in table.columns if table.num_rows > HEAD_ROWS else ():
-        yield column
-
-
-def _has_mark(cells: pa.ChunkedArray, mark: str) -> bool:
-    return any(
-        (np.frombuffer(chunk.buffers()[2] or b"", dtype=np.uint8) == ord(mark)).any()
-        for chunk in cells.chunks
-    )

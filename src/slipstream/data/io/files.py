@@ -1,22 +1,31 @@
-"""The files that a config names, each read as its ending says."""
+"""The files that a config names, each read as its ending says; files read twice are noted."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from slipstream.checksums import compute_sha256
 from slipstream.config import SIMULATED, Data
-from slipstream.data.io import arrow, columns, csv, decimals, memory, parquet
-from slipstream.data.io.table import FILE_COLUMN, DataTable, concatenate_tables
+from slipstream.data.io import columns, csv, decimals, disk
+from slipstream.data.io.table import (
+    FILE_COLUMN,
+    DataTable,
+    concatenate_tables,
+    read_memory,
+    wrap_table,
+)
 from slipstream.data.simulated import bars, cell
 from slipstream.errors import UserError
 
 READERS = {".csv": "csv", ".tsv": "csv", ".txt": "csv", ".parquet": "parquet", ".pq": "parquet"}
 READERS |= {".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow"}
 SET_FOLDERS = ("train", "val", "test")
-HEAD_BYTES = 1 << 16
+HEAD_BYTES = END_BYTES = 1 << 16
+MOST_NOTES = 5
 
 
 def read_tables(data: Data, table: Any) -> list[DataTable]:
@@ -25,7 +34,7 @@ def read_tables(data: Data, table: Any) -> list[DataTable]:
     Their columns have a type from here on: numbers in a CSV are parsed once, now.
     """
     if table is not None:
-        return [memory.read_memory(table, decimal=data.decimal)]
+        return [read_memory(table, decimal=data.decimal)]
     if not data.paths:
         raise UserError("data.path is not set; name a file or a folder, or pass a table")
     if data.paths[0].startswith(SIMULATED):
@@ -58,7 +67,7 @@ def _simulate(path: str) -> DataTable:
     if path not in embedded:
         known = " and ".join(f'"{name}"' for name in embedded)
         raise UserError(f'data.path is "{path}", but the embedded data sets are {known}')
-    return memory.wrap_table(embedded[path](), path)
+    return wrap_table(embedded[path](), path)
 
 
 def read_files(paths: Iterable[str], *, decimal: str | None = None) -> Iterator[DataTable]:
@@ -95,8 +104,8 @@ def read_file(
     """Read one file; `decimal` is the decimal mark of its text, where that is configured."""
     reader = READERS.get(path.suffix.lower())
     if reader is None:
-        ending = path.suffix or path.name
-        raise UserError(f'{path}: unsupported format "{ending}"; use {", ".join(READERS)}')
+        known = ", ".join(READERS)
+        raise UserError(f'{path}: unsupported format "{path.suffix or path.name}"; use {known}')
     try:
         with path.open("rb") as file:
             head = file.read(HEAD_BYTES)
@@ -111,9 +120,53 @@ def read_file(
             text, delimiter = csv.read_csv(path, name, head)
             if decimal is None and delimiter != ",":
                 decimal = decimals.find_mark(text)
-            table = memory.wrap_table(text, name, path=path, delimiter=delimiter)
+            table = wrap_table(text, name, path=path, delimiter=delimiter)
         case "parquet":
-            table = parquet.read_parquet(path, name)
+            table = disk.read_parquet(path, name)
         case _:
-            table = arrow.read_arrow(path, name)
+            table = disk.read_arrow(path, name)
     return replace(table, decimal=decimal)
+
+
+def find_duplicates(tables: Sequence[DataTable]) -> list[str]:
+    """Return notes on files that are named twice or have the same content as another one.
+
+    Only files of one size whose ends agree are read as a whole.
+    """
+    names: dict[Path, str] = {}
+    notes = []
+    for file in (file for table in tables for file in table.files):
+        if file.path is None:
+            continue
+        path = file.path.resolve()
+        if path in names:
+            notes.append(f'"{file.name}" is read twice: data.path names it more than once')
+        names.setdefault(path, file.name)
+    for alike in _group_by_content(names):
+        first, *others = (names[path] for path in alike)
+        same = f'has the same content as "{first}": its rows come twice'
+        notes += [f'"{name}" {same}' for name in others]
+    if len(notes) > MOST_NOTES:
+        more = f"{len(notes) - MOST_NOTES:,} further files are read twice or have a copy"
+        notes = [*notes[:MOST_NOTES], more]
+    return notes
+
+
+def _group_by_content(paths: Iterable[Path]) -> list[list[Path]]:
+    """Group the files that hold the same bytes; cheap comparisons come first."""
+    groups = [list(paths)]
+    for compute in (lambda path: path.stat().st_size, _hash_ends, compute_sha256):
+        finer: dict[tuple[int, object], list[Path]] = {}
+        for number, group in enumerate(groups):
+            for path in group:
+                finer.setdefault((number, compute(path)), []).append(path)
+        groups = [group for group in finer.values() if len(group) > 1]
+    return groups
+
+
+def _hash_ends(path: Path) -> bytes:
+    with path.open("rb") as file:
+        digest = hashlib.sha256(file.read(END_BYTES))
+        file.seek(max(path.stat().st_size - END_BYTES, 0))
+        digest.update(file.read())
+    return digest.digest()

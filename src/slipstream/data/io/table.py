@@ -1,4 +1,4 @@
-"""A table of named columns, read from files or from memory.
+"""A table of named columns, read from files or from memory (pandas, polars, duckdb, pyarrow, dict).
 
 Columns are read when they are needed, whole or in part. Errors name the file, the line and the
 column.
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -109,27 +109,44 @@ class DataTable:
 
 
 def make_table(
-    reader: ColumnReader,
-    file: SourceFile,
-    column_names: tuple[str, ...],
-    *,
-    row_groups: tuple[int, ...] = (),
+    reader: ColumnReader, file: SourceFile, names: tuple[str, ...], row_groups: tuple[int, ...] = ()
 ) -> DataTable:
     """Return the table of one file; columns of one name and a table without rows are refused."""
-    for name, count in Counter(column_names).items():
+    for name, count in Counter(names).items():
         if count > 1:
             raise UserError(f'{file.name}: {count} columns are named "{name}"; rename them')
     if not file.num_rows:
         raise UserError(f"{file.name}: has no rows below the header")
-    return DataTable(
-        file.name,
-        column_names,
-        file.num_rows,
-        reader,
-        (file,),
-        delimiter=file.delimiter,
-        row_groups=row_groups,
-    )
+    table = DataTable(file.name, names, file.num_rows, reader, (file,))
+    return replace(table, delimiter=file.delimiter, row_groups=row_groups)
+
+
+def read_memory(table: Any, *, decimal: str | None = None) -> DataTable:
+    """Take over a table that supports the Arrow interface, or a dict of columns."""
+    if not (isinstance(table, (pa.Table, dict)) or hasattr(table, "__arrow_c_stream__")):
+        raise UserError(
+            f"data is a {type(table).__name__}, which does not speak Arrow; pass a pandas, polars, "
+            "duckdb or pyarrow table"
+        )
+    try:
+        arrow = pa.table(table)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise UserError(f"data: cannot be read as an Arrow table: {error}") from None
+    return replace(wrap_table(arrow, "data"), decimal=decimal)
+
+
+def wrap_table(
+    table: pa.Table, name: str, *, path: Path | None = None, delimiter: str | None = None
+) -> DataTable:
+    """Return an Arrow table as ours; it may come from a CSV file."""
+    names = tuple(table.column_names)
+    source = SourceFile(name, table.num_rows, len(names), path, delimiter)
+    return make_table(MemoryReader(dict(zip(names, table.columns, strict=True))), source, names)
+
+
+def release_memory() -> None:
+    """Make Arrow return the memory that it keeps for later to the system."""
+    pa.default_memory_pool().release_unused()
 
 
 @dataclass(frozen=True)
@@ -156,9 +173,8 @@ class _ConcatenatedReader:
         try:
             return pa.concat_tables(parts, promote_options="permissive").column(name)
         except pa.ArrowException as error:
-            raise UserError(
-                f"the files do not make one long table: {csv.summarize_error(error)}"
-            ) from None
+            text = csv.summarize_error(error)
+            raise UserError(f"the files do not make one long table: {text}") from None
 
 
 def _concatenate_readers(tables: Sequence[DataTable], file_column: str) -> ColumnReader:
@@ -170,10 +186,8 @@ def _concatenate_readers(tables: Sequence[DataTable], file_column: str) -> Colum
         name: pa.chunked_array([chunk for each in columns for chunk in each[name].chunks])
         for name in tables[0].column_names
     }
-    joined[file_column] = pa.chunked_array(
-        [_repeat(table.name, table.num_rows) for table in tables]
-    )
-    return MemoryReader(joined)
+    files = [_repeat(table.name, table.num_rows) for table in tables]
+    return MemoryReader(joined | {file_column: pa.chunked_array(files)})
 
 
 def _repeat(value: str, count: int) -> pa.DictionaryArray:
@@ -211,7 +225,3 @@ def concatenate_tables(tables: Sequence[DataTable]) -> DataTable:
         ),
         file_column=file_column,
     )
-
-
-def make_read_error(path: Path, kind: str, error: Exception) -> UserError:
-    return UserError(f"{path}: cannot be read as {kind}: {csv.summarize_error(error)}")

@@ -6,7 +6,7 @@ import pyarrow.parquet
 import pytest
 
 from slipstream import UserError
-from slipstream.data.io import columns, parquet
+from slipstream.data.io import columns, disk
 from slipstream.data.io.files import read_file
 
 
@@ -26,8 +26,8 @@ def test_parquet_is_read_by_column_and_row_group(tmp_path):
 
 def test_parquet_of_many_columns_is_read_as_it_is(tmp_path, monkeypatch):
     """Columns that are read together are those that were asked for, from the same rows."""
-    monkeypatch.setattr(parquet, "READ_AHEAD_BYTES", 8 * 30 * 7)
-    count = parquet.MANY_COLUMNS + 3
+    monkeypatch.setattr(disk, "READ_AHEAD_BYTES", 8 * 30 * 7)
+    count = disk.MANY_COLUMNS + 3
     table = pa.table({f"c{i}": np.arange(100) + 1000 * i for i in range(count)})
     for name in ("t.parquet", "u.parquet"):
         pa.parquet.write_table(table, tmp_path / name, row_group_size=30)
@@ -44,7 +44,7 @@ def test_parquet_of_many_columns_is_read_as_it_is(tmp_path, monkeypatch):
 def test_a_file_that_was_replaced_is_read_anew(tmp_path):
     path = tmp_path / "t.parquet"
     for start in (0, 5):
-        names = [f"c{i}" for i in range(parquet.MANY_COLUMNS)]
+        names = [f"c{i}" for i in range(disk.MANY_COLUMNS)]
         pa.parquet.write_table(pa.table({name: [start, start + 1] for name in names}), path)
         source = read_file(path, name="t")
         assert source.read_column("c7").to_pylist() == [start, start + 1]

@@ -1,4 +1,4 @@
-"""Parquet files, read by column and row group."""
+"""Files on disk: Parquet, read by column and row group, and Arrow (Feather), memory-mapped."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
-from slipstream.data.io.table import DataTable, SourceFile, make_read_error, make_table
+from slipstream.data.io.csv import summarize_error
+from slipstream.data.io.table import DataTable, SourceFile, make_table
+from slipstream.errors import UserError
 
+ERRORS = (pa.ArrowException, OSError, ValueError)
 MANY_COLUMNS = 1000
 READ_AHEAD_BYTES = 16 << 20
 """Bytes that one read takes from a file with so many columns"""
@@ -22,15 +25,33 @@ READ_AHEAD_BYTES = 16 << 20
 def read_parquet(path: Path, name: str) -> DataTable:
     """Open a file; its columns are read when they are needed."""
     try:
-        _open_file.cache_clear()  # a file of the same name may be another one by now
+        _open_parquet.cache_clear()  # a file of the same name may be another one by now
         _read_ahead.cache_clear()
-        file, _, names, _ = _open_file(path)
+        file, _, names, _ = _open_parquet(path)
         counts = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise make_read_error(path, "Parquet", error) from None
+    except ERRORS as error:
+        raise _explain(path, "Parquet", error) from None
     groups = tuple(np.cumsum([0, *counts[:-1]]).tolist())
     source = SourceFile(name, sum(counts), len(names), path)
-    return make_table(_ParquetReader(path, groups), source, names, row_groups=groups)
+    return make_table(_ParquetReader(path, groups), source, names, groups)
+
+
+def read_arrow(path: Path, name: str) -> DataTable:
+    """Map a file into memory; pages that nobody looks at are not read."""
+    try:
+        _open_arrow.cache_clear()  # a file of the same name may be another one by now
+        table = _open_arrow(path)
+    except ERRORS as error:
+        raise _explain(path, "Arrow", error) from None
+    counts = [batch.num_rows for batch in table.to_batches()]
+    groups = tuple(np.cumsum([0, *counts[:-1]]).tolist())
+    names = tuple(table.column_names)
+    source = SourceFile(name, table.num_rows, len(names), path)
+    return make_table(_ArrowReader(path), source, names, groups)
+
+
+def _explain(path: Path, kind: str, error: Exception) -> UserError:
+    return UserError(f"{path}: cannot be read as {kind}: {summarize_error(error)}")
 
 
 @dataclass(frozen=True)
@@ -41,12 +62,12 @@ class _ParquetReader:
     row_groups: tuple[int, ...]
 
     def get_type(self, name: str) -> pa.DataType:
-        return _open_file(self.path).types[name]
+        return _open_parquet(self.path).types[name]
 
     def read(self, name: str, begin: int, end: int) -> pa.ChunkedArray:
         first = bisect_right(self.row_groups, begin) - 1
         past = bisect_left(self.row_groups, end)
-        parquet = _open_file(self.path)
+        parquet = _open_parquet(self.path)
         many = READ_AHEAD_BYTES // (8 * (end - begin)) if len(parquet.names) >= MANY_COLUMNS else 0
         try:
             if many > 1:
@@ -54,8 +75,8 @@ class _ParquetReader:
                 table = _read_ahead(self.path, column, many, first, past)
             else:
                 table = parquet.file.read_row_groups(list(range(first, past)), [name])
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise make_read_error(self.path, "Parquet", error) from None
+        except ERRORS as error:
+            raise _explain(self.path, "Parquet", error) from None
         return table.column(name).slice(begin - self.row_groups[first], end - begin)
 
 
@@ -69,7 +90,7 @@ class _OpenFile(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def _open_file(path: Path) -> _OpenFile:
+def _open_parquet(path: Path) -> _OpenFile:
     file = pa.parquet.ParquetFile(path, pre_buffer=False)
     schema = file.schema_arrow
     names = tuple(schema.names)
@@ -81,5 +102,26 @@ def _open_file(path: Path) -> _OpenFile:
 def _read_ahead(path: Path, column: int, many: int, first: int, past: int) -> pa.Table:
     """Read `many` columns from one on. Each read of a file of thousands of columns looks at all of
     them, so that reading one at a time would take minutes."""
-    file, _, names, _ = _open_file(path)
+    file, _, names, _ = _open_parquet(path)
     return file.read_row_groups(list(range(first, past)), list(names[column : column + many]))
+
+
+@dataclass(frozen=True)
+class _ArrowReader:
+    path: Path
+
+    def get_type(self, name: str) -> pa.DataType:
+        return _open_arrow(self.path).schema.field(name).type
+
+    def read(self, name: str, begin: int, end: int) -> pa.ChunkedArray:
+        return _open_arrow(self.path).column(name).slice(begin, end - begin)
+
+
+@lru_cache(maxsize=16)
+def _open_arrow(path: Path) -> Any:
+    with pa.memory_map(str(path)) as memory:
+        try:
+            return pa.ipc.open_file(memory).read_all()
+        except pa.ArrowInvalid:
+            memory.seek(0)
+            return pa.ipc.open_stream(memory).read_all()
