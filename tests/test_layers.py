@@ -73,8 +73,8 @@ ORDER = {
         "lane_summary",
     ],
     "autotune": [
-        "cache duration rules timing",
-        "batch_size candidates",
+        "rules timing",
+        "candidates",
         "measure",
         "pack_size workload",
     ],

@@ -6,12 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from slipstream import runs
-from slipstream.autotune import cache as plan_cache
+from slipstream import UserError, runs
 from slipstream.autotune import candidates, measure, timing
 from slipstream.autotune.rules import make_plan
 from slipstream.engine import plan
-from tests.conftest import small_config, small_dataset
+from tests.conftest import small_config, small_dataset, waves
 from tests.engine.steps import make_task
 
 
@@ -158,7 +157,34 @@ def test_memory_that_was_full_once_is_not_remembered(tmp_path, cache):
 @pytest.mark.parametrize("what", ["slipstream", "triton", "driver", "torch"])
 def test_a_plan_of_another_version_is_measured_anew(tmp_path, what):
     task, rules = made(tmp_path, engine={"plan": "cached"})
-    key = plan_cache.compute_key(task, rules)
+    key = measure.compute_key(task, rules)
     assert what in rules.hardware or what == "driver"  # which only a machine with a GPU has
     other = replace(rules, hardware=rules.hardware | {what: "0.0.1"})
-    assert plan_cache.compute_key(task, other) != key
+    assert measure.compute_key(task, other) != key
+
+
+def test_a_batch_is_found_by_speed_and_by_what_fits(tmp_path):
+    task, rules = made(tmp_path, table=waves(2000), model={"kind": "linear"})
+    batch, evidence = measure.find_batch_size(task, rules)
+    assert 32 <= batch <= len(task.dataset.memory.starts["train"])
+    assert evidence[0]["candidate"] == "batch = 32"
+
+    def check(_, given):
+        if given[0].shape[1] > 100:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    task.model.register_forward_pre_hook(check)
+    batch, evidence = measure.find_batch_size(task, rules)
+    assert batch <= 100
+    assert any("failed" in item for item in evidence) or batch < 64
+
+
+def test_not_even_one_window(tmp_path):
+    task, rules = made(tmp_path, model={"kind": "linear"})
+
+    def check(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    task.model.register_forward_pre_hook(check)
+    with pytest.raises(UserError, match="not even one window fits"):
+        measure.find_batch_size(task, rules)

@@ -81,12 +81,9 @@ def list_candidates(config: Config, plan: Plan) -> Iterator[PlanCandidate]:
         half = ["fp16", "bf16"] if hint and hint.half == "fp16" else ["bf16", "fp16"]
         if recurrent:  # cuDNN's bf16 recurrence has no persistent kernels
             half = ["fp16"]
-        if machine.has_tf32(plan.device):
-            half = ["tf32", *half]
-        for precision in ("fp32", *half):
-            yield from make_candidates(
-                "precision", precision, also=get_cudnn_override(precision, plan)
-            )
+        for precision in ("fp32", *["tf32"] * machine.has_tf32(plan.device), *half):
+            also = get_cudnn_override(precision, plan)
+            yield from make_candidates("precision", precision, also=also)
     if not on_gpu and engine.threads == "auto":
         cores = machine.count_available_cores()
         yield from make_candidates("threads", *sorted({1, max(cores // 2, 1), cores}))

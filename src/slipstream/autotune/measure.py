@@ -1,29 +1,36 @@
 """Choose a plan by timing real steps of the candidates that make sense here.
 
 The search starts from the rules of thumb and tries, one setting after the other, what they leave
-open; a candidate that is faster and gives the same losses replaces what is there.
+open; a candidate that is faster and gives the same losses replaces what is there. Measured plans
+stay on disk, by the shape of the job, the hardware and the versions.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from slipstream import machine
-from slipstream.autotune import cache, candidates
+from slipstream import machine, runs
+from slipstream.autotune import candidates
 from slipstream.autotune.candidates import PlanCandidate
-from slipstream.autotune.duration import count_steps, guess_duration_s
 from slipstream.autotune.timing import (
     OUT_OF_TIME,
     TRIAL_S,
     WORTHWHILE_RATIO,
     StepMeasurement,
+    count_steps,
+    guess_duration_s,
     try_plan,
 )
+from slipstream.config import Config
+from slipstream.engine import recovery
 from slipstream.engine.plan import Plan
 from slipstream.engine.single import TrainingTask
+from slipstream.errors import UserError
 from slipstream.models import OWN_KERNELS
 
 MEASURE_LIMIT_S = 10.0
@@ -33,6 +40,15 @@ FIRST_TRIAL_S = 0.5
 """The least time that a trial takes, with everything around its steps"""
 SAME_LOSS = 0.01
 """How far a candidate's mean loss may be from the first one's"""
+CACHE = "plans.json"
+CHOICES = (
+    *("precision", "cudnn", "threads", "onednn", "fused", "workers", "compile", "capture"),
+    *("ms_per_step", "kernels", "evidence"),
+)
+"""The fields of a plan that measuring decides"""
+MIN_BATCH, MAX_BATCH = 32, 16384
+WORTHWHILE_SPEEDUP = 1.1
+"""How much faster a larger batch must be, since it takes fewer steps to learn in"""
 
 
 def choose_plan(task: TrainingTask, plan: Plan) -> Plan:
@@ -44,16 +60,16 @@ def choose_plan(task: TrainingTask, plan: Plan) -> Plan:
     if SHARE_OF_RUN * guessed_s < FIRST_TRIAL_S:
         reason = "rules of thumb: the steps are too few to measure"
         return replace(plan, reasons=plan.reasons | {"plan": reason})
-    key = cache.compute_key(task, plan)
+    key = compute_key(task, plan)
     rules = candidates.prefer_own_kernels(config, plan, guessed_s)
-    if config.engine.plan == "cached" and (saved := cache.read_plan(key, rules)):
+    if config.engine.plan == "cached" and (saved := read_plan(key, rules)):
         return saved
     started_at = time.perf_counter()
     measured, is_complete = measure_plan(task, rules)
     reason = f"measured in {time.perf_counter() - started_at:.1f} s"
     measured = replace(measured, reasons=measured.reasons | {"plan": reason})
     if is_complete and measured.micro_batch is None:  # else a neighbour may have had the memory
-        cache.write_plan(key, measured, rules)
+        write_plan(key, measured, rules)
     return measured
 
 
@@ -69,14 +85,10 @@ def measure_plan(task: TrainingTask, rules: Plan) -> tuple[Plan, bool]:
     deadline = started_at + min(MEASURE_LIMIT_S, share_s)
     for candidate in candidates.list_candidates(task.config, search.plan):
         best = search.try_candidate(candidate, best, deadline)
-    measured = replace(
-        search.plan,
-        ms_per_step=best.ms,
-        kernels=best.kernels,
-        evidence=search.evidence,
-        reasons=search.plan.reasons | search.reasons,
-    )
+    plan = replace(search.plan, evidence=search.evidence)
     skipped = any("skipped" in item for item in search.evidence)
+    reasons = plan.reasons | search.reasons
+    measured = replace(plan, ms_per_step=best.ms, kernels=best.kernels, reasons=reasons)
     return measured, share_s >= MEASURE_LIMIT_S or not skipped
 
 
@@ -135,22 +147,118 @@ class PlanSearch:
             return best
         if candidate.name == "precision = fp32":
             self.reference_loss = result.loss
-            if not self._has_same_loss(best):
-                self.evidence[0]["refused"] = self._explain_loss(best)
-                self.reasons["precision"] = f"{before} gave other losses"
-                self.plan = other
+            if refusal := self._refuse_loss(best.loss):
+                self.evidence[0]["refused"] = refusal
+                self.reasons["precision"], self.plan = f"{before} gave other losses", other
                 return result
-        if not self._has_same_loss(result):
-            self.evidence[-1]["refused"] = self._explain_loss(result)
+        if refusal := self._refuse_loss(result.loss):
+            self.evidence[-1]["refused"] = refusal
         elif result.ms < WORTHWHILE_RATIO * best.ms:
             speedup = f"{best.ms / result.ms:.2g}x as fast as {before}"
-            self.reasons[candidate.setting] = f"measured, {speedup}"
-            self.plan = other
+            self.reasons[candidate.setting], self.plan = f"measured, {speedup}", other
             return result
         return best
 
-    def _has_same_loss(self, result: StepMeasurement) -> bool:
-        return math.isclose(result.loss, self.reference_loss, rel_tol=SAME_LOSS)
+    def _refuse_loss(self, loss: float) -> str | None:
+        """Say how a loss differs from the reference; None if it does not."""
+        if math.isclose(loss, self.reference_loss, rel_tol=SAME_LOSS):
+            return None
+        return f"loss {loss:.4g} instead of {self.reference_loss:.4g}"
 
-    def _explain_loss(self, result: StepMeasurement) -> str:
-        return f"loss {result.loss:.4g} instead of {self.reference_loss:.4g}"
+
+def compute_key(task: TrainingTask, plan: Plan) -> str:
+    """Return a hash of everything that a plan's speed depends on."""
+    config = task.config
+    shape = {
+        "model": config.model.model_dump(),
+        "data": config.data.model_dump(include={"context", "horizon", "channels"}),
+        "train": config.train.model_dump(
+            include={"batch", "accumulate", "optimizer", "loss", "quantiles", "clip", "init_from"}
+        ),
+        "random": [
+            config.augment.kinds,
+            config.augment.cache,
+            config.pretrain.mask if config.masked else None,
+        ],
+        "engine": config.engine.model_dump(exclude={"plan", "log_every", "monitor"}),
+        "signature": task.dataset.signature.model_dump(exclude={"step"}),
+        "home": plan.home,
+        "hardware": plan.hardware,
+    }
+    return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def read_plan(key: str, plan: Plan) -> Plan | None:
+    """Return the plan with the choices that were measured before; None if there are none."""
+    saved = _read_all().get(key)
+    if not saved:
+        return None
+    choices = saved["choices"] | {"cudnn": tuple(saved["choices"]["cudnn"])}
+    reasons = plan.reasons | {"plan": "measured before, for the same shapes and hardware"}
+    return replace(plan, **choices, reasons=reasons | saved["reasons"])
+
+
+def write_plan(key: str, plan: Plan, rules: Plan) -> None:
+    """Save a measured plan and its reasons, as far as they differ from the rules of thumb."""
+    reasons = {
+        name: reason
+        for name, reason in plan.reasons.items()
+        if rules.reasons.get(name) != reason and name != "plan"
+    }
+    choices = {name: getattr(plan, name) for name in CHOICES}
+    path = runs.get_cache_folder() / CACHE
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        runs.write_json(path, _read_all() | {key: {"choices": choices, "reasons": reasons}})
+    except OSError:
+        pass  # a cache that cannot be written costs the next run a few seconds
+
+
+def _read_all() -> dict[str, Any]:
+    """Return the whole cache; empty if it cannot be read."""
+    try:
+        saved = json.loads((runs.get_cache_folder() / CACHE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return saved if isinstance(saved, dict) else {}
+
+
+def set_batch_size(config: Config, batch: int) -> Config:
+    """Return the config with this batch size."""
+    return config.model_copy(update={"train": config.train.model_copy(update={"batch": batch})})
+
+
+def find_batch_size(task: TrainingTask, plan: Plan) -> tuple[int, list[dict[str, Any]]]:
+    """Double the batch while it fits and is worth it, then bisect; return it and the evidence.
+
+    Every size is tried with whole steps, the optimizer's state included.
+    """
+    evidence: list[dict[str, Any]] = []
+    limit = min(MAX_BATCH, task.dataset.num_windows["train"])
+
+    def measure_speed(batch: int) -> float:
+        """Return windows per millisecond; 0 if the batch does not fit."""
+        sized = replace(task, config=set_batch_size(task.config, batch))
+        result = try_plan(sized, plan, f"batch = {batch}", evidence)
+        return batch / result.ms if result else 0.0
+
+    hint = machine.find_gpu_hint(plan.hardware.get("gpu", ""))
+    best, fastest, batch = 0, 0.0, min(hint.batch // 4 if hint else MIN_BATCH, limit)
+    while batch <= limit:
+        speed = measure_speed(batch)
+        if not speed:  # a batch between the last one and this one may fit
+            low, high = best, batch
+            while high - low > max(low // 4, 1):
+                middle = (low + high) // 2
+                speed = measure_speed(middle)
+                low, high = (middle, high) if speed else (low, middle)
+                if speed > WORTHWHILE_SPEEDUP * fastest:
+                    best, fastest = middle, speed
+            break
+        if speed < WORTHWHILE_SPEEDUP * fastest:
+            break
+        best, fastest, batch = batch, speed, 2 * batch
+    if not best:
+        remedies = recovery.suggest_remedies(task.config)
+        raise UserError(f"not even one window fits; what is left to try: {remedies}")
+    return best, evidence

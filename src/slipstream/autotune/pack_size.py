@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from slipstream import machine
+from slipstream.autotune import timing
 from slipstream.autotune.measure import MEASURE_LIMIT_S
-from slipstream.autotune.timing import OUT_OF_TIME, WORTHWHILE_RATIO, measure_ms
+from slipstream.autotune.timing import OUT_OF_TIME, WORTHWHILE_RATIO
 from slipstream.config import Config, Signature
 from slipstream.data.windows import Series
 from slipstream.engine import capture, recovery
@@ -25,19 +25,16 @@ MAX_LANES = 64
 """Lanes at a time, where that is not measured"""
 
 
-def choose_default_mode(config: Config, plan: Plan) -> LaneMode:
-    """Choose without measuring: a CPU has faster recurrent layers for one model than for many."""
-    on_cpu = plan.device.type == "cpu" and config.model.spec.is_recurrent
-    return "branches" if on_cpu else "together"
-
-
 def choose_mode(config: Config, signature: Signature, plan: Plan) -> tuple[LaneMode, str]:
-    """Choose the mode by a rule of thumb, and say why; a custom network must pass `vmap`."""
-    if config.model.is_custom and (
-        refusal := gradients.explain_vmap_refusal(config.model, signature)
-    ):
-        return "branches", f"each lane for itself: vmap refuses {config.model.kind} ({refusal})"
-    return choose_default_mode(config, plan), RULE_OF_THUMB
+    """Choose the mode by a rule of thumb, and say why; a custom network must pass `vmap`.
+
+    A CPU has faster recurrent layers for one model than for many.
+    """
+    model = config.model
+    if model.is_custom and (refusal := gradients.explain_vmap_refusal(model, signature)):
+        return "branches", f"each lane for itself: vmap refuses {model.kind} ({refusal})"
+    on_cpu = plan.device.type == "cpu" and model.spec.is_recurrent
+    return "branches" if on_cpu else "together", RULE_OF_THUMB
 
 
 def adapt_plan_to_pack(plan: Plan, mode: LaneMode, ms: float | None = None) -> Plan:
@@ -78,7 +75,8 @@ def choose_pack_size(
     best: tuple[float, LaneMode, int] | None = None
     speed: dict[LaneMode, float] = dict.fromkeys(modes, 0.0)
     deadline = time.perf_counter() + limit_s
-    for num_lanes, mode in itertools.product(_list_sizes(len(lanes)), modes):
+    sizes = [*(2**i for i in range((len(lanes) - 1).bit_length())), len(lanes)]
+    for num_lanes, mode in itertools.product(sizes, modes):
         if mode not in speed:
             continue
         entry: dict[str, Any] = {"mode": mode, "places": num_lanes}
@@ -109,13 +107,6 @@ def choose_pack_size(
     return PackChoice(best[1], best[2], evidence)
 
 
-def _list_sizes(limit: int) -> list[int]:
-    sizes = [1]
-    while sizes[-1] < limit:
-        sizes.append(min(2 * sizes[-1], limit))
-    return sizes
-
-
 def _measure_pack(
     lanes: Sequence[Lane],
     num_lanes: int,
@@ -132,16 +123,11 @@ def _measure_pack(
         def time_steps(steps: int) -> float:
             """Return the seconds of the epoch's first steps; it is set up before."""
             trial.begin({lane: EpochStart() for lane in range(num_lanes)})
-            machine.synchronize(plan.device)
-            started_at = time.perf_counter()
-            for _ in range(min(steps, epoch_steps)):
-                trial.advance()
-            machine.synchronize(plan.device)
-            return time.perf_counter() - started_at
+            return timing.time_steps(trial.advance, min(steps, epoch_steps), plan.device)
 
         try:
             time_steps(capture.EAGER_FIRST + 1 if plan.capture else 1)
-            ms = measure_ms(time_steps, epoch_steps)
+            ms = timing.measure_ms(time_steps, epoch_steps)
             if trial.failures():
                 raise RuntimeError("; ".join(trial.failures().values()))
             return ms

@@ -82,10 +82,8 @@ def _choose_precision(config: Config, device: torch.device, *, lanes: bool) -> t
     requested = config.engine.precision
     if device.type == "cpu":
         if requested in ("tf32", "fp16"):
-            raise UserError(
-                f'engine.precision is "{requested}", which a CPU does not have; use "fp32" or '
-                '"bf16"'
-            )
+            why = f'engine.precision is "{requested}", which a CPU does not have'
+            raise UserError(f'{why}; use "fp32" or "bf16"')
         return ("fp32", "the CPU's own") if requested == "auto" else (requested, REQUESTED)
     has_tf32 = machine.has_tf32(device)
     if requested == "tf32" and not has_tf32:
@@ -119,17 +117,14 @@ def _choose_capture(config: Config, device: torch.device) -> tuple[bool, str]:
 
 
 def _choose_home(config: Config, device: torch.device, data_bytes: int) -> tuple[str, str]:
-    requested = config.engine.home
-    if device.type == "cpu":
-        free_bytes = machine.get_available_memory()
-    else:
-        free_bytes = torch.cuda.mem_get_info(device)[0]
+    requested, on_cpu = config.engine.home, device.type == "cpu"
+    free_bytes = machine.get_available_memory() if on_cpu else torch.cuda.mem_get_info(device)[0]
     size = f"{data_bytes / 1e6:,.1f} MB of series, {free_bytes / GB:,.0f} GB free"
-    if requested == "host" and device.type == "cpu":
+    if requested == "host" and on_cpu:
         return "device", f"{size}; on a CPU, host and device are one"
     if requested != "auto":
         return requested, f"{REQUESTED}; {size}"
-    if device.type == "cuda" and data_bytes > free_bytes / 2:
+    if not on_cpu and data_bytes > free_bytes / 2:
         return "host", f"{size}: too much for the device"
     return "device", size
 
@@ -153,9 +148,8 @@ def _choose_onednn(config: Config, system: str, precision: str) -> tuple[bool, s
 def _choose_threads(config: Config) -> tuple[int, str]:
     if config.engine.threads != "auto":
         return config.engine.threads, REQUESTED
-    threads = machine.count_available_cores()
-    every = threads == machine.count_visible_cores()
-    return threads, "every core" if every else "the container's quota"
+    threads, cores = machine.count_available_cores(), machine.count_visible_cores()
+    return threads, "every core" if threads == cores else "the container's quota"
 
 
 def _choose_cudnn(config: Config, device: torch.device) -> tuple[str, str]:
@@ -177,20 +171,13 @@ def _refuse_own_kernels(hidden: int, *, recent: bool) -> None:
 
 def _choose_workers(config: Config, gpu: str) -> tuple[int, int]:
     """Return DataLoader workers and batches to prefetch, by the model, the memory and the GPU."""
-    memory = machine.get_total_memory() / GB
+    memory, engine = machine.get_total_memory() / GB, config.engine
     size = 0 if memory < 8 else 1 if memory < 16 else 2
-    if config.model.spec.flattens:
-        workers, prefetch = (2, 4, 8)[size], 4
-    else:
-        workers, prefetch = (0, 2, 4)[size], 2
-    hint = machine.find_gpu_hint(gpu)
-    if hint is not None and workers:
+    workers, prefetch = ((2, 4, 8)[size], 4) if config.model.spec.flattens else ((0, 2, 4)[size], 2)
+    if (hint := machine.find_gpu_hint(gpu)) is not None:
         workers = min(workers, hint.workers)
-    engine = config.engine
-    if engine.workers != "auto":
-        workers = engine.workers
-    else:
-        workers = min(workers, machine.count_available_cores())
+    workers = min(workers, machine.count_available_cores())
+    workers = workers if engine.workers == "auto" else engine.workers
     return workers, prefetch if engine.prefetch == "auto" else engine.prefetch
 
 

@@ -1,4 +1,4 @@
-"""Time the first steps of a training program."""
+"""Estimate how long training takes, and time its first steps."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
+
+import torch
 
 from slipstream import machine
 from slipstream.config import Config
@@ -33,11 +35,44 @@ class StepMeasurement(NamedTuple):
     kernels: list[str]
 
 
+def count_windows_per_step(config: Config) -> int:
+    """Return the windows of one optimizer step."""
+    assert config.train.batch != "auto"
+    return config.train.batch * config.train.accumulate
+
+
+def count_steps(task: TrainingTask) -> int:
+    """Return the optimizer steps of one epoch."""
+    return -(-task.dataset.num_windows["train"] // count_windows_per_step(task.config))
+
+
+def estimate_duration(task: TrainingTask, plan: Plan) -> dict[str, Any]:
+    """Return how long training takes without validations, and whether that was measured."""
+    if plan.ms_per_step is None:
+        return {"expected_s": guess_duration_s(task, plan), "expected_is": "guessed"}
+    expected_s = plan.ms_per_step / 1e3 * count_steps(task) * task.config.train.epochs
+    return {"expected_s": expected_s, "expected_is": "measured"}
+
+
+def guess_duration_s(task: TrainingTask, plan: Plan) -> float:
+    """Guess very roughly how many seconds training takes, from multiplications and kernel calls."""
+    config = task.config
+    spec = config.model.spec
+    tokens = 1 if spec.flattens else config.data.context // config.model.patch
+    calls = spec.count_calls(tokens) * len(config.model.sizes)
+    windows = task.dataset.num_windows["train"] * config.train.epochs
+    weights = sum(p.numel() for p in task.model.parameters())
+    on_gpu = plan.device.type == "cuda"
+    speed = 1e13 if on_gpu else 5e9 * machine.count_available_cores()
+    step_s = 1e-4 + 5e-6 * calls if on_gpu else 1e-3 + 3e-4 * calls  # of the smallest model
+    products = 6 * weights * tokens * windows * task.dataset.signature.sequences_per_window
+    return products / speed + step_s * windows / count_windows_per_step(config)
+
+
 def measure_ms(time_steps: Callable[[int], float], max_steps: int) -> float:
     """Return the milliseconds per step, given a function from a number of steps to seconds."""
     once_s = time_steps(1)
-    steps = int(TRIAL_S / NUM_STRETCHES / max(once_s, 1e-6))
-    steps = max(1, min(steps, MAX_STEPS, max_steps))
+    steps = min(int(TRIAL_S / NUM_STRETCHES / max(once_s, 1e-6)), MAX_STEPS, max_steps) or 1
     return 1e3 * min(time_steps(steps) for _ in range(NUM_STRETCHES)) / steps
 
 
@@ -61,18 +96,29 @@ def measure_step(task: TrainingTask, plan: Plan) -> StepMeasurement:
             program.close()
 
 
+def time_steps(
+    step: Callable[[], Any],
+    count: int,
+    device: torch.device,
+    finish: Callable[[], Any] = lambda: None,
+) -> float:
+    """Return the seconds of some steps, the device's work and what they deferred included."""
+    machine.synchronize(device)
+    started_at = time.perf_counter()
+    for _ in range(count):
+        step()
+    finish()
+    machine.synchronize(device)
+    return time.perf_counter() - started_at
+
+
 def time_first_steps(program: SingleStep, config: Config, steps: int) -> float:
     """Return the seconds of an epoch's first steps; the epoch is set up before the clock starts."""
     num_steps = program.batches.num_steps
     program.batches.start_epoch(0)
     program.buffers.begin(optim.compute_lrs(config.train, 0, num_steps), first=0)
-    machine.synchronize(program.plan.device)
-    started_at = time.perf_counter()
-    for _ in range(min(steps, num_steps)):
-        program.advance()
-    program.flush()
-    machine.synchronize(program.plan.device)
-    return time.perf_counter() - started_at
+    steps = min(steps, num_steps)
+    return time_steps(program.advance, steps, program.plan.device, program.flush)
 
 
 def try_plan(
@@ -84,8 +130,7 @@ def try_plan(
     except Exception as error:
         if not isinstance(error, recovery.MEMORY_ERRORS) and OWN_KERNELS not in plan.cudnn:
             raise  # a compiler of kernels may raise anything
-        reason = recovery.first_line(error)
-        full = recovery.is_out_of_memory(error)
+        reason, full = recovery.first_line(error), recovery.is_out_of_memory(error)
         evidence.append({"candidate": name, "failed": reason, "out_of_memory": full})
         return None
     finally:

@@ -10,10 +10,8 @@ from pathlib import Path
 
 import torch
 
-from slipstream import machine
-from slipstream.autotune.batch_size import find_batch_size
-from slipstream.autotune.duration import count_windows_per_step
-from slipstream.autotune.measure import choose_plan
+from slipstream.autotune import timing
+from slipstream.autotune.measure import choose_plan, find_batch_size
 from slipstream.autotune.rules import make_plan
 from slipstream.config import Config, replace_settings
 from slipstream.data.dataset import Dataset
@@ -61,13 +59,7 @@ class TimedWorkload(ABC):
 
     def time_steps(self, steps: int) -> float:
         """Return the seconds of some steps, the device's work included."""
-        machine.synchronize(self.device)
-        started_at = time.perf_counter()
-        for _ in range(steps):
-            self.step()
-        self.finish()
-        machine.synchronize(self.device)
-        return time.perf_counter() - started_at
+        return timing.time_steps(self.step, steps, self.device, self.finish)
 
     def measure_ms_per_step(self, steps: int, *, warm_s: float = 0.0) -> float:
         """Return the milliseconds per step, after using up the batches that a loader prefetched.
@@ -102,8 +94,7 @@ class TrainingWorkload(TimedWorkload):
                 captured = capture.EAGER_FIRST + 1 if self.plan.capture else 1
                 self.time_steps(max(first, captured))
                 self.first_losses: list[float] = self.job.buffers.losses[:first].tolist()
-                failed = "; ".join(self.job.failures().values())
-                if failed:
+                if failed := "; ".join(self.job.failures().values()):
                     raise RuntimeError(failed)
             except BaseException:
                 self.job.close()
@@ -111,7 +102,7 @@ class TrainingWorkload(TimedWorkload):
 
     @property
     def windows_per_step(self) -> int:
-        return count_windows_per_step(self.config)
+        return timing.count_windows_per_step(self.config)
 
     def settings(self) -> AbstractContextManager[None]:
         return self.plan.flags()

@@ -13,8 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from slipstream import runs
-from slipstream.autotune.batch_size import find_batch_size, set_batch_size
-from slipstream.autotune.measure import choose_plan
+from slipstream.autotune.measure import choose_plan, find_batch_size, set_batch_size
 from slipstream.config import Config
 from slipstream.data.dataset import Dataset
 from slipstream.engine import checkpoint, monitor

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from slipstream.autotune import measure, pack_size
-from slipstream.autotune.duration import guess_duration_s
+from slipstream.autotune.timing import guess_duration_s
 from slipstream.config import Config
 from slipstream.data.dataset import Dataset
 from slipstream.engine import loop

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from slipstream import runs
-from slipstream.autotune.duration import guess_duration_s
+from slipstream.autotune.timing import guess_duration_s
 from slipstream.engine import monitor, recovery
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.progress import INTERRUPTED, FitResult, LaneResult

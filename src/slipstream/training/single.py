@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from slipstream import runs
-from slipstream.autotune.duration import count_steps, estimate_duration
+from slipstream.autotune.timing import count_steps, estimate_duration
 from slipstream.engine import monitor, recovery
 from slipstream.engine.monitor import Monitor
 from slipstream.engine.plan import Plan
