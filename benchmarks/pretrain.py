@@ -43,7 +43,7 @@ from slipstream.bench.results import (
     format_spread,
 )
 from slipstream.config import Config, Pretrain, replace_settings
-from slipstream.config.augment import KINDS
+from slipstream.config.train import KINDS
 from slipstream.data import dataset as datasets
 from slipstream.models.noise import masks
 

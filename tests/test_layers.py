@@ -46,7 +46,7 @@ ORDER = {
         "io.columns io.disk",
         "io.files labels.classes roles",
         "prediction_columns series",
-        "labels.intervals resampling scaler splits",
+        "labels.intervals scaler splits",
         "folds labels.selection stream",
         "dataset",
         "new_data",

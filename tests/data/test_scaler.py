@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 
 import numpy as np
 import pyarrow as pa
@@ -36,7 +37,7 @@ def test_a_scaler_sees_training_rows_only(train, later, kind):
         assert fitted.shift["a"] == pytest.approx(min(train), abs=1e-6 * spread)
         assert fitted.size["a"] == pytest.approx(max(train) - min(train), rel=1e-4)
     assert fitted.deviation["a"] == pytest.approx(deviation, rel=1e-4)
-    assert Scaler.from_dict(fitted.to_dict()) == fitted
+    assert Scaler(**asdict(fitted)) == fitted
 
 
 def test_the_future_changes_nothing_of_the_past():

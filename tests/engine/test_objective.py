@@ -7,7 +7,7 @@ import torch
 
 from slipstream import config as configs
 from slipstream.autotune.rules import make_plan
-from slipstream.config.augment import KINDS
+from slipstream.config.train import KINDS
 from slipstream.data import windows
 from slipstream.engine import objective
 from slipstream.engine.lanes.lane import Lane

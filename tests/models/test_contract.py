@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load, save
 from torch import nn
 
-from slipstream.config.registry import SPECS
+from slipstream.config.model import SPECS
 from slipstream.data import windows
 from slipstream.engine import optim
 from slipstream.models import Noise, build, has_dropout

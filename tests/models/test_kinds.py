@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 import slipstream
 from slipstream import config as configs
-from slipstream.config.registry import CUSTOM, SPECS
+from slipstream.config.model import CUSTOM, SPECS
 from slipstream.data import dataset as datasets
 from slipstream.data import windows
 from slipstream.kernels import causal_conv

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slipstream.config.registry import SPECS
+from slipstream.config.model import SPECS
 from slipstream.data import windows
 from slipstream.models import build, padding
 from tests.conftest import close, small_config, small_dataset, waves

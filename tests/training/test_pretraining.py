@@ -6,6 +6,7 @@ import json
 import shutil
 import signal
 from contextlib import suppress
+from dataclasses import asdict
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +20,7 @@ import slipstream
 from slipstream import Interrupted, UserError, runs
 from slipstream import config as configs
 from slipstream.config import Augment
-from slipstream.config.augment import KINDS
+from slipstream.config.train import KINDS
 from slipstream.data import dataset as datasets
 from slipstream.data import windows
 from slipstream.engine import checkpoint, optim
@@ -204,7 +205,7 @@ def test_the_future_changes_nothing_of_a_past_window(table):
                 how, torch.tensor(1), batch.inputs, batch.targets, shared=shared, shares=shares
             )
             found = (starts, batch.inputs, batch.targets, mask, changed.inputs, changed.targets)
-            seen.append((dataset.scaler.to_dict(), *found))
+            seen.append((asdict(dataset.scaler), *found))
     for one, two in ((0, 2), (1, 3)):
         assert seen[one][0] == seen[two][0]
         for mine, theirs in zip(seen[one][1:], seen[two][1:], strict=True):

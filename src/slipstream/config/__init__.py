@@ -1,15 +1,13 @@
 """The config: one pydantic model per section. Does not import torch."""
 
-from slipstream.config.augment import Augment
 from slipstream.config.base import CLASS_LOSSES, Scalar
-from slipstream.config.data import SIMULATED, Data, Split
+from slipstream.config.data import SIMULATED, Data, Signature, Split
 from slipstream.config.engine import Engine
 from slipstream.config.loading import list_differences, load, load_demo, replace_settings, to_toml
 from slipstream.config.model import Model
 from slipstream.config.pretraining import PRETRAIN_OVERRIDE, Pretrain
 from slipstream.config.sections import Config
-from slipstream.config.signature import Signature
-from slipstream.config.train import Train
+from slipstream.config.train import Augment, Train
 from slipstream.config.tune import Range, Tune
 
 __all__ = [

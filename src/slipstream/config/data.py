@@ -10,8 +10,6 @@ from slipstream.config.base import Fraction, Names, PositiveFloat, Scalar, Scala
 
 SIMULATED = "simulated:"
 """Paths that start so name an embedded data set instead of a file."""
-
-
 WALK_FORWARD_SHARES = {"val": 0.1, "test": 0.2}
 """Default shares of each series that `walk_forward` sets aside, as in the default split"""
 
@@ -82,9 +80,6 @@ class Split(Section):
         self._check_sets()
         return self
 
-    def _list_shares(self) -> list[Any]:
-        return [share for share in (self.train, self.val, self.test) if share is not None]
-
     def _check_walk(self) -> None:
         if self.train is not None:
             raise ValueError(
@@ -114,7 +109,7 @@ class Split(Section):
                 raise ValueError("rows takes three counts: training, validation, test")
         else:
             fractions = [share for share in shares if isinstance(share, float)]
-            if self.train is None or self.val is None or len(fractions) != len(self._list_shares()):
+            if self.train is None or self.val is None or len(fractions) != 3 - shares.count(None):
                 raise ValueError("give all of train, val and test as shares of each series")
             if sum(fractions) > 1 + 1e-9:
                 raise ValueError(f"the shares add up to {sum(fractions):g}, which is more than 1")
@@ -194,13 +189,11 @@ class Data(Section):
 
     @property
     def ids(self) -> tuple[str, ...]:
-        return () if self.id is None else (self.id,) if isinstance(self.id, str) else self.id
+        return (self.id,) if isinstance(self.id, str) else self.id or ()
 
     @property
     def paths(self) -> tuple[str, ...]:
-        return (
-            () if self.path is None else (self.path,) if isinstance(self.path, str) else self.path
-        )
+        return (self.path,) if isinstance(self.path, str) else self.path or ()
 
     @model_validator(mode="before")
     @classmethod
@@ -259,3 +252,66 @@ class Data(Section):
                     "data.inputs"
                 )
         return self
+
+
+class Signature(Section):
+    """Columns in the order that the weights expect, and the window's shape."""
+
+    inputs: Names
+    targets: Names
+    static: Names
+    shared: int
+    """The last `shared` inputs are the first `shared` targets."""
+    context: int
+    horizon: int
+    channels: Literal["together", "independent"]
+    quantiles: Annotated[tuple[float, ...], Field(strict=False)]
+    """Empty for a point prediction."""
+    step: float | None
+    """Usual time from row to row: seconds for timestamps, else in the time column's own unit."""
+    classes: Names = ()
+    """To classify: their names, numbered in this order. Empty where numbers are predicted."""
+    decoder: int = 0
+    """Hidden units of a pre-trained encoder's decoder; 0 for a model that predicts."""
+
+    @property
+    def masked(self) -> bool:
+        """Whether the model is an encoder that fills in masked rows of its inputs."""
+        return self.decoder > 0
+
+    @property
+    def outputs(self) -> int:
+        """Numbers for each predicted value: its quantiles, or a probability per class."""
+        return max(len(self.quantiles), len(self.classes), 1)
+
+    @property
+    def steps_out(self) -> int:
+        """Predicted rows per window; an encoder predicts all of its rows."""
+        return self.context if self.masked else max(self.horizon, 1)
+
+    @property
+    def sequences_per_window(self) -> int:
+        """Sequences that one window becomes: one, or one per target channel."""
+        return len(self.targets) if self.channels == "independent" else 1
+
+    @property
+    def model_inputs(self) -> int:
+        """Columns of one sequence."""
+        return len(self.inputs) - self.sequences_per_window + 1
+
+    @property
+    def model_targets(self) -> int:
+        return len(self.targets) // self.sequences_per_window
+
+    @property
+    def model_shared(self) -> int:
+        """How many of the sequence's last columns are its first targets. Classes are never: their
+        numbers do not scale with the column."""
+        return 0 if self.classes else self.shared // self.sequences_per_window
+
+    @property
+    def lead(self) -> int:
+        """Rows from a window's first row to its first target row."""
+        if self.masked:
+            return 0
+        return self.context if self.horizon else self.context - 1

@@ -8,29 +8,13 @@ from pydantic import Field, PositiveInt, model_validator
 
 from slipstream.config.base import PositiveFloat, Section
 
+CLASSIC: dict[str, Any] = {"plan": "off", "home": "loader", "sync": True}
+CLASSIC |= dict.fromkeys(("capture", "compile", "fused"), False)
 PRESETS: dict[str, dict[str, Any]] = {
     "auto": {},
-    "classic": {
-        "plan": "off",
-        "home": "loader",
-        "capture": False,
-        "compile": False,
-        "fused": False,
-        "cudnn_benchmark": True,
-        "sync": True,
-    },
-    "baseline": {
-        "plan": "off",
-        "precision": "fp32",
-        "home": "loader",
-        "capture": False,
-        "compile": False,
-        "fused": False,
-        "sync": True,
-        "workers": 0,
-        "pinned": False,
-        "non_blocking": False,
-    },
+    "classic": CLASSIC | {"cudnn_benchmark": True},
+    "baseline": CLASSIC
+    | {"precision": "fp32", "workers": 0, "pinned": False, "non_blocking": False},
 }
 
 

@@ -157,8 +157,14 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: is not valid TOML: {error}") from None
     except (ValueError, RecursionError) as error:  # a number or a nesting beyond Python's limits
         raise UserError(f"{path}: cannot be read as TOML: {error}") from None
-    settings.setdefault("name", _make_name(path.stem))
-    _map_paths(settings, lambda each: _resolve_beside(each, path))
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", path.stem).lstrip("._-")
+    settings.setdefault("name", name or "run")
+
+    def resolve(each: str) -> str:
+        beside = path.resolve().parent / each
+        return str(beside if beside.exists() or not Path(each).exists() else Path(each))
+
+    _map_paths(settings, resolve)
     return settings
 
 
@@ -218,16 +224,6 @@ def _read_encoder(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         signature = json.loads(read_verified(folder / "model").get("signature.json", b"{}"))
         data |= {key: signature[key] for key in ("inputs",) if key in signature}
     return data, model
-
-
-def _make_name(stem: str) -> str:
-    name = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in stem)
-    return name.lstrip("._-") or "run"
-
-
-def _resolve_beside(path: str, config_path: Path) -> str:
-    beside = config_path.resolve().parent / path
-    return str(beside if beside.exists() or not Path(path).exists() else Path(path))
 
 
 def _copy_settings(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,8 +8,7 @@ from pydantic import PositiveInt
 
 from slipstream.config.base import CLASS_LOSSES, Fraction, NonNegative, Section
 from slipstream.config.data import Data
-from slipstream.config.model import Model
-from slipstream.config.registry import SPECS, format_encoders
+from slipstream.config.model import SPECS, Model, format_encoders
 from slipstream.config.train import Train
 
 PRETRAIN_OVERRIDE = "train.objective=masked"

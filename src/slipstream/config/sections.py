@@ -6,13 +6,12 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from slipstream.config.augment import Augment
 from slipstream.config.base import CLASS_LOSSES, Section
 from slipstream.config.data import Data
 from slipstream.config.engine import Engine
 from slipstream.config.model import Model
 from slipstream.config.pretraining import Pretrain, apply_defaults, refuse_unfit
-from slipstream.config.train import Train
+from slipstream.config.train import Augment, Train
 from slipstream.config.tune import Tune
 
 

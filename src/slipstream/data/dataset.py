@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -41,9 +41,9 @@ class Dataset:
     period: int | None
     """Rows of one season, where known."""
     notes: tuple[str, ...]
-    memory: HostSeries | None
+    memory: HostSeries | None = None
     """The series themselves, unless they are streamed"""
-    stream: StreamedSeries | None
+    stream: StreamedSeries | None = None
     folds: tuple[Fold, ...] = ()
     """Of a walk-forward split, the earliest first; `num_windows` and `memory` are the last's"""
     search_folds: tuple[SearchFold, ...] = ()
@@ -56,7 +56,7 @@ class Dataset:
 
     def compute_fingerprint(self) -> str:
         """Hash the content: the values themselves, or the statistics of a streamed table."""
-        digest = hashlib.sha256(json.dumps([self.scaler.to_dict(), self.num_windows]).encode())
+        digest = hashlib.sha256(json.dumps([asdict(self.scaler), self.num_windows]).encode())
         digest.update(self.index.offsets.tobytes())
         if self.folds:
             digest.update(json.dumps([fold.num_windows for fold in self.folds]).encode())
@@ -94,14 +94,8 @@ class Dataset:
             yield from self.stream.iter_chunks(which, rows, with_time=with_time)
             return
         assert self.memory is not None
-        series_ids = torch.arange(len(self.index.series_names))
-        yield WindowChunk(
-            series=series or self.memory.series,
-            starts=self.memory.starts[which],
-            first_row=0,
-            series_ids=series_ids,
-            time=self.memory.time,
-        )
+        memory, ids = self.memory, torch.arange(len(self.index.series_names))
+        yield WindowChunk(series or memory.series, memory.starts[which], 0, ids, memory.time)
 
 
 @dataclass(frozen=True)
@@ -139,12 +133,9 @@ def load_dataset(
         dataset = _load_memory(config, source, known, num_folds)
     if not dataset.signature.classes:
         return dataset
-    notes = selection.describe_classes(
-        dataset.signature.classes,
-        dataset.count_classes(),
-        config.train.class_weights,
-        fold=", first fold" if dataset.folds else "",
-    )
+    names, counts = dataset.signature.classes, dataset.count_classes()
+    fold = ", first fold" if dataset.folds else ""
+    notes = selection.describe_classes(names, counts, config.train.class_weights, fold=fold)
     return replace(dataset, notes=(*dataset.notes, *notes))
 
 
@@ -196,13 +187,12 @@ def _load_memory(config: Config, source: _Source, known: Scaler | None, num_fold
         period=data.period or raw.index.infer_period(),
         notes=(*notes, *raw.notes),
         memory=HostSeries(series, split.starts, raw.time),
-        stream=None,
         folds=split.folds,
         search_folds=_load_search_folds(raw, signature, split, data, known, num_folds),
     )
 
 
-class _WindowSplit(NamedTuple):
+class _Sets(NamedTuple):
     """The windows of each set, in the last fold of a walk-forward split."""
 
     starts: dict[str, Tensor]
@@ -212,14 +202,14 @@ class _WindowSplit(NamedTuple):
     notes: list[str]
 
 
-def _split_windows(raw: RawSeries, data: Data, signature: Signature) -> _WindowSplit:
+def _split_windows(raw: RawSeries, data: Data, signature: Signature) -> _Sets:
     index = raw.index
     numbers = selection.read_class_numbers(raw) if signature.classes else None
     if data.split.stratified:
         assert numbers is not None
         by_set, training = selection.split_stratified(index, numbers, data, signature)
         starts = {name: torch.from_numpy(some) for name, some in by_set.items()}
-        return _WindowSplit(starts, (), training, [])
+        return _Sets(starts, (), training, [])
     every: tuple[Fold, ...] = ()
     notes: list[str] = []
     if data.split.walk_forward is None or signature.masked:
@@ -232,27 +222,17 @@ def _split_windows(raw: RawSeries, data: Data, signature: Signature) -> _WindowS
         select = partial(selection.filter_labelled, numbers=numbers, signature=signature)
         starts = select(starts)
         every = tuple(replace(f, starts=select(f.starts, fold=f.label)) for f in every)
-    return _WindowSplit(starts, every, assignment.mask(splits.TRAIN), notes)
+    return _Sets(starts, every, assignment.mask(splits.TRAIN), notes)
 
 
 def _load_search_folds(
-    raw: RawSeries,
-    signature: Signature,
-    split: _WindowSplit,
-    data: Data,
-    known: Scaler | None,
-    count: int,
+    raw: RawSeries, signature: Signature, split: _Sets, data: Data, known: Scaler | None, count: int
 ) -> tuple[SearchFold, ...]:
     """Scale the folds before the split itself, each without its own validation rows."""
     # later folds of a walk-forward split are for tests
     starts = split.folds[0].starts if split.folds else split.starts
-    every = folds.find_search_folds(
-        starts,
-        count,
-        offsets=torch.from_numpy(raw.index.offsets),
-        signature=signature,
-        purge=data.split.purge,
-    )
+    offsets = torch.from_numpy(raw.index.offsets)
+    every = folds.find_search_folds(starts, count, offsets, signature, data.split.purge)
     scaled = []
     for number, fold in enumerate(every[:-1], start=1):
         rows = folds.select_known_rows(split.training, fold["train"], raw.index, signature)
@@ -275,7 +255,8 @@ def _load_stream(config: Config, source: _Source, known: Scaler | None) -> Datas
     assignment, ranges = splits.find_windows(index, data, signature)
     scaler = stream.scan_values(table, signature, assignment, data.scale)
     trained = assignment.find_series(splits.TRAIN, index.offsets)
-    scaler = complete_scaler(scaler, signature, static, trained, data, known)
+    scaler = complete_scaler(scaler, signature, static, trained, known)
+    scaled = scale_static(static, scaler, signature)
     return Dataset(
         signature=signature,
         scaler=scaler,
@@ -283,16 +264,7 @@ def _load_stream(config: Config, source: _Source, known: Scaler | None) -> Datas
         num_windows={name: len(some) for name, some in ranges.items()},
         period=data.period or index.infer_period(),
         notes=tuple(source.notes),
-        memory=None,
-        stream=StreamedSeries(
-            table=table,
-            data=data,
-            signature=signature,
-            scaler=scaler,
-            index=index,
-            static=scale_static(static, scaler, signature) if roles.static else None,
-            ranges=ranges,
-        ),
+        stream=StreamedSeries(table, data, signature, scaler, index, scaled, ranges),
     )
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -44,15 +43,21 @@ def find_folds(
     """Return the first fold's assignment, all folds, and notes; every set must have windows."""
     walk = splits.assign_walk_forward(index, data.split)
     blocks = splits.merge_test_blocks(index, walk)
-    every_test = _find_starts(index.breaks, blocks, TEST, data, signature)
+
+    def find(breaks: Ints, assignment: SplitAssignment, which: int) -> Ints:
+        return splits.find_set_windows(breaks, assignment, which, data, signature).list_starts()
+
+    every_test = find(index.breaks, blocks, TEST)
     folds = []
     for fold, assignment in enumerate(walk, start=1):
-        breaks = _find_training_breaks(index, assignment)
-        in_block = assignment.mask(TEST)
+        # series break also where training begins: rows before a rolling fold are no context
+        begins = assignment.begins[assignment.sets == TRAIN]
+        owners = np.searchsorted(index.offsets, begins, side="right")
+        breaks = np.union1d(index.breaks, begins[np.diff(owners, prepend=0) > 0])
         starts = {
-            "train": _find_starts(breaks, assignment, TRAIN, data, signature),
-            "val": _find_starts(index.breaks, assignment, VAL, data, signature),
-            "test": every_test[in_block[every_test + signature.lead]],
+            "train": find(breaks, assignment, TRAIN),
+            "val": find(index.breaks, assignment, VAL),
+            "test": every_test[assignment.mask(TEST)[every_test + signature.lead]],
         }
         number = f"{fold} of {len(walk)}"
         for which, (name, some) in enumerate(starts.items()):
@@ -71,7 +76,7 @@ def find_folds(
 
 
 def find_search_folds(
-    starts: dict[str, Tensor], count: int, *, offsets: Tensor, signature: Signature, purge: int
+    starts: dict[str, Tensor], count: int, offsets: Tensor, signature: Signature, purge: int
 ) -> tuple[dict[str, Tensor], ...]:
     """Return the folds of a search, train and val windows only.
 
@@ -121,19 +126,6 @@ def select_known_rows(
     return training & (np.arange(index.num_rows) < np.repeat(ends, np.diff(index.offsets)))
 
 
-def _find_starts(
-    breaks: Ints, assignment: SplitAssignment, which: int, data: Data, signature: Signature
-) -> Ints:
-    return splits.find_set_windows(breaks, assignment, which, data, signature).list_starts()
-
-
-def _find_training_breaks(index: SeriesIndex, assignment: SplitAssignment) -> Ints:
-    """Break the series also where training begins: rows before a rolling fold are no context."""
-    begins = assignment.begins[assignment.sets == TRAIN]
-    owners = np.searchsorted(index.offsets, begins, side="right")
-    return np.union1d(index.breaks, begins[np.diff(owners, prepend=0) > 0])
-
-
 def _describe_block(
     index: SeriesIndex, time: Times | None, assignment: SplitAssignment, data: Data
 ) -> str:
@@ -148,21 +140,14 @@ def _describe_block(
 
 
 def _format_times(data: Data, *times: Any) -> list[str]:
-    """Format times: dates, or plain numbers of the time column."""
-    if is_date(np.asarray(times)):
-        return _format_dates(*times)
-    first, *others = (f"{time:.15g}" for time in times)
-    return [f"{data.time} {first}", *others]
-
-
-def _format_dates(*microseconds: int) -> list[str]:
-    """Format dates to the day, minute or second where nothing finer is needed."""
-    times = np.array(microseconds, dtype="datetime64[us]")
-    units: tuple[npt.DTypeLike, ...] = ("datetime64[D]", "datetime64[m]", "datetime64[s]")
-    for unit in units:
-        if (times.astype(unit) == times).all():
-            return [str(one).replace("T", " ") for one in times.astype(unit)]
-    return [str(one).replace("T", " ") for one in times]
+    """Format dates, to the day, minute or second where nothing finer is needed, or numbers."""
+    if not is_date(np.asarray(times)):
+        first, *others = (f"{time:.15g}" for time in times)
+        return [f"{data.time} {first}", *others]
+    dates = np.array(times, dtype="datetime64[us]")
+    rounded = (dates.astype(f"datetime64[{unit}]") for unit in ("D", "m", "s"))
+    shortest = next((some for some in rounded if (some == dates).all()), dates)
+    return [str(date).replace("T", " ") for date in shortest]
 
 
 def _describe_overlap(time: Times, walk: tuple[SplitAssignment, ...], data: Data) -> list[str]:

@@ -1,7 +1,8 @@
-"""New data for a trained model, compared with what the model was trained on."""
+"""New data for a trained model, compared with what the model was trained on, at its time step."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -16,15 +17,16 @@ from slipstream.data.dataset import Dataset, HostSeries
 from slipstream.data.io.files import find_duplicates, read_tables
 from slipstream.data.labels import classes, selection
 from slipstream.data.labels.intervals import prepare_with_labels
-from slipstream.data.resampling import resample_series
 from slipstream.data.roles import Roles
 from slipstream.data.scaler import Scaler, order_columns, scale_series
-from slipstream.data.series import RawSeries, SeriesIndex, prepare_series
+from slipstream.data.series import MICROSECONDS, Floats, RawSeries, SeriesIndex, prepare_series
 from slipstream.data.windows import Series
 from slipstream.errors import UserError
 
 STEP_TOLERANCE = 0.02
 """By how much the step of new data may differ from training's"""
+SAME_ROW = 1e-6
+"""How far from a new row's time, in steps, an old one still counts as being there."""
 OUTLIER_SHARE = 0.05
 """The share of a column's values beyond training's from which on a note says so"""
 
@@ -43,9 +45,8 @@ def load_new_data(
     With `targets`, windows are those whose target rows are known. Without, targets may be absent,
     and windows are those whose context is known, up to each series' last row.
     """
-    data = config.data.model_copy(
-        update={"where": {}, "split": Split(train=0.7, val=0.1, test=0.2)}
-    )
+    split = Split(train=0.7, val=0.1, test=0.2)
+    data = config.data.model_copy(update={"where": {}, "split": split})
     if isinstance(source, (str, Path)):
         data, source = data.model_copy(update={"path": str(source)}), None
     known = signature.horizon if targets else 0
@@ -58,13 +59,10 @@ def load_new_data(
             )
         raw = resample_series(raw, signature.step or 0.0)
     index = raw.index
+    rows, lead = splits.assign_all(index.num_rows), signature.context - (not known)
+    stride = data.stride if targets else 1
     ranges = splits.find_ranges(
-        index.breaks,
-        splits.assign_all(index.num_rows),
-        which=0,
-        lead=signature.context if known else signature.context - 1,
-        steps_out=max(known, 1),
-        stride=data.stride if targets else 1,
+        index.breaks, rows, which=0, lead=lead, steps_out=max(known, 1), stride=stride
     )
     if not len(ranges):
         raise UserError(splits.explain_empty_set("full", index, index.num_rows, data))
@@ -80,7 +78,6 @@ def load_new_data(
         period=None,
         notes=(*_describe_outliers(raw, series, scaler, signature), *raw.notes),
         memory=HostSeries(series, starts, raw.time),
-        stream=None,
     )
 
 
@@ -92,13 +89,12 @@ def _read_series(
     roles = Roles(signature.inputs, signature.targets, signature.static)
     needs_labels = targets or signature.targets[0] in signature.inputs
     if signature.classes and data.labels is None and needs_labels:
-        tables, _ = classes.encode_labels(
-            tables, signature.targets[0], "data.targets", signature.classes
-        )
+        label, names = signature.targets[0], signature.classes
+        tables, _ = classes.encode_labels(tables, label, "data.targets", names)
     if targets:
         raw = prepare_with_labels(tables, data, roles, signature.classes, min_rows)[0]
     else:
-        raw = prepare_series(tables, data, roles, min_rows=min_rows, need_targets=False)
+        raw = prepare_series(tables, data, roles, min_rows=min_rows, targets=False)
     return replace(raw, notes=(*find_duplicates(tables), *raw.notes))
 
 
@@ -115,6 +111,63 @@ def _needs_resampling(index: SeriesIndex, signature: Signature, resample: bool) 
             "or pass --resample"
         )
     return True
+
+
+def resample_series(raw: RawSeries, step: float) -> RawSeries:
+    """Return the series at another step, from gap to gap.
+
+    A coarser row is the mean of what lies after the row before it, up to its own time and not
+    beyond; a finer one lies on the straight line between its neighbours.
+    """
+    index = raw.index
+    assert raw.time is not None
+    assert index.step is not None
+    width = step * MICROSECONDS if index.has_dates else step
+    coarser = step > index.step
+    segments = list(itertools.pairwise([*index.breaks.tolist(), index.num_rows]))
+    positions, times, breaks, offsets = [], [], [0], [0]
+    for begin, end in segments:
+        if begin in index.offsets[1:-1]:
+            offsets.append(breaks[-1])
+        old = raw.time[begin:end].astype(np.float64)
+        position = (old - old[0]) / width
+        grid = np.arange(int(position[-1] + SAME_ROW) + 1)
+        positions.append((position, grid))
+        times.append((old[0] + grid * width).astype(raw.time.dtype))
+        breaks.append(breaks[-1] + len(grid))
+
+    def read(name: str) -> Floats:
+        column, parts = raw.read_column(name), []
+        for (begin, end), (position, grid) in zip(segments, positions, strict=True):
+            new = np.interp(grid, position, column[begin:end])
+            if coarser:
+                _write_means(new, column[begin:end], np.ceil(position - SAME_ROW))
+            parts.append(new)
+        return np.concatenate(parts)
+
+    return replace(
+        raw,
+        index=replace(
+            index,
+            offsets=np.array([*offsets, breaks[-1]]),
+            breaks=np.array(breaks[:-1]),
+            group_begins=np.zeros(1, dtype=np.int64),
+            group_codes=np.zeros(1, dtype=np.int64),
+            step=step,
+        ),
+        read_column=read,
+        time=np.concatenate(times),
+        notes=(*raw.notes, f"resampled from a step of {index.step:g} to {step:g}"),
+    )
+
+
+def _write_means(new: Floats, values: Floats, owner: Floats) -> None:
+    """Replace each new value by the mean of the old ones that belong to it, where there are any."""
+    inside = owner < len(new)
+    owner, values = owner[inside].astype(np.int64), values[inside]
+    size = np.bincount(owner, minlength=len(new))
+    total = np.bincount(owner, weights=values, minlength=len(new))
+    new[size > 0] = total[size > 0] / size[size > 0]
 
 
 def _describe_outliers(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -57,21 +57,12 @@ class Scaler:
                     "scaled; correct it, or leave it empty and set data.missing"
                 )
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, saved: dict[str, Any]) -> Self:
-        return cls(**saved)
-
     def select(self, columns: Collection[str]) -> Self:
         """Return a scaler of these columns, as far as it knows them."""
-        parts: dict[str, Any] = {
-            field: {name: values[name] for name in columns if name in values}
-            for field in FIELDS
-            for values in (getattr(self, field),)
-        }
-        return replace(self, **parts)
+        fields: dict[str, Any] = {field: getattr(self, field) for field in FIELDS}
+        for field, values in fields.items():
+            fields[field] = {name: values[name] for name in columns if name in values}
+        return replace(self, **fields)
 
 
 def merge_scalers(kind: str, parts: Iterable[Scaler]) -> Scaler:
@@ -114,40 +105,29 @@ def fit_scaler(
         part.apply(name, column, values[:, i])
         parts.append(part)
         del column  # before the next one is read
-    if signature.static:
-        trained = np.logical_or.reduceat(training, raw.index.offsets[:-1])
-        parts.append(_fit_static(raw.static, signature.static, trained, data))
+    trained = np.logical_or.reduceat(training, raw.index.offsets[:-1])
+    parts += _fit_static(raw.static, signature, trained, data.scale)
     scaler = merge_scalers(data.scale, parts)
     return scaler, _build_series(values, raw, scaler, signature)
 
 
 def complete_scaler(
-    scaler: Scaler,
-    signature: Signature,
-    static: Floats,
-    trained: Flags,
-    data: Data,
-    known: Scaler | None,
+    scaler: Scaler, signature: Signature, static: Floats, trained: Flags, known: Scaler | None
 ) -> Scaler:
     """Add to a scaler of streamed columns those that are `known`, statics and the label.
 
     Statics are fitted on the series of which some row is `trained` on.
     """
-    parts = [scaler]
-    if known is not None:
-        parts.append(known.select(scaler.shift))
-    if signature.static:
-        parts.append(_fit_static(static, signature.static, trained, data))
+    parts = [scaler] if known is None else [scaler, known.select(scaler.shift)]
+    parts += _fit_static(static, signature, trained, scaler.kind)
     if signature.classes:
         parts.append(make_identity(signature.targets[0], high=len(signature.classes) - 1.0))
     return merge_scalers(scaler.kind, parts)
 
 
-def _fit_static(static: Floats, names: tuple[str, ...], trained: Flags, data: Data) -> Scaler:
-    return merge_scalers(
-        data.scale,
-        (fit_column(name, static[:, i], trained, kind=data.scale) for i, name in enumerate(names)),
-    )
+def _fit_static(static: Floats, signature: Signature, trained: Flags, kind: str) -> list[Scaler]:
+    names = enumerate(signature.static)
+    return [fit_column(name, static[:, i], trained, kind=kind) for i, name in names]
 
 
 def scale_series(raw: RawSeries, scaler: Scaler, signature: Signature) -> Series:
@@ -161,12 +141,14 @@ def scale_series(raw: RawSeries, scaler: Scaler, signature: Signature) -> Series
 
 
 def _build_series(values: Values, raw: RawSeries, scaler: Scaler, signature: Signature) -> Series:
-    static = scale_static(raw.static, scaler, signature) if signature.static else None
+    static = scale_static(raw.static, scaler, signature)
     offsets = torch.from_numpy(raw.index.offsets)
     return windows.build_series(torch.from_numpy(values), static, offsets, signature)
 
 
-def scale_static(static: Floats, scaler: Scaler, signature: Signature) -> Tensor:
+def scale_static(static: Floats, scaler: Scaler, signature: Signature) -> Tensor | None:
+    if not signature.static:
+        return None
     scaled = np.empty(static.shape, dtype=np.float32)
     for i, name in enumerate(signature.static):
         scaler.apply(name, static[:, i], scaled[:, i])
@@ -206,12 +188,10 @@ def refuse_lost_digits(name: str, sample: Floats, scaler: Scaler) -> None:
     lost = np.abs(scaled.astype(np.float64) * size + shift - sample)
     if (lost <= LARGEST_LOSS * np.maximum(usual_distance, distance)).all():
         return
-    remedy = (
-        'set data.scale = "standard"'
-        if scaler.kind == "none"
-        else "correct the values that lie far from the others, or leave them empty and set "
-        "data.missing"
-    )
+    remedy = 'set data.scale = "standard"'
+    if scaler.kind != "none":
+        remedy = "correct the values that lie far from the others, or leave them empty and set "
+        remedy += "data.missing"
     raise UserError(
         f'column "{name}": its training rows go from {scaler.low[name]:.10g} to '
         f"{scaler.high[name]:.10g}, but half of those that differ from the median, {usual:.10g}, "
@@ -247,21 +227,19 @@ class RunningStatistics:
         self.low[name], self.high[name] = low, high
 
     def to_scaler(self, kind: str) -> Scaler:
-        shift: dict[str, float] = {}
-        size: dict[str, float] = {}
-        deviation: dict[str, float] = {}
+        scaler = Scaler(kind, {}, {}, {}, dict(self.low), dict(self.high))
         for name, low in self.low.items():
-            deviation[name] = math.sqrt(self.squares[name] / self.count[name])
-            if kind == "none":
-                shift[name], size[name] = 0.0, 1.0
-            elif not self.high[name] > low or not deviation[name]:  # squares may underflow
+            deviation = math.sqrt(self.squares[name] / self.count[name])
+            shift, size = 0.0, 1.0
+            if kind != "none" and not (self.high[name] > low and deviation):  # may underflow
                 raise UserError(
                     f'column "{name}" is {low:g} in every training row; it tells the model nothing '
                     "and cannot be scaled: leave it out of data.inputs (or add it to data.ignore), "
                     'or set data.scale = "none"'
                 )
-            elif kind == "standard":
-                shift[name], size[name] = self.mean[name], deviation[name]
-            else:
-                shift[name], size[name] = low, self.high[name] - low
-        return Scaler(kind, shift, size, deviation, dict(self.low), dict(self.high))
+            if kind != "none":
+                standard = kind == "standard"
+                shift = self.mean[name] if standard else low
+                size = deviation if standard else self.high[name] - low
+            scaler.shift[name], scaler.size[name], scaler.deviation[name] = shift, size, deviation
+        return scaler

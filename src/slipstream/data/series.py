@@ -96,12 +96,8 @@ class _TableSeries:
 
     def take(self, rows: Ints) -> _TableSeries:
         """Return these rows, in this order; the caller has to correct the breaks."""
-        return replace(
-            self,
-            time=None if self.time is None else self.time[rows],
-            breaks=self.breaks[rows],
-            groups=self.groups[rows],
-        )
+        time = None if self.time is None else self.time[rows]
+        return replace(self, time=time, breaks=self.breaks[rows], groups=self.groups[rows])
 
     def pick(self, column: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the table's column at `rows`; a view where they stand together."""
@@ -111,16 +107,11 @@ class _TableSeries:
 
 
 def prepare_series(
-    tables: Sequence[DataTable],
-    data: Data,
-    roles: Roles,
-    *,
-    min_rows: int,
-    need_targets: bool = True,
+    tables: Sequence[DataTable], data: Data, roles: Roles, *, min_rows: int, targets: bool = True
 ) -> RawSeries:
     """Assemble the series of all tables; one with fewer than `min_rows` is refused or dropped."""
     settings = dict.fromkeys(roles.inputs, "data.inputs")
-    if need_targets:
+    if targets:
         settings |= dict.fromkeys(roles.targets, "data.targets")
     group_names: dict[str, int] = {}
     notes: list[str] = []
@@ -130,7 +121,7 @@ def prepare_series(
         ordered = [_order(raw, data) for raw in _split_table(table, data, roles, group_names)]
         complete = [series for series, _ in ordered]
         if data.missing != "error":
-            complete = _drop_unknown(table, complete, settings, data, notes)
+            complete = _drop_unknown(complete, settings, data, notes)
         for series, (_, step) in zip(complete, ordered, strict=True):
             if len(series.breaks) < min_rows:
                 notes.append(_describe_short(series, data, min_rows))
@@ -149,30 +140,25 @@ def prepare_series(
     if len({time.dtype for time in times}) > 1:
         raise UserError("data.time holds plain numbers in some files and dates in others")
     time = _concatenate(times) if times else None
-    return RawSeries(
-        index=_build_index(every, group_names, next(iter(steps), None), time),
-        column_names=tuple(settings),
-        read_column=partial(_read_column, every, settings, data.missing),
-        static=np.stack([series.static for series in every]),
-        time=time,
-        notes=tuple(notes),
-    )
-
-
-def _build_index(
-    every: list[_TableSeries], group_names: dict[str, int], step: float | None, time: Times | None
-) -> SeriesIndex:
     groups = _concatenate([series.groups for series in every])
     group_begins = np.flatnonzero(np.diff(groups, prepend=groups[:1] - 1))
-    return SeriesIndex(
+    index = SeriesIndex(
         series_names=make_unique([series.name for series in every]),
         offsets=np.cumsum([0, *(len(series.breaks) for series in every)], dtype=np.int64),
         breaks=np.flatnonzero(np.concatenate([series.breaks for series in every])),
         group_begins=group_begins,
         group_codes=groups[group_begins].astype(np.int64),
         group_names=tuple(group_names),
-        step=step,
+        step=next(iter(steps), None),
         has_dates=time is not None and is_date(time),
+    )
+    return RawSeries(
+        index=index,
+        column_names=tuple(settings),
+        read_column=partial(_read_column, every, settings, data.missing),
+        static=np.stack([series.static for series in every]),
+        time=time,
+        notes=tuple(notes),
     )
 
 
@@ -242,18 +228,12 @@ def _split_table(
     for name, begin, end in zip(names, bounds[:-1], bounds[1:], strict=True):
         if begin == end:
             continue
+        rows = order[begin:end]
         # a slice where the rows stand together: a view, not a copy
-        rows: Any = slice(begin, end) if isinstance(order, range) else order[begin:end]
-        row_numbers = range(begin, end) if isinstance(order, range) else order[begin:end]
-        yield _TableSeries(
-            name=name,
-            table=table,
-            rows=row_numbers,
-            static=_read_static(table, static, row_numbers, name),
-            time=None if time is None else time[rows],
-            breaks=np.arange(end - begin) == 0,
-            groups=groups[rows],
-        )
+        at: Any = slice(begin, end) if isinstance(order, range) else rows
+        times = None if time is None else time[at]
+        fixed = _read_static(table, static, rows, name)
+        yield _TableSeries(name, table, rows, fixed, times, np.arange(len(rows)) == 0, groups[at])
 
 
 def _sort_by_series(
@@ -263,13 +243,10 @@ def _sort_by_series(
     if len(names) == 1:
         return selected, [0, len(selected)]
     codes = series if isinstance(selected, range) else series[selected]
-    if (np.diff(codes) >= 0).all():
-        order = selected
-    else:
+    if (np.diff(codes) < 0).any():
         by_code = np.argsort(codes, kind="stable")
-        order = np.asarray(selected)[by_code]
-        codes = codes[by_code]
-    return order, np.searchsorted(codes, np.arange(len(names) + 1)).tolist()
+        selected, codes = np.asarray(selected)[by_code], codes[by_code]
+    return selected, np.searchsorted(codes, np.arange(len(names) + 1)).tolist()
 
 
 def _read_static(
@@ -319,8 +296,7 @@ def find_usual_step(steps: Times) -> float:
 def find_gaps(steps: Times, usual: float, data: Data) -> Flags:
     """Mark the steps that differ from the usual one by more than `data.gap_tolerance`."""
     reach = data.gap_tolerance * usual
-    gaps: Flags = (steps < usual - reach) | (steps > usual + reach)
-    return gaps
+    return np.asarray((steps < usual - reach) | (steps > usual + reach))
 
 
 def is_date(time: Times) -> bool:
@@ -343,17 +319,13 @@ def _refuse_order(series: _TableSeries, data: Data, steps: Times) -> None:
 
 
 def _drop_unknown(
-    table: DataTable,
-    every: list[_TableSeries],
-    settings: dict[str, str],
-    data: Data,
-    notes: list[str],
+    every: list[_TableSeries], settings: dict[str, str], data: Data, notes: list[str]
 ) -> list[_TableSeries]:
     """Return the table's series without the rows that stay unknown; note what is missing."""
     dropped: list[Flags] = [np.zeros(len(series.breaks), dtype=bool) for series in every]
     missing: list[dict[str, Ints]] = [{} for _ in every]
     for name, setting in settings.items():
-        unknown = np.isnan(_read_numbers(table, name, setting))
+        unknown = np.isnan(_read_numbers(every[0].table, name, setting))
         for series, rows, by_column in zip(every, dropped, missing, strict=True):
             mask = series.pick(unknown)
             if mask.any():
@@ -391,9 +363,8 @@ def _list_counts(counts: dict[str, int]) -> str:
 def _drop_rows(series: _TableSeries, dropped: Flags) -> _TableSeries:
     retained = np.flatnonzero(~dropped)
     if not len(retained):
-        raise UserError(
-            f'{series.table.name}: series "{series.name}" has no row in which every column is known'
-        )
+        what = f'series "{series.name}" has no row in which every column is known'
+        raise UserError(f"{series.table.name}: {what}")
     # a row is a break if it was one, or if a row between it and the retained one before was a
     # break or is dropped
     restarts = np.cumsum(series.breaks | dropped)[retained]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -72,7 +73,7 @@ def assign_rows(index: SeriesIndex, data: Data) -> SplitAssignment:
         by_group = _assign_values(index, data) if split.by is not None else _assign_folders(index)
         return SplitAssignment(index.group_begins, by_group[index.group_codes], index.num_rows)
     begins, sets = [], []
-    for start, stop in zip(index.offsets[:-1], index.offsets[1:], strict=True):
+    for start, stop in itertools.pairwise(index.offsets):
         borders = start + np.cumsum([0, *_count_rows(data, int(stop - start))])
         for which in range(len(SETS) + 1):
             if borders[which] < stop and (which == UNUSED or borders[which] < borders[which + 1]):
@@ -83,8 +84,13 @@ def assign_rows(index: SeriesIndex, data: Data) -> SplitAssignment:
 
 def assign_walk_forward(index: SeriesIndex, split: Split) -> tuple[SplitAssignment, ...]:
     """Assign each row to a set in every fold; the earliest test block comes first."""
-    assert split.walk_forward is not None
-    return tuple(_assign_fold(index, split, fold) for fold in range(split.walk_forward))
+    folds = []
+    for fold in range(split.walk_forward or 0):
+        sets = np.full(index.num_rows, UNUSED, dtype=np.int8)
+        for start, stop in itertools.pairwise(index.offsets):
+            _write_fold(sets[start:stop], split, fold)
+        folds.append(_encode_runs(index, sets))
+    return tuple(folds)
 
 
 def merge_test_blocks(index: SeriesIndex, folds: Sequence[SplitAssignment]) -> SplitAssignment:
@@ -95,17 +101,9 @@ def merge_test_blocks(index: SeriesIndex, folds: Sequence[SplitAssignment]) -> S
     return _encode_runs(index, sets)
 
 
-def _assign_fold(index: SeriesIndex, split: Split, fold: int) -> SplitAssignment:
-    sets = np.full(index.num_rows, UNUSED, dtype=np.int8)
-    for start, stop in zip(index.offsets[:-1], index.offsets[1:], strict=True):
-        _write_fold(sets[start:stop], split, fold)
-    return _encode_runs(index, sets)
-
-
 def _write_fold(sets: npt.NDArray[np.int8], split: Split, fold: int) -> None:
     """Write one series' sets. What does not fit before its start is cut off."""
-    num_rows, folds, purge = len(sets), split.walk_forward, split.purge
-    assert folds is not None
+    num_rows, folds, purge = len(sets), split.walk_forward or 1, split.purge
     assert isinstance(split.val, float)
     assert isinstance(split.test, float)
     block = int(num_rows * split.test / folds + 1e-9)  # 0.29 * 100 is a little less than 29
@@ -128,11 +126,10 @@ def _encode_runs(index: SeriesIndex, sets: npt.NDArray[np.int8]) -> SplitAssignm
 
 
 def _assign_folders(index: SeriesIndex) -> npt.NDArray[np.int8]:
-    unknown = [name for name in index.group_names if name not in SETS]
-    if unknown:
-        raise UserError(
-            f'data.split.folders: "{unknown[0]}" is neither train/, val/ nor test/ below data.path'
-        )
+    for name in index.group_names:
+        if name not in SETS:
+            what = f'"{name}" is neither train/, val/ nor test/ below data.path'
+            raise UserError(f"data.split.folders: {what}")
     return np.array([SETS.index(name) for name in index.group_names], dtype=np.int8)
 
 
@@ -155,16 +152,14 @@ def _assign_values(index: SeriesIndex, data: Data) -> npt.NDArray[np.int8]:
     split = data.split
     listed: dict[str, int] = {}
     for which, name in enumerate(SETS):
-        values = getattr(split, name)
-        for value in values or ():
+        for value in getattr(split, name) or ():
             text = normalize_value(value)
             if listed.setdefault(text, which) != which:
                 raise UserError(f'data.split: "{value}" is in both {SETS[listed[text]]} and {name}')
             if text not in index.group_names:
-                present = ", ".join(index.group_names[:20])
                 raise UserError(
                     f'data.split.{name} names "{value}", which "{split.by}" never is; it has '
-                    f"{present}"
+                    f"{', '.join(index.group_names[:20])}"
                 )
     rest = UNUSED if split.train is not None else TRAIN
     return np.array([listed.get(name, rest) for name in index.group_names], dtype=np.int8)
@@ -220,13 +215,9 @@ def find_set_windows(
     breaks: Ints, assignment: SplitAssignment, which: int, data: Data, signature: Signature
 ) -> WindowRanges:
     """Find a model's windows in one set, at the configured stride."""
+    lead, rows = signature.lead, signature.steps_out
     return find_ranges(
-        breaks,
-        assignment,
-        which=which,
-        lead=signature.lead,
-        steps_out=signature.steps_out,
-        stride=data.stride,
+        breaks, assignment, which=which, lead=lead, steps_out=rows, stride=data.stride
     )
 
 
@@ -246,8 +237,7 @@ def find_windows(
         ranges["test"] = ranges["test"].restrict(0, 0)
     for which, (name, some) in enumerate(ranges.items()):
         if not (len(some) or (signature.masked and name == "test")):
-            rows = assignment.count_rows(which)
-            raise UserError(explain_empty_set(name, index, rows, data))
+            raise UserError(explain_empty_set(name, index, assignment.count_rows(which), data))
     return assignment, ranges
 
 

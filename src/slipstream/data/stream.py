@@ -19,21 +19,12 @@ from torch import Tensor
 from slipstream import machine
 from slipstream.config import Config, Data, Signature
 from slipstream.data import scaler as scaling
-from slipstream.data import windows
+from slipstream.data import series, windows
 from slipstream.data.io.columns import read_numbers, read_times
 from slipstream.data.io.table import DataTable
 from slipstream.data.roles import Roles, find_split_groups, identify_series
 from slipstream.data.scaler import RunningStatistics, Scaler
-from slipstream.data.series import (
-    MICROSECONDS,
-    Floats,
-    SeriesIndex,
-    Times,
-    find_gaps,
-    find_usual_step,
-    is_date,
-    make_unique,
-)
+from slipstream.data.series import Floats, SeriesIndex, Times
 from slipstream.data.splits import TRAIN, SplitAssignment, WindowRanges
 from slipstream.data.windows import WindowChunk
 from slipstream.errors import UserError
@@ -117,21 +108,16 @@ class StreamedSeries:
             self.scaler.apply(name, read_numbers(rows, name, setting), values[:, i])
         offsets = self.index.offsets
         inside = offsets[(offsets > first) & (offsets < past)]
-        series_ids = torch.from_numpy(
-            np.searchsorted(offsets, np.append(first, inside), side="right") - 1
-        )
+        owners = np.searchsorted(offsets, np.append(first, inside), side="right") - 1
+        ids = torch.from_numpy(owners)
         local = torch.from_numpy(np.concatenate([[0], inside - first, [past - first]]))
-        static = None if self.static is None else self.static[series_ids]
+        static = None if self.static is None else self.static[ids]
         time = None
         if with_time and self.data.time is not None:
             time = read_times(rows, self.data.time, self.data.time_format)
-        return WindowChunk(
-            series=windows.build_series(torch.from_numpy(values), static, local, self.signature),
-            starts=torch.from_numpy(ranges.list_starts() - first),
-            first_row=first,
-            series_ids=series_ids,
-            time=time,
-        )
+        built = windows.build_series(torch.from_numpy(values), static, local, self.signature)
+        starts = torch.from_numpy(ranges.list_starts() - first)
+        return WindowChunk(built, starts, first, ids, time)
 
     def iter_chunks(
         self, which: str, rows: int, *, with_time: bool = False
@@ -160,15 +146,15 @@ def scan_index(table: DataTable, data: Data, static: Sequence[str]) -> tuple[Ser
     for rows in _iter_slices(table):
         scan.add_rows(rows)
     offsets = np.array([*scan.begins, table.num_rows], dtype=np.int64)
-    shortest = int(np.diff(offsets).argmin())
-    length = int(np.diff(offsets)[shortest])
-    if length < data.context + data.horizon:
+    lengths = np.diff(offsets)
+    shortest, least = int(lengths.argmin()), lengths.min()
+    if least < data.context + data.horizon:
         raise UserError(
             f"data.context is {data.context} and data.horizon {data.horizon}, but series "
-            f'"{scan.names[shortest]}" has {length} rows; shorten them, or leave it out of the file'
+            f'"{scan.names[shortest]}" has {least} rows; shorten them, or leave it out of the file'
         )
     index = SeriesIndex(
-        series_names=make_unique(scan.names),
+        series_names=series.make_unique(scan.names),
         offsets=offsets,
         breaks=np.array(sorted(scan.breaks), dtype=np.int64),
         group_begins=np.array(scan.group_begins, dtype=np.int64),
@@ -234,7 +220,7 @@ class _IndexScan:
 
     def _add_times(self, rows: DataTable, first: int, time: Times) -> None:
         """Check the order of one series' times, from row `first` on, and mark its gaps."""
-        self.has_dates = is_date(time)
+        self.has_dates = series.is_date(time)
         before = [] if self.last_time is None else [self.last_time]
         steps = np.diff(np.concatenate([np.array(before, dtype=time.dtype), time]))
         self.last_time = time[-1]
@@ -248,10 +234,10 @@ class _IndexScan:
                 f'within series "{self.names[-1]}"; sort the file by time'
             )
         if self.usual_step is None:  # the first rows of a series determine its usual step
-            self.usual_step = find_usual_step(steps)
+            self.usual_step = series.find_usual_step(steps)
             if self.step is None:
-                self.step = self.usual_step / (MICROSECONDS if self.has_dates else 1)
-        gaps = np.flatnonzero(find_gaps(steps, self.usual_step, self.data))
+                self.step = self.usual_step / (series.MICROSECONDS if self.has_dates else 1)
+        gaps = np.flatnonzero(series.find_gaps(steps, self.usual_step, self.data))
         self.breaks.update((gaps + rows.first_row + later).tolist())
 
 
@@ -264,8 +250,8 @@ def scan_values(
     num_scanned = 0
     samples: dict[str, list[Floats]] = {}
     for rows in _iter_slices(table):
-        mask = assignment.mask(TRAIN, rows.first_row, rows.first_row + rows.num_rows)
-        training = np.flatnonzero(mask)
+        end = rows.first_row + rows.num_rows
+        training = np.flatnonzero(assignment.mask(TRAIN, rows.first_row, end))
         for name, setting in _find_settings(signature).items():
             column = read_numbers(rows, name, setting)
             is_label = bool(signature.classes) and name in signature.targets
@@ -277,8 +263,8 @@ def scan_values(
                 )
             if not is_label:
                 statistics.add(name, column[training])
-                sample = column[training[-num_scanned % stride :: stride]]
-                samples.setdefault(name, []).append(sample)
+                some = training[-num_scanned % stride :: stride]
+                samples.setdefault(name, []).append(column[some])
             del column  # before the next one is read
         num_scanned += len(training)
     scaler = statistics.to_scaler(kind)

@@ -56,13 +56,10 @@ class Series:
         return self.values[:, self.values.shape[1] - self.num_targets :]
 
     def to(self, device: torch.device) -> Series:
+        names = ("values", "offsets", "context_rows", "target_rows")
+        moved = {name: getattr(self, name).to(device) for name in names}
         return replace(
-            self,
-            values=self.values.to(device),
-            static=None if self.static is None else self.static.to(device),
-            offsets=self.offsets.to(device),
-            context_rows=self.context_rows.to(device),
-            target_rows=self.target_rows.to(device),
+            self, static=None if self.static is None else self.static.to(device), **moved
         )
 
     def find_series(self, starts: Tensor) -> Tensor:
@@ -104,14 +101,12 @@ def concatenate_series(every: Sequence[Series]) -> tuple[Series, list[int]]:
 
 def gather(series: Series, starts: Tensor) -> Batch:
     """Gather the windows that begin at `starts`, [B]; with [K, B] every result has K in front."""
-    inputs, targets, static = gather_raw(series, starts)
-    return split_channels(inputs, targets, static, series)
+    return split_channels(*gather_raw(series, starts), series)
 
 
 def gather_inputs(series: Series, starts: Tensor) -> tuple[Tensor, Tensor | None]:
     """Gather what the model reads of the windows."""
-    inputs, static = _gather_inputs(series, starts)
-    return _split_input_channels(inputs, static, series)
+    return _split_input_channels(*_gather_inputs(series, starts), series)
 
 
 def gather_raw(series: Series, starts: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -136,8 +131,7 @@ def split_channels(inputs: Tensor, targets: Tensor, static: Tensor | None, serie
 def _split_input_channels(
     inputs: Tensor, static: Tensor | None, series: Series
 ) -> tuple[Tensor, Tensor | None]:
-    if series.sequences_per_window > 1:
-        count = series.sequences_per_window
+    if (count := series.sequences_per_window) > 1:
         inputs = _split_rows(inputs, others=series.num_inputs - count)
         static = None if static is None else static.repeat_interleave(count, dim=-2)
     return inputs, static

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -239,7 +239,7 @@ def save_model(
     run: Run, weights: Mapping[str, Tensor], signature: Signature, scaler: Scaler
 ) -> None:
     """Write model/: all that evaluate and predict need beside the config."""
-    facts = {"signature.json": signature.model_dump(), "scaler.json": scaler.to_dict()}
+    facts = {"signature.json": signature.model_dump(), "scaler.json": asdict(scaler)}
     if run.origin:
         facts[ORIGIN] = run.origin
     host = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
@@ -264,7 +264,7 @@ def load_model(
     """The trained model of a run."""
     files = read_verified(run.model)
     signature = Signature.model_validate_json(files["signature.json"])
-    scaler = Scaler.from_dict(json.loads(files["scaler.json"]))
+    scaler = Scaler(**json.loads(files["scaler.json"]))
     path = run.model / "weights.safetensors"
     model = build(config.model, signature)
     try:

@@ -20,8 +20,11 @@ from slipstream.runs.folder import (
     get_cache_folder,
     lock_run,
     open_run,
+    read_metrics,
+    remove_manifest,
+    verify_files,
+    write_metrics,
 )
-from slipstream.runs.integrity import read_metrics, remove_manifest, verify_files, write_metrics
 from slipstream.runs.lock import DISK_FULL
 from slipstream.runs.log import Event, get_log_size, read_events, read_log, truncate_log
 

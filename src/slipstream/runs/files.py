@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import math
@@ -65,11 +66,12 @@ def replace_atomically(path: Path) -> Iterator[Path]:
 
     Leftovers of killed writers of the same file are removed.
     """
-    for leftover in path.parent.glob(f".{_escape_glob(path.name)}.*"):
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*"):
         match = TEMPORARY.fullmatch(leftover.name)
         if match and match["name"] == path.name and _is_dead(match):
             _recover(leftover, match)
-    temporary, old = (_make_temporary(path, end) for end in ("tmp", "old"))
+    prefix = f".{path.name}.{_hash_host()}-{os.getpid()}"
+    temporary, old = (path.with_name(f"{prefix}.{end}") for end in ("tmp", "old"))
     remove(temporary)
     try:
         yield temporary
@@ -107,20 +109,11 @@ def _recover(leftover: Path, match: re.Match[str]) -> None:
 
 def _is_dead(match: re.Match[str]) -> bool:
     """Whether the writer of a temporary file ran on this machine and has ended."""
-    host = match["host"]
-    return host in (None, _hash_host()) and not psutil.pid_exists(int(match["pid"]))
-
-
-def _make_temporary(path: Path, end: str) -> Path:
-    return path.with_name(f".{path.name}.{_hash_host()}-{os.getpid()}.{end}")
+    return match["host"] in (None, _hash_host()) and not psutil.pid_exists(int(match["pid"]))
 
 
 def _hash_host() -> str:
     return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
-
-
-def _escape_glob(name: str) -> str:
-    return re.sub(r"([*?[])", r"[\1]", name)
 
 
 def flush_folder(folder: Path) -> None:

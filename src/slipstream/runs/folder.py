@@ -1,25 +1,35 @@
-"""Creates, opens and locks run folders."""
+"""Creates, opens and locks run folders, and verifies the files of finished runs."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from slipstream.checksums import MANIFEST, compute_sha256
 from slipstream.errors import ResumableError, UserError
+from slipstream.runs import files as disk
 from slipstream.runs import lock as locks
-from slipstream.runs.files import flush, flush_folder, recover_leftovers, remove
+from slipstream.runs.files import read_json, remove
 from slipstream.runs.lock import Lock
 from slipstream.runs.log import Event, add_event, drop_torn_line
 
+Watch = Callable[[Event], None]
 UNPUBLISHED = ".unpublished"
 """Suffix of a folder that is still being created"""
 MAX_COLLISIONS = 20
+METRICS = "metrics.json"
+LISTED = (
+    *("config.toml", "labels.toml", "encoder.toml", "plan.json", "trials.json", "best.toml"),
+    *("predictions.parquet", "reconstructions.parquet"),
+)
+"""Files of a finished run whose SHA-256 sums the manifest lists"""
 
 
 @dataclass(frozen=True)
@@ -27,7 +37,7 @@ class Run:
     """A run folder. `watch` is called with every event that is logged."""
 
     folder: Path
-    watch: Callable[[Event], None] | None = None
+    watch: Watch | None = None
     started_at: float = field(default_factory=time.perf_counter)
     warnings: set[str] = field(default_factory=set)
     """Warnings that were shown already"""
@@ -70,11 +80,7 @@ class Run:
 
 
 def create_run(
-    name: str,
-    *,
-    out: str,
-    files: Mapping[str, str] | None = None,
-    watch: Callable[[Event], None] | None = None,
+    name: str, *, out: str, files: Mapping[str, str] | None = None, watch: Watch | None = None
 ) -> Run:
     """Create a new folder `out/<name>-<UTC time>` with some files in it."""
     with create_locked(name, out=out, files=files, watch=watch) as run:
@@ -88,7 +94,7 @@ def create_locked(
     out: str,
     files: Mapping[str, str] | None = None,
     folder: Path | None = None,
-    watch: Callable[[Event], None] | None = None,
+    watch: Watch | None = None,
 ) -> Iterator[Run]:
     """Create a run folder, `out/<name>-<UTC time>` or `folder`, and hold its lock.
 
@@ -96,6 +102,7 @@ def create_locked(
     complete and can be resumed.
     """
     parent = Path(out) if folder is None else folder.parent
+    where = out if folder is None else str(folder)
     is_new = not parent.exists()
     try:
         lock = _create_hidden(parent, name if folder is None else folder.name)
@@ -103,20 +110,24 @@ def create_locked(
         if is_new:
             with suppress(OSError):
                 parent.rmdir()
-        raise _explain_failure(out if folder is None else str(folder), error) from None
-    with ExitStack() as stack:
-        stack.callback(lock.release)
-        hidden = stack.enter_context(_remove_unless_renamed(lock))
+        raise _explain_failure(where, error) from None
+    hidden = lock.folder
+    try:
         try:
             for file, text in (files or {}).items():
                 (hidden / file).write_text(text, encoding="utf-8")
-            flush_folder(hidden)
+            disk.flush_folder(hidden)
             lock.folder = _publish(hidden, name, parent, folder)
         except OSError as error:
-            raise _explain_failure(out if folder is None else str(folder), error) from None
+            raise _explain_failure(where, error) from None
         with suppress(OSError):
-            flush(parent)
+            disk.flush(parent)
         yield Run(lock.folder.resolve(), watch)
+    finally:
+        if lock.folder == hidden:  # it was not published
+            with suppress(OSError):
+                remove(hidden)
+        lock.release()
 
 
 def _create_hidden(parent: Path, name: str) -> Lock:
@@ -136,17 +147,6 @@ def _create_hidden(parent: Path, name: str) -> Lock:
                 raise
             # otherwise another process took it for a leftover between mkdir and acquire
     raise UserError(f"{parent}: holds too many unfinished folders of {name}")
-
-
-@contextmanager
-def _remove_unless_renamed(lock: Lock) -> Iterator[Path]:
-    folder = lock.folder
-    try:
-        yield folder
-    finally:
-        if lock.folder == folder:
-            with suppress(OSError):
-                remove(folder)
 
 
 def _publish(hidden: Path, name: str, parent: Path, folder: Path | None) -> Path:
@@ -177,7 +177,7 @@ def _explain_failure(out: str, error: OSError) -> Exception:
     )
 
 
-def open_run(folder: str | Path, watch: Callable[[Event], None] | None = None) -> Run:
+def open_run(folder: str | Path, watch: Watch | None = None) -> Run:
     """Open an existing run."""
     path = Path(folder)
     if not path.is_dir():
@@ -212,9 +212,9 @@ def find_last(out: str, name: str | None = None) -> Path:
 def lock_run(run: Run) -> Iterator[None]:
     """Hold a run's lock, and remove the leftovers of killed writers."""
     with locks.hold_lock(run.folder):
-        recover_leftovers(run.checkpoints, all_writers=True)
-        recover_leftovers(run.folder)
-        recover_leftovers(run.folder / "best")
+        disk.recover_leftovers(run.checkpoints, all_writers=True)
+        disk.recover_leftovers(run.folder)
+        disk.recover_leftovers(run.folder / "best")
         if drop_torn_line(run.log):
             run.warn(f"{run.log}: dropped its last line, which a kill had cut off")
         yield
@@ -225,3 +225,55 @@ def get_cache_folder() -> Path:
     home = os.environ.get("SLIPSTREAM_CACHE") or os.environ.get("XDG_CACHE_HOME")
     base = Path(home) if home else Path.home() / ".cache"
     return base / "slipstream"
+
+
+def write_metrics(run: Run, summary: dict[str, Any], *, name: str = METRICS) -> None:
+    """Write metrics.json, which marks a run as finished, and before it the manifest of SHA-256 sums
+    of all its files. A probe uses another `name`."""
+    text = disk.to_json(summary) + "\n"
+    files = [run.folder / name for name in LISTED if (run.folder / name).is_file()]
+    sums = {path.name: _compute_sum(path) for path in files}
+    sums[name] = hashlib.sha256(text.encode()).hexdigest()
+    disk.write_json(run.folder / MANIFEST, sums)
+    disk.write_text(run.folder / name, text)
+
+
+def remove_manifest(run: Run) -> None:
+    """Remove the manifest: the run continues, and its files will change."""
+    remove(run.folder / MANIFEST)
+
+
+def verify_files(folder: Path, *names: str) -> None:
+    """Verify files against the run's manifest; a UserError names a damaged one. Unfinished runs and
+    runs of version 0.1 have no manifest."""
+    manifest = folder / MANIFEST
+    if not manifest.exists():
+        return
+    sums = read_json(manifest)
+    fix = f"restore it from a copy, train again, or remove {manifest} to skip the check"
+    if not isinstance(sums, dict):
+        raise UserError(f"{manifest}: lists no files; restore it from a copy, or remove it")
+    for name in names:
+        path = folder / name
+        if name not in sums and not path.exists():
+            continue
+        if not path.is_file():
+            raise UserError(f"{path}: is missing; {fix}")
+        if sums.get(name) != _compute_sum(path):
+            raise UserError(f"{path}: is damaged (its SHA-256 differs from {MANIFEST}); {fix}")
+
+
+def read_metrics(folder: Path) -> dict[str, Any]:
+    """Read and verify the metrics.json of a finished run."""
+    verify_files(folder, METRICS)
+    metrics = read_json(folder / METRICS)
+    if not isinstance(metrics, dict):
+        raise UserError(f"{folder / METRICS}: holds no metrics; train the run again")
+    return metrics
+
+
+def _compute_sum(path: Path) -> str:
+    try:
+        return compute_sha256(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None

@@ -54,9 +54,7 @@ class Lock:
             import fcntl
 
             _held.discard(self._descriptor)
-            fcntl.flock(
-                self._descriptor, fcntl.LOCK_UN
-            )  # also where a fork inherited the descriptor
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # also where a fork inherited it
             os.close(self._descriptor)
 
 

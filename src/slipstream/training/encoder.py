@@ -60,7 +60,7 @@ def load_encoder(config: Config) -> PretrainedEncoder | None:
     weights = checkpoint.parse_tensors(
         files["weights.safetensors"], run.model / "weights.safetensors"
     )
-    scaler = Scaler.from_dict(json.loads(files["scaler.json"])).select(signature.inputs)
+    scaler = Scaler(**json.loads(files["scaler.json"])).select(signature.inputs)
     return PretrainedEncoder(str(run.folder), theirs, signature, scaler, weights)
 
 

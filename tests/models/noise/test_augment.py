@@ -7,7 +7,7 @@ import torch
 from torch.func import vmap
 
 from slipstream.config import Augment
-from slipstream.config.augment import KINDS
+from slipstream.config.train import KINDS
 from slipstream.models.noise.augment import augment
 from tests.conftest import close
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,9 +40,8 @@ def encode_labels(
     classes = classes or sort_classes(
         text for table in tables for text in _list_labels(table, name, setting)
     )
-    return [
-        replace(table, reader=_ClassReader(table, name, setting, classes)) for table in tables
-    ], classes
+    readers = [_ClassReader(table, name, setting, classes) for table in tables]
+    return [replace(reader.table, reader=reader) for reader in readers], classes
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def read_labels(table: DataTable, name: str, setting: str) -> tuple[Ints, list[s
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         text = values.cast(pa.string())
     elif pa.types.is_floating(kind) or pa.types.is_decimal(kind) or pa.types.is_null(kind):
-        text = pa.chunked_array([_format_integers(table, name, setting, values)])
+        text = pa.chunked_array([_format_integers(table, name, values, setting)])
     elif is_text(kind):
         text = _clean_labels(values)
     else:
@@ -98,9 +98,7 @@ def read_labels(table: DataTable, name: str, setting: str) -> tuple[Ints, list[s
     return np.asarray(codes, dtype=np.int64), encoded.dictionary.to_pylist()
 
 
-def _format_integers(
-    table: DataTable, name: str, setting: str, values: pa.ChunkedArray
-) -> pa.Array:
+def _format_integers(table: DataTable, name: str, values: Any, setting: str) -> pa.Array:
     """Return integers as text with all digits, null where there is no number."""
     encoded = values.combine_chunks().dictionary_encode()
     texts: list[str | None] = []
@@ -143,13 +141,11 @@ def number_labels(
     for code, text in enumerate(texts):
         if text not in place:
             row = int(np.flatnonzero(codes == code)[0])
-            listed = ", ".join(classes[:20])
             raise UserError(
                 f'{table.locate_cell(row, name)}: "{text}" is no class of the model, which knows '
-                f"{listed}; correct it, or leave it empty"
+                f"{', '.join(classes[:20])}; correct it, or leave it empty"
             )
-    numbers = np.array([*(place[text] for text in texts), UNKNOWN], dtype=np.int64)
-    return numbers[codes]
+    return np.array([*(place[text] for text in texts), UNKNOWN], dtype=np.int64)[codes]
 
 
 def refuse_too_few(classes: tuple[str, ...], what: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,14 +19,7 @@ from slipstream.data.io.files import READERS, read_file
 from slipstream.data.io.table import DataTable
 from slipstream.data.labels import classes
 from slipstream.data.roles import LABEL, Roles, normalize_value
-from slipstream.data.series import (
-    Ints,
-    RawSeries,
-    SeriesIndex,
-    Times,
-    is_date,
-    prepare_series,
-)
+from slipstream.data.series import Ints, RawSeries, SeriesIndex, Times, is_date, prepare_series
 from slipstream.errors import UserError
 
 SETTING = "data.labels"
@@ -73,8 +66,7 @@ def attach_labels(
     if data.label_rows == "end":
         column[intervals.last] = intervals.class_numbers
     else:
-        order = np.argsort(-intervals.first, kind="stable")  # at a shared row, the earlier one wins
-        for i in order:
+        for i in np.argsort(-intervals.first, kind="stable"):  # at a shared row, the earlier wins
             column[intervals.first[i] : intervals.last[i] + 1] = intervals.class_numbers[i]
     with_labels = replace(
         raw,
@@ -173,44 +165,34 @@ def _read_bounds(labels: DataTable, name: str, raw: RawSeries, data: Data) -> Ti
 
 
 def _refuse_outside(labels: DataTable, row: int, series: str, at: Times, raw: RawSeries) -> None:
-    what = "rows 0" if raw.time is None else str(_format_time(at[0], raw))
-    until = _format_time(at[-1], raw)
-    raise UserError(
-        f'{labels.locate_row(row)}: the label lies outside of series "{series}", which has {what} '
-        f"to {until}; correct it, or cut it to the data"
-    )
-
-
-def _format_time(time: Any, raw: RawSeries) -> Any:
+    first, last = at[0], at[-1]
     if raw.time is not None and is_date(raw.time):
-        return np.datetime64(int(time), "us")
-    return time
+        first, last = (np.datetime64(int(time), "us") for time in (first, last))
+    raise UserError(
+        f'{labels.locate_row(row)}: the label lies outside of series "{series}", which has '
+        f"{'rows ' if raw.time is None else ''}{first} to {last}; correct it, or cut it to the data"
+    )
 
 
 def _refuse_conflicts(labels: DataTable, intervals: LabelIntervals, names: tuple[str, ...]) -> None:
     """Refuse two labels for one row, unless one ends where the other begins."""
-    order = np.lexsort((intervals.last, intervals.first))
     reach, owner = -1, -1
-    for i in order:
-        overlaps = intervals.first[i] < reach or (intervals.first[i] == reach == intervals.last[i])
-        if overlaps and intervals.class_numbers[i] != intervals.class_numbers[owner]:
-            mine, other = names[intervals.class_numbers[i]], names[intervals.class_numbers[owner]]
-            here, there = labels.locate_row(int(i)), labels.locate_row(owner)
+    for i in np.lexsort((intervals.last, intervals.first)).tolist():
+        first, last, mine = (values[i] for values in intervals)
+        other = intervals.class_numbers[owner]
+        if (first < reach or first == reach == last) and mine != other:
             raise UserError(
-                f'{here}: is "{mine}", but overlaps with {there}, which is "{other}"; a row has '
-                "one label"
+                f'{labels.locate_row(i)}: is "{names[mine]}", but overlaps with '
+                f'{labels.locate_row(owner)}, which is "{names[other]}"; a row has one label'
             )
-        if intervals.last[i] > reach:
-            reach, owner = int(intervals.last[i]), int(i)
+        if last > reach:
+            reach, owner = int(last), i
 
 
 def describe_unused(intervals: LabelIntervals, starts: Sequence[Ints], lead: int) -> list[str]:
     """Note how many labels have no window."""
-    used = np.unique(np.concatenate([some + lead for some in starts]))
+    used = np.concatenate([some + lead for some in starts])
     without = int((~np.isin(intervals.last, used)).sum())
-    if not without:
-        return []
-    return [
-        f"{without:,} of {len(intervals.last):,} labels have no window: too few rows in one piece "
-        "come before them, or their rows are in no set"
-    ]
+    why = "too few rows in one piece come before them, or their rows are in no set"
+    note = f"{without:,} of {len(intervals.last):,} labels have no window: {why}"
+    return [note] if without else []

@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -77,13 +76,11 @@ def split_stratified(
     return by_set, _cover_rows(by_set["train"], length, index.num_rows)
 
 
-def _assign_windows(
-    starts: Ints, numbers: Ints, index: SeriesIndex, data: Data
-) -> npt.NDArray[np.int8]:
+def _assign_windows(starts: Ints, numbers: Ints, index: SeriesIndex, data: Data) -> Ints:
     """Return each window's set, by its position among those of its series and class."""
-    sets = np.full(len(starts), splits.UNUSED, dtype=np.int8)
+    sets = np.full(len(starts), splits.UNUSED)
     series = np.searchsorted(index.offsets, starts, side="right")
-    shares = [data.split.train, data.split.val, data.split.test]
+    shares = (data.split.train, data.split.val, data.split.test)
     borders = np.cumsum([0.0, *(share for share in shares if isinstance(share, float))])
     for owner in np.unique(series):
         for number in np.unique(numbers[series == owner]):

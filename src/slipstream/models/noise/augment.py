@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from slipstream.config import Augment
-from slipstream.config.augment import KINDS
+from slipstream.config.train import KINDS
 from slipstream.models.noise import rng
 
 SITE = 1 << 20

@@ -9,7 +9,7 @@ from slipstream import UserError
 from slipstream import config as configs
 from slipstream.data import series
 from slipstream.data.io.files import read_tables
-from slipstream.data.resampling import resample_series
+from slipstream.data.new_data import resample_series
 from slipstream.data.roles import Roles
 from tests.conftest import small_config
 
