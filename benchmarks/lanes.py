@@ -28,7 +28,7 @@ from slipstream.autotune.workload import TrainingWorkload, prepare_task
 from slipstream.bench import cases, results
 from slipstream.bench.cases import Case
 from slipstream.bench.frameworks import lightning_loop
-from slipstream.bench.frameworks.settings import PeerSettings
+from slipstream.bench.frameworks.workload import PeerSettings
 from slipstream.bench.results import BenchResult, ResultRow, ResultTable
 from slipstream.config import replace_settings
 from slipstream.engine.lanes import pack

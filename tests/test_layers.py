@@ -53,9 +53,9 @@ ORDER = {
     ],
     "engine": [
         "batches batches.source checkpoint lanes optim plan recovery",
-        "batches.device batches.host capture lanes.flat_optim lanes.lane objective",
-        "batches.augmented batches.loader progress step",
-        "batches.stream lanes.capacity lanes.gradients single.task",
+        "batches.host capture lanes.flat_optim lanes.lane objective",
+        "batches.augmented batches.stream progress step",
+        "lanes.capacity lanes.gradients single.task",
         "lanes.pack single.step",
         "single.program",
         "single",

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from slipstream import config as configs
-from slipstream.bench import comparison, ladder, plots, results
+from slipstream.bench import ladder, plots, results
 from slipstream.bench.cases import STANDARD, build_standard_cases
-from slipstream.bench.frameworks.settings import PeerSettings
+from slipstream.bench.frameworks.workload import PeerSettings
 from slipstream.bench.results import ResultRow
 from slipstream.config import Engine
 from tests.bench.small import small_case
@@ -92,7 +92,7 @@ def test_what_moved_beyond_the_spread_is_told(tmp_path):
 
     results.write_result(outcome_of([1.0, 1.1, 1.2], [5.0, 5.1, 5.2]), tmp_path / "old")
     results.write_result(outcome_of([1.15, 1.3, 1.4], [4.0, 4.1, 4.2]), tmp_path / "new")
-    found = comparison.compare(tmp_path / "old", tmp_path / "new")
+    found = results.compare_results(tmp_path / "old", tmp_path / "new")
     assert [row.extra["moved"] for row in found.rows] == [False, True]
     assert "1 of 2" in found.headline
     assert found.tables[0].cells[0][1:] == [
@@ -105,7 +105,7 @@ def test_a_folder_without_results_is_refused(tmp_path):
 
     (tmp_path / "results.json").write_text("[]")
     with pytest.raises(UserError, match="holds no results of slipstream bench"):
-        comparison.compare(tmp_path, tmp_path)
+        results.compare_results(tmp_path, tmp_path)
 
 
 def test_augmenting_in_the_step_is_timed_beside_copies_on_disk(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from slipstream import config as configs
 from slipstream.autotune.workload import TrainingWorkload
 from slipstream.bench import peers
 from slipstream.bench.frameworks import lightning_loop, plain_loop, workload
-from slipstream.bench.frameworks.settings import PeerSettings, StepTimings
+from slipstream.bench.frameworks.workload import PeerSettings, StepTimings
 from slipstream.data import dataset as datasets
 from tests.bench.small import small_case
 

@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 from slipstream import terminal
 from slipstream.cli import app
 from slipstream.doctor import find_problems, inventory, techniques
-from slipstream.doctor.isolation import TIMED_OUT, IsolatedTrial
-from slipstream.doctor.techniques import Technique
+from slipstream.doctor.techniques import TIMED_OUT, IsolatedTrial, Technique
 from tests.conftest import HUNG_S
 
 CPU = torch.device("cpu")

@@ -33,6 +33,12 @@ class Case:
     dataset: Dataset
 
     @property
+    def batch(self) -> int:
+        """The windows of a forward pass, which every case has settled."""
+        assert self.config.train.batch != "auto"
+        return self.config.train.batch
+
+    @property
     def settings(self) -> dict[str, Any]:
         """Every setting, for the record; of paths only the names of the files."""
         settings = self.config.model_dump(mode="json")
@@ -50,32 +56,24 @@ class Case:
         layers = f" x {model.layers}" if model.layers > 1 and len(set(model.sizes)) == 1 else ""
         width = f" {sizes}{layers}" if model.spec.has_hidden else ""
         both = "bidirectional " if model.bidirectional else ""
-        columns = len(self.dataset.signature.inputs)
-        return (
-            f"{both}{model.kind.upper() if len(model.kind) < 5 else model.kind}{width}, "
-            f"{data.context} rows x {columns}, batch {self.config.train.batch}"
-        )
+        kind = model.kind.upper() if len(model.kind) < 5 else model.kind
+        rows = f"{data.context} rows x {len(self.dataset.signature.inputs)}"
+        return f"{both}{kind}{width}, {rows}, batch {self.config.train.batch}"
 
 
-def _define(
-    kind: str, hidden: int | list[int], context: int, columns: int, batch: int, **model: Any
-) -> dict[str, Any]:
-    return {
-        "model": {"kind": kind, "hidden": hidden, "layers": 1, "dropout": 0.0} | model,
-        "context": context,
-        "columns": columns,
-        "batch": batch,
-    }
+def _define(kind: str, hidden: int | list[int], shape: tuple[int, int, int], **model: Any) -> Any:
+    """Define a case; its shape is context rows, columns, and windows of a batch."""
+    return {"kind": kind, "hidden": hidden, "layers": 1, "dropout": 0.0} | model, shape
 
 
 STANDARD = {
-    "A": _define("lstm", 128, 105, 4, 512, layers=2, bidirectional=True),
-    "B": _define("lstm", 64, 24, 10, 256, layers=2),
-    "C": _define("lstm", 128, 400, 4, 200),
-    "D": _define("lstm", 128, 150, 4, 256),
-    "GRU": _define("gru", 64, 24, 10, 256, layers=2),
-    "MLP": _define("mlp", [128, 96, 64], 20, 29, 512, layers=3),
-    "Transformer": _define("transformer", 128, 20, 29, 256, layers=3, heads=8),
+    "A": _define("lstm", 128, (105, 4, 512), layers=2, bidirectional=True),
+    "B": _define("lstm", 64, (24, 10, 256), layers=2),
+    "C": _define("lstm", 128, (400, 4, 200)),
+    "D": _define("lstm", 128, (150, 4, 256)),
+    "GRU": _define("gru", 64, (24, 10, 256), layers=2),
+    "MLP": _define("mlp", [128, 96, 64], (20, 29, 512), layers=3),
+    "Transformer": _define("transformer", 128, (20, 29, 256), layers=3, heads=8),
 }
 
 
@@ -88,22 +86,18 @@ def build_standard_cases(
     """
     if small is None:
         small = not torch.cuda.is_available()
-    unknown = set(names) - set(STANDARD)
-    if unknown:
-        raise UserError(
-            f"there is no case {', '.join(sorted(unknown))}; the cases are {', '.join(STANDARD)}"
-        )
+    if unknown := ", ".join(sorted(set(names) - set(STANDARD))):
+        raise UserError(f"there is no case {unknown}; the cases are {', '.join(STANDARD)}")
     return [_build_standard_case(name, small, train) for name in (names or STANDARD)]
 
 
 def _build_standard_case(name: str, small: bool, train: dict[str, Any]) -> Case:
-    standard = STANDARD[name]
-    model, context, batch = dict(standard["model"]), standard["context"], standard["batch"]
+    model, (context, columns, batch) = STANDARD[name]
     if small:
         context, batch = max(context // 3, 20), batch // 4
         if isinstance(model["hidden"], int):
-            model["hidden"] = WIDTH_ON_CPU
-    inputs = [f"x{i}" for i in range(standard["columns"])]
+            model = model | {"hidden": WIDTH_ON_CPU}
+    inputs = [f"x{i}" for i in range(columns)]
     config = configs.load(
         {
             "name": f"case-{name}",

@@ -11,11 +11,10 @@ import torch
 from slipstream import config as configs
 from slipstream import runs
 from slipstream.bench import cases as sources
-from slipstream.bench import comparison, plots, results
 from slipstream.bench import ladder as ladders
 from slipstream.bench import parity as parities
 from slipstream.bench import peers as others
-from slipstream.bench.cases import Case
+from slipstream.bench import plots, results
 from slipstream.bench.results import BenchResult, ProgressCallback
 from slipstream.errors import UserError
 
@@ -33,7 +32,10 @@ def ladder(
 ) -> dict[str, Any]:
     """Time one technique after the other, on the config's job or the standard cases."""
     _refuse_file(out)
-    selected = _build_cases(config, overrides, cases)
+    if config:
+        selected = [sources.build_case(config, overrides)]
+    else:
+        selected = sources.build_standard_cases(cases)
     default = 2.5 if not torch.cuda.is_available() else max(1.0, 0.7 * len(selected))
     result = ladders.measure_ladder(selected, minutes=minutes or default, watch=watch)
     return _write(result, out)
@@ -85,13 +87,7 @@ def peers(
 def compare(old: Path, new: Path, *, out: Path | None = None) -> dict[str, Any]:
     """Find what moved beyond the spread from one result folder to another."""
     _refuse_file(out)
-    return _write(comparison.compare(old, new), out)
-
-
-def _build_cases(config: Path | None, overrides: Sequence[str], names: Sequence[str]) -> list[Case]:
-    if config is None:
-        return sources.build_standard_cases(names)
-    return [sources.build_case(config, overrides)]
+    return _write(results.compare_results(old, new), out)
 
 
 def _refuse_file(out: Path | None) -> None:

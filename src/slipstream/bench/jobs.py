@@ -9,12 +9,13 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from slipstream import config as configs
 from slipstream import machine
 from slipstream.bench.cases import Case
-from slipstream.bench.frameworks.settings import PeerSettings
+from slipstream.bench.frameworks import lightning_loop
+from slipstream.bench.frameworks.workload import PeerSettings
 from slipstream.bench.results import (
     ProgressCallback,
     ResultRow,
@@ -23,26 +24,42 @@ from slipstream.bench.results import (
     format_ratio,
     format_spread,
 )
-from slipstream.bench.variants import AT_BEST, AUTO, CLASSIC, PLAIN, USUAL, list_peers
-from slipstream.config import Config, replace_settings
+from slipstream.config import replace_settings
 from slipstream.errors import UserError
 
+AUTO, CLASSIC, BASELINE = (f"Slipstream, {preset}" for preset in ("auto", "classic", "baseline"))
+"""Slipstream by itself, and with its presets for the usual advice and the naive loop"""
+PLAIN = "plain loop"
+AT_BEST = "Lightning at its best"
+USUAL = "Lightning as people run it"
 STARTUP_S = 6.0
 """How long a command takes beside its steps"""
 VALIDATION = re.compile(r"^epoch \d+: .*validation ([0-9.e+-]+)")
-
 Variants = dict[str, PeerSettings | None]
 """By name; None is Slipstream"""
+
+
+def list_peers(*, on_gpu: bool) -> Iterator[PeerSettings]:
+    """Yield the settings of the other frameworks."""
+    precisions = ("tf32", "fp16", "bf16") if on_gpu else ("fp32",)
+    counts = (0, 4, 8) if on_gpu else (0, 2)
+    usual = "fp16" if on_gpu else "fp32"
+    for workers in counts[:2]:
+        yield PeerSettings(f"{PLAIN}, {usual}, {workers} workers", "plain", usual, workers)
+    if not lightning_loop.has_lightning():
+        return
+    yield PeerSettings(f"{USUAL}, {usual}", "lightning", usual, counts[1], habits=True)
+    for precision in precisions:
+        for workers in counts:
+            name = f"{AT_BEST}, {precision}, {workers} workers"
+            yield PeerSettings(name, "lightning", precision, workers)
 
 
 class TimedJob(NamedTuple):
     validations: list[tuple[float, float]]
     """Seconds since the start, and validation loss"""
     seconds: float
-
-    @property
-    def best_loss(self) -> float:
-        return min(loss for _, loss in self.validations)
+    best_loss: float
 
 
 def measure_jobs(
@@ -71,7 +88,8 @@ def measure_jobs(
     jobs: dict[str, list[TimedJob]] = {name: [] for name in variants}
     with tempfile.TemporaryDirectory() as name:
         folder, longest = Path(name), 0.0
-        path = _write_config(config, folder)
+        path = folder / "job.toml"
+        path.write_text(configs.to_toml(config, only_set=True), encoding="utf-8")
         while not jobs[AUTO] or budget.spent_s + longest < until:
             start = time.monotonic()
             for name, peer in variants.items():
@@ -96,22 +114,12 @@ def _choose_variants(case: Case, timed: Sequence[ResultRow]) -> Variants:
     return variants
 
 
-def _count_epochs(
-    case: Case, variants: Variants, timed: Sequence[ResultRow], share_s: float
-) -> int:
+def _count_epochs(case: Case, variants: Variants, timed: list[ResultRow], share_s: float) -> int:
     """Return how many epochs fit into the time."""
-    batch = case.config.train.batch
-    assert batch != "auto"
     step_ms = {row.variant: row.median for row in timed}
-    num_steps = -(-case.dataset.num_windows["train"] // batch)
+    num_steps = -(-case.dataset.num_windows["train"] // case.batch)
     epoch_s = 1.2 * num_steps / 1e3 * sum(step_ms.get(name, 0.0) for name in variants)
     return int((0.9 * share_s - STARTUP_S * len(variants)) / epoch_s) if epoch_s else 0
-
-
-def _write_config(config: Config, folder: Path) -> Path:
-    path = folder / "job.toml"
-    path.write_text(configs.to_toml(config, only_set=True), encoding="utf-8")
-    return path
 
 
 def _build_command(path: Path, name: str, peer: PeerSettings | None, folder: Path) -> list[str]:
@@ -126,29 +134,24 @@ def _time_command(command: list[str]) -> TimedJob:
     """Return when each validation loss was printed, and when the command ended."""
     start = time.perf_counter()
     validations, lines = [], []
-    with subprocess.Popen(
-        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
-    ) as process:
-        assert process.stderr is not None
-        for line in process.stderr:
+    pipes: dict[str, Any] = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL, "text": True}
+    with subprocess.Popen(command, **pipes) as process:
+        for line in process.stderr or ():
             lines.append(line)
-            match = VALIDATION.match(line)
-            if match:
+            if match := VALIDATION.match(line):
                 validations.append((time.perf_counter() - start, float(match[1])))
     if process.returncode:
         raise UserError(f"{' '.join(command[1:4])} failed: {''.join(lines)[-1500:]}")
-    return TimedJob(validations, time.perf_counter() - start)
+    return TimedJob(validations, time.perf_counter() - start, min(loss for _, loss in validations))
 
 
 def _build_rows(case: Case, jobs: dict[str, list[TimedJob]]) -> Iterator[ResultRow]:
     target = max(job.best_loss for timed in jobs.values() for job in timed)
     for name, timed in jobs.items():
         reached = [next(at for at, loss in job.validations if loss <= target) for job in timed]
-        extra = {
-            "target_loss": target,
-            "job_s": sorted(job.seconds for job in timed)[len(timed) // 2],
-            "best_loss": min(job.best_loss for job in timed),
-        }
+        job_s = sorted(job.seconds for job in timed)[len(timed) // 2]
+        best = min(job.best_loss for job in timed)
+        extra = {"target_loss": target, "job_s": job_s, "best_loss": best}
         yield ResultRow(f"{case.name}, whole job", name, "s to the validation loss", reached, extra)
 
 

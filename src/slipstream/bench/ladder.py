@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from slipstream import machine
 from slipstream.autotune.workload import TrainingWorkload
 from slipstream.bench.cases import Case
 from slipstream.bench.frameworks.plain_loop import PlainTrial
-from slipstream.bench.frameworks.settings import PeerSettings
+from slipstream.bench.frameworks.workload import PeerSettings
 from slipstream.bench.results import (
     BenchResult,
     ProgressCallback,
@@ -25,7 +26,6 @@ from slipstream.bench.results import (
 )
 from slipstream.config import Config, replace_settings
 from slipstream.engine import recovery
-from slipstream.engine.plan import Plan
 from slipstream.errors import UserError
 from slipstream.profiling import trace
 from slipstream.reporting import format_seconds
@@ -33,6 +33,7 @@ from slipstream.reporting import format_seconds
 REPEATS = 5
 MIN_STEPS, MAX_STEPS = 2, 2000
 WARM_S = 0.1
+PLAN_FIELDS = ("precision", "cudnn", "threads", "capture", "home", "compile", "onednn")
 COPIES = 2
 """Augmented copies on disk, to compare with augmenting in the step"""
 COMPILE_S = 15.0
@@ -106,8 +107,8 @@ def list_rungs(config: Config, *, on_gpu: bool) -> Iterator[Rung]:
         yield add("+ torch.compile", COMPILE_S, compile=True, plan="off")
     best = {"device": device, "plan": "measure"}
     if config.augment.for_cache.kinds:
-        where = "in the step" if config.augment.cache else f"in {COPIES} copies on disk"
         copies = 0 if config.augment.cache else COPIES
+        where = f"in {copies} copies on disk" if copies else "in the step"
         yield Rung(f"auto, augmented {where}", best, copies=copies)
     yield Rung("auto, all measured", best)
 
@@ -145,12 +146,11 @@ def _measure_case(
         for rung in rungs:
             watch(f"{case.name}: {rung.technique}", budget.share)
             decisive = rung in (rungs[0], rungs[-1])
-            if budget.spent_s + rung.startup_s + 1.0 > until_s and not decisive:
-                why = f"takes {rung.startup_s:.0f} s and more to start; " if rung.startup_s else ""
-                problem = f"left out: {why}give more --minutes"
-                trials.append(RungTrial(rung, problem=problem))
-            else:
+            if budget.spent_s + rung.startup_s + 1.0 <= until_s or decisive:
                 trials.append(open_trial(case, rung, device))
+                continue
+            why = f"takes {rung.startup_s:.0f} s and more to start; " if rung.startup_s else ""
+            trials.append(RungTrial(rung, problem=f"left out: {why}give more --minutes"))
         _time_in_turns(case, trials, until_s, budget, watch)
         return list(_build_rows(case, trials))
     finally:
@@ -174,16 +174,11 @@ def _time_in_turns(
             if turn > 1 and budget.spent_s > until_s:
                 continue
             warm_s = WARM_S if workload.device.type == "cuda" else 0.0
-            steps = _count_steps(workload, share_s)
+            with workload.settings():
+                once_s = workload.time_steps(1)
+            fits = int(share_s / max(once_s, 1e-6)) - 1 - workload.num_prefetched
+            steps = max(MIN_STEPS, min(MAX_STEPS, fits))
             trial.repeats.append(workload.measure_ms_per_step(steps, warm_s=warm_s))
-
-
-def _count_steps(workload: TrainingWorkload | PlainTrial, share_s: float) -> int:
-    """Return how many steps fit into the time, those with prefetched batches included."""
-    with workload.settings():
-        once_s = workload.time_steps(1)
-    fits = int(share_s / max(once_s, 1e-6)) - 1 - workload.num_prefetched
-    return max(MIN_STEPS, min(MAX_STEPS, fits))
 
 
 def open_trial(case: Case, rung: Rung, device: torch.device) -> RungTrial:
@@ -208,9 +203,7 @@ def _build_workload(case: Case, rung: Rung) -> TrainingWorkload | PlainTrial:
     config = case.config
     if isinstance(rung.settings, PeerSettings):
         # the plain loop has no accumulation: all windows of a step go at once
-        batch, accumulate = config.train.batch, config.train.accumulate
-        assert batch != "auto"
-        train = {"batch": batch * accumulate, "accumulate": 1}
+        train = {"batch": case.batch * config.train.accumulate, "accumulate": 1}
         return PlainTrial(replace_settings(config, train=train), case.dataset, rung.settings)
     config = config.model_copy(update={"engine": type(config.engine)(**rung.settings)})
     if rung.copies is not None:
@@ -230,8 +223,12 @@ class PeakMemory:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             self.before: float | None = torch.cuda.memory_allocated(device)
-        else:
-            self.before = _read_status("VmRSS") if _reset_peak() else None
+            return
+        self.before = None
+        with suppress(OSError):  # on macOS, Windows and older kernels
+            with open("/proc/self/clear_refs", "w") as file:  # noqa: PTH123 (no regular file)
+                file.write("5")
+            self.before = _read_status("VmRSS")
 
     def read_peak_bytes(self) -> float | None:
         if self.before is None:
@@ -239,16 +236,6 @@ class PeakMemory:
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device) - self.before
         return max(_read_status("VmHWM") - self.before, 0.0)
-
-
-def _reset_peak() -> bool:
-    """Reset the process's peak memory; return False on macOS, Windows and older kernels."""
-    try:
-        with open("/proc/self/clear_refs", "w") as file:  # noqa: PTH123 (no regular file)
-            file.write("5")
-    except OSError:
-        return False
-    return True
 
 
 def _read_status(name: str) -> float:
@@ -277,14 +264,9 @@ def _build_rows(case: Case, trials: Sequence[RungTrial]) -> Iterator[ResultRow]:
         if "device_ms" in trial.measured:
             extra["device_busy"] = min(trial.measured["device_ms"] / row.median, 1.0)
         if isinstance(trial.workload, TrainingWorkload):
-            extra["plan"] = _summarize_plan(trial.workload.plan)
+            extra["plan"] = {name: getattr(trial.workload.plan, name) for name in PLAN_FIELDS}
         before = row.median
         yield replace(row, extra=extra | trial.measured)
-
-
-def _summarize_plan(plan: Plan) -> dict[str, Any]:
-    names = ("precision", "cudnn", "threads", "capture", "home", "compile", "onednn")
-    return {name: getattr(plan, name) for name in names}
 
 
 def _write_headline(cases: Sequence[Case], rows: Sequence[ResultRow]) -> str:
@@ -297,28 +279,28 @@ def _write_headline(cases: Sequence[Case], rows: Sequence[ResultRow]) -> str:
 
 
 def _build_table(case: Case, rows: Sequence[ResultRow]) -> ResultTable:
-    on_gpu = any("device_ms" in row.extra for row in rows)
-    columns: list[tuple[str, Callable[[ResultRow], str]]] = [
-        ("technique", lambda row: row.variant),
-        ("ms per step", format_spread),
-        ("windows/s", lambda row: f"{row.extra['windows_per_s']:,.0f}"),
-        ("vs naive", lambda row: format_ratio(row.extra["speedup"])),
-        ("vs before", lambda row: format_ratio(row.extra["speedup_over_rung_before"])),
+    columns: dict[str, Callable[[ResultRow], str]] = {
+        "technique": lambda row: row.variant,
+        "ms per step": format_spread,
+        "windows/s": lambda row: f"{row.extra['windows_per_s']:,.0f}",
+        "vs naive": lambda row: format_ratio(row.extra["speedup"]),
+        "vs before": lambda row: format_ratio(row.extra["speedup_over_rung_before"]),
+        "GPU busy": lambda row: f"{row.extra['device_busy']:.0%}",
+        "peak memory": lambda row: _format_megabytes(row.extra.get("peak_bytes")),
+        "whole run": lambda row: format_seconds(row.extra["run_s"]),
+    }
+    if not any("device_ms" in row.extra for row in rows):
+        del columns["GPU busy"]
+    cells = [
+        [format_cell(row) for format_cell in columns.values()]
+        if row.repeats
+        else [row.variant, row.problem, *[""] * (len(columns) - 2)]
+        for row in rows
     ]
-    if on_gpu:
-        columns.append(("GPU busy", lambda row: f"{row.extra['device_busy']:.0%}"))
-    columns.append(("peak memory", lambda row: _format_megabytes(row.extra.get("peak_bytes"))))
-    columns.append(("whole run", lambda row: format_seconds(row.extra["run_s"])))
-    cells = []
-    for row in rows:
-        if row.repeats:
-            cells.append([format_cell(row) for _, format_cell in columns])
-        else:
-            cells.append([row.variant, row.problem, *[""] * (len(columns) - 2)])
     epochs = case.config.train.epochs
     return ResultTable(
         f"{case.name}: {case.description}",
-        [name for name, _ in columns],
+        list(columns),
         cells,
         f"The whole run is {epochs} epochs of {case.dataset.num_windows['train']:,} windows, "
         f"without validations; memory is above the use before. {_describe_choice(rows)}",

@@ -33,6 +33,7 @@ from slipstream.stats import compute_t_interval
 PRESETS = ("baseline", "auto")
 MARGIN = 0.005
 MIN_SEEDS = 3
+METRICS = {"mse": "RMSE", "mae": "MAE"}
 
 
 class ParityVerdict(NamedTuple):
@@ -43,8 +44,7 @@ class ParityVerdict(NamedTuple):
     high: float
 
     def to_dict(self) -> dict[str, Any]:
-        values = self._asdict()
-        return {"said": values.pop("conclusion")} | values
+        return dict(zip(("said", "difference", "low", "high"), self, strict=True))
 
 
 def judge_difference(
@@ -62,12 +62,8 @@ def judge_difference(
     return ParityVerdict(conclusion, *interval)
 
 
-class CaseParity(NamedTuple):
-    """The runs of one case: both presets, over all seeds."""
-
-    rows: list[ResultRow]
-    verdict: ParityVerdict
-    epochs: int
+CaseParity = tuple[list[ResultRow], ParityVerdict, int]
+"""The runs of one case, both presets over all seeds; their verdict; and how many epochs they had"""
 
 
 def measure_parity(
@@ -81,21 +77,22 @@ def measure_parity(
     for number, case in enumerate(cases):
         epochs = _count_epochs(case, seeds, budget.left_s / (len(cases) - number), watch)
         measured[case.name] = _measure_case(case, range(seeds), epochs, margin, budget, watch)
-    conclusions = [f"{name} {parity.verdict.conclusion}" for name, parity in measured.items()]
+    verdicts = {name: verdict for name, (_, verdict, _) in measured.items()}
+    conclusions = [f"{name} {verdict.conclusion}" for name, verdict in verdicts.items()]
     return BenchResult(
         kind="parity",
         headline=f"Accuracy of auto compared with the naive loop: {', '.join(conclusions)}",
-        rows=[row for parity in measured.values() for row in parity.rows],
-        tables=[_build_table(case, measured[case.name], margin) for case in cases],
+        rows=[row for rows, _, _ in measured.values() for row in rows],
+        tables=[_build_table(case, *measured[case.name][:2], margin) for case in cases],
         settings={"seeds": seeds, "minutes": minutes, "margin": margin}
         | {"cases": {case.name: case.settings for case in cases}}
-        | {"verdicts": {name: parity.verdict.to_dict() for name, parity in measured.items()}},
+        | {"verdicts": {name: verdict.to_dict() for name, verdict in verdicts.items()}},
         seconds=budget.spent_s,
         notes=[
-            f"{case.name}: {measured[case.name].epochs} of its {case.config.train.epochs} epochs, "
+            f"{case.name}: {epochs} of its {case.config.train.epochs} epochs, "
             f"to keep to {minutes:g} minutes"
-            for case in cases
-            if measured[case.name].epochs < case.config.train.epochs
+            for case, (_, _, epochs) in zip(cases, measured.values(), strict=True)
+            if epochs < case.config.train.epochs
         ],
     )
 
@@ -115,24 +112,20 @@ def _measure_case(
             watch(f"{case.name}: seed {seed}, {preset}", budget.share)
             error, precision[preset] = _train(case, preset, seed, epochs)
             errors[preset].append(error)
-    unit = f"validation {get_metric_name(case.config)}, scaled"
+    loss = case.config.train.loss
+    unit = f"validation {METRICS.get(loss, f'{loss} loss')}, scaled"
     extra = {"epochs": epochs, "windows": epochs * case.dataset.num_windows["train"]}
     rows = [
         ResultRow(case.name, preset, unit, errors[preset], extra | {"precision": precision[preset]})
         for preset in PRESETS
     ]
     verdict = judge_difference(errors["baseline"], errors["auto"], margin=margin)
-    return CaseParity(rows, verdict, epochs)
-
-
-def get_metric_name(config: Config) -> str:
-    return {"mse": "RMSE", "mae": "MAE"}.get(config.train.loss, f"{config.train.loss} loss")
+    return rows, verdict, epochs
 
 
 def _make_config(case: Case, preset: Any, *, seed: int, epochs: int) -> Config:
-    config = replace_settings(
-        case.config, train={"epochs": epochs, "patience": "off", "minutes": None}
-    )
+    train = {"epochs": epochs, "patience": "off", "minutes": None}
+    config = replace_settings(case.config, train=train)
     engine = Engine(preset=preset, device=case.config.engine.device, monitor=False)
     return config.model_copy(update={"seed": seed, "engine": engine})
 
@@ -150,11 +143,12 @@ def _count_epochs(case: Case, seeds: int, share_s: float, watch: ProgressCallbac
         finally:
             trial.close()
     validation = 1 + case.dataset.num_windows["val"] / case.dataset.num_windows["train"]
-    fits = int(0.8 * share_s / (seeds * epoch_s * validation))
+    all_s = seeds * epoch_s * validation
+    fits = int(0.8 * share_s / all_s)
     if not fits:
         raise UserError(
             f"{case.name}: {seeds} seeds of a single epoch each would take some "
-            f"{seeds * epoch_s * validation / 48:.1f} minutes; give more --minutes"
+            f"{all_s / 48:.1f} minutes; give more --minutes"
         )
     return min(requested, fits)
 
@@ -172,24 +166,22 @@ def _train(case: Case, preset: str, seed: int, epochs: int) -> tuple[float, str]
     return math.sqrt(best) if config.train.loss == "mse" else best, fit.plan.precision
 
 
-def _build_table(case: Case, measured: CaseParity, margin: float) -> ResultTable:
-    verdict, (naive, auto) = measured.verdict, measured.rows
+def _build_table(
+    case: Case, rows: list[ResultRow], verdict: ParityVerdict, margin: float
+) -> ResultTable:
+    naive, auto = rows
     pairs = zip(naive.repeats, auto.repeats, strict=True)
     cells = [
         [str(seed), f"{old:.5g}", f"{new:.5g}", format_percent(new / old - 1)]
         for seed, (old, new) in enumerate(pairs)
     ]
     description = case.description[0].upper() + case.description[1:]
-    means = [statistics.mean(row.repeats) for row in measured.rows]
+    means = [statistics.mean(row.repeats) for row in rows]
     cells.append(["mean", f"{means[0]:.5g}", f"{means[1]:.5g}", format_percent(verdict.difference)])
+    naive_heading = f"naive loop ({naive.extra['precision']}), {naive.unit}"
     return ResultTable(
         f"{case.name}: {verdict.conclusion}",
-        [
-            "seed",
-            f"naive loop ({naive.extra['precision']}), {naive.unit}",
-            f"auto ({auto.extra['precision']})",
-            "difference",
-        ],
+        ["seed", naive_heading, f"auto ({auto.extra['precision']})", "difference"],
         cells,
         f"The mean difference lies between {format_percent(verdict.low)} and "
         f"{format_percent(verdict.high)} (95 % interval over {len(naive.repeats)} seeds; above "

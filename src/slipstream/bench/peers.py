@@ -15,7 +15,8 @@ from slipstream.autotune.workload import TrainingWorkload
 from slipstream.bench import jobs as whole_jobs
 from slipstream.bench.cases import Case
 from slipstream.bench.frameworks import lightning_loop, plain_loop
-from slipstream.bench.frameworks.settings import PeerSettings, StepTimings
+from slipstream.bench.frameworks.workload import PeerSettings, StepTimings
+from slipstream.bench.jobs import AT_BEST, AUTO, BASELINE, CLASSIC, list_peers
 from slipstream.bench.results import (
     BenchResult,
     ProgressCallback,
@@ -25,7 +26,6 @@ from slipstream.bench.results import (
     format_ratio,
     format_spread,
 )
-from slipstream.bench.variants import AT_BEST, AUTO, BASELINE, CLASSIC, list_peers
 from slipstream.config import Engine, replace_settings
 
 ROUNDS, REPEATS = 2, 3
@@ -80,19 +80,9 @@ def compare_with_peers(
 def make_comparable(case: Case) -> Case:
     """Restrict a case to what every framework does in the same way: no dropout, one pass per step,
     a constant learning rate."""
-    train = case.config.train
-    assert train.batch != "auto"
-    config = replace_settings(
-        case.config,
-        model={"dropout": 0.0},
-        train={
-            "batch": train.batch * train.accumulate,
-            "accumulate": 1,
-            "schedule": "constant",
-            "warmup_epochs": 0.0,
-        },
-    )
-    return replace(case, config=config)
+    train: dict[str, Any] = {"schedule": "constant", "warmup_epochs": 0.0, "accumulate": 1}
+    train["batch"] = case.batch * case.config.train.accumulate
+    return replace(case, config=replace_settings(case.config, model={"dropout": 0.0}, train=train))
 
 
 def _measure_steps(
@@ -115,7 +105,9 @@ def _measure_steps(
             if name in problems or (turn and budget.spent_s > until):
                 continue
             watch(f"{case.name}: {name}", budget.share)
-            steps = _count_steps(times[name] or reference.times, each_s)
+            # half of a variant's time goes into repeats, the rest into its start
+            step_s = min(times[name] or reference.times) / 1e3
+            steps = max(2, min(60, int(0.5 * each_s / REPEATS / step_s)))
             try:
                 if name in peers:
                     timings = _time_peer(case, peers[name], steps)
@@ -127,12 +119,6 @@ def _measure_steps(
             times[name] += timings.times
             first.setdefault(name, timings)
     return list(_build_rows(case, times, first, problems, reference.losses))
-
-
-def _count_steps(times: list[float], each_s: float) -> int:
-    """Return the steps of a repeat: half of a variant's time goes into repeats, the rest into its
-    start."""
-    return max(2, min(60, int(0.5 * each_s / REPEATS / (min(times) / 1e3))))
 
 
 def _time_peer(case: Case, peer: PeerSettings, steps: int) -> StepTimings:
@@ -147,11 +133,8 @@ def _time_peer(case: Case, peer: PeerSettings, steps: int) -> StepTimings:
 def _get_engine_settings(name: str) -> dict[str, Any]:
     """Return the settings of one of our own variants."""
     value = name.partition(", ")[2]
-    return (
-        {"preset": value}
-        if name in (CLASSIC, BASELINE)
-        else {"precision": value, "plan": "measure"}
-    )
+    preset = name in (CLASSIC, BASELINE)
+    return {"preset": value} if preset else {"precision": value, "plan": "measure"}
 
 
 def _time_ours(case: Case, steps: int, **settings: Any) -> StepTimings:
@@ -173,8 +156,6 @@ def _build_rows(
     problems: dict[str, str],
     fp32_losses: list[float],
 ) -> Iterator[ResultRow]:
-    batch = case.config.train.batch
-    assert batch != "auto"
     ours = {"fp32": fp32_losses}
     for name, timings in first.items():
         if name == f"Slipstream, {timings.precision}":
@@ -185,7 +166,7 @@ def _build_rows(
             yield ResultRow(case.name, name, "ms per step", problem=why)
             continue
         row = ResultRow(case.name, name, "ms per step", repeats)
-        speed = {"windows_per_s": 1e3 * batch / row.median}
+        speed = {"windows_per_s": 1e3 * case.batch / row.median}
         yield replace(row, extra=speed | compare_losses(name, first[name], ours))
 
 
@@ -218,15 +199,10 @@ def _build_table(case: Case, rows: Sequence[ResultRow]) -> ResultTable:
             cells.append([row.variant, row.problem, "", "", ""])
             continue
         apart = f"{100 * row.extra['losses_apart']:.2g} %"
-        cells.append(
-            [
-                row.variant,
-                format_spread(row),
-                f"{row.extra['windows_per_s']:,.0f}",
-                format_ratio(row.median / auto.median) if auto.repeats else "–",
-                apart if row.extra["same_work"] else f"{apart}: not the same work",
-            ]
-        )
+        apart += "" if row.extra["same_work"] else ": not the same work"
+        speed = f"{row.extra['windows_per_s']:,.0f}"
+        gain = format_ratio(row.median / auto.median) if auto.repeats else "–"
+        cells.append([row.variant, format_spread(row), speed, gain, apart])
     note = (
         f"The first {FIRST_STEPS} losses, from the same weights and batches, are compared with "
         "Slipstream's in the same precision, and those with its fp32"

@@ -63,14 +63,12 @@ def _plot_rungs(axes: Axes, rows: Sequence[ResultRow]) -> None:
             continue
         colour = MODEL if place == len(rows) - 1 else BEFORE
         low, high = row.median - min(row.repeats), max(row.repeats) - row.median
-        spread: dict[str, Any] = {"ecolor": MUTED, "elinewidth": 0.8, "capsize": 2}
-        axes.barh(
-            place, row.median, color=colour, height=0.7, xerr=[[low], [high]], error_kw=spread
-        )
+        bar: dict[str, Any] = {"color": colour, "height": 0.7, "xerr": [[low], [high]]}
+        bar["error_kw"] = {"ecolor": MUTED, "elinewidth": 0.8, "capsize": 2}
+        axes.barh(place, row.median, **bar)
         label = f"{row.median:.3g} ms, {format_ratio(row.extra['speedup'])}"
-        axes.text(
-            max(row.repeats) + 0.015 * longest, place, label, va="center", size=8.5, color=INK
-        )
+        beside = max(row.repeats) + 0.015 * longest
+        axes.text(beside, place, label, va="center", size=8.5, color=INK)
     axes.set_yticks(range(len(rows)), [row.variant for row in rows], size=9)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlim(0, 1.28 * longest)
@@ -82,10 +80,8 @@ def _plot_parity(by_case: dict[str, list[ResultRow]], settings: dict[str, Any]) 
     for axes, (name, rows) in zip(panels, by_case.items(), strict=True):
         verdict = settings["verdicts"][name]
         margin = 100 * settings["margin"]
-        naive, auto = rows
-        shares = [
-            100 * (new / old - 1) for old, new in zip(naive.repeats, auto.repeats, strict=True)
-        ]
+        pairs = zip(*(row.repeats for row in rows), strict=True)
+        shares = [100 * (new / old - 1) for old, new in pairs]
         axes.axvspan(-margin, margin, color="#ecfdf5", lw=0)
         axes.axvline(margin, color="#10b981", lw=0.9, ls="--")
         axes.axvline(0, color=MUTED, lw=0.8)
@@ -100,16 +96,9 @@ def _plot_parity(by_case: dict[str, list[ResultRow]], settings: dict[str, Any]) 
         widest = 1.1 * max(map(abs, ends))
         axes.set_xlim(-widest, widest)
         axes.grid(axis="y", visible=False)
-        axes.set_xlabel(f"{naive.unit}: change in %, right is worse")
-        axes.annotate(
-            "margin",
-            (margin, 1),
-            xycoords=("data", "axes fraction"),
-            xytext=(-4, -10),
-            textcoords="offset points",
-            ha="right",
-            color="#10b981",
-            size=8.5,
-        )
+        axes.set_xlabel(f"{rows[0].unit}: change in %, right is worse")
+        where: dict[str, Any] = {"xytext": (-4, -10), "textcoords": "offset points", "ha": "right"}
+        where["xycoords"] = ("data", "axes fraction")
+        axes.annotate("margin", (margin, 1), color="#10b981", size=8.5, **where)
         axes.set_title(f"{name}: {verdict['said']}")
     return figure

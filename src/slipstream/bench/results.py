@@ -1,4 +1,5 @@
-"""Results as files: every repeat with its hardware and settings, in JSON, CSV and Markdown.
+"""Results as files: every repeat with its hardware and settings, in JSON, CSV and Markdown; and the
+comparison of two result folders.
 
 A row is one variant of one case, with its repeats in one unit and further values. So any two result
 folders of one kind can be compared.
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from slipstream import machine, runs
+from slipstream.errors import UserError
 
 ProgressCallback = Callable[[str, float], None]
 """Receives what is being measured and the share of the time that has passed"""
@@ -114,19 +116,13 @@ def write_result(result: BenchResult, folder: Path) -> dict[str, Any]:
 
 
 def _format_summary(result: BenchResult, hardware: dict[str, Any]) -> str:
-    lines = [f"# {result.headline}", "", f"On {_describe_hardware(hardware)}.", ""]
-    lines += [f"- {note}" for note in result.notes]
-    if result.notes:
-        lines.append("")
-    return "\n".join(lines) + "\n" + "\n".join(table.to_markdown() for table in result.tables)
-
-
-def _describe_hardware(hardware: dict[str, Any]) -> str:
-    """Describe the machine in one line."""
     place = f"{hardware['cores']} cores of {hardware['cpu']}"
     if "gpu" in hardware:
         place = f"{hardware['gpu']} (CUDA {hardware['cuda']}, cuDNN {hardware['cudnn']}), {place}"
-    return f"{place}, torch {hardware['torch']}, Python {hardware['python']}"
+    on = f"{place}, torch {hardware['torch']}, Python {hardware['python']}"
+    notes = [*(f"- {note}" for note in result.notes), ""] if result.notes else []
+    lines = [f"# {result.headline}", "", f"On {on}.", "", *notes]
+    return "\n".join(lines) + "\n" + "\n".join(table.to_markdown() for table in result.tables)
 
 
 def _write_csv(rows: Sequence[dict[str, Any]], path: Path) -> None:
@@ -159,3 +155,71 @@ def format_percent(share: float) -> str:
 
 def format_ratio(value: float) -> str:
     return f"{value:.2f}x" if value < 10 else f"{value:.1f}x"
+
+
+def compare_results(old: Path, new: Path) -> BenchResult:
+    """Compare every row that both have; it moved if the ranges of the repeats do not overlap."""
+    before, after = (_read(folder) for folder in (old, new))
+    if before["kind"] != after["kind"]:
+        raise UserError(
+            f"{old} holds a {before['kind']} and {new} a {after['kind']}; compare two of one kind"
+        )
+    old_rows = {(row["case"], row["way"], row["unit"]): row for row in before["rows"]}
+    rows, missing = [], set(old_rows)
+    for row in after["rows"]:
+        key = (row["case"], row["way"], row["unit"])
+        other = old_rows.get(key)
+        missing.discard(key)
+        if other and other["repeats"] and row["repeats"]:
+            rows.append(_compare_rows(other, row))
+    if not rows:
+        raise UserError(f"{old} and {new} have no case and variant in common")
+    num_moved = sum(row.extra["moved"] for row in rows)
+    notes = [
+        f"{key}: {before['hardware'].get(key)} before, {after['hardware'].get(key)} now"
+        for key in ("gpu", "cpu", "cores", "torch", "cudnn")
+        if before["hardware"].get(key) != after["hardware"].get(key)
+    ]
+    if missing:
+        notes.append(f"{len(missing)} of the old rows have no counterpart")
+    return BenchResult(
+        kind="comparison",
+        headline=f"{num_moved} of {len(rows)} figures moved beyond their spread",
+        rows=rows,
+        tables=[_build_table(rows)],
+        settings={"old": str(old), "new": str(new), "kind": before["kind"]},
+        seconds=0.0,
+        notes=notes,
+    )
+
+
+def _read(folder: Path) -> Any:
+    content = runs.read_json(folder / "results.json")
+    if not isinstance(content, dict) or not {"kind", "rows", "hardware"} <= set(content):
+        raise UserError(f"{folder}: holds no results of slipstream bench")
+    for row in content["rows"]:
+        if not isinstance(row, dict) or not {"case", "way", "unit", "repeats"} <= set(row):
+            raise UserError(f"{folder / 'results.json'}: is damaged; measure again")
+    return content
+
+
+def _compare_rows(old: dict[str, Any], new: dict[str, Any]) -> ResultRow:
+    apart = min(new["repeats"]) > max(old["repeats"]) or max(new["repeats"]) < min(old["repeats"])
+    extra = {"old": old["median"], "old_repeats": old["repeats"]}
+    extra |= {"ratio": new["median"] / old["median"], "moved": apart}
+    return ResultRow(new["case"], new["way"], new["unit"], new["repeats"], extra)
+
+
+def _build_table(rows: list[ResultRow]) -> ResultTable:
+    cells = []
+    for row in sorted(rows, key=lambda row: (not row.extra["moved"], row.case)):
+        before, ratio = row.extra["old_repeats"], row.extra["ratio"]
+        old = f"{row.extra['old']:.4g} ({min(before):.4g} to {max(before):.4g})"
+        moved = "higher" if ratio > 1 else "lower"
+        verdict = moved if row.extra["moved"] else "within the spread"
+        cells.append(
+            [row.case, row.variant, old, format_spread(row, 4), format_ratio(ratio), verdict]
+        )
+    unit = rows[0].unit if len({row.unit for row in rows}) == 1 else "see results.json"
+    headings = ["case", "variant", f"old, {unit}", "new", "new / old", ""]
+    return ResultTable("old and new", headings, cells)

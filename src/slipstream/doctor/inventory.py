@@ -17,8 +17,8 @@ import torch
 
 from slipstream import __version__, machine
 from slipstream.machine import nvml
-from slipstream.machine.cpu import read_cpu_info, read_text
 from slipstream.machine.devices import find_triton_version
+from slipstream.machine.limits import read_cpu_info, read_text
 
 FEATURES = {
     "avx2": "AVX2",

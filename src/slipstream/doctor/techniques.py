@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -14,7 +18,6 @@ import torch
 
 from slipstream import machine
 from slipstream.doctor import trials
-from slipstream.doctor.isolation import IsolatedTrial
 from slipstream.engine import recovery
 from slipstream.engine.single import SingleStep
 from slipstream.errors import Interrupted
@@ -22,6 +25,8 @@ from slipstream.machine import nvml
 
 TIMEOUT_S = 60.0
 """How long a technique may take in a process of its own"""
+TIMED_OUT = "no end after"
+"""How the reason begins where a technique was still running when the time was up"""
 
 
 class NotApplicable(Exception):
@@ -50,9 +55,50 @@ class Technique:
             cuda = self.device == "cuda"
             raise NotApplicable("needs a CUDA GPU" if cuda else "for training on a CPU")
         if device.type == "cuda" and torch.cuda.get_device_capability(device) < self.capability:
-            raise NotApplicable(
-                f"needs compute capability {self.capability[0]}.{self.capability[1]}"
-            )
+            raise NotApplicable("needs compute capability {}.{}".format(*self.capability))
+
+
+class IsolatedTrial:
+    """A technique that is tried in another process."""
+
+    def __init__(self, name: str, device: torch.device, cache: str) -> None:
+        # an empty cache, so that the technique really compiles
+        caches = {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": f"{cache}/triton"}
+        self._start = time.perf_counter()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "slipstream.doctor", name, str(device)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | caches,
+            start_new_session=True,  # so that `end` reaches its workers; Windows ignores it
+        )
+
+    def wait(self, deadline: float) -> dict[str, Any]:
+        """Return the result of the technique, or the reason why there is none."""
+        try:
+            left = max(deadline - time.perf_counter(), 0.1)
+            out, err = self._process.communicate(timeout=left)
+        except subprocess.TimeoutExpired:
+            seconds = time.perf_counter() - self._start
+            why = f"{TIMED_OUT} {seconds:.0f} s; it hangs, or other work keeps the machine busy"
+            return {"works": False, "why": why, "seconds": seconds}
+        with suppress(ValueError, TypeError, IndexError):
+            return dict(json.loads(out.splitlines()[-1]))
+        why = machine.describe_exit(self._process.returncode, err)
+        return {"works": False, "why": why, "seconds": time.perf_counter() - self._start}
+
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def end(self) -> None:
+        """Kill the process and all that it has started, if it still runs."""
+        if not self.ended:
+            machine.kill_process_group(self._process.pid)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.communicate(timeout=5)
 
 
 def try_in_process(device: torch.device) -> list[dict[str, Any]]:
@@ -110,10 +156,6 @@ def _build_result(technique: Technique, outcome: Mapping[str, Any]) -> dict[str,
 def try_one(name: str, device: str) -> dict[str, Any]:
     """Try one technique by its name: what the isolated process does."""
     return try_technique(next(one for one in TECHNIQUES if one.name == name), torch.device(device))
-
-
-def _try_plain_step(device: torch.device) -> tuple[float, str]:
-    return trials.time_plain_step(device).ms, ""
 
 
 def _try_setting(**engine: Any) -> Callable[[torch.device], tuple[float, str]]:
@@ -176,9 +218,8 @@ def _try_compile(device: torch.device) -> tuple[None, str]:
 
 def _try_own_kernels(device: torch.device) -> tuple[float, str]:
     other = trials.time_changed_step(device, precision="fp16").ms
-    return trials.time_changed_step(
-        device, precision="fp16", cudnn="off"
-    ).ms, f"by cuDNN {other:.3g}"
+    ms = trials.time_changed_step(device, precision="fp16", cudnn="off").ms
+    return ms, f"by cuDNN {other:.3g}"
 
 
 def _try_triton(device: torch.device) -> tuple[None, str]:
@@ -197,14 +238,15 @@ def _try_counters(_: torch.device) -> tuple[None, str]:
     return None, "clock, heat, power"
 
 
+TF32, FP16 = ('engine.precision = "tf32"', 'engine.precision = "fp16"')
 NO_HALF = "--set engine.precision=fp32"
-NO_COMPILE = "--set engine.compile=false"
+COMPILE, NO_COMPILE = "engine.compile = true", "--set engine.compile=false"
 TECHNIQUES = (
     Technique(
         "training step in fp32",
         'engine.precision = "fp32"',
         "restart the machine; until then, train on the CPU: --set engine.device=cpu",
-        _try_plain_step,
+        lambda device: (trials.time_plain_step(device).ms, ""),
     ),
     Technique(
         "capture with dropout",
@@ -213,21 +255,8 @@ TECHNIQUES = (
         _try_setting(capture=True),
         device="cuda",
     ),
-    Technique(
-        "tf32 LSTM",
-        'engine.precision = "tf32"',
-        NO_HALF,
-        _try_setting(precision="tf32"),
-        device="cuda",
-        capability=(8, 0),
-    ),
-    Technique(
-        "fp16 LSTM",
-        'engine.precision = "fp16"',
-        NO_HALF,
-        _try_setting(precision="fp16"),
-        device="cuda",
-    ),
+    Technique("tf32 LSTM", TF32, NO_HALF, _try_setting(precision="tf32"), "cuda", (8, 0)),
+    Technique("fp16 LSTM", FP16, NO_HALF, _try_setting(precision="fp16"), "cuda"),
     Technique("bf16 LSTM", 'engine.precision = "bf16"', NO_HALF, _try_bf16, capability=(8, 0)),
     Technique("fused AdamW", "engine.fused = true", "--set engine.fused=false", _try_fused),
     Technique(
@@ -259,14 +288,7 @@ TECHNIQUES = (
         _try_workers,
         isolated=True,
     ),
-    Technique(
-        "torch.compile",
-        "engine.compile = true",
-        NO_COMPILE,
-        _try_compile,
-        capability=(7, 0),
-        isolated=True,
-    ),
+    Technique("torch.compile", COMPILE, NO_COMPILE, _try_compile, None, (7, 0), isolated=True),
     Technique(
         "own recurrent kernels",
         'engine.cudnn = "off"',
@@ -276,13 +298,5 @@ TECHNIQUES = (
         capability=(8, 0),
         isolated=True,
     ),
-    Technique(
-        "Triton kernel",
-        "engine.compile = true",
-        NO_COMPILE,
-        _try_triton,
-        device="cuda",
-        capability=(7, 0),
-        isolated=True,
-    ),
+    Technique("Triton kernel", COMPILE, NO_COMPILE, _try_triton, "cuda", (7, 0), isolated=True),
 )

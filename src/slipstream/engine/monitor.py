@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Self
 
 import psutil
@@ -142,10 +142,7 @@ def _identify_gpu(device: torch.device) -> tuple[str, int] | None:
 
 @contextmanager
 def _open_samplers(gpu: tuple[str, int] | None) -> Iterator[tuple[HostSampler, GpuSampler]]:
-    if gpu is None:
-        yield HostSampler(), GpuSampler(None)
-        return
-    with open_gpu(*gpu) as opened:
+    with open_gpu(*gpu) if gpu else nullcontext() as opened:
         yield HostSampler(), GpuSampler(opened)
 
 
@@ -177,6 +174,11 @@ def summarize(events: Iterable[Event]) -> dict[str, Any] | None:
         return max((value for value, _ in values(name)), default=None)
 
     energy = [joules for joules, _ in values("energy_j")]
+    causes = [(s["throttled"], s["seconds"]) for s in samples if "throttled" in s]
+    caused_s = sum(seconds for _, seconds in causes)
+    reasons = {
+        reason: sum(s for names, s in causes if reason in names) for reason in THROTTLE_REASONS
+    }
     return {
         "samples": len(samples),
         "seconds": sum(sample["seconds"] for sample in samples),
@@ -186,22 +188,10 @@ def summarize(events: Iterable[Event]) -> dict[str, Any] | None:
         "gpu_memory_peak_bytes": maximum("gpu_memory_bytes"),
         "temperature_max_c": maximum("temperature_c"),
         "clock_mean_mhz": mean("clock_mhz"),
-        "throttled": _summarize_throttling(samples),
+        "throttled": {name: seconds / caused_s for name, seconds in reasons.items() if seconds},
         "cpu_percent_mean": mean("cpu_percent"),
         "rss_peak_bytes": maximum("rss_bytes"),
     }
-
-
-def _summarize_throttling(samples: list[Event]) -> dict[str, float]:
-    """Return the share of time of every reason that reduced the GPU's clock."""
-    samples = [sample for sample in samples if "throttled" in sample]
-    total = sum(sample["seconds"] for sample in samples)
-    shares = {
-        reason: sum(s["seconds"] for s in samples if reason in s["throttled"]) / total
-        for reason in THROTTLE_REASONS
-        if total
-    }
-    return {reason: share for reason, share in shares.items() if share}
 
 
 class DurationEstimate:

@@ -1,4 +1,4 @@
-"""Dropout by counter as one kernel; `models.noise.dropout` defines what it computes.
+"""Dropout by counter as one kernel; `models.noise.rng` defines what it computes.
 
 The backward pass drops the gradient as the forward pass dropped x, from key and rate alone.
 """
@@ -21,7 +21,7 @@ ELEMENTS = 1024
 
 
 class DropoutHash(NamedTuple):
-    """The numbers that `models.noise.dropout` mixes by, and the site's own."""
+    """The numbers that `models.noise.rng` mixes by, and the site's own."""
 
     mix: int
     unit: int

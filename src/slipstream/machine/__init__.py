@@ -7,10 +7,10 @@ from slipstream.machine.devices import (
     get_max_clock_mhz,
     has_fast_bf16,
     has_tf32,
+    set_flags,
     synchronize,
     warm_up,
 )
-from slipstream.machine.flags import set_flags
 from slipstream.machine.limits import (
     Cgroup,
     count_available_cores,

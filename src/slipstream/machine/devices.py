@@ -1,10 +1,13 @@
-"""The device of a run: choosing it, describing it, and waiting for it."""
+"""The device of a run: choosing it, describing it, waiting for it, and torch's global flags."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +16,7 @@ import torch
 from slipstream import __version__
 from slipstream.errors import UserError
 from slipstream.machine import nvml
-from slipstream.machine.cpu import read_cpu_info
-from slipstream.machine.limits import count_available_cores, get_total_memory
+from slipstream.machine.limits import count_available_cores, get_total_memory, read_cpu_info
 
 WARM_UP_S = 0.3
 """How long an idle device takes to reach its full clock"""
@@ -136,3 +138,36 @@ def get_max_clock_mhz(device: torch.device) -> float | None:
         return float(torch.cuda.get_device_properties(device).clock_rate) / 1e3
     except (AttributeError, RuntimeError, AssertionError):
         return None
+
+
+@contextmanager
+def set_flags(
+    *,
+    threads: int,
+    tf32: bool,
+    onednn: bool = True,
+    cudnn_benchmark: bool = False,
+    deterministic: bool = False,
+) -> Iterator[None]:
+    """Set torch's global flags for one run and restore them afterwards; nothing else sets them."""
+    # typed as Any: torch sets these through module attributes that its annotations leave out
+    matmul: Any = torch.backends.cuda.matmul
+    rnn: Any = torch.backends.cudnn.rnn
+    mkldnn: Any = torch.backends.mkldnn
+    cudnn: Any = torch.backends.cudnn
+    before = matmul.fp32_precision, rnn.fp32_precision, mkldnn.enabled, cudnn.benchmark
+    before_threads = torch.get_num_threads()
+    deterministic = deterministic and not torch.are_deterministic_algorithms_enabled()
+    try:
+        torch.set_num_threads(threads)
+        matmul.fp32_precision = rnn.fp32_precision = "tf32" if tf32 else "ieee"
+        mkldnn.enabled, cudnn.benchmark = onednn, cudnn_benchmark
+        if deterministic:  # torch imports its compiler even to set False
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True)
+        yield
+    finally:
+        if deterministic:
+            torch.use_deterministic_algorithms(False)
+        torch.set_num_threads(before_threads)
+        matmul.fp32_precision, rnn.fp32_precision, mkldnn.enabled, cudnn.benchmark = before

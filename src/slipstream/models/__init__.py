@@ -4,9 +4,15 @@ Every model maps inputs [T, B, F] and static [B, K] to predictions [B, H, C, Q]:
 T context rows, B windows, F inputs, K static columns, H predicted rows, C targets, Q quantiles.
 """
 
-from slipstream.models.forecaster import OWN_KERNELS, Forecaster, build, has_dropout, set_execution
-from slipstream.models.masked import MaskedAutoencoder
-from slipstream.models.noise.dropout import Noise
+from slipstream.models.forecaster import (
+    OWN_KERNELS,
+    Forecaster,
+    MaskedAutoencoder,
+    build,
+    has_dropout,
+    set_execution,
+)
+from slipstream.models.noise.rng import Noise
 
 __all__ = [
     "OWN_KERNELS",

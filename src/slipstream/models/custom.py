@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from slipstream.config import Model
 from slipstream.errors import UserError
 from slipstream.models import permission
-from slipstream.models.noise.dropout import Noise
+from slipstream.models.noise.rng import Noise
 
 _checked: set[tuple[Any, ...]] = set()
 """Classes and shapes whose outputs were checked"""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -101,3 +102,16 @@ def call_layer(layer: Callable[..., Tensor], *args: Any, recompute: bool) -> Ten
         return layer(*args)
     out: Tensor = checkpoint(layer, *args, use_reentrant=False, preserve_rng_state=False)
     return out
+
+
+def load_network(model: Model) -> Any:
+    """Import the class that the model's spec names.
+
+    Every network is made with `(model, context=, inputs=, static=, outputs=)` and maps inputs
+    [T, B, F], static [B, K] or None, and noise or None to [B, outputs]. One that reads sequences is
+    an encoder where `outputs` is None: it has a `width` and returns its tokens, and `input_weights`
+    matches the names of the weights that meet the inputs. One whose spec says `can_pad` has
+    `unit_axes`, which `models.padding` reads.
+    """
+    module, _, name = model.spec.network.partition(":")
+    return getattr(import_module(module), name)

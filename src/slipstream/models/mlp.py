@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from slipstream.config import Model
 from slipstream.models.layers import Head, apply_linear, flatten_time
-from slipstream.models.noise.dropout import Noise, dropout
+from slipstream.models.noise.rng import Noise, dropout
 from slipstream.models.padding import Axis
 
 

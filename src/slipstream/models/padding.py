@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from slipstream.config import Model
-from slipstream.models.registry import load_network
+from slipstream.models.layers import load_network
 
 Axis = tuple[int, int] | None
 """The layer whose units lie along an axis of a weight, and how many times; None for other axes"""

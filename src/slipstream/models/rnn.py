@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from slipstream.config import Model
 from slipstream.kernels import rnn_layer
 from slipstream.models.layers import Head, Pool, apply_norm, build_head, call_layer, to_patches
-from slipstream.models.noise.dropout import Noise, dropout
+from slipstream.models.noise.rng import Noise, dropout
 from slipstream.models.padding import Axis
 
 CELLS = {"lstm": nn.LSTM, "gru": nn.GRU}

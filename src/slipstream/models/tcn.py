@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from slipstream.config import Model
 from slipstream.kernels import causal_conv
 from slipstream.models.layers import Head, Pool, apply_linear, build_head, call_layer, to_patches
-from slipstream.models.noise.dropout import Noise, dropout
+from slipstream.models.noise.rng import Noise, dropout
 from slipstream.models.padding import Axis
 
 

@@ -21,7 +21,7 @@ from slipstream.models.layers import (
     call_layer,
     to_patches,
 )
-from slipstream.models.noise.dropout import Noise, dropout
+from slipstream.models.noise.rng import Noise, dropout
 
 
 class Transformer(nn.Module):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,31 +12,26 @@ import psutil
 
 from slipstream import config as configs
 from slipstream import machine, runs
-from slipstream.autotune.workload import (
-    TrainingWorkload,
-    prepare_task,
-    resolve_batch_size,
-)
+from slipstream.autotune.workload import TrainingWorkload, prepare_task, resolve_batch_size
 from slipstream.config import Config, replace_settings
 from slipstream.data import dataset as datasets
 from slipstream.data.dataset import Dataset
 from slipstream.engine import monitor, recovery
+from slipstream.errors import UserError
 from slipstream.models import permission
-from slipstream.profiling import bottleneck, changes, floor, report, trace
-from slipstream.profiling.bottleneck import StepFacts
-from slipstream.profiling.changes import Tell
+from slipstream.profiling import bottleneck, report, trace
+from slipstream.profiling.bottleneck import MIN_FAULTS, StepFacts
 from slipstream.profiling.trace import Trace
 
+REPEAT_S = 0.5
+MAX_STEPS = 200
+MIN_GAIN = 1.05
+MAX_CHANGES = 3
+BATCH_FACTOR = 4
+LONG_STEP_MS = 250.0
+"""A step that takes this long does not need a larger batch"""
 
-class Recording(NamedTuple):
-    """What was measured of the unchanged step."""
-
-    facts: StepFacts
-    trace: Trace
-    chrome: bytes
-    """The trace in Chrome's format"""
-    sample: dict[str, Any]
-    """A sample of the machine"""
+Tell = Callable[[str], None]
 
 
 def profile(
@@ -70,12 +65,12 @@ def examine(
     tell("timing steps as they are ...")
     workload = TrainingWorkload(config, dataset)
     try:
-        recording = _record(workload, dataset, steps, tell)
+        measured, recorded, chrome, sample = _record(workload, dataset, steps, tell)
     finally:
         workload.close()
         recovery.free_memory()
-    trials = changes.try_changes(config, dataset, recording.facts, tell)
-    facts = replace(recording.facts, gains={change.name: gain for change, gain in trials})
+    trials = try_changes(config, dataset, measured, tell)
+    facts = replace(measured, gains={change.name: gain for change, gain in trials})
     name, sentence = bottleneck.find_bottleneck(facts)
     bound = facts.floor
     result = {
@@ -88,63 +83,54 @@ def examine(
         "device_idle": facts.idle_share if facts.on_gpu else None,
         "calls_per_step": facts.calls,
         "floor": bound._asdict() | {"ms": bound.ms, "times": facts.wall_ms / bound.ms},
-        "changes": changes.recommend(trials, config, facts),
-        "tried": [changes.to_dict(change, gain) for change, gain in trials],
-        "operations": recording.trace.operations,
-        "machine": recording.sample,
+        "changes": recommend(trials, config, facts),
+        "tried": [_describe(change, gain) for change, gain in trials],
+        "operations": recorded.operations,
+        "machine": sample,
         "facts": asdict(facts) | {"floor": bound._asdict()},
         "plan": workload.plan.to_dict(),
     }
-    return result, recording.trace, recording.chrome
+    return result, recorded, chrome
 
 
-def _record(workload: TrainingWorkload, dataset: Dataset, steps: int, tell: Tell) -> Recording:
+def _record(
+    workload: TrainingWorkload, dataset: Dataset, steps: int, tell: Tell
+) -> tuple[StepFacts, Trace, bytes, dict[str, Any]]:
+    """Measure the unchanged step: facts, trace, the trace in Chrome's format, a machine sample."""
     plan = workload.plan
     machine.warm_up(plan.device)
-    count = changes.count_steps(workload)
-    usage = MachineUsage()
+    count = count_steps(workload)
+    before = read_usage()
     wall_ms = min(workload.measure_ms_per_step(count) for _ in range(3))
-    faults, others = usage.count_faults() / (3 * count), usage.count_other_cores()
+    elapsed_s, busy_s, own_s, faults = (
+        new - old for new, old in zip(read_usage(), before, strict=True)
+    )
     sample = monitor.sample_machine(plan.device)
     tell(f"{wall_ms:.3g} ms a step; recording {steps} steps ...")
-    recorded, chrome = trace.record_trace(workload, min(steps, changes.MAX_STEPS))
+    recorded, chrome = trace.record_trace(workload, min(steps, MAX_STEPS))
     tell("measuring what this machine could do ...")
     task, _ = prepare_task(workload.config, dataset)
     on_gpu = plan.device.type == "cuda"
     facts = StepFacts(
         on_gpu=on_gpu,
         wall_ms=wall_ms,
-        floor=floor.compute_floor(task, plan, floor.measure_peaks(plan)),
-        faults=faults,
+        floor=bottleneck.compute_floor(task, plan),
+        faults=faults / (3 * count),
         threads=plan.threads,
         cores=machine.count_available_cores(),
-        others=others,
+        others=max(busy_s - own_s, 0.0) / elapsed_s,
         **bottleneck.compute_shares(recorded, wall_ms=wall_ms, on_gpu=on_gpu),
     )
-    return Recording(facts, recorded, chrome, sample)
+    return facts, recorded, chrome, sample
 
 
-class MachineUsage:
-    """Counts page faults and the work of other processes from its creation on."""
-
-    def __init__(self) -> None:
-        self._start = self._read()
-
-    def _read(self) -> tuple[float, float, float, int]:
-        own = psutil.Process()
-        own_s = sum(sum(p.cpu_times()[:2]) for p in (own, *own.children(recursive=True)))
-        times = psutil.cpu_times()
-        idle = times.idle + getattr(times, "iowait", 0.0)  # macOS and Windows count no iowait
-        return time.monotonic(), sum(times) - idle, own_s, _count_major_faults()
-
-    def count_faults(self) -> int:
-        """Return the major page faults of this process."""
-        return self._read()[3] - self._start[3]
-
-    def count_other_cores(self) -> float:
-        """Return the cores that other processes keep busy."""
-        (now, busy, own, _), (start, busy_before, own_before, _) = self._read(), self._start
-        return max((busy - busy_before) - (own - own_before), 0.0) / (now - start)
+def read_usage() -> tuple[float, float, float, int]:
+    """Return the time, the CPU seconds of all processes and of ours, and our major page faults."""
+    own = psutil.Process()
+    own_s = sum(sum(p.cpu_times()[:2]) for p in (own, *own.children(recursive=True)))
+    times = psutil.cpu_times()
+    idle = times.idle + getattr(times, "iowait", 0.0)  # macOS and Windows count no iowait
+    return time.monotonic(), sum(times) - idle, own_s, _count_major_faults()
 
 
 def _count_major_faults() -> int:
@@ -154,3 +140,108 @@ def _count_major_faults() -> int:
     except ImportError:  # Windows does not count them
         return 0
     return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+
+
+class SettingChange(NamedTuple):
+    """A change to try."""
+
+    name: str
+    setting: str
+    """As the user would write it"""
+    sections: dict[str, dict[str, Any]]
+    remark: str = ""
+    windows_factor: int = 1
+    """How many times as many windows a step then has"""
+    resets_engine: bool = False
+    """Whether all other engine settings are dropped"""
+
+
+Trials = list[tuple[SettingChange, float]]
+"""Changes, and how many times as fast they are, in windows per second"""
+
+
+def count_steps(workload: TrainingWorkload) -> int:
+    """Return how many steps one repeat takes."""
+    once_s = workload.time_steps(2) / 2
+    return max(2, min(MAX_STEPS, int(REPEAT_S / max(once_s, 1e-6))))
+
+
+def try_changes(config: Config, dataset: Dataset, facts: StepFacts, tell: Tell) -> Trials:
+    """Measure the gain of each change; leave out those that fail."""
+    trials = []
+    for change in _list_changes(config, dataset, facts):
+        tell(f"trying {change.setting} ...")
+        try:
+            changed = replace_settings(config, reset_engine=change.resets_engine, **change.sections)
+            workload = TrainingWorkload(changed, dataset)
+        except (RuntimeError, ValueError, UserError):
+            continue
+        try:
+            count = count_steps(workload)
+            ms = min(workload.measure_ms_per_step(count) for _ in range(3))
+            trials.append((change, change.windows_factor * facts.wall_ms / ms))
+        except RuntimeError:
+            continue
+        finally:
+            workload.close()
+            recovery.free_memory()
+    return trials
+
+
+def _change_engine(name: str, setting: str, **settings: Any) -> SettingChange:
+    return SettingChange(name, setting, {"engine": settings})
+
+
+def _list_changes(config: Config, dataset: Dataset, facts: StepFacts) -> Iterator[SettingChange]:
+    engine, train = config.engine, config.train
+    assert train.batch != "auto"
+    if facts.on_gpu and engine.sync:
+        yield _change_engine("sync", "engine.sync = false", sync=False)
+    if engine.home in ("loader", "host") and dataset.memory is not None:
+        yield _change_engine("home", 'engine.home = "device"', home="device")
+    if engine.home in ("loader", "stream"):
+        workers = max(2, min(8, facts.cores))
+        if engine.workers == 0 and facts.cores > 1:
+            yield _change_engine("workers", f"engine.workers = {workers}", workers=workers)
+        if facts.on_gpu and not (engine.pinned and engine.non_blocking):
+            setting = "engine.pinned = true, engine.non_blocking = true"
+            yield _change_engine("pinned", setting, pinned=True, non_blocking=True)
+    if facts.on_gpu and engine.capture is False:
+        yield _change_engine("capture", "engine.capture = true", capture=True)
+    if engine.threads != "auto" and not facts.on_gpu:
+        yield _change_engine("threads", 'engine.threads = "auto"', threads="auto", plan="measure")
+    if engine.fused is False:
+        yield _change_engine("fused", "engine.fused = true", fused=True)
+    if engine.preset != "auto" or engine.model_fields_set - {"device", "plan", "preset"}:
+        settings = {"engine": {"device": engine.device, "plan": "measure"}}
+        yield SettingChange("auto", "[engine] left to Slipstream", settings, resets_engine=True)
+    batch = BATCH_FACTOR * train.batch
+    if dataset.num_windows["train"] >= 2 * batch and facts.wall_ms < LONG_STEP_MS:
+        name = f"train.batch = {batch}"
+        remark = "fewer, larger steps change the training; look at the validation loss"
+        yield SettingChange("batch", name, {"train": {"batch": batch}}, remark, BATCH_FACTOR)
+
+
+def recommend(trials: Trials, config: Config, facts: StepFacts) -> list[dict[str, Any]]:
+    """Return the changes that help most, then those that would change the model."""
+    useful = sorted((trial for trial in trials if trial[1] >= MIN_GAIN), key=lambda t: -t[1])
+    advice = [_describe(change, gain) for change, gain in useful] + _list_untried(config, facts)
+    return advice[:MAX_CHANGES]
+
+
+def _describe(change: SettingChange, gain: float) -> dict[str, Any]:
+    return {"setting": change.setting, "gain": gain, "tried": True, "remark": change.remark}
+
+
+def _list_untried(config: Config, facts: StepFacts) -> list[dict[str, Any]]:
+    """List changes that cannot be tried without another model, or more of the machine."""
+    advice: list[dict[str, Any]] = []
+    if facts.faults >= MIN_FAULTS:
+        remark = "reads Parquet in pieces; or end other work"
+        advice.append({"setting": 'engine.home = "stream"', "gain": None, "remark": remark})
+    recurrent = facts.kernels.get("recurrent", 0.0) / facts.wall_ms
+    if recurrent > 0.5 and config.model.patch == 1 and config.data.context % 4 == 0:
+        remark = "four rows per time step: a chain a quarter as long, and another model"
+        gain = 1 / (1 - 0.75 * recurrent)
+        advice.append({"setting": "model.patch = 4", "gain": gain, "remark": remark})
+    return [one | {"tried": False} for one in advice]

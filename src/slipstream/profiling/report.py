@@ -1,18 +1,36 @@
-"""Writes a profile as files, and its verdict in words."""
+"""Writes a profile as files, its verdict in words, and the timeline of one step."""
 
 from __future__ import annotations
 
 import csv
 import gzip
+import itertools
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
 from slipstream import runs
-from slipstream.profiling import plots
 from slipstream.profiling.bottleneck import StepFacts
-from slipstream.profiling.trace import KIND_NAMES, Trace
+from slipstream.profiling.trace import KIND_NAMES, STEP, Trace, compute_self_time
+from slipstream.reporting.plots.style import STYLE
+
+COLOURS = {
+    "recurrent": "#2563eb",
+    "matrix": "#7c3aed",
+    "attention": "#0891b2",
+    "optimizer": "#10b981",
+    "copy": "#f97316",
+    "data": "#f59e0b",
+    "wait": "#ef4444",
+    "launch": "#94a3b8",
+    "other": "#cbd5e1",
+}
+MAX_STREAMS = 5
 
 
 def list_parts(facts: StepFacts) -> list[dict[str, Any]]:
@@ -26,12 +44,8 @@ def list_parts(facts: StepFacts) -> list[dict[str, Any]]:
     else:
         parts["data"] = facts.idle["data"]
         parts["Python, between operations"] = facts.idle["outside"]
-    rows = [
-        {"part": part, "ms": ms, "share": ms / facts.wall_ms}
-        for part, ms in parts.items()
-        if ms > 0
-    ]
-    return sorted(rows, key=lambda row: -row["ms"])
+    rows = sorted(((part, ms) for part, ms in parts.items() if ms > 0), key=lambda row: -row[1])
+    return [{"part": part, "ms": ms, "share": ms / facts.wall_ms} for part, ms in rows]
 
 
 def write_sentences(result: dict[str, Any]) -> Iterator[str]:
@@ -62,18 +76,15 @@ def write_files(
     with runs.replace_atomically(folder / "trace.json.gz") as temporary:
         temporary.write_bytes(gzip.compress(chrome, compresslevel=4))
     if tensorboard:
-        (folder / "tensorboard").mkdir()
-        target = folder / "tensorboard" / "slipstream.pt.trace.json.gz"
-        shutil.copyfile(folder / "trace.json.gz", target)
-    table = folder / "operations.csv"
-    with (
-        runs.replace_atomically(table) as temporary,
-        temporary.open("w", newline="", encoding="utf-8") as file,
-    ):
+        target = folder / "tensorboard"
+        target.mkdir()
+        shutil.copyfile(folder / "trace.json.gz", target / "slipstream.pt.trace.json.gz")
+    utf8: dict[str, Any] = {"mode": "w", "newline": "", "encoding": "utf-8"}
+    with runs.replace_atomically(folder / "operations.csv") as path, path.open(**utf8) as file:
         writer = csv.DictWriter(file, ["place", "kind", "name", "calls", "ms"])
         writer.writeheader()
         writer.writerows(trace.operations)
-    plots.plot_timeline(trace, folder, title=result["name"], wall_ms=result["ms_per_step"])
+    plot_timeline(trace, folder, title=result["name"], wall_ms=result["ms_per_step"])
     runs.write_text(folder / "summary.md", _format_summary(result))
 
 
@@ -87,3 +98,47 @@ def _format_summary(result: dict[str, Any]) -> str:
         for o in result["operations"][:25]
     ]
     return "\n".join(lines) + "\n"
+
+
+def plot_timeline(trace: Trace, folder: Path, *, title: str, wall_ms: float) -> None:
+    """Write timeline.svg and timeline.png."""
+    begin, end = _choose_step(trace)
+    rows = {"host": [span for span in compute_self_time(trace.host) if span.name != STEP]}
+    for span in trace.device:
+        rows.setdefault(span.row, []).append(span)
+    visible = {
+        name: [s for s in spans if s.end > begin and s.begin < end] for name, spans in rows.items()
+    }
+    busiest = sorted(visible, key=lambda name: -sum(s.end - s.begin for s in visible[name]))
+    names = ["host", *[name for name in busiest if name != "host" and visible[name]][:MAX_STREAMS]]
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(11.0, 1.9 + 0.55 * len(names)), layout="constrained")
+        axes = figure.add_subplot()
+        for place, name in enumerate(names):
+            for kind in COLOURS:
+                cut = [(max(s.begin, begin), s) for s in visible[name] if s.kind == kind]
+                bars = [((b - begin) / 1e3, (min(s.end, end) - b) / 1e3) for b, s in cut]
+                axes.broken_barh(bars, (place - 0.36, 0.72), color=COLOURS[kind], lw=0)
+        labels = ["host" if name == "host" else f"device, {name}" for name in names]
+        axes.set_yticks(range(len(names)), labels)
+        axes.set_ylim(len(names) - 0.5, -0.5)
+        axes.set_xlim(0, (end - begin) / 1e3)
+        axes.grid(axis="y", visible=False)
+        axes.set_xlabel(f"ms, under the profiler; without it a step takes {wall_ms:.3g} ms")
+        axes.set_title(f"{title}: one training step")
+        kinds = [k for k in COLOURS if any(s.kind == k for name in names for s in visible[name])]
+        handles = [Patch(color=COLOURS[kind], label=KIND_NAMES[kind]) for kind in kinds]
+        figure.legend(handles=handles, loc="outside lower center", ncols=len(kinds))
+        for kind in ("svg", "png"):
+            with runs.replace_atomically(folder / f"timeline.{kind}") as temporary:
+                figure.savefig(temporary, format=kind, dpi=150, facecolor="white")
+
+
+def _choose_step(trace: Trace) -> tuple[float, float]:
+    """Return the begin of the step of median length and that of the next one."""
+    starts = [begin for begin, _ in trace.steps]
+    if len(starts) == 1:
+        return trace.begin, trace.end
+    lengths = [(later - first, first) for first, later in itertools.pairwise(starts)]
+    length, first = sorted(lengths)[len(lengths) // 2]
+    return first, first + length

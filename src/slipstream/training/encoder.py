@@ -19,7 +19,7 @@ from slipstream.data.scaler import Scaler
 from slipstream.engine import checkpoint
 from slipstream.engine.optim import CORE, is_encoder_weight
 from slipstream.errors import UserError
-from slipstream.models.registry import load_network
+from slipstream.models.layers import load_network
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 from slipstream import runs
 from slipstream.autotune.rules import make_plan
 from slipstream.engine import loop
-from slipstream.engine.batches.device import DeviceSource
-from slipstream.engine.batches.host import TransferOptions
-from slipstream.engine.batches.loader import LoaderSource
-from slipstream.engine.batches.source import EpochSampler, shuffle_starts
+from slipstream.engine.batches.host import LoaderSource, TransferOptions
+from slipstream.engine.batches.source import DeviceSource, EpochSampler, shuffle_starts
 from slipstream.engine.single import program
 from tests.conftest import KINDS, small_config, small_dataset, waves
 from tests.engine.steps import make_task, run_steps

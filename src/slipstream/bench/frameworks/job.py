@@ -12,8 +12,7 @@ import sys
 
 from slipstream import config as configs
 from slipstream.bench.frameworks import lightning_loop, plain_loop
-from slipstream.bench.frameworks.settings import PeerSettings, apply_flags
-from slipstream.bench.frameworks.workload import build_loader
+from slipstream.bench.frameworks.workload import PeerSettings, apply_flags, build_loader
 from slipstream.config import Config
 from slipstream.data import dataset as datasets
 from slipstream.engine import optim

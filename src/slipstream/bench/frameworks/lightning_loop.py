@@ -7,6 +7,7 @@ import logging
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -14,15 +15,17 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from slipstream import machine
-from slipstream.bench.frameworks.settings import (
+from slipstream.bench.frameworks.workload import (
     HALF,
     PeerSettings,
     StepTimings,
     apply_flags,
+    build_loader,
+    build_network,
     build_optimizer,
+    compute_loss,
     print_epoch,
 )
-from slipstream.bench.frameworks.workload import build_loader, build_network, compute_loss
 from slipstream.config import Config
 from slipstream.data.dataset import Dataset
 from slipstream.engine.single import resolve_class_weights
@@ -31,11 +34,9 @@ PRECISIONS = {"fp32": "32-true", "tf32": "32-true", "fp16": "16-mixed", "bf16": 
 
 
 def has_lightning() -> bool:
-    try:
-        importlib.import_module("lightning")
-    except ImportError:
-        return False
-    return True
+    with suppress(ImportError):
+        return bool(importlib.import_module("lightning"))
+    return False
 
 
 def _build_module(
@@ -74,9 +75,8 @@ def _build_module(
             optimizer = build_optimizer(config, self.parameters(), lr=first, fused=fused)
             if not rates:
                 return optimizer
-            last = len(rates) - 1
             schedule = torch.optim.lr_scheduler.LambdaLR(
-                optimizer, lambda step: rates[min(step, last)]
+                optimizer, lambda step: rates[min(step, len(rates) - 1)]
             )
             return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
@@ -127,12 +127,9 @@ def time_steps(
 
     clock = Clock()
     with apply_flags(peer):
+        limit: dict[str, Any] = {"max_steps": warm_up + repeats * steps}
         trainer = _build_trainer(
-            config,
-            peer,
-            max_steps=warm_up + repeats * steps,
-            enable_checkpointing=False,
-            callbacks=[clock],
+            config, peer, enable_checkpointing=False, callbacks=[clock], **limit
         )
         module = _build_module(config, dataset, peer, None)
         trainer.fit(module, build_loader(config, dataset, peer))

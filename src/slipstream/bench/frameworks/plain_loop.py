@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,15 +13,17 @@ from torch.utils.data import DataLoader
 
 from slipstream import machine
 from slipstream.autotune.workload import TimedWorkload
-from slipstream.bench.frameworks.settings import (
+from slipstream.bench.frameworks.workload import (
     HALF,
     PeerSettings,
     StepTimings,
     apply_flags,
+    build_loader,
+    build_network,
     build_optimizer,
+    compute_loss,
     print_epoch,
 )
-from slipstream.bench.frameworks.workload import build_loader, build_network, compute_loss
 from slipstream.config import Config
 from slipstream.data.dataset import Dataset
 from slipstream.engine.single import resolve_class_weights
@@ -35,18 +37,19 @@ class PlainLoop:
         self.device = machine.choose_device(config.engine.device)
         self.model = build_network(config, dataset).to(self.device)
         self.parameters = list(self.model.parameters())
-        self.optimizer = build_optimizer(
-            config, self.parameters, lr=config.train.lr, fused=peer.fused
-        )
+        lr = config.train.lr
+        self.optimizer = build_optimizer(config, self.parameters, lr=lr, fused=peer.fused)
         scaled = peer.precision == "fp16" and self.device.type == "cuda"
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=scaled)
 
+    def compute_loss(self, batch: list[Tensor], *, non_blocking: bool) -> Tensor:
+        moved = [tensor.to(self.device, non_blocking=non_blocking) for tensor in batch]
+        half = HALF.get(self.peer.precision)
+        with torch.autocast(self.device.type, dtype=half, enabled=half is not None):
+            return compute_loss(self.model, moved, self.config, self.dataset)
+
     def step(self, batch: list[Tensor]) -> Tensor:
-        pinned = self.peer.pinned
-        moved = [tensor.to(self.device, non_blocking=pinned) for tensor in batch]
-        kind, half = self.device.type, HALF.get(self.peer.precision)
-        with torch.autocast(kind, dtype=half, enabled=half is not None):
-            loss = compute_loss(self.model, moved, self.config, self.dataset)
+        loss = self.compute_loss(batch, non_blocking=self.peer.pinned)
         self.optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(loss).backward()
         clip = self.config.train.clip
@@ -61,12 +64,8 @@ class PlainLoop:
     def validate(self, batches: DataLoader[Any]) -> float:
         self.model.eval()
         total = 0.0
-        half = HALF.get(self.peer.precision)
         for batch in batches:
-            moved = [tensor.to(self.device, non_blocking=True) for tensor in batch]
-            with torch.autocast(self.device.type, dtype=half, enabled=half is not None):
-                loss = compute_loss(self.model, moved, self.config, self.dataset)
-            total += float(loss) * len(moved[0])
+            total += float(self.compute_loss(batch, non_blocking=True)) * len(batch[0])
         self.model.train()
         return total / self.dataset.num_windows["val"]
 
@@ -82,15 +81,9 @@ class PlainTrial(TimedWorkload):
         with self.settings():
             self.loop = PlainLoop(config, dataset, peer)
             source = build_loader(config, dataset, peer)
-            self.num_steps = len(source)
+            self.num_steps, self.windows_per_step = len(source), cast(int, config.train.batch)
             self.batches = itertools.chain.from_iterable(itertools.repeat(source))
             self.first_losses = [float(self.loop.step(next(self.batches))) for _ in range(first)]
-
-    @property
-    def windows_per_step(self) -> int:
-        batch = self.loop.config.train.batch
-        assert batch != "auto"
-        return batch
 
     def settings(self) -> AbstractContextManager[None]:
         return apply_flags(self.peer)

@@ -1,26 +1,100 @@
-"""The work that every framework does: the network, its first weights, batches and loss."""
+"""The work that every framework does: the network, its first weights, batches and loss; and the
+settings of the other frameworks."""
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Iterator
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from slipstream import machine
-from slipstream.bench.frameworks.settings import PeerSettings
 from slipstream.config import Config
 from slipstream.config.base import hash_seed
 from slipstream.data import windows
 from slipstream.data.dataset import Dataset
-from slipstream.engine.batches.loader import WindowDataset
+from slipstream.engine.batches.host import WindowDataset
 from slipstream.engine.batches.source import EpochSampler
 from slipstream.models import build
 from slipstream.models.noise import masks
 from slipstream.models.rnn import CELLS
 from slipstream.objectives import compute_masked_losses, compute_window_losses
+
+HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
+OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "sgd": torch.optim.SGD,
+    "rmsprop": torch.optim.RMSprop,
+}
+
+
+class PeerSettings(NamedTuple):
+    """How a plain loop or Lightning runs the job."""
+
+    name: str
+    framework: str
+    """`plain` or `lightning`"""
+    precision: str
+    workers: int
+    habits: bool = False
+    """Clipping and a logged loss, as in most scripts"""
+    fused: bool = True
+    pinned: bool = True
+    waits: bool = False
+    """Whether it reads every loss, and so waits for the device"""
+
+
+class StepTimings(NamedTuple):
+    times: list[float]
+    """Milliseconds per step, of each repeat"""
+    losses: list[float]
+    """Of the first steps"""
+    precision: str
+
+
+@contextmanager
+def apply_flags(peer: PeerSettings) -> Iterator[None]:
+    """Set torch's flags by the usual advice."""
+    # Lightning uses torch's older setting of the precision, and torch refuses a mix of both
+    matmul: Any = torch.backends.cuda.matmul
+    rnn: Any = torch.backends.cudnn.rnn
+    before = matmul.fp32_precision, rnn.fp32_precision
+    with machine.set_flags(
+        threads=machine.count_available_cores(), tf32=peer.precision == "tf32", cudnn_benchmark=True
+    ):
+        torch.set_float32_matmul_precision("high" if peer.precision == "tf32" else "highest")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                yield
+        finally:
+            torch.set_float32_matmul_precision("highest")
+            matmul.fp32_precision, rnn.fp32_precision = before
+
+
+def build_optimizer(
+    config: Config, params: Any, *, lr: float, fused: bool
+) -> torch.optim.Optimizer:
+    """Build the optimizer as a script would."""
+    train = config.train
+    options: dict[str, Any] = {"lr": lr, "weight_decay": train.weight_decay}
+    if fused and train.optimizer != "rmsprop":
+        options["fused"] = True  # False would also switch off torch's own choice
+    if train.optimizer == "sgd":
+        options["momentum"] = train.momentum
+    return OPTIMIZERS[train.optimizer](params, **options)
+
+
+def print_epoch(epoch: int, loss: float) -> None:
+    """Print the validation loss in the format that the bench reads."""
+    sys.stderr.write(f"epoch {epoch + 1}: validation {loss:.6g}\n")
+    sys.stderr.flush()
 
 
 class PlainRecurrent(nn.Module):
@@ -70,8 +144,7 @@ class PeerBatchSampler:
 
     def __init__(self, config: Config, dataset: Dataset, which: str, *, shuffle: bool) -> None:
         assert dataset.memory is not None
-        assert config.train.batch != "auto"
-        batch = config.train.batch
+        batch = cast(int, config.train.batch)
         seed = config.order_seed if shuffle else None
         self.sampler = EpochSampler(dataset.memory.starts[which], batch, batch, seed)
         self.epoch = 0
@@ -91,12 +164,11 @@ def build_loader(
     config: Config, dataset: Dataset, peer: PeerSettings, which: str = "train"
 ) -> DataLoader[Any]:
     assert dataset.memory is not None
-    workers = peer.workers
     return DataLoader(
         WindowDataset(dataset.memory.series),
         batch_sampler=PeerBatchSampler(config, dataset, which, shuffle=which == "train"),
-        num_workers=workers,
-        persistent_workers=workers > 0,
+        num_workers=peer.workers,
+        persistent_workers=peer.workers > 0,
         pin_memory=peer.pinned and machine.choose_device(config.engine.device).type == "cuda",
     )
 

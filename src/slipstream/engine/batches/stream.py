@@ -12,14 +12,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 
 from slipstream.config.base import hash_seed
 from slipstream.data import windows
 from slipstream.data.stream import StreamedSeries
 from slipstream.data.windows import WindowChunk
-from slipstream.engine.batches.host import BufferedSource, TransferOptions
-from slipstream.engine.batches.loader import build_loader
+from slipstream.engine.batches.host import BufferedSource, TransferOptions, build_loader
 from slipstream.engine.batches.source import Program
 
 CHUNKS_PER_BUFFER = 8
@@ -125,11 +124,7 @@ class StreamSource(BufferedSource):
     """Reads the windows of a stream through DataLoader workers."""
 
     def __init__(
-        self,
-        stream: StreamedSeries,
-        which: str,
-        batching: StreamBatching,
-        options: TransferOptions,
+        self, stream: StreamedSeries, which: str, batching: StreamBatching, options: TransferOptions
     ) -> None:
         self.batching, self.num_windows = batching, len(stream.ranges[which])
         self.num_steps = -(-self.num_windows // batching.windows_per_step)
@@ -141,19 +136,15 @@ class StreamSource(BufferedSource):
         super().__init__(example, size, -(-batching.windows_per_step // size), options)
         read = batching.windows_per_read or size
         self._reader = _Reader(stream, which, read, batching.seed, options.engine.buffer_rows)
-        self._loader: DataLoader[Any] | None = build_loader(
-            self._reader,
-            options,
-            batch_size=None,
-            # Arrow's threads do not survive a fork
-            multiprocessing_context="spawn" if options.workers else None,
+        context = "spawn" if options.workers else None  # Arrow's threads do not survive a fork
+        self._loader: Any = build_loader(
+            self._reader, options, batch_size=None, multiprocessing_context=context
         )
         self._batches: Iterator[Windows] = iter(())
         self._rest: Windows | None = None
         """Windows of the last batch that were not needed yet"""
 
     def start_epoch(self, epoch: int, *, at: int = 0) -> None:
-        assert self._loader is not None
         self._reader.epoch.fill_(epoch)
         self._batches, self._rest = iter(self._loader), None
         self._step = at

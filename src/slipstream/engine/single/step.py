@@ -16,10 +16,14 @@ from slipstream.data import windows
 from slipstream.data.windows import Series
 from slipstream.engine import objective, optim, step
 from slipstream.engine.batches.augmented import AugmentedHostSource, AugmentedSource
-from slipstream.engine.batches.device import DeviceSource
-from slipstream.engine.batches.host import HostSource, TransferOptions
-from slipstream.engine.batches.loader import LoaderSource
-from slipstream.engine.batches.source import BatchSource, EpochSampler, MicroBatch, Program
+from slipstream.engine.batches.host import HostSource, LoaderSource, TransferOptions
+from slipstream.engine.batches.source import (
+    BatchSource,
+    DeviceSource,
+    EpochSampler,
+    MicroBatch,
+    Program,
+)
 from slipstream.engine.batches.stream import StreamBatching, StreamSource
 from slipstream.engine.capture import CapturedProgram
 from slipstream.engine.lanes.lane import EpochStart

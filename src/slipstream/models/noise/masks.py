@@ -14,7 +14,7 @@ from torch import Tensor
 
 from slipstream.config import Pretrain
 from slipstream.models.noise import rng
-from slipstream.models.noise.dropout import MIX, mix_bits
+from slipstream.models.noise.rng import MIX, mix_bits
 
 SITE = 1 << 16
 """First of the masks' own draws"""
