@@ -59,9 +59,9 @@ def test_lightning_can_ask_for_the_precision_of_products():
     """In a fresh process and after ours; torch refuses where the two ways to set it disagree."""
     code = (
         "import torch; from slipstream import machine\n"
-        "from slipstream.bench.frameworks import settings\n"
+        "from slipstream.bench.frameworks import workload\n"
         "for precision in ('tf32', 'fp16', 'fp32', 'tf32'):\n"
-        "    with settings.apply_flags(settings.PeerSettings('', 'lightning', precision, 0)):\n"
+        "    with workload.apply_flags(workload.PeerSettings('', 'lightning', precision, 0)):\n"
         "        found = torch.get_float32_matmul_precision()\n"
         "        assert found == ('high' if precision == 'tf32' else 'highest'), found\n"
         "    for tf32 in (True, False):\n"

@@ -9,6 +9,7 @@ import shutil
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ FEATURES = {
 """The instruction sets that matter to training: their names in /proc/cpuinfo and in prose"""
 THROTTLE_CAUSES = {"heat": {"thermal"}, "power": {"power cap", "power brake"}}
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING")
+COMPILERS = {"darwin": "clang++", "win32": "cl"}
 PCI = Path("/sys/bus/pci/devices")
 NVIDIA, DISPLAY = "0x10de", "0x03"
 """NVIDIA's vendor number on the PCI bus, and how the class numbers of displays begin"""
@@ -45,6 +47,8 @@ def take_inventory() -> dict[str, Any]:
     known = driver.pop("gpus")
     for gpu in known:
         gpu["throttled"] = name_throttle_causes(gpu["throttled"])
+    # the C++ compiler that torch.compile calls
+    compiler = os.environ.get("CXX") or COMPILERS.get(sys.platform, "g++")
     cuda = _describe_cuda()
     try:
         gpus = _list_gpus(known, cuda)
@@ -62,7 +66,7 @@ def take_inventory() -> dict[str, Any]:
         "cuda": cuda,
         "nvidia_signs": list(_find_nvidia_signs()),
         "triton": find_triton_version(),
-        "compiler": shutil.which(_get_compiler_name()),
+        "compiler": shutil.which(compiler),
         "cpu": _describe_cpu(),
         "memory": _describe_memory(),
         "disk": _measure_space(Path()),
@@ -77,17 +81,11 @@ def name_throttle_causes(reasons: Iterable[str]) -> list[str]:
     return [cause for cause, group in THROTTLE_CAUSES.items() if present & group]
 
 
-def _get_compiler_name() -> str:
-    """Return the C++ compiler that torch.compile calls."""
-    return os.environ.get("CXX") or {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
-
-
 def _find_torch_requirement() -> str:
     """Return what our own package requires of torch, in pip's notation."""
-    try:
+    requirements: list[str] = []
+    with suppress(importlib.metadata.PackageNotFoundError):  # run from its source
         requirements = importlib.metadata.requires("slipstream") or []
-    except importlib.metadata.PackageNotFoundError:  # run from its source
-        requirements = []
     return next((one for one in requirements if one.startswith("torch")), "torch")
 
 
@@ -139,8 +137,7 @@ def _find_nvidia_signs() -> Iterator[str]:
     """Yield what indicates an NVIDIA GPU in this machine, whether or not it can be used."""
     paths = ("/proc/driver/nvidia/version", "/dev/nvidia0", "/dev/dxg")  # the last one is WSL's
     yield from (path for path in paths if Path(path).exists())
-    tool = shutil.which("nvidia-smi")
-    if tool:
+    if tool := shutil.which("nvidia-smi"):
         yield tool
     for folder in sorted(PCI.glob("*")):
         vendor, kind = (read_text(folder / name).strip() for name in ("vendor", "class"))
@@ -182,8 +179,7 @@ def _describe_memory() -> dict[str, Any]:
 
 
 def _measure_space(folder: Path) -> dict[str, Any] | None:
-    try:
+    with suppress(OSError):
         total, _, free = shutil.disk_usage(folder)
-    except OSError:
-        return None
-    return {"total_bytes": total, "free_bytes": free}
+        return {"total_bytes": total, "free_bytes": free}
+    return None

@@ -32,16 +32,8 @@ class Problem(NamedTuple):
 def find_problems(examination: Facts) -> list[dict[str, str]]:
     """Find all problems in `machine` and `techniques`, the results of `examine`."""
     machine = examination["machine"]
-    rules = (
-        _check_visible,
-        _check_capability,
-        _check_gpu_load,
-        _check_cores,
-        _check_memory,
-        _check_disk,
-        _check_tools,
-    )
-    problems = [problem for rule in rules for problem in rule(machine)]
+    rules = (_check_visible, _check_capability, _check_gpu_load, _check_cores, _check_memory)
+    problems = [problem for rule in (*rules, _check_tools) for problem in rule(machine)]
     problems += _check_techniques(machine, examination["techniques"])
     return [problem._asdict() for problem in problems]
 
@@ -60,10 +52,8 @@ def _check_visible(machine: Facts) -> Iterator[Problem]:
             _suggest_install(machine, WHEELS.get(supported or 13, "cu130")),
         )
     elif hidden is not None and hidden.strip() in ("", "-1"):
-        yield Problem(
-            f'{name} is here, but CUDA_VISIBLE_DEVICES = "{hidden}" hides it',
-            "unset CUDA_VISIBLE_DEVICES",
-        )
+        why = f'{name} is here, but CUDA_VISIBLE_DEVICES = "{hidden}" hides it'
+        yield Problem(why, "unset CUDA_VISIBLE_DEVICES")
     elif supported is not None and supported < built_for:
         update = f"update the driver to {OLDEST_DRIVER.get(built_for, 'the newest')} or later"
         wheel = WHEELS.get(supported)
@@ -152,10 +142,8 @@ def _check_gpu_load(machine: Facts) -> Iterator[Problem]:
                 f"nvidia-smi tells who holds the rest{elsewhere}",
             )
     if cards and machine["environment"]["CUDA_LAUNCH_BLOCKING"] == "1":
-        yield Problem(
-            "CUDA_LAUNCH_BLOCKING = 1 makes the host wait for every kernel",
-            "unset CUDA_LAUNCH_BLOCKING",
-        )
+        why = "CUDA_LAUNCH_BLOCKING = 1 makes the host wait for every kernel"
+        yield Problem(why, "unset CUDA_LAUNCH_BLOCKING")
 
 
 def _check_cores(machine: Facts) -> Iterator[Problem]:
@@ -169,14 +157,12 @@ def _check_cores(machine: Facts) -> Iterator[Problem]:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         first = (machine["environment"][name] or "").split(",")[0].strip()
         if first.isdigit() and int(first) > usable:
-            yield Problem(
-                f"{name} = {first}, but {usable} core{'s' * (usable > 1)} can be used",
-                f"unset {name}",
-            )
+            cores = f"{usable} core{'s' * (usable > 1)}"
+            yield Problem(f"{name} = {first}, but {cores} can be used", f"unset {name}")
 
 
 def _check_memory(machine: Facts) -> Iterator[Problem]:
-    memory, shm = machine["memory"], machine["shm"]
+    memory, shm, disk = (machine[name] for name in ("memory", "shm", "disk"))
     available = memory["available_bytes"]
     total = memory["limit_bytes"] or memory["total_bytes"]
     most = "ps aux --sort=-rss | head"
@@ -197,10 +183,6 @@ def _check_memory(machine: Facts) -> Iterator[Problem]:
             "batches through it and die when it is full",
             "docker run --shm-size=2g ..., or --set engine.workers=0",
         )
-
-
-def _check_disk(machine: Facts) -> Iterator[Problem]:
-    disk = machine["disk"]
     if disk is not None and disk["free_bytes"] < DISK_BYTES:
         yield Problem(
             f"the disk is nearly full: {disk['free_bytes'] / GB:.1f} GB free in this folder",
@@ -210,9 +192,8 @@ def _check_disk(machine: Facts) -> Iterator[Problem]:
 
 def _check_tools(machine: Facts) -> Iterator[Problem]:
     if machine["cuda"]["available"] and machine["triton"] is None:
-        yield Problem(
-            "Triton is not installed: torch.compile needs it on CUDA", "pip install triton"
-        )
+        why = "Triton is not installed: torch.compile needs it on CUDA"
+        yield Problem(why, "pip install triton")
     if machine["compiler"] is None:
         yield Problem(
             "there is no C++ compiler: torch.compile needs one",

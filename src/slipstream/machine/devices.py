@@ -7,7 +7,7 @@ import os
 import platform
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,10 +97,8 @@ def describe(device: torch.device) -> dict[str, Any]:
 def find_triton_version() -> str | None:
     """Return the version of Triton, under whichever name it is installed."""
     for name in ("triton", "pytorch-triton", "triton-windows"):
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return None
 
 
@@ -134,10 +132,9 @@ def warm_up(device: torch.device) -> None:
 
 def get_max_clock_mhz(device: torch.device) -> float | None:
     """Return the highest clock of the GPU's processors, where the driver reports it."""
-    try:
+    with suppress(AttributeError, RuntimeError, AssertionError):
         return float(torch.cuda.get_device_properties(device).clock_rate) / 1e3
-    except (AttributeError, RuntimeError, AssertionError):
-        return None
+    return None
 
 
 @contextmanager
@@ -150,11 +147,9 @@ def set_flags(
     deterministic: bool = False,
 ) -> Iterator[None]:
     """Set torch's global flags for one run and restore them afterwards; nothing else sets them."""
-    # typed as Any: torch sets these through module attributes that its annotations leave out
-    matmul: Any = torch.backends.cuda.matmul
-    rnn: Any = torch.backends.cudnn.rnn
-    mkldnn: Any = torch.backends.mkldnn
-    cudnn: Any = torch.backends.cudnn
+    backends: Any = torch.backends  # whose annotations leave these attributes out
+    matmul, rnn = backends.cuda.matmul, backends.cudnn.rnn
+    mkldnn, cudnn = backends.mkldnn, backends.cudnn
     before = matmul.fp32_precision, rnn.fp32_precision, mkldnn.enabled, cudnn.benchmark
     before_threads = torch.get_num_threads()
     deterministic = deterministic and not torch.are_deterministic_algorithms_enabled()

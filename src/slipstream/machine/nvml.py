@@ -79,7 +79,7 @@ class Gpu:
         sample = {
             "gpu_utilisation": load and load.gpu,
             "gpu_memory_bytes": memory and memory.used,
-            "temperature_c": self._read_temperature(),
+            "temperature_c": self._query(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
             "clock_mhz": self._query(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),
             "throttled": self.read_throttling(),
             "power_w": None if power_mw is None else power_mw / 1e3,
@@ -98,16 +98,11 @@ class Gpu:
             "name": _to_text(nvml.nvmlDeviceGetName(self._handle)),
             "memory_bytes": memory and memory.total,
             "free_bytes": memory and memory.free,
-            "temperature_c": self._read_temperature(),
+            "temperature_c": self._query(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
             "busy_percent": load and load.gpu,
             "throttled": self.read_throttling() or [],
             "processes": [_describe_process(one) for one in running if one.pid != os.getpid()],
         }
-
-    def _read_temperature(self) -> int | None:
-        nvml = self._nvml
-        celsius: int | None = self._query(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU)
-        return celsius
 
 
 @contextmanager
@@ -129,11 +124,9 @@ def _find_gpu(nvml: Any, uuid: str, index: int) -> Gpu | None:
 
 
 def read_driver_version() -> str | None:
-    try:
-        with open_nvml() as nvml:
-            return _to_text(nvml.nvmlSystemGetDriverVersion())
-    except NvmlError:
-        return None
+    with suppress(NvmlError), open_nvml() as nvml:
+        return _to_text(nvml.nvmlSystemGetDriverVersion())
+    return None
 
 
 def read_driver() -> dict[str, Any]:
@@ -154,11 +147,9 @@ def read_driver() -> dict[str, Any]:
 
 def read_throttling() -> dict[str, list[str]]:
     """Return the reasons for which each GPU's clock is reduced at this moment, by UUID."""
-    try:
-        with open_nvml() as nvml:
-            return {gpu.uuid: gpu.read_throttling() or [] for gpu in _list_gpus(nvml)}
-    except NvmlError:
-        return {}
+    with suppress(NvmlError), open_nvml() as nvml:
+        return {gpu.uuid: gpu.read_throttling() or [] for gpu in _list_gpus(nvml)}
+    return {}
 
 
 def _list_gpus(nvml: Any) -> list[Gpu]:
