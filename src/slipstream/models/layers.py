@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from slipstream.config import Model
 from slipstream.kernels import linear, should_use_triton
+from slipstream.models.noise.rng import Noise
 
 SMALLEST_VARIANCE = 1e-5
 """Of a window, where it is divided by"""
@@ -84,16 +85,34 @@ class Head(nn.Module):
         return apply_linear(self.linear, joined)
 
 
-def build_head(
-    model: Model, *, width: int, context: int, static: int, outputs: int | None
-) -> tuple[Pool, Head] | tuple[None, None]:
-    """The pool and head of a network that reads sequences; an encoder, which has no `outputs`, has
-    neither."""
-    if outputs is None:
-        return None, None
-    length, bidirectional = context // model.patch, model.bidirectional
-    pool = Pool(model.pool, width=width, length=length, bidirectional=bidirectional)
-    return pool, Head(pool.out, static, outputs)
+class SequenceNetwork(nn.Module):
+    """A network that reads sequences. Without `outputs` it is an encoder: it has no pool, no head,
+    and returns its tokens."""
+
+    pool: Pool | None
+    head: Head | None
+    width: int
+    recompute = False
+
+    def add_head(self, model: Model, context: int, static: int, outputs: int | None) -> None:
+        """Add the pool and head above tokens of the network's width."""
+        self.pool = self.head = None
+        if outputs is not None:
+            length, both = context // model.patch, model.bidirectional
+            self.pool = Pool(model.pool, width=self.width, length=length, bidirectional=both)
+            self.head = Head(self.pool.out, static, outputs)
+
+    def encode(self, inputs: Tensor, noise: Noise | None = None) -> Tensor:
+        """Return tokens [T / patch, B, D]."""
+        raise NotImplementedError
+
+    def forward(self, inputs: Tensor, static: Tensor | None, noise: Noise | None = None) -> Tensor:
+        """Return the outputs of each window, flat, or an encoder's tokens."""
+        tokens = self.encode(inputs, noise)
+        if self.pool is None or self.head is None:
+            return tokens
+        out: Tensor = self.head(self.pool(tokens), static)
+        return out
 
 
 def call_layer(layer: Callable[..., Tensor], *args: Any, recompute: bool) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from slipstream.config import Model
 from slipstream.kernels import rnn_layer
-from slipstream.models.layers import Head, Pool, apply_norm, build_head, call_layer, to_patches
+from slipstream.models.layers import SequenceNetwork, apply_norm, call_layer, to_patches
 from slipstream.models.noise.rng import Noise, dropout
 from slipstream.models.padding import Axis
 
@@ -25,22 +25,18 @@ CELLS = {"lstm": nn.LSTM, "gru": nn.GRU}
 GATES = {"lstm": 4, "gru": 3}
 
 
-class Recurrent(nn.Module):
+class Recurrent(SequenceNetwork):
     """Layers of one cell kind, each with its own width, dropout between them."""
 
     input_weights = re.compile(r"core\.layers\.0\.weight_ih_l0(_reverse)?")
-    pool: Pool | None
-    head: Head | None
 
     def __init__(
         self, model: Model, *, context: int, inputs: int, static: int, outputs: int | None
     ) -> None:
-        """Without `outputs` it is an encoder: it has no pool, no head, and returns its tokens."""
         super().__init__()
         self.patch = model.patch
         self.algorithms: tuple[str, ...] = ("persistent",) * len(model.sizes)
         """cuDNN's, by layer: as PyTorch chooses, or the standard one; the plan sets them."""
-        self.recompute = False
         self.use_own_kernels = False
         """Run layers by our own operation, which has a vmap rule, instead of cuDNN's"""
         self.kind = model.kind
@@ -56,10 +52,8 @@ class Recurrent(nn.Module):
         self.norms: nn.ModuleList | None = None
         if model.layer_norm:
             self.norms = nn.ModuleList(nn.LayerNorm(size * directions) for size in model.sizes)
-        self.width: int = width
-        self.pool, self.head = build_head(
-            model, width=width, context=context, static=static, outputs=outputs
-        )
+        self.width = width
+        self.add_head(model, context, static, outputs)
 
     @staticmethod
     def unit_axes(name: list[str], model: Model) -> tuple[Axis, ...]:
@@ -72,11 +66,18 @@ class Recurrent(nn.Module):
         return (layer, GATES[model.kind]), across
 
     def encode(self, inputs: Tensor, noise: Noise | None = None) -> Tensor:
-        """Return tokens [T / patch, B, D]."""
         sequence = to_patches(inputs, self.patch)
         if self.use_own_kernels:
             return self._run_own_kernels(sequence, noise)
-        return self._run_torch(sequence, noise)
+        if sequence.is_cuda:
+            return self._run_cudnn(sequence, noise)
+        recompute = self.recompute and self.training
+        for depth, layer in enumerate(self.layers):
+            if depth:
+                sequence = dropout(sequence, noise, depth, directions=self.directions)
+            sequence = call_layer(_call_module, layer, sequence, recompute=recompute)
+            sequence = self._normalize(depth, sequence)
+        return sequence
 
     def forward(self, inputs: Tensor, static: Tensor | None, noise: Noise | None = None) -> Tensor:
         if self.pool is None or self.head is None:
@@ -111,17 +112,6 @@ class Recurrent(nn.Module):
         if self.norms is None:
             return sequence
         return apply_norm(cast(nn.LayerNorm, self.norms[depth]), sequence, sequence.dtype)
-
-    def _run_torch(self, sequence: Tensor, noise: Noise | None) -> Tensor:
-        if sequence.is_cuda:
-            return self._run_cudnn(sequence, noise)
-        recompute = self.recompute and self.training
-        for depth, layer in enumerate(self.layers):
-            if depth:
-                sequence = dropout(sequence, noise, depth, directions=self.directions)
-            sequence = call_layer(_call_module, layer, sequence, recompute=recompute)
-            sequence = self._normalize(depth, sequence)
-        return sequence
 
     def _run_cudnn(self, sequence: Tensor, noise: Noise | None) -> Tensor:
         if torch.is_autocast_enabled("cuda"):

@@ -14,45 +14,30 @@ from torch.nn import functional as F
 
 from slipstream.config import Model
 from slipstream.kernels import causal_conv
-from slipstream.models.layers import Head, Pool, apply_linear, build_head, call_layer, to_patches
+from slipstream.models.layers import SequenceNetwork, apply_linear, call_layer, to_patches
 from slipstream.models.noise.rng import Noise, dropout
 from slipstream.models.padding import Axis
 
 
-class TCN(nn.Module):
+class TCN(SequenceNetwork):
     """A linear embedding of each token, then residual blocks, all of one width."""
 
     input_weights = re.compile(r"core\.embed\.weight")
-    pool: Pool | None
-    head: Head | None
 
     def __init__(
         self, model: Model, *, context: int, inputs: int, static: int, outputs: int | None
     ) -> None:
-        """Without `outputs` it is an encoder: it has no pool, no head, and returns its tokens."""
         super().__init__()
         self.patch = model.patch
-        self.recompute = False
-        self.width: int = model.sizes[0]
+        self.width = model.sizes[0]
         self.embed = nn.Linear(inputs * model.patch, self.width)
         self.layers = nn.ModuleList(
             ResidualBlock(self.width, model.kernel_size, dilation=2**depth)
             for depth in range(len(model.sizes))
         )
-        self.pool, self.head = build_head(
-            model, width=self.width, context=context, static=static, outputs=outputs
-        )
-
-    def forward(self, inputs: Tensor, static: Tensor | None, noise: Noise | None = None) -> Tensor:
-        """Return the outputs of each window, flat, or an encoder's tokens."""
-        tokens = self.encode(inputs, noise)
-        if self.pool is None or self.head is None:
-            return tokens
-        out: Tensor = self.head(self.pool(tokens), static)
-        return out
+        self.add_head(model, context, static, outputs)
 
     def encode(self, inputs: Tensor, noise: Noise | None = None) -> Tensor:
-        """Return tokens [T / patch, B, D]."""
         tokens = apply_linear(self.embed, to_patches(inputs, self.patch))
         recompute = self.recompute and self.training
         for depth, block in enumerate(self.layers):

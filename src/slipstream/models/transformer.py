@@ -13,61 +13,41 @@ from torch.nn import functional as F
 from slipstream.config import Model
 from slipstream.kernels import attention, linear
 from slipstream.models.layers import (
-    Head,
-    Pool,
+    SequenceNetwork,
     apply_linear,
     apply_norm,
-    build_head,
     call_layer,
     to_patches,
 )
 from slipstream.models.noise.rng import Noise, dropout
 
 
-class Transformer(nn.Module):
+class Transformer(SequenceNetwork):
     """Dropout on the embeddings, after attention, and inside and after the feed-forward part; none
     on attention's own weights."""
 
     input_weights = re.compile(r"core\.embed\.weight")
-    pool: Pool | None
-    head: Head | None
 
     def __init__(
         self, model: Model, *, context: int, inputs: int, static: int, outputs: int | None
     ) -> None:
-        """Without `outputs` it is an encoder: it has no pool, no head, and returns its tokens."""
         super().__init__()
         width, tokens = model.sizes[0], context // model.patch
         self.patch = model.patch
-        self.recompute = False
         self.embed = nn.Linear(inputs * model.patch, width)
         if model.positions == "learned":
             self.positions = nn.Parameter(torch.randn(tokens, 1, width) * 0.02)
         else:
             self.register_buffer("positions", _sinusoids(tokens, width), persistent=False)
         self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(
-                width,
-                model.heads,
-                dim_feedforward=width * model.expansion,
-            )
+            nn.TransformerEncoderLayer(width, model.heads, dim_feedforward=width * model.expansion)
             for _ in model.sizes
         )
         self.norm = nn.LayerNorm(width)
-        self.width: int = width
-        self.pool, self.head = build_head(
-            model, width=width, context=context, static=static, outputs=outputs
-        )
-
-    def forward(self, inputs: Tensor, static: Tensor | None, noise: Noise | None = None) -> Tensor:
-        tokens = self.encode(inputs, noise)
-        if self.pool is None or self.head is None:
-            return tokens
-        out: Tensor = self.head(self.pool(tokens), static)
-        return out
+        self.width = width
+        self.add_head(model, context, static, outputs)
 
     def encode(self, inputs: Tensor, noise: Noise | None = None) -> Tensor:
-        """Return tokens [T / patch, B, D]."""
         tokens = apply_linear(self.embed, to_patches(inputs, self.patch)) + self.positions
         tokens = dropout(tokens, noise, 0)
         recompute = self.recompute and self.training
@@ -79,12 +59,10 @@ class Transformer(nn.Module):
 def run_layer(layer: Any, tokens: Tensor, noise: Noise | None, site: int) -> Tensor:
     """Compute what `nn.TransformerEncoderLayer` does with norms first, by its weights; sites from
     `site` on are its own."""
-    tokens = tokens + dropout(
-        _attend(layer.self_attn, _normalize(layer.norm1, tokens)), noise, site
-    )
-    inner = dropout(
-        F.gelu(apply_linear(layer.linear1, _normalize(layer.norm2, tokens))), noise, site + 1
-    )
+    attended = _attend(layer.self_attn, _normalize(layer.norm1, tokens))
+    tokens = tokens + dropout(attended, noise, site)
+    inner = F.gelu(apply_linear(layer.linear1, _normalize(layer.norm2, tokens)))
+    inner = dropout(inner, noise, site + 1)
     return tokens + dropout(apply_linear(layer.linear2, inner), noise, site + 2)
 
 

@@ -135,7 +135,7 @@ from slipstream.kernels import dropout as drops
 from slipstream.models.noise import rng as d
 
 def fused(x, noise, site, directions):
-    how = drops.DropoutHash(d.MIX, d.UNIT, d._hash_site(site), d.LAST, d.DIRECTION)
+    how = drops.DropoutHash(d.MIX, d.UNIT, d._hash_unit_site(site), d.LAST, d.DIRECTION)
     return drops.apply_dropout(x, noise.key, noise.rate, how, directions)
 
 def compare(x, run):
