@@ -7,6 +7,7 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any, get_origin
@@ -243,16 +244,10 @@ def _apply_override(settings: dict[str, Any], override: str) -> None:
         settings = settings.setdefault(key, {})
         if not isinstance(settings, dict):
             raise UserError(f'--set {override}: "{key}" is a value, not a section')
-    settings[keys[-1]] = _parse_value(text.strip())
-
-
-def _parse_value(text: str) -> Any:
-    """Parse a TOML value (a number, a list, quoted text); other text stays as it is."""
-    try:
+    value = text = text.strip()  # what is no TOML value (number, list, quoted text) stays text
+    with suppress(ValueError, RecursionError):
         value = tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError):
-        return text
-    return value if isinstance(value, (bool, int, float, str, list, dict)) else text
+    settings[keys[-1]] = value if isinstance(value, (bool, int, float, str, list, dict)) else text
 
 
 def _explain(error: ValidationError) -> Iterator[str]:

@@ -36,9 +36,20 @@ def find_roles(table: DataTable, data: Data) -> tuple[Roles, list[str]]:
     """Return the columns by role, with notes on the columns that the defaults leave out."""
     targets = data.targets if data.labels is None else (LABEL,)
     notes = _describe_ambiguous_names(table, data)
-    if data.inputs is not None:
-        _refuse_label_input(table, data, data.inputs)
-        return Roles(data.inputs, targets or data.inputs, data.static), notes
+    inputs = data.inputs
+    if inputs is None:
+        inputs, unused = _select_inputs(table, data)
+        notes += [f"not used as inputs: {', '.join(unused)}"] if unused else []
+    if data.labels is not None and LABEL in inputs:
+        raise UserError(
+            f'{table.name}: has a column "{LABEL}" among its inputs, which is what data.labels '
+            "brings; rename it, or name it in data.ignore"
+        )
+    return Roles(inputs, targets or inputs, data.static), notes
+
+
+def _select_inputs(table: DataTable, data: Data) -> tuple[tuple[str, ...], list[str]]:
+    """Return the default inputs, and the columns without a role."""
     for name in data.targets or ():
         require_column(table, name, "data.targets")
     reserved = {data.time, data.split.by, *data.ids, *data.static, *data.where, *data.ignore}
@@ -55,36 +66,19 @@ def find_roles(table: DataTable, data: Data) -> tuple[Roles, list[str]]:
     )
     if not inputs:
         raise UserError(f"{table.name}: has no numeric column to read; name data.inputs")
-    _refuse_label_input(table, data, inputs)
     used = set(inputs)
-    unused = [name for name in free if name not in used]
-    if unused:
-        notes.append(f"not used as inputs: {', '.join(unused)}")
-    return Roles(inputs, targets or inputs, data.static), notes
+    return inputs, [name for name in free if name not in used]
 
 
 def _describe_ambiguous_names(table: DataTable, data: Data) -> list[str]:
     """Note where a word with a meaning of its own is also a column, which then wins."""
-    notes = []
-    if (
-        FILE_COLUMN in data.ids
-        and FILE_COLUMN in table.column_names
-        and table.file_column != FILE_COLUMN
-    ):
+    notes, columns = [], table.column_names
+    if FILE_COLUMN in data.ids and FILE_COLUMN in columns and table.file_column != FILE_COLUMN:
         notes.append(f'data.id = "{FILE_COLUMN}" is the column of that name, not a row\'s file')
-    if data.split.by == SERIES and SERIES in table.column_names and SERIES not in data.ids:
-        notes.append(
-            f'data.split.by = "{SERIES}" is the column of that name, not the series\' name'
-        )
+    if data.split.by == SERIES and SERIES in columns and SERIES not in data.ids:
+        what = "is the column of that name, not the series' name"
+        notes.append(f'data.split.by = "{SERIES}" {what}')
     return notes
-
-
-def _refuse_label_input(table: DataTable, data: Data, inputs: tuple[str, ...]) -> None:
-    if data.labels is not None and LABEL in inputs:
-        raise UserError(
-            f'{table.name}: has a column "{LABEL}" among its inputs, which is what data.labels '
-            "brings; rename it, or name it in data.ignore"
-        )
 
 
 def adapt_to_pretraining(roles: Roles, data: Data) -> tuple[Roles, Data]:
@@ -180,9 +174,8 @@ def normalize_value(value: Any) -> str:
 def _match_number(text: str) -> re.Match[str] | None:
     """Match the parts of a plain number; other text has none, nor has 1e3, which may be a name."""
     number = PLAIN_NUMBER.fullmatch(text.strip())
-    if number is None or (number["exponent"] and not (number["signed"] or number["point"])):
-        return None
-    return number
+    is_name = number and number["exponent"] and not (number["signed"] or number["point"])
+    return None if is_name else number
 
 
 def identify_series(table: DataTable, data: Data) -> tuple[Ints, list[str]]:
