@@ -10,8 +10,7 @@ from matplotlib.axes import Axes
 
 from slipstream import runs
 from slipstream.reporting.formatting import METRIC_NAMES, format_number
-from slipstream.reporting.plots.style import COLOURS, FAINT, INK, MODEL, MUTED, STYLE
-from slipstream.reporting.plots.svg import draw_svg
+from slipstream.reporting.plots.style import COLOURS, FAINT, INK, MODEL, MUTED, STYLE, draw_svg
 from slipstream.reporting.template import render_page, write_report
 
 SCRATCH, FINE_TUNED = "scratch", "fine-tuned"

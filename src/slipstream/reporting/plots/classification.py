@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from slipstream.reporting.plots.style import INK, MODEL, MUTED
-from slipstream.reporting.plots.svg import shorten
+from slipstream.reporting.plots.style import INK, MODEL, MUTED, label_series, shorten
 
 MAX_NAMED, MAX_COUNTED = 30, 12
 MAX_BARS, MAX_LINES = 24, 4
@@ -26,8 +25,7 @@ def plot_confusion(axes: Axes, names: Sequence[str], counts: Sequence[Sequence[i
     tick_options: dict[str, Any] = {"rotation": 40, "ha": "right"} if len(labels) > 4 else {}
     axes.set_xticks(ticks, labels, **tick_options)
     axes.set_yticks(ticks, labels)
-    axes.set_xlabel("predicted")
-    axes.set_ylabel("label")
+    axes.set(xlabel="predicted", ylabel="label")
     axes.grid(False)
     if len(names) > MAX_COUNTED:
         return
@@ -46,60 +44,38 @@ def plot_reliability(axes: Axes, bins: Sequence[dict[str, float]], error: float)
     width = full[0]["high"] - full[0]["low"]
     axes.bar(middles, shares, width=0.94 * width, color="#dbeafe", label="share of windows")
     axes.plot([0, 1], [0, 1], color=MUTED, lw=0.9, ls="--", label="perfect calibration")
-    axes.plot(
-        [each["confidence"] for each in full],
-        [each["accuracy"] for each in full],
-        color=MODEL,
-        marker="o",
-        ms=5,
-        label="the model",
-    )
-    axes.set_xlim(max(min(each["low"] for each in full) - width, 0), 1)
-    axes.set_ylim(0, 1)
-    axes.set_xlabel("probability of the predicted class")
-    axes.set_ylabel("accuracy")
+    points = zip(*((each["confidence"], each["accuracy"]) for each in full), strict=True)
+    axes.plot(*points, color=MODEL, marker="o", ms=5, label="the model")
+    axes.set(xlim=(max(min(each["low"] for each in full) - width, 0), 1), ylim=(0, 1))
+    axes.set(xlabel="probability of the predicted class", ylabel="accuracy")
     axes.set_title(f"expected calibration error {error:.3f}", fontsize=9.5, color=MUTED)
     axes.legend(loc="upper left")
 
 
 def plot_by_series(axes: Axes, per_series: dict[str, dict[str, float]]) -> None:
     """Plot the accuracy of the worst series."""
-    worst = sorted(per_series, key=lambda name: per_series[name]["accuracy"])
-    selected = worst[:MAX_BARS]
-    names = [shorten(name) for name in selected]
-    axes.bar(
-        range(len(selected)), [per_series[n]["accuracy"] for n in selected], color=MODEL, width=0.7
-    )
-    wide = len("".join(names)) > 60
-    tick_options: dict[str, Any] = {"rotation": 40, "ha": "right"} if wide else {}
-    axes.set_xticks(range(len(selected)), names, fontsize=8.5, **tick_options)
-    axes.set_xlim(-0.7, max(len(selected), 6) - 0.3)
-    axes.set_ylim(0, 1)
-    axes.grid(axis="x", visible=False)
-    axes.set_ylabel("accuracy")
-    if len(worst) > len(selected):
-        title = f"the {len(selected)} worst of {len(worst):,} series"
-        axes.set_title(title, fontsize=9.5, color=MUTED)
+    worst = sorted(per_series, key=lambda name: per_series[name]["accuracy"])[:MAX_BARS]
+    accuracies = [per_series[name]["accuracy"] for name in worst]
+    axes.bar(range(len(worst)), accuracies, color=MODEL, width=0.7)
+    turn = len("".join(map(shorten, worst))) > 60
+    label_series(axes, worst, len(per_series), turn=turn)
+    axes.set(ylim=(0, 1), ylabel="accuracy")
 
 
 def plot_window(axes: Axes, one: dict[str, Any]) -> None:
     """Plot the inputs of a misclassified window, each scaled to its own range."""
     inputs = list(one["inputs"].items())[:MAX_LINES]
     for (name, values), colour in zip(inputs, LINES, strict=False):
-        values = np.array(values, dtype=float)
-        low, high = float(values.min()), float(values.max())
-        scaled = (values - low) / (high - low) if high > low else np.full_like(values, 0.5)
+        y = np.array(values, dtype=float)
+        low, high = float(y.min()), float(y.max())
+        scaled = (y - low) / (high - low) if high > low else np.full_like(y, 0.5)
         label = f"{shorten(name)}\n{low:.3g} to {high:.3g}"
-        axes.plot(
-            np.arange(len(values)) - len(values) + 1, scaled, color=colour, lw=1.1, label=label
-        )
+        axes.plot(np.arange(len(y)) - len(y) + 1, scaled, color=colour, lw=1.1, label=label)
     axes.set_title(
         f"{shorten(one['series'])} · {format_time(one)} · label {one['label']} "
         f"({100 * one['p_label']:.1f} %), predicted {one['predicted']}"
     )
-    axes.set_yticks([])
-    axes.set_ylim(-0.05, 1.05)
-    axes.set_xlabel("rows before the window's end")
+    axes.set(yticks=[], ylim=(-0.05, 1.05), xlabel="rows before the window's end")
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
 
 

@@ -14,8 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from slipstream.reporting.plots import training
-from slipstream.reporting.plots.style import COLOURS, INK, MODEL, STYLE
-from slipstream.reporting.plots.svg import draw_svg, shorten
+from slipstream.reporting.plots.style import COLOURS, INK, MODEL, STYLE, draw_svg, shorten
 
 SHADE = "#e5e7eb"
 MAX_COLUMNS, MAX_EXAMPLES = 3, 6
@@ -39,37 +38,25 @@ def _draw_examples(path: Path) -> list[str]:
     table = pa.parquet.ParquetFile(path).read()  # read_table would load pandas
     ends = ("_filled", "_masked")
     columns = [n for n in table.column_names if all(n + end in table.column_names for end in ends)]
-    columns = columns[:MAX_COLUMNS]
-    windows = np.unique(table.column("window").to_numpy())[: MAX_EXAMPLES // len(columns)]
-    number = table.column("window").to_numpy()
+    columns, number = columns[:MAX_COLUMNS], table.column("window").to_numpy()
     return [
         draw_svg(_plot_window, 6.2, 2.1, table.filter(pa.array(number == window)), name)
-        for window in windows
+        for window in np.unique(number)[: MAX_EXAMPLES // len(columns)]
         for name in columns
     ]
 
 
 def _plot_window(axes: Axes, table: pa.Table, name: str) -> None:
-    row, truth, filled = (
-        table.column(column).to_numpy() for column in ("row", name, f"{name}_filled")
-    )
+    row, truth, filled = (table.column(n).to_numpy() for n in ("row", name, f"{name}_filled"))
     masked = np.asarray(table.column(f"{name}_masked").to_pylist())
     for at in row[masked]:
         axes.axvspan(at - 0.5, at + 0.5, color=SHADE, lw=0)
     axes.plot(row, truth, color=INK, lw=1.2, label="true")
-    axes.plot(
-        row,
-        np.where(masked, filled, np.nan),
-        color=MODEL,
-        lw=1.2,
-        marker="o",
-        ms=3,
-        label="reconstructed",
-    )
+    values = np.where(masked, filled, np.nan)
+    axes.plot(row, values, color=MODEL, lw=1.2, marker="o", ms=3, label="reconstructed")
     series = table.column("series")[0].as_py()
     error = float(np.abs(filled - truth)[masked].mean())
-    axes.set_title(f"{name} · {shorten(series)} · mean error {error:.3g}")
-    axes.set_xlabel("row")
+    axes.set(title=f"{name} · {shorten(series)} · mean error {error:.3g}", xlabel="row")
     axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0.2)
 
 
@@ -80,10 +67,9 @@ def _plot_by_distance(axes: Axes, summary: dict[str, Any]) -> None:
         x, error = zip(*((one["distance"], one["mse"]) for one in by_distance), strict=True)
         width = 2.0 if name == "model" else 1.1
         axes.plot(x, error, color=COLOURS[name], lw=width, marker=".", label=name)
+    axes.set(xlabel="rows to the nearest visible row", ylabel="mean squared error (scaled)")
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-    axes.set_xlabel("rows to the nearest visible row")
-    axes.set_ylabel("mean squared error (scaled)")
     axes.legend(loc="best", ncols=2)
 
 
@@ -91,6 +77,4 @@ def _plot_latent(axes: Axes, deviations: Sequence[float]) -> None:
     ranked = sorted(deviations, reverse=True)
     axes.fill_between(np.arange(len(ranked)), ranked, color=MODEL, alpha=0.25, lw=0, step="mid")
     axes.plot(np.arange(len(ranked)), ranked, color=MODEL, drawstyle="steps-mid")
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("unit, by rank")
-    axes.set_ylabel("standard deviation")
+    axes.set(ylim=(0, None), xlabel="unit, by rank", ylabel="standard deviation")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,16 @@ from matplotlib.ticker import MaxNLocator
 
 from slipstream.reporting.layouts import choose_layout
 from slipstream.reporting.plots import classification, training
-from slipstream.reporting.plots.style import COLOURS, INK, MODEL, MUTED, STYLE
-from slipstream.reporting.plots.svg import draw_grid, draw_svg, shorten
+from slipstream.reporting.plots.style import (
+    COLOURS,
+    INK,
+    MODEL,
+    STYLE,
+    draw_grid,
+    draw_svg,
+    label_series,
+    shorten,
+)
 
 Array = npt.NDArray[Any]
 
@@ -46,12 +54,10 @@ class Predictions:
 
     def bands(self, target: str) -> tuple[str, str] | None:
         """Return the columns of the outermost quantiles or of the 95 % interval, if any."""
-        names = [
-            name
-            for name in self.columns
-            if re.fullmatch(re.escape(target) + r"_q[\d.]+", name)
-            and f"{name}_predicted" not in self.columns  # else it is a target of its own
-        ]
+        pattern = re.compile(re.escape(target) + r"_q[\d.]+")
+        names = [name for name in self.columns if pattern.fullmatch(name)]
+        # those with a prediction are targets of their own
+        names = [name for name in names if f"{name}_predicted" not in self.columns]
         if len(names) > 1:
             return names[0], names[-1]
         low, high = f"{target}_lo95", f"{target}_hi95"
@@ -62,10 +68,8 @@ def read_predictions(path: Path) -> Predictions:
     with pa.parquet.ParquetFile(path) as file:
         every = -(-file.metadata.num_rows // MAX_ROWS)
         table = file.read_row_groups(list(range(0, file.num_row_groups, every)))
-    series = table.column_names.index("series")
-    return Predictions(
-        table.set_column(series, "series", table.column("series").cast(pa.string())), every > 1
-    )
+    place, series = table.column_names.index("series"), table.column("series").cast(pa.string())
+    return Predictions(table.set_column(place, "series", series), every > 1)
 
 
 def draw_figures(
@@ -78,38 +82,33 @@ def draw_figures(
     is_classifier = bool(summary.get("classes"))
     plot_series = classification.plot_by_series if is_classifier else _plot_by_series
     with mpl.rc_context(STYLE):
-        return {
-            **training.draw_training(summary, events),
-            **(_draw_classes(summary) if is_classifier else _draw_errors(detail, predictions)),
-            "by_step": draw_svg(_plot_by_step, width, 3.2, summary) if steps else None,
-            "by_series": draw_svg(plot_series, width, 3.2, detail["per_series"])
-            if series
-            else None,
-        }
+        plots = training.draw_training(summary, events)
+        plots |= _draw_classes(summary) if is_classifier else _draw_errors(detail, predictions)
+        if steps:
+            plots["by_step"] = draw_svg(_plot_by_step, width, 3.2, summary)
+        if series:
+            plots["by_series"] = draw_svg(plot_series, width, 3.2, detail["per_series"])
+    return plots
 
 
 def _draw_errors(detail: dict[str, Any], predictions: Predictions) -> dict[str, Any]:
     targets = list(detail["per_target"])[:MAX_TARGETS]
+    each: list[tuple[Any, ...]] = [(predictions, name) for name in targets]
     return {
         "examples": _draw_examples(predictions, targets),
-        "scatter": draw_grid(_plot_scatter, [(predictions, name) for name in targets], 3.0),
-        "histogram": draw_grid(_plot_histogram, [(predictions, name) for name in targets], 2.6),
+        "scatter": draw_grid(_plot_scatter, each, 3.0),
+        "histogram": draw_grid(_plot_histogram, each, 2.6),
     }
 
 
 def _draw_classes(summary: dict[str, Any]) -> dict[str, Any]:
     detail, names = summary["detail"]["test"], summary["classes"]
-    error = summary["metrics"]["test"]["ece"]
+    bins, error = detail["reliability"], summary["metrics"]["test"]["ece"]
+    worst = [one for one in detail["worst"] if one["inputs"]]
     return {
         "confusion": draw_svg(classification.plot_confusion, 6.2, 4.4, names, detail["confusion"]),
-        "reliability": draw_svg(
-            classification.plot_reliability, 6.2, 4.4, detail["reliability"], error
-        ),
-        "worst": [
-            draw_svg(classification.plot_window, 6.2, 2.4, one)
-            for one in detail["worst"]
-            if one["inputs"]
-        ],
+        "reliability": draw_svg(classification.plot_reliability, 6.2, 4.4, bins, error),
+        "worst": [draw_svg(classification.plot_window, 6.2, 2.4, one) for one in worst],
     }
 
 
@@ -119,35 +118,22 @@ def _plot_by_step(axes: Axes, summary: dict[str, Any]) -> None:
     steps = np.arange(1, len(errors) + 1)
     for name, result in summary["baselines"].items():
         if result:
-            axes.plot(
-                steps, result[f"{headline.key}_by_step"], color=COLOURS[name], label=name, lw=1.1
-            )
+            by_step = result[f"{headline.key}_by_step"]
+            axes.plot(steps, by_step, color=COLOURS[name], label=name, lw=1.1)
     axes.plot(steps, errors, color=MODEL, label="model", lw=2)
-    axes.set_xlim(1, len(errors))
-    axes.set_ylim(bottom=0)
+    axes.set(xlim=(1, len(errors)), ylim=(0, None), xlabel="rows ahead")
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-    axes.set_xlabel("rows ahead")
     axes.set_ylabel("mean absolute error" if headline.key == "mae" else headline.heading)
     axes.legend(loc="lower right", ncols=2)
 
 
 def _plot_by_series(axes: Axes, per_series: dict[str, dict[str, float]]) -> None:
-    worst = sorted(per_series, key=lambda name: per_series[name]["mae"], reverse=True)
-    names = worst[:MAX_BARS]
-    places = np.arange(len(names))
-    axes.bar(
-        places, [per_series[n]["rmse"] for n in names], color="#bfdbfe", width=0.7, label="RMSE"
-    )
-    axes.bar(places, [per_series[n]["mae"] for n in names], color=MODEL, width=0.7, label="MAE")
-    tick_options: dict[str, Any] = {"rotation": 40, "ha": "right"} if len(names) > 8 else {}
-    axes.set_xticks(places, [shorten(n) for n in names], fontsize=8.5, **tick_options)
-    axes.set_xlim(-0.7, max(len(names), 6) - 0.3)
-    axes.grid(axis="x", visible=False)
+    worst = sorted(per_series, key=lambda name: per_series[name]["mae"], reverse=True)[:MAX_BARS]
+    for key, colour in (("rmse", "#bfdbfe"), ("mae", MODEL)):
+        errors = [per_series[name][key] for name in worst]
+        axes.bar(range(len(worst)), errors, color=colour, width=0.7, label=key.upper())
+    label_series(axes, worst, len(per_series), turn=len(worst) > 8)
     axes.set_ylabel("error")
-    if len(worst) > len(names):
-        axes.set_title(
-            f"the {len(names)} worst of {len(worst):,} series", fontsize=9.5, color=MUTED
-        )
     axes.legend(loc="upper right", ncols=2)
 
 
@@ -156,9 +142,7 @@ def _plot_scatter(axes: Axes, predictions: Predictions, target: str) -> None:
     low, high = float(min(truth.min(), predicted.min())), float(max(truth.max(), predicted.max()))
     axes.hexbin(truth, predicted, gridsize=38, bins="log", cmap="Blues", mincnt=1, linewidths=0.1)
     axes.plot([low, high], [low, high], color=INK, lw=0.8, ls="--")
-    axes.set_title(target)
-    axes.set_xlabel("true")
-    axes.set_ylabel("predicted")
+    axes.set(title=target, xlabel="true", ylabel="predicted")
     axes.xaxis.set_major_locator(MaxNLocator(4))
     axes.yaxis.set_major_locator(MaxNLocator(4))
 
@@ -168,9 +152,7 @@ def _plot_histogram(axes: Axes, predictions: Predictions, target: str) -> None:
     reach = float(np.quantile(np.abs(error), 0.995)) or 1.0
     axes.hist(np.clip(error, -reach, reach), bins=41, range=(-reach, reach), color=MODEL)
     axes.axvline(0, color=INK, lw=0.8, ls="--")
-    axes.set_title(target)
-    axes.set_xlabel("predicted - true")
-    axes.set_yticks([])
+    axes.set(title=target, xlabel="predicted - true", yticks=[])
     axes.grid(False)
     axes.spines["left"].set_visible(False)
     axes.xaxis.set_major_locator(MaxNLocator(4))
@@ -186,7 +168,9 @@ def _draw_examples(predictions: Predictions, targets: list[str]) -> list[str]:
             for target in targets
             for name in examples[: max(MAX_EXAMPLES // len(targets), 1)]
         ]
-    windows = list(_list_windows(predictions))
+    # the rows of a window are contiguous
+    edges = [*np.flatnonzero(predictions["step"] == 1), len(predictions.table)]
+    windows = [slice(int(begin), int(end)) for begin, end in itertools.pairwise(edges)]
     each = min(max(MAX_EXAMPLES // len(targets), 1), len(windows))
     # spread evenly, each in the middle of its share, so that a past can be shown
     picked = [windows[len(windows) * (2 * i + 1) // (2 * each)] for i in range(each)]
@@ -197,13 +181,6 @@ def _draw_examples(predictions: Predictions, targets: list[str]) -> list[str]:
     ]
 
 
-def _list_windows(predictions: Predictions) -> Iterator[slice]:
-    """Yield the rows of each window, which are contiguous."""
-    firsts = np.flatnonzero(predictions["step"] == 1)
-    for begin, end in itertools.pairwise([*firsts, len(predictions.table)]):
-        yield slice(int(begin), int(end))
-
-
 def _plot_estimate(axes: Axes, predictions: Predictions, target: str, series: str) -> None:
     of_series = predictions["series"] == series
     x, label = _read_time(predictions, of_series)
@@ -211,20 +188,17 @@ def _plot_estimate(axes: Axes, predictions: Predictions, target: str, series: st
     _fill_band(axes, predictions, target, of_series, x)
     axes.plot(*_thin(x, truth), color=INK, lw=1.2, label="true")
     axes.plot(*_thin(x, predicted), color=MODEL, lw=1.0, label="predicted")
-    axes.set_title(
-        f"{target} · {shorten(series)} · mean error {np.abs(predicted - truth).mean():.3g}"
-    )
-    axes.set_xlabel(label)
+    error = np.abs(predicted - truth).mean()
+    axes.set(title=f"{target} · {shorten(series)} · mean error {error:.3g}", xlabel=label)
     axes.legend(loc="best", ncols=2)
 
 
 def _plot_forecast(axes: Axes, predictions: Predictions, target: str, rows: slice) -> None:
     series, first = str(predictions["series"][rows][0]), int(predictions["row"][rows][0])
-    length = rows.stop - rows.start
-    of_series = predictions["series"] == series
-    steps, row = predictions["step"], predictions["row"]
+    length, row = rows.stop - rows.start, predictions["row"]
     # the past, as far as the first rows of other windows show it
-    before = of_series & (steps == 1) & (row < first) & (row >= first - length)
+    before = (predictions["series"] == series) & (predictions["step"] == 1)
+    before &= (row < first) & (row >= first - length)
     order = np.argsort(row[before])
     past, label = _read_time(predictions, before)
     x, _ = _read_time(predictions, rows)
@@ -232,14 +206,13 @@ def _plot_forecast(axes: Axes, predictions: Predictions, target: str, rows: slic
     axes.plot(past[order], predictions[target][before][order], color="#9ca3af", lw=1.1)
     axes.plot(x, predictions[target][rows], color=INK, lw=1.2, label="true")
     axes.plot(x, predictions[f"{target}_predicted"][rows], color=MODEL, lw=1.5, label="predicted")
-    axes.set_title(f"{target} · {shorten(series)}")
-    axes.set_xlabel(label)
+    axes.set(title=f"{target} · {shorten(series)}", xlabel=label)
     axes.tick_params(axis="x", labelsize=8.5)
-    axes.xaxis.set_major_locator(
-        mdates.AutoDateLocator(maxticks=6) if label == "" else MaxNLocator(6)
-    )
-    if label == "":
-        axes.xaxis.set_major_formatter(mdates.ConciseDateFormatter(axes.xaxis.get_major_locator()))
+    axes.xaxis.set_major_locator(MaxNLocator(6))
+    if not label:
+        dates = mdates.AutoDateLocator(maxticks=6)
+        axes.xaxis.set_major_locator(dates)
+        axes.xaxis.set_major_formatter(mdates.ConciseDateFormatter(dates))
     axes.legend(loc="best", ncols=2)
 
 

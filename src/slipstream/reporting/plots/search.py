@@ -14,14 +14,25 @@ from matplotlib.collections import LineCollection
 from matplotlib.ticker import LogLocator, MaxNLocator
 
 from slipstream.reporting.formatting import format_value, shorten_names
-from slipstream.reporting.plots.style import FAINT, INK, MODEL, MUTED, STYLE, VALIDATION
-from slipstream.reporting.plots.svg import draw_grid, draw_svg, use_log_if_wide
+from slipstream.reporting.plots.style import (
+    ABOVE,
+    FAINT,
+    INK,
+    MODEL,
+    MUTED,
+    STYLE,
+    VALIDATION,
+    annotate,
+    draw_grid,
+    draw_svg,
+    use_log_if_wide,
+    use_plain_numbers,
+)
 from slipstream.reporting.wording import get_chosen
 
 Trial = Mapping[str, Any]
-FINISHED, PRUNED, FAILED = MODEL, "#9ca3af", "#dc2626"
 BEST = VALIDATION
-STATES = {"finished": FINISHED, "pruned": PRUNED, "failed": FAILED}
+STATES = {"finished": MODEL, "pruned": "#9ca3af", "failed": "#dc2626"}
 MAX_LABEL, MAX_BARS = 14, 40
 
 
@@ -52,9 +63,8 @@ class SettingAxis:
     def list_ticks(self) -> list[tuple[float, str]]:
         """List heights and labels of the ticks."""
         if self.choices is not None:
-            return [
-                (self.get_height(one), _shorten_label(format_value(one))) for one in self.choices
-            ]
+            names = [_shorten_label(format_value(choice)) for choice in self.choices]
+            return list(zip(map(self.get_height, self.choices), names, strict=True))
         between = math.sqrt(self.low * self.high) if self.log else (self.low + self.high) / 2
         return [(self.get_height(at), f"{at:.3g}") for at in (self.low, between, self.high)]
 
@@ -80,25 +90,23 @@ def draw_all(
 ) -> dict[str, Any]:
     """Draw every plot, by its name in the template; `curves` labels the x-axis of the curves."""
     axes, best = list_axes(summary["space"]), get_chosen(summary)["trial"]
-    finished = select_finished(trials)
-    rows = len(summary["retrained"])
+    finished, rows = select_finished(trials), len(summary["retrained"])
     shape = (12.4, 3.8) if len(axes) > 2 else (6.2, 2.6)
     with mpl.rc_context(STYLE):
-        return {
+        plots = {
             "history": draw_svg(plot_history, 12.4, 3.2, trials, metric),
             "curves": draw_svg(plot_curves, 12.4, 3.6, trials, best, metric, curves),
-            "importances": draw_svg(plot_importances, 6.2, 2.9, summary["importances"])
-            if summary["importances"]
-            else None,
-            "ends": draw_svg(plot_ends, 6.2, 2.9, trials),
-            "slices": draw_grid(plot_slice, [(axis, trials, best) for axis in axes], 2.5),
-            "parallel": draw_svg(plot_parallel, *shape, axes, finished, best, metric)
-            if len(finished) > 1
-            else None,
-            "retrained": draw_svg(plot_retrained, 12.4, 0.9 + 0.32 * rows, summary, trials, metric)
-            if rows
-            else None,
         }
+        if summary["importances"]:
+            plots["importances"] = draw_svg(plot_importances, 6.2, 2.9, summary["importances"])
+        plots["ends"] = draw_svg(plot_ends, 6.2, 2.9, trials)
+        plots["slices"] = draw_grid(plot_slice, [(axis, trials, best) for axis in axes], 2.5)
+        if len(finished) > 1:
+            plots["parallel"] = draw_svg(plot_parallel, *shape, axes, finished, best, metric)
+        if rows:
+            height = 0.9 + 0.32 * rows
+            plots["retrained"] = draw_svg(plot_retrained, 12.4, height, summary, trials, metric)
+    return plots
 
 
 def select_finished(trials: Sequence[Trial]) -> list[Trial]:
@@ -112,42 +120,43 @@ def plot_history(axes: Axes, trials: Sequence[Trial], metric: str) -> None:
     values: list[float] = []
     for state, colour in STATES.items():
         of_state = [trial for trial in trials if trial["state"] == state]
-        points = [
-            (trial["trial"], trial["value"]) for trial in of_state if trial["value"] is not None
-        ]
+        points = [(t["trial"], t["value"]) for t in of_state if t["value"] is not None]
         values += [value for _, value in points]
         label = f"{state} ({len(of_state)})"
         if points:
             fill = colour if state == "finished" else "none"
             label += ", their last loss" if state == "pruned" else ""
-            axes.plot(
-                *zip(*points, strict=True), "o", ms=size, mec=colour, mfc=fill, mew=0.9, label=label
-            )
+            x, y = zip(*points, strict=True)
+            axes.plot(x, y, "o", ms=size, mec=colour, mfc=fill, mew=0.9, label=label)
         elif of_state:
-            numbers = [trial["trial"] for trial in of_state]
-            below = axes.get_xaxis_transform()
-            axes.plot(
-                numbers, [0.02] * len(numbers), "x", color=colour, transform=below, label=label
-            )
+            _mark_below(axes, [t["trial"] for t in of_state], "x", color=colour, label=label)
     finished = select_finished(trials)
     best = np.minimum.accumulate([trial["value"] for trial in finished])
-    numbers = [trial["trial"] for trial in finished]
-    end = [*numbers, max(trial["trial"] for trial in trials)]
+    end = [*(t["trial"] for t in finished), max(t["trial"] for t in trials)]
     axes.step(end, [*best, best[-1]], where="post", color=BEST, lw=1.8, label="best so far")
     axes.margins(y=0.1)
+    _label_scores(axes, values, "trial", metric)
+
+
+def _mark_below(axes: Axes, x: Sequence[float], marker: str, **options: Any) -> None:
+    """Mark trials without a score at the bottom of the plot."""
+    axes.plot(x, [0.02] * len(x), marker, transform=axes.get_xaxis_transform(), **options)
+
+
+def _label_scores(axes: Axes, values: Sequence[float], unit: str, metric: str) -> None:
     use_log_if_wide(axes, values)
     axes.xaxis.set_major_locator(MaxNLocator(12, integer=True))
-    axes.set_xlabel("trial")
-    axes.set_ylabel(f"validation {metric}")
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4)
+    axes.set(xlabel=unit, ylabel=f"validation {metric}")
+    axes.legend(**ABOVE, ncols=4)
 
 
 def plot_curves(axes: Axes, trials: Sequence[Trial], best: int, metric: str, unit: str) -> None:
     """Plot the validation losses of every trial, the chosen trial bold."""
-    lines: dict[str, list[Any]] = {"finished": [], "pruned": [], "failed": []}
+    lines: dict[str, list[Any]] = {state: [] for state in STATES}
     losses: list[float] = []
     for trial in trials:
-        curve = _get_curve(trial)
+        points = [(int(at), loss) for at, loss in trial["losses"].items() if loss is not None]
+        curve = np.array(sorted(points), dtype=float).reshape(-1, 2)  # epoch (or fold) and loss
         if not len(curve) or trial["state"] not in lines:
             continue
         losses += list(curve[:, 1])
@@ -155,7 +164,7 @@ def plot_curves(axes: Axes, trials: Sequence[Trial], best: int, metric: str, uni
             axes.plot(*curve.T, color=BEST, lw=2.4, zorder=4, label=f"chosen, trial {best}")
         else:
             lines[trial["state"]].append(curve)
-    faint = {"finished": "#60a5fa", "pruned": PRUNED, "failed": FAILED}
+    faint = STATES | {"finished": "#60a5fa"}
     alpha = min(0.9, max(0.12, 20 / len(trials)))
     for state, curves in lines.items():
         if not curves:
@@ -166,17 +175,7 @@ def plot_curves(axes: Axes, trials: Sequence[Trial], best: int, metric: str, uni
             stops = np.array([curve[-1] for curve in curves])
             axes.plot(*stops.T, "o", ms=2.5, color=faint[state], alpha=min(1.0, 2 * alpha))
     axes.autoscale_view()
-    use_log_if_wide(axes, losses)
-    axes.xaxis.set_major_locator(MaxNLocator(12, integer=True))
-    axes.set_xlabel(unit)
-    axes.set_ylabel(f"validation {metric}")
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4)
-
-
-def _get_curve(trial: Trial) -> Any:
-    """Return the validation losses as rows of epoch (or fold) and loss."""
-    points = [(int(at), loss) for at, loss in trial["losses"].items() if loss is not None]
-    return np.array(sorted(points), dtype=float).reshape(-1, 2)
+    _label_scores(axes, losses, unit, metric)
 
 
 def plot_importances(axes: Axes, importances: Mapping[str, float]) -> None:
@@ -186,20 +185,11 @@ def plot_importances(axes: Axes, importances: Mapping[str, float]) -> None:
     places = range(len(ranked))
     axes.barh(places, [100 * share for _, share in ranked], color=MODEL, height=0.6)
     for place, (_, share) in zip(places, ranked, strict=True):
-        axes.annotate(
-            f"{100 * share:.0f} %",
-            (100 * share, place),
-            xytext=(4, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=9,
-            color=MUTED,
-        )
+        annotate(axes, f"{100 * share:.0f} %", (100 * share, place), xytext=(4, 0))
     axes.set_yticks(places, [_shorten_label(names[name]) for name, _ in ranked])
     axes.set_xlim(0, max(100 * ranked[-1][1] * 1.15, 1.0))
-    axes.set_ylim(-0.6, max(len(ranked), 4) - 0.4)
     axes.grid(axis="y", visible=False)
-    axes.set_xlabel("share of the effect, %")
+    axes.set(ylim=(-0.6, max(len(ranked), 4) - 0.4), xlabel="share of the effect, %")
 
 
 def plot_ends(axes: Axes, trials: Sequence[Trial]) -> None:
@@ -222,9 +212,8 @@ def plot_ends(axes: Axes, trials: Sequence[Trial]) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(10, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.grid(axis="x", visible=False)
-    axes.set_xlabel("epochs")
-    axes.set_ylabel("trials that ended")
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3)
+    axes.set(xlabel="epochs", ylabel="trials that ended")
+    axes.legend(**ABOVE, ncols=3)
 
 
 def plot_slice(axes: Axes, axis: SettingAxis, trials: Sequence[Trial], best: int) -> None:
@@ -241,10 +230,7 @@ def plot_slice(axes: Axes, axis: SettingAxis, trials: Sequence[Trial], best: int
         of_state = [trial for trial in trials if trial["state"] == state]
         # a trial of a damaged study may have lost a setting
         marks = [_spread(axis, trial) for trial in of_state if axis.name in trial["params"]]
-        below = axes.get_xaxis_transform()
-        axes.plot(
-            marks, [0.02] * len(marks), "|", ms=6, mew=0.8, color=STATES[state], transform=below
-        )
+        _mark_below(axes, marks, "|", ms=6, mew=0.8, color=STATES[state])
     axes.margins(y=0.14)  # clear of the marks
     use_log_if_wide(axes, values)
     axes.set_title(axis.label)
@@ -256,8 +242,7 @@ def plot_slice(axes: Axes, axis: SettingAxis, trials: Sequence[Trial], best: int
         axes.grid(axis="x", visible=False)
     elif axis.log:
         axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.xaxis.set_minor_formatter("")
+        use_plain_numbers(axes.xaxis)
         margin = (axis.high / axis.low) ** 0.04 if axis.high > axis.low else 2.0
         axes.set_xlim(axis.low / margin, axis.high * margin)
     else:
@@ -274,11 +259,7 @@ def _spread(axis: SettingAxis, trial: Trial) -> float:
 
 
 def plot_parallel(
-    axes: Axes,
-    setting_axes: Sequence[SettingAxis],
-    finished: Sequence[Trial],
-    best: int,
-    metric: str,
+    axes: Axes, settings: Sequence[SettingAxis], finished: Sequence[Trial], best: int, metric: str
 ) -> None:
     """Plot a line per finished trial through its settings to its score: darker is better."""
     values = np.array([trial["value"] for trial in finished])
@@ -291,7 +272,7 @@ def plot_parallel(
         heights = [
             axis.get_height(trial["params"][axis.name])
             + (offset / len(axis.choices) if axis.choices else 0.0)
-            for axis in setting_axes
+            for axis in settings
         ]
         lines.append(list(enumerate([*heights, score.get_height(trial["value"])])))
         if trial["trial"] == best:
@@ -299,31 +280,17 @@ def plot_parallel(
     alpha = 0.9 if len(lines) <= 60 else 0.55
     axes.add_collection(LineCollection(lines, colors=colours, lw=1.1, alpha=alpha))
     box = {"facecolor": "white", "alpha": 0.75, "lw": 0, "pad": 1}
-    for position, axis in enumerate([*setting_axes, score]):
+    place: dict[str, Any] = {"xytext": (5, 0), "fontsize": 8.5, "bbox": box, "zorder": 5}
+    for position, axis in enumerate([*settings, score]):
         axes.axvline(position, color=INK, lw=0.9, zorder=2)
         for height, name in axis.list_ticks():
-            axes.annotate(
-                name,
-                (position, height),
-                xytext=(5, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=8.5,
-                color=MUTED,
-                bbox=box,
-                zorder=5,
-            )
-    axes.set_xticks(
-        range(len(setting_axes) + 1),
-        [*(_shorten_label(axis.label) for axis in setting_axes), metric],
-    )
+            annotate(axes, name, (position, height), **place)
+    names = [*(_shorten_label(axis.label) for axis in settings), metric]
+    axes.set_xticks(range(len(names)), names)
     axes.tick_params(axis="x", length=0, labelcolor=INK)
-    axes.set_xlim(-0.1, len(setting_axes) + 0.35)
-    axes.set_ylim(-0.05, 1.05)
-    axes.set_yticks([])
+    axes.set(xlim=(-0.1, len(settings) + 0.35), ylim=(-0.05, 1.05), yticks=[])
     axes.grid(False)
-    for side in ("left", "bottom"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["left", "bottom"]].set_visible(False)
 
 
 def plot_retrained(
@@ -347,10 +314,8 @@ def plot_retrained(
     if losses and min(losses) > 0 and max(losses) > 4 * min(losses):
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.xaxis.set_minor_formatter("")
+        use_plain_numbers(axes.xaxis)
     axes.set_yticks(range(len(rows)), [result["what"] for result in rows])
-    axes.set_ylim(-0.6, len(rows) - 0.4)
     axes.grid(axis="y", visible=False)
-    axes.set_xlabel(f"validation {metric}")
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3)
+    axes.set(ylim=(-0.6, len(rows) - 0.4), xlabel=f"validation {metric}")
+    axes.legend(**ABOVE, ncols=3)
