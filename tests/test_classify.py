@@ -21,7 +21,7 @@ from slipstream.data import dataset as datasets
 from slipstream.data import new_data, windows
 from slipstream.data.labels import selection
 from slipstream.models import build
-from slipstream.reporting import describe_verdict
+from slipstream.reporting.wording import describe_verdict
 from slipstream.scoring import classification, ensemble
 from slipstream.scoring import predict as score
 from tests.conftest import KINDS, close, merged

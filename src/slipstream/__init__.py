@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from slipstream.evaluation import evaluate
     from slipstream.prediction import predict
     from slipstream.probing import Probe, probe
-    from slipstream.reporting import report
+    from slipstream.reporting.page import report
     from slipstream.training import Result, pretrain, train
     from slipstream.tuning import Study, tune
 
@@ -43,7 +43,7 @@ _MODULES = {
     "predict": "prediction",
     "pretrain": "training",
     "probe": "probing",
-    "report": "reporting",
+    "report": "reporting.page",
     "train": "training",
     "tune": "tuning",
 }

@@ -18,7 +18,12 @@ from slipstream import config as configs
 from slipstream import runs, stats, training
 from slipstream.config import Config
 from slipstream.errors import UserError
-from slipstream.reporting import beats_majority, describe_probe, probe_headings, probe_rows
+from slipstream.reporting.wording import (
+    beats_majority,
+    build_probe_headings,
+    build_probe_rows,
+    describe_probe,
+)
 from slipstream.runs import Event
 from slipstream.scoring.summary import get_error
 from slipstream.text import format_html_table, format_table
@@ -63,10 +68,10 @@ class Probe:
 
     @property
     def _headings(self) -> list[str]:
-        return ["", *probe_headings(self.summary)]
+        return ["", *build_probe_headings(self.summary)]
 
     def _rows(self) -> list[list[str]]:
-        return [[row["name"], *row["cells"]] for row in probe_rows(self.summary)]
+        return [[row["name"], *row["cells"]] for row in build_probe_rows(self.summary)]
 
 
 def probe(

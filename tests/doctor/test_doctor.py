@@ -10,10 +10,10 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from slipstream import terminal
 from slipstream.cli import app
 from slipstream.doctor import find_problems, inventory, techniques
 from slipstream.doctor.techniques import TIMED_OUT, IsolatedTrial, Technique
+from slipstream.terminal.doctor import print_doctor
 from tests.conftest import HUNG_S
 
 CPU = torch.device("cpu")
@@ -224,7 +224,7 @@ def test_a_process_that_crashes_or_hangs_is_reported_and_ended(tmp_path):
 
 def shown(found):
     out = io.StringIO()
-    terminal.print_doctor(found, Console(file=out, width=120, highlight=False, soft_wrap=True))
+    print_doctor(found, Console(file=out, width=120, highlight=False, soft_wrap=True))
     return out.getvalue()
 
 

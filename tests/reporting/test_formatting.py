@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from slipstream.reporting import format_number, format_seconds
+from slipstream.reporting.formatting import format_number, format_seconds
 
 
 @pytest.mark.parametrize(

@@ -15,14 +15,10 @@ from rich.console import Console
 
 import slipstream
 from slipstream import UserError, runs
-from slipstream.reporting import (
-    describe_search,
-    describe_search_verdict,
-    format_number,
-    get_chosen,
-    shorten_names,
-)
-from slipstream.terminal import SearchDisplay, print_search
+from slipstream.reporting.formatting import format_number, shorten_names
+from slipstream.reporting.wording import describe_search, describe_search_verdict, get_chosen
+from slipstream.terminal.results import print_search
+from slipstream.terminal.search import SearchDisplay
 from tests.conftest import close, small_config, waves
 from tests.test_cli import invoke, sets
 

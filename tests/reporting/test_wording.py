@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from slipstream.engine.monitor import summarize
-from slipstream.reporting import describe_estimate, describe_usage, format_energy
+from slipstream.reporting.wording import describe_estimate, describe_usage, format_energy
 from tests.reporting.monitor_sample import SAMPLE
 
 

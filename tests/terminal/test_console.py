@@ -8,8 +8,12 @@ import pytest
 from rich.console import Console
 
 import slipstream
-from slipstream import terminal
-from slipstream.terminal.console import TextTable, create_text_column, print_text
+from slipstream.terminal.console import (
+    TextTable,
+    create_result_console,
+    create_text_column,
+    print_text,
+)
 
 SOURCE = Path(slipstream.__file__).parent
 MADE_HERE = SOURCE / "terminal" / "console.py"
@@ -80,6 +84,6 @@ def test_a_progress_bar_shows_text():
 
 
 def test_a_console_for_people_reads_no_markup(capsys):
-    console = terminal.create_result_console()
+    console = create_result_console()
     console.print("[bold]x[/min] :warning:")
     assert capsys.readouterr().out == "[bold]x[/min] :warning:\n"

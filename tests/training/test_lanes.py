@@ -25,7 +25,8 @@ from slipstream.engine import loop, recovery
 from slipstream.engine.lanes import pack
 from slipstream.engine.progress import OUT_OF_TIME
 from slipstream.engine.state import TrainingState
-from slipstream.terminal import TrainingDisplay, training
+from slipstream.terminal import training
+from slipstream.terminal.training import TrainingDisplay
 from slipstream.training import context as contexts
 from slipstream.training import fitting
 from tests.conftest import close, merged, slow, small_config, waves

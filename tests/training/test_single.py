@@ -225,7 +225,7 @@ def test_losing_to_a_baseline_is_said_plainly(tmp_path):
     config = small_config(tmp_path, train={"epochs": 1, "lr": 1e-6})
     result = slipstream.train(config, waves())
     assert "ridge" in result.summary["beaten_by"]
-    from slipstream.reporting import describe_verdict
+    from slipstream.reporting.wording import describe_verdict
 
     assert describe_verdict(result.summary).startswith("The model loses to")
 

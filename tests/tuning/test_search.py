@@ -17,7 +17,7 @@ from slipstream import UserError
 from slipstream import config as configs
 from slipstream.data import dataset as datasets
 from slipstream.data import folds
-from slipstream.terminal import print_search
+from slipstream.terminal.results import print_search
 from slipstream.tuning.study import NOTES
 from tests.conftest import close, waves
 from tests.tuning.searches import get_trials, make_settings, run_search

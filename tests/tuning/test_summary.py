@@ -14,7 +14,7 @@ import slipstream
 from slipstream import Interrupted, UserError, runs
 from slipstream import config as configs
 from slipstream.engine.single import seed_generators
-from slipstream.terminal import print_search
+from slipstream.terminal.results import print_search
 from slipstream.tuning import retraining
 from tests.conftest import slow
 from tests.tuning.searches import make_settings, run_search

@@ -28,7 +28,7 @@ from slipstream.config import Config, replace_settings
 from slipstream.engine import recovery
 from slipstream.errors import UserError
 from slipstream.profiling import trace
-from slipstream.reporting import format_seconds
+from slipstream.reporting.formatting import format_seconds
 
 REPEATS = 5
 MIN_STEPS, MAX_STEPS = 2, 2000

@@ -9,11 +9,10 @@ from typing import Annotated
 
 import typer
 
-from slipstream import terminal
 from slipstream.cli.diagnostics import bench_app, doctor, profile
 from slipstream.cli.runs import evaluate, predict, report
-from slipstream.cli.training import pretrain, train
-from slipstream.cli.tuning import tune
+from slipstream.cli.training import pretrain, train, tune
+from slipstream.terminal.console import prepare_streams
 
 app = typer.Typer(
     name="slipstream",
@@ -26,7 +25,7 @@ app = typer.Typer(
 
 
 def main() -> None:
-    terminal.prepare_streams()
+    prepare_streams()
     app()
 
 

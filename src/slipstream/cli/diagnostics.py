@@ -7,11 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from slipstream import terminal
-from slipstream.cli.options import Json, Quiet, Set, parse_path
+from slipstream.cli.options import Json, Quiet, Set, folder_option
 from slipstream.cli.output import handle_errors, print_result
 from slipstream.errors import UserError
-from slipstream.terminal import TrainingDisplay
+from slipstream.terminal.bench import ProgressMeter, print_bench, print_profile
+from slipstream.terminal.doctor import print_doctor
+from slipstream.terminal.training import LOADING, TrainingDisplay
 
 
 def doctor(set_: Set = None, as_json: Json = False, quiet: Quiet = False) -> None:
@@ -24,7 +25,7 @@ def doctor(set_: Set = None, as_json: Json = False, quiet: Quiet = False) -> Non
             from slipstream.doctor import examine
 
             findings = examine(display.say)
-        print_result(findings, as_json, quiet, terminal.print_doctor)
+        print_result(findings, as_json, quiet, print_doctor)
 
 
 def profile(
@@ -33,13 +34,7 @@ def profile(
     ] = None,
     steps: Annotated[int, typer.Option(min=2, max=200, help="The number of steps to record.")] = 30,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            parser=parse_path,
-            metavar="FOLDER",
-            help="The folder to create the result in.",
-            show_default="profiles",
-        ),
+        Path | None, folder_option("The folder to create the result in.", "profiles")
     ] = None,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write a trace for TensorBoard.")
@@ -50,7 +45,7 @@ def profile(
 ) -> None:
     """Show where a training step spends its time, and measure what would make it faster."""
     with handle_errors(as_json), TrainingDisplay(quiet) as display:
-        display.say("loading torch and the data ...")
+        display.say(LOADING)
         from slipstream import config as configs
         from slipstream.profiling import profile as run_profile
 
@@ -62,7 +57,7 @@ def profile(
             tensorboard=tensorboard,
             tell=display.say,
         )
-        print_result(result, as_json, quiet, terminal.print_profile)
+        print_result(result, as_json, quiet, print_profile)
 
 
 bench_app = typer.Typer(
@@ -81,13 +76,7 @@ Minutes = Annotated[
     typer.Option(min=0.05, help="Limit of the total time in minutes.", show_default=False),
 ]
 Out = Annotated[
-    Path | None,
-    typer.Option(
-        parser=parse_path,
-        metavar="FOLDER",
-        help="The folder to write the results to.",
-        show_default="bench/<kind>-<time>",
-    ),
+    Path | None, folder_option("The folder to write the results to.", "bench/<kind>-<time>")
 ]
 Cases = Annotated[
     str, typer.Option(help="Standard cases to run: some of A, B, C, D, GRU, MLP, Transformer.")
@@ -105,8 +94,7 @@ def ladder(
     quiet: Quiet = False,
 ) -> None:
     """Start from a naive loop and add one technique at a time."""
-    options = {"cases": _split_names(cases), "minutes": minutes, "out": out}
-    _run_bench("ladder", as_json, quiet, config, set_, **options)
+    _run_bench("ladder", as_json, quiet, config, set_, cases=cases, minutes=minutes, out=out)
 
 
 @bench_app.command()
@@ -140,7 +128,7 @@ def peers(
     quiet: Quiet = False,
 ) -> None:
     """Run the same work in Lightning and a plain PyTorch loop, and compare the speed."""
-    options = {"cases": _split_names(cases), "jobs": jobs, "minutes": minutes, "out": out}
+    options = {"cases": cases, "jobs": jobs, "minutes": minutes, "out": out}
     _run_bench("peers", as_json, quiet, config, set_, **options)
 
 
@@ -157,22 +145,21 @@ def compare(
         from slipstream.bench import commands
 
         result = commands.compare(old, new, out=out)
-        print_result(result, as_json, quiet, terminal.print_bench)
-
-
-def _split_names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
+        print_result(result, as_json, quiet, print_bench)
 
 
 def _run_bench(
     command: str, as_json: bool, quiet: bool, config: Path | None, set_: Set, **options: Any
 ) -> None:
     with handle_errors(as_json):
-        with terminal.ProgressMeter(quiet) as meter:
-            meter.say("loading torch and the data ...")
+        with ProgressMeter(quiet) as meter:
+            meter.say(LOADING)
             from slipstream.bench import commands
 
             run = getattr(commands, command)
             options = {name: value for name, value in options.items() if value is not None}
+            if "cases" in options:
+                names = map(str.strip, options["cases"].split(","))
+                options["cases"] = [name for name in names if name]
             result = run(config, overrides=tuple(set_ or ()), watch=meter.show, **options)
-        print_result(result, as_json, quiet, terminal.print_bench)
+        print_result(result, as_json, quiet, print_bench)

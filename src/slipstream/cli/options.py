@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,6 +19,11 @@ def parse_path(text: str) -> Path:
     return Path(text)
 
 
+def folder_option(help_: str, default: str) -> Any:
+    """Create the option of a folder to write to."""
+    return typer.Option(parser=parse_path, metavar="FOLDER", help=help_, show_default=default)
+
+
 RunFolder = Annotated[Path, typer.Argument(parser=parse_path, metavar="RUN", help="A run folder.")]
 Set = Annotated[
     list[str] | None,
@@ -27,8 +32,7 @@ Set = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print neither progress nor a summary.")]
 Resample = Annotated[
-    bool,
-    typer.Option("--resample", help="Resample rows to the time step of the training data."),
+    bool, typer.Option("--resample", help="Resample rows to the time step of the training data.")
 ]
 Ensemble = Annotated[
     bool | None,
@@ -39,8 +43,7 @@ Ensemble = Annotated[
     ),
 ]
 Resume = Annotated[
-    str | None,
-    typer.Option(metavar="RUN", help="Resume a run: its folder, or `last`."),
+    str | None, typer.Option(metavar="RUN", help="Resume a run: its folder, or `last`.")
 ]
 Force = Annotated[
     bool, typer.Option("--force", help="Resume although settings or data have changed.")

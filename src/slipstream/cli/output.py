@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from slipstream import terminal
 from slipstream.errors import Interrupted, ResumableError, UserError
+from slipstream.terminal.console import SafeStream, create_result_console, discard_output
 from slipstream.text import escape_controls
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _print_error(message: str, as_json: bool) -> None:
 
 
 def _write_stderr(text: str) -> None:
-    terminal.SafeStream(sys.stderr).write(escape_controls(text))
+    SafeStream(sys.stderr).write(escape_controls(text))
 
 
 def print_result(
@@ -84,7 +84,7 @@ def print_result(
     if as_json:
         write_stdout(_to_json_line(result))
     elif not quiet:
-        console = terminal.create_result_console()
+        console = create_result_console()
         with console.capture() as capture:
             print_text(result, console)
         write_stdout(capture.get())
@@ -104,7 +104,7 @@ def write_stdout(text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
     except OSError as error:
-        terminal.discard_output(sys.stdout)
+        discard_output(sys.stdout)
         if isinstance(error, BrokenPipeError):
             raise SystemExit(PIPE_CLOSED) from None
         _write_stderr(f"slipstream: cannot write to stdout ({error.strerror})\n")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from slipstream import terminal
 from slipstream.cli.options import (
     DATA_HELP,
     AllowCode,
@@ -18,10 +17,12 @@ from slipstream.cli.options import (
     Resample,
     RunFolder,
     Set,
+    folder_option,
     parse_path,
 )
 from slipstream.cli.output import handle_errors, print_result
 from slipstream.errors import UserError
+from slipstream.terminal.results import print_evaluation, print_prediction, print_report
 
 
 def evaluate(
@@ -43,17 +44,13 @@ def evaluate(
     with handle_errors(as_json):
         from slipstream.evaluation import evaluate as run_evaluation
 
-        overrides = tuple(set_ or ())
-        result = run_evaluation(
-            run,
-            data,
-            on=on,
-            resample=resample,
-            ensemble=ensemble,
-            overrides=overrides,
-            allow_code=allow_code,
-        )
-        print_result(result, as_json, quiet, terminal.print_evaluation)
+        options: dict[str, Any] = {
+            "resample": resample,
+            "ensemble": ensemble,
+            "allow_code": allow_code,
+        }
+        result = run_evaluation(run, data, on=on, overrides=tuple(set_ or ()), **options)
+        print_result(result, as_json, quiet, print_evaluation)
 
 
 def predict(
@@ -79,16 +76,12 @@ def predict(
 
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            overrides = tuple(set_ or ())
-            table = run_prediction(
-                run,
-                data,
-                every=every,
-                resample=resample,
-                ensemble=ensemble,
-                overrides=overrides,
-                allow_code=allow_code,
-            )
+            options: dict[str, Any] = {
+                "resample": resample,
+                "ensemble": ensemble,
+                "allow_code": allow_code,
+            }
+            table = run_prediction(run, data, every=every, overrides=tuple(set_ or ()), **options)
         write_predictions(table, out)
         result = {
             "run": str(run),
@@ -98,20 +91,12 @@ def predict(
             "columns": table.column_names,
             "notes": [str(warning.message) for warning in caught],
         }
-        print_result(result, as_json, quiet, terminal.print_prediction)
+        print_result(result, as_json, quiet, print_prediction)
 
 
 def report(
     run: RunFolder,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            parser=parse_path,
-            metavar="FOLDER",
-            help="The folder to write to.",
-            show_default="the run folder",
-        ),
-    ] = None,
+    out: Annotated[Path | None, folder_option("The folder to write to.", "the run folder")] = None,
     set_: Set = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -120,7 +105,7 @@ def report(
     with handle_errors(as_json):
         if set_:
             raise UserError("report has no settings, so --set does not apply")
-        from slipstream.reporting import report as write_report
+        from slipstream.reporting.page import report as write_report
 
         path = write_report(run, out=out)
-        print_result({"run": str(run), "report": str(path)}, as_json, quiet, terminal.print_report)
+        print_result({"run": str(run), "report": str(path)}, as_json, quiet, print_report)

@@ -1,19 +1,22 @@
-"""Commands that train: train, pretrain."""
+"""Commands that train: train, pretrain, tune."""
 
 from __future__ import annotations
 
 import importlib
+import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from slipstream import terminal
 from slipstream.cli.options import AllowCode, Force, Json, Quiet, Resume, Set, load_job
 from slipstream.cli.output import handle_errors, print_result
 from slipstream.errors import UserError
-from slipstream.terminal import TrainingDisplay
+from slipstream.terminal.console import SafeStream
+from slipstream.terminal.results import print_probe, print_search, print_training
+from slipstream.terminal.search import SearchDisplay
+from slipstream.terminal.training import LOADING, TrainingDisplay
 
 if TYPE_CHECKING:
     from slipstream.runs import Event
@@ -32,22 +35,8 @@ def train(
 ) -> None:
     """Train a model, compare it with baselines, and write a report."""
     with handle_errors(as_json):
-        loaded, resume = load_job(config, resume, set_, demo="demo")
-        with TrainingDisplay(quiet) as display:
-            display.say("loading torch and the data ...")
-            from slipstream.training import train as run_training
-
-            result = run_training(
-                loaded,
-                overrides=() if loaded else tuple(set_ or ()),
-                watch=lambda event: _watch(event, display),
-                resume=resume,
-                force=force,
-                allow_code=allow_code,
-            )
-            path = _write_report(result.run, display)
-        summary = result.summary | {"report": str(path)}
-        print_result(summary, as_json, quiet, terminal.print_training)
+        options = {"resume": resume, "force": force, "allow_code": allow_code}
+        _train("train", config, set_, as_json, quiet, **options)
 
 
 def pretrain(
@@ -82,7 +71,7 @@ def pretrain(
     """Pre-train an encoder on unlabelled windows, for train.init_from; or test if it helps."""
     with handle_errors(as_json):
         if probe is None and encoder is None and (config is not None or resume is not None):
-            _pretrain(config, resume, force, set_, as_json, quiet)
+            _train("pretrain", config, set_, as_json, quiet, resume=resume, force=force)
             return
         if probe is None and encoder is not None:
             raise UserError("--encoder needs --probe: name the config to probe the encoder with")
@@ -91,7 +80,7 @@ def pretrain(
         from slipstream import config as configs
 
         with TrainingDisplay(quiet) as display:
-            display.say("loading torch and the data ...")
+            display.say(LOADING)
             from slipstream.probing import probe as run_probe
 
             result = run_probe(
@@ -105,45 +94,119 @@ def pretrain(
                 folder=resume,
             )
             path = _write_report(result.run, display)
-        summary = result.summary | {"report": str(path)}
-        print_result(summary, as_json, quiet, terminal.print_probe)
+        print_result(result.summary | {"report": str(path)}, as_json, quiet, print_probe)
 
 
-def _pretrain(
-    config: Path | None,
-    resume: str | None,
-    force: bool,
-    set_: list[str] | None,
-    as_json: bool,
-    quiet: bool,
+def tune(
+    config: Annotated[
+        Path | None,
+        typer.Argument(help="A TOML file; without one, a small search on embedded data."),
+    ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="Resume a search: its folder, or `last`."),
+    ] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="A database that workers share; default: SLIPSTREAM_STORAGE.",
+        ),
+    ] = None,
+    workers: Annotated[
+        str | None,
+        typer.Option(metavar="N|auto", help="The number of processes; auto: one per GPU."),
+    ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option(metavar="ray", help="Start the workers on a Ray cluster."),
+    ] = None,
+    allow_code: AllowCode = False,
+    set_: Set = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
+    """Search hyper-parameters, many trials at once, and retrain the best settings."""
+    with handle_errors(as_json):
+        loaded, resume = load_job(config, resume, set_, demo="search")
+        with SearchDisplay(quiet) as display:
+            display.say(LOADING)
+            from slipstream.tuning import tune as run_search
+
+            _warn_about_password(storage)
+            study = run_search(
+                loaded,
+                overrides=() if loaded else tuple(set_ or ()),
+                watch=display.show,
+                resume=resume,
+                storage=storage,
+                workers=_parse_workers(workers),
+                on=_parse_cluster(on),
+                allow_code=allow_code,
+            )
+            path = _write_report(study.run, display)
+        print_result(study.summary | {"report": str(path)}, as_json, quiet, print_search)
+
+
+def _train(
+    command: str, config: Path | None, set_: Set, as_json: bool, quiet: bool, **options: Any
+) -> None:
+    """Run the training or pre-training, and write its report."""
     from slipstream.config import PRETRAIN_OVERRIDE
 
-    loaded, resume = load_job(config, resume, set_, [PRETRAIN_OVERRIDE], demo="demo")
+    always = [PRETRAIN_OVERRIDE] if command == "pretrain" else []
+    loaded, resume = load_job(config, options.pop("resume"), set_, always, demo="demo")
     with TrainingDisplay(quiet) as display:
-        display.say("loading torch and the data ...")
-        from slipstream.training import pretrain as run_pretraining
+        display.say(LOADING)
+        from slipstream import training
 
-        result = run_pretraining(
+        result = getattr(training, command)(
             loaded,
             overrides=() if loaded else tuple(set_ or ()),
             watch=lambda event: _watch(event, display),
             resume=resume,
-            force=force,
+            **options,
         )
         path = _write_report(result.run, display)
-    print_result(result.summary | {"report": str(path)}, as_json, quiet, terminal.print_training)
+    print_result(result.summary | {"report": str(path)}, as_json, quiet, print_training)
 
 
 def _watch(event: Event, display: TrainingDisplay) -> None:
     if event["event"] == "start":  # importing it takes a second, so do that while the model trains
-        module = "slipstream.reporting"
+        module = "slipstream.reporting.page"
         threading.Thread(target=importlib.import_module, args=(module,), daemon=True).start()
     display.show(event)
 
 
-def _write_report(run: Path, display: TrainingDisplay) -> Path:
+def _write_report(run: Path, display: TrainingDisplay | SearchDisplay) -> Path:
     display.say("writing the report ...")
-    from slipstream.reporting import report
+    from slipstream.reporting.page import report
 
     return report(run)
+
+
+def _warn_about_password(storage: str | None) -> None:
+    from slipstream.tuning.storage.url import holds_secret
+
+    if storage is not None and holds_secret(storage):
+        SafeStream(sys.stderr).write(
+            "slipstream: warning: --storage contains a password, which every user of this machine "
+            "can see in the process list; set the URL in SLIPSTREAM_STORAGE, or the password in "
+            "PGPASSWORD or ~/.pgpass\n"
+        )
+
+
+def _parse_workers(text: str | None) -> int | Literal["auto"] | None:
+    if text is None:
+        return None
+    if text == "auto":
+        return "auto"
+    if not text.isdecimal():
+        raise UserError(f"--workers is {text}; expected a number from 1, or auto")
+    return int(text)
+
+
+def _parse_cluster(text: str | None) -> Literal["ray"] | None:
+    if text not in (None, "ray"):
+        raise UserError(f"--on is {text}; expected ray")
+    return "ray" if text else None

@@ -1,11 +1,11 @@
-"""Numbers, durations, settings and metric names as text."""
+"""Numbers, durations and settings as text, and the metrics that a report shows first."""
 
 from __future__ import annotations
 
 import collections
 import math
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 METRIC_NAMES = {"log_loss": "log-loss", "balanced_accuracy": "balanced accuracy"}
 
@@ -48,3 +48,86 @@ def shorten_names(names: Iterable[str]) -> dict[str, str]:
 def sort_key(error: float | None) -> float:
     """Rank an error that is undefined last."""
     return math.inf if error is None else error
+
+
+class MetricColumn(NamedTuple):
+    """One metric in the table that compares the model with the baselines."""
+
+    heading: str
+    section: str
+    """The summary's section: metrics or scaled"""
+    key: str
+    decimals: int = 8
+    subset: str = "test"
+
+    def read(self, result: Mapping[str, Any]) -> Any:
+        """Return the metric's value on its set; None where it is undefined."""
+        return result[self.section][self.subset][self.key]
+
+
+class ReportLayout(NamedTuple):
+    """The columns and parts of a report."""
+
+    columns: tuple[MetricColumn, ...]
+    compact: tuple[MetricColumn, ...]
+    """The columns that fit on a terminal"""
+    headline: MetricColumn
+    second: MetricColumn
+    facts: tuple[tuple[MetricColumn, str], ...]
+    """The metrics at the top of the report, with their captions"""
+    units: str
+    page: str
+    """The template of the task's own part of the report"""
+    subset: str = "test"
+    description: str = "test set"
+    """Where all metrics come from"""
+
+
+def _column(heading: str, key: str, decimals: int = 8) -> MetricColumn:
+    return MetricColumn(heading, "metrics", key, decimals)
+
+
+_MAE, _RMSE, _R2 = _column("MAE", "mae"), _column("RMSE", "rmse"), _column("R²", "r2", 4)
+_MAX, _BIAS = _column("max error", "max_error"), _column("bias", "bias")
+_SCALED = MetricColumn("scaled MSE", "scaled", "mse"), MetricColumn("scaled MAE", "scaled", "mae")
+REGRESSION = ReportLayout(
+    columns=(_MAE, _RMSE, _MAX, _BIAS, _R2, *_SCALED),
+    compact=(_MAE, _RMSE, _MAX, _R2, *_SCALED),
+    headline=_MAE,
+    second=_RMSE,
+    facts=((_MAE, "test mean absolute error"), (_R2, "test R²")),
+    units="physical units",
+    page="regression.html",
+)
+_LOG_LOSS = _column("log-loss", "log_loss", 4)
+_BALANCED = _column("balanced accuracy", "balanced_accuracy", 4)
+_OTHERS = {"accuracy": "accuracy", "F1 macro": "f1_macro", "AUC": "auc", "ECE": "ece"}
+_CLASS_METRICS = (_LOG_LOSS, _BALANCED, *(_column(*item, 4) for item in _OTHERS.items()))
+CLASSIFICATION = ReportLayout(
+    columns=_CLASS_METRICS,
+    compact=_CLASS_METRICS,
+    headline=_LOG_LOSS,
+    second=_BALANCED,
+    facts=((_BALANCED, "test balanced accuracy"), (_LOG_LOSS, "test log-loss")),
+    units="lower is better for log-loss and ECE",
+    page="classification.html",
+)
+_MASKED = tuple(column._replace(subset="val") for column in REGRESSION.compact)
+ENCODER = ReportLayout(
+    columns=_MASKED,
+    compact=_MASKED,
+    headline=_MASKED[0],
+    second=_MASKED[1],
+    facts=((_MASKED[4], "scaled MSE of masked rows"), (_MASKED[3], "R² of masked rows")),
+    units="physical units",
+    page="encoder.html",
+    subset="val",
+    description="masked rows of the validation set",
+)
+
+
+def choose_layout(summary: Mapping[str, Any]) -> ReportLayout:
+    """Return the layout of a run's task."""
+    if summary.get("objective") == "masked":
+        return ENCODER
+    return CLASSIFICATION if summary.get("classes") else REGRESSION

@@ -1,26 +1,35 @@
-"""Writes report.html."""
+"""Writes report.html; damaged files are reported instead of drawn."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from slipstream import runs
-from slipstream.reporting import probe, search, sources
-from slipstream.reporting.formatting import format_number, sort_key
-from slipstream.reporting.layouts import choose_layout
+from slipstream.errors import UserError
+from slipstream.reporting import probe, search, wording
+from slipstream.reporting.formatting import choose_layout, format_number, sort_key
 from slipstream.reporting.plots import encoder, predictions
 from slipstream.reporting.plots.style import COLOURS
 from slipstream.reporting.template import render_page, write_report
-from slipstream.reporting.wording import (
-    describe_estimate,
-    describe_lanes,
-    describe_usage,
-    describe_verdict,
-    format_energy,
-    is_beaten,
+from slipstream.runs import Event, Run
+
+RUN_FILES = (
+    *("config.toml", "plan.json", "metrics.json"),
+    *("predictions.parquet", "reconstructions.parquet"),
 )
-from slipstream.runs import Run
+SEARCH_FILES = ("config.toml", "metrics.json", "trials.json", "best.toml")
+PROBE_FILES = ("summary.json", "labels.toml", "encoder.toml")
+PLOTTED = {
+    "log": ("epoch", "loss", "lr"),
+    "epoch": ("epoch", "train_loss", "val_loss"),
+    "monitor": ("seconds",),
+}
+"""Numbers that curves are drawn from, by event"""
+DAMAGE_ERRORS = (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError)
+"""Errors that damaged files may raise while drawing; Arrow's errors derive from these too"""
 
 
 def report(run: str | Path, *, out: str | Path | None = None) -> Path:
@@ -41,7 +50,7 @@ def report(run: str | Path, *, out: str | Path | None = None) -> Path:
         slipstream.report("runs/job-20260131T120000Z")
     """
     if (Path(run) / "labels.toml").exists():
-        with sources.verify_sources(Path(run), sources.PROBE_FILES):
+        with verify_sources(Path(run), PROBE_FILES):
             return probe.write_probe_report(Path(run), Path(run if out is None else out))
     opened = runs.open_run(run)
     to = opened.folder if out is None else Path(out).absolute()
@@ -51,45 +60,67 @@ def report(run: str | Path, *, out: str | Path | None = None) -> Path:
         inner = opened.folder / "retrained" / name
         if (inner / "metrics.json").exists():
             _write_run_report(Run(inner), to / "retrained" / name)
-    with sources.verify_sources(opened.folder, sources.SEARCH_FILES):
+    with verify_sources(opened.folder, SEARCH_FILES):
         return search.write_search_report(opened, to)
 
 
+@contextmanager
+def verify_sources(folder: Path, names: tuple[str, ...]) -> Iterator[None]:
+    """Compare files with the run's checksums before drawing from them.
+
+    Runs of version 0.1 have no checksums; there, an error while drawing reveals the damage.
+    """
+    runs.verify_files(folder, *names)
+    try:
+        yield
+    except DAMAGE_ERRORS as error:
+        on_writing = isinstance(error, OSError) and error.errno is not None
+        if on_writing or (folder / "manifest.json").exists():  # the sources are intact
+            raise
+        raise UserError(
+            f"{folder}: cannot draw the report, because one of {', '.join(names)} is damaged or "
+            f"incomplete ({type(error).__name__}: {error}); restore it from a copy, or train again"
+        ) from None
+
+
+def read_plot_events(run: Run) -> tuple[list[Event], list[str]]:
+    """Return the events that curves can be drawn from, and notes on skipped lines."""
+
+    def is_plottable(event: Event) -> bool:
+        values = [event.get(name, "missing") for name in PLOTTED.get(event["event"], ())]
+        return all(value is None or isinstance(value, (int, float)) for value in values)
+
+    events, notes = runs.read_log(run)
+    return list(filter(is_plottable, events)), notes
+
+
 def _write_run_report(run: Run, to: Path) -> Path:
-    with sources.verify_sources(run.folder, sources.RUN_FILES):
-        page = _render(run)
+    with verify_sources(run.folder, RUN_FILES):
+        summary = runs.read_metrics(run.folder)
+        events, damage = read_plot_events(run)
+        sampled = False
+        if summary.get("objective") == "masked":
+            plots = encoder.draw_figures(run.folder, summary, events)
+        else:
+            table = predictions.read_predictions(run.folder / "predictions.parquet")
+            plots, sampled = predictions.draw_figures(summary, events, table), table.sampled
+        page = render_page(
+            "page.html",
+            summary=summary,
+            layout=choose_layout(summary),
+            rows=_build_rows(summary),
+            verdict=wording.describe_verdict(summary),
+            is_beaten=wording.is_beaten(summary),
+            energy=wording.format_energy(summary),
+            usage=list(wording.describe_usage(summary)),
+            estimate=wording.describe_estimate(summary),
+            config=(run.folder / "config.toml").read_text(encoding="utf-8"),
+            lane_lines=list(wording.describe_lanes(summary)),
+            damage=damage,
+            plots=plots,
+            sampled=sampled,
+        )
     return write_report(page, of=run.folder, to=to)
-
-
-def _render(run: Run) -> str:
-    summary = runs.read_metrics(run.folder)
-    events, damage = sources.read_plot_events(run)
-    return render_page(
-        "page.html",
-        summary=summary,
-        layout=choose_layout(summary),
-        rows=_build_rows(summary),
-        verdict=describe_verdict(summary),
-        is_beaten=is_beaten(summary),
-        energy=format_energy(summary),
-        usage=list(describe_usage(summary)),
-        estimate=describe_estimate(summary),
-        config=(run.folder / "config.toml").read_text(encoding="utf-8"),
-        lane_lines=list(describe_lanes(summary)),
-        damage=damage,
-        **_draw_plots(run.folder, summary, events),
-    )
-
-
-def _draw_plots(
-    folder: Path, summary: dict[str, Any], events: list[dict[str, Any]]
-) -> dict[str, Any]:
-    """Draw the plots; `sampled` says whether they show only a sample of the predictions."""
-    if summary.get("objective") == "masked":
-        return {"plots": encoder.draw_figures(folder, summary, events)}
-    table = predictions.read_predictions(folder / "predictions.parquet")
-    plots = predictions.draw_figures(summary, events, table)
-    return {"plots": plots, "sampled": table.sampled}
 
 
 def _build_rows(summary: dict[str, Any]) -> list[dict[str, Any]]:

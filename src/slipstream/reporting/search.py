@@ -10,22 +10,20 @@ from typing import Any
 from slipstream import config as configs
 from slipstream import runs
 from slipstream.config import Config
+from slipstream.reporting import wording
 from slipstream.reporting.formatting import (
+    CLASSIFICATION,
+    REGRESSION,
+    MetricColumn,
+    ReportLayout,
     format_number,
     format_value,
     get_metric_name,
     shorten_names,
 )
-from slipstream.reporting.layouts import CLASSIFICATION, REGRESSION, MetricColumn, ReportLayout
 from slipstream.reporting.plots import search as plots
 from slipstream.reporting.plots.style import COLOURS, FAINT
 from slipstream.reporting.template import render_page, write_report
-from slipstream.reporting.wording import (
-    describe_pruning,
-    describe_search,
-    describe_search_verdict,
-    get_chosen,
-)
 from slipstream.runs import Run
 
 RETRAINED = ("best", "default")
@@ -41,48 +39,33 @@ def write_search_report(run: Run, to: Path) -> Path:
     summary = runs.read_json(run.folder / "metrics.json")
     trials = runs.read_json(run.folder / "trials.json")
     config = configs.load(run.folder / "config.toml")
-    journal = run.folder / "study.log"
-    has_gain = (summary["comparison"] or {}).get("verdict") in ("better", "default failed")
+    journal, comparison = run.folder / "study.log", summary["comparison"] or {}
+    has_gain = comparison.get("verdict") in ("better", "default failed")
+    gain, retrained = comparison.get("gain_percent"), run.folder / "retrained"
+    unit = "fold" if config.tune.pruner == "wilcoxon" else "epoch"
     page = render_page(
         "search.html",
         summary=summary,
         tune=config.tune,
-        verdict=describe_search_verdict(summary),
+        verdict=wording.describe_search_verdict(summary),
         good=has_gain and not summary["test"]["best"]["beaten_by"],
-        notes=list(describe_search(summary)),
-        pruning=describe_pruning(summary, count_epochs(trials, config)),
-        gain=_format_gain(summary),
+        notes=list(wording.describe_search(summary)),
+        pruning=wording.describe_pruning(summary, count_epochs(trials, config)),
+        gain="–" if gain is None else f"{-gain:+.0f} %",
         names=shorten_names(summary["space"]),
-        chosen=get_chosen(summary),
+        chosen=wording.get_chosen(summary),
         trials=rank_trials(trials),
         setting=format_value,
         tests=build_test_rows(summary),
         layout=_choose_layout(summary["test"]),
         metric_name=get_metric_name,
-        reports=[name for name in RETRAINED if _has_report(run, name)],
+        reports=[name for name in RETRAINED if (retrained / name / "metrics.json").exists()],
         journal=journal if journal.exists() else None,
-        plots=plots.draw_all(
-            summary,
-            trials,
-            metric=summary["metric"],
-            curves="fold" if config.tune.pruner == "wilcoxon" else "epoch",
-        ),
+        plots=plots.draw_all(summary, trials, metric=summary["metric"], curves=unit),
         best_toml=(run.folder / "best.toml").read_text(encoding="utf-8"),
         config=(run.folder / "config.toml").read_text(encoding="utf-8"),
     )
     return write_report(page, of=run.folder, to=to)
-
-
-def _has_report(run: Run, name: str) -> bool:
-    """Whether one of the runs in retrained/ has finished, and so has a report."""
-    return (run.folder / "retrained" / name / "metrics.json").exists()
-
-
-def _format_gain(summary: Mapping[str, Any]) -> str:
-    comparison = summary["comparison"]
-    if not comparison or comparison["gain_percent"] is None:
-        return "–"
-    return f"{-comparison['gain_percent']:+.0f} %"
 
 
 def count_epochs(trials: Sequence[Mapping[str, Any]], config: Config) -> tuple[float, float]:
@@ -117,16 +100,15 @@ def build_test_rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     for name, baseline in find_test(tests)["baselines"].items():
         if baseline:
             cells = [format_number(column.read(baseline)) for column in layout.compact]
-            rows.append(
-                {"name": name, "what": baseline["what"], "cells": cells, "colour": COLOURS[name]}
-            )
+            row = {"name": name, "what": baseline["what"], "cells": cells}
+            rows.append(row | {"colour": COLOURS[name]})
     return rows
 
 
 def find_test(tests: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the test run of the chosen settings, or else of the default; {} without a model."""
-    with_model = [tests[name] for name in RETRAINED if tests.get(name, {}).get("metrics")]
-    return with_model[0] if with_model else {}
+    with_model = (tests[name] for name in RETRAINED if tests.get(name, {}).get("metrics"))
+    return next(with_model, {})
 
 
 def _choose_layout(tests: Mapping[str, Any]) -> ReportLayout | None:

@@ -23,11 +23,8 @@ def render_page(name: str, **values: Any) -> str:
         lstrip_blocks=True,
         loader=jinja2.FunctionLoader(_read_template),
     )
-    environment.filters |= {
-        "number": format_number,
-        "seconds": format_seconds,
-        "time": format_time,
-    }
+    formats = {"number": format_number, "seconds": format_seconds, "time": format_time}
+    environment.filters |= formats
     style = _read_template("page.css")
     return escape_controls(environment.get_template(name).render(style=style, **values))
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from slipstream.reporting.formatting import (
     METRIC_NAMES,
+    choose_layout,
     format_number,
     format_seconds,
     format_value,
@@ -14,10 +15,16 @@ from slipstream.reporting.formatting import (
     shorten_names,
     sort_key,
 )
-from slipstream.reporting.layouts import choose_layout
 
 MIN_THROTTLED = 0.01
 """Share of the time from which on throttling of the GPU is reported"""
+GPU_USAGE = (
+    ("gpu_utilisation_mean", 1, "GPU {:.0f} % busy"),
+    ("power_mean_w", 1, "{:.0f} W"),
+    ("gpu_memory_peak_bytes", 1e9, "{:.1f} GB peak GPU memory"),
+    ("temperature_max_c", 1, "up to {:.0f} °C"),
+)
+SCRATCH, FINE_TUNED = "scratch", "fine-tuned"
 LOWER_IS_BETTER = {"log_loss": True, "balanced_accuracy": False}
 
 
@@ -49,19 +56,17 @@ def describe_verdict(summary: dict[str, Any]) -> str:
 
 def _describe_class_verdict(summary: dict[str, Any]) -> str:
     """Compare with the majority class first: if nothing beats it, the inputs carry no signal."""
-    better_loss, better_choice = (beats_majority(summary, "model", key) for key in LOWER_IS_BETTER)
+    better = [name for key, name in METRIC_NAMES.items() if beats_majority(summary, "model", key)]
     others = [
         f"{name} does in {' and '.join(METRIC_NAMES[key] for key in won)}"
         for name in summary["against_majority"]
         if name != "model"
         and (won := [key for key in LOWER_IS_BETTER if beats_majority(summary, name, key)])
     ]
-    if better_loss and better_choice:
+    if better:
         verdict = "The model beats the majority class"
-    elif better_loss:
-        verdict = "The model beats the majority class in log-loss but not in balanced accuracy"
-    elif better_choice:
-        verdict = "The model beats the majority class in balanced accuracy but not in log-loss"
+        for other in METRIC_NAMES.values():
+            verdict += f" in {better[0]} but not in {other}" if other not in better else ""
     elif others:
         verdict = f"The model does not beat the majority class ({', '.join(others)})"
     elif not summary["intervals"]["enough"]:
@@ -82,9 +87,8 @@ def beats_majority(summary: dict[str, Any], name: str, key: str) -> bool:
 
 
 def _describe_gap(summary: dict[str, Any], key: str) -> str:
-    model, majority = (
-        one["metrics"]["test"][key] for one in (summary, summary["baselines"]["majority"])
-    )
+    pair = summary, summary["baselines"]["majority"]
+    model, majority = (one["metrics"]["test"][key] for one in pair)
     gap = summary["against_majority"]["model"][key]
     values = f"{METRIC_NAMES[key]} {model:.3f} vs. {majority:.3f}"
     if not gap["interval"]:
@@ -95,11 +99,9 @@ def _describe_gap(summary: dict[str, Any], key: str) -> str:
 
 def is_beaten(summary: dict[str, Any]) -> bool:
     """Whether a baseline beats the model, or the model does not clearly beat the majority class."""
-    if not summary.get("classes"):
+    if summary["beaten_by"] or not summary.get("classes"):
         return bool(summary["beaten_by"])
-    return bool(summary["beaten_by"]) or not all(
-        beats_majority(summary, "model", key) for key in LOWER_IS_BETTER
-    )
+    return not all(beats_majority(summary, "model", key) for key in LOWER_IS_BETTER)
 
 
 def format_energy(summary: dict[str, Any]) -> str:
@@ -118,15 +120,11 @@ def describe_usage(summary: dict[str, Any]) -> Iterator[str]:
     monitor = summary.get("monitor")
     if not monitor:
         return
-    gpu = []
-    if monitor["gpu_utilisation_mean"] is not None:
-        gpu.append(f"GPU {monitor['gpu_utilisation_mean']:.0f} % busy")
-    if monitor["power_mean_w"] is not None:
-        gpu.append(f"{monitor['power_mean_w']:.0f} W")
-    if monitor["gpu_memory_peak_bytes"] is not None:
-        gpu.append(f"{monitor['gpu_memory_peak_bytes'] / 1e9:.1f} GB peak GPU memory")
-    if monitor["temperature_max_c"] is not None:
-        gpu.append(f"up to {monitor['temperature_max_c']:.0f} °C")
+    gpu = [
+        text.format(monitor[key] / unit)
+        for key, unit, text in GPU_USAGE
+        if monitor[key] is not None
+    ]
     cores = f"{monitor['cpu_percent_mean'] / 100:.1f} CPU cores busy"
     host = f"{cores}, {monitor['rss_peak_bytes'] / 1e9:.1f} GB peak memory"
     yield "; ".join(filter(None, (", ".join(gpu), host)))
@@ -153,9 +151,9 @@ def describe_estimate(summary: dict[str, Any]) -> str:
 
 def describe_coverage(coverage: dict[str, float]) -> str:
     """State how many of the true values lie within the intervals."""
-    parts = [
-        f"{100 * share:.1f} % inside the {level} % interval" for level, share in coverage.items()
-    ]
+    parts = (
+        f"{100 * part:.1f} % inside the {level} % interval" for level, part in coverage.items()
+    )
     return f"coverage: {', '.join(parts)}"
 
 
@@ -176,8 +174,7 @@ def describe_lanes(summary: dict[str, Any]) -> Iterator[str]:
         yield f"{len(folds)} folds: test {name} {errors}; the model is the last fold's"
     if ensemble:
         single, mean = (format_number(headline.read(one)) for one in (summary, ensemble))
-        is_better = summary["uses"] == "ensemble"
-        used = "the ensemble" if is_better else "the single model"
+        used = "the ensemble" if summary["uses"] == "ensemble" else "the single model"
         yield (
             f"ensemble: test {name} {mean}, single model {single}; predict uses {used}, by "
             "validation error"
@@ -214,13 +211,11 @@ def describe_search_verdict(summary: Mapping[str, Any]) -> str:
 
 
 def _describe_gain(comparison: Mapping[str, Any]) -> str:
-    before, after = comparison["default"], comparison["chosen"]
+    before, after = (comparison[name]["n"] for name in ("default", "chosen"))
     percent = comparison["gain_percent"]
     share = "" if percent is None else f", {-percent:+.0f} %"
     change = f"{_describe_change(comparison)}{share}"
-    seeds = f"{after['n']} seeds each"
-    if before["n"] != after["n"]:
-        seeds = f"{before['n']} and {after['n']} seeds"
+    seeds = f"{after} seeds each" if before == after else f"{before} and {after} seeds"
     bounds = " to ".join(format_number(comparison[end]) for end in ("low", "high"))
     interval = f"{100 * comparison['level']:.0f} % interval of the gain {bounds}, {seeds}"
     return {
@@ -232,12 +227,13 @@ def _describe_gain(comparison: Mapping[str, Any]) -> str:
 
 
 def _describe_change(comparison: Mapping[str, Any]) -> str:
-    means = " → ".join(format_number(comparison[name]["mean"]) for name in ("default", "chosen"))
-    return f"test {get_metric_name(comparison['metric'])} {means}{_mark_scaled(comparison)}"
+    means = (format_number(comparison[name]["mean"]) for name in ("default", "chosen"))
+    return _describe_error(comparison, " → ".join(means))
 
 
-def _mark_scaled(comparison: Mapping[str, Any]) -> str:
-    return ", scaled" if comparison.get("scaled") else ""
+def _describe_error(comparison: Mapping[str, Any], error: str) -> str:
+    scaled = ", scaled" if comparison.get("scaled") else ""
+    return f"test {get_metric_name(comparison['metric'])} {error}{scaled}"
 
 
 def _describe_failure(comparison: Mapping[str, Any]) -> str:
@@ -245,8 +241,7 @@ def _describe_failure(comparison: Mapping[str, Any]) -> str:
     before, after = comparison["default"], comparison["chosen"]
     match comparison["verdict"]:
         case "default failed":
-            metric = get_metric_name(comparison["metric"])
-            error = f"test {metric} {format_number(after['mean'])}{_mark_scaled(comparison)}"
+            error = _describe_error(comparison, format_number(after["mean"]))
             return (
                 f"Only the chosen settings reached a finite loss ({error}); the defaults did not."
             )
@@ -268,9 +263,8 @@ def _describe_failure(comparison: Mapping[str, Any]) -> str:
 
 def get_chosen(summary: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the trial that best.toml comes from: chosen among the retrained, else the best."""
-    retrained = [one for one in summary["retrained"] if one["chosen"]]
-    chosen: Mapping[str, Any] = retrained[0] if retrained else summary["best"]
-    return chosen
+    chosen: Iterator[Mapping[str, Any]] = (one for one in summary["retrained"] if one["chosen"])
+    return next(chosen, summary["best"])
 
 
 def describe_search(summary: Mapping[str, Any]) -> Iterator[str]:
@@ -308,3 +302,65 @@ def describe_pruning(summary: Mapping[str, Any], epochs: tuple[float, float]) ->
         f"{text}; {trained:,.0f} of {planned:,.0f} epochs trained, {100 * saved / planned:.0f} % "
         "saved by pruning and early stopping"
     )
+
+
+def describe_probe(summary: dict[str, Any]) -> str:
+    """State whether fine-tuning and the frozen encoder beat training from scratch."""
+    key, n = summary["judged_by"], len(summary["seeds"])
+    tuned, frozen = (summary["against_scratch"][way][key] for way in (FINE_TUNED, "frozen"))
+    verdict = {
+        "better": "Pre-training helped",
+        "worse": "Pre-training did harm",
+        "no difference shown": "Pre-training is not shown to help",
+    }[tuned["verdict"]]
+    after, before = (
+        format_number(summary["ways"][name]["metrics"][key]["mean"], 4)
+        for name in (FINE_TUNED, SCRATCH)
+    )
+    # differences between models that carry no signal say little
+    warning = " But none of the three is shown to beat the majority class on this test set."
+    if summary["beat_majority"] is None or summary["beat_majority"]:
+        warning = ""
+    relation = {
+        "better": "also beats training from scratch",
+        "worse": "is worse than training from scratch",
+        "no difference shown": "shows no difference to training from scratch",
+    }[frozen["verdict"]]
+    return (
+        f"{verdict}: the test {name_metric(summary, key)} is {after} fine-tuned and "
+        f"{before} from scratch, {_format_interval(tuned)} (95 % over {n} seeds). The "
+        f"frozen encoder {relation} ({_format_interval(frozen)}).{warning}"
+    )
+
+
+def build_probe_rows(summary: dict[str, Any]) -> list[dict[str, Any]]:
+    """Build the table's rows: the three runs, then the baselines; two cells for every metric."""
+    keys = list(summary["ways"][SCRATCH]["metrics"])
+    rows = []
+    for name, way in summary["ways"].items():
+        cells = []
+        for key in keys:
+            spread = way["metrics"][key]
+            cells += [f"{format_number(spread['mean'], 4)} ± {format_number(spread['sd'], 4)}", "–"]
+            if gap := summary["against_scratch"].get(name):
+                cells[-1] = f"{_format_interval(gap[key])}: {gap[key]['verdict']}"
+        rows.append({"name": name, "what": way["what"], "cells": cells})
+    for name, metrics in summary["baselines"].items():
+        cells = [cell for key in keys for cell in (format_number(metrics[key], 4), "–")]
+        rows.append({"name": name, "what": "a baseline", "cells": cells})
+    return rows
+
+
+def build_probe_headings(summary: dict[str, Any]) -> list[str]:
+    keys = summary["ways"][SCRATCH]["metrics"]
+    return [cell for key in keys for cell in (name_metric(summary, key), "difference to scratch")]
+
+
+def name_metric(summary: dict[str, Any], key: str) -> str:
+    return METRIC_NAMES.get(key, f"scaled {key.upper()}" if summary["scaled"] else key)
+
+
+def _format_interval(difference: dict[str, Any]) -> str:
+    """Format a difference and its interval, with signs."""
+    bounds = f"{difference['low']:+.4f} to {difference['high']:+.4f}"
+    return f"{difference['difference']:+.4f}, {bounds}"

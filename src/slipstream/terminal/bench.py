@@ -7,12 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rich import box
 
-from slipstream.terminal.console import (
-    TextTable,
-    create_progress_console,
-    create_text_column,
-    print_text,
-)
+from slipstream.terminal import console as consoles
+from slipstream.terminal.console import TextTable, print_text
 
 NARROW = 110
 OPTIONAL = {"peak memory"}
@@ -28,7 +24,7 @@ class ProgressMeter:
     """Shows the progress of a measurement on stderr: a bar on a terminal, else a line per case."""
 
     def __init__(self, quiet: bool) -> None:
-        self.console = create_progress_console(quiet)
+        self.console = consoles.create_progress_console(quiet)
         self.bar: Progress | None = None
         self.last_case = ""
 
@@ -38,8 +34,8 @@ class ProgressMeter:
 
             self.bar = progress.Progress(
                 progress.BarColumn(),
-                create_text_column("{task.percentage:3.0f} % of the time"),
-                create_text_column("{task.description}"),
+                consoles.create_text_column("{task.percentage:3.0f} % of the time"),
+                consoles.create_text_column("{task.description}"),
                 console=self.console,
                 auto_refresh=False,  # a drawing thread would disturb the measurement
                 transient=True,
@@ -71,12 +67,11 @@ def print_bench(result: dict[str, Any], console: Console) -> None:
     narrow = console.width < NARROW
     for table in result["tables"]:
         output = TextTable(title=table["title"], box=box.SIMPLE_HEAD, padding=0)
-        columns = [
-            i for i, name in enumerate(table["headings"]) if not (narrow and name in OPTIONAL)
-        ]
+        headings = table["headings"]
+        columns = [i for i, name in enumerate(headings) if not (narrow and name in OPTIONAL)]
         for place in columns:
-            justify: Literal["left", "right"] = "left" if place == 0 else "right"
-            output.add_column(f" {table['headings'][place]}", justify=justify, no_wrap=place == 0)
+            justify: Literal["left", "right"] = "right" if place else "left"
+            output.add_column(f" {headings[place]}", justify=justify, no_wrap=place == 0)
         missing = []
         for row in table["cells"]:
             if row[2:] and not any(row[2:]):
@@ -103,9 +98,7 @@ def print_profile(result: dict[str, Any], console: Console) -> None:
     for number, sentence in enumerate(result["sentences"]):
         print_text(console, sentence, "bold" if number == 0 else None)
     print_text(console)
-    parts = TextTable(title="one step")
-    for heading in ("part", "ms", "share"):
-        parts.add_column(heading, justify="left" if heading == "part" else "right")
+    parts = TextTable("part", "ms", "share", title="one step")
     for part in result["parts"]:
         parts.add_row(part["part"], f"{part['ms']:.3g}", f"{part['share']:.0%}")
     console.print(parts)
@@ -117,9 +110,6 @@ def print_profile(result: dict[str, Any], console: Console) -> None:
     console.print(costly)
     machine = result["machine"]
     if "power_w" in machine:
-        print_text(
-            console,
-            f"GPU at {machine.get('clock_mhz', 0):.0f} MHz, {machine['power_w']:.0f} W, "
-            f"{machine.get('temperature_c', 0):.0f} °C",
-        )
+        clock, heat = machine.get("clock_mhz", 0), machine.get("temperature_c", 0)
+        print_text(console, f"GPU at {clock:.0f} MHz, {machine['power_w']:.0f} W, {heat:.0f} °C")
     print_text(console, f"trace, operations, timeline: {result['folder']}")

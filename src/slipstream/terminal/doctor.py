@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.padding import Padding
 
 from slipstream.terminal.console import TextTable, print_text, to_text
-from slipstream.terminal.plan import describe_kernels
+from slipstream.terminal.training import describe_kernels
 
 if TYPE_CHECKING:
     from rich.console import Console

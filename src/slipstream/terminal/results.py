@@ -1,9 +1,16 @@
-"""Results of training, evaluation, prediction and probing as tables and lines."""
+"""Results of training, evaluation, prediction, probing and searches as tables and lines."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from slipstream.reporting import wording
+from slipstream.reporting.formatting import (
+    choose_layout,
+    format_number,
+    format_seconds,
+    format_value,
+)
 from slipstream.terminal.console import TextTable, print_text
 from slipstream.text import escape_to_line
 
@@ -12,84 +19,66 @@ if TYPE_CHECKING:
 
 
 def print_training(summary: dict[str, Any], console: Console) -> None:
-    from slipstream import reporting
-    from slipstream.reporting import format_number
-
-    layout = reporting.choose_layout(summary)
+    layout = choose_layout(summary)
     windows = summary["windows"][layout.subset]
-    table = TextTable(title=f"{summary['name']}: {layout.description}, {windows:,} windows")
-    table.add_column("")
-    for column in layout.compact:
-        table.add_column(column.heading, justify="right")
+    title = f"{summary['name']}: {layout.description}, {windows:,} windows"
+    table = TextTable("", *(column.heading for column in layout.compact), title=title)
     results = {"model": summary, "ensemble": summary.get("ensemble"), **summary["baselines"]}
     for name, result in results.items():
         if result:
             cells = [format_number(one.read(result), one.decimals) for one in layout.compact]
             table.add_row(name, *cells, style="bold" if name == "model" else None)
     console.print(table)
-    print_text(console, reporting.describe_verdict(summary))
-    if "latent" in summary:
-        latent = summary["latent"]
-        print_text(
-            console,
-            f"latent: mean standard deviation {format_number(latent['mean_std'], 3)}; "
-            f"{latent['collapsed']} of {latent['units']} units are constant over windows",
-        )
-    for line in reporting.describe_lanes(summary):
+    print_text(console, wording.describe_verdict(summary))
+    if latent := summary.get("latent"):
+        spread = f"mean standard deviation {format_number(latent['mean_std'], 3)}"
+        constant = f"{latent['collapsed']} of {latent['units']} units are constant over windows"
+        print_text(console, f"latent: {spread}; {constant}")
+    for line in wording.describe_lanes(summary):
         print_text(console, line)
-    total = f"{reporting.format_seconds(summary['seconds'])} in total"
-    cost = ", ".join(filter(None, (total, reporting.format_energy(summary))))
+    total = f"{format_seconds(summary['seconds'])} in total"
+    cost = ", ".join(filter(None, (total, wording.format_energy(summary))))
     speed = f"{summary['windows_per_s']:,.0f} training windows per second"
     print_text(console, f"{cost}; {speed}; {summary['stopped']}")
-    for line in (reporting.describe_estimate(summary), *reporting.describe_usage(summary)):
+    for line in (wording.describe_estimate(summary), *wording.describe_usage(summary)):
         if line:
             print_text(console, line)
     _print_paths(summary, console)
 
 
 def print_evaluation(result: dict[str, Any], console: Console) -> None:
-    from slipstream.reporting import describe_coverage
-
     title = f"{result['on']}: {result['windows']:,} windows; {result['model']}"
-    table = TextTable(title=title)
-    (_fill_classes if result.get("classes") else _fill_targets)(result, table)
-    console.print(table)
+    console.print(
+        (_tabulate_classes if result.get("classes") else _tabulate_targets)(result, title)
+    )
     if result["coverage"]:
-        print_text(console, describe_coverage(result["coverage"]))
+        print_text(console, wording.describe_coverage(result["coverage"]))
     _print_notes(result, console)
 
 
-def _fill_targets(result: dict[str, Any], table: TextTable) -> None:
-    """Add one row per target, and one for all of them."""
-    from slipstream.reporting import format_number
-
-    table.add_column("target")
-    for heading in ("MAE", "RMSE", "max error", "bias", "R²"):
-        table.add_column(heading, justify="right")
+def _tabulate_targets(result: dict[str, Any], title: str) -> TextTable:
+    """Build one row per target, and one for all of them."""
+    table = TextTable("target", "MAE", "RMSE", "max error", "bias", "R²", title=title)
     rows = dict(result["detail"]["per_target"])
     if len(rows) > 1:
         rows["all"] = result["metrics"]
     for name, metrics in rows.items():
         cells = [format_number(metrics[key]) for key in ("mae", "rmse", "max_error", "bias")]
         table.add_row(name, *cells, format_number(metrics["r2"], 4))
+    return table
 
 
-def _fill_classes(result: dict[str, Any], table: TextTable) -> None:
-    """Add one row per class, and one for all of them."""
-    from slipstream.reporting import format_number
-
-    for heading in ("class", "windows", "precision", "recall", "F1", "AUC"):
-        table.add_column(heading, justify="left" if heading == "class" else "right")
+def _tabulate_classes(result: dict[str, Any], title: str) -> TextTable:
+    """Build one row per class, and one for all of them."""
+    table = TextTable("class", "windows", "precision", "recall", "F1", "AUC", title=title)
     for name, one in result["detail"]["per_class"].items():
         cells = [format_number(one[key], 4) for key in ("precision", "recall", "f1", "auc")]
         table.add_row(name, f"{one['count']:,}", *cells)
-    metrics = {
-        key: format_number(result["metrics"][key], 4)
-        for key in ("balanced_accuracy", "f1_macro", "auc", "log_loss", "accuracy")
-    }
-    label = f"all; log-loss {metrics['log_loss']}, accuracy {metrics['accuracy']}"
-    cells = [metrics[key] for key in ("balanced_accuracy", "f1_macro", "auc")]
+    keys = ("log_loss", "accuracy", "balanced_accuracy", "f1_macro", "auc")
+    loss, accuracy, *cells = (format_number(result["metrics"][key], 4) for key in keys)
+    label = f"all; log-loss {loss}, accuracy {accuracy}"
     table.add_row(label, f"{result['windows']:,}", "", *cells, style="bold")
+    return table
 
 
 def print_prediction(result: dict[str, Any], console: Console) -> None:
@@ -103,17 +92,13 @@ def print_report(result: dict[str, Any], console: Console) -> None:
 
 
 def print_probe(summary: dict[str, Any], console: Console) -> None:
-    from slipstream.reporting import format_seconds, probe_headings, probe_rows
-
     windows = summary["windows"]
-    table = TextTable(
-        title=f"{summary['name']}: test set, {windows['test']:,} windows; {windows['train']:,} "
-        f"training windows, {len(summary['seeds'])} seeds",
+    title = (
+        f"{summary['name']}: test set, {windows['test']:,} windows; {windows['train']:,} "
+        f"training windows, {len(summary['seeds'])} seeds"
     )
-    table.add_column("")
-    for heading in probe_headings(summary):
-        table.add_column(heading, justify="right")
-    for row in probe_rows(summary):
+    table = TextTable("", *wording.build_probe_headings(summary), title=title)
+    for row in wording.build_probe_rows(summary):
         style = "bold" if row["name"] == "fine-tuned" else None
         table.add_row(row["name"], *row["cells"], style=style)
     console.print(table)
@@ -131,3 +116,80 @@ def _print_paths(summary: dict[str, Any], console: Console) -> None:
 def _print_notes(result: dict[str, Any], console: Console) -> None:
     for note in result["notes"]:
         print_text(console, f"note: {note}")
+
+
+def print_search(summary: dict[str, Any], console: Console) -> None:
+    """Print the best settings, their errors, the verdict and the paths."""
+    console.print(_build_settings(summary))
+    if summary["retrained"]:
+        console.print(_build_retrained(summary))
+    if any(test["metrics"] for test in summary["test"].values()):
+        console.print(_build_tests(summary))
+    print_text(console, wording.describe_search_verdict(summary), "bold")
+    for line in wording.describe_search(summary):
+        print_text(console, line)
+    was_tested = summary["test"].get("best", {}).get("metrics")
+    model = "retrained/best" if was_tested else "best"
+    run, best = escape_to_line(summary["run"]), escape_to_line(summary["best_config"])
+    print_text(
+        console,
+        f"run: {run}\nreport: {escape_to_line(summary['report'])}\nmodel: {run}/{model}\n"
+        f"best settings: {best}; train with them: slipstream train {best}",
+    )
+
+
+def _build_settings(summary: dict[str, Any]) -> TextTable:
+    best = wording.get_chosen(summary)
+    count = sum(summary["trials"].values())
+    title = f"{summary['name']}: the best settings of {count} trials, trial {best['trial']}"
+    table = TextTable("setting", "best", title=title)
+    table.add_column("space")
+    for name, value in best["params"].items():
+        entry = summary["space"][name]
+        if isinstance(entry, dict):
+            space = " to ".join(format_value(entry[end]) for end in ("low", "high"))
+            space += ", log" if entry["log"] else ""
+        else:
+            space = ", ".join(map(format_value, entry))
+        table.add_row(name, format_value(value), space)
+    return table
+
+
+def _build_retrained(summary: dict[str, Any]) -> TextTable:
+    num_seeds = len(summary["retrained"][0]["losses"])
+    title = f"retrained from {num_seeds} other seeds: validation {summary['metric']}"
+    table = TextTable("", "mean ± sd", "by seed", title=title)
+    for result in summary["retrained"]:
+        table.add_row(
+            result["what"] + (", chosen" if result["chosen"] else ""),
+            f"{format_number(result['mean'])} ± {format_number(result['sd'])}",
+            ", ".join(format_number(loss) for loss in result["losses"]),
+            style="bold" if result["chosen"] else None,
+        )
+    return table
+
+
+def _build_tests(summary: dict[str, Any]) -> TextTable:
+    first = next(test for test in summary["test"].values() if test["metrics"])
+    metrics = {"MAE": "mae", "RMSE": "rmse", "R²": "r2"}
+    if not first["scaled"]:
+        metrics = {"log-loss": "log_loss", "balanced accuracy": "balanced_accuracy"}
+    table = TextTable("", *metrics, title="test set")
+    for name, test in summary["test"].items():
+        cells = [_format_over_seeds(test, key) for key in metrics.values()]
+        table.add_row(name, *cells, style="bold" if name == "best" else None)
+    for name, baseline in first["baselines"].items():
+        if baseline:
+            errors = baseline["metrics"]["test"]
+            table.add_row(name, *(format_number(errors[key]) for key in metrics.values()))
+    return table
+
+
+def _format_over_seeds(test: dict[str, Any], key: str) -> str:
+    """Format mean and deviation over the seeds, or the value of the only seed with a model."""
+    if not test["metrics"]:
+        return "no finite loss"
+    if not test["spread"]:
+        return f"{format_number(test['metrics']['test'][key])}, one seed"
+    spread = test["spread"][key]
+    return f"{format_number(spread['mean'])} ± {format_number(spread['sd'])}"

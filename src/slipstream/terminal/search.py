@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
 
+from slipstream.reporting.formatting import format_seconds
+from slipstream.reporting.wording import describe_settings
 from slipstream.terminal.console import TextTable, create_progress_console, print_text, to_text
 from slipstream.terminal.training import REFRESH_S, TrainingDisplay, describe_event
 
@@ -159,8 +161,6 @@ class SearchProgress:
         return f"pack {self.num_packs}: {prefix}{lanes}, width {widths}, batch {event['batch']}"
 
     def describe_trial(self, event: dict[str, Any]) -> str:
-        from slipstream.reporting import describe_settings
-
         best = ", best so far" if event["best"] else ""
         return (
             f"{self.num_done_before + self.num_ended} of {self.total}: trial {event['trial']}: "
@@ -168,8 +168,6 @@ class SearchProgress:
         )
 
     def describe_result(self, event: dict[str, Any]) -> str:
-        from slipstream.reporting import format_seconds
-
         before = f", in addition to {self.num_done_before}" if self.num_done_before else ""
         text = f"searched for {format_seconds(event['seconds'])}: {self._list_counts()}{before}"
         if self.best:
@@ -178,8 +176,6 @@ class SearchProgress:
 
     def build_table(self) -> Group:
         """Build the table that a terminal shows during the search."""
-        from slipstream.reporting import describe_settings
-
         facts = TextTable.grid(padding=(0, 2))
         num_done = self.num_done_before + self.num_ended
         facts.add_row("trials", f"{num_done} of {self.total} done: {self._list_counts()}")
@@ -204,8 +200,6 @@ class SearchProgress:
 
     def _describe_speed(self) -> str:
         """Describe the trials per hour since this command started, and the time left."""
-        from slipstream.reporting import format_seconds
-
         if not self.num_ended:
             return "–"
         per_second = self.num_ended / max(time.monotonic() - self.started_at, 1e-9)

@@ -19,7 +19,8 @@ from slipstream import config as configs
 from slipstream import runs, stats
 from slipstream.config import Config
 from slipstream.errors import UserError
-from slipstream.reporting import describe_search_verdict, format_value, get_chosen
+from slipstream.reporting.formatting import format_value
+from slipstream.reporting.wording import describe_search_verdict, get_chosen
 from slipstream.runs import Event, Run
 from slipstream.text import format_html_table, format_table
 from slipstream.tuning import retraining, sharing

@@ -18,7 +18,7 @@ from matplotlib import dates as mdates
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from slipstream.reporting.layouts import choose_layout
+from slipstream.reporting.formatting import choose_layout
 from slipstream.reporting.plots import classification, training
 from slipstream.reporting.plots.style import (
     COLOURS,

@@ -95,7 +95,12 @@ def shorten(name: str) -> str:
 
 def annotate(axes: Axes, text: str, at: tuple[float, float], **options: Any) -> None:
     """Write a small text at a distance of `xytext` points."""
-    defaults = {"textcoords": "offset points", "va": "center", "fontsize": 9, "color": MUTED}
+    defaults: dict[str, Any] = {
+        "textcoords": "offset points",
+        "va": "center",
+        "fontsize": 9,
+        "color": MUTED,
+    }
     axes.annotate(text, at, **defaults | options)
 
 

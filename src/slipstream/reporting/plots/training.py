@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from slipstream.reporting.layouts import choose_layout
+from slipstream.reporting.formatting import choose_layout
 from slipstream.reporting.plots.style import (
     ABOVE,
     COLOURS,
