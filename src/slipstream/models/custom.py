@@ -63,12 +63,10 @@ def import_class(kind: str) -> type[nn.Module]:
 class CustomNetwork(nn.Module):
     """The user's network where ours would be."""
 
-    def __init__(
-        self, model: Model, *, context: int, inputs: int, static: int, outputs: int
-    ) -> None:
+    recompute = False
+
+    def __init__(self, model: Model, **shape: int) -> None:
         super().__init__()
-        self.recompute = False
-        shape = {"context": context, "inputs": inputs, "static": static, "outputs": outputs}
         kind = import_class(model.kind)
         try:
             self.inner = kind(**shape, **model.options)

@@ -101,19 +101,12 @@ class MaskedAutoencoder(nn.Module):
             model, context=signature.context, inputs=self.inputs, static=0, outputs=None
         )
         self.core, width = core, core.width
-        self.decoder = nn.ModuleDict(
-            {
-                "hidden": nn.Linear(width, signature.decoder),
-                "out": nn.Linear(signature.decoder, self.inputs * self.patch),
-            }
-        )
+        hidden = nn.Linear(width, signature.decoder)
+        out = nn.Linear(signature.decoder, self.inputs * self.patch)
+        self.decoder = nn.ModuleDict({"hidden": hidden, "out": out})
 
     def forward(
-        self,
-        inputs: Tensor,
-        mask: Tensor,
-        noise: Noise | None = None,
-        places: Tensor | None = None,
+        self, inputs: Tensor, mask: Tensor, noise: Noise | None = None, places: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return all rows [T, B, F] filled in, or those at places [M, B], and the encoder's tokens
         [T / patch, B, D]."""
@@ -129,9 +122,8 @@ class MaskedAutoencoder(nn.Module):
         tokens: Tensor = self.core(torch.where(mask[..., None], self.token, rows), None, noise)
         if places is None:
             return _to_rows(self._decode(tokens), self.patch), tokens
-        filled = self._decode(
-            gather_rows(tokens, places // self.patch if self.patch > 1 else places)
-        )
+        token_places = places // self.patch if self.patch > 1 else places
+        filled = self._decode(gather_rows(tokens, token_places))
         if self.patch > 1:
             of_token = filled.unflatten(-1, (self.patch, -1))
             within = (places % self.patch)[..., None, None].expand(-1, -1, 1, self.inputs)
@@ -139,8 +131,7 @@ class MaskedAutoencoder(nn.Module):
         return filled, tokens
 
     def _decode(self, tokens: Tensor) -> Tensor:
-        hidden = F.gelu(self.decoder["hidden"](tokens))
-        filled: Tensor = self.decoder["out"](hidden)
+        filled: Tensor = self.decoder["out"](F.gelu(self.decoder["hidden"](tokens)))
         return filled.float()
 
 

@@ -31,10 +31,9 @@ def pad_weights(
     """Return a model's weights in the shapes of a wider one; `tokens` is its sequence length."""
     padded = {}
     for name, weight in weights.items():
-        places = _map_axes(name, weight.shape, model, to, tokens)
-        shape = [length for _, length in places]
+        grid, shape = _map_axes(name, weight.shape, model, to, tokens)
         padded[name] = weight.new_zeros(shape)
-        padded[name][_make_grid(places)] = weight
+        padded[name][grid] = weight
     return padded
 
 
@@ -42,34 +41,30 @@ def unpad_weights(
     weights: Mapping[str, Tensor], model: Model, to: Model, tokens: int
 ) -> dict[str, Tensor]:
     """Undo `pad_weights`: return the part of a padded model's weights that is the model's own."""
-    return {
-        name: weight[
-            _make_grid(_map_axes(name, weight.shape, model, to, tokens, padded=True))
-        ].clone()
-        for name, weight in weights.items()
-    }
-
-
-def _make_grid(places: Sequence[tuple[Tensor, int]]) -> tuple[Tensor, ...]:
-    return torch.meshgrid(*(index for index, _ in places), indexing="ij")
+    own = {}
+    for name, weight in weights.items():
+        grid, _ = _map_axes(name, weight.shape, model, to, tokens, padded=True)
+        own[name] = weight[grid].clone()
+    return own
 
 
 def _map_axes(
     name: str, shape: Sequence[int], model: Model, to: Model, tokens: int, *, padded: bool = False
-) -> list[tuple[Tensor, int]]:
-    """By axis: where the model's own places are in the wider one, and how long that is."""
-    places = []
+) -> tuple[tuple[Tensor, ...], list[int]]:
+    """Where the model's own weights are in the wider one, and how long each axis is there."""
+    places, lengths = [], []
     for axis, length in zip(_find_axes(name, model, tokens, len(shape)), shape, strict=True):
         if axis is None:
-            places.append((torch.arange(length), length))
+            places.append(torch.arange(length))
+            lengths.append(length)
             continue
         layer, blocks = axis
         size, wide = model.sizes[layer], to.sizes[layer]
         rest = length - blocks * (wide if padded else size)  # static columns, after the units
         units = torch.arange(blocks)[:, None] * wide + torch.arange(size)
-        index = torch.cat([units.flatten(), blocks * wide + torch.arange(rest)])
-        places.append((index, blocks * wide + rest))
-    return places
+        places.append(torch.cat([units.flatten(), blocks * wide + torch.arange(rest)]))
+        lengths.append(blocks * wide + rest)
+    return torch.meshgrid(*places, indexing="ij"), lengths
 
 
 def _find_axes(name: str, model: Model, tokens: int, dims: int) -> Sequence[Axis]:

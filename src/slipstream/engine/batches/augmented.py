@@ -56,20 +56,15 @@ class AugmentedCopies:
     def gather(self, copy: int, index: Tensor) -> Batch:
         """Return some windows of a copy, as `windows.gather` does."""
         inputs, targets = self.inputs[copy][index], self.targets[copy][index]
-        static = None
-        if self.series.static is not None:
-            owners = self.series.find_series(self.starts[index])
-            static = self.series.static[owners].repeat_interleave(
-                self.series.sequences_per_window, dim=0
-            )
+        series, static = self.series, None
+        if series.static is not None:
+            static = series.static[series.find_series(self.starts[index])]
+            static = static.repeat_interleave(series.sequences_per_window, dim=0)
         return Batch(inputs.flatten(0, 1).transpose(0, 1), static, targets.flatten(0, 1))
 
-    def build_sampler(
-        self, windows_per_step: int, windows_per_pass: int, seed: int | None
-    ) -> EpochSampler:
+    def build_sampler(self, per_step: int, per_pass: int, seed: int | None) -> EpochSampler:
         """Build a sampler of window numbers instead of first rows, in the same order."""
-        numbers = torch.arange(len(self.starts))
-        return EpochSampler(numbers, windows_per_step, windows_per_pass, seed)
+        return EpochSampler(torch.arange(len(self.starts)), per_step, per_pass, seed)
 
 
 def prepare_copies(config: Config, dataset: Dataset, run: Run) -> AugmentedCopies | None:
@@ -120,9 +115,7 @@ def _is_intact(folder: Path) -> bool:
     """Return whether copies exist and match their checksums."""
     try:
         sums = runs.read_json(folder / MANIFEST)
-        return bool(sums) and all(
-            compute_sha256(folder / name) == sum_ for name, sum_ in sums.items()
-        )
+        return bool(sums) and all(compute_sha256(folder / name) == sums[name] for name in sums)
     except (UserError, OSError):
         return False
 
@@ -202,10 +195,10 @@ class AugmentedHostSource(HostSource):
     """Reads copies on the host and copies them to the device while the current step runs."""
 
     def __init__(
-        self, copies: AugmentedCopies, sampler: EpochSampler, options: TransferOptions
+        self, copies: AugmentedCopies, sampler: EpochSampler, how: TransferOptions
     ) -> None:
         self.copies, self._epoch = copies, 0
-        super().__init__(copies.series, sampler, options)
+        super().__init__(copies.series, sampler, how)
 
     def start_epoch(self, epoch: int, *, at: int = 0) -> None:
         self._epoch = epoch

@@ -106,10 +106,8 @@ class EpochPrefetcher:
         self._next: tuple[int, Future[tuple[Tensor, Tensor]]] | None = None
 
     def sample_epoch(self, epoch: int) -> tuple[Tensor, Tensor]:
-        if self._next and self._next[0] == epoch:
-            order = self._next[1].result()
-        else:
-            order = self._sampler.sample_epoch(epoch)
+        ready = self._next and self._next[0] == epoch and self._next[1].result()
+        order = ready or self._sampler.sample_epoch(epoch)
         self._next = epoch + 1, self._thread.submit(self._sampler.sample_epoch, epoch + 1)
         return order
 
@@ -140,8 +138,7 @@ class DeviceSource:
         self._loaded_epoch = epoch
 
     def get_micro_batches(self, cursor: Tensor) -> Iterator[MicroBatch]:
-        rows = self.rows.index_select(0, cursor)[0]
-        weights = self.weights.index_select(0, cursor)[0]
+        rows, weights = (one.index_select(0, cursor)[0] for one in (self.rows, self.weights))
         for i in range(self.sampler.num_passes):
             yield MicroBatch(windows.gather(self.series, rows[i]), weights[i])
 

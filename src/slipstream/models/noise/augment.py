@@ -58,8 +58,8 @@ class WindowDraws(NamedTuple):
 
     def selects(self, how: Augment) -> Tensor:
         """bool [B]: which windows it changes."""
-        chance: float = getattr(how, f"{self.kind}_chance")
-        return self.uniform(0)[0] < chance
+        mask: Tensor = self.uniform(0)[0] < getattr(how, f"{self.kind}_chance")
+        return mask
 
     def _site(self, number: int) -> int:
         return SITE + EACH * KINDS.index(self.kind) + number

@@ -41,13 +41,14 @@ def mask_windows(how: Pretrain, inputs: Tensor, key: Tensor | None) -> Tensor:
 
 def draw_mask(how: Pretrain, key: Tensor, context: int, batch: int) -> Tensor:
     """bool [T, B], true where a row is masked; `key` is one int64, or one for each window."""
+    count = count_masked_rows(how, context)
     match how.mask:
         case "random":
-            return _lowest(
-                rng.draw_int64(key, SITE, context, batch), count_masked_rows(how, context)
-            )
-        case "block":
-            return _block(key, context, batch, count_masked_rows(how, context))
+            return _lowest(rng.draw_int64(key, SITE, context, batch), count)
+        case "block":  # one stretch of rows, anywhere within the window
+            first = _below(context - count + 1, key, batch)
+            row = torch.arange(context, device=first.device)[:, None]
+            return (row >= first) & (row < first + count)
         case "patch":
             return _patches(how, key, context, batch)
 
@@ -79,13 +80,6 @@ def _lowest(score: Tensor, count: int) -> Tensor:
     place = torch.arange(rows, device=score.device)[:, None]
     distinct = (score & ~(2**16 - 1)) | place
     return distinct <= distinct.sort(dim=0).values[count - 1]
-
-
-def _block(key: Tensor, context: int, batch: int, count: int) -> Tensor:
-    """One stretch of rows, anywhere within the window."""
-    first = _below(context - count + 1, key, batch)
-    row = torch.arange(context, device=first.device)[:, None]
-    return (row >= first) & (row < first + count)
 
 
 def _patches(how: Pretrain, key: Tensor, context: int, batch: int) -> Tensor:
