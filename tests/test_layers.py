@@ -79,14 +79,13 @@ ORDER = {
         "pack_size workload",
     ],
     "tuning": [
-        "comparison packing packing.dataset_cache packing.trial space storage "
-        "storage.journal storage.url workers",
-        "packing.grouping packing.pool samplers storage.database",
-        "packing.pack study",
-        "packing.scheduler sharing",
-        "retraining search workers.results",
-        "summary workers.worker",
-        "workers.main workers.processes workers.ray_cluster",
+        "packing packing.dataset_cache packing.trial space storage storage.database "
+        "storage.journal workers",
+        "packing.grouping study",
+        "packing.pack sharing",
+        "packing.scheduler search",
+        "retraining workers.worker",
+        "summary workers.main workers.processes workers.ray_cluster",
         "workers.launcher",
         "api",
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import signal
 
 import pytest
@@ -16,6 +17,7 @@ from slipstream import config as configs
 from slipstream.engine.single import seed_generators
 from slipstream.terminal.results import print_search
 from slipstream.tuning import retraining
+from slipstream.tuning.summary import compare_test_errors
 from tests.conftest import slow
 from tests.tuning.searches import make_settings, run_search
 
@@ -151,3 +153,29 @@ def test_a_search_writes_its_results_before_it_retrains_the_best(tmp_path, momen
     result, _ = run_search(None, resume=folder)
     assert result.summary["pending"] is None
     assert result.summary["comparison"]
+
+
+def test_the_verdict_follows_from_welchs_interval():
+    def told(mean, sd, n=3):
+        return {"judged_by": "mse", "spread": {"mse": {"mean": mean, "sd": sd, "n": n}}}
+
+    clear = compare_test_errors(told(1.0, 0.1), told(2.0, 0.1))
+    assert clear["verdict"] == "better"
+    assert clear["gain"] == 1.0
+    # Welch by hand: standard error 0.1 * sqrt(2 / 3), 4 degrees of freedom
+    assert clear["low"] == pytest.approx(1 - 2.7764 * 0.1 * math.sqrt(2 / 3), abs=1e-4)
+    assert compare_test_errors(told(1.0, 1.0), told(2.0, 1.0))["verdict"] == "no difference shown"
+    assert compare_test_errors(told(3.0, 0.1), told(2.0, 0.1))["verdict"] == "worse"
+
+
+def test_no_target_dominates_the_verdict_by_its_unit():
+    """A column in mA beside one in V: what is better in standardised units is better."""
+
+    def told(scaled, physical):
+        spreads = {"spread": physical, "scaled_spread": scaled}
+        over = {key: {"mse": {"mean": mean, "sd": 0.01, "n": 3}} for key, mean in spreads.items()}
+        return {"judged_by": "mse"} | over
+
+    found = compare_test_errors(told(0.5, 4e6), told(1.0, 1e6))
+    assert found["verdict"] == "better"
+    assert found["gain"] == 0.5

@@ -186,7 +186,7 @@ def _write_report(run: Path, display: TrainingDisplay | SearchDisplay) -> Path:
 
 
 def _warn_about_password(storage: str | None) -> None:
-    from slipstream.tuning.storage.url import holds_secret
+    from slipstream.tuning.storage.database import holds_secret
 
     if storage is not None and holds_secret(storage):
         SafeStream(sys.stderr).write(

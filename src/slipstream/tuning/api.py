@@ -81,12 +81,12 @@ def tune(
     started_at = time.perf_counter()
     if model is not None:
         overrides = (*overrides, f"model.kind={custom.format_class_path(model)}")
-    resumed = None if resume is None else runs.open_run(resume, watch)
-    if resumed is not None:
+    run = None if resume is None else runs.open_run(resume, watch)
+    if run is not None:
         permission.require_permission(
-            resumed.folder, config, overrides=overrides, allow_code=allow_code
+            run.folder, config, overrides=overrides, allow_code=allow_code
         )
-        settings = _load_resumed_config(resumed, config, overrides)
+        settings = _load_resumed_config(run, config, overrides)
     elif config is not None:
         settings = configs.load(config, overrides)
         permission.allow_classes(settings)
@@ -94,16 +94,12 @@ def tune(
         raise UserError("give a config, or a search to resume")
     check_config(settings)
     spaces.make_space(settings)  # report mistakes in the space first
-    launcher = make_launcher(
-        settings, data, resumed=resumed, storage=storage, workers=workers, on=on
-    )
+    launcher = make_launcher(settings, data, run, storage=storage, workers=workers, on=on)
     datasets = DatasetCache(settings, data)
     datasets.get(settings)  # report problems with the data before a folder is created
-    if resumed is None:
+    if run is None:
         files = {"config.toml": runs.format_config(settings)}
         run = runs.create_run(settings.name, out=settings.out, files=files, watch=watch)
-    else:
-        run = resumed
     with runs.lock_run(run), _explain_resume(run, launcher):
         return _search(run, launcher, datasets, started_at=started_at, resumed=resume is not None)
 
@@ -114,12 +110,8 @@ def _load_resumed_config(
     """Load the config of a resumed search; only the settings in `MAY_DIFFER` may have changed."""
     earlier = runs.load_config(run)
     settings = configs.load(config or earlier, overrides)
-    changed = [
-        name
-        for name in configs.list_differences(earlier, settings)
-        if name not in sharing.MAY_DIFFER
-    ]
-    if changed:
+    differences = configs.list_differences(earlier, settings)
+    if changed := [name for name in differences if name not in sharing.MAY_DIFFER]:
         raise UserError(
             f"{run.folder}: cannot resume with changed settings ({', '.join(changed)}); start a "
             "new search"
@@ -155,29 +147,19 @@ def _search(
         **launcher.describe(),
     )
     check_logged(run)
-    with monitor.Monitor(run, device, on=config.engine.monitor), _count_on_interrupt(study, config):
-        result = _find_result(run, config) or launcher.run(
-            run, study, datasets, parallel=parallel, spent_s=spent_s, resumed=resumed
-        )
-        return finish_search(
-            run, config, study, datasets, search_result=result, started_at=started_at
-        )
+    try:
+        with monitor.Monitor(run, device, on=config.engine.monitor):
+            result = _find_result(run, config) or launcher.run(
+                run, study, datasets, parallel=parallel, spent_s=spent_s, resumed=resumed
+            )
+            return finish_search(run, config, study, datasets, result, started_at=started_at)
+    except Interrupted as stop:
+        message = f"stopped with {_count_done(study)} of {config.tune.trials} trials done"
+        raise Interrupted(message, signal_number=stop.signal_number) from None
 
 
 def _count_done(study: TimedStudy) -> int:
     return len(sharing.select_counted(study.get_trials(*STATE_NAMES)))
-
-
-@contextmanager
-def _count_on_interrupt(study: TimedStudy, config: Config) -> Iterator[None]:
-    """Add the number of finished trials to the message of an interrupt."""
-    try:
-        yield
-    except Interrupted as stop:
-        raise Interrupted(
-            f"stopped with {_count_done(study)} of {config.tune.trials} trials done",
-            signal_number=stop.signal_number,
-        ) from None
 
 
 @contextmanager
@@ -190,17 +172,15 @@ def _explain_resume(run: Run, launcher: Launcher) -> Iterator[None]:
     except Interrupted as stop:
         raise Interrupted(f"{stop}; {advice}", signal_number=stop.signal_number) from None
     except ResumableError as error:  # a test run gives the advice for itself alone
-        advice_of_run = r";[^;]*(go on with|resume|resume with): .*"
-        message = re.sub(advice_of_run, "", str(error), flags=re.DOTALL)
+        message = re.sub(r"(?s);[^;]*(go on with|resume|resume with): .*", "", str(error))
         raise ResumableError(f"{message}; {advice}") from None
     except StorageInternalError as error:
         message = str(make_storage_error(launcher.get_storage_url(run), error))
         raise ResumableError(f"{message}; {advice}") from None
     except OSError as error:
-        raise ResumableError(
-            f"{run.folder}: the search had to stop ({error}); free some space, or correct what "
-            f"else failed, and {advice}"
-        ) from None
+        message = f"{run.folder}: the search had to stop ({error})"
+        fix = "free some space, or correct what else failed"
+        raise ResumableError(f"{message}; {fix}, and {advice}") from None
 
 
 def check_config(config: Config) -> None:
@@ -235,14 +215,11 @@ def count_parallel_trials(config: Config, device: str, num_workers: int = 1) -> 
 def _find_result(run: Run, config: Config) -> Event | None:
     """Return the result of an earlier part that used up the budget; a resume may raise that."""
     budget = get_budget(config)
-    results = [
-        event
-        for event in runs.read_events(run)
-        if event["event"] == "searched"
-        and event.get("asked") == budget
-        and {"seconds", "optuna_s", "packs"} <= event.keys()
-    ]
-    return results[-1] if results else None
+    for event in reversed(list(runs.read_events(run))):
+        is_complete = {"seconds", "optuna_s", "packs"} <= event.keys()
+        if event["event"] == "searched" and event.get("asked") == budget and is_complete:
+            return event
+    return None
 
 
 def _sum_earlier_parts(run: Run) -> float:

@@ -40,7 +40,7 @@ class RetrainedConfig(NamedTuple):
 
     @property
     def mean_loss(self) -> float:
-        return statistics.fmean(self.losses) if self.losses else math.inf
+        return statistics.fmean(self.losses or [math.inf])
 
     @property
     def finite_losses(self) -> list[float]:
@@ -53,8 +53,7 @@ class RetrainedConfig(NamedTuple):
     @property
     def rank(self) -> tuple[int, float]:
         """Lower is better: the number of failed seeds, then the mean loss of the others."""
-        mean = statistics.fmean(self.finite_losses) if self.finite_losses else math.inf
-        return self.num_failed, mean
+        return self.num_failed, statistics.fmean(self.finite_losses or [math.inf])
 
 
 def get_first_seed(config: Config) -> int:
@@ -81,13 +80,11 @@ class Retraining:
         }
         self.finished = set(known)
         """Trial and seed of each known result"""
-        self.pending: list[int] = []
-        for number, (trial, seed, _) in enumerate(self.runs):
+        self.pending = [i for i, run in enumerate(self.runs) if run[:2] not in known]
+        for trial, seed, _ in self.runs:
             if (trial, seed) in known:
                 loss = known[trial, seed]
                 self.results[trial].losses.append(math.inf if loss is None else loss)
-            else:
-                self.pending.append(number)
 
     def ask(self) -> TrialRun | None:
         return self.reopen(self.pending[0]) if self.pending else None
@@ -141,10 +138,7 @@ def retrain_best(
 
 
 def run_tests(
-    run: Run,
-    config: Config,
-    retrained: Sequence[RetrainedConfig],
-    table: Any,
+    run: Run, config: Config, retrained: Sequence[RetrainedConfig], table: Any
 ) -> dict[str, dict[str, Any]]:
     """Train and test the chosen settings and the default as ordinary runs over several seeds.
 
@@ -153,21 +147,18 @@ def run_tests(
     summaries = {}
     chosen, default = retrained[0], retrained[-1]
     for name, base, result in (("best", chosen.config, chosen), ("default", config, default)):
-        repeated = configs.replace_settings(
-            base,
-            {
-                "name": f"{config.name}-{name}",
-                "seed": get_first_seed(config),
-                "train.repeats": config.tune.retrain_seeds,
-                "train.metric": config.tune.metric,
-            },
-        )
+        settings = {
+            "name": f"{config.name}-{name}",
+            "seed": get_first_seed(config),
+            "train.repeats": config.tune.retrain_seeds,
+            "train.metric": config.tune.metric,
+        }
+        repeated = configs.replace_settings(base, settings)
         folder = run.folder / "retrained" / name
         try:
             if not result.finite_losses:  # the retraining used the same seeds
-                raise DivergedError(
-                    f"no validation loss was finite, from any of {len(result.losses)} seeds"
-                )
+                seeds = f"any of {len(result.losses)} seeds"
+                raise DivergedError(f"no validation loss was finite, from {seeds}")
             summaries[name] = training.train_or_resume(folder, repeated, table, run.watch)
         except DivergedError as error:
             summaries[name] = {"run": str(folder), "failed": str(error)}

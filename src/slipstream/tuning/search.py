@@ -21,7 +21,7 @@ from slipstream.tuning.packing.dataset_cache import DatasetCache
 from slipstream.tuning.packing.trial import TrialRun
 from slipstream.tuning.sharing import StudyMembership
 from slipstream.tuning.storage.journal import STATE_NAMES
-from slipstream.tuning.study import PRUNED, REASSIGNED, TimedStudy, count_trials, find_best
+from slipstream.tuning.study import PRUNED, REASSIGNED, TimedStudy, count_trials, rank_trials
 
 OUT_OF_TIME = "tune.minutes have passed"
 
@@ -35,9 +35,9 @@ class OptunaSearch:
         study: TimedStudy,
         run: Run,
         datasets: DatasetCache,
+        membership: StudyMembership | None = None,
         *,
         spent_s: float = 0.0,
-        membership: StudyMembership | None = None,
     ) -> None:
         self.config, self.study, self.run, self.datasets = config, study, run, datasets
         self.membership = membership
@@ -45,8 +45,8 @@ class OptunaSearch:
         self.num_trials = count_trials(config.tune, study.space)
         self.running: dict[int, Trial] = {}
         self.started_at = time.perf_counter() - spent_s
-        best = find_best(study.get_trials())
-        self.best_value = math.inf if best is None or best.value is None else best.value
+        ranked = rank_trials(study.get_trials())
+        self.best_value = ranked[0].values[0] if ranked else math.inf
         self.interrupted: list[TrialRun] = []
         """Trials that ran when the search was interrupted; without a checkpoint they start again"""
 
@@ -60,7 +60,7 @@ class OptunaSearch:
         while not self.is_out_of_time:
             if self.interrupted:
                 return self.interrupted.pop(0)
-            if self.membership is not None:
+            if self.membership:
                 self.membership.fail_stale_trials()
             trials = self.study.get_trials()
             has_retry = any(trial.state == TrialState.WAITING for trial in trials)
@@ -83,20 +83,17 @@ class OptunaSearch:
             self.fail(self.interrupted.pop(), OUT_OF_TIME)
         return None
 
-    def _make_run(self, number: int, params: Mapping[str, Any]) -> TrialRun:
+    def _make_run(self, number: int, params: Mapping[str, Any], is_final: bool = False) -> TrialRun:
         config = spaces.apply_params(self.config, self.study.space, params)
-        return TrialRun(number, config, num_folds=self.config.tune.folds or 1)
+        return TrialRun(number, config, self.config.tune.folds or 1, is_final)
 
     def reopen(self, number: int) -> TrialRun:
         self.interrupted = [trial for trial in self.interrupted if trial.number != number]
         frozen = self.study.get_trials()[number]
-        params, is_final = frozen.params, frozen.state.is_finished()
-        if not is_final:
-            self.running[number] = self.study.reopen(number)
-            params = self.running[number].params
-        run = self._make_run(number, params)
-        run.is_final = is_final
-        return run
+        if frozen.state.is_finished():
+            return self._make_run(number, frozen.params, is_final=True)
+        self.running[number] = self.study.reopen(number)
+        return self._make_run(number, self.running[number].params)
 
     def resume_interrupted(self) -> None:
         """Find this worker's trials that ran when the search was interrupted."""
@@ -124,10 +121,10 @@ class OptunaSearch:
 
     def finish_fold(self, trial: TrialRun, fold: int) -> None:
         loss = trial.fold_results[fold].loss
-        if self.config.tune.pruner == "wilcoxon" and math.isfinite(loss):
-            reason = self.study.report(self.running[trial.number], loss, fold)
-            if reason == REASSIGNED:
-                self._give_up(trial)
+        if self.config.tune.pruner != "wilcoxon" or not math.isfinite(loss):
+            return
+        if self.study.report(self.running[trial.number], loss, fold) == REASSIGNED:
+            self._give_up(trial)
 
     def finish(self, trial: TrialRun) -> None:
         score, summary = trial.score, trial.summarize()
@@ -143,10 +140,9 @@ class OptunaSearch:
         self._tell(self.running.pop(trial.number), state, value, summary)
 
     def fail(self, trial: TrialRun, reason: str) -> None:
-        running = self.running.pop(trial.number, None)
-        if running is None:  # its result is known, or another worker trains it now
-            return
-        self._tell(running, TrialState.FAIL, None, trial.summarize() | {"stopped": reason})
+        # without an entry, its result is known, or another worker trains it now
+        if running := self.running.pop(trial.number, None):
+            self._tell(running, TrialState.FAIL, None, trial.summarize() | {"stopped": reason})
 
     def list_extremes(self, config: Config) -> Sequence[Config]:
         """List variants with the largest dropout and with every optimizer of the space."""

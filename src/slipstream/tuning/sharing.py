@@ -12,11 +12,9 @@ import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from threading import Event, Thread
-from typing import Any
 
 import optuna
 from optuna.exceptions import StorageInternalError
-from optuna.storages._heartbeat import is_heartbeat_enabled
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from slipstream import config as configs
@@ -42,10 +40,9 @@ def join_study(study: optuna.Study, config: Config, fingerprint: str) -> None:
     if first is None:
         study.set_user_attr(SEARCH, {"config": config.model_dump_json(), "data": fingerprint})
         return
+    changed = configs.list_differences(Config.model_validate_json(first["config"]), config)
     differences = [
-        name
-        for name in configs.list_differences(Config.model_validate_json(first["config"]), config)
-        if name not in MAY_DIFFER and not name.startswith("engine.")
+        one for one in changed if one not in MAY_DIFFER and not one.startswith("engine.")
     ]
     if first["data"] != fingerprint:
         differences.append("the data")
@@ -105,7 +102,7 @@ class StudyMembership:
 
     def __init__(self, study: TimedStudy, owner: str) -> None:
         self.study, self.owner = study, owner
-        self.storage = _get_heartbeat_storage(study.study)
+        self.storage = study.storage
         self.heartbeat_s: int = self.storage.get_heartbeat_interval()
         self._unclaimed: set[int] = set()
         """Trials without an owner that have a heartbeat from this worker"""
@@ -161,13 +158,6 @@ class StudyMembership:
 
 def refresh_heartbeats(study: TimedStudy, owners: Collection[str]) -> None:
     """Record a heartbeat for the trials of workers that are about to restart."""
-    storage = _get_heartbeat_storage(study.study)
     for trial in study.get_trials(TrialState.RUNNING):
         if get_owner(trial) in owners:
-            storage.record_heartbeat(trial._trial_id)
-
-
-def _get_heartbeat_storage(study: optuna.Study) -> Any:
-    storage = study._storage
-    assert is_heartbeat_enabled(storage)
-    return storage
+            study.storage.record_heartbeat(trial._trial_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -48,9 +48,7 @@ def make_default_space(config: Config) -> dict[str, Any]:
     space: dict[str, Any] = {
         "train.lr": Range(low=lr / 10, high=lr * 10, log=True),
         "train.weight_decay": Range(low=min(decay or 1e-6, 1e-6), high=max(decay, 1e-2), log=True),
-        "train.batch": tuple(sorted({max(int(batch) // 2, 1), int(batch), int(batch) * 2}))
-        if batch != "auto"
-        else (128, 256, 512),
+        "train.batch": _list_around(256 if batch == "auto" else batch),
     }
     spec = config.model.spec
     if spec.has_hidden:
@@ -60,9 +58,12 @@ def make_default_space(config: Config) -> dict[str, Any]:
         widths = {hidden // 2, hidden, hidden * 2}
         space["model.hidden"] = tuple(sorted(max(w // step * step, step) for w in widths))
         for name in spec.search:
-            value = getattr(config.model, name)
-            space[f"model.{name}"] = tuple(sorted({max(value // 2, 1), value, value * 2}))
+            space[f"model.{name}"] = _list_around(getattr(config.model, name))
     return space
+
+
+def _list_around(value: int) -> tuple[int, ...]:
+    return tuple(sorted({max(value // 2, 1), value, value * 2}))
 
 
 def make_space(config: Config) -> dict[str, Any]:
@@ -70,15 +71,13 @@ def make_space(config: Config) -> dict[str, Any]:
     space = config.tune.space or make_default_space(config)
     for name, entry in space.items():
         _refuse_unknown(name, config)
-        section = name.split(".")[0]
         change = INCOMPARABLE.get(name)
         if change and not (name == "train.batch" and "auto" not in _list_values(entry)):
             raise UserError(f'tune.space has "{name}", which changes {change}')
         if _strip_index(name) in encoder.list_fixed_settings(config):
-            raise UserError(
-                f'tune.space has "{name}", which the encoder of train.init_from determines'
-            )
-        if section in ("engine", "tune", "pretrain", "name", "out"):
+            fixed = "which the encoder of train.init_from determines"
+            raise UserError(f'tune.space has "{name}", {fixed}')
+        if name.split(".")[0] in ("engine", "tune", "pretrain", "name", "out"):
             raise UserError(f'tune.space has "{name}", which does not change the model')
         for value in _list_values(entry):
             _check_value(name, value, config, space)
@@ -122,10 +121,8 @@ def _list_values(entry: Any) -> tuple[Any, ...]:
 
 
 def _refuse_unknown(name: str, config: Config) -> None:
-    settings = config.model_dump()
-    known = {
-        f"{section}.{key}" for section, v in settings.items() if isinstance(v, dict) for key in v
-    }
+    sections = {name: v for name, v in config.model_dump().items() if isinstance(v, dict)}
+    known = {f"{section}.{key}" for section, values in sections.items() for key in values}
     base = _strip_index(name)
     if base not in known | {"seed"} and not name.startswith("model.options."):
         close = difflib.get_close_matches(base, known, n=1)
@@ -138,15 +135,14 @@ def make_distributions(space: Mapping[str, Any]) -> dict[str, BaseDistribution]:
     distributions: dict[str, BaseDistribution] = {}
     for name, entry in space.items():
         if not isinstance(entry, Range):
-            distributions[name] = CategoricalDistribution([_to_param(value) for value in entry])
+            distributions[name] = CategoricalDistribution(_to_params(entry))
         elif entry.is_integer:
             step = int(entry.step or 1)
             high = int(entry.low) + (int(entry.high) - int(entry.low)) // step * step
             distributions[name] = IntDistribution(int(entry.low), high, log=entry.log, step=step)
         else:
-            distributions[name] = FloatDistribution(
-                entry.low, entry.high, log=entry.log, step=entry.step
-            )
+            options = entry.model_dump(include={"low", "high", "log", "step"})
+            distributions[name] = FloatDistribution(**options)
     return distributions
 
 
@@ -155,40 +151,34 @@ def make_grid(space: Mapping[str, Any]) -> dict[str, list[Any]]:
     grid: dict[str, list[Any]] = {}
     for name, entry in space.items():
         if not isinstance(entry, Range):
-            grid[name] = [_to_param(value) for value in entry]
+            grid[name] = _to_params(entry)
         elif entry.is_integer:
             grid[name] = list(range(int(entry.low), int(entry.high) + 1, int(entry.step or 1)))
         elif entry.step is not None:
             count = int((entry.high - entry.low) / entry.step + 1e-9) + 1
             grid[name] = [entry.low + i * entry.step for i in range(count)]
         else:
-            raise UserError(
-                f'tune.sampler = "grid" needs a list or a step for "{name}"; or use "tpe"'
-            )
+            needs = f'needs a list or a step for "{name}"; or use "tpe"'
+            raise UserError(f'tune.sampler = "grid" {needs}')
     return grid
 
 
 def apply_params(config: Config, space: Mapping[str, Any], params: Mapping[str, Any]) -> Config:
     """Return the config of one trial."""
-    settings: dict[str, Any] = {}
+    settings = dict(params)
     for name, value in params.items():
-        entry = space[name]
-        if isinstance(entry, Range):
-            settings[name] = value
-        else:
-            settings[name] = next(choice for choice in entry if _to_param(choice) == value)
+        if not isinstance(entry := space[name], Range):
+            settings[name] = entry[_to_params(entry).index(value)]
     return configs.replace_settings(config, {"train.metric": config.tune.metric, **settings})
 
 
 def describe_space(space: Mapping[str, Any]) -> dict[str, Any]:
     """Return the space for the summary: ranges as tables, choices as in the trials' params."""
     return {
-        name: entry.model_dump()
-        if isinstance(entry, Range)
-        else [_to_param(value) for value in entry]
+        name: entry.model_dump() if isinstance(entry, Range) else _to_params(entry)
         for name, entry in space.items()
     }
 
 
-def _to_param(value: Any) -> Any:
-    return json.dumps(value) if isinstance(value, (list, tuple)) else value
+def _to_params(choices: Sequence[Any]) -> list[Any]:
+    return [json.dumps(one) if isinstance(one, (list, tuple)) else one for one in choices]

@@ -1,24 +1,29 @@
-"""The Optuna study of a search: opens it, asks it for trials and tells it their results."""
+"""The Optuna study of a search: opens it with its sampler and pruner, asks it for trials and tells
+it their results."""
 
 from __future__ import annotations
 
 import math
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import optuna
+from optuna._transform import _SearchSpaceTransform
+from optuna.distributions import BaseDistribution
 from optuna.exceptions import ExperimentalWarning, UpdateFinishedTrialError
+from optuna.pruners import BasePruner
+from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage, JournalStorage
+from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from slipstream.config import Config, Tune
 from slipstream.errors import UserError
 from slipstream.tuning import space as spaces
-from slipstream.tuning.samplers import make_pruner, make_sampler
 from slipstream.tuning.storage import database
 from slipstream.tuning.storage.journal import NOTES, STATE_NAMES, ChecksummedJournal
 
@@ -52,18 +57,11 @@ def open_study(
             sampler = make_sampler(tune, space, seed_offset=seed_offset)
             pruner = make_pruner(tune, config.train.epochs)
         study = optuna.create_study(
-            study_name=name,
-            storage=storage,
-            sampler=sampler,
-            pruner=pruner,
-            direction="minimize",
-            load_if_exists=True,
+            study_name=name, storage=storage, sampler=sampler, pruner=pruner, load_if_exists=True
         )
     except ModuleNotFoundError as error:
-        raise UserError(
-            f'tune.sampler = "{tune.sampler}" needs the package {error.name}; install it, or use '
-            '"tpe"'
-        ) from None
+        message = f'tune.sampler = "{tune.sampler}" needs the package {error.name}'
+        raise UserError(f'{message}; install it, or use "tpe"') from None
     return TimedStudy(study, space)
 
 
@@ -72,6 +70,7 @@ class TimedStudy:
 
     def __init__(self, study: optuna.Study, space: Mapping[str, Any]) -> None:
         self.study, self.space = study, space
+        self.storage: Any = study._storage
         self.distributions = spaces.make_distributions(space)
         self.spent_s = 0.0
 
@@ -155,7 +154,69 @@ def describe_trial(trial: FrozenTrial) -> dict[str, Any]:
     }
 
 
-def find_best(trials: list[FrozenTrial]) -> FrozenTrial | None:
-    """Return the complete trial with the lowest value."""
+def rank_trials(trials: Iterable[FrozenTrial]) -> list[FrozenTrial]:
+    """Return the complete trials, the one with the lowest value first."""
     complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
-    return min(complete, key=lambda trial: (trial.value, trial.number), default=None)
+    return sorted(complete, key=lambda trial: (trial.value, trial.number))
+
+
+def make_sampler(tune: Tune, space: Mapping[str, Any], *, seed_offset: int = 0) -> BaseSampler:
+    """Build the sampler; workers of one study sample from different seeds."""
+    seed = (tune.seed + seed_offset) % 2**32  # the largest seed that samplers accept
+    match tune.sampler:
+        case "tpe":
+            return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+        case "random":
+            return optuna.samplers.RandomSampler(seed=seed)
+        case "gp":
+            return optuna.samplers.GPSampler(seed=seed)
+        case "grid":
+            return FullGridSampler(spaces.make_grid(space), seed=tune.seed)
+        case "cmaes":
+            return StatelessCmaEsSampler(seed=seed)
+
+
+class FullGridSampler(optuna.samplers.GridSampler):
+    """A grid sampler for `Study.ask`: Optuna's calls `Study.stop`, which only `optimize` allows."""
+
+    def after_trial(self, *_: Any) -> None:
+        pass
+
+
+class StatelessCmaEsSampler(optuna.samplers.CmaEsSampler):
+    """CMA-ES that recomputes its state from the finished trials. Optuna's stores it in the study as
+    a pickle, so that a study from somebody else could run code."""
+
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        self._current_space = search_space
+        return super().sample_relative(study, trial, search_space)
+
+    def _restore_optimizer(self, completed_trials: list[FrozenTrial]) -> Any:
+        space = self._current_space
+        transform = _SearchSpaceTransform(space, transform_step=True, transform_0_1=True)
+        optimizer = self._init_optimizer(transform, StudyDirection.MINIMIZE)
+        while True:
+            size = optimizer.population_size
+            trials = self._get_solution_trials(completed_trials, optimizer.generation)[:size]
+            if len(trials) < size:
+                return optimizer
+            optimizer.tell([(transform.transform(one.params), one.values[0]) for one in trials])
+
+
+def make_pruner(tune: Tune, epochs: int) -> BasePruner:
+    min_epochs = max(tune.warmup_epochs, 1)
+    match tune.pruner:
+        case "median":
+            return optuna.pruners.MedianPruner(
+                n_startup_trials=tune.startup_trials, n_warmup_steps=tune.warmup_epochs
+            )
+        case "hyperband":
+            return optuna.pruners.HyperbandPruner(min_resource=min_epochs, max_resource=epochs)
+        case "halving":
+            return optuna.pruners.SuccessiveHalvingPruner(min_resource=min_epochs)
+        case "wilcoxon":
+            return optuna.pruners.WilcoxonPruner()
+        case "none":
+            return optuna.pruners.NopPruner()

@@ -6,6 +6,7 @@ and after the test. So a failure in a later part cannot lose an earlier one.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial
 
 from slipstream import config as configs
 from slipstream import runs, stats
@@ -22,14 +23,14 @@ from slipstream.errors import UserError
 from slipstream.reporting.formatting import format_value
 from slipstream.reporting.wording import describe_search_verdict, get_chosen
 from slipstream.runs import Event, Run
+from slipstream.scoring.summary import get_error, get_error_over_seeds
 from slipstream.text import format_html_table, format_table
 from slipstream.tuning import retraining, sharing
 from slipstream.tuning import space as spaces
-from slipstream.tuning.comparison import compare_tests
 from slipstream.tuning.packing.dataset_cache import DatasetCache
 from slipstream.tuning.retraining import DEFAULT, RetrainedConfig
 from slipstream.tuning.storage.journal import NOTES, STATE_NAMES
-from slipstream.tuning.study import TimedStudy, compute_importances, describe_trial, find_best
+from slipstream.tuning.study import TimedStudy, compute_importances, describe_trial, rank_trials
 
 TEST_KEYS = (
     *("run", "metrics", "scaled", "spread", "scaled_spread"),
@@ -62,18 +63,15 @@ class Study:
     study: optuna.Study
 
     def __repr__(self) -> str:
-        return format_table(self._title, ("setting", "value"), self._rows())
+        return format_table(*self._make_table())
 
     def _repr_html_(self) -> str:
-        return format_html_table(self._title, ("setting", "value"), self._rows())
+        return format_html_table(*self._make_table())
 
-    @property
-    def _title(self) -> str:
-        return f"Study of {self.run}: {describe_search_verdict(self.summary)}"
-
-    def _rows(self) -> list[tuple[str, str]]:
+    def _make_table(self) -> tuple[str, tuple[str, str], list[tuple[str, str]]]:
+        title = f"Study of {self.run}: {describe_search_verdict(self.summary)}"
         params = get_chosen(self.summary)["params"]
-        return [(name, format_value(value)) for name, value in params.items()]
+        return title, ("setting", "value"), [(k, format_value(v)) for k, v in params.items()]
 
 
 def finish_search(
@@ -81,18 +79,18 @@ def finish_search(
     config: Config,
     study: TimedStudy,
     datasets: DatasetCache,
-    *,
     search_result: Event,
+    *,
     started_at: float,
 ) -> Study:
     """Retrain the best trials, test the chosen settings and the default, and write the summary."""
     trials = sharing.select_counted(study.get_trials())
     runs.remove_manifest(run)
     runs.write_json(run.folder / "trials.json", [describe_trial(trial) for trial in trials])
-    best = find_best(trials)
-    if best is None:
+    ranked = rank_trials(trials)
+    if not ranked:
         raise _make_no_result_error(run, trials)
-    chosen = spaces.apply_params(config, study.space, best.params)
+    chosen = spaces.apply_params(config, study.space, ranked[0].params)
     space = {
         "space": spaces.describe_space(study.space),
         "importances": compute_importances(study.study),
@@ -110,11 +108,8 @@ def finish_search(
 
     summary = write([], {}, RETRAINING_PENDING if config.tune.retrain else None)
     if config.tune.retrain:
-        complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
-        ranked = sorted(complete, key=lambda trial: (trial.value, trial.number))
-        retrained = retraining.retrain_best(
-            run, config, ranked[: config.tune.retrain], study.space, datasets
-        )
+        best = ranked[: config.tune.retrain]
+        retrained = retraining.retrain_best(run, config, best, study.space, datasets)
         chosen = retrained[0].config
         write(retrained, {}, TEST_PENDING)
         tests = retraining.run_tests(run, config, retrained, datasets.table)
@@ -128,8 +123,8 @@ def _make_no_result_error(run: Run, trials: Sequence[FrozenTrial]) -> UserError:
     reason = "; ".join(sorted(filter(None, reasons))[:3])
     return UserError(
         f"no trial finished ({reason or 'none started'}); {run.folder / 'trials.json'} lists every "
-        "trial; correct tune.space or tune.minutes and start a new search, or add trials: "
-        f"slipstream tune --resume {run.folder} --set tune.trials=N"
+        "trial; correct tune.space or tune.minutes and start a new search, or add trials and "
+        f"resume with: slipstream tune --resume {run.folder} --set tune.trials=N"
     )
 
 
@@ -141,13 +136,10 @@ def summarize(
     tests: dict[str, dict[str, Any]],
     search_result: Event,
 ) -> dict[str, Any]:
-    best = find_best(list(trials))
-    assert best is not None
+    best = rank_trials(trials)[0]
     params = {trial.number: trial.params for trial in trials}  # numbers may have gaps
-    counts = dict.fromkeys(STATE_NAMES.values(), 0)
-    for trial in trials:
-        if trial.state in STATE_NAMES:
-            counts[STATE_NAMES[trial.state]] += 1
+    states = [trial.state for trial in trials]
+    counts = {name: states.count(state) for state, name in STATE_NAMES.items()}
     search_s, optuna_s = search_result["seconds"], search_result["optuna_s"]
     return {
         "run": str(run.folder),
@@ -186,12 +178,72 @@ def _describe_failures(
     if not retrained:
         return
     for name, result in (("best", retrained[0]), ("default", retrained[-1])):
-        settings = "the config without a search"
-        if name == "best":
-            settings = f"the chosen settings (trial {result.trial})"
+        chosen = f"the chosen settings (trial {result.trial})"
+        problem = chosen if name == "best" else "the config without a search"
+        problem += " did not reach a finite loss"
         failed, num_seeds = result.num_failed, len(result.losses)
         if failed:
-            share = "any" if failed == num_seeds else str(failed)
-            yield f"{settings} did not reach a finite loss from {share} of {num_seeds} seeds"
+            yield f"{problem} from {'any' if failed == num_seeds else failed} of {num_seeds} seeds"
         elif reason := tests.get(name, {}).get("failed"):
-            yield f"{settings} did not reach a finite loss in the test run: {reason}"
+            yield f"{problem} in the test run: {reason}"
+
+
+def compare_tests(tested: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Compare the test runs "best" and "default".
+
+    The gain is None where one of them has no model or fewer than two seeds; the verdict then says
+    so. Errors of numbers are in standardised units, so that no target dominates by its unit.
+    """
+    chosen, default = tested["best"], tested["default"]
+    if _has_spread(chosen) and _has_spread(default):
+        return compare_test_errors(chosen, default)
+    with_model = [test for test in (chosen, default) if not test.get("failed")]
+    metric = with_model[0]["judged_by"] if with_model else None
+    return {
+        "metric": metric,
+        "scaled": any("scaled" in test for test in with_model),
+        "default": _summarize_error(default, metric),
+        "chosen": _summarize_error(chosen, metric),
+        **dict.fromkeys(("gain", "gain_percent", "low", "high")),
+        "level": stats.LEVEL,
+        "verdict": {
+            (False, False): "both failed",
+            (True, False): "default failed",
+            (False, True): "chosen failed",
+            (True, True): "too few seeds",
+        }[chosen in with_model, default in with_model],
+    }
+
+
+def compare_test_errors(chosen: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
+    """Return how much lower the chosen settings' test error is, with Welch's interval."""
+    metric = chosen["judged_by"]
+    before, after = (get_error_over_seeds(test, metric) or {} for test in (default, chosen))
+    gain = stats.compute_welch_interval(before, after)
+    return {
+        "metric": metric,
+        "scaled": bool(chosen.get("scaled_spread")),
+        "default": before,
+        "chosen": after,
+        "gain": gain.mean,
+        "gain_percent": 100 * gain.mean / before["mean"] if before["mean"] else None,
+        "low": gain.low,
+        "high": gain.high,
+        "level": stats.LEVEL,
+        "verdict": gain.judge(higher_is_better=True),
+    }
+
+
+def _has_spread(test: dict[str, Any]) -> bool:
+    """Whether at least two seeds have a finite error."""
+    spread = None if test.get("failed") else get_error_over_seeds(test, test["judged_by"])
+    values = [spread["mean"], spread["sd"]] if spread else [None]
+    return all(value is not None and math.isfinite(value) for value in values)
+
+
+def _summarize_error(test: dict[str, Any], metric: str | None) -> dict[str, Any] | None:
+    """Return the mean and deviation over the seeds, or the single value of one seed."""
+    if test.get("failed") or metric is None:
+        return None
+    value = get_error(test, "test", metric)
+    return get_error_over_seeds(test, metric) or stats.summarize_spread([value])

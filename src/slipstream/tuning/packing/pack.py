@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -30,8 +30,7 @@ from slipstream.runs import Event, Run
 from slipstream.tuning.packing import grouping
 from slipstream.tuning.packing.dataset_cache import DatasetCache, TrialData
 from slipstream.tuning.packing.grouping import PackShape
-from slipstream.tuning.packing.pool import TrialPool
-from slipstream.tuning.packing.trial import FoldResult, TrialLane, TrialRun
+from slipstream.tuning.packing.trial import FoldResult, TrialLane, TrialPool, TrialRun
 
 ALREADY_KNOWN = "its result is already known"
 
@@ -51,9 +50,9 @@ class TrialPack:
         self.num_lanes = 0
         self.memory_limit: int | None = None
         """Lanes that fit into memory at a time, where all did not"""
-        self.data: TrialData | None = None
-        self.capacity: PackCapacity | None = None
-        self.state: TrainingState | None = None
+        self.data: TrialData
+        self.plan: Plan
+        self.capacity: PackCapacity
         self.rounds: RoundIterator | None = None
         self.stream: torch.cuda.Stream | None = None
         self.round: Round | None = None
@@ -69,12 +68,8 @@ class TrialPack:
         self, shape: PackShape, trials: Sequence[TrialRun], stop: StopRequest, *, max_lanes: int
     ) -> None:
         data = self.data = self.datasets.get(trials[0].config)
-        device = data.series.values.device
         self.trials = list(trials)
-        self.shapes = [
-            shape,
-            *{grouping.get_pack_shape(trial.config, device.type) for trial in trials},
-        ]
+        self.shapes = [shape, *{self._get_shape(trial) for trial in trials}]
         every = [lane for trial in trials for lane in _make_lanes(trial, data)]
         self.num_lanes = min(len(every), max_lanes)
         first = every[: self.num_lanes]
@@ -82,11 +77,11 @@ class TrialPack:
         widest = _widen(trials[0].config, shape)
         extremes = (widest, *self.pool.source.list_extremes(widest))
         largest = [data.apply_class_weights(config) for config in extremes]
-        plan, mode = data.make_plan(widest)
+        self.plan, mode = data.make_plan(widest)
         room = [*every, *(Lane(config, fold) for config in largest for fold in data.folds)]
         self.capacity = compute_capacity(room, places=self.num_lanes)
-        with self._use_device(plan):
-            self.lane_owners = [(lane.trial.number, lane.fold) for lane in first]
+        with self._use_device():
+            self.lane_owners = [lane.owner for lane in first]
             self.search_run.append(
                 "pack",
                 trials=[trial.number for trial in trials],
@@ -94,42 +89,39 @@ class TrialPack:
                 mode=mode,
                 widths=shape.widths,
                 batch=shape.batch,
-                plan=plan.to_dict(),
+                plan=self.plan.to_dict(),
             )
-            build = partial(self._build, plan, mode)
+            build = partial(self._build, mode)
             state = states.start(first, build, TrialEvents(self), num_places=self.num_lanes)
             self._start_rounds(state, stop)
 
-    def _build(self, plan: Plan, mode: LaneMode, num_places: int) -> Pack:
-        assert self.data is not None
-        assert self.capacity is not None
+    def _build(self, mode: LaneMode, num_places: int) -> Pack:
         signature, series = self.data.dataset.signature, self.data.series
-        return Pack(num_places, self.capacity, signature, series, plan, mode)
+        return Pack(num_places, self.capacity, signature, series, self.plan, mode)
 
     def resume(self, stop: StopRequest) -> bool:
         """Continue from the newest checkpoint; return whether it has a lane to train."""
         saved = self._read_checkpoint()
         if saved is None or not saved.metadata["lanes"]:
             return False
-        search = saved.metadata["search"]
+        metadata = saved.metadata
+        search = metadata["search"]
         self.shapes = [
             PackShape(program, batch, tuple(widths)) for program, batch, widths in search["shapes"]
         ]
         self.lane_owners = [(number, fold) for number, fold in search["lane_owners"]]
-        self.num_lanes = saved.metadata["limit"]
-        active = {
-            lane["number"]: self.lane_owners[lane["number"]] for lane in saved.metadata["lanes"]
-        }
+        self.num_lanes = metadata["limit"]
+        active = {lane["number"]: self.lane_owners[lane["number"]] for lane in metadata["lanes"]}
         owners = {number for number, _ in [*active.values(), *search["queue"]]}
         self.trials = [self._restore_trial(number, search) for number in sorted(owners)]
         self.pool.start(self.trials)
         data = self.data = self.datasets.get(self.trials[0].config)
         lanes = {trial.number: _make_lanes(trial, data) for trial in self.trials}
         self.queue.extend(lanes[number][fold] for number, fold in search["queue"])
-        plan, self.capacity = Plan.from_dict(saved.metadata["plan"]), parse_capacity(saved.metadata)
+        self.plan, self.capacity = Plan.from_dict(metadata["plan"]), parse_capacity(metadata)
         by_number = {lane: lanes[number][fold] for lane, (number, fold) in active.items()}
-        with self._use_device(plan):
-            build = partial(self._build, plan, saved.metadata["mode"])
+        with self._use_device():
+            build = partial(self._build, metadata["mode"])
             self._start_rounds(states.restore(saved, by_number, build, TrialEvents(self)), stop)
         return True
 
@@ -137,11 +129,11 @@ class TrialPack:
         try:
             saved, problems = checkpoint.read_newest(self.run)
         except UserError as error:
+            saved, problems = None, [str(error)]
+        what = "an older checkpoint of the pack"
+        if saved is None:
             what = "training the trials of a pack from their start"
-            self.search_run.append("fallback", what=what, why=str(error))
-            return None
         for problem in problems:
-            what = "an older checkpoint of the pack"
             self.search_run.append("fallback", what=what, why=problem)
         return saved
 
@@ -154,23 +146,23 @@ class TrialPack:
         return trial
 
     def _start_rounds(self, state: TrainingState, stop: StopRequest) -> None:
-        policy = LanePolicy(self._next_lane, self._judge, _get_stop_reason, drop_ended=True)
-        self.state = state
+        policy = LanePolicy(
+            self._next_lane,
+            self._judge,
+            lambda one: _get_owner(one)[0].stop_reason,
+            drop_ended=True,
+        )
         extra = self._get_search_state
         self.rounds = loop.train_rounds(state, stop, policy=policy, extra_state=extra)
 
     @contextmanager
-    def _use_device(self, plan: Plan) -> Iterator[None]:
+    def _use_device(self) -> Iterator[None]:
         """Set torch's flags as the plan requires; on a GPU, work on the pack's own stream."""
-        assert self.data is not None
         device = self.data.series.values.device
-        with ExitStack() as stack:
-            stack.enter_context(plan.flags())
-            if device.type == "cuda":
-                if self.stream is None:
-                    self.stream = torch.cuda.Stream(device)
-                    self.stream.wait_stream(torch.cuda.current_stream(device))
-                stack.enter_context(torch.cuda.stream(self.stream))
+        if device.type == "cuda" and self.stream is None:
+            self.stream = torch.cuda.Stream(device)
+            self.stream.wait_stream(torch.cuda.current_stream(device))
+        with self.plan.flags(), torch.cuda.stream(self.stream) if self.stream else nullcontext():
             yield
 
     def is_ready(self) -> bool:
@@ -180,8 +172,7 @@ class TrialPack:
     def advance(self) -> bool:
         """Train one round; return whether there is another."""
         assert self.rounds is not None
-        assert self.state is not None
-        with self._use_device(self.state.program.plan):
+        with self._use_device():
             self.round = next(self.rounds, None)
         if self.round is None:
             self.close()
@@ -192,7 +183,7 @@ class TrialPack:
         """Release the pack's memory now: this object lives until it is collected."""
         if self.rounds is not None:
             self.rounds.close()
-        self.rounds = self.state = None
+        self.rounds = None
 
     def _judge(self, validated: Sequence[tuple[LaneResult, float]]) -> list[str]:
         """Return why each lane has to stop; all folds of a trial stop together."""
@@ -215,21 +206,20 @@ class TrialPack:
             self.trials.remove(trial)
             self.pool.finish(trial)
         if not self.queue and (new := self.pool.start_fitting(self._fits)):
-            assert self.data is not None
             self.trials.append(new)
             self.queue.extend(_make_lanes(new, self.data))
         if not self.queue:
             return None
         lane = self.queue.popleft()
-        self.lane_owners.append((lane.trial.number, lane.fold))
+        self.lane_owners.append(lane.owner)
         return lane
+
+    def _get_shape(self, trial: TrialRun) -> PackShape:
+        return grouping.get_pack_shape(trial.config, self.data.series.values.device.type)
 
     def _fits(self, trial: TrialRun) -> bool:
         """Whether the trial can join without a new capture."""
-        assert self.data is not None
-        assert self.capacity is not None
-        device = self.data.series.values.device.type
-        if grouping.get_pack_shape(trial.config, device) not in self.shapes:
+        if self._get_shape(trial) not in self.shapes:
             return False
         try:
             for lane in _make_lanes(trial, self.data):
@@ -249,20 +239,19 @@ class TrialPack:
 
     def _get_search_state(self) -> dict[str, Any]:
         """Return what a checkpoint stores of the search."""
-        return {
-            "search": {
-                "shapes": list(self.shapes),
-                "lane_owners": list(self.lane_owners),
-                "queue": [(lane.trial.number, lane.fold) for lane in self.queue],
-                "fold_results": {
-                    str(trial.number): {
-                        fold: asdict(result) for fold, result in trial.fold_results.items()
-                    }
-                    for trial in self.trials
-                },
-                "val_losses": {str(trial.number): trial.incomplete_epochs for trial in self.trials},
-            }
+        trials = {str(trial.number): trial for trial in self.trials}
+        results = {
+            number: {fold: asdict(result) for fold, result in trial.fold_results.items()}
+            for number, trial in trials.items()
         }
+        search = {
+            "shapes": list(self.shapes),
+            "lane_owners": list(self.lane_owners),
+            "queue": [lane.owner for lane in self.queue],
+            "fold_results": results,
+            "val_losses": {number: trial.incomplete_epochs for number, trial in trials.items()},
+        }
+        return {"search": search}
 
 
 class TrialEvents(LaneEvents):
@@ -274,14 +263,9 @@ class TrialEvents(LaneEvents):
 
     def report_shortage(self, limit: int, steps: int, why: str) -> None:
         self.pack.num_lanes = self.pack.memory_limit = limit
-        lanes = "1 lane" if limit == 1 else f"{limit} lanes"
         since = f"step {steps} of the pack" if steps else "the start"
-        remedy = f"{lanes} at a time, from {since}"
+        remedy = f"{limit} lane{'' if limit == 1 else 's'} at a time, from {since}"
         self.pack.search_run.append("recovery", what="out of memory", remedy=remedy, why=why)
-
-
-def _get_stop_reason(result: LaneResult) -> str:
-    return _get_owner(result)[0].stop_reason
 
 
 def _get_owner(result: LaneResult) -> tuple[TrialRun, int]:
@@ -292,16 +276,13 @@ def _get_owner(result: LaneResult) -> tuple[TrialRun, int]:
 
 def _make_lanes(trial: TrialRun, data: TrialData) -> list[TrialLane]:
     config = data.apply_class_weights(trial.config)
-    return [
-        TrialLane(config, starts, trial, fold, init=data.init)
-        for fold, starts in enumerate(data.folds)
-    ]
+    folds = enumerate(data.folds)
+    return [TrialLane(config, starts, trial, fold, init=data.init) for fold, starts in folds]
 
 
 def _widen(config: Config, shape: PackShape) -> Config:
     """Return the config with the width and batch size of the pack."""
     if not (config.model.spec.has_hidden and config.model.can_pad):
         return config
-    return configs.replace_settings(
-        config, {"model.hidden": shape.widths, "train.batch": shape.batch}
-    )
+    settings = {"model.hidden": shape.widths, "train.batch": shape.batch}
+    return configs.replace_settings(config, settings)

@@ -21,8 +21,7 @@ from slipstream.tuning.packing import grouping
 from slipstream.tuning.packing.dataset_cache import DatasetCache
 from slipstream.tuning.packing.grouping import PackShape, TrialGroup
 from slipstream.tuning.packing.pack import TrialPack
-from slipstream.tuning.packing.pool import TrialPool, TrialSource
-from slipstream.tuning.packing.trial import TrialRun
+from slipstream.tuning.packing.trial import TrialPool, TrialRun, TrialSource
 
 MIN_TRIALS = 4
 """Trials of one shape that form a pack while other packs train"""

@@ -1,13 +1,21 @@
-"""Opens the database of a study that several processes share."""
+"""Opens the database of a study that several processes share, and masks the secrets of its URL.
+
+`mask_url` keeps only the parts that are known to be harmless and masks a URL without the expected
+form as a whole. So a mistyped URL reveals nothing either.
+"""
 
 from __future__ import annotations
 
+import os
+import re
 import sqlite3
 import time
 import warnings
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, unquote_plus
 
 import optuna
 import sqlalchemy
@@ -16,7 +24,139 @@ from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
 from sqlalchemy import exc
 
 from slipstream.errors import ResumableError, UserError
-from slipstream.tuning.storage.url import mask_secrets, mask_url, parse_url
+
+ENV_VARIABLE = "SLIPSTREAM_STORAGE"
+"""Used where --storage is not given"""
+HIDDEN = "***"
+URL = re.compile(
+    r"(?P<scheme>[a-z][a-z0-9_]*(?:\+[a-z0-9_]+)?)://"
+    r"(?:(?P<user>[\w.%+-]*)(?P<password>:[^@]*)?@)?"
+    r"(?P<location>(?:[A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]+)?(?:/[\w./%~+ -]*)?)"
+    r"(?:\?(?P<query>.*))?",
+    re.DOTALL,
+)
+SQLITE_FILE = re.compile(
+    r"(?P<location>sqlite(?:\+pysqlite)?:///[^?]*)(?:\?(?P<query>.*))?", re.DOTALL
+)
+HARMLESS = ("sslmode", "connect_timeout", "timeout", "mode", "cache", "uri")
+"""Options of a URL whose values are no secrets"""
+MASKED = ("password", "sslpassword", "passfile", "user", "host", "odbc_connect")
+"""Options whose name is kept and whose value is masked"""
+NOT_SECRET = (
+    *(*HARMLESS, "user", "host", "passfile", "application_name", "target_session_attrs"),
+    *("sslrootcert", "sslcert", "sslkey", "driver", "charset"),
+)
+"""Options that need no warning in a command line"""
+
+
+def mask_url(url: str) -> str:
+    """Return the URL without its password and without options that may contain one."""
+    if file := SQLITE_FILE.fullmatch(url):
+        return file["location"] + _mask_query(file["query"])
+    parts = URL.fullmatch(url)
+    if parts is None:
+        scheme = re.match(r"[a-z][a-z0-9+]{0,30}://", url)
+        return f"{scheme[0] if scheme else ''}{HIDDEN}"
+    user = parts["user"] or ""
+    secret = f":{HIDDEN}" if parts["password"] else ""
+    who = f"{user}{secret}@" if user or secret else ""
+    return f"{parts['scheme']}://{who}{parts['location']}{_mask_query(parts['query'])}"
+
+
+def _mask_query(query: str | None) -> str:
+    if query is None:
+        return ""
+    masked = []
+    for option in query.split("&"):
+        name, _, value = option.partition("=")
+        if name in HARMLESS and re.fullmatch(r"[\w.-]*", value):
+            masked.append(option)
+        else:
+            masked.append(f"{name}={HIDDEN}" if name in MASKED else HIDDEN)
+    return "?" + "&".join(masked)
+
+
+def holds_secret(url: str) -> bool:
+    """Whether the URL contains a password, or something that may be one."""
+    return any(True for _ in _find_secrets(url))
+
+
+def mask_secrets(text: str, url: str | None) -> str:
+    """Mask the secrets of the URL in a message of a database driver."""
+    if not url:
+        return text
+    text = text.replace(url, mask_url(url))
+    forms = {make(one) for one in _find_secrets(url) for make in (str, unquote, unquote_plus)}
+    for secret in sorted(filter(None, forms), key=len, reverse=True):
+        text = text.replace(secret, HIDDEN)
+    return text
+
+
+def _find_secrets(url: str) -> Iterator[str]:
+    """Yield everything between the user name and the host, and the values of options."""
+    rest = "" if SQLITE_FILE.fullmatch(url) else url.partition("://")[2]
+    before, at, _ = rest.rpartition("@")
+    if at and ":" in before:
+        password = before.partition(":")[2]
+        yield from filter(None, [password, *password.split("@")])
+    for option in url.partition("?")[2].split("&"):
+        name, _, value = option.partition("=")
+        if name in NOT_SECRET:
+            continue
+        # the name of an unknown option may be the rest of a password with a &
+        yield from filter(None, [value] if name in MASKED else [name, value])
+        for part in re.split(r"[;}]", unquote_plus(value)):  # odbc_connect is a list of options
+            yield from filter(None, [part.partition("=")[2].strip("{")])
+
+
+def parse_url(url: str) -> sqlalchemy.URL:
+    """Parse the URL; a UserError says what is wrong with it."""
+    try:
+        address = sqlalchemy.make_url(url)
+    except (exc.ArgumentError, ValueError):  # ValueError: the port is not a number
+        address = None
+    # an unescaped @ ends the password too early
+    if address is None or "@" in (address.host or ""):
+        raise UserError(
+            f"--storage {mask_url(url)}: is not the URL of a database; use sqlite:///FILE or "
+            "postgresql://USER@HOST:PORT/DATABASE with a numeric PORT; in a name or a password, "
+            "write @ : / ? % as %40 %3A %2F %3F %25"
+        )
+    if address.drivername in ("postgresql", "postgres"):
+        return address.set(drivername="postgresql+psycopg2")
+    return address
+
+
+def refuse_in_memory(url: str) -> None:
+    """Raise a UserError for a database in memory, which other processes cannot see."""
+    address = parse_url(url)
+    name = address.database or ""
+    in_memory = not name or ":memory:" in name or address.query.get("mode") == "memory"
+    if in_memory and address.get_backend_name() == "sqlite":
+        raise UserError(
+            f"--storage {mask_url(url)}: is a database in memory, which other workers cannot see "
+            "and which ends with this process; name a file: sqlite:///FILE"
+        )
+
+
+def make_absolute(url: str) -> str:
+    """Return a URL that names the same database from every working directory."""
+    address = parse_url(url)
+    name = address.database or ""
+    is_absolute = name.startswith("file:") or Path(name).is_absolute()
+    if is_absolute or address.get_backend_name() != "sqlite":
+        return url
+    return _to_text(address.set(database=str(Path(name).absolute())))
+
+
+def add_password(url: str) -> str:
+    """Add PostgreSQL's password from the environment, for workers with another environment."""
+    address, password = parse_url(url), os.environ.get("PGPASSWORD")
+    has_password = address.password or "password" in address.query
+    if address.get_backend_name() != "postgresql" or has_password or not password:
+        return url
+    return _to_text(address.set(password=password))
+
 
 DATABASE = "study.db"
 HEARTBEAT_S, GRACE_PERIOD_S = 10, 60
@@ -30,11 +170,11 @@ def open_storage(
     """Open the database of `url` and create its tables."""
     address = parse_url(url)
     options: dict[str, Any] = {"pool_pre_ping": True}
-    match address.get_backend_name():
-        case "sqlite":
-            options["connect_args"] = {"timeout": 60}  # other processes may be writing
-        case "postgresql":
-            options["connect_args"] = {"connect_timeout": 10}
+    backend = address.get_backend_name()
+    if backend == "sqlite":
+        options["connect_args"] = {"timeout": 60}  # other processes may be writing
+    elif backend == "postgresql":
+        options["connect_args"] = {"connect_timeout": 10}
     for attempt in range(1, MAX_ATTEMPTS + 1):
         try:
             with warnings.catch_warnings():
@@ -59,7 +199,7 @@ def open_storage(
             raise UserError(f"--storage {mask_url(url)}: {mask_secrets(str(error), url)}") from None
         except Exception as error:  # drivers raise anything for the options of a URL
             raise _make_open_error(url, error) from None
-    if address.get_backend_name() == "sqlite":  # readers do not wait for writers in WAL mode
+    if backend == "sqlite":  # readers do not wait for writers in WAL mode
         with suppress(exc.DBAPIError), storage.engine.connect() as connection:
             connection.exec_driver_sql("PRAGMA journal_mode=WAL")
     return storage
@@ -97,10 +237,9 @@ def _to_text(address: sqlalchemy.URL) -> str:
 
 def _make_driver_error(url: str, address: sqlalchemy.URL) -> UserError:
     kind = address.drivername.split("+")[0]
+    fix = "use sqlite:///FILE or postgresql://..."
     if kind == "postgresql":
         fix = "install it with: pip install 'slipstream[postgres]'"
-    else:
-        fix = "use sqlite:///FILE or postgresql://..."
     return UserError(f"--storage {mask_url(url)}: the driver for {kind} is not installed; {fix}")
 
 

@@ -29,6 +29,7 @@ from slipstream.runs import Event
 
 Log = dict[str, Any]
 """One operation of the journal"""
+Distributions = Mapping[str, BaseDistribution]
 CHECKSUM, NUMBER = "sum", "number"
 """Our own keys: the checksum of a line, and the number of a trial that is a single line"""
 NOTES = "slipstream"
@@ -65,11 +66,7 @@ def _compute_checksum(log: Mapping[str, Any]) -> str:
 
 
 def repair(
-    path: Path,
-    *,
-    study: str,
-    distributions: Mapping[str, BaseDistribution],
-    events: Iterable[Event],
+    path: Path, study: str, distributions: Distributions, events: Iterable[Event]
 ) -> list[str]:
     """Make the journal readable for Optuna to its end; return what was wrong, a sentence each.
 
@@ -84,7 +81,9 @@ def repair(
         if len(intact) == len(logs) == content.count(b"\n"):
             return []
         _replace(path, content, intact)
-        problem = _describe_problem(content, logs)
+        problem = "its end was truncated or damaged, and the last operation is repeated"
+        if content.endswith(b"\n") and logs[-1] is not None:
+            problem = "a line break was damaged, and nothing is lost"
         return [f"{path}: {problem}; the damaged file is {_backup(path).name}"]
     rebuilt = _rebuild(logs, study, distributions, finished)
     if not _is_valid(rebuilt, {}):
@@ -98,12 +97,6 @@ def repair(
         f"{path}: {count or 'some'} damaged part{'s' if count > 1 else ''}; rebuilt from the other "
         f"lines and events.jsonl, the damaged file is {_backup(path).name}"
     ]
-
-
-def _describe_problem(content: bytes, logs: Sequence[Log | None]) -> str:
-    if content.endswith(b"\n") and logs[-1] is not None:
-        return "a line break was damaged, and nothing is lost"
-    return "its end was truncated or damaged, and the last operation is repeated"
 
 
 def _backup(path: Path) -> Path:
@@ -155,20 +148,18 @@ def _is_valid(logs: Sequence[Log], finished: Mapping[int, Event]) -> bool:
         trials = replayed.get_all_trials(0, None) if logs else []
     except Exception:  # of any kind: Optuna does not expect damage
         return False
-    done = {trial.number for trial in trials if trial.state.is_finished()}
-    return done >= set(finished)
+    return {trial.number for trial in trials if trial.state.is_finished()} >= finished.keys()
 
 
 def _find_finished(events: Iterable[Event]) -> dict[int, Event]:
     """Return the events of finished trials in the log of the search, by trial number."""
     finished = {}
     for event in events:
-        number = event.get("trial")
-        if event.get("event") == "trial" and isinstance(number, int) and number >= 0:
-            value = event.get("value")
-            has_value = isinstance(value, float) or event.get("state") != "finished"
-            if event.get("state") in STATES and isinstance(event.get("params"), dict) and has_value:
-                finished[number] = event
+        match event:
+            case {"event": "trial", "trial": int(number), "params": dict(), "state": str(state)}:
+                has_value = isinstance(event.get("value"), float) or state != "finished"
+                if number >= 0 and state in STATES and has_value:
+                    finished[number] = event
     return finished
 
 
@@ -188,7 +179,6 @@ class TrialRecord:
     end: str | None = None
 
     def apply(self, log: Log) -> None:
-        """Apply one operation."""
         match log["op_code"]:
             case Op.SET_TRIAL_PARAM:
                 self.params[log["param_name"]] = log["param_value_internal"]
@@ -203,19 +193,16 @@ class TrialRecord:
             case Op.SET_TRIAL_SYSTEM_ATTR:
                 self.system |= log["system_attr"]
             case Op.CREATE_TRIAL:
-                self._create(log)
+                self.start, self.end = log["datetime_start"], log.get("datetime_complete")
+                self.params |= log.get("params", {})
+                self.distributions |= log.get("distributions", {})
+                self.losses |= log.get("intermediate_values", {})
+                self.user |= log.get("user_attrs", {})
+                self.system |= log.get("system_attrs", {})
+                self.state = TrialState(log.get("state", self.state))
+                self.value = log.get("value")
 
-    def _create(self, log: Log) -> None:
-        self.start = log["datetime_start"]
-        self.params |= log.get("params", {})
-        self.distributions |= log.get("distributions", {})
-        self.losses |= log.get("intermediate_values", {})
-        self.user |= log.get("user_attrs", {})
-        self.system |= log.get("system_attrs", {})
-        self.state = TrialState(log.get("state", self.state))
-        self.value, self.end = log.get("value"), log.get("datetime_complete")
-
-    def complete(self, event: Event, distributions: Mapping[str, BaseDistribution]) -> None:
+    def complete(self, event: Event, distributions: Distributions) -> None:
         """Add what is missing from the event of the finished trial."""
         for name, value in event["params"].items():
             if name in distributions and name not in self.params:
@@ -231,7 +218,7 @@ class TrialRecord:
 
     def to_log(self, number: int) -> Log:
         """Return one operation that creates the trial with all its values."""
-        is_finished = self.state.is_finished()
+        end = {"datetime_complete": self.end or self.start or UNKNOWN_TIME}
         return add_checksum(
             {
                 "op_code": Op.CREATE_TRIAL,
@@ -239,11 +226,7 @@ class TrialRecord:
                 "study_id": 0,
                 NUMBER: number,
                 "datetime_start": self.start or UNKNOWN_TIME,
-                **(
-                    {"datetime_complete": self.end or self.start or UNKNOWN_TIME}
-                    if is_finished
-                    else {}
-                ),
+                **(end if self.state.is_finished() else {}),
                 "state": self.state,
                 "value": self.value,
                 "values": None,
@@ -259,7 +242,7 @@ class TrialRecord:
 def _rebuild(
     logs: Sequence[Log | None],
     study: str,
-    distributions: Mapping[str, BaseDistribution],
+    distributions: Distributions,
     finished: Mapping[int, Event],
 ) -> list[Log]:
     """Build a journal of what is left: the study, its attributes and one line for each trial."""
@@ -292,8 +275,7 @@ def _collect_records(logs: Sequence[Log | None]) -> tuple[dict[int, TrialRecord]
             if log is None:
                 num_created = None
             elif log["op_code"] == Op.CREATE_TRIAL:
-                number = log.get(NUMBER, num_created)
-                if number is not None:
+                if (number := log.get(NUMBER, num_created)) is not None:
                     records.setdefault(number, TrialRecord()).apply(log)
                 num_created = None if num_created is None else num_created + 1
             elif "trial_id" in log:

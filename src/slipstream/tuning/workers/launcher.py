@@ -19,12 +19,10 @@ from slipstream.tuning.packing.dataset_cache import DatasetCache
 from slipstream.tuning.search import OptunaSearch
 from slipstream.tuning.sharing import StudyMembership
 from slipstream.tuning.storage import database, journal
-from slipstream.tuning.storage import url as urls
-from slipstream.tuning.storage.url import mask_url
+from slipstream.tuning.storage.database import mask_url
 from slipstream.tuning.study import JOURNAL, TimedStudy, open_study
 from slipstream.tuning.workers import processes, ray_cluster
-from slipstream.tuning.workers.results import copy_best_model
-from slipstream.tuning.workers.worker import WorkerTask, get_budget, run_search
+from slipstream.tuning.workers.worker import WorkerTask, copy_best_model, get_budget, run_search
 
 STUDY_NAME = "search"
 """The name of a study in the run folder; in a shared database it is the name of the config"""
@@ -58,19 +56,14 @@ class Launcher:
         name = STUDY_NAME if self.storage is None else self.config.name
         url = self.get_storage_url(run)
         if url is None:
-            problems = journal.repair(
-                run.folder / JOURNAL,
-                study=name,
-                distributions=spaces.make_distributions(spaces.make_space(self.config)),
-                events=runs.read_events(run),
-            )
-            for problem in problems:
+            path, events = run.folder / JOURNAL, runs.read_events(run)
+            distributions = spaces.make_distributions(spaces.make_space(self.config))
+            for problem in journal.repair(path, name, distributions, events):
                 run.append("fallback", what="the study was repaired", why=problem)
         elif self.storage is None:
             database.check_integrity(run.folder)
-        return open_study(
-            self.config, run.folder, url, name, seed_offset=self._get_seed_offset(run)
-        )
+        offset = self._get_seed_offset(run)
+        return open_study(self.config, run.folder, url, name, seed_offset=offset)
 
     def run(
         self,
@@ -87,9 +80,7 @@ class Launcher:
             membership = None
             if self.get_storage_url(run) is not None:
                 membership = StudyMembership(study, sharing.read_worker_id(run))
-            search = OptunaSearch(
-                self.config, study, run, datasets, spent_s=spent_s, membership=membership
-            )
+            search = OptunaSearch(self.config, study, run, datasets, membership, spent_s=spent_s)
             if resumed:
                 study.study.sampler.reseed_rng()  # else it would sample the same trials again
             return run_search(run, search, parallel=parallel, resumed=resumed)
@@ -117,7 +108,7 @@ class Launcher:
         if self.cluster is None:
             config = processes.split_cores(config, self.num_workers)
         else:  # workers on a cluster have another environment
-            url = urls.add_password(url)
+            url = database.add_password(url)
         config_toml = configs.to_toml(config)
         return [
             WorkerTask(
@@ -141,8 +132,8 @@ class Launcher:
 def make_launcher(
     config: Config,
     data: Any,
-    *,
     resumed: Run | None = None,
+    *,
     storage: str | None = None,
     workers: int | Literal["auto"] | None = None,
     on: Literal["ray"] | None = None,
@@ -150,12 +141,16 @@ def make_launcher(
     """Check the requested workers and storage, or take those of the resumed search."""
     earlier = {} if resumed is None else _find_start_event(resumed)
     if storage is None and (resumed is None or earlier.get("storage")):
-        storage = os.environ.get(urls.ENV_VARIABLE) or None
+        storage = os.environ.get(database.ENV_VARIABLE) or None
     if storage is not None:
-        if resumed is not None and not earlier.get("storage"):
-            _refuse_second_study(resumed, storage)
-        urls.refuse_in_memory(storage)
-        storage = urls.make_absolute(storage)
+        for name in (JOURNAL, database.DATABASE) if resumed and not earlier.get("storage") else ():
+            if resumed and (resumed.folder / name).exists():
+                raise UserError(
+                    f"{resumed.folder}: its study is in {name}, not in {mask_url(storage)}; leave "
+                    f"out --storage and resume with: slipstream tune --resume {resumed.folder}"
+                )
+        database.refuse_in_memory(storage)
+        storage = database.make_absolute(storage)
     on = on or earlier.get("on")
     requested = earlier.get("workers", 1) if workers is None else workers
     if requested != "auto" and requested < 1:
@@ -187,28 +182,18 @@ def check_logged(run: Run) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(run.log))
 
 
-def _refuse_second_study(resumed: Run, storage: str) -> None:
-    """Refuse `storage` for a search whose study is in its folder."""
-    for name in (JOURNAL, database.DATABASE):
-        if (resumed.folder / name).exists():
-            raise UserError(
-                f"{resumed.folder}: its study is in {name}, not in {mask_url(storage)}; resume "
-                "without --storage"
-            )
-
-
 def _resumes_journal(run: Run, earlier: Event, *, several: bool) -> bool:
     """Whether a search that is resumed without --storage has its study in a journal."""
     if earlier.get("storage"):
         raise UserError(
-            f"{run.folder}: its study is in {earlier['storage']}; give that again with --storage "
-            f"or {urls.ENV_VARIABLE}, and the same password"
+            f"{run.folder}: its study is in {earlier['storage']}; set {database.ENV_VARIABLE}, or "
+            f"resume with: slipstream tune --resume {run.folder} --storage URL (with the password)"
         )
     has_journal = (run.folder / JOURNAL).exists()
     if has_journal and several:
         raise UserError(
-            f"{run.folder}: its study is in {JOURNAL}, which only one process may write to; resume "
-            "with --workers 1, or start a new search"
+            f"{run.folder}: its study is in {JOURNAL}, which only one process may write to; start "
+            f"a new search, or resume with: slipstream tune --resume {run.folder} --workers 1"
         )
     # a search that was killed before it had a study creates one now
     return has_journal or not (several or (run.folder / database.DATABASE).exists())

@@ -18,7 +18,7 @@ from types import FrameType
 
 from slipstream.errors import Interrupted, ResumableError, UserError
 from slipstream.runs import Event, to_json
-from slipstream.tuning.storage.url import mask_secrets
+from slipstream.tuning.storage.database import mask_secrets
 from slipstream.tuning.workers.worker import EXIT_RESUMABLE, EXIT_USER_ERROR, WorkerTask, run_worker
 
 

@@ -23,8 +23,7 @@ from slipstream.config import Config
 from slipstream.engine.loop import StopRequest, catch_signals
 from slipstream.errors import Interrupted, ResumableError, UserError
 from slipstream.runs import Event, Run
-from slipstream.tuning.workers.results import GIVEN_UP, WorkerResults
-from slipstream.tuning.workers.worker import EXIT_USER_ERROR, WorkerTask
+from slipstream.tuning.workers.worker import EXIT_USER_ERROR, GIVEN_UP, WorkerResults, WorkerTask
 
 STDERR = "stderr.txt"
 MAX_STARTS = 2

@@ -11,9 +11,8 @@ from slipstream.engine.loop import catch_signals
 from slipstream.errors import Interrupted, ResumableError, UserError
 from slipstream.runs import Event, Run
 from slipstream.tuning.storage import database
-from slipstream.tuning.storage.url import mask_secrets
-from slipstream.tuning.workers.results import GIVEN_UP, WorkerResults
-from slipstream.tuning.workers.worker import WorkerTask, run_worker
+from slipstream.tuning.storage.database import mask_secrets
+from slipstream.tuning.workers.worker import GIVEN_UP, WorkerResults, WorkerTask, run_worker
 
 SENT_EVENTS = ("trial", "pack", "epoch", "recovery", "fallback", "searched")
 """Events that are worth sending over the network"""

@@ -1,7 +1,9 @@
-"""What one worker does: ask the study for trials and train them until there are none left."""
+"""What one worker does: ask the study for trials and train them until there are none left. The
+launching process collects the events and results of several workers in the run of the search."""
 
 from __future__ import annotations
 
+import shutil
 import time
 import tomllib
 from collections.abc import Callable
@@ -25,8 +27,8 @@ from slipstream.tuning.packing.scheduler import PackScheduler
 from slipstream.tuning.search import OptunaSearch
 from slipstream.tuning.sharing import StudyMembership
 from slipstream.tuning.storage import database
-from slipstream.tuning.storage.url import mask_secrets, mask_url
-from slipstream.tuning.study import open_study
+from slipstream.tuning.storage.database import mask_secrets, mask_url
+from slipstream.tuning.study import TimedStudy, open_study, rank_trials
 
 PAUSE_S = 1.0
 """Between checks whether other workers have released trials"""
@@ -97,22 +99,15 @@ def run_worker(task: WorkerTask, watch: Callable[[Event], None] | None) -> None:
     permission.allow_classes(config)  # the launching process has checked the permission
     with runs.lock_run(run):
         try:
-            study = open_study(
-                config,
-                folder,
-                task.storage_url,
-                task.study_name,
-                seed_offset=task.seed_offset,
-                heartbeat_s=task.heartbeat_s,
-                grace_period_s=task.grace_period_s,
-            )
+            names = ("seed_offset", "heartbeat_s", "grace_period_s")
+            options = {name: getattr(task, name) for name in names}
+            study = open_study(config, folder, task.storage_url, task.study_name, **options)
             run.append("begun", worker=task.index)
             membership = StudyMembership(study, sharing.read_worker_id(run))
             if any(membership.owns(trial) for trial in study.get_trials()):
                 study.study.sampler.reseed_rng()  # else it would sample the same trials again
-            datasets = DatasetCache(config)
             search = OptunaSearch(
-                config, study, run, datasets, spent_s=task.spent_s, membership=membership
+                config, study, run, DatasetCache(config), membership, spent_s=task.spent_s
             )
             run_search(run, search, parallel=task.parallel, resumed=True)
         except StorageInternalError as error:
@@ -124,3 +119,52 @@ def make_storage_error(url: str | None, error: StorageInternalError) -> Resumabl
     reason = mask_secrets(str(error.__cause__ or error).split("\n", 1)[0], url)
     storage = "the study" if url is None else mask_url(url)
     return ResumableError(f"{storage}: the database no longer answers ({reason})")
+
+
+LOGGED = ("trial", "pack", "recovery", "fallback")
+"""Events of workers that the log of the search repeats"""
+INTERNAL = ("searched", "begun", "refused")
+GIVEN_UP = "its trials are left to the others"
+
+
+class WorkerResults:
+    """Repeats the events of workers as events of the search, and merges their results."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self._results: dict[int, Event] = {}
+        """The "searched" event of each worker that has ended"""
+
+    def add(self, worker: int, event: Event) -> None:
+        """Log or show an event, with the number of its worker."""
+        if event["event"] == "searched":
+            self._results[worker] = event
+        if event["event"] in INTERNAL:
+            return
+        if event["event"] in LOGGED:
+            values = {key: value for key, value in event.items() if key not in ("event", "at_s")}
+            self.run.append(event["event"], **values, worker=worker)
+        else:
+            self.run.notify(event | {"worker": worker})
+
+    def log(self, worker: int, what: str, **values: Any) -> None:
+        """Log that a worker started or died."""
+        self.run.append("worker", worker=worker, what=what, **values)
+
+    def merge(self) -> dict[str, Any]:
+        """Merge the results. Workers run at the same time, so the longest time in Optuna counts."""
+        results = self._results.values()
+        return {
+            "optuna_s": max((result["optuna_s"] for result in results), default=0.0),
+            "packs": sum(result["packs"] for result in results),
+        }
+
+
+def copy_best_model(run: Run, study: TimedStudy) -> None:
+    """Copy the model of the best trial from the folder of its worker, if it is on this machine."""
+    ranked = rank_trials(study.get_trials())
+    owner = sharing.get_owner(ranked[0]) if ranked else None
+    for folder in sorted((run.folder / "workers").glob("*")):
+        if sharing.read_worker_id(Run(folder)) == owner and (folder / "best").exists():
+            with runs.replace_atomically(run.folder / "best") as temporary:
+                shutil.copytree(folder / "best", temporary)

@@ -9,7 +9,7 @@ from optuna.distributions import FloatDistribution
 
 from slipstream.config import Range, Tune
 from slipstream.tuning import retraining
-from slipstream.tuning.samplers import make_sampler
+from slipstream.tuning.study import make_sampler
 from tests.conftest import small_config
 
 
