@@ -115,8 +115,7 @@ class WorkerGroup:
             study_name="several",
             parallel=self.parallel,
             seed_offset=index,
-            heartbeat_s=1,
-            grace_period_s=8,
+            heartbeat=(1, 8),
         )
         self.workers.append(WorkerProcess(task, {}, self.events))
         return self.workers[-1]

@@ -27,7 +27,7 @@ def make_search(config, folder, name):
     run = Run(folder / name)
     run.folder.mkdir(exist_ok=True)
     url = database.make_run_database_url(folder)
-    study = open_study(config, folder, url, "several", heartbeat_s=1, grace_period_s=1000)
+    study = open_study(config, folder, url, "several", heartbeat=(1, 1000))
     membership = StudyMembership(study, sharing.read_worker_id(run))
     return OptunaSearch(config, study, run, DatasetCache(config), membership=membership)
 

@@ -23,7 +23,7 @@ from slipstream.runs import Run
 from slipstream.tuning import space as spaces
 from slipstream.tuning.packing.dataset_cache import DatasetCache
 from slipstream.tuning.packing.scheduler import PackScheduler
-from slipstream.tuning.packing.trial import TrialRun
+from slipstream.tuning.packing.trial import TrialRun, TrialSource
 
 DEFAULT = -1
 """Stands for a trial number: the config without a search"""
@@ -61,8 +61,8 @@ def get_first_seed(config: Config) -> int:
     return (config.seed + SEED_OFFSET) % (2**63 - config.tune.retrain_seeds)
 
 
-class Retraining:
-    """A `TrialSource` with one trial for each config and seed; resumes from the run's events."""
+class Retraining(TrialSource):
+    """A source with one trial for each config and seed; resumes from the run's events."""
 
     def __init__(self, run: Run, config: Config, entries: Sequence[tuple[int, Config]]) -> None:
         self.run = run
@@ -94,12 +94,6 @@ class Retraining:
         trial, seed, config = self.runs[number]
         return TrialRun(number, config, is_final=(trial, seed) in self.finished)
 
-    def report(self, trial: TrialRun, epoch: int, loss: float) -> str:
-        return ""
-
-    def finish_fold(self, trial: TrialRun, fold: int) -> None:
-        pass
-
     def finish(self, trial: TrialRun) -> None:
         self._record(trial, trial.score, trial.summarize())
 
@@ -111,9 +105,6 @@ class Retraining:
         self.results[trial].losses.append(loss)
         self.finished.add((trial, seed))
         self.run.append("retrained", trial=trial, seed=seed, loss=loss, **details)
-
-    def list_extremes(self, config: Config) -> Sequence[Config]:
-        return []  # every trial is known from the start
 
 
 def retrain_best(

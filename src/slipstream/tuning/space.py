@@ -141,8 +141,7 @@ def make_distributions(space: Mapping[str, Any]) -> dict[str, BaseDistribution]:
             high = int(entry.low) + (int(entry.high) - int(entry.low)) // step * step
             distributions[name] = IntDistribution(int(entry.low), high, log=entry.log, step=step)
         else:
-            options = entry.model_dump(include={"low", "high", "log", "step"})
-            distributions[name] = FloatDistribution(**options)
+            distributions[name] = FloatDistribution(**entry.model_dump())
     return distributions
 
 

@@ -40,8 +40,7 @@ def open_study(
     name: str,
     *,
     seed_offset: int = 0,
-    heartbeat_s: int = database.HEARTBEAT_S,
-    grace_period_s: int = database.GRACE_PERIOD_S,
+    heartbeat: tuple[int, int] = database.HEARTBEAT,
 ) -> TimedStudy:
     """Open or create the study, in the database `url` or else in a journal in `folder`."""
     tune, space = config.tune, spaces.make_space(config)
@@ -49,7 +48,7 @@ def open_study(
     if url is None:
         storage = JournalStorage(ChecksummedJournal(str(folder / JOURNAL)))
     else:
-        storage = database.open_storage(url, heartbeat_s=heartbeat_s, grace_period_s=grace_period_s)
+        storage = database.open_storage(url, heartbeat)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
         with warnings.catch_warnings():

@@ -85,18 +85,17 @@ class DatasetCache:
         # the first fold of a walk-forward split: the later ones are test data
         starts = dataset.folds[0].starts if dataset.folds else memory.starts
         last = {name: starts[name] for name in ("train", "val")}
-        series, first_rows = windows.concatenate_series(
-            [memory.series, *(fold.series for fold in earlier)]
-        )
+        copies = [memory.series, *(fold.series for fold in earlier)]
+        series, first_rows = windows.concatenate_series(copies)
+        shifted = [
+            {name: first + rows for name, first in fold.starts.items()}
+            for fold, rows in zip(earlier, first_rows[1:], strict=True)
+        ]
         return TrialData(
             replace(dataset, search_folds=()),
             series.to(plan.device),
-            (*map(_shift, (fold.starts for fold in earlier), first_rows[1:]), last),
+            (*shifted, last),
             earlier[0].starts if earlier else last,
             dataset.compute_fingerprint(),
             init.weights if init else {},
         )
-
-
-def _shift(starts: Starts, rows: int) -> Starts:
-    return {name: first + rows for name, first in starts.items()}

@@ -36,31 +36,22 @@ class PackShape(NamedTuple):
     batch: int
     widths: tuple[int, ...]
 
-    def covers(self, other: PackShape) -> bool:
-        """Whether lanes of the other shape fit into a pack of this shape."""
-        return (
-            self.program == other.program
-            and self.batch >= other.batch
-            and len(self.widths) == len(other.widths)
-            and all(a >= b for a, b in zip(self.widths, other.widths, strict=True))
-        )
-
-    def merge(self, other: PackShape) -> PackShape:
-        """Return the smallest shape that covers both."""
-        widths = tuple(map(max, zip(self.widths, other.widths, strict=True)))
+    def merge(self, other: PackShape) -> PackShape | None:
+        """Return the smallest shape into which lanes of both fit, or None if there is none."""
+        if self.program != other.program or len(self.widths) != len(other.widths):
+            return None
+        widths = tuple(map(max, self.widths, other.widths))
         return PackShape(self.program, max(self.batch, other.batch), widths)
 
 
 def get_pack_shape(config: Config, device: str) -> PackShape:
-    settings = config.model_dump()
-    settings.pop("tune")
     common: dict[str, Any] = {}
-    for section, values in settings.items():
-        items = values.items() if isinstance(values, dict) else [("", values)]
-        for key, value in items:
-            name = f"{section}.{key}" if key else section
-            if name not in MAY_DIFFER:
-                common[name] = value
+    for section, values in config.model_dump(exclude={"tune"}).items():
+        if isinstance(values, dict):
+            common |= {f"{section}.{key}": value for key, value in values.items()}
+        else:
+            common[section] = values
+    common = {name: value for name, value in common.items() if name not in MAY_DIFFER}
     widths = config.model.sizes
     if not config.model.can_pad:
         common["model.hidden"] = widths
@@ -102,22 +93,20 @@ def group_trials(waiting: Sequence[TrialRun], device: str, num_windows: int) -> 
 
 def _merge_best(groups: list[TrialGroup], device: str, num_windows: int) -> list[TrialGroup]:
     """Merge the two groups whose union saves most time; return [] if no union saves any."""
-    best_saving, best_merge = 0.0, None
+    best_saving: float = 0.0
+    best_merge: list[TrialGroup] = []
     costs = [_estimate_ms(group, device, num_windows) for group in groups]
     for i, one in enumerate(groups):
         for j, other in enumerate(groups[:i]):
-            if one.shape.program != other.shape.program:
+            shape = one.shape.merge(other.shape)
+            if shape is None:
                 continue
-            if len(one.shape.widths) != len(other.shape.widths):
-                continue
-            union = TrialGroup(one.shape.merge(other.shape), [*other.trials, *one.trials])
+            union = TrialGroup(shape, [*other.trials, *one.trials])
             saving = costs[i] + costs[j] - _estimate_ms(union, device, num_windows)
             if saving > best_saving:
-                best_saving, best_merge = saving, (i, j, union)
-    if best_merge is None:
-        return []
-    i, j, union = best_merge
-    return [*(group for at, group in enumerate(groups) if at not in (i, j)), union]
+                rest = [group for group in groups if group not in (one, other)]
+                best_saving, best_merge = saving, [*rest, union]
+    return best_merge
 
 
 def _estimate_ms(group: TrialGroup, device: str, num_windows: int) -> float:

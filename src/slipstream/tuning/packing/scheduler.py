@@ -37,7 +37,7 @@ class PackScheduler:
     def __init__(
         self, run: Run, datasets: DatasetCache, source: TrialSource, *, parallel: int
     ) -> None:
-        self.run, self.datasets = run, datasets
+        self.run, self.datasets, self.folder = run, datasets, run.folder / "packs"
         self.pool = TrialPool(source, parallel=parallel)
         self.packs: list[TrialPack] = []
         self.max_lanes: dict[PackShape, int] = {}
@@ -47,10 +47,6 @@ class PackScheduler:
         self._grouped: list[TrialRun] = []
         self._groups: list[TrialGroup] = []
         """The groups of the trials in `_grouped`"""
-
-    @property
-    def folder(self) -> Path:
-        return self.run.folder / "packs"
 
     def train(self) -> None:
         """Resume interrupted packs, then train until the source has no more trials."""
@@ -72,8 +68,7 @@ class PackScheduler:
                     pack.close()
 
     def _make_pack(self, folder: Path) -> TrialPack:
-        run = Run(folder, self.run.watch)
-        return TrialPack(self.pool, self.datasets, run, self.run)
+        return TrialPack(self.pool, self.datasets, Run(folder, self.run.watch), self.run)
 
     def _resume(self, folder: Path, stop: StopRequest) -> None:
         """Resume a pack from its newest checkpoint, or delete its folder if there is none."""
@@ -114,9 +109,9 @@ class PackScheduler:
         pack = self._make_pack(folder)
         self.pool.start(group.trials)
         self.packs.append(pack)
-        max_lanes = self.max_lanes.get(group.shape, MAX_LANES)
+        limit = self.max_lanes.get(group.shape, MAX_LANES)
         with self._recover(pack):
-            pack.start(group.shape, group.trials, stop, max_lanes=max_lanes)
+            pack.start(group.shape, group.trials, stop, max_lanes=limit)
 
     def _advance(self) -> None:
         """Train one round of whichever pack finishes its steps first: waiting for a particular pack

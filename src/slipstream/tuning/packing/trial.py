@@ -111,9 +111,11 @@ class TrialSource(Protocol):
 
     def report(self, trial: TrialRun, epoch: int, loss: float) -> str:
         """Take the mean validation loss of an epoch; return why the trial has to stop, or ""."""
+        return ""
 
     def finish_fold(self, trial: TrialRun, fold: int) -> None:
         """Take the result of one fold."""
+        return
 
     def finish(self, trial: TrialRun) -> None:
         """Take the result of a trial whose folds have all ended."""
@@ -123,6 +125,7 @@ class TrialSource(Protocol):
 
     def list_extremes(self, config: Config) -> Sequence[Config]:
         """List variants of `config` that later trials of the same pack may need memory for."""
+        return ()
 
 
 class TrialPool:

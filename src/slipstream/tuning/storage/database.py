@@ -159,14 +159,12 @@ def add_password(url: str) -> str:
 
 
 DATABASE = "study.db"
-HEARTBEAT_S, GRACE_PERIOD_S = 10, 60
-"""Between heartbeats of a trial, and the time without one after which another worker retries it"""
+HEARTBEAT = (10, 60)
+"""Seconds between heartbeats of a trial, and those without one until another worker retries it"""
 MAX_ATTEMPTS = 5
 
 
-def open_storage(
-    url: str, *, heartbeat_s: int = HEARTBEAT_S, grace_period_s: int = GRACE_PERIOD_S
-) -> RDBStorage:
+def open_storage(url: str, heartbeat: tuple[int, int] = HEARTBEAT) -> RDBStorage:
     """Open the database of `url` and create its tables."""
     address = parse_url(url)
     options: dict[str, Any] = {"pool_pre_ping": True}
@@ -183,8 +181,8 @@ def open_storage(
                     # Optuna formats the URL, so braces must be doubled
                     _to_text(address).replace("{", "{{").replace("}", "}}"),
                     engine_kwargs=options,
-                    heartbeat_interval=heartbeat_s,
-                    grace_period=grace_period_s,
+                    heartbeat_interval=heartbeat[0],
+                    grace_period=heartbeat[1],
                     heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(max_retry=1),
                 )
             break

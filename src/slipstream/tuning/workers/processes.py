@@ -8,12 +8,12 @@ import queue
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from threading import Thread
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 
@@ -71,11 +71,8 @@ def split_cores(config: Config, num_workers: int) -> Config:
     return configs.replace_settings(config, {"engine.threads": threads})
 
 
-class WorkerEvent(NamedTuple):
-    """An event of a worker; None when its process has ended."""
-
-    worker: int
-    event: Event | None
+WorkerEvent = tuple[int, Event | None]
+"""The number of a worker and its event; None when its process has ended"""
 
 
 class WorkerProcess:
@@ -116,12 +113,12 @@ class WorkerProcess:
         with process.stdout as lines:
             for line in lines:
                 with suppress(json.JSONDecodeError):  # a kill may truncate a line
-                    self.events.put(WorkerEvent(self.task.index, json.loads(line)))
+                    self.events.put((self.task.index, json.loads(line)))
         process.wait()
         with suppress(OSError):
             assert process.stdin is not None
             process.stdin.close()
-        self.events.put(WorkerEvent(self.task.index, None))
+        self.events.put((self.task.index, None))
 
     def send_signal(self, number: int) -> None:
         if os.name == "nt" and number == signal.SIGTERM:
@@ -148,7 +145,12 @@ def run_workers(
     """Run the workers until no trial is left; return their merged results."""
     events: queue.Queue[WorkerEvent] = queue.Queue()
     results = WorkerResults(run)
-    with _start_workers(tasks, envs, events) as workers, catch_signals() as stop:
+    workers: list[WorkerProcess] = []
+    with ExitStack() as stack:
+        for task, env in zip(tasks, envs, strict=True):
+            workers.append(WorkerProcess(task, env, events))
+            stack.callback(workers[-1].kill)  # if it still runs at the end, whatever happens
+        stop = stack.enter_context(catch_signals())
         for worker in workers:
             results.log(worker.task.index, "started", pid=worker.process.pid)
         alive = {worker.task.index: worker for worker in workers}
@@ -168,21 +170,6 @@ def run_workers(
                     del alive[index]
         _check_exits(run, workers, stop)
     return results.merge()
-
-
-@contextmanager
-def _start_workers(
-    tasks: Sequence[WorkerTask], envs: Sequence[Mapping[str, str]], events: queue.Queue[WorkerEvent]
-) -> Iterator[list[WorkerProcess]]:
-    """Start the workers, and kill those that still run at the end, whatever happens."""
-    workers: list[WorkerProcess] = []
-    try:
-        for task, env in zip(tasks, envs, strict=True):
-            workers.append(WorkerProcess(task, env, events))
-        yield workers
-    finally:
-        for worker in workers:
-            worker.kill()
 
 
 def _restart(results: WorkerResults, worker: WorkerProcess, stop: StopRequest) -> bool:

@@ -33,6 +33,10 @@ from slipstream.tuning.study import TimedStudy, open_study, rank_trials
 PAUSE_S = 1.0
 """Between checks whether other workers have released trials"""
 EXIT_USER_ERROR, EXIT_RESUMABLE = 2, 75
+LOGGED = ("trial", "pack", "recovery", "fallback")
+"""Events of workers that the log of the search repeats"""
+INTERNAL = ("begun", "refused")
+GIVEN_UP = "its trials are left to the others"
 
 
 @dataclass(frozen=True)
@@ -50,8 +54,7 @@ class WorkerTask:
     """Added to the seed of the sampler"""
     spent_s: float = 0.0
     """The duration of earlier parts of the search"""
-    heartbeat_s: int = database.HEARTBEAT_S
-    grace_period_s: int = database.GRACE_PERIOD_S
+    heartbeat: tuple[int, int] = database.HEARTBEAT
 
 
 def run_search(run: Run, search: OptunaSearch, *, parallel: int, resumed: bool) -> Event:
@@ -66,7 +69,10 @@ def run_search(run: Run, search: OptunaSearch, *, parallel: int, resumed: bool) 
             search.resume_interrupted()
         scheduler.train()
         while membership and not search.is_out_of_time and membership.others_are_busy():
-            _pause()
+            with catch_signals() as stop:
+                time.sleep(PAUSE_S)
+            if stop.requested:
+                raise Interrupted("stopped", signal_number=stop.signal_number)
             scheduler.train()
     result = {
         "seconds": time.perf_counter() - search.started_at,  # includes earlier parts
@@ -83,13 +89,6 @@ def get_budget(config: Config) -> dict[str, Any]:
     return {"trials": config.tune.trials, "minutes": config.tune.minutes}
 
 
-def _pause() -> None:
-    with catch_signals() as stop:
-        time.sleep(PAUSE_S)
-    if stop.requested:
-        raise Interrupted("stopped", signal_number=stop.signal_number)
-
-
 def run_worker(task: WorkerTask, watch: Callable[[Event], None] | None) -> None:
     """Run one of several workers from start to end."""
     folder = Path(task.folder)
@@ -99,8 +98,7 @@ def run_worker(task: WorkerTask, watch: Callable[[Event], None] | None) -> None:
     permission.allow_classes(config)  # the launching process has checked the permission
     with runs.lock_run(run):
         try:
-            names = ("seed_offset", "heartbeat_s", "grace_period_s")
-            options = {name: getattr(task, name) for name in names}
+            options: Any = {"seed_offset": task.seed_offset, "heartbeat": task.heartbeat}
             study = open_study(config, folder, task.storage_url, task.study_name, **options)
             run.append("begun", worker=task.index)
             membership = StudyMembership(study, sharing.read_worker_id(run))
@@ -121,12 +119,6 @@ def make_storage_error(url: str | None, error: StorageInternalError) -> Resumabl
     return ResumableError(f"{storage}: the database no longer answers ({reason})")
 
 
-LOGGED = ("trial", "pack", "recovery", "fallback")
-"""Events of workers that the log of the search repeats"""
-INTERNAL = ("searched", "begun", "refused")
-GIVEN_UP = "its trials are left to the others"
-
-
 class WorkerResults:
     """Repeats the events of workers as events of the search, and merges their results."""
 
@@ -137,14 +129,13 @@ class WorkerResults:
 
     def add(self, worker: int, event: Event) -> None:
         """Log or show an event, with the number of its worker."""
-        if event["event"] == "searched":
+        kind = event["event"]
+        if kind == "searched":
             self._results[worker] = event
-        if event["event"] in INTERNAL:
-            return
-        if event["event"] in LOGGED:
+        elif kind in LOGGED:
             values = {key: value for key, value in event.items() if key not in ("event", "at_s")}
-            self.run.append(event["event"], **values, worker=worker)
-        else:
+            self.run.append(kind, **values, worker=worker)
+        elif kind not in INTERNAL:
             self.run.notify(event | {"worker": worker})
 
     def log(self, worker: int, what: str, **values: Any) -> None:
