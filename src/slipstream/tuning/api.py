@@ -23,6 +23,7 @@ from slipstream.runs import Event, Run
 from slipstream.tuning import sharing
 from slipstream.tuning import space as spaces
 from slipstream.tuning.packing.dataset_cache import DatasetCache
+from slipstream.tuning.storage.database import mask_url
 from slipstream.tuning.storage.journal import STATE_NAMES
 from slipstream.tuning.study import TimedStudy, count_trials
 from slipstream.tuning.summary import Study, finish_search
@@ -144,7 +145,9 @@ def _search(
         windows=data.dataset.num_windows,
         device=str(device),
         done=_count_done(study),
-        **launcher.describe(),
+        workers=launcher.num_workers,  # a resumed search has the same workers
+        on=launcher.cluster,
+        storage=launcher.storage and mask_url(launcher.storage),
     )
     check_logged(run)
     try:
@@ -173,14 +176,14 @@ def _explain_resume(run: Run, launcher: Launcher) -> Iterator[None]:
         raise Interrupted(f"{stop}; {advice}", signal_number=stop.signal_number) from None
     except ResumableError as error:  # a test run gives the advice for itself alone
         message = re.sub(r"(?s);[^;]*(go on with|resume|resume with): .*", "", str(error))
-        raise ResumableError(f"{message}; {advice}") from None
     except StorageInternalError as error:
         message = str(make_storage_error(launcher.get_storage_url(run), error))
-        raise ResumableError(f"{message}; {advice}") from None
     except OSError as error:
         message = f"{run.folder}: the search had to stop ({error})"
-        fix = "free some space, or correct what else failed"
-        raise ResumableError(f"{message}; {fix}, and {advice}") from None
+        advice = f"free some space, or correct what else failed, and {advice}"
+    else:
+        return
+    raise ResumableError(f"{message}; {advice}")
 
 
 def check_config(config: Config) -> None:

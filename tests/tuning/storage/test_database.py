@@ -68,7 +68,7 @@ def test_a_search_in_a_database_goes_on_with_it_alone(tmp_path):
     url = f"sqlite:///{tmp_path}/several.db"
     found = slipstream.tune(make_config(tmp_path, trials=2), storage=url)
     assert found.summary["trials"]["finished"] == 2
-    with pytest.raises(UserError, match=r"its study is in sqlite:.*several\.db; give that again"):
+    with pytest.raises(UserError, match=r"its study is in sqlite:.*several\.db; with"):
         slipstream.tune(resume=found.run)
     joined = slipstream.tune(make_config(tmp_path, trials=3), storage=url)
     assert joined.run != found.run
@@ -95,13 +95,16 @@ def test_the_database_may_be_named_by_the_environment(tmp_path, monkeypatch):
     more = slipstream.tune(resume=found.run, overrides=("tune.trials=3",))
     assert more.summary["trials"]["finished"] == 3
     monkeypatch.delenv("SLIPSTREAM_STORAGE")
-    with pytest.raises(UserError, match="with --storage or SLIPSTREAM_STORAGE"):
+    with pytest.raises(
+        UserError,
+        match=r"SLIPSTREAM_STORAGE, or resume with: slipstream tune --resume .* --storage URL",
+    ):
         slipstream.tune(resume=found.run)
 
 
 def test_a_search_with_a_journal_does_not_begin_anew_elsewhere(tmp_path, monkeypatch):
     found = slipstream.tune(make_config(tmp_path, trials=2))
-    with pytest.raises(UserError, match=r"its study is in study\.log, not in sqlite"):
+    with pytest.raises(UserError, match=r"study\.log, not in sqlite.* leave out --storage"):
         slipstream.tune(resume=found.run, storage=f"sqlite:///{tmp_path}/other.db")
     monkeypatch.setenv("SLIPSTREAM_STORAGE", f"sqlite:///{tmp_path}/other.db")
     assert slipstream.tune(resume=found.run).summary["trials"]["finished"] == 2

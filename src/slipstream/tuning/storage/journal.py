@@ -213,8 +213,8 @@ class TrialRecord:
                 self.distributions[name] = distribution_to_json(distributions[name])
         if not self.state.is_finished():
             self.state, self.value = STATES[event["state"]], event.get("value")
-        no_notes = ("event", "at_s", "trial", "params", "state", "value")
-        self.user.setdefault(NOTES, {k: v for k, v in event.items() if k not in no_notes})
+        other = ("event", "at_s", "trial", "params", "state", "value")
+        self.user.setdefault(NOTES, {k: v for k, v in event.items() if k not in other})
 
     def to_log(self, number: int) -> Log:
         """Return one operation that creates the trial with all its values."""

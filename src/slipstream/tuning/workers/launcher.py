@@ -46,11 +46,6 @@ class Launcher:
             return self.storage
         return None if self.uses_journal else database.make_run_database_url(run.folder)
 
-    def describe(self) -> dict[str, Any]:
-        """Return what the log needs to resume the search with the same workers."""
-        storage = None if self.storage is None else mask_url(self.storage)
-        return {"workers": self.num_workers, "on": self.cluster, "storage": storage}
-
     def open_study(self, run: Run) -> TimedStudy:
         """Open the study; repair a damaged journal, refuse a damaged database."""
         name = STUDY_NAME if self.storage is None else self.config.name
@@ -143,11 +138,12 @@ def make_launcher(
     if storage is None and (resumed is None or earlier.get("storage")):
         storage = os.environ.get(database.ENV_VARIABLE) or None
     if storage is not None:
-        for name in (JOURNAL, database.DATABASE) if resumed and not earlier.get("storage") else ():
-            if resumed and (resumed.folder / name).exists():
+        folder = resumed.folder if resumed and not earlier.get("storage") else None
+        for path in (folder / JOURNAL, folder / database.DATABASE) if folder else ():
+            if path.exists():
                 raise UserError(
-                    f"{resumed.folder}: its study is in {name}, not in {mask_url(storage)}; leave "
-                    f"out --storage and resume with: slipstream tune --resume {resumed.folder}"
+                    f"{folder}: its study is in {path.name}, not in {mask_url(storage)}; leave out "
+                    f"--storage and resume with: slipstream tune --resume {folder}"
                 )
         database.refuse_in_memory(storage)
         storage = database.make_absolute(storage)
@@ -186,8 +182,9 @@ def _resumes_journal(run: Run, earlier: Event, *, several: bool) -> bool:
     """Whether a search that is resumed without --storage has its study in a journal."""
     if earlier.get("storage"):
         raise UserError(
-            f"{run.folder}: its study is in {earlier['storage']}; set {database.ENV_VARIABLE}, or "
-            f"resume with: slipstream tune --resume {run.folder} --storage URL (with the password)"
+            f"{run.folder}: its study is in {earlier['storage']}; with the same password, set "
+            f"{database.ENV_VARIABLE}, or resume with: slipstream tune --resume {run.folder} "
+            "--storage URL"
         )
     has_journal = (run.folder / JOURNAL).exists()
     if has_journal and several:
