@@ -65,9 +65,8 @@ ORDER = {
         "loop",
     ],
     "scoring": [
-        "answers batch linear",
-        "baselines bootstrap regression",
-        "classification",
+        "answers batch",
+        "baselines classification regression",
         "predict",
         "ensemble masked summary",
         "lane_summary",

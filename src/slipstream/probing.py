@@ -57,21 +57,15 @@ class Probe:
     summary: dict[str, Any]
 
     def __repr__(self) -> str:
-        return format_table(self._title, self._headings, self._rows())
+        return format_table(*self._build_table())
 
     def _repr_html_(self) -> str:
-        return format_html_table(self._title, self._headings, self._rows())
+        return format_html_table(*self._build_table())
 
-    @property
-    def _title(self) -> str:
-        return f"Probe of {self.run}: {self.summary['verdict']}"
-
-    @property
-    def _headings(self) -> list[str]:
-        return ["", *build_probe_headings(self.summary)]
-
-    def _rows(self) -> list[list[str]]:
-        return [[row["name"], *row["cells"]] for row in build_probe_rows(self.summary)]
+    def _build_table(self) -> tuple[str, list[str], list[list[str]]]:
+        title = f"Probe of {self.run}: {self.summary['verdict']}"
+        rows = [[row["name"], *row["cells"]] for row in build_probe_rows(self.summary)]
+        return title, ["", *build_probe_headings(self.summary)], rows
 
 
 def probe(
@@ -124,7 +118,7 @@ def probe(
     with runs.lock_run(probe_run):
         runs.remove_manifest(probe_run)
         if run is None:
-            _notify(probe_run, "the encoder: pre-training")
+            probe_run.notify({"event": "probe", "what": "the encoder: pre-training"})
             place = probe_run.folder / "encoder"
             pretrained = training.train_or_resume(place, pretrain_config, data, watch)
         else:
@@ -132,7 +126,7 @@ def probe(
         jobs = build_configs(labels, label_overrides, Path(pretrained["run"]), seeds)
         results = {}
         for name, config in jobs.items():
-            _notify(probe_run, f"{name}: {STRATEGIES[name]}")
+            probe_run.notify({"event": "probe", "what": f"{name}: {STRATEGIES[name]}"})
             results[name] = training.train_or_resume(probe_run.folder / name, config, data, watch)
         summary = summarize_probe(probe_run.folder, pretrain_config.name, pretrained, results)
         summary["seconds"] = time.perf_counter() - started_at
@@ -203,10 +197,6 @@ def _open_folder(
     return runs.Run(earlier, watch)
 
 
-def _notify(run: runs.Run, what: str) -> None:
-    run.notify({"event": "probe", "what": what})
-
-
 def summarize_probe(
     folder: Path, name: str, encoder: Mapping[str, Any], results: Mapping[str, dict[str, Any]]
 ) -> dict[str, Any]:
@@ -217,11 +207,8 @@ def summarize_probe(
     by_seed = {
         one: {key: _group_by_seed(result, key) for key in keys} for one, result in results.items()
     }
-    seeds = [
-        seed
-        for seed in by_seed[SCRATCH][metric]
-        if all(seed in by_seed[one][metric] for one in by_seed)
-    ]
+    every = [one[metric] for one in by_seed.values()]
+    seeds = [seed for seed in by_seed[SCRATCH][metric] if all(seed in one for one in every)]
     if len(seeds) < 2:
         raise UserError(f"{folder}: fewer than two seeds trained to an end in all three ways")
     values = {
@@ -306,6 +293,6 @@ def _collect_notes(results: Mapping[str, Mapping[str, Any]], seeds: Sequence[int
     notes = dict.fromkeys(note for result in results.values() for note in result["notes"])
     missing = sorted({lane["seed"] for lane in results[SCRATCH]["lanes"]} - set(seeds))
     if missing:
-        listed = ", ".join(str(seed) for seed in missing)
+        listed = ", ".join(map(str, missing))
         notes[f"left out, since not every way trained to an end from it: seed {listed}"] = None
     return list(notes)

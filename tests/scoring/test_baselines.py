@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from slipstream.scoring import baselines
 from slipstream.training import train
-from tests.conftest import real_file, small_config
+from tests.conftest import close, real_file, small_config
 
 generator = torch.Generator().manual_seed(0)
 PAST = torch.randn(12, 5, 2, generator=generator)
@@ -46,3 +47,98 @@ def test_ridge_reaches_the_known_figure_on_etth1(tmp_path):
     assert found["ridge"]["mse"] == pytest.approx(0.3702, abs=0.005)
     assert found["ridge"]["mae"] == pytest.approx(0.3914, abs=0.005)
     assert found["repeat"]["mse"] == pytest.approx(1.2944, abs=0.001)
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_ridge_solves_the_normal_equations(relative):
+    x = torch.randn(4, 300, 2, generator=generator)
+    y = torch.randn(300, 3, 2, generator=generator) + x[-1][:, None]
+    parts = list(zip(x.split(77, dim=1), y.split(77), strict=True))
+    fitted = baselines.fit_ridge(parts, parts, context=4, inputs=2, relative=relative)
+    rows = (x - x[-1] if relative else x).transpose(0, 1).flatten(1).double().numpy()
+    rows = np.concatenate([rows, np.ones((300, 1))], axis=1)
+    wanted = (y - x[-1][:, None] if relative else y).flatten(1).double().numpy()
+    penalty = np.diag([fitted.penalty * 300] * (rows.shape[1] - 1) + [1e-9 * fitted.penalty * 300])
+    weights = np.linalg.solve(rows.T @ rows + penalty, rows.T @ wanted)
+    close(fitted.weights, weights, rel=1e-6)
+    found = fitted.predict(x, 3)
+    level = x[-1][:, None].double().numpy() if relative else 0
+    close(found, (rows @ weights).reshape(300, 3, 2) + level, rel=1e-5)
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_wide_tables_have_the_same_solution(monkeypatch, relative):
+    x = torch.randn(4, 90, 40, generator=generator)
+    y = torch.randn(90, 3, 2, generator=generator) + x[-1][:, None, -2:] + 7
+    new = torch.randn(4, 20, 40, generator=generator)
+    parts = list(zip(x.split(27, dim=1), y.split(27), strict=True))
+    asked = {"context": 4, "inputs": 40, "relative": relative}
+    narrow = baselines.fit_ridge(parts, parts[:2], **asked)
+    monkeypatch.setattr(baselines, "WIDE_INPUTS", 40)
+    wide = baselines.fit_ridge(parts, parts[:2], **asked)
+    assert narrow.basis is None
+    assert wide.basis is not None
+    assert wide.penalty == narrow.penalty
+    close(wide.predict(new, 3), narrow.predict(new, 3), rel=1e-5)
+
+
+def test_features_never_outgrow_the_windows_of_a_wide_table():
+    x = torch.randn(8, 30, 3000, generator=generator)
+    fitted = baselines.fit_ridge(
+        [(x, x[-1:, :, :5].transpose(0, 1))] * 2,
+        [(x, x[-1:, :, :5].transpose(0, 1))],
+        context=8,
+        inputs=3000,
+        relative=False,
+    )
+    assert fitted.weights.shape == (61, 5)
+    close(fitted.predict(x, 1)[:, 0], x[-1, :, :5], rel=1e-2)
+
+
+def test_the_penalty_is_the_best_on_the_validation_set(monkeypatch):
+    def batch(count, noise):
+        x = torch.randn(1, count, 40, generator=generator)
+        return x, (x[0, :, :1] + noise * torch.randn(count, 1, generator=generator))[:, None]
+
+    few, many = batch(45, 3.0), batch(3000, 0.0)
+    chosen = baselines.fit_ridge([few], [many], context=1, inputs=40, relative=False)
+
+    def error(penalty):
+        with monkeypatch.context() as patch:
+            patch.setattr(baselines, "RIDGE_PENALTIES", (penalty,))
+            one = baselines.fit_ridge([few], [many], context=1, inputs=40, relative=False)
+        return float((one.predict(many[0], 1) - many[1]).square().mean())
+
+    errors = {penalty: error(penalty) for penalty in baselines.RIDGE_PENALTIES}
+    assert chosen.penalty == min(errors, key=lambda penalty: errors[penalty])
+
+
+def test_many_features_are_pooled_and_the_last_row_kept():
+    x = torch.randn(5000, 60, 1, generator=generator)
+    y = x[-1][:, None]
+    fitted = baselines.fit_ridge([(x, y)], [(x, y)], context=5000, inputs=1, relative=False)
+    assert fitted.features.pooled == 3
+    assert len(fitted.weights) <= baselines.MAX_FEATURES + 3
+    assert float((fitted.predict(x, 1) - y).abs().max()) < 0.2
+
+
+def test_logistic_is_the_penalised_optimum():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(300, 4, generator=generator, dtype=torch.float64)
+    y = (x[:, :1] + torch.randn(300, 2, generator=generator) > 0).long()
+    fitted = baselines.fit_logistic([(x, y)], [(x, y)], num_classes=2)
+    z = torch.cat([(x - fitted.mean) / fitted.size, torch.ones(300, 1)], dim=1).double()
+    likely = (z @ fitted.weights).view(300, 2, 2).softmax(-1)
+    errors = (likely - torch.nn.functional.one_hot(y, 2)).flatten(1)
+    slope = z.T @ errors / 600 + fitted.penalty * torch.cat(
+        [fitted.weights[:-1], torch.zeros(1, 4)]
+    )
+    assert float(slope.abs().max()) < 1e-4
+    assert fitted.penalty == 1e-4  # validated on what it was fitted to, the weakest wins
+
+
+def test_statistics_are_what_their_names_say():
+    rows = torch.tensor([[1.0, 4.0], [3.0, 4.0], [2.0, 4.0]])[:, None]
+    found = baselines.compute_statistics(rows, torch.tensor([[9.0]]))[0].view(-1)
+    wanted = [2, 4, (2 / 3) ** 0.5, 0, 1, 4, 2, 4, 1, 4, 3, 4, 0.5, 0, 9]
+    close(found, wanted, rel=1e-6)

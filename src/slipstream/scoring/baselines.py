@@ -1,12 +1,17 @@
 """The baselines that a model must beat: repeat, seasonal and ridge, or majority and logistic.
 
-Shapes: T context rows, B windows, H predicted rows, C targets, D features, Q classes.
+Ridge regression is solved in closed form. Shapes: T context rows, B windows or sequences, F inputs,
+H predicted rows, C targets, D features, K static columns, Q classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -14,7 +19,6 @@ from slipstream.data import windows
 from slipstream.data.dataset import Dataset
 from slipstream.data.windows import Batch, Series
 from slipstream.engine.step import EVAL_BATCH
-from slipstream.scoring import linear
 from slipstream.scoring.batch import Baseline, ChunkLoader
 
 RIDGE_WORK = 2e11
@@ -26,6 +30,19 @@ LOGISTIC_NUMBERS = 2e7
 """Features that it may hold at once"""
 MIN_PROBABILITY = 1e-7
 """What the majority baseline gives to a class that training never saw"""
+MAX_FEATURES = 2048
+WIDE_INPUTS = MAX_FEATURES // 2
+"""From so many inputs on, features are too many however they are pooled."""
+RIDGE_PENALTIES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+"""Ridge penalties to choose from, per training window"""
+STATISTICS = ("mean", "deviation", "first", "last", "least", "most", "slope")
+"""The features that logistic regression has of each input"""
+LOGISTIC_PENALTIES = (1.0, 1e-1, 1e-2, 1e-3, 1e-4)
+"""Penalties to choose from, the strongest first: each starts from the solution of the one before"""
+MAX_ITERATIONS = 200
+
+Batches = Iterable[tuple[Tensor, Tensor]]
+"""Inputs [T, B, F] or features [B, D], and targets [B, H, C] or labels [B, H]"""
 
 
 def fit_baselines(dataset: Dataset, load_chunks: ChunkLoader) -> dict[str, Baseline]:
@@ -56,12 +73,12 @@ def predict_seasonal(past: Tensor, steps: int, period: int) -> Tensor:
 def _fit_repeat(dataset: Dataset, load_chunks: ChunkLoader) -> Baseline:
     signature = dataset.signature
     if signature.horizon:
-        return Baseline(
-            "the last known value",
-            lambda series, starts: predict_repeat(
-                windows.gather_past(series, starts), signature.steps_out
-            )[..., None],
-        )
+
+        def predict(series: Series, starts: Tensor) -> Tensor:
+            past = windows.gather_past(series, starts)
+            return predict_repeat(past, signature.steps_out)[..., None]
+
+        return Baseline("the last known value", predict)
     total = torch.zeros(len(signature.targets), dtype=torch.float64)
     for chunk in load_chunks("train"):
         rows = chunk.starts.to(chunk.series.values.device) + signature.lead
@@ -81,21 +98,21 @@ def _make_seasonal(dataset: Dataset) -> Baseline:
         return Baseline("no period is known; set data.period", None)
     if period > signature.context:
         return Baseline(f"its {period} rows are more than data.context", None)
-    return Baseline(
-        f"the values {period} rows ago",
-        lambda series, starts: predict_seasonal(
-            windows.gather_past(series, starts), signature.steps_out, period
-        )[..., None],
-    )
+
+    def predict(series: Series, starts: Tensor) -> Tensor:
+        past = windows.gather_past(series, starts)
+        return predict_seasonal(past, signature.steps_out, period)[..., None]
+
+    return Baseline(f"the values {period} rows ago", predict)
 
 
 def _fit_ridge(dataset: Dataset, load_chunks: ChunkLoader) -> Baseline:
     signature = dataset.signature
-    features = min(signature.context * signature.model_inputs, linear.MAX_FEATURES)
+    features = min(signature.context * signature.model_inputs, MAX_FEATURES)
     work = features**2 * signature.sequences_per_window
     max_windows = max(int(RIDGE_WORK / work), EVAL_BATCH)
-    if signature.model_inputs >= linear.WIDE_INPUTS:  # each window is compared with each other
-        max_windows = linear.MAX_FEATURES
+    if signature.model_inputs >= WIDE_INPUTS:  # each window is compared with each other
+        max_windows = MAX_FEATURES
     stride = -(-dataset.num_windows["train"] // max_windows)
 
     def load(which: str) -> Iterator[tuple[Tensor, Tensor]]:
@@ -103,7 +120,7 @@ def _fit_ridge(dataset: Dataset, load_chunks: ChunkLoader) -> Baseline:
             (batch.inputs, batch.targets) for batch in _iter_batches(load_chunks, which, stride)
         )
 
-    ridge = linear.fit_ridge(
+    ridge = fit_ridge(
         load("train"),
         load("val"),
         context=signature.context,
@@ -132,7 +149,7 @@ def _fit_majority(dataset: Dataset, load_chunks: ChunkLoader) -> Baseline:
 
 def _fit_logistic(dataset: Dataset, load_chunks: ChunkLoader) -> Baseline:
     signature = dataset.signature
-    features = len(linear.STATISTICS) * len(signature.inputs) + len(signature.static)
+    features = len(STATISTICS) * len(signature.inputs) + len(signature.static)
     outputs = signature.steps_out * len(signature.classes)
     work = LOGISTIC_WORK / (LOGISTIC_PASSES * features * outputs)
     max_windows = max(int(min(work, LOGISTIC_NUMBERS / features)), EVAL_BATCH)
@@ -141,12 +158,12 @@ def _fit_logistic(dataset: Dataset, load_chunks: ChunkLoader) -> Baseline:
     def load(which: str) -> Iterator[tuple[Tensor, Tensor]]:
         for batch in _iter_batches(load_chunks, which, stride):
             labels = batch.targets[..., 0].long()
-            yield linear.compute_statistics(batch.inputs, batch.static), labels
+            yield compute_statistics(batch.inputs, batch.static), labels
 
-    logistic = linear.fit_logistic(load("train"), load("val"), num_classes=len(signature.classes))
+    logistic = fit_logistic(load("train"), load("val"), num_classes=len(signature.classes))
 
     def predict(series: Series, starts: Tensor) -> Tensor:
-        statistics = linear.compute_statistics(*windows.gather_inputs(series, starts))
+        statistics = compute_statistics(*windows.gather_inputs(series, starts))
         return logistic.predict(statistics).view(len(starts), signature.steps_out, 1, -1)
 
     what = f"logistic regression on the window's statistics, from {_describe(stride)}"
@@ -162,3 +179,187 @@ def _iter_batches(load_chunks: ChunkLoader, which: str, stride: int) -> Iterator
 
 def _describe(stride: int) -> str:
     return "every training window" if stride == 1 else f"one training window in {stride}"
+
+
+class RidgeFeatures(NamedTuple):
+    """How windows become features."""
+
+    pooled: int
+    """Rows averaged into one, so that features stay few"""
+    relative: bool
+    """Whether rows and targets count from the window's last row: where every target is an input"""
+
+    def build(self, inputs: Tensor) -> Tensor:
+        """Return the rows, averaged from the end, and a one: [T, B, F] to [B, D + 1], float64."""
+        if self.relative:
+            inputs = inputs - inputs[-1]
+        if self.pooled > 1:
+            full = inputs[inputs.shape[0] % self.pooled :]
+            means = full.unflatten(0, (-1, self.pooled)).mean(dim=1)
+            inputs = torch.cat([means, inputs[-1:]])
+        return _append_one(inputs.transpose(0, 1).flatten(1).double())
+
+    def build_pairs(self, batches: Batches) -> Batches:
+        """Yield features [B, D + 1] and targets [B, H * C] of every batch."""
+        for inputs, targets in batches:
+            if self.relative:
+                targets = targets - inputs[-1][:, None, -targets.shape[2] :]
+            yield self.build(inputs), targets.flatten(1).double()
+
+
+@dataclass(frozen=True)
+class Ridge:
+    """Least squares from the window's rows, with a penalty chosen on the validation set."""
+
+    weights: Tensor
+    """[D + 1, H * C], the constant last"""
+    penalty: float
+    features: RidgeFeatures
+    basis: Tensor | None = None
+    """[D + 1, N + 1]: of wide tables, features become products with so many training windows, and
+    the constant"""
+
+    def predict(self, inputs: Tensor, steps: int) -> Tensor:
+        """Return predictions [B, H, C]."""
+        features = self.features.build(inputs)
+        if self.basis is not None:
+            features = features @ self.basis
+        out: Tensor = (features @ self.weights).float().unflatten(1, (steps, -1))
+        if not self.features.relative:
+            return out
+        return out + inputs[-1][:, None, -out.shape[2] :]
+
+
+def fit_ridge(train: Batches, val: Batches, *, context: int, inputs: int, relative: bool) -> Ridge:
+    """Solve in closed form."""
+    features = RidgeFeatures(-(-context * inputs // MAX_FEATURES), relative)
+    if inputs >= WIDE_INPUTS:
+        return _fit_wide(train, val, features)
+    xx, xy, _, count = _sum_moments(train, features)
+    val_xx, val_xy, val_yy, _ = _sum_moments(val, features)
+    penalized = torch.ones(len(xx), dtype=xx.dtype, device=xx.device)
+    penalized[-1] = 1e-9  # the constant is free; what is left keeps the system regular
+
+    def solve(penalty: float) -> tuple[float, Tensor]:
+        weights = torch.linalg.solve(xx + torch.diag(penalty * count * penalized), xy)
+        explained = 2 * (weights * val_xy).sum() - (weights * (val_xx @ weights)).sum()
+        return float(val_yy - explained), weights
+
+    weights, penalty = _choose_penalty(RIDGE_PENALTIES, solve)
+    return Ridge(weights, penalty, features)
+
+
+def _fit_wide(train: Batches, val: Batches, features: RidgeFeatures) -> Ridge:
+    """Find the same solution from the windows' products with each other, of which there are fewer
+    than of the features."""
+    x, y = _join(features.build_pairs(train))
+    val_x, val_y = _join(features.build_pairs(val))
+    mean, level = x.mean(dim=0), y.mean(dim=0)
+    centred = x - mean  # without the constant, which is then free of penalty
+    basis = torch.zeros(x.shape[1], len(x) + 1, dtype=x.dtype, device=x.device)
+    basis[:, :-1] = centred.T
+    basis[-1, :-1] = -(centred @ mean)
+    basis[-1, -1] = 1.0
+    sizes, vectors = torch.linalg.eigh(centred @ centred.T)
+    rotated = vectors.T @ (y - level)
+    val_x = val_x @ basis
+
+    def solve(penalty: float) -> tuple[float, Tensor]:
+        solved = vectors @ (rotated / (sizes.clamp(min=0.0) + penalty * len(x))[:, None])
+        weights = torch.cat([solved, level[None]])
+        return float((val_x @ weights - val_y).square().sum()), weights
+
+    weights, penalty = _choose_penalty(RIDGE_PENALTIES, solve)
+    return Ridge(weights, penalty, features, basis)
+
+
+def _choose_penalty(
+    penalties: Iterable[float], solve: Callable[[float], tuple[float, Tensor]]
+) -> tuple[Tensor, float]:
+    """Return the weights with the lowest validation error, and their penalty."""
+    solved = ((*solve(penalty), penalty) for penalty in penalties)
+    _, weights, penalty = min(solved, key=lambda one: one[0])
+    return weights, penalty
+
+
+def _sum_moments(batches: Batches, features: RidgeFeatures) -> tuple[Tensor, Tensor, Tensor, int]:
+    """Return the sums of x x', x y' and y'y over every window, and their number."""
+    xx = xy = yy = torch.zeros((), dtype=torch.float64)
+    count = 0
+    for x, y in features.build_pairs(batches):
+        xx, xy, yy, count = xx + x.T @ x, xy + x.T @ y, yy + y.square().sum(), count + len(x)
+    return xx, xy, yy, count
+
+
+def _join(pairs: Batches) -> tuple[Tensor, Tensor]:
+    features, targets = zip(*pairs, strict=True)
+    return torch.cat(features), torch.cat(targets)
+
+
+def _append_one(features: Tensor) -> Tensor:
+    return torch.cat([features, features.new_ones(len(features), 1)], dim=1)
+
+
+def compute_statistics(inputs: Tensor, static: Tensor | None) -> Tensor:
+    """Return a few numbers of each input, and the static columns: [T, B, F] to [B, 7 F + K]."""
+    rows = inputs.double()
+    time = torch.arange(len(rows), dtype=rows.dtype, device=rows.device)
+    time = (time - time.mean())[:, None, None]
+    slope = (time * rows).sum(dim=0) / time.square().sum().clamp(min=1.0)
+    deviation, mean = torch.std_mean(rows, dim=0, correction=0)
+    parts = [mean, deviation, rows[0], rows[-1], rows.amin(dim=0), rows.amax(dim=0), slope]
+    return torch.cat(parts if static is None else [*parts, static.double()], dim=1)
+
+
+@dataclass(frozen=True)
+class Logistic:
+    """Multinomial logistic regression on standardised features, one for every predicted row."""
+
+    mean: Tensor
+    size: Tensor
+    weights: Tensor
+    """[D + 1, H * Q], the constant last"""
+    penalty: float
+
+    def predict(self, features: Tensor) -> Tensor:
+        """Return logits: [B, D] to [B, H * Q]."""
+        return (_append_one((features - self.mean) / self.size) @ self.weights).float()
+
+
+def fit_logistic(train: Batches, val: Batches, *, num_classes: int) -> Logistic:
+    """Fit to batches of features [B, D] and labels [B, H], with the penalty that validates best."""
+    (features, labels), (val_features, val_labels) = _join(train), _join(val)
+    deviation, mean = torch.std_mean(features, dim=0, correction=0)
+    size = torch.where(deviation > 1e-12, deviation, 1.0)
+    x, val_x = (_append_one((some - mean) / size) for some in (features, val_features))
+    warm_start = x.new_zeros(x.shape[1], labels.shape[1] * num_classes)
+
+    def solve(penalty: float) -> tuple[float, Tensor]:
+        nonlocal warm_start
+        warm_start = _minimize(x, labels, warm_start, penalty)
+        return float(_compute_log_loss(val_x @ warm_start, val_labels)), warm_start
+
+    weights, penalty = _choose_penalty(LOGISTIC_PENALTIES, solve)
+    return Logistic(mean, size, weights, penalty)
+
+
+def _compute_log_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    by_row = logits.unflatten(1, (labels.shape[1], -1))
+    return torch.nn.functional.cross_entropy(by_row.flatten(0, 1), labels.flatten())
+
+
+def _minimize(x: Tensor, labels: Tensor, weights: Tensor, penalty: float) -> Tensor:
+    """Return the weights with the lowest penalised loss, starting from `weights`."""
+    from scipy import optimize  # takes a while, and only classes need it
+
+    def compute_loss(flat: npt.NDArray[np.float64]) -> tuple[float, npt.NDArray[np.float64]]:
+        with torch.enable_grad():
+            now = torch.from_numpy(flat).to(x.device).view_as(weights).requires_grad_()
+            loss = _compute_log_loss(x @ now, labels)
+            loss = loss + 0.5 * penalty * now[:-1].square().sum()  # the constant is free
+            (gradient,) = torch.autograd.grad(loss, now)
+        return float(loss.detach()), gradient.cpu().numpy().ravel()
+
+    start, options = weights.cpu().numpy().ravel(), {"maxiter": MAX_ITERATIONS}
+    result = optimize.minimize(compute_loss, start, jac=True, method="L-BFGS-B", options=options)
+    return torch.from_numpy(result.x).to(x.device).view_as(weights)

@@ -5,8 +5,8 @@ Shapes: B windows, H predicted rows, C targets, Q quantiles or classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, Self
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -58,19 +58,6 @@ class Baseline(NamedTuple):
     predict: Predictor | None
 
 
-class MetricSums(Protocol):
-    """Sums over the windows of a set, from which metrics are computed."""
-
-    def update(self, batch: PredictionBatch) -> None:
-        """Add a batch whose truth is known."""
-
-    def merge(self, others: Sequence[Self]) -> Self:
-        """Return the sums over this set and others of the same shape."""
-
-    def compute(self) -> dict[str, Any]:
-        """Return the metrics: overall and in detail."""
-
-
 class TaskMetrics(Protocol):
     """What differs between predicting numbers and classes: `regression`, `classification`."""
 
@@ -78,7 +65,8 @@ class TaskMetrics(Protocol):
     """The metric that plots and sentences show first"""
 
     def start_sums(self, dataset: Dataset, device: torch.device) -> Any:
-        """Return empty `MetricSums`."""
+        """Return empty sums: `update` adds a batch whose truth is known, `merge` the sums over
+        other sets of the same shape, and `compute` returns the metrics."""
 
     def build_columns(
         self, batch: PredictionBatch, dataset: Dataset, half_widths: HalfWidths | None, /

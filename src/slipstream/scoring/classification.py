@@ -22,7 +22,6 @@ from slipstream.data.dataset import Dataset
 from slipstream.scoring import answers
 from slipstream.scoring.answers import Array, ClassAnswers
 from slipstream.scoring.batch import HalfWidths, PredictionBatch
-from slipstream.scoring.bootstrap import bootstrap
 
 NAMES = ("accuracy", "balanced_accuracy", "f1_macro", "log_loss", "auc", "ece")
 HEADLINE = "log_loss"
@@ -111,17 +110,12 @@ class ClassCounts:
     def merge(self, others: Sequence[ClassCounts]) -> ClassCounts:
         """Return the counts over this set and others of the same classes and series."""
         every = (self, *others)
-        names = ("confusion", "by_step", "by_series", "loss_by_step", "loss_by_series")
-        summed: dict[str, Any] = {
+        merged: dict[str, Any] = {
             name: torch.stack([getattr(counts, name) for counts in every]).sum(dim=0)
-            for name in names
+            for name in ("confusion", "by_step", "by_series", "loss_by_step", "loss_by_series")
         }
-        return replace(
-            self,
-            **summed,
-            stride=max(counts.stride for counts in every),
-            retained=[part for counts in every for part in counts.retained],
-        )
+        merged["retained"] = [part for counts in every for part in counts.retained]
+        return replace(self, **merged, stride=max(counts.stride for counts in every))
 
     def join_answers(self) -> ClassAnswers:
         """Return the retained answers."""
@@ -134,11 +128,9 @@ class ClassCounts:
         by_class = _compute_by_class(_count_hits(confusion))
         by_step, by_series = self.by_step.cpu().numpy(), self.by_series.cpu().numpy()
         step_loss, series_loss = self.loss_by_step.tolist(), self.loss_by_series.tolist()
-        overall = self.compute_overall()
-        overall["auc"] = answers.average_auc(auc)
-        overall["ece"] = answers.compute_ece(bins)
+        areas = {"auc": answers.average_auc(auc), "ece": answers.compute_ece(bins)}
         return {
-            "overall": {name: overall[name] for name in NAMES},
+            "overall": self.compute_overall() | areas,
             "confusion": confusion.tolist(),
             "per_class": {
                 name: {key: float(values[i]) for key, values in by_class.items()}
@@ -222,7 +214,7 @@ def compare_on_test(
     """Return intervals, each predictor's difference from the majority class, the worst windows."""
     counts = {"model": model, **others}
     retained = {name: one.join_answers() for name, one in counts.items()}
-    resampled = bootstrap(retained, context=dataset.signature.context)
+    resampled = answers.bootstrap(retained, context=dataset.signature.context)
     overall = {name: one.compute_overall() for name, one in counts.items()}
     summary = {
         "classes": list(dataset.signature.classes),
@@ -236,7 +228,7 @@ def compare_on_test(
             name: {
                 key: {
                     "difference": metrics[key] - overall["majority"][key],
-                    "interval": resampled.get_interval(name, key, relative_to="majority"),
+                    "interval": resampled.get_interval(name, key, base="majority"),
                 }
                 for key in COMPARED
             }
@@ -251,6 +243,7 @@ def _describe_worst(retained: ClassAnswers, dataset: Dataset) -> Iterator[dict[s
     """Yield the wrong windows with the least likely labels, the first few with their inputs."""
     signature, index = dataset.signature, dataset.index
     time = dataset.memory.time if dataset.memory else None
+    to_time = (lambda us: str(np.datetime64(int(us), "us"))) if index.has_dates else float
     worst = answers.find_worst(retained, min_distance=signature.context, limit=MAX_WORST)
     for rank, (window, step) in enumerate(worst):
         start, series = int(retained.starts[window]), int(retained.series[window])
@@ -260,7 +253,7 @@ def _describe_worst(retained: ClassAnswers, dataset: Dataset) -> Iterator[dict[s
         yield {
             "series": index.series_names[series],
             "row": row - int(index.offsets[series]),
-            "time": None if time is None else _format_time(time[row], has_dates=index.has_dates),
+            "time": None if time is None else to_time(time[row]),
             "step": step + 1 if signature.horizon else None,
             "label": signature.classes[label],
             "predicted": signature.classes[guess],
@@ -268,10 +261,6 @@ def _describe_worst(retained: ClassAnswers, dataset: Dataset) -> Iterator[dict[s
             "p_predicted": float(probs[guess]),
             "inputs": _read_inputs(dataset, start) if rank < MAX_PLOTTED else None,
         }
-
-
-def _format_time(time: Any, *, has_dates: bool) -> str | float:
-    return str(np.datetime64(int(time), "us")) if has_dates else float(time)
 
 
 def _read_inputs(dataset: Dataset, start: int) -> dict[str, list[float]] | None:

@@ -67,8 +67,7 @@ class AbsoluteErrors:
 
     def __init__(self, num_windows: int, signature: Signature) -> None:
         numbers = num_windows * signature.steps_out * len(signature.targets)
-        self._stride = -(-numbers // MAX_ERRORS)
-        self._signature = signature
+        self._stride, self._signature = -(-numbers // MAX_ERRORS), signature
         self._errors: list[Tensor] = []
 
     def add(self, batch: PredictionBatch) -> None:
@@ -86,11 +85,9 @@ def fit_conformal(errors: Tensor) -> HalfWidths:
 
     Where there are too few for a level, it is the largest.
     """
-    num = len(errors)
-    ranked = errors.sort(dim=0).values
-    return {
-        name: ranked[min(math.ceil((num + 1) * level), num) - 1] for name, level in LEVELS.items()
-    }
+    num, ranked = len(errors), errors.sort(dim=0).values
+    ranks = {name: min(math.ceil((num + 1) * level), num) for name, level in LEVELS.items()}
+    return {name: ranked[rank - 1] for name, rank in ranks.items()}
 
 
 class CoverageCounter:
@@ -98,16 +95,14 @@ class CoverageCounter:
 
     def __init__(self, half_widths: HalfWidths, quantiles: tuple[float, ...]) -> None:
         self._half_widths, self._quantiles = half_widths, quantiles
-        self.inside = dict.fromkeys(half_widths, 0)
-        self.count = 0
+        self.inside, self.count = dict.fromkeys(half_widths, 0), 0
 
     def add(self, batch: PredictionBatch) -> None:
-        if not self._half_widths:
-            return
-        errors = batch.absolute_errors(self._quantiles)
-        self.count += errors.numel()
-        for level, half_width in self._half_widths.items():
-            self.inside[level] += int((errors <= half_width.to(errors.device)).sum())
+        if self._half_widths:
+            errors = batch.absolute_errors(self._quantiles)
+            self.count += errors.numel()
+            for level, half_width in self._half_widths.items():
+                self.inside[level] += int((errors <= half_width.to(errors.device)).sum())
 
 
 def compute_coverage(counters: Sequence[CoverageCounter]) -> dict[str, float]:
@@ -143,24 +138,18 @@ def save_lanes(
             for name, weight in weights.items():
                 tensors[f"{lane}/{name}"] = weight.detach().cpu().contiguous()
         reach = {
-            who: _to_physical(half_widths, scaler, targets)
+            who: {
+                level: {
+                    name: (values[:, i].double() * scaler.size[name]).tolist()
+                    for i, name in enumerate(targets)
+                }
+                for level, values in half_widths.items()
+            }
             for who, half_widths in fold.half_widths.items()
         }
         entries.append({"label": fold.label, "lanes": lanes, "best": fold.best, "reach": reach})
     metadata = {"uses": uses, "folds": entries}
     checkpoint.write_folder(run.folder / FOLDER, {WEIGHTS: tensors}, {METADATA: metadata})
-
-
-def _to_physical(
-    half_widths: HalfWidths, scaler: Scaler, targets: Sequence[str]
-) -> dict[str, dict[str, list[float]]]:
-    return {
-        level: {
-            name: (values[:, i].double() * scaler.size[name]).tolist()
-            for i, name in enumerate(targets)
-        }
-        for level, values in half_widths.items()
-    }
 
 
 def _to_scaled(saved: Mapping[str, Any], scaler: Scaler, targets: Sequence[str]) -> HalfWidths:
@@ -222,28 +211,20 @@ def load_predictors(
     folds = []
     for fold in metadata["folds"]:
         lanes = fold["lanes"] if uses == ENSEMBLE else [fold["lanes"][fold["best"]]]
-        predictors = [
-            build_predictor(_select_lane(tensors, lane), config, signature, plan) for lane in lanes
-        ]
+        predictors = []
+        for prefix in (f"{lane}/" for lane in lanes):
+            weights = {
+                name.removeprefix(prefix): weight
+                for name, weight in tensors.items()
+                if name.startswith(prefix)
+            }
+            predictors.append(build_predictor(weights, config, signature, plan))
         half_widths = _to_scaled(fold["reach"][uses], scaler, signature.targets)
         folds.append(FoldPredictor(average_predictors(predictors, signature), half_widths))
     count = len(metadata["folds"][-1]["lanes"])
-    return RunPredictors(signature, scaler, _describe(count, uses), folds)
-
-
-def _describe(num_lanes: int, uses: str) -> str:
-    if uses == ENSEMBLE:
-        return f"the mean of {num_lanes} models"
-    return f"the best of {num_lanes} models" if num_lanes > 1 else "the model"
-
-
-def _select_lane(tensors: Mapping[str, Tensor], lane: int) -> dict[str, Tensor]:
-    prefix = f"{lane}/"
-    return {
-        name.removeprefix(prefix): weight
-        for name, weight in tensors.items()
-        if name.startswith(prefix)
-    }
+    which = "mean" if uses == ENSEMBLE else "best"
+    what = f"the {which} of {count} models" if count > 1 or uses == ENSEMBLE else "the model"
+    return RunPredictors(signature, scaler, what, folds)
 
 
 def build_predictor(

@@ -41,11 +41,18 @@ class FoldLanes(NamedTuple):
     def fits_with_model(self) -> list[LaneResult]:
         return [fit for fit in self.fits if fit.weights]
 
+    @property
+    def label(self) -> str | None:
+        return self.fold.label if self.fold else None
+
+    @property
+    def where(self) -> str:
+        return f" of fold {self.number}" if self.fold else ""
+
     def narrow_task(self, task: TrainingTask) -> TrainingTask:
         """Return the same task with this fold's windows."""
-        if self.fold is None:
-            return task
-        return replace(task, dataset=task.dataset.select_fold(self.fold))
+        fold = self.fold
+        return task if fold is None else replace(task, dataset=task.dataset.select_fold(fold))
 
 
 def group_by_fold(fits: Sequence[LaneResult], dataset: Dataset, repeats: int) -> list[FoldLanes]:
@@ -71,9 +78,8 @@ def refuse_failed(groups: Sequence[FoldLanes]) -> None:
                 f"train.minutes had passed before a model of fold {group.number} began; raise it"
             )
         if not group.fits_with_model:
-            where = f" of fold {group.number}" if group.fold else ""
             raise DivergedError(
-                f"no validation loss{where} was finite, from any seed; lower train.lr, set "
+                f"no validation loss{group.where} was finite, from any seed; lower train.lr, set "
                 'train.clip, or set engine.precision = "fp32"'
             )
 
@@ -82,6 +88,7 @@ def refuse_failed(groups: Sequence[FoldLanes]) -> None:
 class FoldSums:
     """The sums over one fold's windows."""
 
+    group: FoldLanes
     best: int
     """The lane that is the model, among those that have one"""
     lanes: dict[str, list[Any]]
@@ -137,6 +144,7 @@ def _score_fold(
     test = accumulate_side_by_side(write_test(), dataset)
     train = accumulate(predict_batches(predictors[best], load_chunks("train")), dataset)
     return FoldSums(
+        group=group,
         best=best,
         lanes={"val": val[: len(fits)], "test": test[: len(fits)]},
         model={"train": train, "val": val[best], "test": test[best]},
@@ -147,60 +155,58 @@ def _score_fold(
     )
 
 
-def score_fold_baselines(
-    task: TrainingTask, groups: Sequence[FoldLanes], folds: Sequence[FoldSums]
-) -> list[FoldSums]:
+def score_fold_baselines(task: TrainingTask, folds: Sequence[FoldSums]) -> list[FoldSums]:
     """Add the baselines of each fold, fitted on its own training windows."""
     return [
-        replace(fold, baselines=summary.score_baselines(group.narrow_task(task)))
-        for group, fold in zip(groups, folds, strict=True)
+        replace(fold, baselines=summary.score_baselines(fold.group.narrow_task(task)))
+        for fold in folds
     ]
 
 
-def save_folds(
-    task: TrainingTask, groups: Sequence[FoldLanes], folds: Sequence[FoldSums], uses: str
-) -> None:
+def save_folds(task: TrainingTask, folds: Sequence[FoldSums], uses: str) -> None:
     """Write lanes/."""
-    records = [
-        FoldRecord(
-            label=group.fold.label if group.fold else None,
-            weights=[fit.weights for fit in group.fits_with_model],
-            best=fold.best,
-            half_widths=fold.half_widths,
-        )
-        for group, fold in zip(groups, folds, strict=True)
-    ]
-    dataset = task.dataset
-    ensemble.save_lanes(task.run, records, dataset.scaler, dataset.signature.targets, uses)
+    records = []
+    for fold in folds:
+        weights = [fit.weights for fit in fold.group.fits_with_model]
+        records.append(FoldRecord(fold.group.label, weights, fold.best, fold.half_widths))
+    scaler, targets = task.dataset.scaler, task.dataset.signature.targets
+    ensemble.save_lanes(task.run, records, scaler, targets, uses)
 
 
 def summarize_lanes(
-    task: TrainingTask, groups: Sequence[FoldLanes], folds: Sequence[FoldSums]
+    task: TrainingTask, folds: Sequence[FoldSums]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the run's summary, of all folds together, and the metrics in detail."""
     model = {which: merge_sums([fold.model[which] for fold in folds]) for which in SETS}
-    together = _merge_ensembles(folds)
+    together: SetSums = {}
+    if all(fold.ensemble for fold in folds):
+        together = {
+            which: merge_sums([fold.ensemble[which] for fold in folds]) for which in ("val", "test")
+        }
     others = {ENSEMBLE: together["test"]} if together else {}
     scores, detail = summary.summarize_scores(task, model, _merge_baselines(folds), others)
     by_ensemble, uses = None, MODEL
     if together:
         by_ensemble = summarize_sums(together) | {"coverage": _compute_coverage(folds, ENSEMBLE)}
-        errors = [
-            summary.get_error(one, "val", scores["judged_by"]) for one in (by_ensemble, scores)
-        ]
-        uses = ENSEMBLE if errors[0] < errors[1] else MODEL
-    pairs = list(zip(groups, folds, strict=True))
+        metric = scores["judged_by"]
+        if summary.get_error(by_ensemble, "val", metric) < summary.get_error(scores, "val", metric):
+            uses = ENSEMBLE
     return scores | {
-        "lanes": [lane for group, sums in pairs for lane in _summarize_each(group, sums, scores)],
-        **_summarize_spreads(task, groups, folds),
-        "folds": [_summarize_fold(group, sums) for group, sums in pairs if group.fold] or None,
+        "lanes": [lane for fold in folds for lane in _summarize_each(fold, scores)],
+        **_summarize_spreads(task, folds),
+        "folds": [_summarize_fold(fold) for fold in folds if fold.group.fold] or None,
         "ensemble": by_ensemble,
         "uses": uses,
         "coverage": _compute_coverage(folds, MODEL),
         "notes": [
             *task.dataset.notes,
             *summary.list_missing_baselines(folds[-1].baselines),
-            *_list_failed(groups),
+            *(
+                f"seed {fit.lane.config.seed}{fold.group.where} has no model: {fit.stop_reason}"
+                for fold in folds
+                for fit in fold.group.fits
+                if not fit.weights
+            ),
         ],
     }, detail
 
@@ -215,24 +221,13 @@ def _merge_baselines(folds: Sequence[FoldSums]) -> BaselineSums:
     }
 
 
-def _merge_ensembles(folds: Sequence[FoldSums]) -> SetSums:
-    """Return the sums of the ensembles of all folds; none where one of them has no ensemble."""
-    if not all(fold.ensemble for fold in folds):
-        return {}
-    return {
-        which: merge_sums([fold.ensemble[which] for fold in folds]) for which in ("val", "test")
-    }
-
-
 def _compute_coverage(folds: Sequence[FoldSums], who: str) -> dict[str, float]:
     return ensemble.compute_coverage([fold.coverage[who] for fold in folds])
 
 
-def _summarize_each(
-    group: FoldLanes, sums: FoldSums, model: Mapping[str, Any]
-) -> Iterator[dict[str, Any]]:
+def _summarize_each(sums: FoldSums, model: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the summary of each lane, with the model's kinds of metrics."""
-    with_model = group.fits_with_model
+    group, with_model = sums.group, sums.group.fits_with_model
     for fit in group.fits:
         scores: dict[str, Any] = {key: None for key in ("metrics", "scaled") if key in model}
         if fit.weights:
@@ -242,7 +237,7 @@ def _summarize_each(
             "lane": fit.number,
             "seed": fit.lane.config.seed,
             "fold": group.number if group.fold else None,
-            "label": group.fold.label if group.fold else None,
+            "label": group.label,
             "best": fit is with_model[sums.best],
             "val_loss": fit.progress.best_loss,
             "best_epoch": fit.progress.best_epoch,
@@ -253,12 +248,11 @@ def _summarize_each(
         }
 
 
-def _summarize_fold(group: FoldLanes, sums: FoldSums) -> dict[str, Any]:
-    assert group.fold is not None
+def _summarize_fold(sums: FoldSums) -> dict[str, Any]:
     return {
-        "fold": group.number,
-        "label": group.fold.label,
-        "windows": group.fold.num_windows,
+        "fold": sums.group.number,
+        "label": sums.group.label,
+        "windows": sums.group.fold and sums.group.fold.num_windows,
         **summarize_sums(sums.model),
         "ensemble": summarize_sums(sums.ensemble) if sums.ensemble else None,
         "coverage": _compute_coverage([sums], MODEL),
@@ -270,7 +264,7 @@ def _summarize_fold(group: FoldLanes, sums: FoldSums) -> dict[str, Any]:
 
 
 def _summarize_spreads(
-    task: TrainingTask, groups: Sequence[FoldLanes], folds: Sequence[FoldSums]
+    task: TrainingTask, folds: Sequence[FoldSums]
 ) -> dict[str, dict[str, Any] | None]:
     """Return how each test metric varies over the repeats, also in standardised units.
 
@@ -280,29 +274,16 @@ def _summarize_spreads(
     for seed in range(task.config.seed, task.config.seed + task.config.train.repeats):
         sums = [
             fold.lanes["test"][position]
-            for group, fold in zip(groups, folds, strict=True)
-            for position, fit in enumerate(group.fits_with_model)
+            for fold in folds
+            for position, fit in enumerate(fold.group.fits_with_model)
             if fit.lane.config.seed == seed
         ]
-        if len(sums) == len(groups):
+        if len(sums) == len(folds):
             repeats.append(merge_sums(sums).compute())
-    sections = {"spread": "overall"}
+    result: dict[str, dict[str, Any] | None] = {"spread": None}
     if not task.dataset.signature.classes:
-        sections |= {"scaled_spread": "scaled"}
-    return {
-        key: {
-            name: stats.summarize_spread([one[section][name] for one in repeats])
-            for name in repeats[0][section]
-        }
-        if len(repeats) > 1
-        else None
-        for key, section in sections.items()
-    }
-
-
-def _list_failed(groups: Sequence[FoldLanes]) -> Iterator[str]:
-    for group in groups:
-        where = f" of fold {group.number}" if group.fold else ""
-        for fit in group.fits:
-            if not fit.weights:
-                yield f"seed {fit.lane.config.seed}{where} has no model: {fit.stop_reason}"
+        result["scaled_spread"] = None
+    for key in result if len(repeats) > 1 else ():
+        many = [one["scaled" if key == "scaled_spread" else "overall"] for one in repeats]
+        result[key] = {name: stats.summarize_spread([m[name] for m in many]) for name in many[0]}
+    return result

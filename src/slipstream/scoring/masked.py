@@ -185,10 +185,8 @@ class MaskedSums:
         point, truth = (self._select(values, places) for values in (rows, filled.inputs))
         self.sums.add(point, truth, series)
         squares = (point - truth).square().double()
-        if self.channels == 1:
-            squares = squares.mean(dim=2)
-        else:
-            squares = squares.transpose(1, 2).reshape(-1, len(places))
+        own = self.channels > 1
+        squares = squares.transpose(1, 2).flatten(0, 1) if own else squares.mean(dim=2)
         terms = torch.stack([torch.ones_like(squares), squares]).flatten(1).cpu()
         distance = filled.distance.gather(0, places).T.flatten().cpu()
         self.by_distance.index_add_(1, distance - 1, terms)

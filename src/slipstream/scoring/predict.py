@@ -66,12 +66,10 @@ def predict_batches(
         series = chunk.series
         for some in chunk.starts.split(EVAL_BATCH):
             starts = some.to(series.values.device)
-            prediction = windows.merge_channels(
-                predict(series, starts), series.sequences_per_window
-            )
-            known = None
+            raw, known = predict(series, starts), None
             if truth:
-                known = series.targets[starts[:, None] + series.target_rows].to(prediction.device)
+                known = series.targets[starts[:, None] + series.target_rows].to(raw.device)
+            prediction = windows.merge_channels(raw, series.sequences_per_window)
             yield PredictionBatch(chunk, starts, prediction, known)
 
 
@@ -112,8 +110,7 @@ def build_table(
         step = np.tile(np.arange(1, steps + 1, dtype=np.int32), len(starts))
         columns.append((prediction_columns.STEP, step))
     columns += get_task_metrics(dataset).build_columns(batch, dataset, half_widths)
-    duplicate = prediction_columns.find_duplicate_name(name for name, _ in columns)
-    if duplicate:
+    if duplicate := prediction_columns.find_duplicate_name(name for name, _ in columns):
         raise UserError(
             f'two columns of the predictions would be named "{duplicate}"; rename the target and '
             "train the model again"
@@ -124,11 +121,9 @@ def build_table(
 def _compute_times(chunk: WindowChunk, dataset: Dataset, rows: Any, owner: Any) -> pa.Array:
     """Return each row's time; rows past a series' end count on by its usual step."""
     assert chunk.time is not None
-    last = dataset.index.offsets[1:][owner] - 1
-    known = np.minimum(rows, last)
+    known = np.minimum(rows, dataset.index.offsets[1:][owner] - 1)
     times, ahead = chunk.time[known - chunk.first_row], rows - known
     step = dataset.signature.step or 0.0
     if dataset.index.has_dates:
-        times = times + ahead * round(step * MICROSECONDS)
-        return pa.array(times).cast(pa.timestamp("us"))
+        return pa.array(times + ahead * round(step * MICROSECONDS)).cast(pa.timestamp("us"))
     return pa.array(times + ahead * step)

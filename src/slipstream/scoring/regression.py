@@ -79,13 +79,13 @@ class RegressionSums:
     def update(self, batch: PredictionBatch) -> None:
         """Add a batch of predictions."""
         assert batch.truth is not None
-        prediction, series = batch.prediction, batch.find_series()
-        if not self.quantiles or prediction.shape[-1] != len(self.quantiles):  # of a baseline
-            self.add(prediction[..., 0], batch.truth, series)
-            return
-        self.add(select_point(prediction, self.quantiles), batch.truth, series)
-        inside = (prediction[..., 0] <= batch.truth) & (batch.truth <= prediction[..., -1])
-        self.covered.add_(inside.sum(dim=(0, 1)))
+        values, truth = batch.prediction, batch.truth
+        has_quantiles = values.shape[-1] == len(self.quantiles)  # a baseline has none
+        quantiles = self.quantiles if has_quantiles else ()
+        self.add(select_point(values, quantiles), truth, batch.find_series())
+        if has_quantiles:
+            inside = (values[..., 0] <= truth) & (truth <= values[..., -1])
+            self.covered.add_(inside.sum(dim=(0, 1)))
 
     def add(self, point: Tensor, truth: Tensor, series: Tensor) -> None:
         """Add predictions and truths [B, H, C], scaled, of windows of these series [B]."""
@@ -103,20 +103,15 @@ class RegressionSums:
 
     def merge(self, others: Sequence[RegressionSums]) -> RegressionSums:
         """Return the sums over this set and others of the same shape and scale."""
-
-        def stack(name: str) -> Tensor:
-            return torch.stack([getattr(sums, name) for sums in (self, *others)])
-
-        merged: dict[str, Any] = {
-            name: stack(name).sum(dim=0) for name in ("by_step", "by_series", "covered")
-        }
-        merged |= {name: stack(name).amax(dim=0) for name in ("max_by_step", "max_by_series")}
+        merged: dict[str, Any] = {}
+        for name in ("by_step", "by_series", "covered", "max_by_step", "max_by_series"):
+            stacked = torch.stack([getattr(sums, name) for sums in (self, *others)])
+            merged[name] = stacked.amax(dim=0) if "max" in name else stacked.sum(dim=0)
         return replace(self, **merged)
 
     def compute(self) -> dict[str, Any]:
         """Return the metrics: overall, per target, per predicted row and per series."""
-        sums, largest = self.by_step.cpu(), self.max_by_step.cpu()
-        by_series = self.by_series.cpu()
+        sums, largest, by_series = self.by_step.cpu(), self.max_by_step.cpu(), self.by_series.cpu()
         per_target = self._compute_errors(sums.sum(dim=1), largest.amax(dim=0))
         per_step = self._compute_errors(sums, largest)
         per_series = self._compute_errors(by_series, self.max_by_series.cpu())

@@ -44,25 +44,22 @@ def make_chunk_loader(task: TrainingTask, *, with_time: bool = False) -> ChunkLo
 
 def score_model(task: TrainingTask, plan: Plan) -> SetSums:
     """Return the sums over every set, and write the test set's predictions."""
-    predict = make_predictor(task.model, plan)
-    sums = {}
-    for which in SETS:
-        chunks = make_chunk_loader(task, with_time=which == "test")(which)
-        batches = predict_batches(predict, chunks)
-        if which == "test":
-            batches = _write_batches(batches, task)
-        sums[which] = accumulate(batches, task.dataset)
-    return sums
+    predict, dataset = make_predictor(task.model, plan), task.dataset
 
+    def predict_set(which: str) -> Iterator[PredictionBatch]:
+        load_chunks = make_chunk_loader(task, with_time=which == "test")
+        return predict_batches(predict, load_chunks(which))
 
-def _write_batches(
-    batches: Iterator[PredictionBatch], task: TrainingTask
-) -> Iterator[PredictionBatch]:
-    """Pass the batches on, and write each to predictions.parquet."""
-    with open_table_writer(task.run.folder / PREDICTIONS) as write:
-        for batch in batches:
-            write(build_table(batch, task.dataset))
-            yield batch
+    def write_test() -> Iterator[PredictionBatch]:
+        with open_table_writer(task.run.folder / PREDICTIONS) as write:
+            for batch in predict_set("test"):
+                write(build_table(batch, dataset))
+                yield batch
+
+    return {
+        which: accumulate(write_test() if which == "test" else predict_set(which), dataset)
+        for which in SETS
+    }
 
 
 @contextmanager
@@ -88,16 +85,12 @@ def score_baselines(task: TrainingTask) -> BaselineSums:
     load_chunks = make_chunk_loader(task)
     scored: BaselineSums = {}
     for name, baseline in fit_baselines(task.dataset, load_chunks).items():
-        if baseline.predict is None:
-            scored[name] = baseline, {}
-            continue
         scored[name] = (
             baseline,
             {
-                which: accumulate(
-                    predict_batches(baseline.predict, load_chunks(which)), task.dataset
-                )
+                which: accumulate(predict_batches(predict, load_chunks(which)), task.dataset)
                 for which in SETS
+                if (predict := baseline.predict)
             },
         )
     return scored

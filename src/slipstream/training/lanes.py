@@ -47,13 +47,13 @@ def train_lanes(context: RunContext) -> Result:
                 scored = lane_summary.score_folds(task, plan, groups)
             with time_phase(seconds, "baselines"):
                 run.append("scoring", what="the baselines")
-                scored = lane_summary.score_fold_baselines(task, groups, scored)
+                scored = lane_summary.score_fold_baselines(task, scored)
             if plan.device.type == "cuda":
                 recovery.free_memory()
     assert best is not None
     with time_phase(seconds, "scoring"):
-        summary, detail = lane_summary.summarize_lanes(task, groups, scored)
-    lane_summary.save_folds(task, groups, scored, summary["uses"])
+        summary, detail = lane_summary.summarize_lanes(task, scored)
+    lane_summary.save_folds(task, scored, summary["uses"])
     summary |= _summarize_training(task, fit, lane_plan, best) | context.summarize_init()
     pack = lane_plan.summarize()
     runs.write_json(run.folder / "plan.json", plan.to_dict() | {"pack": pack})

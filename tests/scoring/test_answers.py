@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from slipstream.scoring import bootstrap
+from slipstream.scoring import answers
 from slipstream.scoring.answers import ClassAnswers, find_worst
 from slipstream.stats import compute_percentile_interval
 from tests.scoring.test_classification import count, draw
@@ -28,9 +28,9 @@ def take(found, rows):
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_resample_has_the_metrics_of_the_windows_drawn(size, steps):
     found = as_answers(60, steps, size)
-    metrics = bootstrap.WeightedMetrics(found, areas=True)
-    draws = next(bootstrap.draw_counts(60, 4))
-    assert draws.shape == (bootstrap.RESAMPLES_AT_ONCE, 60)
+    metrics = answers.WeightedMetrics(found, areas=True)
+    draws = next(answers.draw_counts(60, 4))
+    assert draws.shape == (answers.RESAMPLES_AT_ONCE, 60)
     assert (draws.sum(axis=1) == 60).all()
     got = metrics.compute(np.repeat(draws, steps, axis=1))
     for resample in (0, 17):
@@ -43,11 +43,11 @@ def test_a_resample_has_the_metrics_of_the_windows_drawn(size, steps):
 
 
 def test_blocks_are_neighbours():
-    draws = next(bootstrap.draw_counts(100, 10))
+    draws = next(answers.draw_counts(100, 10))
     for counts in draws[:5]:
         rolled = np.flatnonzero(np.diff(counts, prepend=counts[-1]))
         assert len(rolled) <= 20  # ten blocks begin and end
-    again = next(bootstrap.draw_counts(100, 10))
+    again = next(answers.draw_counts(100, 10))
     assert np.array_equal(draws, again)
 
 
@@ -61,12 +61,12 @@ def test_blocks_are_neighbours():
     ],
 )
 def test_blocks_are_as_long_as_windows_share_rows(start, length):
-    assert bootstrap.estimate_block_length(start, 24) == length
+    assert answers.estimate_block_length(start, 24) == length
 
 
 def test_intervals_hold_the_metric_and_are_wider_for_neighbours():
     found = as_answers(600)
-    alone = bootstrap.bootstrap({"model": found}, context=1)
+    alone = answers.bootstrap({"model": found}, context=1)
     assert alone.how == "1,000 resamples in blocks of 1 windows"
     low, high = alone.get_interval("model", "accuracy")
     accuracy = float((found.log_probs.argmax(-1) == found.labels).mean())
@@ -75,7 +75,7 @@ def test_intervals_hold_the_metric_and_are_wider_for_neighbours():
     wanted = 2 * 1.96 * math.sqrt(accuracy * (1 - accuracy) / 600)
     assert high - low == pytest.approx(wanted, rel=0.15)
     repeated = take(found, np.repeat(np.arange(60), 10))._replace(starts=np.arange(600))
-    blocks, singles = (bootstrap.bootstrap({"model": repeated}, context=n) for n in (10, 1))
+    blocks, singles = (answers.bootstrap({"model": repeated}, context=n) for n in (10, 1))
     assert "blocks of 10" in blocks.how
     widths = [np.ptp(one.get_interval("model", "accuracy")) for one in (blocks, singles)]
     assert widths[0] > 2.5 * widths[1]
@@ -83,18 +83,18 @@ def test_intervals_hold_the_metric_and_are_wider_for_neighbours():
 
 def test_pairs_are_drawn_together():
     found = as_answers(200)
-    together = bootstrap.bootstrap({"one": found, "other": as_answers(200)}, context=1)
+    together = answers.bootstrap({"one": found, "other": as_answers(200)}, context=1)
     one, other = together.metrics["one"], together.metrics["other"]
     assert set(one) - set(other) == {"auc"}
     assert all(np.array_equal(values, one[name]) for name, values in other.items())
-    assert together.get_interval("one", "log_loss", relative_to="other") == [0.0, 0.0]
+    assert together.get_interval("one", "log_loss", base="other") == [0.0, 0.0]
 
 
 def test_no_interval_where_it_would_mean_nothing():
-    few = bootstrap.bootstrap({"model": as_answers(100)}, context=30)
+    few = answers.bootstrap({"model": as_answers(100)}, context=30)
     assert "fewer than 5" in few.how
     assert not few.enough
-    many = bootstrap.bootstrap({"model": as_answers(20_001)}, context=1)
+    many = answers.bootstrap({"model": as_answers(20_001)}, context=1)
     assert "more than" in many.how
     assert many.enough
     assert few.get_interval("model", "accuracy") is many.get_interval("model", "accuracy") is None
