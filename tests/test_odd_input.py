@@ -141,4 +141,4 @@ def test_a_search_is_not_trained_on(place):
     found = invoke("tune", place / "job.toml", "--json", *sets(f"out={place}/searches", *more))
     assert found.exit_code == 0, found.output
     run = json.loads(found.stdout)["run"]
-    assert "is a search; go on with: slipstream tune" in refused(place, "train", "--resume", run)
+    assert "is a search; resume with: slipstream tune" in refused(place, "train", "--resume", run)

@@ -175,7 +175,7 @@ def test_signals_end_a_command_with_its_code_and_no_orphans(tmp_path, workers):
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process
     _, told = process.communicate(timeout=HUNG_S)
     assert process.returncode == 130, told
-    assert "go on with: slipstream train --resume" in told
+    assert "resume with: slipstream train --resume" in told
     assert "Traceback" not in told
     gone, alive = psutil.wait_procs(workers_now, timeout=HUNG_S)
     assert not alive, (gone, alive)

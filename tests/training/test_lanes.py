@@ -480,7 +480,7 @@ def test_a_stopped_run_goes_on_to_the_same_end(tmp_path, monkeypatch, places, lo
     for log in logs:
         number = signal.SIGTERM if log == 7 else signal.SIGINT
         config = configured(tmp_path / f"at{log}", **sections)
-        told = r"of 6 lanes done; .*; go on with: slipstream train --resume"
+        told = r"of 6 lanes done; .*; resume with: slipstream train --resume"
         with pytest.raises(Interrupted, match=told) as caught:
             slipstream.train(config, waves(400), watch=stopping_at(log, number))
         assert caught.value.signal_number == number
@@ -588,11 +588,13 @@ def test_what_cannot_be_resumed_is_refused(repeated, tmp_path):
 
 
 ONE_BY_ONE = {
+    "host": ({"engine": {"home": "host"}}, "(host: requested"),
     "loader": ({"engine": {"home": "loader", "workers": 0}}, "(loader: requested"),
     "preset": ({"engine": {"preset": "classic", "workers": 0}}, "series that are not on the"),
     "sync": ({"engine": {"sync": True}}, "engine.sync"),
     "cache": ({"augment": {"jitter": 0.1, "cache": 2}}, "augment.cache"),
     "stream": ({"engine": {"home": "stream", "workers": 0, "buffer_rows": 300}}, "(stream:"),
+    "buffers": ({"model": {"kind": "tests.models.nets:Normed"}}, "more than weights (core.norm"),
 }
 
 

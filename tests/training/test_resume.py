@@ -82,7 +82,7 @@ def same(one, other):
 
 
 def interrupted(config, table, step, number=signal.SIGINT):
-    with pytest.raises(Interrupted, match=r"go on with: slipstream train --resume"):
+    with pytest.raises(Interrupted, match=r"resume with: slipstream train --resume"):
         slipstream.train(config, table, watch=stopping_at(step, number))
     return runs.open_run(runs.find_last(config.out))
 

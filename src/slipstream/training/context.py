@@ -1,4 +1,7 @@
-"""What every run does before its first step and after its last, however many models it trains."""
+"""What every run does before its first step and after its last, however many models it trains.
+
+That is: load the windows, build the task, settle the plan; later save the model and the summary.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +13,29 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from slipstream import runs
 from slipstream.autotune.measure import choose_plan, find_batch_size, set_batch_size
 from slipstream.config import Config
+from slipstream.data import dataset as datasets
 from slipstream.data.dataset import Dataset
-from slipstream.engine import checkpoint, monitor
+from slipstream.engine import checkpoint, monitor, recovery
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.plan import Plan
 from slipstream.engine.single import TrainingTask, build_task, seed_generators
 from slipstream.errors import ResumableError
+from slipstream.models import build
 from slipstream.runs import Run
-from slipstream.training.encoder import EncoderMatch
+from slipstream.training import encoder as encoders
+from slipstream.training.encoder import EncoderMatch, PretrainedEncoder
 from slipstream.training.result import Result
 
 
 @dataclass(frozen=True)
 class RunStart:
-    """What a run begins or goes on with."""
+    """What a run starts or resumes with."""
 
     fingerprint: str
     plan: Plan
@@ -36,36 +43,72 @@ class RunStart:
     """Whether the plan is taken as it is, not as rules of thumb to measure from"""
     checkpoint: Checkpoint | None = None
     init: EncoderMatch | None = None
-    """What `train.init_from` names, as the model takes it"""
+    """The encoder that `train.init_from` names"""
 
 
 @dataclass(frozen=True)
 class RunContext:
-    """A run on its way: what its training is handed, however many models that trains."""
+    """A run in progress, and all that its training needs."""
 
     run: Run
     config: Config
-    """As requested for: what is left to measuring is not in them yet"""
+    """As requested: values that are left to measuring are not in it yet"""
     dataset: Dataset
     start: RunStart
     seconds: dict[str, float]
-    """By phase; what each takes is added to it"""
+    """The duration of each phase so far"""
     started_at: float
     """By `time.perf_counter`"""
 
     def summarize_init(self) -> dict[str, Any]:
-        """What a summary says of the encoder that training starts from, if there is one."""
+        """Return the summary's entry on the encoder that training starts from, if there is one."""
         return {"init_from": self.start.init.summary} if self.start.init else {}
 
 
+@recovery.explain_out_of_memory()
+def load_dataset(
+    settings: Config, data: Any = None, *, num_folds: int = 1
+) -> tuple[EncoderMatch | None, Dataset]:
+    """Load the windows, and the encoder to start from, if any, whose scaling they then have.
+
+    `num_folds` are those of a search.
+    """
+    encoder = encoders.load_encoder(settings)
+    if encoder is None:
+        return None, datasets.load_dataset(settings, data, num_folds=num_folds)
+    dataset = datasets.load_dataset(settings, data, known=encoder.scaler, num_folds=num_folds)
+    with torch.random.fork_rng([]):
+        model = build(settings.model, dataset.signature)
+    init = encoders.match_weights(encoder, settings, dataset.signature, model)
+    notes = [
+        f"starts from the encoder of {encoder.folder}: {len(init.weights)} weights matched, new "
+        f"are {', '.join(init.summary['new'])}; inputs are scaled as they were there"
+    ]
+    if data is None and _has_seen_test_rows(encoder, settings, dataset):
+        notes.append(
+            "the encoder has seen rows of this run's test set, though not what is predicted there; "
+            "pre-train it with the same data.split to keep them unseen"
+        )
+    return init, replace(dataset, notes=(*dataset.notes, *notes))
+
+
+def _has_seen_test_rows(encoder: PretrainedEncoder, settings: Config, dataset: Dataset) -> bool:
+    """Whether the encoder was pre-trained on rows that are tested here, as far as is known."""
+    theirs, mine = encoder.config.data, settings.data
+    names = ("paths", "ids", "where", "short")
+    same = all(getattr(theirs, name) == getattr(mine, name) for name in names)
+    alike = (theirs.split.by, theirs.split.folders) == (mine.split.by, mine.split.folders)
+    return dataset.memory is not None and same and alike and datasets.shares_rows(dataset, theirs)
+
+
 def build_monitor(context: RunContext) -> monitor.Monitor:
-    """What looks at the device meanwhile."""
+    """Build the monitor that samples the device during training."""
     on = context.config.engine.monitor
     return monitor.Monitor(context.run, context.start.plan.device, on=on)
 
 
 def prepare_task(context: RunContext) -> tuple[TrainingTask, Plan]:
-    """The model and its data in place and the plan made, both written down."""
+    """Build the model, put the data in place and settle the plan; write config and plan."""
     run, dataset, start, seconds = context.run, context.dataset, context.start, context.seconds
     chosen, init = start.plan, start.init.weights if start.init else {}
     with seed_generators(context.config.seed, chosen.device):
@@ -86,7 +129,7 @@ def prepare_task(context: RunContext) -> tuple[TrainingTask, Plan]:
 
 
 def write_config(run: Run, config: Config, requested: Config) -> None:
-    """What was requested, with what was left to measuring."""
+    """Write the requested config, with the values that were left to measuring."""
     train = config.train.model_copy(update={"class_weights": requested.train.class_weights})
     text = runs.format_config(config.model_copy(update={"train": train}))
     runs.write_text(run.folder / "config.toml", text)
@@ -94,7 +137,7 @@ def write_config(run: Run, config: Config, requested: Config) -> None:
 
 
 def _settle(task: TrainingTask, chosen: Plan) -> tuple[TrainingTask, Plan]:
-    """What was left to measuring: the batch, then the rest of the plan."""
+    """Measure what was left to it: the batch size, then the rest of the plan."""
     if task.config.train.batch == "auto":
         batch, evidence = find_batch_size(task, chosen)
         task = replace(task, config=set_batch_size(task.config, batch))
@@ -112,28 +155,28 @@ def time_phase(seconds: dict[str, float], phase: str) -> Iterator[None]:
 
 
 def restore_folder(run: Run, settings: Config, requested: Config) -> None:
-    """Make the folder again where it was removed under our feet."""
+    """Create the run folder again if it was removed during training."""
     if not (run.folder / "config.toml").exists():
         run.folder.mkdir(parents=True, exist_ok=True)
         write_config(run, settings, requested)
 
 
 def save_model(run: Run, weights: Mapping[str, Tensor], dataset: Dataset) -> None:
-    """Write model/; where the run's folder takes nothing any more, into a folder elsewhere."""
-    what = weights, dataset.signature, dataset.scaler
+    """Write model/, or a temporary folder elsewhere if the run folder cannot be written to."""
+    content = weights, dataset.signature, dataset.scaler
     try:
-        checkpoint.save_model(run, *what)
+        checkpoint.save_model(run, *content)
     except OSError as error:
         aside = replace(run, folder=Path(tempfile.mkdtemp(prefix=f"{run.folder.name}-")))
-        checkpoint.save_model(aside, *what)
+        checkpoint.save_model(aside, *content)
         raise ResumableError(
             f"{run.folder}: cannot be written to any more ({error}); the best weights are in "
-            f"{aside.model}; make room and go on with: slipstream train --resume {run.folder}"
+            f"{aside.model}; make room and resume with: slipstream train --resume {run.folder}"
         ) from None
 
 
 def record_plan(run: Run, ran: Plan, failures: Mapping[str, str]) -> Plan:
-    """The plan, corrected where a fallback was taken."""
+    """Write the plan as it ran, with every program that could not be captured; return it."""
     if failures:
         for name, why in failures.items():
             run.append("fallback", what=f"{name} not captured", why=why)
@@ -144,7 +187,7 @@ def record_plan(run: Run, ran: Plan, failures: Mapping[str, str]) -> Plan:
 
 
 def finish_run(context: RunContext, summary: dict[str, Any], detail: dict[str, Any]) -> Result:
-    """Write the figures down with the time that all of it took."""
+    """Write the summary, with the duration of the run and of its phases."""
     run = context.run
     summary["seconds"] = time.perf_counter() - context.started_at
     summary["seconds_by_phase"] = context.seconds

@@ -1,7 +1,8 @@
-"""Trains the lanes of a run: one model, or repeats from other seeds and folds of a walk."""
+"""Train the lanes of a run: one model, or the repeats and folds of a walk-forward split."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -9,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from slipstream import runs
 from slipstream.autotune import measure, pack_size
 from slipstream.autotune.timing import guess_duration_s
 from slipstream.config import Config
@@ -21,12 +23,13 @@ from slipstream.engine.lanes.capacity import compute_capacity
 from slipstream.engine.lanes.gradients import LaneMode
 from slipstream.engine.lanes.lane import Lane
 from slipstream.engine.lanes.pack import Pack, parse_capacity
-from slipstream.engine.monitor import Monitor
+from slipstream.engine.monitor import Monitor, compare_with_estimate, summarize
 from slipstream.engine.plan import Plan
-from slipstream.engine.progress import FitResult, parse_progress
+from slipstream.engine.progress import FitResult, LaneResult, parse_progress
 from slipstream.engine.single import SingleProgram, TrainingTask, seed_generators
 from slipstream.errors import UserError
 from slipstream.models.custom import list_buffers
+from slipstream.scoring.summary import count_windows
 from slipstream.training import context as contexts
 from slipstream.training.context import RunContext
 
@@ -45,15 +48,8 @@ def build_lanes(config: Config, dataset: Dataset, init: Mapping[str, Tensor]) ->
     folds = [fold.starts for fold in dataset.folds] or [memory.starts if memory else {}]
     seeds = range(config.seed, config.seed + config.train.repeats)
     configs = [config.model_copy(update={"seed": seed}) for seed in seeds]
-    return [
-        Lane(
-            one,
-            {name: starts[name] for name in ("train", "val") if name in starts},
-            init=init,
-        )
-        for starts in folds
-        for one in configs
-    ]
+    folds = [{name: fold[name] for name in ("train", "val") if name in fold} for fold in folds]
+    return [Lane(one, starts, init=init) for starts in folds for one in configs]
 
 
 @dataclass(frozen=True)
@@ -67,11 +63,6 @@ class LanePlan:
     places: int
     reason: str
     evidence: list[dict[str, Any]] = field(default_factory=list)
-
-    @property
-    def rounds(self) -> int:
-        """How many lanes have the same place, one after the other"""
-        return -(-len(self.lanes) // self.places)
 
     def summarize(self) -> dict[str, Any]:
         return {
@@ -101,7 +92,8 @@ def plan_lanes(
     if obstacle:
         return LanePlan(lanes, plan, ONE_AT_A_TIME, 1, f"one after another: {obstacle}")
     config, signature = task.config, task.dataset.signature
-    limit_s = min(measure.MEASURE_LIMIT_S, _share_s(task, plan, len(lanes)))
+    share_s = measure.SHARE_OF_RUN * guess_duration_s(task, plan) * len(lanes)
+    limit_s = min(measure.MEASURE_LIMIT_S, share_s)
     mode, reason = pack_size.choose_mode(config, signature, plan)
     places = min(len(lanes), pack_size.MAX_LANES)
     if config.train.minutes is not None:
@@ -135,8 +127,22 @@ def _find_obstacle(task: TrainingTask, plan: Plan) -> str:
     return ""
 
 
-def _share_s(task: TrainingTask, plan: Plan, count: int) -> float:
-    return measure.SHARE_OF_RUN * guess_duration_s(task, plan) * count
+def announce(task: TrainingTask, plan: Plan, num_steps: int, **more: Any) -> None:
+    """Log what is about to be trained, with `num_steps` in an epoch."""
+    dataset = task.dataset
+    several = trains_lanes(task.config)
+    task.run.append(
+        "start",
+        run=str(task.run.folder),
+        windows=count_windows(dataset) if several else dataset.num_windows,
+        series=len(dataset.index.series_names),
+        parameters=task.num_parameters,
+        epochs=task.config.train.epochs,
+        steps_per_epoch=num_steps,
+        plan=plan.to_dict(),
+        **more,
+        notes=dataset.notes,
+    )
 
 
 def fit_lanes(
@@ -144,17 +150,16 @@ def fit_lanes(
 ) -> tuple[FitResult, LanePlan]:
     """Train to the end, or until a signal; the plan comes back as it ran."""
     checkpoint, config, run = context.start.checkpoint, task.config, context.run
-    events = (LaneEvents if trains_lanes(config) else SingleEvents)(run, monitor)
+    lanes = lane_plan.lanes
+    several = trains_lanes(config)
+    events = (LaneEvents if several else SingleEvents)(run, monitor)
     build = partial(_build_program, task, lane_plan, checkpoint)
-    extra: dict[str, Any] = {"data": task.fingerprint}
-    if trains_lanes(config):
-        extra["pack"] = lane_plan.summarize()
+    extra = {"data": task.fingerprint} | ({"pack": lane_plan.summarize()} if several else {})
     # a custom model may draw while it trains
     with seed_generators(config.seed, lane_plan.plan.device), loop.catch_signals() as stop:
         if checkpoint is None:
-            state = states.start(lane_plan.lanes, build, events, num_places=lane_plan.places)
+            state = states.start(lanes, build, events, num_places=lane_plan.places)
         else:
-            lanes = lane_plan.lanes
             state = states.restore(checkpoint, lanes, build, events, same_configs=False)
         result = loop.fit(state, stop, extra_state=lambda: extra)
     contexts.restore_folder(run, config, context.config)
@@ -182,13 +187,30 @@ def _build_program(
     return Pack(num_places, capacity, signature, task.series, plan, mode)
 
 
-def count_ended(metadata: Mapping[str, Any], config: Config | None = None) -> int:
-    """Count a checkpoint's lanes that have ended, and have not more to do by the config."""
-    return sum(
-        bool(entry["stopped"])
-        and not (
-            config
-            and states.can_go_on(entry["stopped"], parse_progress(entry["progress"]), config.train)
-        )
-        for entry in metadata["lanes"]
-    )
+def count_ended(metadata: Mapping[str, Any], config: Config) -> int:
+    """Count a checkpoint's lanes that have ended and have no more to do by the config."""
+    ended = [(e["stopped"], parse_progress(e["progress"])) for e in metadata["lanes"]]
+    return sum(bool(why) and not states.can_go_on(why, at, config.train) for why, at in ended)
+
+
+def summarize_training(
+    task: TrainingTask, fit: FitResult, lane_plan: LanePlan, best: LaneResult
+) -> dict[str, Any]:
+    """Summarize the training itself; `best` is the lane whose model the run deploys."""
+    logged, several = list(runs.read_events(task.run)), trains_lanes(task.config)
+    at, whole = best.progress, task.dataset.num_windows["train"]
+    counts = [len(one.lane.starts["train"]) if one.lane.starts else whole for one in fit.lanes]
+    epochs = [one.progress.epoch for one in fit.lanes]
+    estimate = compare_with_estimate(logged, steps=fit.steps, took_s=fit.train_s)
+    return {
+        "steps": at.step,
+        "epochs": at.epoch,
+        "best_epoch": at.best_epoch,
+        "stopped": best.stop_reason,
+        "parameters": task.num_parameters,
+        "windows_per_s": sum(map(operator.mul, epochs, counts)) / fit.train_s,
+        "plan": lane_plan.plan.to_dict(),
+        **({"pack": lane_plan.summarize() | {"steps": fit.steps}} if several else {}),
+        "monitor": summarize(logged),
+        "estimate": estimate | ({"planned_steps": None} if several else {}),
+    }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,33 +40,20 @@ class Result:
     summary: dict[str, Any]
 
     def __repr__(self) -> str:
-        return format_table(self._title, self._headings, list(self._rows()))
+        return format_table(*self._tabulate())
 
     def _repr_html_(self) -> str:
-        return format_html_table(self._title, self._headings, list(self._rows()))
+        return format_html_table(*self._tabulate())
 
-    @property
-    def _set(self) -> str:
-        """The set whose metrics are shown: an encoder has no test set."""
-        return "test" if "test" in self.metrics else "val"
-
-    @property
-    def _columns(self) -> dict[str, str]:
-        return CLASSIFICATION if self.summary.get("classes") else REGRESSION
-
-    @property
-    def _title(self) -> str:
-        return f"Result of {self.run} ({self._set} set)"
-
-    @property
-    def _headings(self) -> list[str]:
-        return ["", *self._columns.values()]
-
-    def _rows(self) -> Iterator[list[str]]:
+    def _tabulate(self) -> tuple[str, list[str], list[list[str]]]:
+        """Return the title, the headings and the rows of the table of metrics."""
+        which = "test" if "test" in self.metrics else "val"  # an encoder has no test set
+        columns = CLASSIFICATION if self.summary.get("classes") else REGRESSION
         others = {"ensemble": self.summary.get("ensemble"), **self.baselines}
-        metrics = {"model": self.metrics} | {
-            name: found["metrics"] for name, found in others.items() if found
-        }
+        metrics = {"model": self.metrics}
+        metrics |= {name: one["metrics"] for name, one in others.items() if one}
+        rows = []
         for name, by_set in metrics.items():
-            values = (by_set[self._set].get(key) for key in self._columns)
-            yield [name, *("–" if value is None else f"{value:.4g}" for value in values)]
+            values = (by_set[which].get(key) for key in columns)
+            rows.append([name, *("–" if value is None else f"{value:.4g}" for value in values)])
+        return f"Result of {self.run} ({which} set)", ["", *columns.values()], rows

@@ -1,37 +1,38 @@
-"""A run of one model: its training, its figures and its summary."""
+"""A run of one model, or of an encoder in pre-training: training, scores and summary."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from slipstream import runs
 from slipstream.autotune.timing import count_steps, estimate_duration
-from slipstream.engine import monitor, recovery
+from slipstream.engine import recovery
 from slipstream.engine.monitor import Monitor
 from slipstream.engine.plan import Plan
 from slipstream.engine.progress import FitResult
 from slipstream.engine.single import TrainingTask
 from slipstream.errors import Interrupted, UserError
 from slipstream.runs import Run
-from slipstream.scoring import summary
+from slipstream.scoring import masked, summary
 from slipstream.training import context as contexts
 from slipstream.training import fitting
 from slipstream.training.context import RunContext, time_phase
 from slipstream.training.fitting import ONE_AT_A_TIME, LanePlan
 from slipstream.training.result import Result
 
+EXAMPLES = "reconstructions.parquet"
+
 
 def train_single(context: RunContext) -> Result:
     """Train, score and write everything."""
     run, seconds = context.run, context.seconds
-    with contexts.build_monitor(context) as watching:
+    with contexts.build_monitor(context) as monitor:
         task, plan = contexts.prepare_task(context)
         with plan.flags():
-            fit, plan = fit_model(context, task, plan, watching)
+            fit, lane_plan = _fit_model(context, task, plan, monitor)
             with time_phase(seconds, "scoring"):
                 run.append("scoring", what="the model")
-                sums = summary.score_model(task, plan)
+                sums = summary.score_model(task, lane_plan.plan)
             with time_phase(seconds, "baselines"):
                 run.append("scoring", what="the baselines")
                 baselines = summary.score_baselines(task)
@@ -41,26 +42,67 @@ def train_single(context: RunContext) -> Result:
         scores, detail = summary.summarize_scores(task, sums, baselines)
     result: dict[str, Any] = {
         **scores,
-        **summarize_training(task, fit, plan),
+        **fitting.summarize_training(task, fit, lane_plan, fit.lanes[0]),
         **context.summarize_init(),
         "notes": [*task.dataset.notes, *summary.list_missing_baselines(baselines)],
     }
     return contexts.finish_run(context, result, detail)
 
 
-def fit_model(
-    context: RunContext, task: TrainingTask, plan: Plan, watching: Monitor
-) -> tuple[FitResult, Plan]:
-    """Train, and write the best weights; the model then has them, and the plan is as it ran."""
-    run = context.run
-    _announce(task, plan)
+def train_encoder(context: RunContext) -> Result:
+    """Pre-train an encoder, score the rows that it fills in, and write everything.
+
+    The test rows, if the split names any, are not read.
+    """
+    run, dataset = context.run, context.dataset
+    with contexts.build_monitor(context) as monitor:
+        task, plan = contexts.prepare_task(context)
+        config = task.config
+        with plan.flags():
+            fit, lane_plan = _fit_model(context, task, plan, monitor)
+            plan = lane_plan.plan
+            with time_phase(context.seconds, "scoring"):
+                run.append("scoring", what="the encoder")
+                load_chunks = summary.make_chunk_loader(task)
+                mean = masked.compute_training_mean(dataset, load_chunks).to(plan.device)
+                filler = masked.MaskFiller(task.model, plan, config.pretrain, mean)
+                detail, latent, examples = masked.score_masked_rows(filler, dataset, load_chunks)
+            if plan.device.type == "cuda":
+                recovery.free_memory()
+    with summary.open_table_writer(run.folder / EXAMPLES) as write:
+        write(examples)
+    metric = summary.get_comparison_metric(config)
+    scores = {name: summary.group_by_set({"val": one}) for name, one in detail.items()}
+    model = scores[masked.MODEL]
+    baselines = {name: {"what": what} | scores[name] for name, what in masked.BASELINES.items()}
+    result: dict[str, Any] = {
+        "run": str(run.folder),
+        "name": config.name,
+        "objective": config.train.objective,
+        **model,
+        "windows": dataset.num_windows,
+        "baselines": baselines,
+        "judged_by": metric,
+        "beaten_by": summary.find_better_baselines(model, baselines, metric, "val"),
+        "latent": latent,
+        **fitting.summarize_training(task, fit, lane_plan, fit.lanes[0]),
+        "notes": list(dataset.notes),
+    }
+    return contexts.finish_run(context, result, detail)
+
+
+def _fit_model(
+    context: RunContext, task: TrainingTask, plan: Plan, monitor: Monitor
+) -> tuple[FitResult, LanePlan]:
+    """Train, write the best weights and load them into the model; return the plan as it ran."""
+    fitting.announce(task, plan, count_steps(task), **estimate_duration(task, plan))
     lane_plan = LanePlan([task.build_lane()], plan, ONE_AT_A_TIME, 1, "")
-    fit, lane_plan = fitting.fit_lanes(context, task, lane_plan, watching)
+    fit, lane_plan = fitting.fit_lanes(context, task, lane_plan, monitor)
     (result,) = fit.lanes
     if result.weights:
-        contexts.save_model(run, result.weights, task.dataset)
+        contexts.save_model(context.run, result.weights, task.dataset)
     if fit.signal_number:
-        raise _describe_interrupt(run, fit)
+        raise _describe_interrupt(context.run, fit)
     if not result.weights:
         raise UserError(
             f"no validation loss was finite up to step {result.progress.step}; lower train.lr, "
@@ -68,54 +110,17 @@ def fit_model(
         )
     task.model.load_state_dict(result.weights)
     task.model.eval()
-    return fit, lane_plan.plan
-
-
-def summarize_training(task: TrainingTask, fit: FitResult, plan: Plan) -> dict[str, Any]:
-    """What a summary says of the training itself."""
-    logged = list(runs.read_events(task.run))
-    (result,) = fit.lanes
-    at = result.progress
-    return {
-        "steps": at.step,
-        "epochs": at.epoch,
-        "best_epoch": at.best_epoch,
-        "stopped": result.stop_reason,
-        "parameters": _count_parameters(task),
-        "windows_per_s": at.epoch * task.dataset.num_windows["train"] / fit.train_s,
-        "plan": plan.to_dict(),
-        "monitor": monitor.summarize(logged),
-        "estimate": monitor.compare_with_estimate(logged, steps=at.step, took_s=fit.train_s),
-    }
-
-
-def _count_parameters(task: TrainingTask) -> int:
-    return sum(p.numel() for p in task.model.parameters())
-
-
-def _announce(task: TrainingTask, plan: Plan) -> None:
-    train, dataset = task.config.train, task.dataset
-    task.run.append(
-        "start",
-        run=str(task.run.folder),
-        windows=dataset.num_windows,
-        series=len(dataset.index.series_names),
-        parameters=_count_parameters(task),
-        epochs=train.epochs,
-        steps_per_epoch=count_steps(task),
-        plan=plan.to_dict(),
-        **estimate_duration(task, plan),
-        notes=dataset.notes,
-    )
+    return fit, lane_plan
 
 
 def _describe_interrupt(run: Run, fit: FitResult) -> Interrupted:
     (result,) = fit.lanes
     at = result.progress
-    kept = f"the best weights, of epoch {at.best_epoch:g}, are in {run.model}"
+    best = "there was no validation yet"
+    if result.weights:
+        best = f"the best weights, of epoch {at.best_epoch:g}, are in {run.model}"
     return Interrupted(
-        f"stopped at step {at.step}, in epoch {math.ceil(at.epoch)}; "
-        + (kept if result.weights else "there was no validation yet")
-        + f"; go on with: slipstream train --resume {run.folder}",
+        f"stopped at step {at.step}, in epoch {math.ceil(at.epoch)}; {best}; resume with: "
+        f"slipstream train --resume {run.folder}",
         signal_number=fit.signal_number,
     )

@@ -1,4 +1,4 @@
-"""From a config, or an earlier run, to a trained model and its figures."""
+"""Train, pre-train or resume: from a config or an earlier run to a `Result`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ from slipstream.engine.progress import Progress, parse_progress
 from slipstream.errors import Interrupted, ResumableError, UserError
 from slipstream.models import custom, permission
 from slipstream.runs import DISK_FULL, Event, Run
-from slipstream.training import fitting, lanes, loading, pretraining, single
-from slipstream.training.context import RunContext, RunStart, time_phase
+from slipstream.training import fitting, lanes, single
+from slipstream.training.context import RunContext, RunStart, load_dataset, time_phase
 from slipstream.training.result import Result
 
 
@@ -81,7 +82,7 @@ def train(
         )
         if any(event["event"] == "search" for event in runs.read_events(earlier)):
             raise UserError(
-                f"{earlier.folder}: is a search; go on with: slipstream tune --resume "
+                f"{earlier.folder}: is a search; resume with: slipstream tune --resume "
                 f"{earlier.folder}"
             )
         with runs.lock_run(earlier), _keep_traceback(earlier):
@@ -90,11 +91,7 @@ def train(
         raise UserError("there is neither a config nor a run to resume")
     settings = configs.load(config, overrides)
     permission.allow_classes(settings)
-    seconds: dict[str, float] = {}
-    with time_phase(seconds, "data"):
-        init, dataset = loading.load_dataset(settings, data)
-    rules = _make_rules(settings, dataset)
-    start = RunStart(dataset.compute_fingerprint(), rules, init=init)
+    dataset, start, seconds = _load(settings, data)
     files = {"config.toml": runs.format_config(settings)}
     created = runs.create_locked(
         settings.name, out=settings.out, files=files, folder=folder, watch=watch
@@ -143,7 +140,7 @@ def pretrain(
         earlier = runs.open_run(resume)
         if not runs.load_config(earlier).masked:
             raise UserError(
-                f"{earlier.folder}: is not a pre-training run; go on with: slipstream train "
+                f"{earlier.folder}: is not a pre-training run; resume with: slipstream train "
                 f"--resume {earlier.folder}"
             )
     return train(config, data, overrides=overrides, watch=watch, resume=resume, force=force)
@@ -152,8 +149,10 @@ def pretrain(
 def train_or_resume(
     folder: Path, config: Config, data: Any, watch: Callable[[Event], None] | None
 ) -> dict[str, Any]:
-    """The summary of the run in `folder`: one that is done stands, one that was broken off goes on.
-    Where there is none, or one of other settings, it is trained now."""
+    """Return the summary of the run in `folder`; train it, or resume it, where it is not finished.
+
+    A run of other settings is replaced.
+    """
     if (folder / "config.toml").exists() and _is_run_of(folder, config):
         if (folder / "metrics.json").exists():
             return runs.read_metrics(folder)
@@ -164,21 +163,29 @@ def train_or_resume(
 
 def _is_run_of(folder: Path, config: Config) -> bool:
     """Whether a run has these settings; where it is and how it is run does not matter."""
-    was = runs.load_config(Run(folder))
-    spared = {"name", "out", "data.path", "data.labels"}
-    if config.train.batch == "auto":
-        spared.add("train.batch")
-    changed = set(configs.list_differences(was, config)) - spared
-    return not any(not name.startswith("engine.") for name in changed)
+    ignored = {"name", "out", "data.path", "data.labels"}
+    ignored |= {"train.batch"} if config.train.batch == "auto" else set()
+    changed = set(configs.list_differences(runs.load_config(Run(folder)), config)) - ignored
+    return all(name.startswith("engine.") for name in changed)
 
 
 @recovery.explain_out_of_memory()
 def _run(context: RunContext) -> Result:
     if context.config.masked:
-        return pretraining.train_encoder(context)
+        return single.train_encoder(context)
     if fitting.trains_lanes(context.config):
         return lanes.train_lanes(context)
     return single.train_single(context)
+
+
+def _load(settings: Config, data: Any) -> tuple[Dataset, RunStart, dict[str, float]]:
+    """Load the windows and make the rules-of-thumb plan; the seconds of each phase come along."""
+    seconds: dict[str, float] = {}
+    with time_phase(seconds, "data"):
+        init, dataset = load_dataset(settings, data)
+    streamed = dataset.stream is not None
+    plan = make_plan(settings, data_bytes=dataset.data_bytes, streamed=streamed)
+    return dataset, RunStart(dataset.compute_fingerprint(), plan, init=init), seconds
 
 
 def _resume(
@@ -196,33 +203,29 @@ def _resume(
         settings = configs.replace_settings(settings, {"train.batch": was.train.batch})
     changed = _refuse_changes(run, was, settings, force)
     at = _describe_start(run, settings, saved)
-    seconds: dict[str, float] = {}
-    with time_phase(seconds, "data"):
-        init, dataset = loading.load_dataset(settings, data)
-    fingerprint, now = dataset.compute_fingerprint(), _make_rules(settings, dataset)
+    dataset, start, seconds = _load(settings, data)
     if saved is None:
         runs.truncate_log(run, 0)
         run.append("resume", **at, differs="")
-        start = RunStart(fingerprint, now, init=init)
         return _run(RunContext(run, settings, dataset, start, seconds, began))
-    if fingerprint != saved.metadata["data"] and not force:
+    if start.fingerprint != saved.metadata["data"] and not force:
         raise UserError(
             f"{run.folder}: the data are not those that it began with; start a new run, or pass "
             "--force"
         )
-    then = Plan.from_dict(saved.metadata["plan"])
+    now, then = start.plan, Plan.from_dict(saved.metadata["plan"])
     runs.truncate_log(run, saved.metadata["log_bytes"])
     for problem in wrong:
         run.append("fallback", what="an older checkpoint is used", why=problem)
     run.append("resume", **at, differs=_describe_differences(then, now, changed))
     keep = then.device == now.device and not changed
-    plan = then if keep else now
-    start = RunStart(fingerprint, plan, plan_is_final=keep, checkpoint=saved, init=init)
+    start = replace(start, plan=then if keep else now, plan_is_final=keep, checkpoint=saved)
     return _run(RunContext(run, settings, dataset, start, seconds, began))
 
 
 def _read_newest(run: Run) -> tuple[Checkpoint | None, list[str]]:
-    """The checkpoint to go on from; None where the run was stopped before it had written one."""
+    """Return the newest checkpoint, None if the run has written none yet, and what is wrong with
+    later ones."""
     had_one = any(event["event"] == "checkpoint" for event in runs.read_events(run))
     if checkpoint.list_steps(run) or had_one or (run.folder / "metrics.json").exists():
         return checkpoint.read_newest(run)
@@ -230,7 +233,7 @@ def _read_newest(run: Run) -> tuple[Checkpoint | None, list[str]]:
 
 
 def _describe_start(run: Run, config: Config, saved: Checkpoint | None) -> dict[str, Any]:
-    """What a resumed run records of its start; a UserError where nothing is left to do."""
+    """Return what a resumed run logs of its start; raise a UserError if nothing is left to do."""
     finished = saved is not None and (run.folder / "metrics.json").exists()
     entries = saved.metadata["lanes"] if saved else []
     if fitting.trains_lanes(config):
@@ -253,26 +256,21 @@ def _describe_start(run: Run, config: Config, saved: Checkpoint | None) -> dict[
 
 
 def _refuse_changes(run: Run, was: Config, config: Config, force: bool) -> list[str]:
-    """The settings that are changed and matter; a UserError where they may not be."""
+    """Return the settings that have changed and matter; raise a UserError if they may not."""
     several = fitting.trains_lanes(was) or fitting.trains_lanes(config)
     differences = configs.list_differences(was, config)
     changed = [name for name in differences if name not in runs.CHANGEABLE_ON_RESUME]
     if changed and (several or not force):
         way_out = "start a new run" if several else "start a new run, or pass --force"
         raise UserError(
-            f"{run.folder}: cannot go on with other settings than it began with "
+            f"{run.folder}: cannot be resumed with other settings than it began with "
             f"({', '.join(changed)}); {way_out}"
         )
     return changed
 
 
-def _make_rules(settings: Config, dataset: Dataset) -> Plan:
-    streamed = dataset.stream is not None
-    return make_plan(settings, data_bytes=dataset.data_bytes, streamed=streamed)
-
-
 def _describe_differences(then: Plan, now: Plan, changed: list[str]) -> str:
-    """Why the resumed run will not be the unbroken one bit for bit; empty where it will."""
+    """Return why the resumed run may differ from an uninterrupted one; empty if it cannot."""
     differences = [f"{name} was changed" for name in changed]
     if then.device.type != now.device.type:
         differences.append(f"{now.device.type} instead of {then.device.type}")
@@ -286,7 +284,7 @@ def _describe_differences(then: Plan, now: Plan, changed: list[str]) -> str:
 
 @contextmanager
 def _keep_traceback(run: Run) -> Iterator[None]:
-    """Leave the traceback of a fault of our own with the run, which can be resumed."""
+    """Write the traceback of an internal error into the run folder; the run can be resumed."""
     try:
         yield
     except (UserError, Interrupted, ResumableError):
@@ -294,7 +292,7 @@ def _keep_traceback(run: Run) -> Iterator[None]:
     except OSError as error:
         room = "make room and " if error.errno in DISK_FULL else ""
         raise ResumableError(
-            f"the run had to stop: {error}; {room}go on with: slipstream train --resume "
+            f"the run had to stop: {error}; {room}resume with: slipstream train --resume "
             f"{run.folder}"
         ) from error
     except Exception:

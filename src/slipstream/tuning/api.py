@@ -175,7 +175,7 @@ def _explain_resume(run: Run, launcher: Launcher) -> Iterator[None]:
     except Interrupted as stop:
         raise Interrupted(f"{stop}; {advice}", signal_number=stop.signal_number) from None
     except ResumableError as error:  # a test run gives the advice for itself alone
-        message = re.sub(r"(?s);[^;]*(go on with|resume|resume with): .*", "", str(error))
+        message = re.sub(r"(?s);[^;]*resume with: .*", "", str(error))
     except StorageInternalError as error:
         message = str(make_storage_error(launcher.get_storage_url(run), error))
     except OSError as error:

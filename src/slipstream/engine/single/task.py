@@ -39,6 +39,10 @@ class TrainingTask:
     copies: AugmentedCopies | None = None
     """Augmented training windows on disk, in place of the series'"""
 
+    @property
+    def num_parameters(self) -> int:
+        return sum(p.numel() for p in self.model.parameters())
+
     def build_lane(self) -> Lane:
         """The task as the only lane of a program."""
         memory = self.dataset.memory

@@ -20,7 +20,7 @@ from slipstream.engine.lanes.gradients import LaneMode
 from slipstream.engine.plan import Plan
 from slipstream.engine.single import resolve_class_weights
 from slipstream.errors import UserError
-from slipstream.training import loading
+from slipstream.training.context import load_dataset
 
 MAX_DATASETS = 4
 Starts = dict[str, Tensor]
@@ -73,7 +73,7 @@ class DatasetCache:
 
     def _load(self, config: Config) -> TrialData:
         num_folds = self.config.tune.folds or 1
-        init, dataset = loading.load_dataset(config, self.table, num_folds=num_folds)
+        init, dataset = load_dataset(config, self.table, num_folds=num_folds)
         plan = make_plan(config, data_bytes=num_folds * dataset.data_bytes, lanes=True)
         if dataset.memory is None or plan.home != "device":
             raise UserError(
