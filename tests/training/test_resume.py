@@ -387,7 +387,7 @@ def test_checkpoints_that_were_removed_are_not_begun_again_in_silence(tmp_path):
     table = waves(400)
     run = interrupted(configured(tmp_path), table, 12)
     shutil.rmtree(run.checkpoints)
-    with pytest.raises(UserError, match="holds no checkpoint to go on from"):
+    with pytest.raises(UserError, match="has no checkpoint to resume from"):
         slipstream.train(data=table, resume=run.folder)
     with pytest.raises(UserError, match="no run to resume"):
         runs.find_last(str(tmp_path / "empty"))

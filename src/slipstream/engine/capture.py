@@ -1,4 +1,4 @@
-"""A program recorded once as a CUDA graph and replayed from then on."""
+"""Record a program as a CUDA graph once and replay it from then on."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import torch
 from slipstream.engine.batches.source import Program
 
 EAGER_FIRST = 3
-"""Steps that run eagerly before a capture: libraries choose and allocate in them."""
+"""Steps that run eagerly before a capture, in which libraries choose kernels and allocate"""
 DECISIVE = re.compile(r"RNN_|LSTM_|GRU_|fmha|flash|(attention|split)_(for|back)ward", re.IGNORECASE)
 
 
 def raise_closed() -> None:
-    """In a program's place once it is closed."""
+    """Stand in for a program that is closed."""
     raise RuntimeError("the program is closed")
 
 
 class CapturedProgram:
-    """The same program as a CUDA graph.
+    """A program as a CUDA graph.
 
-    The first calls run eagerly and count as real steps. Where the capture fails, which changes
-    nothing that the program computes, it stays eager and `failure` says why. With several steps in
-    one graph, calls are collected until there are enough; `flush` runs those that wait.
+    The first calls run eagerly and count as real steps. If the capture fails, which changes no
+    result, the program stays eager and `failure` gives the reason. With several steps in one graph,
+    calls are collected until there are enough; `flush` runs those that are pending.
     """
 
     def __init__(self, program: Program, device: torch.device, *, steps: int = 1) -> None:
@@ -56,18 +56,18 @@ class CapturedProgram:
                 self.flush()
 
     def flush(self) -> None:
-        """Run the calls that wait for company."""
+        """Run the calls that are pending."""
         while self._waiting:
             self._waiting -= 1
             self._replay_one()
 
     def kernels(self) -> list[str]:
-        """The kernels that decide its speed, as `decisive` names them."""
+        """Name the kernels that decide the speed."""
         graph = self._one or self._many
-        return [] if graph is None else name_decisive_kernels(_kernel_names(graph))
+        return [] if graph is None else name_decisive_kernels(_list_kernels(graph))
 
     def close(self) -> None:
-        """Give the graphs' memory back, and let go of the program and all that it holds."""
+        """Free the graphs' memory, and drop the program and everything that it references."""
         for graph in (self._one, self._many):
             if graph is not None:
                 graph.reset()
@@ -92,11 +92,14 @@ class CapturedProgram:
         if self.failure:
             return None
         graph = torch.cuda.CUDAGraph(keep_graph=True)
-        # cuBLAS keeps its workspaces for good, in the middle of whatever memory is cached, which
-        # then cannot be given back; so they go before the recording and after it
+        # cuBLAS never frees its workspaces. They lie in the middle of cached memory, which then
+        # cannot be returned, so they are cleared before the recording and after it
         torch._C._cuda_clearCublasWorkspaces()
         try:
-            with _uncollected(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            with (
+                _pause_garbage_collection(),
+                torch.cuda.graph(graph, capture_error_mode="thread_local"),
+            ):
                 for _ in range(steps):
                     self._program()
             graph.instantiate()
@@ -111,8 +114,8 @@ class CapturedProgram:
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
-    """No garbage collection: what it may find, such as an earlier graph, ends a recording."""
+def _pause_garbage_collection() -> Iterator[None]:
+    """Collect no garbage: freeing an earlier graph would abort a recording."""
     on = gc.isenabled()
     gc.disable()
     try:
@@ -123,29 +126,21 @@ def _uncollected() -> Iterator[None]:
 
 
 def name_decisive_kernels(names: Iterable[str]) -> list[str]:
-    """Recurrent and attention kernels, each once: mangled names as `name<half>`; others, which do
-    not tell what they compute in, as they are."""
-    found = set()
+    """List recurrent and attention kernels once each; a mangled name, which gives the number type,
+    becomes `name<half>`."""
+    result = set()
     for name in filter(DECISIVE.search, names):
-        if not name.startswith("_Z"):
-            found.add(name)
-        else:
+        if name.startswith("_Z"):  # within a mangled name, each identifier follows its own length
+            lengths = re.finditer(r"\d+", name)
+            words = (name[length.end() :][: int(length[0])] for length in lengths)
             kind = "half" if "__half" in name else "bf16" if "bfloat16" in name else "float"
-            found.add(f"{_identifier(name)}<{kind}>")
-    return sorted(found)
+            name = f"{next(filter(DECISIVE.search, words), name)}<{kind}>"
+        result.add(name)
+    return sorted(result)
 
 
-def _identifier(mangled: str) -> str:
-    """The decisive identifier within a mangled name, where each follows its own length."""
-    for length in re.finditer(r"\d+", mangled):
-        word = mangled[length.end() :][: int(length[0])]
-        if DECISIVE.search(word):
-            return word
-    return mangled
-
-
-def _kernel_names(graph: torch.cuda.CUDAGraph) -> list[str]:
-    """What each node of a graph runs, as the driver tells; nothing where it cannot be asked."""
+def _list_kernels(graph: torch.cuda.CUDAGraph) -> list[str]:
+    """Name the kernel of each node of a graph; empty without the CUDA driver's bindings."""
     try:
         from cuda.bindings import driver  # torch's CUDA builds bring it
     except ImportError:

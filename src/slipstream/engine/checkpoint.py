@@ -1,7 +1,7 @@
-"""Files that can be trusted: safetensors and JSON beside a manifest of their SHA-256 sums.
+"""Read and write checkpoints and models: safetensors and JSON with a manifest of SHA-256 sums.
 
-A folder is written aside, flushed to disk and renamed. On the way back every file is held against
-the manifest before anything is made of it. No pickle is ever read.
+A folder is written under a temporary name, flushed to disk and renamed. Every file is compared with
+the manifest before it is parsed. No pickle is ever read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -33,55 +33,44 @@ from slipstream.runs import Run
 
 STATE_FILE = "state.json"
 FORMAT = 2
-"""Of checkpoints: what version 0.1 and the first builds of 0.2 wrote had none"""
+"""Version of the checkpoint format; checkpoints of version 0.1 and early builds of 0.2 have none"""
 SHARE_OF_TIME = 0.01
-"""What checkpoints after validations may take of it; see `CheckpointSchedule`"""
+"""The share of the training time that checkpoints after validations may cost"""
 ORIGIN = "origin.json"
 Tensors = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A state on its way to disk or back: tensors on the host, by file, and plain values."""
+    """A training state: tensors on the host, by file, and plain values."""
 
     step: int
     tensors: dict[str, Tensors]
     metadata: dict[str, Any]
     ready: torch.cuda.Event | None = None
-    """Reached when the tensors have arrived from the device"""
+    """Done when the tensors have arrived from the device"""
 
 
 def copy_to_host(tensors: Mapping[str, Tensor]) -> Tensors:
-    """Copies that share no memory with the live tensors; from a GPU they are still on their way."""
-    return {name: _copied(tensor.detach()) for name, tensor in tensors.items()}
-
-
-def _copied(tensor: Tensor) -> Tensor:
-    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-    return copy.copy_(tensor, non_blocking=True)
-
-
-class Write(NamedTuple):
-    """A checkpoint that is being written."""
-
-    step: int
-    best_step: int
-    trouble: Future[str]
-    """Why it is not on disk; empty where it is"""
+    """Copy tensors to the host; copies from a GPU are still under way when this returns."""
+    return {
+        name: torch.empty(t.shape, dtype=t.dtype, pin_memory=t.is_cuda).copy_(t, non_blocking=True)
+        for name, t in ((name, tensor.detach()) for name, tensor in tensors.items())
+    }
 
 
 class CheckpointWriter:
-    """Writes checkpoints, in the background if asked to, and logs each when it is on disk.
+    """Writes checkpoints, optionally in a background thread, and logs each when it is on disk.
 
-    A full disk is reported, and training goes on. Anything else is a fault, raised at the next
-    look at what was written. Only the thread that trains logs, so a checkpoint's length of the log
-    is that of whole lines.
+    A full disk is a warning, and training continues. Any other error is raised at the next
+    `collect`. Only the training thread logs, so the log length in a checkpoint ends with a line.
     """
 
     def __init__(self, run: Run, *, background: bool) -> None:
         self.run = run
         self._thread = ThreadPoolExecutor(max_workers=1) if background else None
-        self._pending: deque[Write] = deque()
+        self._pending: deque[tuple[int, int, Future[str]]] = deque()
+        """Step, best step and the result: why the checkpoint is not on disk, or empty"""
 
     def __enter__(self) -> CheckpointWriter:
         return self
@@ -94,7 +83,7 @@ class CheckpointWriter:
         except Exception as error:
             if kind is None:
                 raise
-            # the run already ends with another error, which hides this one
+            # the run ends with another error, which would hide this one
             self.run.warn(f"{self.run.checkpoints}: a checkpoint failed ({error!r})")
 
     @property
@@ -103,26 +92,25 @@ class CheckpointWriter:
         return bool(self._pending)
 
     def save(self, saved: Checkpoint, *, best_step: int) -> None:
-        """Write checkpoints/step-N, then drop all but it, the newest before it and the best."""
+        """Write checkpoints/step-N; retain only it, the newest before it and the best."""
         self.collect()
-        trouble: Future[str] = Future()
+        problem: Future[str] = Future()
         if self._thread:
-            trouble = self._thread.submit(self._save, saved, best_step)
+            problem = self._thread.submit(self._save, saved, best_step)
         else:
-            trouble.set_result(self._save(saved, best_step))
-        self._pending.append(Write(saved.step, best_step, trouble))
+            problem.set_result(self._save(saved, best_step))
+        self._pending.append((saved.step, best_step, problem))
         if not self._thread:
             self.collect()
 
     def collect(self) -> None:
         """Log the checkpoints that have been written since the last call."""
-        while self._pending and self._pending[0].trouble.done():
-            write = self._pending.popleft()
-            trouble = write.trouble.result()
-            if trouble:
-                self.run.warn(trouble)
+        while self._pending and self._pending[0][2].done():
+            step, best_step, write = self._pending.popleft()
+            if problem := write.result():
+                self.run.warn(problem)
             else:
-                self.run.append("checkpoint", step=write.step, best_step=write.best_step)
+                self.run.append("checkpoint", step=step, best_step=best_step)
 
     def _save(self, saved: Checkpoint, best_step: int) -> str:
         if saved.ready is not None:
@@ -142,8 +130,7 @@ class CheckpointWriter:
 
 
 class CheckpointSchedule:
-    """Saves the state as often as the config wants it, and after validations as far as that costs
-    little."""
+    """Saves the state at the config's interval, and after validations where that costs little."""
 
     def __init__(self, engine: Engine, writer: CheckpointWriter) -> None:
         self.writer = writer
@@ -157,11 +144,11 @@ class CheckpointSchedule:
         return since >= min(enough, self.every_s) and not busy
 
     def save(self, take: Callable[[], Checkpoint], *, at: object, best_step: int = 0) -> None:
-        """Write what `take` returns, unless that was done `at` the same point before."""
+        """Write what `take` returns, unless the last checkpoint is of the same point."""
         began = time.perf_counter()
         if at == self.last:
             return
-        self.writer.collect()  # logs what is on disk before this one notes the log's length
+        self.writer.collect()  # logs earlier ones before this one records the log's length
         self.last, checkpoint = at, take()
         self.writer.save(checkpoint, best_step=best_step)
         self.saved_at = time.perf_counter()
@@ -169,17 +156,17 @@ class CheckpointSchedule:
 
 
 def list_steps(run: Run) -> list[int]:
-    """Steps that have a checkpoint, oldest first."""
+    """List the steps that have a checkpoint, oldest first."""
     names = [folder.name.removeprefix("step-") for folder in run.checkpoints.glob("step-*")]
     return sorted(int(name) for name in names if name.isdecimal())
 
 
 def write_folder(folder: Path, tensors: Mapping[str, Tensors], facts: Mapping[str, Any]) -> None:
-    """Write a folder of tensors and JSON files with its manifest, whole or not at all."""
+    """Write a folder of tensors and JSON files with its manifest, atomically."""
     with runs.replace_atomically(folder) as temporary:
         temporary.mkdir()
-        for name, found in tensors.items():
-            _write_tensors(temporary / name, found)
+        for name, content in tensors.items():
+            _write_tensors(temporary / name, content)
         for name, value in facts.items():
             runs.write_json(temporary / name, value)
         sums = {path.name: compute_sha256(path) for path in sorted(temporary.iterdir())}
@@ -189,14 +176,14 @@ def write_folder(folder: Path, tensors: Mapping[str, Tensors], facts: Mapping[st
 def _write_tensors(path: Path, tensors: Tensors) -> None:
     try:
         safetensors.torch.save_file(tensors, path)
-    except SafetensorError as error:  # a full disk is no fault of the tensors
+    except SafetensorError as error:  # an error of the disk, such as a full one
         code = re.search(r"(?:os error|code:) (\d+)", str(error))
         number = int(code[1]) if code else errno.EIO
         raise OSError(number, os.strerror(number) if code else str(error), str(path)) from None
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """A checkpoint, verified."""
+    """Read and verify a checkpoint."""
     files = read_verified(folder)
     tensors = {
         name: parse_tensors(content, folder / name)
@@ -208,7 +195,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def read_newest(run: Run) -> tuple[Checkpoint, list[str]]:
-    """The newest checkpoint that verifies, and what is wrong with those after it."""
+    """Read the newest valid checkpoint; also return what is wrong with newer ones."""
     wrong: list[str] = []
     for step in reversed(list_steps(run)):
         try:
@@ -224,21 +211,21 @@ def read_newest(run: Run) -> tuple[Checkpoint, list[str]]:
         return checkpoint, wrong
     if wrong:
         raise UserError(f"{run.folder}: no checkpoint can be trusted: {'; '.join(wrong)}")
-    raise UserError(f"{run.folder}: holds no checkpoint to go on from; train it anew")
+    raise UserError(f"{run.folder}: has no checkpoint to resume from; start a new run")
 
 
 def parse_tensors(content: bytes, path: Path) -> Tensors:
     try:
-        found: Tensors = safetensors.torch.load(content)
+        tensors: Tensors = safetensors.torch.load(content)
     except (SafetensorError, ValueError) as error:
         raise UserError(f"{path}: cannot be read as safetensors ({error})") from None
-    return found
+    return tensors
 
 
 def save_model(
     run: Run, weights: Mapping[str, Tensor], signature: Signature, scaler: Scaler
 ) -> None:
-    """Write model/: all that evaluate and predict need beside the config."""
+    """Write model/: everything that evaluate and predict need besides the config."""
     facts = {"signature.json": signature.model_dump(), "scaler.json": asdict(scaler)}
     if run.origin:
         facts[ORIGIN] = run.origin
@@ -247,21 +234,21 @@ def save_model(
 
 
 def load_run_config(run: Run, overrides: Iterable[str] = ()) -> Config:
-    """The run's config with some settings overridden, if its model was trained with it."""
+    """Load the run's config with overrides, after a check that its model was trained with it."""
     return runs.load_config(run, overrides, origin=read_origin(run))
 
 
 def read_origin(run: Run) -> dict[str, Any]:
-    """What a run's model was trained with: `config`, the text of config.toml, and `data`, their
-    fingerprint. Version 0.1 wrote nothing of it down."""
-    found: dict[str, Any] = json.loads(read_verified(run.model).get(ORIGIN, b"{}"))
-    return found
+    """Read what a model was trained with: `config`, the text of config.toml, and `data`, the
+    fingerprint. Runs of version 0.1 have no such file."""
+    origin: dict[str, Any] = json.loads(read_verified(run.model).get(ORIGIN, b"{}"))
+    return origin
 
 
 def load_model(
     run: Run, config: Config, device: torch.device
 ) -> tuple[Forecaster | MaskedAutoencoder, Signature, Scaler]:
-    """The trained model of a run."""
+    """Load the trained model of a run."""
     files = read_verified(run.model)
     signature = Signature.model_validate_json(files["signature.json"])
     scaler = Scaler(**json.loads(files["scaler.json"]))

@@ -1,6 +1,6 @@
-"""What training writes to a run's log: in one form for a single model, in another for lanes.
+"""Log the training: in one form for a single model, in another for lanes.
 
-Reports and terminals of earlier runs read both, so their fields stay as they are.
+Reports read both forms, also those of earlier runs, so the fields are fixed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Validation(NamedTuple):
     val_loss: float
     train_loss: float
     rate: float
-    """What plateaus and recoveries had left of the learning rate"""
+    """Learning rate after plateau cuts and recoveries, as a share of the schedule's"""
     is_best: bool
     num_steps: int
 
@@ -51,32 +51,33 @@ class LaneEvents:
         """When training began, had nothing come between its steps"""
 
     def begin_epochs(self, num_steps: int, result: LaneResult | None) -> None:
-        """Epochs begin, among them this lane's."""
+        """Record that epochs begin, this lane's among them."""
 
     def record_step(self, program: StepProgram, step: int) -> None:
-        """A step was given to the device."""
+        """Record that a step was launched."""
 
     def compare_with_plan(self, program: StepProgram, steps: int) -> None:
-        """So many steps of an epoch are done, and it is over or out of time."""
+        """Compare an epoch that is over, or out of time, with the plan."""
 
     def log(self, step: int, logged: Sequence[LoggedLosses]) -> None:
         self.run.append("log", step=step, losses={one.result.number: one.mean for one in logged})
         self.log_machine()
 
     def log_machine(self) -> None:
-        """Write down what the monitor has sampled."""
+        """Log what the monitor has sampled."""
         if self.monitor is not None:
             self.monitor.log()
 
-    def record_epoch(self, result: LaneResult, validation: Validation) -> None:
+    def record_epoch(self, result: LaneResult, validation: Validation, **more: float) -> None:
+        at = result.progress
+        is_whole = at.done == validation.num_steps  # else within an epoch, or right after one
         self.run.append(
             "epoch",
-            lane=result.number,
-            epoch=_count_epochs(result, validation),
-            step=result.progress.step,
+            **(more or {"lane": result.number, "rate": validation.rate}),
+            epoch=at.epochs + 1 if is_whole else at.epoch,
+            step=at.step,
             train_loss=validation.train_loss,
             val_loss=validation.val_loss,
-            rate=validation.rate,
             best=validation.is_best,
         )
 
@@ -164,19 +165,12 @@ class SingleEvents(LaneEvents):
         self._logged_at = now
         self.log_machine()
 
-    def record_epoch(self, result: LaneResult, validation: Validation) -> None:
-        at, train = result.progress, result.train
-        epoch, done = (at.epochs, at.done) if at.done else (at.epochs - 1, validation.num_steps)
-        self.run.append(
-            "epoch",
-            epoch=_count_epochs(result, validation),
-            step=at.step,
-            train_loss=validation.train_loss,
-            val_loss=validation.val_loss,
-            lr=validation.rate * compute_lr(train, epoch, done - 1, validation.num_steps),
-            best=validation.is_best,
-            seconds=time.perf_counter() - self._epoch_started,
-        )
+    def record_epoch(self, result: LaneResult, validation: Validation, **_: float) -> None:
+        at, num_steps = result.progress, validation.num_steps
+        epoch, done = (at.epochs, at.done) if at.done else (at.epochs - 1, num_steps)
+        lr = validation.rate * compute_lr(result.train, epoch, done - 1, num_steps)
+        seconds = time.perf_counter() - self._epoch_started
+        super().record_epoch(result, validation, lr=lr, seconds=seconds)
 
     def report_divergence(self, result: LaneResult, remedy: str) -> None:
         self.run.append("recovery", what=DIVERGED, remedy=remedy, step=result.progress.step)
@@ -188,9 +182,3 @@ class SingleEvents(LaneEvents):
         self.log_machine()
         for one in result.lanes:
             self.run.append("trained", stopped=one.stop_reason, **asdict(one.progress))
-
-
-def _count_epochs(result: LaneResult, validation: Validation) -> float:
-    """Epochs at a validation: at an epoch's end, in its midst, or after one that had none."""
-    at = result.progress
-    return at.epochs + 1 if at.done == validation.num_steps else at.epoch

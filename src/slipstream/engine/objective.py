@@ -1,7 +1,7 @@
-"""The objective of a step: one function from some windows to the loss of each.
+"""The objective of a step: one function from windows to the loss of each.
 
-Training alone, captured or not, and every lane of a pack call the same. Shapes: B windows,
-T context rows, F inputs.
+A single model, captured or not, and every lane of a pack call the same function.
+Shapes: B windows.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from slipstream.objectives import (
 )
 
 Objective = Callable[[Callable[..., Any], Batch, Tensor, Noise | None], Tensor]
-"""From a model, windows, what each counts for (0: padding) and noise to losses [B]. Without noise
-nothing is dropped, and masks are always the same: so is validation."""
+"""From a model, windows, their weights (0: padding) and noise to losses [B]. Without noise, as in
+validation, nothing is dropped and masks are always the same"""
 
 
 def build_objective(config: Config, signature: Signature, plan: Plan, *, drops: bool) -> Objective:
@@ -46,38 +46,31 @@ def build_validation_objective(config: Config, signature: Signature, plan: Plan)
 
 
 class ObjectiveSettings(NamedTuple):
-    """What an objective needs beside the windows."""
+    """What an objective needs besides the windows."""
 
     config: Config
     fold: int
     shared: int
-    """The last so many inputs of a sequence are its first targets"""
+    """How many of the last inputs of a sequence are its first targets"""
     plan: Plan
     drops: bool
 
     def augment(self, batch: Batch, shares: Tensor, noise: Noise | None) -> AugmentedBatch:
-        """The windows, augmented in training."""
+        """Augment the windows, in training only."""
         inputs, _, targets = batch
         how = self.config.augment.for_step
         if noise is None or not how.kinds:
             return AugmentedBatch(inputs, targets, None, None)
-        return augment.augment(
-            how,
-            noise.key,
-            inputs,
-            targets,
-            shared=self.shared,
-            shares=shares,
-            fold=self.fold,
-        )
+        options = {"shared": self.shared, "fold": self.fold}
+        return augment.augment(how, noise.key, inputs, targets, shares=shares, **options)
 
     def by_window(self, losses: Tensor) -> Tensor:
-        """Of the sequences that one window becomes, the mean."""
+        """Average over the sequences that one window becomes."""
         return losses if self.fold == 1 else losses.unflatten(0, (-1, self.fold)).mean(dim=1)
 
 
 def uses_noise(config: Config) -> bool:
-    """Whether it is random by itself, whatever the model drops."""
+    """Whether the objective itself is random, by masks or augmentation."""
     return config.masked or bool(config.augment.for_step.kinds)
 
 
@@ -89,14 +82,14 @@ def forward(
     *,
     plan: Plan,
 ) -> Tensor:
-    """The model's prediction, in fp32, computed in the plan's precision."""
+    """Compute the model's prediction in the plan's precision; it is returned in fp32."""
     with autocast(plan):
         prediction: Tensor = model(inputs, static, noise)
     return prediction.float()
 
 
 def autocast(plan: Plan) -> torch.autocast:
-    """Within it, products are computed in the plan's precision."""
+    """Return the context in which products are computed in the plan's precision."""
     enabled = plan.autocast is not None
     return torch.autocast(plan.device.type, dtype=plan.autocast, enabled=enabled)
 
@@ -108,7 +101,7 @@ def _prediction_losses(
     shares: Tensor,
     noise: Noise | None,
 ) -> Tensor:
-    """How far predictions are from the targets; of blended windows, from those of both."""
+    """Compare predictions with the targets; those of blended windows with the targets of both."""
     train = settings.config.train
     inputs, targets, partner, share = settings.augment(batch, shares, noise)
     dropping = noise if settings.drops else None
@@ -127,12 +120,12 @@ def _reconstruction_losses(
     shares: Tensor,
     noise: Noise | None,
 ) -> Tensor:
-    """How far masked rows are from what they hide; in training, and how alike all windows are."""
+    """Compare filled-in rows with the masked ones; in training, also penalise collapse."""
     how, train = settings.config.pretrain, settings.config.train
     inputs = settings.augment(batch, shares, noise).inputs
     mask = masks.mask_windows(how, inputs, None if noise is None else noise.key)
     places = masks.find_masked_rows(how, mask)
-    with autocast(settings.plan):  # the decoder has no more to do than what counts
+    with autocast(settings.plan):  # the decoder computes only the rows that count
         rows, tokens = model(inputs, mask, noise if settings.drops else None, places)
     losses = settings.by_window(
         compute_masked_losses(rows.float(), masks.gather_rows(inputs, places), train)

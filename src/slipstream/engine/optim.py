@@ -1,6 +1,6 @@
-"""Optimizers, schedules, the loss scale, and how a pre-trained encoder is trained.
+"""Optimizers, learning-rate schedules, the fp16 loss scale, and the weight groups of an encoder.
 
-Learning rate and loss scale are device tensors: a Python float would be frozen into the graph.
+Learning rate and loss scale are device tensors: a captured graph would freeze a Python float.
 """
 
 from __future__ import annotations
@@ -22,60 +22,15 @@ Params = list[nn.Parameter] | list[dict[str, Any]]
 FIRST_SCALE = 2.0**16
 GROWTH, BACKOFF, GROW_AFTER = 2.0, 0.5, 2000
 CORE, OWN = "core.", ("core.pool.", "core.head.")
-"""Prefixes of an encoder's weights, and of those that a predicting model has beside them"""
-
-
-def build_optimizer(
-    train: Train, params: Params, lr: Tensor, *, fused: bool = True
-) -> torch.optim.Optimizer:
-    """The optimizer that `train` names; `lr` is read anew at every step."""
-    with _without_the_compiler():
-        return _build(train, params, lr, fused=fused)
-
-
-def _build(train: Train, params: Params, lr: Tensor, *, fused: bool) -> torch.optim.Optimizer:
-    on_cuda = lr.device.type == "cuda"
-    decay = train.weight_decay
-    # without a fused kernel and off CUDA, only the plain loop over tensors takes a tensor for lr
-    how: dict[str, Any] = {"fused": True} if fused else {"foreach": on_cuda}
-    match train.optimizer:
-        case "adam":
-            return torch.optim.Adam(params, lr=lr, weight_decay=decay, capturable=on_cuda, **how)
-        case "adamw":
-            return torch.optim.AdamW(params, lr=lr, weight_decay=decay, capturable=on_cuda, **how)
-        case "sgd":
-            # without a capturable variant, the fused kernel is the one that never waits
-            return torch.optim.SGD(
-                params, lr=lr, momentum=train.momentum, weight_decay=decay, fused=True
-            )
-        case "rmsprop":
-            return torch.optim.RMSprop(
-                params, lr=lr, weight_decay=decay, capturable=on_cuda, foreach=on_cuda
-            )
-
-
-def make_param_groups(parts: Sequence[tuple[float, list[nn.Parameter]]], lr: Tensor) -> Params:
-    """Parameters by the share of the learning rate that each has; all of it needs no groups."""
-    if [rate for rate, _ in parts] == [1.0]:
-        return parts[0][1]
-    return [
-        {"params": found, "lr": lr if rate == 1.0 else lr.clone(), "rate": rate}
-        for rate, found in parts
-    ]
-
-
-def apply_lr(optimizer: torch.optim.Optimizer, lr: Tensor) -> None:
-    """Give every group its share of the learning rate, which has just been set."""
-    for group in optimizer.param_groups:
-        if group["lr"] is not lr:
-            torch.mul(lr, group["rate"], out=group["lr"])
+"""Prefixes of the core's weights, and of those of them that are not the encoder's"""
 
 
 @contextmanager
-def _without_the_compiler() -> Iterator[None]:
-    """Keep an optimizer that is made here from importing torch's compiler, which takes two seconds.
+def _skip_compiler_import() -> Iterator[None]:
+    """Keep a new optimizer from importing torch's compiler, which takes two seconds.
 
-    All it wants of the compiler is to be left alone, and that leaves alone what it was not given.
+    The optimizer wants `add_param_group` exempt from compilation; a method that carries the mark
+    already is left alone.
     """
     method, mark = inspect.unwrap(torch.optim.Optimizer.add_param_group), "__dynamo_disable"
     if hasattr(method, mark):
@@ -88,18 +43,38 @@ def _without_the_compiler() -> Iterator[None]:
         delattr(method, mark)
 
 
+@_skip_compiler_import()
+def build_optimizer(
+    train: Train, params: Params, lr: Tensor, *, fused: bool = True
+) -> torch.optim.Optimizer:
+    """Build the optimizer that `train` names; it reads `lr` at every step."""
+    on_cuda = lr.device.type == "cuda"
+    common: dict[str, Any] = {"lr": lr, "weight_decay": train.weight_decay}
+    # without a fused kernel and off CUDA, only the plain loop over tensors accepts a tensor as lr
+    how = common | ({"fused": True} if fused else {"foreach": on_cuda})
+    match train.optimizer:
+        case "adam":
+            return torch.optim.Adam(params, capturable=on_cuda, **how)
+        case "adamw":
+            return torch.optim.AdamW(params, capturable=on_cuda, **how)
+        case "sgd":  # has no capturable variant; only its fused kernel never synchronises
+            return torch.optim.SGD(params, momentum=train.momentum, fused=True, **common)
+        case "rmsprop":
+            return torch.optim.RMSprop(params, capturable=on_cuda, foreach=on_cuda, **common)
+
+
 def clear_grads(optimizer: torch.optim.Optimizer, *, set_to_none: bool) -> None:
     """Call `optimizer.zero_grad()` without its wrapper, which would load the compiler."""
     inspect.unwrap(torch.optim.Optimizer.zero_grad)(optimizer, set_to_none=set_to_none)
 
 
 def compute_lrs(train: Train, epoch: int, steps: int) -> list[float]:
-    """The learning rate of each step of an epoch, before the plateau's cuts."""
+    """Compute the learning rate of each step of an epoch, before plateau cuts."""
     return [compute_lr(train, epoch, step, steps) for step in range(steps)]
 
 
 def compute_lr(train: Train, epoch: int, step: int, steps: int) -> float:
-    """The learning rate of one step of an epoch, before the plateau's cuts."""
+    """Compute the learning rate of one step of an epoch, before plateau cuts."""
     now, one_step = epoch + step / steps, 1 / steps
     if now < train.warmup_epochs:
         return train.lr * min((now + one_step) / train.warmup_epochs, 1.0)
@@ -124,7 +99,7 @@ def _cosine(train: Train, progress: float) -> float:
 
 @dataclass(frozen=True)
 class LossScale:
-    """fp16's loss scale: grows while gradients stay finite, halves and skips a step when not."""
+    """The fp16 loss scale: it doubles after many finite steps and halves after an overflow."""
 
     scale: Tensor
     since_growth: Tensor
@@ -144,7 +119,7 @@ def build_loss_scale(device: torch.device) -> LossScale:
 
 @dataclass(frozen=True)
 class ParameterUpdate:
-    """The optimizer and all that an update reads beside the gradients."""
+    """The optimizer and everything that an update reads besides the gradients."""
 
     optimizer: torch.optim.Optimizer
     lr: Tensor
@@ -153,9 +128,11 @@ class ParameterUpdate:
     set_to_none: bool
 
     def begin(self, rates: Tensor, cursor: Tensor) -> None:
-        """Take over the learning rate of the step at the cursor, and clear the gradients."""
+        """Set the learning rate of the step at the cursor, and clear the gradients."""
         torch.index_select(rates, 0, cursor, out=self.lr.view(1))
-        apply_lr(self.optimizer, self.lr)
+        for group in self.optimizer.param_groups:
+            if group["lr"] is not self.lr:
+                torch.mul(self.lr, group["rate"], out=group["lr"])
         clear_grads(self.optimizer, set_to_none=self.set_to_none)
 
     def apply(self, params: list[nn.Parameter]) -> None:
@@ -169,20 +146,26 @@ def apply_gradients(
     clip: float | None,
     scale: LossScale | None,
 ) -> None:
-    """Unscale, clip and step; where the gradients overflowed, leave everything as it was.
+    """Unscale, clip and step; if the gradients overflowed, change nothing.
 
-    Unscaling and clipping are one division, which a fused optimizer does on its way. There is no
-    sync, except for fp16 without capture and without a fused optimizer.
+    Unscaling and clipping are one division, which a fused optimizer does itself. Only fp16 without
+    capture and without a fused optimizer synchronises with the host.
     """
     if clip is None and scale is None:
-        _forget_division(optimizer)
+        vars(optimizer).update(grad_scale=None, found_inf=None)
         _step(optimizer)
         return
     grads = [p.grad for p in params if p.grad is not None]
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
-    divisor, overflow = _divisor(norm, clip, scale)
+    overflow = None
+    divisor = norm if clip is None else norm / clip
+    if scale is None:
+        divisor = torch.clamp(divisor, min=1.0)
+    else:
+        overflow = (norm - norm).isnan().float()  # inf - inf is nan; half the kernels of isfinite
+        divisor = scale.scale if clip is None else torch.maximum(scale.scale, divisor)
     if getattr(optimizer, "_step_supports_amp_scaling", False):
-        # how torch's own GradScaler tells a fused optimizer; there is no public way
+        # as torch's own GradScaler does it; there is no public way
         vars(optimizer).update(grad_scale=divisor, found_inf=overflow)
         _step(optimizer)
     else:
@@ -192,29 +175,14 @@ def apply_gradients(
         scale.update(overflow)
 
 
-def _divisor(
-    norm: Tensor, clip: float | None, scale: LossScale | None
-) -> tuple[Tensor, Tensor | None]:
-    """What the gradients are divided by, and 1 where they overflowed."""
-    if scale is None:
-        assert clip is not None
-        return torch.clamp(norm / clip, min=1.0), None
-    overflow = (norm - norm).isnan().float()  # inf - inf is nan; half the kernels of isfinite
-    return scale.scale if clip is None else torch.maximum(scale.scale, norm / clip), overflow
-
-
 def _step(optimizer: torch.optim.Optimizer) -> None:
-    """`optimizer.step()` without its wrappers, which would load the compiler."""
+    """Call `optimizer.step()` without its wrappers, which would load the compiler."""
     with torch.no_grad():
         inspect.unwrap(type(optimizer).step)(optimizer)
 
 
-def _forget_division(optimizer: torch.optim.Optimizer) -> None:
-    vars(optimizer).update(grad_scale=None, found_inf=None)
-
-
 def _step_unless(optimizer: torch.optim.Optimizer, overflow: Tensor | None) -> None:
-    """Step; where that is wrong, don't, or within a capture, which cannot ask: put all back."""
+    """Step unless there is an overflow; a capture cannot branch, so it steps and undoes it."""
     if overflow is None:
         _step(optimizer)
         return
@@ -236,7 +204,7 @@ def _step_unless(optimizer: torch.optim.Optimizer, overflow: Tensor | None) -> N
 
 
 def is_encoder_weight(name: str) -> bool:
-    """Whether a weight of this name is the encoder's."""
+    """Whether a weight belongs to the encoder."""
     return name.startswith(CORE) and not name.startswith(OWN)
 
 
@@ -245,14 +213,14 @@ def is_frozen(train: Train, epoch: int) -> bool:
 
 
 def freeze(model: nn.Module, on: bool) -> None:
-    """Freeze a model's encoder, or thaw it; frozen weights cost no backward pass."""
+    """Freeze a model's encoder, or unfreeze it; frozen weights cost no backward pass."""
     for name, weight in model.named_parameters():
         if is_encoder_weight(name):
             weight.requires_grad_(not on)
 
 
 def compute_lr_factor(name: str, config: Config) -> float:
-    """The multiple of `train.lr` that a weight is trained with."""
+    """Compute the multiple of `train.lr` that a weight is trained with."""
     train, layers = config.train, len(config.model.sizes)
     if train.init_from is None or not is_encoder_weight(name):
         return 1.0
@@ -266,14 +234,13 @@ class WeightGroup(NamedTuple):
     """Consecutive weights that are trained alike."""
 
     lr_factor: float
-    """Of `train.lr`"""
     starts_frozen: bool
-    """Whether it is the encoder's, and begins frozen"""
+    """Whether the weights are a pre-trained encoder's"""
     items: list[Any]
 
 
 def group_weights(named: Iterable[tuple[str, Any]], config: Config) -> list[WeightGroup]:
-    """Group what belongs to each name by learning rate; without `init_from` there is one group."""
+    """Group named items by learning rate; without `init_from` there is one group."""
     groups: list[WeightGroup] = []
     for name, item in named:
         mine = config.train.init_from is not None and is_encoder_weight(name)
@@ -282,3 +249,13 @@ def group_weights(named: Iterable[tuple[str, Any]], config: Config) -> list[Weig
             groups.append(WeightGroup(rate, mine, []))
         groups[-1].items.append(item)
     return groups
+
+
+def make_param_groups(groups: Sequence[WeightGroup], lr: Tensor) -> Params:
+    """Build the optimizer's groups, each with its share of the learning rate."""
+    if [group.lr_factor for group in groups] == [1.0]:
+        return groups[0].items
+    return [
+        {"params": items, "lr": lr if rate == 1.0 else lr.clone(), "rate": rate}
+        for rate, _, items in groups
+    ]

@@ -31,7 +31,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def explain_shortage(error: BaseException) -> str:
-    """Say why memory ran out; raise again what is another error."""
+    """Return why memory ran out; raise any other error again."""
     if not is_out_of_memory(error):
         raise error
     return first_line(error)
@@ -44,9 +44,7 @@ def explain_out_of_memory() -> Iterator[None]:
         yield
         return
     except MEMORY_ERRORS as error:
-        if not is_out_of_memory(error):
-            raise
-        why = first_line(error)
+        why = explain_shortage(error)
     # past the except block, whose traceback would pin the memory
     free_memory()
     raise UserError(

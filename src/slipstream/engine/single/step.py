@@ -152,8 +152,7 @@ def _build_update(task: TrainingTask, plan: Plan, like: SingleStep | None) -> Pa
     if like is None:
         lr = torch.tensor(train.lr, device=device)
         named = [(name, p) for name, p in task.model.named_parameters() if p.requires_grad]
-        groups = optim.group_weights(named, task.config)
-        params = optim.make_param_groups([(one.lr_factor, one.items) for one in groups], lr)
+        params = optim.make_param_groups(optim.group_weights(named, task.config), lr)
         optimizer = optim.build_optimizer(train, params, lr, fused=plan.fused)
     else:
         lr, optimizer = like.update.lr, like.optimizer
