@@ -105,7 +105,7 @@ ALLOWED = {
     "class names used twice": 0,
     "parameters beyond seven": 0,
     "lines beyond fifty-nine in a body": 0,
-    "participles as names": 68,
+    "participles as names": 1,
 }
 """How much of each there still is; lower a number when the code has improved, never raise one"""
 

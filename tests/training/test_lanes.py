@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 import slipstream
 from slipstream import Interrupted, UserError, runs
-from slipstream.autotune import pack_size
+from slipstream.autotune import measure, pack_size
 from slipstream.config import Split
 from slipstream.data import dataset as datasets
 from slipstream.engine import loop, recovery
@@ -408,7 +408,7 @@ def test_lanes_that_no_longer_fit_go_on_later_from_where_they_were(
 
 
 def test_mode_and_places_are_measured_where_that_pays(tmp_path, monkeypatch, repeated):
-    monkeypatch.setattr(fitting, "_share_s", lambda *_: 0.6)
+    monkeypatch.setattr(fitting, "guess_duration_s", lambda *_: 0.2 / measure.SHARE_OF_RUN)
     config = configured(tmp_path, train={"repeats": 3}, seed=5, engine={"plan": "measure"})
     result = slipstream.train(config, waves(600))
     found = result.summary["pack"]
@@ -588,17 +588,23 @@ def test_what_cannot_be_resumed_is_refused(repeated, tmp_path):
 
 
 ONE_BY_ONE = {
-    "host": ({"engine": {"home": "host"}}, "(host: requested"),
+    "host": ({"engine": {"home": "host", "device": "cuda"}}, "(host: requested"),
     "loader": ({"engine": {"home": "loader", "workers": 0}}, "(loader: requested"),
     "preset": ({"engine": {"preset": "classic", "workers": 0}}, "series that are not on the"),
     "sync": ({"engine": {"sync": True}}, "engine.sync"),
     "cache": ({"augment": {"jitter": 0.1, "cache": 2}}, "augment.cache"),
     "stream": ({"engine": {"home": "stream", "workers": 0, "buffer_rows": 300}}, "(stream:"),
-    "buffers": ({"model": {"kind": "tests.models.nets:Normed"}}, "more than weights (core.norm"),
+    "buffers": (
+        {"model": {"kind": "tests.models.nets:Normed"}},
+        "more than weights (core.inner.norm",
+    ),
 }
 
 
-@pytest.mark.parametrize("case", ONE_BY_ONE)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[pytest.mark.gpu] * (case == "host")) for case in ONE_BY_ONE],
+)
 def test_what_cannot_share_a_program_trains_one_model_after_another(tmp_path, monkeypatch, case):
     """Each is the model that its seed gives alone, to the bit, also where the run was stopped."""
     monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path / "cache"))
@@ -628,6 +634,22 @@ def test_what_cannot_share_a_program_trains_one_model_after_another(tmp_path, mo
         slipstream.train(resume=run.folder)
         for mine, theirs in zip(ended(run), wanted, strict=True):
             assert mine == theirs
+
+
+def test_repeats_from_the_host_source_are_planned_one_at_a_time(tmp_path, monkeypatch):
+    """On a CPU the host source does not exist, so only the plan is tested here."""
+    plans = []
+
+    def plan_from_host(task, lanes, plan, checkpoint):
+        plan = replace(plan, home="host", reasons=plan.reasons | {"home": "too large"})
+        plans.append(plan_lanes(task, lanes, plan, checkpoint))
+        return plan_lanes(task, lanes, replace(plan, home="device"), checkpoint)
+
+    plan_lanes = fitting.plan_lanes
+    monkeypatch.setattr(fitting, "plan_lanes", plan_from_host)
+    slipstream.train(configured(tmp_path, train={"repeats": 2, "epochs": 1}), waves(600))
+    assert (plans[0].mode, plans[0].places) == (fitting.ONE_AT_A_TIME, 1)
+    assert "(host: too large)" in plans[0].reason
 
 
 def test_folds_train_one_after_another_too(tmp_path, walked):

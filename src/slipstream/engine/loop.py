@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -36,18 +36,18 @@ from slipstream.engine.step import StepProgram
 EMPTY_SHARE = 0.25
 """Share of places without a lane from which a smaller program is built"""
 ROUNDS_AHEAD = {"cuda": 2, "cpu": 1}
-"""Rounds that a device has at a time"""
+"""Rounds in flight at a time"""
 NextLane = Callable[[LaneResult], Lane | None]
-"""What takes the place of a lane that has ended, if anything does"""
+"""Returns the lane that takes the place of one that has ended, if any"""
 StopVerdict = Callable[[Sequence[tuple[LaneResult, float]]], Sequence[str]]
-"""Lanes and their new validation losses to why each has to end; "" lets one go on"""
+"""From lanes and their new validation losses to the reason why each has to end, "" for none"""
 ExtraState = Callable[[], Mapping[str, Any]]
-"""What a checkpoint keeps beside the lanes, as it stands then"""
+"""Returns what a checkpoint contains besides the lanes"""
 
 
 @dataclass
 class StopRequest:
-    """Set by a signal, seen by the loop after the current step."""
+    """Set by a signal, read by the loop after the current step."""
 
     signal_number: int = 0
 
@@ -80,26 +80,26 @@ def catch_signals() -> Iterator[StopRequest]:
 
 
 class LanePolicy(NamedTuple):
-    """What decides over lanes from outside, as a search does."""
+    """Decisions about lanes that a search makes."""
 
     next_lane: NextLane | None = None
     judge: StopVerdict | None = None
     stop_now: Callable[[LaneResult], str] | None = None
     """Why a lane in the middle of an epoch has to end, once others have been judged"""
     drop_ended: bool = False
-    """Keep nothing of a lane once `next_lane` has seen how it ended"""
+    """Drop a lane once `next_lane` has seen its result"""
 
 
 class Round(NamedTuple):
-    """Steps that the device has been given."""
+    """Steps that were launched on the device."""
 
     steps: int
     losses: Tensor
-    """[K, S]: as they are when the steps are done"""
+    """[K, S]: complete when the steps are done"""
     event: torch.cuda.Event | None
     is_complete: bool
-    """Whether it reached the next line of the log. One that a signal or a checkpoint cut short is
-    logged with the rest of it, so that a resumed run has the log of an unbroken one."""
+    """Whether it reached the next log line. One that a signal or a checkpoint cut short is logged
+    with its rest, so that a resumed run has the log of an uninterrupted one."""
 
     def is_done(self) -> bool:
         return self.event is None or self.event.query()
@@ -109,19 +109,12 @@ NO_POLICY = LanePolicy()
 RoundIterator = Generator[Round, None, FitResult]
 
 
-def fit(
-    state: TrainingState,
-    stop: StopRequest,
-    *,
-    policy: LanePolicy = NO_POLICY,
-    extra_state: ExtraState = dict,
-) -> FitResult:
-    """Train every lane to its own end and close the program.
+def fit(state: TrainingState, stop: StopRequest, **options: Any) -> FitResult:
+    """Train every lane to its own end and close the program, with the options of `train_rounds`.
 
-    `extra_state` goes into every checkpoint. A stop that is requested comes after the current step,
-    with a checkpoint.
+    A stop that is requested comes after the current step, with a checkpoint.
     """
-    rounds = train_rounds(state, stop, policy=policy, extra_state=extra_state)
+    rounds = train_rounds(state, stop, **options)
     while True:
         try:
             next(rounds)
@@ -133,9 +126,9 @@ def fit(
 def fit_task(task: TrainingTask, plan: Plan) -> FitResult:
     """Train the model of a task by itself, from the start."""
     with catch_signals() as stop:
-        events = SingleEvents(task.run)
-        lanes, build = [task.build_lane()], lambda _: SingleProgram(task, plan)
-        return fit(states.start(lanes, build, events, num_places=1), stop)
+        lanes, events = [task.build_lane()], SingleEvents(task.run)
+        state = states.start(lanes, lambda _: SingleProgram(task, plan), events, num_places=1)
+        return fit(state, stop)
 
 
 def train_rounds(
@@ -146,7 +139,7 @@ def train_rounds(
     extra_state: ExtraState = dict,
 ) -> RoundIterator:
     """Train as `fit` does, one round at a time: while the device is busy with the round that this
-    yields, the host can serve other programs."""
+    yields, the host can serve other programs. `extra_state` goes into every checkpoint."""
     engine = state.config.engine
     with CheckpointWriter(state.run, background=engine.async_checkpoints) as writer:
         checkpoints = CheckpointSchedule(engine, writer)
@@ -160,28 +153,25 @@ def train_rounds(
     return result
 
 
+@dataclass
 class TrainingLoop:
     """The loop, and what its iterations share."""
 
-    def __init__(
-        self,
-        state: TrainingState,
-        stop: StopRequest,
-        policy: LanePolicy,
-        checkpoints: CheckpointSchedule,
-        extra_state: ExtraState,
-    ) -> None:
-        self.state, self.stop, self.policy = state, stop, policy
-        self.checkpoints, self.extra_state = checkpoints, extra_state
-        self.in_flight: deque[Round] = deque()
-        self.is_epoch_end = False
-        """Whether the rounds in flight are all until an epoch's end"""
-        self.log_every = state.config.engine.log_every
-        self.spent_before_s = state.train_s + state.validate_s
-        self.started_at = time.perf_counter()
+    state: TrainingState
+    stop: StopRequest
+    policy: LanePolicy
+    checkpoints: CheckpointSchedule
+    extra_state: ExtraState
+    in_flight: deque[Round] = field(default_factory=deque)
+    is_epoch_end: bool = False
+    """Whether the rounds in flight reach an epoch's end"""
+
+    def __post_init__(self) -> None:
+        self.log_every = self.state.config.engine.log_every
+        self.started_at = time.perf_counter() - self.state.train_s - self.state.validate_s
 
     def run(self) -> Generator[Round, None, None]:
-        """Train round by round until every lane has ended, the time is over or a stop comes."""
+        """Train round by round until every lane has ended, time is over or a stop is requested."""
         state, stop, checkpoints = self.state, self.stop, self.checkpoints
         is_late, validated = False, set[int]()
         while state.list_active():
@@ -194,7 +184,7 @@ class TrainingLoop:
             diverged = self._read()
             is_late = current.is_complete and self._is_out_of_time()
             if diverged or is_late or shortage or stop.requested or checkpoints.is_due():
-                while self.in_flight:  # for these, all lanes stand still
+                while self.in_flight:  # all of these need lanes at rest
                     diverged |= self._read()
             state.train_s += time.perf_counter() - round_started
             for place in sorted(diverged):
@@ -215,7 +205,7 @@ class TrainingLoop:
         state.mark_stopped(INTERRUPTED if stop.requested else OUT_OF_TIME, stop.signal_number)
 
     def _launch(self) -> str:
-        """Give the device its next rounds; why memory ran out, if it did."""
+        """Launch the next rounds; return why memory ran out, if it did."""
         program, active, ahead = self.state.program, self.state.list_active(), self.in_flight
         left = min(program.num_steps(place) - one.progress.done for place, one in active)
         left -= sum(one.steps for one in ahead)
@@ -233,7 +223,7 @@ class TrainingLoop:
         return ""
 
     def _advance(self, wanted: int) -> tuple[int, str]:
-        """Run at most so many steps; how many they were, and why memory ran out, if it did."""
+        """Run at most `wanted` steps; return their number, and why memory ran out, if it did."""
         state, program = self.state, self.state.program
         before = state.steps + sum(one.steps for one in self.in_flight)
         for count in range(wanted):
@@ -249,8 +239,8 @@ class TrainingLoop:
         return wanted, ""
 
     def _prepare_epochs(self) -> None:
-        """Lay out coming epochs while the device is busy: one a round, and before an epoch's end
-        those that are missing."""
+        """Prepare the next epochs while the device is busy: one per round, and before an epoch's
+        end all that are missing."""
         program = self.state.program
         for place, one in self.state.list_active():
             coming = one.progress.epochs + 1
@@ -259,7 +249,7 @@ class TrainingLoop:
                 return
 
     def _read(self) -> set[int]:
-        """Record the oldest round's steps and losses; the places whose losses are not finite."""
+        """Record the oldest round; return the places whose losses are not finite."""
         state, current = self.state, self.in_flight.popleft()
         if current.event is not None:
             current.event.synchronize()  # the round's only host sync
@@ -281,11 +271,11 @@ class TrainingLoop:
     def _is_out_of_time(self) -> bool:
         minutes = [one.train.minutes for _, one in self.state.list_active()]
         limit_s = min((60 * limit for limit in minutes if limit), default=math.inf)
-        return time.perf_counter() - self.started_at + self.spent_before_s > limit_s
+        return time.perf_counter() - self.started_at > limit_s
 
     def _roll_back(self, place: int) -> None:
-        """Put a lane back to its epoch's start, in fp32 or at half its learning rate, or end it."""
-        state, result = self.state, self._get_lane(place)
+        """Return a lane to its epoch's start, in fp32 or at half its learning rate, or end it."""
+        state, result = self.state, self.state.get_lane(place)
         at = result.progress
         at.go_back()
         state.program.go_back(place)
@@ -303,15 +293,10 @@ class TrainingLoop:
         state.events.report_divergence(result, remedy)
         state.begin({place: at.next_epoch()})
 
-    def _get_lane(self, place: int) -> LaneResult:
-        result = self.state.places[place]
-        assert result is not None
-        return result
-
     def _finish_epochs(self, diverged: set[int]) -> set[int]:
-        """Validate lanes whose epoch is over, which then end or go on; the numbers of those lanes.
+        """Validate lanes whose epoch is over, end them or begin their next; return their numbers.
 
-        Where a stop comes first or memory runs out, epochs stay as they are, to be finished later.
+        If a stop comes first or memory runs out, the epochs are finished later.
         """
         state, policy = self.state, self.policy
         over = [
@@ -325,12 +310,11 @@ class TrainingLoop:
         scores = self._validate(due) if due else []
         if scores is None:
             return set()
-        reasons: Sequence[str] = [""] * len(due)
+        starts, verdicts = {}, dict[int, str]()
         if due and policy.judge:
             validated = [one for place, one in over if place in due]
             reasons = policy.judge(list(zip(validated, scores, strict=True)))
-        verdicts = dict(zip(due, reasons, strict=True))
-        starts = {}
+            verdicts = dict(zip(due, reasons, strict=True))
         for place, one in over:
             one.progress.finish_epoch()
             reason = one.progress.find_stop_reason(one.train) or verdicts.get(place, "")
@@ -347,8 +331,8 @@ class TrainingLoop:
         return {one.number for place, one in over if place in due}
 
     def _validate(self, places: Sequence[int]) -> list[float] | None:
-        """Score lanes and keep the weights of those that are better than before; None where a stop
-        comes first, or where memory holds fewer lanes from now on."""
+        """Score lanes and save the weights of those that improved; None if a stop comes first, or
+        if memory runs out, which halves the lanes."""
         state, began = self.state, time.perf_counter()
         try:
             scores = state.program.score(places, lambda: self.stop.requested)
@@ -368,8 +352,8 @@ class TrainingLoop:
         return None
 
     def _judge(self, place: int, val_loss: float) -> bool:
-        """Record a validation; whether it is the lane's best so far."""
-        state, result = self.state, self._get_lane(place)
+        """Record a validation; return whether it is the lane's best so far."""
+        state, result = self.state, self.state.get_lane(place)
         at, num_steps = result.progress, state.program.num_steps(place)
         rate = at.rate
         is_best = at.record_validation(val_loss, result.train)
@@ -379,10 +363,10 @@ class TrainingLoop:
         return is_best
 
     def _validate_cut(self, validated: set[int]) -> None:
-        """Validate the lanes that the time limit has cut, apart from those that just were.
+        """Validate the lanes that the time limit has cut, unless they just were.
 
-        An unbroken run has no validation here, and one with more minutes goes on without it: the
-        last checkpoint is of before. A lane that has not begun has nothing to tell.
+        A run resumed with more minutes starts from the checkpoint before this validation, as an
+        uninterrupted run would have none here. Lanes without a step are dropped.
         """
         state = self.state
         for place, one in state.list_active():
@@ -408,7 +392,7 @@ class TrainingLoop:
         state.fill_places()
 
     def _save(self) -> None:
-        """Write a checkpoint, unless there is one of the same point."""
+        """Write a checkpoint, unless there is one of this point."""
         state = self.state
         only = state.list_all() if state.num_entered == 1 else []
         self.checkpoints.save(
@@ -419,7 +403,7 @@ class TrainingLoop:
 
 
 def _close_round(program: StepProgram, steps: int, *, is_complete: bool) -> Round:
-    """The round that these steps are, as the device comes to its end."""
+    """Build the round of these steps; its event fires when the device has done them."""
     program.flush()
     losses = program.losses
     if not losses.is_cuda:

@@ -19,18 +19,12 @@ from slipstream import config as configs
 from slipstream import runs
 from slipstream.config import Config, Train
 from slipstream.engine import checkpoint as checkpoints
+from slipstream.engine import progress as progresses
 from slipstream.engine import recovery
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.events import LaneEvents
 from slipstream.engine.lanes.lane import EpochStart, Lane
-from slipstream.engine.progress import (
-    ALL_EPOCHS,
-    NO_IMPROVEMENT,
-    FitResult,
-    LaneResult,
-    Progress,
-    parse_progress,
-)
+from slipstream.engine.progress import FitResult, LaneResult, Progress
 from slipstream.engine.step import Rows, StepProgram
 from slipstream.errors import UserError
 from slipstream.runs import Run
@@ -79,6 +73,11 @@ class TrainingState:
     def config(self) -> Config:
         """Of one lane: what all of them share"""
         return self.list_all()[0].lane.config
+
+    def get_lane(self, place: int) -> LaneResult:
+        result = self.places[place]
+        assert result is not None
+        return result
 
     def list_active(self) -> list[tuple[int, LaneResult]]:
         """The lanes in training, with their places."""
@@ -162,8 +161,7 @@ class TrainingState:
     def end(self, place: int, stop_reason: str, *, keep_rows: bool) -> LaneResult:
         """End a lane and empty its place. It keeps its best weights, and its rows in case that it
         is to go on later."""
-        result = self.places[place]
-        assert result is not None
+        result = self.get_lane(place)
         result.stop_reason = stop_reason
         result.weights = self._find_best_weights(result, self._read_rows(place))
         if keep_rows:
@@ -200,15 +198,13 @@ class TrainingState:
 
     def summarize(self, signal_number: int) -> FitResult:
         return FitResult(
-            lanes=sorted(self.list_all(), key=lambda one: one.number),
-            plan=self.program.plan,
-            failures=self.program.failures(),
-            limit=self.limit,
-            steps=self.steps,
-            signal_number=signal_number,
-            setup_s=self.setup_s,
-            train_s=self.train_s,
-            validate_s=self.validate_s,
+            sorted(self.list_all(), key=lambda one: one.number),
+            self.program.plan,
+            self.program.failures(),
+            self.limit,
+            self.steps,
+            signal_number,
+            *(self.setup_s, self.train_s, self.validate_s),
         )
 
     def close(self) -> None:
@@ -296,16 +292,17 @@ def restore(
     state = TrainingState(build, events, limit=metadata["limit"], num_entered=metadata["entered"])
     state.steps = checkpoint.step
     state.setup_s, state.train_s, state.validate_s = metadata["seconds"]
-    entries = metadata["lanes"]
-    results = {e["number"]: _parse_lane(e, lanes, same_configs) for e in entries}
+    results = {e["number"]: _parse_lane(e, lanes, same_configs) for e in metadata["lanes"]}
     active = [number for number in metadata["places"] if number is not None]
     state.waiting = [results.pop(number) for number in (*active, *metadata["waiting"])]
-    state.ended = list(results.values())
     state.rows = _split_rows(checkpoint)
-    reopened = [one for one in state.ended if can_go_on(one.stop_reason, one.progress, one.train)]
-    state.ended = [one for one in state.ended if one not in reopened]
-    for one in reopened:
-        one.stop_reason = ""
+    reopened = []
+    for one in results.values():
+        if can_go_on(one.stop_reason, one.progress, one.train):
+            one.stop_reason = ""
+            reopened.append(one)
+        else:
+            state.ended.append(one)
     state.waiting += reopened
     num_places = max(1, min(state.limit, len(state.waiting)))
     if active and not reopened:  # the same shapes give the same bits
@@ -324,13 +321,13 @@ def _parse_lane(
     changed = configs.list_differences(before, lane.config) if same_config else []
     if changed:
         raise UserError(f"lane {number} has other settings than before ({', '.join(changed)})")
-    progress = parse_progress(entry["progress"])
+    progress = progresses.parse_progress(entry["progress"])
     return LaneResult(number, lane, progress, stop_reason=entry["stopped"])
 
 
 def can_go_on(stop_reason: str, progress: Progress, train: Train) -> bool:
     """Whether a lane that has ended has more to do by its settings as they are now."""
-    by_itself = stop_reason == ALL_EPOCHS or stop_reason.startswith(NO_IMPROVEMENT)
+    by_itself = stop_reason.startswith((progresses.ALL_EPOCHS, progresses.NO_IMPROVEMENT))
     return by_itself and not progress.find_stop_reason(train)
 
 

@@ -24,8 +24,8 @@ ALPHA = 0.99
 def compute_divisor(
     grads: Tensor, clip: Tensor, scale: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """What each lane's gradients are to be divided by, to unscale and clip them (no clip: inf), and
-    where they have overflowed."""
+    """Compute what each lane's gradients are divided by to unscale and clip them (no clip: inf),
+    and where they overflowed."""
     norm = torch.linalg.vector_norm(grads, dim=1)
     if scale is None:
         return torch.clamp(norm / clip, min=1.0), None
@@ -50,7 +50,7 @@ class UpdateSettings(NamedTuple):
     decay: Tensor
     momentum: Tensor
     step_count: Tensor
-    """Steps step_count, this one included"""
+    """Steps so far, this one included"""
     divisor: Tensor
     moves: Tensor
     """Whether the lane changes at all"""
@@ -66,7 +66,11 @@ def prepare_update(
     """
     weights, grads, first, second = tensors
     if weights.is_cuda and optimizer in ("adam", "adamw"):
-        return _prepare_kernel(optimizer, tensors, settings)
+        from slipstream.kernels import adam  # Triton is installed where CUDA is
+
+        rate, decay, _, count, *rest = settings
+        how = {"lr": rate, "decay": decay, "count": count, "divisor": rest[0], "moves": rest[1]}
+        return partial(adam.adam_step, *tensors, **how, decoupled=optimizer == "adamw")
     # by `masked_fill`: a product would let through what is no number, and `torch.where` copies a
     # Python number to the device, which no capture allows
     still = ~settings.moves[:, None]
@@ -114,23 +118,6 @@ def prepare_update(
     return update
 
 
-def _prepare_kernel(
-    optimizer: str, tensors: LaneTensors, settings: UpdateSettings
-) -> Callable[[], None]:
-    from slipstream.kernels import adam  # Triton is there where CUDA is
-
-    return partial(
-        adam.adam_step,
-        *tensors,
-        lr=settings.lr,
-        decay=settings.decay,
-        count=settings.step_count,
-        divisor=settings.divisor,
-        moves=settings.moves,
-        decoupled=optimizer == "adamw",
-    )
-
-
 def _fill(like: Tensor, value: float, still: Tensor, other: float) -> Tensor:
     """A value [K, 1] for the lanes that move, and another for those that stay."""
     return torch.full_like(like, value).masked_fill(still, other)
@@ -139,7 +126,7 @@ def _fill(like: Tensor, value: float, still: Tensor, other: float) -> Tensor:
 def update_loss_scale(
     scale: Tensor, since_growth: Tensor, overflow: Tensor, active: Tensor
 ) -> None:
-    """fp16's loss scales, [K], after a step: an overflow halves them, many without one double."""
+    """Update fp16 loss scales [K] after a step: an overflow halves, many finite steps double."""
     step_count = since_growth + 1
     grow = (step_count == GROW_AFTER) & ~overflow
     factor = 1 + overflow * (BACKOFF - 1) + grow * (GROWTH - 1)

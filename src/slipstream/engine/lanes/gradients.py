@@ -1,7 +1,7 @@
 """Losses and gradients of all lanes of a pack: together under `vmap`, or each as a branch.
 
 Both have one signature. `together` makes one kernel of what K small ones would do; branches run
-beside each other, in threads or streams, and take any module. Shapes as in `engine.pack`.
+beside each other, in threads or streams, and take any module. Shapes as in `lanes.pack`.
 """
 
 from __future__ import annotations
@@ -48,9 +48,8 @@ Layout = Sequence[LayoutEntry]
 
 
 def build_layout(model: nn.Module) -> Layout:
-    """A UserError where a model is more than its weights."""
-    aside = list_buffers(model)
-    if aside:
+    """Lay out a model's weights; a UserError if the model has buffers."""
+    if aside := list_buffers(model):
         raise UserError(
             f"the model keeps more than weights ({', '.join(aside[:3])}), which models trained "
             "together cannot; use nn.LayerNorm or nn.GroupNorm in it, or train one model"
@@ -62,7 +61,7 @@ def build_layout(model: nn.Module) -> Layout:
 
 
 def view_weights(weights: Tensor, layout: Layout) -> dict[str, Tensor]:
-    """Every weight of lanes [K, P] by name: parts of one split, whose gradient is one tensor."""
+    """View every weight of lanes [K, P] by name, as parts of one split with one gradient."""
     sizes = [size for entry in layout for size in (entry.size, entry.padding) if size]
     parts = iter(weights.split(sizes, dim=1))
     named = {}
@@ -74,29 +73,26 @@ def view_weights(weights: Tensor, layout: Layout) -> dict[str, Tensor]:
 
 
 class ParameterSlice(NamedTuple):
-    """A stretch of a lane's P numbers that are trained alike."""
+    """A range of a lane's P numbers that are trained alike."""
 
     columns: slice
     lr_factor: float
-    """Of the learning rate"""
     starts_frozen: bool
 
 
 def build_slices(layout: Layout, config: Config) -> list[ParameterSlice]:
-    """All of it, or what an encoder and a new head have each for themselves."""
+    """Group a lane's numbers: all of them, or the encoder's layers and the new head."""
     ends = list(itertools.accumulate(entry.size + entry.padding for entry in layout))
     named = ((entry.name, end) for entry, end in zip(layout, ends, strict=True))
     slices, begin = [], 0
-    for part in optim.group_weights(named, config):
-        slices.append(
-            ParameterSlice(slice(begin, part.items[-1]), part.lr_factor, part.starts_frozen)
-        )
-        begin = part.items[-1]
+    for rate, starts_frozen, items in optim.group_weights(named, config):
+        slices.append(ParameterSlice(slice(begin, items[-1]), rate, starts_frozen))
+        begin = items[-1]
     return slices
 
 
 def explain_vmap_refusal(model: Model, signature: Signature) -> str:
-    """Why lanes of such a model cannot train together; nothing where they can."""
+    """Return why lanes of such a model cannot train together; empty if they can."""
     with torch.random.fork_rng([]):
         module = build(model, signature).train()
         weights = {name: torch.stack([w, w]).detach() for name, w in module.named_parameters()}
@@ -115,7 +111,7 @@ def explain_vmap_refusal(model: Model, signature: Signature) -> str:
 
 
 class LaneContext(NamedTuple):
-    """What the lanes have in common."""
+    """What the lanes share."""
 
     model: Model
     signature: Signature
@@ -125,7 +121,7 @@ class LaneContext(NamedTuple):
     plan: Plan
     passes: int
     drops: bool
-    """Whether any of them drops something"""
+    """Whether any of them uses dropout"""
 
     @property
     def objective(self) -> Objective:
@@ -133,7 +129,6 @@ class LaneContext(NamedTuple):
 
     @property
     def val_objective(self) -> Objective:
-        """In validation"""
         return objective.build_validation_objective(self.config, self.signature, self.plan)
 
     def build(self) -> nn.Module:
@@ -164,11 +159,8 @@ class BatchedGradients:
 
     def __init__(self, job: LaneContext, weights: Tensor, layout: Layout) -> None:
         self.job, self.weights, self.layout = job, weights, layout
-        self.module, self.objective, self.val_objective = (
-            job.build(),
-            job.objective,
-            job.val_objective,
-        )
+        self.module = job.build()
+        self.objective, self.val_objective = job.objective, job.val_objective
         if job.model.spec.is_recurrent:
             core: Any = self.module.core
             core.use_own_kernels = True
@@ -211,18 +203,11 @@ class BatchedGradients:
         of_noise = None if noise is None else 0
         by_lane = (0, 0, None if batch.static is None else 0, 0, 0, of_noise)
 
-        def one(
-            weights: dict[str, Tensor],
-            inputs: Tensor,
-            static: Tensor | None,
-            targets: Tensor,
-            shares: Tensor,
-            noise: Noise | None,
-        ) -> Tensor:
-            def model(*args: Any) -> Any:
-                return functional_call(self.module, weights, args)
+        def one(weights: dict[str, Tensor], *args: Any) -> Tensor:
+            def model(*inputs: Any) -> Any:
+                return functional_call(self.module, weights, inputs)
 
-            return objective(model, Batch(inputs, static, targets), shares, noise)
+            return objective(model, Batch(*args[:3]), *args[3:])
 
         losses: Tensor = vmap(one, in_dims=by_lane)(named, *batch, shares, noise)
         return (losses * shares).sum(dim=1)
@@ -262,7 +247,7 @@ class BranchedGradients:
         def one(k: int) -> None:
             module = self.modules[k].train()
             weights = list(module.parameters())
-            total, grads = None, None
+            total = grads = None
             for number in range(self.job.passes):
                 here = noise and Noise(noise.key[k], noise.rate[k]).for_pass(now[k], number)
                 windows_of = rows[k, number], shares[k, number]

@@ -82,33 +82,23 @@ class Pack:
         self.lanes: list[Lane | None] = [None] * num_places
         self._running: set[int] = set()
         self._layouts: dict[int, EpochLayout] = {}
+        passes, drops = capacity.passes, capacity.drops
         job = gradients.LaneContext(
-            capacity.model,
-            signature,
-            capacity.config,
-            series,
-            plan,
-            capacity.passes,
-            capacity.drops,
+            capacity.model, signature, capacity.config, series, plan, passes, drops
         )
         self._layout = gradients.build_layout(job.build())
         self._parts = gradients.build_slices(self._layout, capacity.config)
         self._allocate(num_places)
         self._passes = gradients.GRADIENTS[mode](job, self.live["weights"], self._layout)
         if mode == "together" and should_use_triton(series.values):
-            self._precompile()
+            with precompile():  # no lane is active yet, so this changes only losses
+                self._advance()
+                self._check()
         self.advance: Program = self._advance
         self.validate_batch: Program = self._check
         if plan.capture:
             self.advance = CapturedProgram(self._advance, plan.device)
             self.validate_batch = CapturedProgram(self._check, plan.device)
-
-    def _precompile(self) -> None:
-        """Have all kernels built at once. No lane is active yet, so this changes only losses, which
-        lanes begin without."""
-        with precompile():
-            self._advance()
-            self._check()
 
     def _allocate(self, K: int) -> None:
         capacity, device = self.capacity, self.plan.device
@@ -157,20 +147,15 @@ class Pack:
         return self.buffers["losses"]
 
     def state(self) -> dict[str, Tensor]:
-        """What training changes, by name; a lane's place comes first."""
-        return {
-            **{f"live.{name}": tensor for name, tensor in self.live.items()},
-            **{f"good.{name}": tensor for name, tensor in self.good.items()},
-            "best": self.best,
-            "losses": self.buffers["losses"],
-        }
+        rows = {"live": self.live, "good": self.good}
+        tensors = {f"{kind}.{name}": t for kind, ts in rows.items() for name, t in ts.items()}
+        return tensors | {"best": self.best, "losses": self.buffers["losses"]}
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that a lane is."""
+        """Return everything that a lane consists of, by name."""
         return {**self.state(), **self.settings, **self.buffers}
 
     def put(self, place: int, lane: Lane) -> None:
-        """Give a place to a new lane, as it would begin alone; its epoch is still to `begin`."""
         check_capacity(lane, self.capacity)
         self.leave(place)
         self.lanes[place] = lane
@@ -208,7 +193,6 @@ class Pack:
         return self.signature.context // self.capacity.model.patch
 
     def num_steps(self, place: int) -> int:
-        """Of one of the lane's epochs."""
         return self._lane(place).build_sampler().num_steps
 
     def _lane(self, place: int) -> Lane:
@@ -217,7 +201,6 @@ class Pack:
         return lane
 
     def prepare(self, place: int, epoch: int) -> bool:
-        """Lay out an epoch on the host, so that `begin` has less to do; False if it was already."""
         layout = self._layouts.get(place)
         if layout is not None and layout.number == epoch:
             return False
@@ -232,7 +215,6 @@ class Pack:
         return True
 
     def begin(self, epochs: Mapping[int, EpochStart]) -> None:
-        """Start epochs, by place. From an epoch's first step on, `go_back` leads there."""
         for place, epoch in epochs.items():
             self.prepare(place, epoch.number)
         places = list(epochs)
@@ -268,50 +250,40 @@ class Pack:
         self._passes.select(self._running)
 
     def leave(self, place: int) -> None:
-        """Empty a place."""
         self.freeze(place)
         self._layouts.pop(place, None)
         self.lanes[place] = None
 
     def go_back(self, place: int) -> None:
-        """Put a lane back to where its epoch began."""
         _copy(self.good, self.live, self._at([place]))
 
     def keep_best(self, places: Sequence[int]) -> None:
-        """Keep these lanes' weights as their best so far."""
         _copy({"": self.live["weights"]}, {"": self.best}, self._at(places))
 
     def weights(self, place: int, *, best: bool = False) -> dict[str, Tensor]:
-        """A lane's weights, as the model by itself has them."""
+        """Return a lane's weights by the model's own names."""
         rows = self.best if best else self.live["weights"]
-        return self.name_weights(rows[place], self._lane(place))
+        return self.best_weights({"best": rows[place]}, self._lane(place))
 
-    def name_weights(self, row: Tensor, lane: Lane) -> dict[str, Tensor]:
-        """A row of a lane's weights by the names that the model has for them."""
+    def best_weights(self, rows: Mapping[str, Tensor], lane: Lane) -> dict[str, Tensor]:
+        row = rows["best"].to(self.plan.device)
         views = gradients.view_weights(row[None], self._layout)
         own = {name: view[0].detach() for name, view in views.items()}
         return padding.unpad_weights(own, lane.config.model, self.capacity.model, self._tokens)
 
-    def best_weights(self, rows: Mapping[str, Tensor], lane: Lane) -> dict[str, Tensor]:
-        return self.name_weights(rows["best"].to(self.plan.device), lane)
-
     def restore(self, place: int, rows: Mapping[str, Tensor]) -> None:
-        """Put a lane that has its place back to where its rows were read."""
         for name, tensor in self.state().items():
             if name in rows:
                 tensor[place].copy_(rows[name])
 
     def describe(self) -> dict[str, Any]:
-        """What a checkpoint needs beside the lanes to build the pack again."""
         capacity = self.capacity._asdict()
         capacity |= {name: capacity[name].model_dump_json() for name in ("config", "model")}
         return {"capacity": capacity}
 
     def compact(self, places: Sequence[int]) -> Pack:
-        """Build a smaller pack of some places, each as it stands, and close this one."""
-        smaller = Pack(
-            len(places), self.capacity, self.signature, self.series, self.plan, self.mode
-        )
+        data = self.signature, self.series
+        smaller = Pack(len(places), self.capacity, *data, self.plan, self.mode)
         index, mine = self._at(places), self.tensors()
         for name, tensor in smaller.tensors().items():
             tensor.copy_(mine[name].index_select(0, index))
@@ -333,30 +305,22 @@ class Pack:
     def score(
         self, places: Sequence[int], should_stop: Callable[[], bool] = lambda: False
     ) -> list[float] | None:
-        """Compute the validation losses of some lanes; None if it has to stop before that."""
         counts = [len(self._lane(place).starts["val"]) for place in places]
         self._val_cursor.zero_()
         self._passes.select(set(places))
-        stopped = False
         for _ in range(-(-max(counts) // self.capacity.chunk)):
-            stopped = stopped or should_stop()
-            if not stopped:
-                self.validate_batch()
+            if stopped := should_stop():
+                break
+            self.validate_batch()
         self._passes.select(self._running)
         sums = [] if stopped else self.buffers["val_losses"].double().sum(dim=1).tolist()
         self.buffers["val_losses"].zero_()
-        if stopped:
-            return None
-        return [sums[place] / count for place, count in zip(places, counts, strict=True)]
+        return None if stopped else [sums[k] / n for k, n in zip(places, counts, strict=True)]
 
     def failures(self) -> dict[str, str]:
-        """Programs that could not be captured, and why."""
         named = {"training step": self.advance, "validation step": self.validate_batch}
-        return {
-            name: program.failure
-            for name, program in named.items()
-            if isinstance(program, CapturedProgram) and program.failure
-        }
+        captured = {k: one for k, one in named.items() if isinstance(one, CapturedProgram)}
+        return {name: one.failure for name, one in captured.items() if one.failure}
 
     def close(self) -> None:
         """Release threads, graphs and programs: bound methods would keep the pack alive."""
@@ -368,7 +332,7 @@ class Pack:
         self._passes.close()
 
     def _advance(self) -> None:
-        """One step of every active lane: gather, forward, loss, backward, clip, update."""
+        """Run a step of every active lane: gather, forward, loss, backward, clip, update."""
         live, tape, settings = self.live, self.buffers, self.settings
         cursor, scale = tape["cursor"], live.get("scale")
         has_noise = self.capacity.drops or objective.uses_noise(self.capacity.config)
@@ -399,7 +363,7 @@ class Pack:
     def _prepare_updates(
         self, grads: Tensor, divisor: Tensor, moves: Tensor
     ) -> tuple[list[Program], dict[str, Tensor]]:
-        """The updates of each slice of weights by each optimizer, and the steps that they count."""
+        """Prepare the updates of each slice of weights by each optimizer, and the step counts."""
         live, tape, settings = self.live, self.buffers, self.settings
         counts, thawed = {"count": live["count"] + moves}, moves
         if len(self._parts) > 1:
@@ -412,29 +376,21 @@ class Pack:
             moving, count = moves, counts["count"]
             if part.starts_frozen:
                 moving, count = thawed, counts["encoder_count"]
-            tensors = flat_optim.LaneTensors(
-                live["weights"][:, part.columns],
-                grads[:, part.columns],
-                live["first"][:, part.columns],
-                live["second"][:, part.columns],
-            )
+            whole = live["weights"], grads, live["first"], live["second"]
+            tensors = flat_optim.LaneTensors(*(one[:, part.columns] for one in whole))
+            rate = lr if part.lr_factor == 1.0 else lr * part.lr_factor
+            fixed = rate, settings["decay"], settings["momentum"], count, divisor
             for code, optimizer in enumerate(optimizers):
-                update_settings = flat_optim.UpdateSettings(
-                    lr=lr if part.lr_factor == 1.0 else lr * part.lr_factor,
-                    decay=settings["decay"],
-                    momentum=settings["momentum"],
-                    step_count=count,
-                    divisor=divisor,
-                    moves=moving & (settings["optimizer"] == code)
-                    if len(optimizers) > 1
-                    else moving,
-                )
+                mine = moving
+                if len(optimizers) > 1:
+                    mine = moving & (settings["optimizer"] == code)
+                update_settings = flat_optim.UpdateSettings(*fixed, mine)
                 updates.append(flat_optim.prepare_update(optimizer, tensors, update_settings))
         return updates, counts
 
     @torch.no_grad()
     def _check(self) -> None:
-        """One validation batch of every lane; the summed losses go onto the tape."""
+        """Run a validation batch of every lane; the summed losses go into the buffers."""
         rows = self.buffers["val_rows"].index_select(1, self._val_cursor)[:, 0]
         shares = self.buffers["val_shares"].index_select(1, self._val_cursor)[:, 0]
         loss = self._passes.validate(rows, shares)
@@ -443,7 +399,7 @@ class Pack:
 
 
 def parse_capacity(metadata: Mapping[str, Any]) -> PackCapacity:
-    """What the places of a checkpoint's pack can hold."""
+    """Read the capacity of a checkpoint's pack."""
     values = metadata["capacity"]
     parsed = {
         "config": Config.model_validate_json(values["config"]),

@@ -37,7 +37,7 @@ class SingleProgram:
         self._step: SingleStep | None = None
         self._epoch = EpochStart()
         self._requested = 0
-        """Steps of the epoch that were asked for"""
+        """Requested steps of the epoch"""
         self._good: dict[str, Tensor] = {}
         """What `go_back` leads to, by the names of `_collect_state`"""
         self._restored: dict[str, Tensor] = {}
@@ -56,7 +56,8 @@ class SingleProgram:
     def put(self, place: int, lane: Lane) -> None:
         """Give the place to a lane. The first one starts from the task's model as it is, each later
         one from weights drawn from its own seed."""
-        self._drop_step()
+        self.close()
+        self._step = None
         self.task = self.task.for_lane(lane)
         if self._is_used:
             self._draw_weights(lane)
@@ -174,11 +175,7 @@ class SingleProgram:
             self.best = {name: t.detach().clone() for name, t in self._model_state().items()}
 
     def best_weights(self, rows: Mapping[str, Tensor], lane: Lane) -> dict[str, Tensor]:
-        return {
-            name.removeprefix("best."): row.to(self.plan.device)
-            for name, row in rows.items()
-            if name.startswith("best.")
-        }
+        return {name: row.to(self.plan.device) for name, row in _strip(rows, "best.").items()}
 
     def go_back(self, place: int) -> None:
         for name, tensor in self._collect_state().items():
@@ -206,23 +203,23 @@ class SingleProgram:
     def _collect_state(self) -> dict[str, Tensor]:
         """The tensors that a step changes: those of the model, the optimizer and the scale."""
         tensors = {f"model.{name}": tensor for name, tensor in self._model_state().items()}
-        states = _collect_optimizer_state(self.step.optimizer)
-        tensors |= {f"optimizer.{name}": tensor for name, tensor in states.items()}
+        optimizer = self.step.optimizer
+        for i, param in enumerate(_list_params(optimizer)):
+            state = sorted(optimizer.state.get(param, {}).items())
+            tensors |= {f"optimizer.{i}.{name}": t for name, t in state if isinstance(t, Tensor)}
         tensors |= _scale_state(self.step.update.scale)
         return {name: tensor.detach() for name, tensor in tensors.items()}
 
     def state(self) -> dict[str, Tensor]:
+        groups = {"live": self._collect_state(), "good": self._good, "best": self.best}
         tensors = {
-            **{f"live.{name}": tensor for name, tensor in self._collect_state().items()},
-            **{f"good.{name}": tensor for name, tensor in self._good.items()},
-            **{f"best.{name}": tensor for name, tensor in self.best.items()},
+            f"{kind}.{name}": t[None] for kind, ts in groups.items() for name, t in ts.items()
         }
-        return {name: t[None] for name, t in tensors.items()} | {"losses": self.losses}
+        return tensors | {"losses": self.losses}
 
     def restore(self, place: int, rows: Mapping[str, Tensor]) -> None:
-        weights = _strip(rows, "live.model.")
         try:
-            self.task.model.load_state_dict(weights)
+            self.task.model.load_state_dict(_strip(rows, "live.model."))
         except RuntimeError as error:
             raise UserError(f"the checkpoint does not fit: {error}") from None
         device = self.plan.device
@@ -234,7 +231,7 @@ class SingleProgram:
         """Give the optimizer, the loss scale and the losses what `restore` has brought."""
         rows, self._restored = self._restored, {}
         device, current = self.plan.device, self.step
-        params = [param for group in current.optimizer.param_groups for param in group["params"]]
+        params = _list_params(current.optimizer)
         for key, value in _strip(rows, "live.optimizer.").items():
             index, name = key.split(".", 1)
             current.optimizer.state[params[int(index)]][name] = value.to(device, copy=True)
@@ -261,24 +258,13 @@ class SingleProgram:
         if self._step is not None:
             self._step.close()
 
-    def _drop_step(self) -> None:
-        self.close()
-        self._step = None
-
 
 def _strip(rows: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): t for name, t in rows.items() if name.startswith(prefix)}
 
 
-def _collect_optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's state as `parameter.name`, by the parameter's number."""
-    params = [param for group in optimizer.param_groups for param in group["params"]]
-    return {
-        f"{i}.{name}": value
-        for i, param in enumerate(params)
-        for name, value in sorted(optimizer.state.get(param, {}).items())
-        if isinstance(value, Tensor)
-    }
+def _list_params(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [param for group in optimizer.param_groups for param in group["params"]]
 
 
 def _scale_state(scale: LossScale | None) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from slipstream.config import Config, Train
+from slipstream.config import Train
 from slipstream.data import windows
 from slipstream.data.windows import Series
 from slipstream.engine import objective, optim, step
@@ -64,9 +64,8 @@ class SingleStep:
 
     def begin(self, epoch: EpochStart) -> None:
         """Start an epoch, or go on within it."""
-        num_steps = self.batches.num_steps
-        rates = optim.compute_lrs(self.train, epoch.number, num_steps)
-        if epoch.step < num_steps:
+        rates = optim.compute_lrs(self.train, epoch.number, self.batches.num_steps)
+        if epoch.step < self.batches.num_steps:
             self.batches.start_epoch(epoch.number, at=epoch.step)
         rates = [epoch.rate * rate for rate in rates]
         self.buffers.begin(rates, at=epoch.step, first=epoch.steps_before)
@@ -115,8 +114,10 @@ def build_step(
     val_batches = _build_source(task, plan, "val", chunk, chunk)
     buffers = like.buffers if like else step.build_buffers(batches.num_steps, device)
     val_buffers = step.build_buffers(val_batches.num_steps, device)
-    noise = _build_noise(config, device)
-    drops = has_dropout(config.model)
+    drops, noise = has_dropout(config.model), None
+    if drops or objective.uses_noise(config):
+        key = torch.full((), config.seed, dtype=torch.int64, device=device)
+        noise = Noise(key, torch.full((), config.model.dropout, device=device))
     training = objective.build_objective(config, signature, plan, drops=drops)
     advance = step.build_training_step(
         model, batches, buffers, update, objective=training, noise=noise
@@ -130,19 +131,10 @@ def build_step(
     if plan.capture:
         advance = captured[TRAINING] = CapturedProgram(advance, device, steps=plan.steps_per_graph)
         check = captured[VALIDATION] = CapturedProgram(check, device)
+    advance, check = batches.wrap_program(advance), val_batches.wrap_program(check)
+    sources, tapes = (batches, val_batches), (buffers, val_buffers)
     return SingleStep(
-        advance=batches.wrap_program(advance),
-        validate_batch=val_batches.wrap_program(check),
-        captured=captured,
-        batches=batches,
-        val_batches=val_batches,
-        buffers=buffers,
-        val_buffers=val_buffers,
-        update=update,
-        plan=plan,
-        train=train,
-        micro_batch=batch,
-        frozen=frozen,
+        advance, check, captured, *sources, *tapes, update, plan, train, batch, frozen
     )
 
 
@@ -183,13 +175,6 @@ def _precompile(
         model.eval()
         with torch.no_grad():
             step.compute_loss(model, gather(validation[1]), None, objective=validation[0])
-
-
-def _build_noise(config: Config, device: torch.device) -> Noise | None:
-    if not (has_dropout(config.model) or objective.uses_noise(config)):
-        return None
-    key = torch.full((), config.seed, dtype=torch.int64, device=device)
-    return Noise(key, torch.full((), config.model.dropout, device=device))
 
 
 def _build_source(
