@@ -1,7 +1,5 @@
 """Folders whose manifest.json lists the SHA-256 sums of their files."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

@@ -3,8 +3,6 @@
 Shapes: B windows, H predicted rows, C targets, Q quantiles or classes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Spreads over seeds and confidence intervals. Needs numpy and scipy, not torch."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping, Sequence

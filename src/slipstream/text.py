@@ -1,7 +1,5 @@
 """Text from outside (names, paths, messages) as it may be shown."""
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import Sequence

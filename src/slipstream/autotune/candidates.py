@@ -1,7 +1,5 @@
 """List the alternatives to a plan that make sense for a job and are worth timing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType

@@ -5,8 +5,6 @@ open; a candidate that is faster and gives the same losses replaces what is ther
 stay on disk, by the shape of the job, the hardware and the versions.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Choose how many lanes to train at a time, and in which mode, by timing a few steps of each."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Make a plan by rules of thumb; `autotune.measure` then times what they leave open."""
 
-from __future__ import annotations
-
 import torch
 
 from slipstream import machine

@@ -1,7 +1,5 @@
 """Estimate how long training takes, and time its first steps."""
 
-from __future__ import annotations
-
 import copy
 import time
 from collections.abc import Callable

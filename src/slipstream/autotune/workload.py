@@ -1,7 +1,5 @@
 """Training steps to be timed, for the bench, the profiler and the doctor."""
 
-from __future__ import annotations
-
 import os
 import time
 from abc import ABC, abstractmethod

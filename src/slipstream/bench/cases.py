@@ -1,7 +1,5 @@
 """What is measured: the standard cases on random numbers, or the user's own job."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path

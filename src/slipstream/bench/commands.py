@@ -1,7 +1,5 @@
 """One function for each command: measure, write the folder, and return what --json prints."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Times whole jobs as commands of their own, start-up included, to a validation loss."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Times the same job from the naive loop upward, with one technique added at a time."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress

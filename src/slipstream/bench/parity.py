@@ -4,8 +4,6 @@ Both start from the same weights and see the same batches, so the two results of
 and the test judges their difference.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 import tempfile

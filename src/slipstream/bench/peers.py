@@ -4,8 +4,6 @@ All have the same network, first weights, batches, optimizer and loss; the compa
 losses shows that it is the same work. First steps are timed, then whole jobs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any

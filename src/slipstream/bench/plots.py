@@ -1,7 +1,5 @@
 """Plots ladder.png and parity.png."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ A row is one variant of one case, with its repeats in one unit and further value
 folders of one kind can be compared.
 """
 
-from __future__ import annotations
-
 import csv
 import statistics
 import time

@@ -3,8 +3,6 @@
 Results go to stdout, everything else to stderr. Commands import torch when they run, not here.
 """
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """Commands that measure the machine: doctor, profile and bench."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

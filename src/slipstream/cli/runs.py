@@ -1,7 +1,5 @@
 """Commands that use a finished run: evaluate, predict, report."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """Types and the base class of all sections, and the hash of large seeds."""
 
-from __future__ import annotations
-
 import hashlib
 from typing import Annotated
 

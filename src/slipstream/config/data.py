@@ -1,7 +1,5 @@
 """Where the series are, and how they become windows."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator

@@ -1,7 +1,5 @@
 """The settings of the engine."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator

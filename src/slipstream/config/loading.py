@@ -1,7 +1,5 @@
 """Load a config from TOML, a mapping and `section.key=value`; explain what is wrong in it."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import re

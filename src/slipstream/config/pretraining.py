@@ -1,7 +1,5 @@
 """The settings of pre-training, and the defaults of a run that does so."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from pydantic import PositiveInt

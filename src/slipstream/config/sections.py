@@ -1,7 +1,5 @@
 """The whole config of a run, section by section. The text under a field is its documentation."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator

@@ -1,7 +1,5 @@
 """The settings of a search."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, ValidationError, model_validator

@@ -6,8 +6,6 @@ in the next block, which that fold has not seen either. Together the folds test 
 set over all blocks, each of them once.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

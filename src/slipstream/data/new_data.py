@@ -1,7 +1,5 @@
 """New data for a trained model, compared with what the model was trained on, at its time step."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace

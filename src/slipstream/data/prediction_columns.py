@@ -1,7 +1,5 @@
 """Names of the columns in a table of predictions, for training and prediction alike."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The role of a table's columns and rows: inputs and targets, series, groups of the split."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Any

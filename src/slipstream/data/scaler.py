@@ -4,8 +4,6 @@ Physical values are float64 until they are scaled, and float32 from then on: a c
 once, when it is centred, so neither where it lies nor what else the file holds costs it digits.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace

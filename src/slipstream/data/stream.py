@@ -5,8 +5,6 @@ them stays in memory. After that, any chunk of rows can be read, scaled and cut 
 this process or by workers. A window belongs to the chunk that it starts in.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Examines the machine: its inventory, the techniques that work, the plan, and problems."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

@@ -3,8 +3,6 @@
 The last line on stdout is the result as JSON.
 """
 
-from __future__ import annotations
-
 import sys
 
 from slipstream.doctor import techniques

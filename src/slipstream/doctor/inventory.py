@@ -1,7 +1,5 @@
 """The inventory of this machine: GPUs, driver, libraries, CPU, memory and disk."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import platform

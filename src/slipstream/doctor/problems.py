@@ -1,7 +1,5 @@
 """Finds what is wrong with a machine, and the fix: pure functions of an examination."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 

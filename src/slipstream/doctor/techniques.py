@@ -1,7 +1,5 @@
 """Tries which techniques work here, each in a tiny real run; a failure comes with its reason."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

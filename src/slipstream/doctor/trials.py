@@ -1,7 +1,5 @@
 """Tiny training jobs: the plain step, the same step with one setting changed, and a plan."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import replace

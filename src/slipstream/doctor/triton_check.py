@@ -1,7 +1,5 @@
 """A tiny Triton kernel; import this module only where Triton is installed."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

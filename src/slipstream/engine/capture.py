@@ -1,7 +1,5 @@
 """Record a program as a CUDA graph once and replay it from then on."""
 
-from __future__ import annotations
-
 import gc
 import re
 from collections.abc import Iterable, Iterator

@@ -3,8 +3,6 @@
 Reports read both forms, also those of earlier runs, so the fields are fixed.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import asdict

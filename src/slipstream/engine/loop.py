@@ -6,8 +6,6 @@ leave their place to another. A GPU has the next round's steps before the last o
 read, so that it need not wait for the host.
 """
 
-from __future__ import annotations
-
 import math
 import signal
 import threading

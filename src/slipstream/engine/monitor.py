@@ -5,8 +5,6 @@ a queue until the training thread, where it waits for the device anyway, writes 
 log.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque

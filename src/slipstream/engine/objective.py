@@ -4,8 +4,6 @@ A single model, captured or not, and every lane of a pack call the same function
 Shapes: B windows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple

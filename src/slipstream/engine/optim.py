@@ -3,8 +3,6 @@
 Learning rate and loss scale are device tensors: a captured graph would freeze a Python float.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 import re

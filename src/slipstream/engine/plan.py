@@ -1,7 +1,5 @@
 """How a run trains on this machine: chosen before it starts, printed, and written to plan.json."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self

@@ -1,7 +1,5 @@
 """Where each lane stands, when it ends, and what training gave: the same for one model or many."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What a run does when memory runs out or the loss stops being a number."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager

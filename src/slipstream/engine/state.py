@@ -4,8 +4,6 @@ A single model is one lane in a program with one place. A lane has a place while
 for one, or has ended; what training changed of lanes without a place is on the host.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence

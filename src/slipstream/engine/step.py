@@ -7,8 +7,6 @@ everything that changes from step to step lives in tensors that keep their place
 Shapes: K places, S steps of an epoch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self

@@ -1,7 +1,5 @@
 """Adam's and AdamW's step of K models as one kernel over flat buffers [K, P]."""
 
-from __future__ import annotations
-
 import math
 
 import triton

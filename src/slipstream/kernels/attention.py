@@ -1,7 +1,5 @@
 """Attention of one model, or under `vmap` of many."""
 
-from __future__ import annotations
-
 from torch import Tensor
 from torch.nn import functional as F
 

@@ -1,7 +1,5 @@
 """Whether Triton kernels can run."""
 
-from __future__ import annotations
-
 from functools import cache
 from importlib.util import find_spec
 

@@ -5,8 +5,6 @@ and the convolutions of all lanes are one batched product. `vmap` would turn `co
 convolution: on a CPU, 8 lanes of 32 channels took 1.7 times as long that way.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

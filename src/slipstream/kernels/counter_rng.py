@@ -1,8 +1,6 @@
 """Random numbers by counter as one kernel; `models.noise.rng` defines what it computes."""
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

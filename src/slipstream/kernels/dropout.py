@@ -4,8 +4,6 @@ The backward pass drops the gradient as the forward pass dropped x, from key and
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

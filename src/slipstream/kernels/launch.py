@@ -5,8 +5,6 @@ dozen of them. So a step runs once without any: each launch only requests its ke
 compile what is missing, and the first real step finds all of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress

@@ -10,8 +10,6 @@ anyway and computes mean and deviation again, so that only the input is saved.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -6,8 +6,6 @@ each gradient. Here the bias is added by the product, the sums are products as w
 results are fp32.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

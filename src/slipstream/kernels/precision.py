@@ -1,7 +1,5 @@
 """Number formats and constants that several implementations of an operation share."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

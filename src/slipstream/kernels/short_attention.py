@@ -12,8 +12,6 @@ many windows, heads or lanes there are.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The vmap rule of our operations: the operation of all lanes at once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

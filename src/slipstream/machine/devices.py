@@ -1,7 +1,5 @@
 """The device of a run: choosing it, describing it, waiting for it, and torch's global flags."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import platform

@@ -3,8 +3,6 @@
 A container, a job scheduler or `ulimit` often allows less than the machine has.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import os

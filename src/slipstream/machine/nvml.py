@@ -3,8 +3,6 @@
 NVML may be called at any time from any thread, also while CUDA captures a graph.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress

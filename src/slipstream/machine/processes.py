@@ -1,7 +1,5 @@
 """Processes that we start: signals to them with all their children, and how they ended."""
 
-from __future__ import annotations
-
 import os
 import signal
 from contextlib import suppress

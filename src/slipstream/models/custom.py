@@ -6,8 +6,6 @@ its columns, constant columns, and numbers to give for one window) and with thos
 gives [B, outputs].
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Layers that several networks share. Shapes as in the package's docstring; D is a width."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any

@@ -1,7 +1,5 @@
 """MLP and linear models over the flattened window."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 from torch.nn import functional as F
 

@@ -4,8 +4,6 @@ In an LSTM, GRU, TCN and MLP such a unit outputs zero and gets no gradient, so a
 computes and learns what the model itself does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import torch

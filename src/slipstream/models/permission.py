@@ -5,8 +5,6 @@ to a command grants permission. A run's folder may come from anybody, and so may
 class that only this one names is imported only if the user allows it.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Mapping
 from importlib.machinery import ModuleSpec, PathFinder

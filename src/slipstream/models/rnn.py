@@ -6,8 +6,6 @@ one call, which cuDNN runs as a wavefront. Left to itself, PyTorch would cast an
 on every call, in fp16 even where the config says bf16.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any, cast

@@ -4,8 +4,6 @@ Each block doubles the dilation, so that the last row has seen `1 + 2 * (kernel_
 layers - 1)` tokens. After Bai, Kolter and Koltun (2018), without weight normalization.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

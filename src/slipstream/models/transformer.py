@@ -1,7 +1,5 @@
 """A pre-norm Transformer encoder over patches."""
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any

@@ -5,8 +5,6 @@ The floor is the least time of a step, by its arithmetic, memory traffic and rec
 The machine's peaks are measured; a step cannot be faster than the longest of the three.
 """
 
-from __future__ import annotations
-
 import copy
 import time
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Runs a job's steps under the profiler, finds their bottleneck and tries what would help."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace

@@ -1,7 +1,5 @@
 """Writes a profile as files, its verdict in words, and the timeline of one step."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import itertools

@@ -4,8 +4,6 @@ Times are microseconds. A span is one interval of work: a kernel or a copy on th
 operation, a call of the driver or a marked range on the host.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

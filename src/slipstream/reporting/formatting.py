@@ -1,7 +1,5 @@
 """Numbers, durations and settings as text, and the metrics that a report shows first."""
 
-from __future__ import annotations
-
 import collections
 import math
 from collections.abc import Iterable, Mapping

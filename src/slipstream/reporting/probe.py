@@ -1,7 +1,5 @@
 """Writes the report of a probe: whether pre-training helped, as a table and plots by seed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Writes the report of a search."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Renders a page from its template and writes it."""
 
-from __future__ import annotations
-
 from importlib import resources
 from pathlib import Path
 from typing import Any

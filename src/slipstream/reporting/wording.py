@@ -1,7 +1,5 @@
 """A run's results in sentences, for the report and the terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

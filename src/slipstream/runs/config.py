@@ -1,7 +1,5 @@
 """A run's config.toml: written with a checksum, and compared with the trained config when read."""
 
-from __future__ import annotations
-
 import hashlib
 import tomllib
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Atomic writes: files are written under a temporary name, flushed, then renamed."""
 
-from __future__ import annotations
-
 import glob
 import hashlib
 import json

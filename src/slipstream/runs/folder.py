@@ -1,7 +1,5 @@
 """Creates, opens and locks run folders, and verifies the files of finished runs."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import time

@@ -10,8 +10,6 @@ The file is removed when the lock is released. Another process may then have loc
 longer has a name, so after locking it checks that the name still refers to the same file.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

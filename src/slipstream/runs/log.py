@@ -1,7 +1,5 @@
 """The event log: one line of JSON per event, each with a checksum."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -7,8 +7,6 @@ and `CalibrationBins` take weights. Shapes: N windows, H predicted rows, M = N *
 Q classes, R resamples, G groups.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 

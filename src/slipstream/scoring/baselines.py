@@ -4,8 +4,6 @@ Ridge regression is solved in closed form. Shapes: T context rows, B windows or 
 H predicted rows, C targets, D features, K static columns, Q classes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple

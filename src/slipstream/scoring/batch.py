@@ -3,8 +3,6 @@
 Shapes: B windows, H predicted rows, C targets, Q quantiles or classes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 

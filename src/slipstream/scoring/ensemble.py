@@ -7,8 +7,6 @@ of it: a few seeds share most of their error, so their spread says little of it.
 Shapes: B windows, H predicted rows, C targets.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence

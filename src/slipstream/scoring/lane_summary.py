@@ -1,7 +1,5 @@
 """Score the lanes of a run: each lane, the best, their ensemble, over all folds; summarize them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple

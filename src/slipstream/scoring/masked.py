@@ -4,8 +4,6 @@ Shapes: T context rows, B windows, F inputs, C columns that are scored, M masked
 D the encoder's width. With independent channels a window is several sequences, side by side.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple

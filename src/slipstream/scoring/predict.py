@@ -1,7 +1,5 @@
 """Predictions over every window of a set, their sums, and the table that stores them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 

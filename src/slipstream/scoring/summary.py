@@ -1,7 +1,5 @@
 """Score a trained model and the baselines, and summarize the scores."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path

@@ -3,8 +3,6 @@
 That is: load the windows, build the task, settle the plan; later save the model and the summary.
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Iterator, Mapping

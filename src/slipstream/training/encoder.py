@@ -4,8 +4,6 @@ The encoder of a predicting model is its core without pool and head; the pre-tra
 same names for these weights.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Train the lanes of a run: one model, or the repeats and folds of a walk-forward split."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """A run of several models, trained as lanes: training, scores and summary."""
 
-from __future__ import annotations
-
 import math
 
 from slipstream import runs

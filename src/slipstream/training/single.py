@@ -1,7 +1,5 @@
 """A run of one model, or of an encoder in pre-training: training, scores and summary."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

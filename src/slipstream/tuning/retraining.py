@@ -6,8 +6,6 @@ search, and ranks them by mean validation loss. Only then does `run_tests` evalu
 once: for the chosen settings and for the config without a search.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping, Sequence

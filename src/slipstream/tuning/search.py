@@ -1,7 +1,5 @@
 """Connects the study to the packs: Optuna proposes and prunes trials, lanes train them."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ Every worker records a heartbeat for each of its trials. If a worker stops doing
 and are queued once more, for any worker that asks.
 """
 
-from __future__ import annotations
-
 import math
 import time
 import uuid

@@ -1,7 +1,5 @@
 """The search space: checks it, turns it into Optuna's distributions, and params into a config."""
 
-from __future__ import annotations
-
 import difflib
 import json
 from collections.abc import Mapping, Sequence

@@ -6,8 +6,6 @@ loop around them is theirs, with what their documentation advises. It prints eve
     python -m slipstream.bench.frameworks.job CONFIG lightning fp16 4 habits
 """
 
-from __future__ import annotations
-
 import sys
 
 from slipstream import config as configs

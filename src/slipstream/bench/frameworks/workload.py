@@ -1,8 +1,6 @@
 """The work that every framework does: the network, its first weights, batches and loss; and the
 settings of the other frameworks."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ A CSV file comes as text. A column's type follows from all of its values, so tha
 half-way down. Errors name the file, the line and the column.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Collection
 

@@ -3,8 +3,6 @@
 Files in which a quote swallows rows, since it never closes or closes in a later row, are refused.
 """
 
-from __future__ import annotations
-
 import csv
 import itertools
 import mmap

@@ -1,7 +1,5 @@
 """Decimal marks: a comma is one where that is certain or where `data.decimal` says so."""
 
-from __future__ import annotations
-
 import re
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """Files on disk: Parquet, read by column and row group, and Arrow (Feather), memory-mapped."""
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from functools import lru_cache

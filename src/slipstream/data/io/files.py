@@ -1,7 +1,5 @@
 """The files that a config names, each read as its ending says; files read twice are noted."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ A class's number is its place among the names in order: integers by size, text b
 Where there is no label, the number is UNKNOWN.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

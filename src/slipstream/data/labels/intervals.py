@@ -4,8 +4,6 @@ Both ends belong to a label. Where one ends at the row that the next begins with
 the one that ends there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath

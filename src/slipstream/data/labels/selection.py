@@ -1,7 +1,5 @@
 """Labelled windows: those whose target rows all have a label, split class by class, counted."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

@@ -16,8 +16,6 @@ A bar holds logarithmic returns in per cent from the close before it. One seed g
 set, on any machine.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa

@@ -15,8 +15,6 @@ can. Cells differ by a few percent in capacity and resistance; sensors have nois
 current sensor an offset. One seed gives one data set, on any machine.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa

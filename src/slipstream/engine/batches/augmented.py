@@ -8,8 +8,6 @@ checked before use.
 Shapes: N copies, W windows, C sequences of one window, T context rows, F inputs.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Series in host memory: windows are gathered there and copied to the device ahead of the step."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ runs). Every source but the stream gives the same batches in the same order.
 Shapes: S steps of an epoch, A forward passes per step, B windows per pass.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple, Protocol

@@ -5,8 +5,6 @@ windows in random order. Windows that no longer fill a batch go into the next bu
 workers have left at the end make up the last batches: every window comes once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """What the places of a pack can hold, and which lanes can share a pack."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

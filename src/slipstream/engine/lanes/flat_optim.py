@@ -4,8 +4,6 @@ The formulas are torch's own. Everything that may differ between lanes is a tens
 number of one lane reaches another.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

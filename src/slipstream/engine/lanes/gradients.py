@@ -4,8 +4,6 @@ Both have one signature. `together` makes one kernel of what K small ones would 
 beside each other, in threads or streams, and take any module. Shapes as in `lanes.pack`.
 """
 
-from __future__ import annotations
-
 import itertools
 import threading
 import warnings

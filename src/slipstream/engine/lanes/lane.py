@@ -1,7 +1,5 @@
 """A lane: one model to train, alone or among others, and where an epoch of it begins."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple

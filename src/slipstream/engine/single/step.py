@@ -4,8 +4,6 @@ The torch optimizer updates the weights, cuDNN, oneDNN or our own kernels comput
 CUDA one graph may hold several steps.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

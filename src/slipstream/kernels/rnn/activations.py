@@ -1,7 +1,5 @@
 """The activations of gates, for Triton kernels, in fp32."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

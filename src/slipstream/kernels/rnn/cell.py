@@ -19,8 +19,6 @@ same place, and each would wait for memory by itself.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

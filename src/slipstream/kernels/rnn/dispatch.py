@@ -1,7 +1,5 @@
 """The operation behind every recurrent layer, of one model or under `vmap` of many."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

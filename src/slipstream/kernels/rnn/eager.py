@@ -6,8 +6,6 @@ What the backward pass needs is saved as it was computed: factors for all steps 
 the CPU's cache.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Launch the kernels of `fused_kernels`, forward and backward. Shapes as in the package."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

@@ -23,8 +23,6 @@ up to one. RESIDENT slots' weights stay on chip; where shared memory is small, t
 at every step.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -2,8 +2,6 @@
 implementation with. Shapes as in the package.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

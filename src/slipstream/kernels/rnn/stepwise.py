@@ -12,8 +12,6 @@ direction: the products with x, the weights' gradients, dx. Shapes and slots as 
     slots     [L, T, B, 4 * H]    their gradients
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

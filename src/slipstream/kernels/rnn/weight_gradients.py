@@ -2,8 +2,6 @@
 `fused_kernels.backward` left. Shapes and slots as there.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -1,7 +1,5 @@
 """The weights of a recurrent layer, layers with more units, and how `stepwise` runs a layer."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

@@ -5,8 +5,6 @@ A cooperative launch makes sure that they do, and `fit_tile` divides a layer int
 than the GPU has room for. Beyond that, products of many windows by cuBLAS are faster anyway.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

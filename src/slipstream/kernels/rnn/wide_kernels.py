@@ -22,8 +22,6 @@ written is read past the L1 cache (".cg"), which does not notice it.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -8,8 +8,6 @@ Shapes: T context rows, B sequences, F inputs, C targets; the last `shared` inpu
 targets.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import NamedTuple

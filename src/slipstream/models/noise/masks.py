@@ -7,8 +7,6 @@ resumed; for validation it is one of the window's own values, so that it is alwa
 Shapes: T context rows, B windows, F inputs.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Plots of predictions and errors, and all plots of a run together."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The plots of a search."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Colours and fonts of the plots, and figures as <svg> elements with real text."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import re

@@ -1,7 +1,5 @@
 """Plots of training: losses, learning rate, seeds, folds, time by phase and the machine's load."""
 
-from __future__ import annotations
-
 import itertools
 import statistics
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Loads the data of trials, once for each distinct `[data]`, and keeps it on the device."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

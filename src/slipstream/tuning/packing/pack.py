@@ -1,7 +1,5 @@
 """One pack of trials in training: the owner of each lane, when a trial stops, and what is next."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext

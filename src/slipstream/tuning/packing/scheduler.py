@@ -4,8 +4,6 @@ Trials that share a program wait for each other and form a pack. When a lane of 
 next trial that fits takes its place, without a new capture.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@
 form as a whole. So a mistyped URL reveals nothing either.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sqlite3

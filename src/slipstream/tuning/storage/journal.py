@@ -5,8 +5,6 @@ truncated end, and where a line within is damaged it rebuilds the file from the 
 the finished trials in the log of the search.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Decides who searches (this process, several processes or a Ray cluster) and starts them."""
 
-from __future__ import annotations
-
 import errno
 import os
 import time

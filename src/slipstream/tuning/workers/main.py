@@ -5,8 +5,6 @@ contain a password) and writes its events to stdout, one JSON object per line. I
 when stdin is closed, because the launching process is gone then.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Runs several workers on this machine, one process each: starts, restarts and stops them."""
 
-from __future__ import annotations
-
 import json
 import os
 import queue

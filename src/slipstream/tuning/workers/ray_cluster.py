@@ -1,7 +1,5 @@
 """Runs several workers as tasks of a Ray cluster, one per GPU; Ray places and restarts them."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Sequence
 from contextlib import suppress

@@ -1,8 +1,6 @@
 """What one worker does: ask the study for trials and train them until there are none left. The
 launching process collects the events and results of several workers in the run of the search."""
 
-from __future__ import annotations
-
 import shutil
 import time
 import tomllib
