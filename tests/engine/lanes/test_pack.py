@@ -327,7 +327,7 @@ def test_what_does_not_fit_is_refused_by_name():
         Lane(small_config(model={"kind": "transformer"} | kind.get("model", {})), {})
         for kind in kinds
     ]
-    with pytest.raises(UserError, match=r"model.hidden \(of transformer\)"):
+    with pytest.raises(UserError, match=r"model.hidden \(of a transformer\)"):
         check_compatible(lanes)
     pack = packed(lanes_of([{"model": {"dropout": 0.0}}], dataset), dataset, "together")
     wide = {"model": {"hidden": 9}, "train": {"optimizer": "sgd", "batch": 64}}
