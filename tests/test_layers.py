@@ -1,8 +1,7 @@
 """The shape of the source tree: imports, folders, names and sizes.
 
 Imports point down only, modules of one layer do not import each other, and no modules import each
-other in a circle, not even for annotations. The rules for folders, names and sizes are counted
-against `ALLOWED`: a count may only shrink.
+other in a circle, not even for annotations. Folders, names and sizes have rules too.
 """
 
 from __future__ import annotations
@@ -100,14 +99,6 @@ PARTICIPLES = {
     *("laid", "made", "said", "shown", "taken", "told", "went"),
 }
 """Verb forms that say nothing as a name; `result`, `config`, `requested`, `retained` ... do"""
-ALLOWED = {
-    "modules beyond twelve in a folder": 0,
-    "class names used twice": 0,
-    "parameters beyond seven": 0,
-    "lines beyond fifty-nine in a body": 0,
-    "participles as names": 1,
-}
-"""How much of each there still is; lower a number when the code has improved, never raise one"""
 
 
 @cache
@@ -198,7 +189,6 @@ def test_imports_inside_a_package_follow_its_order(package):
     assert not wrong
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("package", ORDER)
 def test_every_module_of_a_package_has_a_place_in_its_order(package):
     assert inside(package).keys() == order_of(package).keys()
@@ -303,7 +293,7 @@ RULES = {
 def test_nothing_new_breaks_a_rule(rule):
     offenders = RULES[rule]()
     listed = "\n".join(f"{n:4} {where}" for where, n in sorted(offenders.items()))
-    assert offenders.total() <= ALLOWED[rule], f"{rule}: {offenders.total()}\n{listed}"
+    assert not offenders, f"{rule}:\n{listed}"
 
 
 def levels(graph: dict[str, set[str]]) -> list[list[str]]:

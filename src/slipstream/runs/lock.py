@@ -30,7 +30,7 @@ WITHOUT_FLOCK = "lock.held"
 """The lock file where there is no `flock`: its existence is the lock"""
 NO_FLOCK = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
-_held: set[int] = set()
+_open_locks: set[int] = set()
 """Descriptors that a forked child closes"""
 _closes_in_children = False
 
@@ -51,7 +51,7 @@ class Lock:
         if self._descriptor is not None:
             import fcntl
 
-            _held.discard(self._descriptor)
+            _open_locks.discard(self._descriptor)
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # also where a fork inherited it
             os.close(self._descriptor)
 
@@ -126,16 +126,16 @@ def _refers_to(path: Path, descriptor: int) -> bool:
 
 def _close_in_children(descriptor: int) -> None:
     global _closes_in_children
-    _held.add(descriptor)
+    _open_locks.add(descriptor)
     if not _closes_in_children:
         _closes_in_children = True
         os.register_at_fork(after_in_child=_close_inherited)
 
 
 def _close_inherited() -> None:
-    while _held:
+    while _open_locks:
         with suppress(OSError):
-            os.close(_held.pop())
+            os.close(_open_locks.pop())
 
 
 def _acquire_without_try_flock(folder: Path) -> Lock:
