@@ -33,7 +33,7 @@ tests: $(VENV)/dev
 	$(BIN)/python -m pytest -n auto --dist loadgroup
 
 test-slow: $(VENV)/dev
-	$(BIN)/python -m pytest -n auto --dist loadgroup -m slow
+	$(BIN)/python -m pytest -n auto --dist loadgroup -m "slow and not gpu and not services"
 
 soak: $(VENV)/dev
 	$(BIN)/python -m tests.soak

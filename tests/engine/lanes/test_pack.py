@@ -46,8 +46,6 @@ def configured(change=None, device="cpu", **common):
     kind = together.get("model", {}).get("kind")
     if kind in ("transformer", "tcn"):
         together["model"]["hidden"] = 8
-    elif kind == "tcn" and isinstance(together["model"].get("hidden"), list):
-        together["model"]["hidden"] = 6
     return small_config(**together)
 
 
