@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import pytest
+
+from slipstream.reporting.plots.losses import describe_curves, draw_loss_curves
+
+
+def epochs(train, val, **extra):
+    pairs = enumerate(zip(train, val, strict=True), start=1)
+    return [
+        {"event": "epoch", "epoch": at, "train_loss": a, "val_loss": b, **extra}
+        for at, (a, b) in pairs
+    ]
+
+
+def test_curves_of_several_runs_share_a_chart():
+    first = epochs([1.0, 0.5], [0.9, 0.6])
+    lanes = [*epochs([1.0], [0.8], lane=0), *epochs([1.0, 0.4], [0.7, 0.3], lane=1)]
+    page = draw_loss_curves({"a <b>": first, "lanes": lanes, "none yet": []})
+    assert "a &lt;b&gt;" in page
+    assert "none yet" in page
+    assert page.count("<svg") == 1
+    many = {f"run {i}": first for i in range(9)}
+    assert "stroke-dasharray" in draw_loss_curves(many)
+
+
+@pytest.mark.parametrize(
+    ("train", "val", "remark"),
+    [
+        ([1.0, 0.5, 0.2], [1.0, 0.6, 0.9], "the validation loss rose by 50 %"),
+        ([1.0, 0.3, 0.29], [1.2, 0.9, 0.91], "3.0 times the training loss"),
+        ([1.0, 0.6, 0.5], [1.0, 0.7, 0.6], "more epochs may lower it"),
+        ([1.0, 0.6, 0.59], [1.0, 0.6, 0.61], ""),
+        ([1.0], [1.0], ""),
+    ],
+)
+def test_curves_that_part_get_a_remark(train, val, remark):
+    said = describe_curves(epochs(train, val))
+    assert remark in said
+    assert bool(remark) == bool(said)
