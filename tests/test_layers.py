@@ -22,7 +22,7 @@ import slipstream
 SOURCE = Path(slipstream.__file__).parent
 LAYERS = [
     {"errors", "text"},
-    {"checksums"},
+    {"checksums", "run_names"},
     {"config", "stats"},
     {"machine", "runs"},
     {"kernels"},

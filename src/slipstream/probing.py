@@ -108,6 +108,7 @@ def probe(
         print(slipstream.probe("bars.toml", "labels.toml", seeds=10))
     """
     started_at = time.perf_counter()
+    run = None if run is None else runs.find_run(run, kinds=("pretrain",))
     if seeds < 2:
         raise UserError(f"--seeds is {seeds}; an interval takes at least 2, and 10 are usual")
     pretrain_config = _load_encoder_config(encoder, run, overrides)
@@ -184,7 +185,7 @@ def _open_folder(
     if folder is None:
         first = jobs["encoder"]
         return runs.create_run(f"{first.name}-probe", out=first.out, files=texts, watch=watch)
-    earlier = Path(folder).resolve()
+    earlier = runs.find_run(folder, out=jobs["encoder"].out, kinds=("probe",)).resolve()
     if not (earlier / "labels.toml").is_file():
         raise UserError(f"{folder}: is not the folder of a probe (it holds no labels.toml)")
     for name, text in texts.items():

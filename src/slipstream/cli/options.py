@@ -24,11 +24,15 @@ def folder_option(help_: str, default: str) -> Any:
     return typer.Option(parser=parse_path, metavar="FOLDER", help=help_, show_default=default)
 
 
-RunFolder = Annotated[Path, typer.Argument(parser=parse_path, metavar="RUN", help="A run folder.")]
+RUN_HELP = "a run folder, the beginning of its name, or `last`."
+RunFolder = Annotated[
+    Path, typer.Argument(parser=parse_path, metavar="RUN", help=RUN_HELP.capitalize())
+]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a setting; repeatable."),
 ]
+Out = Annotated[Path | None, folder_option("The folder to create the run in.", "the setting out")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print neither progress nor a summary.")]
 Resample = Annotated[
@@ -42,9 +46,7 @@ Ensemble = Annotated[
         show_default="whichever was better on the validation set",
     ),
 ]
-Resume = Annotated[
-    str | None, typer.Option(metavar="RUN", help="Resume a run: its folder, or `last`.")
-]
+Resume = Annotated[str | None, typer.Option(metavar="RUN", help=f"The run to resume: {RUN_HELP}")]
 Force = Annotated[
     bool, typer.Option("--force", help="Resume although settings or data have changed.")
 ]
@@ -56,26 +58,36 @@ AllowCode = Annotated[
 DATA_HELP = "A file or folder with the columns that the model was trained on."
 
 
+def list_overrides(set_: Sequence[str] | None, out: Path | None) -> tuple[str, ...]:
+    """Return the settings of --set, with the folder of --out."""
+    from slipstream.runs import to_json
+
+    return (*(set_ or ()), *(() if out is None else (f"out={to_json(str(out))}",)))
+
+
 def load_job(
     config: Path | None,
     resume: str | None,
-    set_: Sequence[str] | None,
+    overrides: Sequence[str],
     always: Sequence[str] = (),
     *,
     demo: str,
-) -> tuple[Config | None, str | None]:
+    kinds: Sequence[str],
+) -> tuple[Config | None, Path | None]:
     """Return the config, None for a run that resumes with its own, and the folder to resume.
 
-    `always` holds settings of the command itself; they override all others.
+    `always` holds settings of the command itself; they override all others. Of several runs that
+    `resume` may mean, those of `kinds` come first.
     """
     from slipstream import config as configs
     from slipstream import runs
 
     loaded = None
     if config or not resume:
-        loaded = configs.load(config or configs.load_demo(demo), (*(set_ or ()), *always))
-    if resume == "last":
-        overrides = [text for text in set_ or () if text.startswith("out=")]
-        out = (loaded or configs.load({}, overrides)).out
-        resume = str(runs.find_last(out, loaded.name if loaded else None))
-    return loaded, resume
+        loaded = configs.load(config or configs.load_demo(demo), (*overrides, *always))
+    if not resume:
+        return loaded, None
+    where = loaded or configs.load({}, [text for text in overrides if text.startswith("out=")])
+    if resume == "last" and loaded:
+        return loaded, runs.find_last(where.out, loaded.name, kinds)
+    return loaded, runs.find_run(resume, out=where.out, kinds=kinds)

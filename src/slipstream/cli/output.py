@@ -20,6 +20,8 @@ from slipstream.text import escape_controls
 if TYPE_CHECKING:
     from rich.console import Console
 
+Printer = Callable[[dict[str, Any], "Console"], None]
+"""Prints a result as text for people"""
 PIPE_CLOSED = 128 + 13
 """The exit code that a shell gives a command ended by SIGPIPE"""
 MAX_NAME = 100
@@ -78,7 +80,7 @@ def print_result(
     result: dict[str, Any],
     as_json: bool,
     quiet: bool,
-    print_text: Callable[[dict[str, Any], Console], None],
+    print_text: Printer,
 ) -> None:
     """Write a result to stdout: as one JSON object, or as text for people."""
     if as_json:

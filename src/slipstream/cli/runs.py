@@ -57,6 +57,7 @@ def predict(
     out: Annotated[Path, typer.Option(help="The file to write: .csv, .parquet or .arrow.")] = Path(
         "predictions.csv"
     ),
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     every: Annotated[
         bool, typer.Option("--every", help="Forecast from every row, not only from the end.")
     ] = False,
@@ -69,6 +70,9 @@ def predict(
 ) -> None:
     """Forecast the rows that follow each series, or estimate at every row (horizon 0)."""
     with handle_errors(as_json):
+        if out.exists() and not out.is_dir() and not force:
+            raise UserError(f"{out}: exists; pass --force to replace it, or name another file")
+        from slipstream import runs
         from slipstream.prediction import predict as run_prediction
         from slipstream.prediction import write_predictions
 
@@ -79,6 +83,7 @@ def predict(
                 "ensemble": ensemble,
                 "allow_code": allow_code,
             }
+            run = runs.find_run(run)
             table = run_prediction(run, data, every=every, overrides=tuple(set_ or ()), **options)
         write_predictions(table, out)
         result = {
@@ -103,7 +108,9 @@ def report(
     with handle_errors(as_json):
         if set_:
             raise UserError("report has no settings, so --set does not apply")
+        from slipstream import runs
         from slipstream.reporting.page import report as write_report
 
+        run = runs.find_run(run)
         path = write_report(run, out=out)
         print_result({"run": str(run), "report": str(path)}, as_json, quiet, print_report)

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
-from slipstream.cli.options import AllowCode, Force, Json, Quiet, Resume, Set, load_job
-from slipstream.cli.output import handle_errors, print_result
-from slipstream.errors import UserError
+from slipstream.cli.options import (
+    AllowCode,
+    Force,
+    Json,
+    Out,
+    Quiet,
+    Resume,
+    Set,
+    list_overrides,
+    load_job,
+)
+from slipstream.cli.output import Printer, handle_errors, print_result
+from slipstream.errors import Interrupted, UserError
 from slipstream.terminal.console import SafeStream
 from slipstream.terminal.results import print_probe, print_search, print_training
 from slipstream.terminal.search import SearchDisplay
@@ -20,6 +31,9 @@ from slipstream.terminal.training import LOADING, TrainingDisplay
 
 if TYPE_CHECKING:
     from slipstream.runs import Event
+
+KINDS = ["train", "pretrain"]
+"""Runs that `train --resume` continues"""
 
 
 def train(
@@ -29,6 +43,7 @@ def train(
     resume: Resume = None,
     force: Force = False,
     allow_code: AllowCode = False,
+    out: Out = None,
     set_: Set = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -36,7 +51,7 @@ def train(
     """Train a model, compare it with baselines, and write a report."""
     with handle_errors(as_json):
         options = {"resume": resume, "force": force, "allow_code": allow_code}
-        _train("train", config, set_, as_json, quiet, **options)
+        _train("train", config, list_overrides(set_, out), as_json, quiet, **options)
 
 
 def pretrain(
@@ -60,6 +75,7 @@ def pretrain(
     seeds: Annotated[int, typer.Option(help="The number of seeds of the probe.")] = 10,
     resume: Resume = None,
     force: Force = False,
+    out: Out = None,
     set_: Set = None,
     probe_set: Annotated[
         list[str] | None,
@@ -70,13 +86,12 @@ def pretrain(
 ) -> None:
     """Pre-train an encoder on unlabelled windows, for train.init_from; or test if it helps."""
     with handle_errors(as_json):
+        overrides = list_overrides(set_, out)
         if probe is None and encoder is None and (config is not None or resume is not None):
-            _train("pretrain", config, set_, as_json, quiet, resume=resume, force=force)
+            _train("pretrain", config, overrides, as_json, quiet, resume=resume, force=force)
             return
         if probe is None and encoder is not None:
             raise UserError("--encoder needs --probe: name the config to probe the encoder with")
-        if resume == "last":
-            raise UserError("--resume needs the folder of the probe here, not last")
         from slipstream import config as configs
 
         with TrainingDisplay(quiet) as display:
@@ -88,13 +103,13 @@ def pretrain(
                 configs.load_demo("regimes") if probe is None else probe,
                 run=encoder,
                 seeds=seeds,
-                overrides=tuple(set_ or ()),
+                overrides=overrides,
                 label_overrides=tuple(probe_set or ()),
                 watch=display.show,
                 folder=resume,
             )
-            path = _write_report(result.run, display)
-        print_result(result.summary | {"report": str(path)}, as_json, quiet, print_probe)
+            report = _draw_report(result.run, display)
+        _print_summary(result.summary, report, as_json, quiet, print_probe)
 
 
 def tune(
@@ -102,10 +117,7 @@ def tune(
         Path | None,
         typer.Argument(help="A TOML file; without one, a small search on embedded data."),
     ] = None,
-    resume: Annotated[
-        str | None,
-        typer.Option(metavar="RUN", help="Resume a search: its folder, or `last`."),
-    ] = None,
+    resume: Resume = None,
     storage: Annotated[
         str | None,
         typer.Option(
@@ -122,13 +134,15 @@ def tune(
         typer.Option(metavar="ray", help="Start the workers on a Ray cluster."),
     ] = None,
     allow_code: AllowCode = False,
+    out: Out = None,
     set_: Set = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Search hyper-parameters, many trials at once, and retrain the best settings."""
     with handle_errors(as_json):
-        loaded, resume = load_job(config, resume, set_, demo="search")
+        overrides = list_overrides(set_, out)
+        loaded, earlier = load_job(config, resume, overrides, demo="search", kinds=("search",))
         with SearchDisplay(quiet) as display:
             display.say(LOADING)
             from slipstream.tuning import tune as run_search
@@ -136,39 +150,45 @@ def tune(
             _warn_about_password(storage)
             study = run_search(
                 loaded,
-                overrides=() if loaded else tuple(set_ or ()),
+                overrides=() if loaded else overrides,
                 watch=display.show,
-                resume=resume,
+                resume=earlier,
                 storage=storage,
                 workers=_parse_workers(workers),
                 on=_parse_cluster(on),
                 allow_code=allow_code,
             )
-            path = _write_report(study.run, display)
-        print_result(study.summary | {"report": str(path)}, as_json, quiet, print_search)
+            report = _draw_report(study.run, display)
+        _print_summary(study.summary, report, as_json, quiet, print_search)
 
 
 def _train(
-    command: str, config: Path | None, set_: Set, as_json: bool, quiet: bool, **options: Any
+    command: str,
+    config: Path | None,
+    overrides: tuple[str, ...],
+    as_json: bool,
+    quiet: bool,
+    **options: Any,
 ) -> None:
     """Run the training or pre-training, and write its report."""
     from slipstream.config import PRETRAIN_OVERRIDE
 
-    always = [PRETRAIN_OVERRIDE] if command == "pretrain" else []
-    loaded, resume = load_job(config, options.pop("resume"), set_, always, demo="demo")
+    always, kinds = ([PRETRAIN_OVERRIDE], ["pretrain"]) if command == "pretrain" else ([], KINDS)
+    name = options.pop("resume")
+    loaded, resume = load_job(config, name, overrides, always, demo="demo", kinds=kinds)
     with TrainingDisplay(quiet) as display:
         display.say(LOADING)
         from slipstream import training
 
         result = getattr(training, command)(
             loaded,
-            overrides=() if loaded else tuple(set_ or ()),
+            overrides=() if loaded else overrides,
             watch=lambda event: _watch(event, display),
             resume=resume,
             **options,
         )
-        path = _write_report(result.run, display)
-    print_result(result.summary | {"report": str(path)}, as_json, quiet, print_training)
+        report = _draw_report(result.run, display)
+    _print_summary(result.summary, report, as_json, quiet, print_training)
 
 
 def _watch(event: Event, display: TrainingDisplay) -> None:
@@ -178,11 +198,36 @@ def _watch(event: Event, display: TrainingDisplay) -> None:
     display.show(event)
 
 
-def _write_report(run: Path, display: TrainingDisplay | SearchDisplay) -> Path:
-    display.say("writing the report ...")
-    from slipstream.reporting.page import report
+class DrawnReport(NamedTuple):
+    """The report of a run, or the signal that came while it was drawn."""
 
-    return report(run)
+    path: Path | None
+    signal_number: int = 0
+
+
+def _draw_report(run: Path, display: TrainingDisplay | SearchDisplay) -> DrawnReport:
+    """Draw the report. The run is complete by then, so an interrupt only leaves the report out."""
+    try:
+        display.say("writing the report ...")
+        from slipstream.reporting.page import report
+
+        return DrawnReport(report(run))
+    except KeyboardInterrupt:
+        return DrawnReport(None, int(signal.SIGINT))
+    except Interrupted as stop:
+        return DrawnReport(None, stop.signal_number)
+
+
+def _print_summary(
+    summary: dict[str, Any], report: DrawnReport, as_json: bool, quiet: bool, printer: Printer
+) -> None:
+    """Print the summary; after an interrupt also the command that draws the report, and exit."""
+    path = report.path and str(report.path)
+    print_result(summary | {"report": path}, as_json, quiet, printer)
+    if path is None:
+        message = "the run is complete, but its report was interrupted; draw it with: slipstream "
+        SafeStream(sys.stderr).write(f"slipstream: {message}report {summary['run']}\n")
+        raise SystemExit(128 + report.signal_number)
 
 
 def _warn_about_password(storage: str | None) -> None:

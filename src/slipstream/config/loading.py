@@ -20,11 +20,14 @@ from slipstream.config.model import Model
 from slipstream.config.sections import Config
 from slipstream.config.tune import Tune
 from slipstream.errors import UserError
+from slipstream.run_names import OUT, find_run, is_run
 
 ENCODER_SETTINGS = ("context", "scale", "channels", "inputs")
 """Settings of `[data]` that follow from a pre-trained encoder"""
-PATHS = (("data", "path"), ("data", "labels"), ("train", "init_from"))
+PATHS = (("data", "path"), ("data", "labels"))
 """Settings that name files and folders to read"""
+ENCODER = (("train", "init_from"),)
+"""The setting that names a run"""
 MOST_CHARACTERS = 200
 """The part of a value that a message shows"""
 
@@ -45,6 +48,7 @@ def load(source: Config | str | Path | Mapping[str, Any], overrides: Iterable[st
     for override in overrides:
         _apply_override(settings, override)
     _map_paths(settings, lambda path: str(Path(path).absolute()))
+    _map_paths(settings, lambda name: _find_encoder(name, settings.get("out", OUT)), ENCODER)
     settings = _add_encoder_settings(settings)
     try:
         return Config.model_validate(settings)
@@ -163,24 +167,46 @@ def _read_toml(path: Path) -> dict[str, Any]:
         beside = path.resolve().parent / each
         return str(beside if beside.exists() or not Path(each).exists() else Path(each))
 
+    def resolve_run(each: str) -> str:
+        beside = path.resolve().parent / each
+        return str(beside) if is_run(beside) else each
+
     _map_paths(settings, resolve)
+    _map_paths(settings, resolve_run, ENCODER)
     return settings
 
 
-def _map_paths(settings: dict[str, Any], change: Callable[[str], str]) -> None:
-    """Change every path in the settings; the names of embedded data sets stay."""
+def _map_paths(
+    settings: dict[str, Any],
+    change: Callable[[str], str],
+    paths: Iterable[tuple[str, str]] = PATHS,
+) -> None:
+    """Change these paths in the settings; the names of embedded data sets stay."""
 
     def map_one(value: Any) -> Any:
         is_path = isinstance(value, str) and value and not value.startswith(SIMULATED)
         return change(value) if is_path else value
 
-    for section, key in PATHS:
+    for section, key in paths:
         values = settings.get(section)
         if isinstance(values, dict) and key in values:
             value = values[key]
             is_list = isinstance(value, (list, tuple))
             mapped = [map_one(one) for one in value] if is_list else map_one(value)
             settings[section] = values | {key: mapped}
+
+
+def _find_encoder(name: str, out: Any) -> str:
+    """Return the absolute path of the run that `train.init_from` names; an absolute path is not
+    completed, since the config of a run has to mean the same run for ever."""
+    path = Path(name)
+    if not path.is_absolute() and not is_run(path):
+        try:
+            path = find_run(name, out=str(out), kinds=("pretrain",))
+        except UserError as error:
+            reason = str(error).replace(name, _shorten(name))
+            raise UserError(f"train.init_from: {reason}") from None
+    return str(path.absolute())
 
 
 def _add_encoder_settings(settings: dict[str, Any]) -> dict[str, Any]:

@@ -49,10 +49,11 @@ def report(run: str | Path, *, out: str | Path | None = None) -> Path:
     Example:
         slipstream.report("runs/job-20260131T120000Z")
     """
-    if (Path(run) / "labels.toml").exists():
-        with verify_sources(Path(run), PROBE_FILES):
-            return probe.write_probe_report(Path(run), Path(run if out is None else out))
-    opened = runs.open_run(run)
+    folder = runs.find_run(run)
+    if (folder / "labels.toml").exists():
+        with verify_sources(folder, PROBE_FILES):
+            return probe.write_probe_report(folder, folder if out is None else Path(out))
+    opened = runs.open_run(folder)
     to = opened.folder if out is None else Path(out).absolute()
     if not (opened.folder / "trials.json").exists():
         return _write_run_report(opened, to)

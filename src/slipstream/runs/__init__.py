@@ -1,5 +1,6 @@
 """The run folder: its files, its lock and its event log. No torch."""
 
+from slipstream.run_names import find_kind, find_last, find_run
 from slipstream.runs.config import CHANGEABLE_ON_RESUME, format_config, load_config
 from slipstream.runs.files import (
     flush_folder,
@@ -15,7 +16,6 @@ from slipstream.runs.folder import (
     Run,
     create_locked,
     create_run,
-    find_last,
     find_model_run,
     get_cache_folder,
     lock_run,
@@ -35,8 +35,10 @@ __all__ = [
     "Run",
     "create_locked",
     "create_run",
+    "find_kind",
     "find_last",
     "find_model_run",
+    "find_run",
     "flush_folder",
     "format_config",
     "get_cache_folder",

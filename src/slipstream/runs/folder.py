@@ -3,7 +3,7 @@
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -12,6 +12,7 @@ from typing import Any
 
 from slipstream.checksums import MANIFEST, compute_sha256
 from slipstream.errors import ResumableError, UserError
+from slipstream.run_names import find_run
 from slipstream.runs import files as disk
 from slipstream.runs import lock as locks
 from slipstream.runs.files import read_json, remove
@@ -175,11 +176,14 @@ def _explain_failure(out: str, error: OSError) -> Exception:
     )
 
 
-def open_run(folder: str | Path, watch: Watch | None = None) -> Run:
-    """Open an existing run."""
-    path = Path(folder)
-    if not path.is_dir():
-        raise UserError(f"{path}: there is no such run folder")
+def open_run(name: str | Path, watch: Watch | None = None, *, kinds: Collection[str] = ()) -> Run:
+    """Open an existing run by its folder, the beginning of its name, or `last`."""
+    path = find_run(name, kinds=kinds)
+    if (path / "labels.toml").is_file() and not (path / "config.toml").is_file():
+        raise UserError(
+            f"{path}: is a probe; name one of its runs: {path / 'scratch'}, {path / 'frozen'} or "
+            f"{path / 'fine-tuned'}"
+        )
     if not (path / "config.toml").is_file():
         raise UserError(f"{path}: is not a run folder (it holds no config.toml)")
     return Run(path.resolve(), watch)
@@ -194,16 +198,6 @@ def find_model_run(run: Run) -> tuple[Run, str]:
     if (inner[0] / "metrics.json").exists():
         return Run(inner[0], run.watch), "the search's best settings, retrained"
     return Run(inner[1], run.watch), "the search's best trial"
-
-
-def find_last(out: str, name: str | None = None) -> Path:
-    """Return the run folder under `out` whose config was written most recently."""
-    prefix = "" if name is None else f"{name}-"
-    folders = [path.parent for path in Path(out).glob("*/config.toml")]
-    folders = [one for one in folders if one.name[0] != "." and one.name.startswith(prefix)]
-    if not folders:
-        raise UserError(f"out = {out!r}: holds no run to resume")
-    return max(folders, key=lambda folder: (folder / "config.toml").stat().st_mtime)
 
 
 @contextmanager

@@ -109,8 +109,15 @@ def print_probe(summary: dict[str, Any], console: Console) -> None:
 
 
 def _print_paths(summary: dict[str, Any], console: Console) -> None:
-    run, report = (escape_to_line(summary[name]) for name in ("run", "report"))
-    print_text(console, f"run: {run}\nreport: {report}")
+    run = escape_to_line(summary["run"])
+    print_text(console, f"run: {run}\nreport: {_describe_report(summary)}")
+
+
+def _describe_report(summary: dict[str, Any]) -> str:
+    """Return the path of the report; with none, the command that draws it."""
+    if summary["report"] is None:
+        return f"not drawn; draw it with: slipstream report {escape_to_line(summary['run'])}"
+    return escape_to_line(summary["report"])
 
 
 def _print_notes(result: dict[str, Any], console: Console) -> None:
@@ -133,7 +140,7 @@ def print_search(summary: dict[str, Any], console: Console) -> None:
     run, best = escape_to_line(summary["run"]), escape_to_line(summary["best_config"])
     print_text(
         console,
-        f"run: {run}\nreport: {escape_to_line(summary['report'])}\nmodel: {run}/{model}\n"
+        f"run: {run}\nreport: {_describe_report(summary)}\nmodel: {run}/{model}\n"
         f"best settings: {best}; train with them: slipstream train {best}",
     )
 

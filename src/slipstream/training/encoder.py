@@ -6,6 +6,7 @@ same names for these weights.
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -46,6 +47,8 @@ def load_encoder(config: Config) -> PretrainedEncoder | None:
     folder = config.train.init_from
     if folder is None:
         return None
+    if not Path(folder).is_dir():  # the beginning of a name was completed when it was set
+        raise UserError(f'train.init_from = "{folder}": there is no such run')
     run = runs.open_run(folder)
     theirs = checkpoint.load_run_config(run)
     files = checksums.read_verified(run.model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -76,7 +77,7 @@ def train(
     if model is not None:
         overrides = (*overrides, f"model.kind={custom.format_class_path(model)}")
     if resume is not None:
-        earlier = runs.open_run(resume, watch)
+        earlier = runs.open_run(resume, watch, kinds=("train", "pretrain"))
         permission.require_permission(
             earlier.folder, config, overrides=overrides, allow_code=allow_code
         )
@@ -137,12 +138,13 @@ def pretrain(
         config = configs.load(config, (*overrides, configs.PRETRAIN_OVERRIDE))
         overrides = ()
     elif resume is not None:
-        earlier = runs.open_run(resume)
+        earlier = runs.open_run(resume, kinds=("pretrain",))
         if not runs.load_config(earlier).masked:
             raise UserError(
                 f"{earlier.folder}: is not a pre-training run; resume with: slipstream train "
                 f"--resume {earlier.folder}"
             )
+        resume = earlier.folder
     return train(config, data, overrides=overrides, watch=watch, resume=resume, force=force)
 
 
@@ -287,6 +289,11 @@ def _keep_traceback(run: Run) -> Iterator[None]:
     """Write the traceback of an internal error into the run folder; the run can be resumed."""
     try:
         yield
+    except KeyboardInterrupt:  # before or after training, which ends by itself
+        raise Interrupted(
+            f"interrupted; resume with: slipstream train --resume {run.folder}",
+            signal_number=int(signal.SIGINT),
+        ) from None
     except (UserError, Interrupted, ResumableError):
         raise
     except OSError as error:

@@ -82,7 +82,7 @@ def tune(
     started_at = time.perf_counter()
     if model is not None:
         overrides = (*overrides, f"model.kind={custom.format_class_path(model)}")
-    run = None if resume is None else runs.open_run(resume, watch)
+    run = None if resume is None else runs.open_run(resume, watch, kinds=("search",))
     if run is not None:
         permission.require_permission(
             run.folder, config, overrides=overrides, allow_code=allow_code
