@@ -160,6 +160,9 @@ def test_evaluate_finds_the_runs_own_figures(tmp_path):
     result = slipstream.train(class_config(tmp_path, data={"path": str(path)}, **FAST))
     again = slipstream.evaluate(result.run)
     assert again["metrics"] == pytest.approx(result.metrics["test"], rel=1e-5)
+    for name in ("majority", "logistic"):
+        found, wanted = again["baselines"][name], result.baselines[name]
+        assert found["metrics"] == pytest.approx(wanted["metrics"]["test"], rel=1e-5)
     labels = ["aloof", *states()["state"].to_pylist()[1:]]
     pa.parquet.write_table(states().set_column(3, "state", pa.array(labels)), path)
     with pytest.raises(slipstream.UserError, match="the classes now are aloof, calm, fast, wild"):

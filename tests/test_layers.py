@@ -30,6 +30,7 @@ LAYERS = [
     {"engine"},
     {"scoring"},
     {"autotune"},
+    {"inference"},
     {"training", "pretraining", "evaluation", "prediction"},
     {"reporting"},
     {"profiling"},
@@ -66,7 +67,7 @@ ORDER = {
     "scoring": [
         "answers batch",
         "baselines classification regression",
-        "predict",
+        "baseline_files predict",
         "ensemble masked summary",
         "lane_summary",
     ],

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from slipstream import config as configs
+import torch
+
 from slipstream import runs
 from slipstream.autotune.rules import make_plan
-from slipstream.config import Config, Signature
-from slipstream.data import dataset as datasets
+from slipstream.config import Config
 from slipstream.data import new_data
 from slipstream.data.dataset import Dataset
-from slipstream.data.scaler import Scaler
 from slipstream.data.splits import SETS
+from slipstream.data.windows import Series
 from slipstream.engine import checkpoint, recovery
 from slipstream.errors import UserError
+from slipstream.inference.own_baselines import find_baselines
+from slipstream.inference.own_data import load_own_data
 from slipstream.models import permission
-from slipstream.runs import Run
-from slipstream.scoring.batch import PredictionBatch
-from slipstream.scoring.ensemble import CoverageCounter, compute_coverage, load_predictors
-from slipstream.scoring.predict import accumulate, predict_batches
+from slipstream.scoring.batch import Baseline, ChunkLoader, PredictionBatch
+from slipstream.scoring.ensemble import (
+    CoverageCounter,
+    FoldPredictor,
+    compute_coverage,
+    load_predictors,
+)
+from slipstream.scoring.predict import accumulate_side_by_side, predict_side_by_side
+from slipstream.scoring.summary import merge_sums
 
 
 @recovery.explain_out_of_memory()
@@ -39,6 +44,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Compute the metrics of a run's model on one of its own sets or on new data.
 
+    The baselines are scored on the same windows; they are fitted to the run's training windows.
+
     Args:
         run: The run folder. For a search, the model of its best settings is used.
         data: A path or a table to score instead; every window of it counts.
@@ -52,7 +59,8 @@ def evaluate(
 
     Returns:
         A dict with `metrics` (physical units), `scaled`, `windows`, `detail` (per target, series
-        and predicted row), `model`, `coverage` of the intervals, and `notes`.
+        and predicted row), `model`, `baselines` (each with `metrics` and `scaled` on the same
+        windows, or None), `coverage` of the intervals, and `notes`.
 
     Raises:
         UserError: The run or the data cannot be used; the message names the fix.
@@ -69,7 +77,7 @@ def evaluate(
     trained = load_predictors(model_run, config, plan, ensemble=ensemble)
     signature, scaler = trained.signature, trained.scaler
     if data is None:
-        dataset, which = _load_own_data(model_run, config, signature, scaler), on
+        dataset, which = load_own_data(model_run, config, signature, scaler), on
     else:
         dataset = new_data.load_new_data(
             config, signature, scaler, data, targets=True, resample=resample
@@ -86,15 +94,14 @@ def evaluate(
     with plan.flags():
         memory = dataset.memory
         series = None if memory is None else memory.series.to(plan.device)
-
-        def predict_folds() -> Iterator[PredictionBatch]:
-            for fold, predictor, counter in zip(folds, predictors, coverage, strict=True):
-                chunks = fold.iter_chunks(which, series, rows=config.engine.buffer_rows)
-                for batch in predict_batches(predictor.predict, chunks):
-                    counter.add(batch)
-                    yield batch
-
-        scores = accumulate(predict_folds(), dataset).compute()
+        loaders = [_make_loader(fold, series, config) for fold in folds]
+        device = torch.device("cpu") if series is None else plan.device
+        baselines, notes = find_baselines(model_run, config, trained, folds, loaders, device)
+        sums = [
+            _score_fold(_Fold(*one), which)
+            for one in zip(folds, loaders, predictors, coverage, baselines, strict=True)
+        ]
+        scores = merge_sums([fold[0] for fold in sums]).compute()
     model = trained.describe_on_new_data()
     if dataset.folds:
         model = f"{trained.description}, fold by fold"
@@ -105,54 +112,53 @@ def evaluate(
         "metrics": scores["overall"],
         **({"scaled": scores["scaled"]} if "scaled" in scores else {}),
         **({"classes": list(signature.classes)} if signature.classes else {}),
+        "baselines": _summarize_baselines(baselines[-1], [fold[1:] for fold in sums]),
         "coverage": compute_coverage(coverage) or None,
         "windows": sum(fold.num_windows[which] for fold in folds),
         "detail": scores,
         "plan": plan.to_dict(),
-        "notes": list(dataset.notes),
+        "notes": [*dataset.notes, *notes],
     }
 
 
-def _load_own_data(run: Run, config: Config, signature: Signature, scaler: Scaler) -> Dataset:
-    """Load the run's data; refuse data that the model's scaler or classes do not fit any more."""
-    # a run that started from an encoder has the encoder's scaler, which is not fitted again
-    known = scaler.select(signature.inputs) if config.train.init_from else None
-    dataset = datasets.load_dataset(config, known=known)
-    if dataset.signature.classes != signature.classes:
-        raise UserError(
-            "the data of this run have changed since training: the classes now are "
-            f"{', '.join(dataset.signature.classes[:20])}, then "
-            f"{', '.join(signature.classes[:20])}; to score the model on them as new data, pass "
-            "them with --data"
-        )
-    for name, shift in scaler.shift.items():
-        now = dataset.scaler.shift.get(name, math.nan), dataset.scaler.size.get(name, math.nan)
-        was = shift, scaler.size[name]
-        if not all(
-            math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-6 * scaler.size[name])
-            for a, b in zip(now, was, strict=True)
-        ):
-            raise UserError(
-                f'the data of this run have changed since training: column "{name}" now has '
-                f"centre {now[0]:g} and size {now[1]:g}, then {was[0]:g} and {was[1]:g}; to score "
-                "the model on them as new data, pass them with --data"
-            )
-    if _has_changed(run, config, dataset):
-        note = (
-            "the data of this run have changed since training, though its inputs are scaled as "
-            "they were; these metrics are of the data as they are now"
-        )
-        return replace(dataset, notes=(*dataset.notes, note))
-    return dataset
+class _Fold(NamedTuple):
+    """The windows of one fold, or all of them, and what is scored on them."""
+
+    dataset: Dataset
+    load_chunks: ChunkLoader
+    model: FoldPredictor
+    coverage: CoverageCounter
+    baselines: Mapping[str, Baseline]
 
 
-def _has_changed(run: Run, config: Config, dataset: Dataset) -> bool:
-    """Say whether the data's fingerprint differs from that of training, if the two are comparable:
-    other windows have another fingerprint, and so has the same data when it is streamed."""
-    origin = checkpoint.read_origin(run)
-    changed = configs.list_differences(checkpoint.load_run_config(run), config)
-    same_windows = not any(
-        name.startswith("data.") and name not in ("data.path", "data.labels") for name in changed
-    )
-    same_kind = origin.get("streamed") == (dataset.stream is not None)
-    return same_windows and same_kind and origin["data"] != dataset.compute_fingerprint()
+def _make_loader(dataset: Dataset, series: Series | None, config: Config) -> ChunkLoader:
+    rows = config.engine.buffer_rows
+    return lambda which: dataset.iter_chunks(which, series, rows=rows)
+
+
+def _score_fold(fold: _Fold, which: str) -> list[Any]:
+    """Return the sums of the model, and of each baseline that predicts something."""
+    predictors = [one.predict for one in fold.baselines.values() if one.predict]
+    every = predict_side_by_side([fold.model.predict, *predictors], fold.load_chunks, which)
+
+    def count_coverage() -> Iterator[list[PredictionBatch]]:
+        for row in every:
+            fold.coverage.add(row[0])
+            yield row
+
+    return accumulate_side_by_side(count_coverage(), fold.dataset)
+
+
+def _summarize_baselines(
+    baselines: Mapping[str, Baseline], sums: Sequence[Sequence[Any]]
+) -> dict[str, Any]:
+    """Return the overall metrics of each baseline over all folds; None where it has none."""
+    by_baseline = (merge_sums(many).compute() for many in zip(*sums, strict=True))
+    result: dict[str, Any] = {}
+    for name, baseline in baselines.items():
+        result[name] = None
+        if baseline.predict:
+            scores = next(by_baseline)
+            scaled = {"scaled": scores["scaled"]} if "scaled" in scores else {}
+            result[name] = {"what": baseline.what, "metrics": scores["overall"], **scaled}
+    return result

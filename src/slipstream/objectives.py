@@ -64,15 +64,23 @@ def _compute_class_losses(logits: Tensor, target: Tensor, train: Train) -> Tenso
     return losses
 
 
-def average_predictions(predictions: Sequence[Tensor], *, classes: bool) -> Tensor:
-    """Return the mean of several models' predictions; of classes, that of their probabilities."""
-    if not classes:
-        total = predictions[0]
-        for another in predictions[1:]:
-            total = total + another
-        return total / len(predictions)
-    every = torch.stack([torch.log_softmax(one, dim=-1) for one in predictions])
-    return every.logsumexp(dim=0) - math.log(len(predictions))
+def average_predictions(
+    predictions: Sequence[Tensor], *, classes: bool, weights: Sequence[float] | None = None
+) -> Tensor:
+    """Return the mean of several models' predictions; of classes, that of their probabilities.
+
+    The weights add up to one; without any, all count the same.
+    """
+    if classes:
+        every = torch.stack([torch.log_softmax(one, dim=-1) for one in predictions])
+        if weights is None:
+            return every.logsumexp(dim=0) - math.log(len(predictions))
+        shares = every.new_tensor(weights).log().view(-1, *[1] * predictions[0].ndim)
+        return (every + shares).logsumexp(dim=0)
+    total = predictions[0] if weights is None else predictions[0] * weights[0]
+    for number, another in enumerate(predictions[1:], start=1):
+        total = total + (another if weights is None else another * weights[number])
+    return total / len(predictions) if weights is None else total
 
 
 def make_validation_settings(train: Train) -> Train:

@@ -98,7 +98,7 @@ def test_baselines_are_absent_where_they_mean_nothing():
     assert train["overall"]["r2"] == pytest.approx(0, abs=1e-9)
     _, dataset, _ = made()
     found = baselines.fit_baselines(dataset, load_all(dataset))
-    assert found["seasonal"] == ("its 24 rows are more than data.context", None)
+    assert found["seasonal"][:2] == ("its 24 rows are more than data.context", None)
 
 
 def test_the_seasonal_baseline_repeats_the_day_before():

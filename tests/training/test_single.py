@@ -68,6 +68,7 @@ def test_the_run_folder_explains_itself(trained):
         "events.jsonl",
         "checkpoints",
         "model",
+        "baselines",
         "manifest.json",
         "metrics.json",
         "predictions.parquet",

@@ -4,7 +4,9 @@ Ridge regression is solved in closed form. Shapes: T context rows, B windows or 
 H predicted rows, C targets, D features, K static columns, Q classes.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from slipstream.config import Signature
 from slipstream.data import windows
 from slipstream.data.dataset import Dataset
 from slipstream.data.windows import Batch, Series
@@ -68,24 +71,46 @@ def predict_seasonal(past: Tensor, steps: int, period: int) -> Tensor:
     return past[-period:][rows].transpose(0, 1)
 
 
+def restore_baseline(
+    name: str, what: str, state: Mapping[str, Tensor], signature: Signature
+) -> Baseline:
+    """Return the baseline that was fitted to this state, for windows of this signature."""
+    steps = signature.steps_out
+
+    def predict(series: Series, starts: Tensor) -> Tensor:
+        match name:
+            case "repeat" if signature.horizon:
+                return predict_repeat(windows.gather_past(series, starts), steps)[..., None]
+            case "repeat":
+                return state["mean"].to(starts.device).expand(len(starts), 1, -1)[..., None]
+            case "seasonal":
+                past, period = windows.gather_past(series, starts), int(state["period"])
+                return predict_seasonal(past, steps, period)[..., None]
+            case "ridge":
+                inputs, _ = windows.gather_inputs(series, starts)
+                return Ridge.from_state(state).predict(inputs, steps)[..., None]
+            case "majority":
+                return state["log_probs"].to(starts.device).expand(len(starts), steps, 1, -1)
+            case "logistic":
+                statistics = compute_statistics(*windows.gather_inputs(series, starts))
+                logits = Logistic.from_state(state).predict(statistics)
+                return logits.view(len(starts), steps, 1, -1)
+        raise AssertionError(name)
+
+    return Baseline(what, predict, state)
+
+
 def _fit_repeat(dataset: Dataset, load_chunks: ChunkLoader) -> Baseline:
     signature = dataset.signature
     if signature.horizon:
-
-        def predict(series: Series, starts: Tensor) -> Tensor:
-            past = windows.gather_past(series, starts)
-            return predict_repeat(past, signature.steps_out)[..., None]
-
-        return Baseline("the last known value", predict)
+        return restore_baseline("repeat", "the last known value", {}, signature)
     total = torch.zeros(len(signature.targets), dtype=torch.float64)
     for chunk in load_chunks("train"):
         rows = chunk.starts.to(chunk.series.values.device) + signature.lead
         total += chunk.series.targets[rows].double().sum(dim=0).cpu()
-    mean = (total / dataset.num_windows["train"]).float()
-    return Baseline(
-        "the training mean (no past target is known when estimating)",
-        lambda _, starts: mean.to(starts.device).expand(len(starts), 1, -1)[..., None],
-    )
+    state = {"mean": (total / dataset.num_windows["train"]).float()}
+    what = "the training mean (no past target is known when estimating)"
+    return restore_baseline("repeat", what, state, signature)
 
 
 def _make_seasonal(dataset: Dataset) -> Baseline:
@@ -96,12 +121,8 @@ def _make_seasonal(dataset: Dataset) -> Baseline:
         return Baseline("no period is known; set data.period", None)
     if period > signature.context:
         return Baseline(f"its {period} rows are more than data.context", None)
-
-    def predict(series: Series, starts: Tensor) -> Tensor:
-        past = windows.gather_past(series, starts)
-        return predict_seasonal(past, signature.steps_out, period)[..., None]
-
-    return Baseline(f"the values {period} rows ago", predict)
+    state = {"period": torch.tensor(period)}
+    return restore_baseline("seasonal", f"the values {period} rows ago", state, signature)
 
 
 def _fit_ridge(dataset: Dataset, load_chunks: ChunkLoader) -> Baseline:
@@ -125,24 +146,18 @@ def _fit_ridge(dataset: Dataset, load_chunks: ChunkLoader) -> Baseline:
         inputs=signature.model_inputs,
         relative=signature.model_shared == signature.model_targets,
     )
-
-    def predict(series: Series, starts: Tensor) -> Tensor:
-        inputs, _ = windows.gather_inputs(series, starts)
-        return ridge.predict(inputs, signature.steps_out)[..., None]
-
-    return Baseline(f"least squares on the window's rows, from {_describe(stride)}", predict)
+    what = f"least squares on the window's rows, from {_describe(stride)}"
+    return restore_baseline("ridge", what, ridge.to_state(), signature)
 
 
 def _fit_majority(dataset: Dataset, load_chunks: ChunkLoader) -> Baseline:
-    classes, steps = dataset.signature.classes, dataset.signature.steps_out
+    classes = dataset.signature.classes
     counts = torch.zeros(len(classes), dtype=torch.int64)
     for batch in _iter_batches(load_chunks, "train", 1):
         counts += torch.bincount(batch.targets.long().flatten().cpu(), minlength=len(counts))
     log_probs = (counts / counts.sum()).clamp(min=MIN_PROBABILITY).log().float()
-    return Baseline(
-        f'always "{classes[int(counts.argmax())]}", each class as likely as in training',
-        lambda _, starts: log_probs.to(starts.device).expand(len(starts), steps, 1, -1),
-    )
+    what = f'always "{classes[int(counts.argmax())]}", each class as likely as in training'
+    return restore_baseline("majority", what, {"log_probs": log_probs}, dataset.signature)
 
 
 def _fit_logistic(dataset: Dataset, load_chunks: ChunkLoader) -> Baseline:
@@ -159,13 +174,8 @@ def _fit_logistic(dataset: Dataset, load_chunks: ChunkLoader) -> Baseline:
             yield compute_statistics(batch.inputs, batch.static), labels
 
     logistic = fit_logistic(load("train"), load("val"), num_classes=len(signature.classes))
-
-    def predict(series: Series, starts: Tensor) -> Tensor:
-        statistics = compute_statistics(*windows.gather_inputs(series, starts))
-        return logistic.predict(statistics).view(len(starts), signature.steps_out, 1, -1)
-
     what = f"logistic regression on the window's statistics, from {_describe(stride)}"
-    return Baseline(what, predict)
+    return restore_baseline("logistic", what, logistic.to_state(), signature)
 
 
 def _iter_batches(load_chunks: ChunkLoader, which: str, stride: int) -> Iterator[Batch]:
@@ -177,6 +187,10 @@ def _iter_batches(load_chunks: ChunkLoader, which: str, stride: int) -> Iterator
 
 def _describe(stride: int) -> str:
     return "every training window" if stride == 1 else f"one training window in {stride}"
+
+
+def _to_tensors(numbers: Mapping[str, float]) -> dict[str, Tensor]:
+    return {name: torch.tensor(n, dtype=torch.float64) for name, n in numbers.items()}
 
 
 class RidgeFeatures(NamedTuple):
@@ -216,6 +230,17 @@ class Ridge:
     basis: Tensor | None = None
     """[D + 1, N + 1]: of wide tables, features become products with so many training windows, and
     the constant"""
+
+    def to_state(self) -> dict[str, Tensor]:
+        """Return it as tensors alone."""
+        numbers = {**self.features._asdict(), "penalty": self.penalty}
+        basis = {} if self.basis is None else {"basis": self.basis}
+        return _to_tensors(numbers) | {"weights": self.weights} | basis
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Tensor]) -> Ridge:
+        features = RidgeFeatures(int(state["pooled"]), bool(state["relative"]))
+        return cls(state["weights"], float(state["penalty"]), features, state.get("basis"))
 
     def predict(self, inputs: Tensor, steps: int) -> Tensor:
         """Return predictions [B, H, C]."""
@@ -318,6 +343,16 @@ class Logistic:
     weights: Tensor
     """[D + 1, H * Q], the constant last"""
     penalty: float
+
+    def to_state(self) -> dict[str, Tensor]:
+        """Return it as tensors alone."""
+        state = {"mean": self.mean, "size": self.size, "weights": self.weights}
+        return state | _to_tensors({"penalty": self.penalty})
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Tensor]) -> Logistic:
+        penalty = float(state["penalty"])
+        return cls(state["mean"], state["size"], state["weights"], penalty)
 
     def predict(self, features: Tensor) -> Tensor:
         """Return logits: [B, D] to [B, H * Q]."""

@@ -4,6 +4,7 @@ Shapes: B windows, H predicted rows, C targets, Q quantiles or classes.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -54,6 +55,8 @@ class Baseline(NamedTuple):
     what: str
     """A short description; where the data allows no such baseline, the reason"""
     predict: Predictor | None
+    state: Mapping[str, Tensor] = MappingProxyType({})
+    """What it was fitted to; the signature of the data and this make the same baseline again"""
 
 
 class TaskMetrics(Protocol):

@@ -27,7 +27,7 @@ from slipstream.models import build
 from slipstream.objectives import average_predictions
 from slipstream.runs import Run
 from slipstream.scoring.batch import ChunkLoader, HalfWidths, PredictionBatch, Predictor
-from slipstream.scoring.predict import make_predictor, predict_batches
+from slipstream.scoring.predict import make_predictor, predict_side_by_side
 
 MAX_ERRORS = 50_000_000
 """Numbers that intervals are computed from; of more windows, an even sample"""
@@ -35,26 +35,32 @@ MODEL, ENSEMBLE = "model", "ensemble"
 FOLDER, WEIGHTS, METADATA = "lanes", "weights.safetensors", "lanes.json"
 
 
-def average_predictors(predictors: Sequence[Predictor], signature: Signature) -> Predictor:
+def average_predictors(
+    predictors: Sequence[Predictor], signature: Signature, weights: Sequence[float] | None = None
+) -> Predictor:
     """Return several models as one."""
+    is_classifier = bool(signature.classes)
 
     def predict(series: Any, starts: Tensor) -> Tensor:
         predictions = [one(series, starts) for one in predictors]
-        return average_predictions(predictions, classes=bool(signature.classes))
+        return average_predictions(predictions, classes=is_classifier, weights=weights)
 
     return predictors[0] if len(predictors) == 1 else predict
 
 
-def predict_side_by_side(
-    predictors: Sequence[Predictor], load_chunks: ChunkLoader, which: str, signature: Signature
+def predict_with_mean(
+    predictors: Sequence[Predictor],
+    load_chunks: ChunkLoader,
+    which: str,
+    signature: Signature,
+    weights: Sequence[float] | None = None,
 ) -> Iterator[list[PredictionBatch]]:
     """Yield rows with a batch of each model; with several models, their mean comes last."""
-    every = (predict_batches(one, load_chunks(which)) for one in predictors)
-    for batches in zip(*every, strict=True):
-        row = list(batches)
+    for row in predict_side_by_side(predictors, load_chunks, which):
         if len(row) > 1:
             predictions = [batch.prediction for batch in row]
-            mean = average_predictions(predictions, classes=bool(signature.classes))
+            is_classifier = bool(signature.classes)
+            mean = average_predictions(predictions, classes=is_classifier, weights=weights)
             row.append(row[0]._replace(prediction=mean))
         yield row
 

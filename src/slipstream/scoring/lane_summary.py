@@ -120,7 +120,7 @@ def _score_fold(
     def predict_set(
         which: str, collectors: Mapping[str, AbsoluteErrors | CoverageCounter]
     ) -> Iterator[list[PredictionBatch]]:
-        for row in ensemble.predict_side_by_side(predictors, load_chunks, which, signature):
+        for row in ensemble.predict_with_mean(predictors, load_chunks, which, signature):
             for name, position in positions.items():
                 collectors[name].add(row[position])
             yield row
@@ -154,11 +154,10 @@ def _score_fold(
 
 
 def score_fold_baselines(task: TrainingTask, folds: Sequence[FoldSums]) -> list[FoldSums]:
-    """Add the baselines of each fold, fitted on its own training windows."""
-    return [
-        replace(fold, baselines=summary.score_baselines(fold.group.narrow_task(task)))
-        for fold in folds
-    ]
+    """Add the baselines of each fold, fitted on its own training windows, and save them."""
+    scored = [summary.score_baselines(fold.group.narrow_task(task)) for fold in folds]
+    summary.save_scored_baselines(task.run, scored)
+    return [replace(fold, baselines=one) for fold, one in zip(folds, scored, strict=True)]
 
 
 def save_folds(task: TrainingTask, folds: Sequence[FoldSums], uses: str) -> None:

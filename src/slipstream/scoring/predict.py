@@ -17,7 +17,13 @@ from slipstream.engine.plan import Plan
 from slipstream.engine.step import EVAL_BATCH
 from slipstream.errors import UserError
 from slipstream.scoring import classification, regression
-from slipstream.scoring.batch import HalfWidths, PredictionBatch, Predictor, TaskMetrics
+from slipstream.scoring.batch import (
+    ChunkLoader,
+    HalfWidths,
+    PredictionBatch,
+    Predictor,
+    TaskMetrics,
+)
 
 Part = TypeVar("Part")
 
@@ -69,6 +75,14 @@ def predict_batches(
                 known = series.targets[starts[:, None] + series.target_rows].to(raw.device)
             prediction = windows.merge_channels(raw, series.sequences_per_window)
             yield PredictionBatch(chunk, starts, prediction, known)
+
+
+def predict_side_by_side(
+    predictors: Sequence[Predictor], load_chunks: ChunkLoader, which: str
+) -> Iterator[list[PredictionBatch]]:
+    """Yield rows that hold one batch of each predictor, of the same windows."""
+    every = (predict_batches(one, load_chunks(which)) for one in predictors)
+    return (list(batches) for batches in zip(*every, strict=True))
 
 
 def accumulate(batches: Iterable[PredictionBatch], dataset: Dataset) -> Any:

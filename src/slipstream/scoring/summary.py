@@ -15,6 +15,8 @@ from slipstream.data.dataset import Dataset
 from slipstream.data.splits import SETS
 from slipstream.engine.plan import Plan
 from slipstream.engine.single import TrainingTask
+from slipstream.runs import Run
+from slipstream.scoring.baseline_files import save_baselines
 from slipstream.scoring.baselines import fit_baselines
 from slipstream.scoring.batch import Baseline, ChunkLoader, PredictionBatch
 from slipstream.scoring.predict import (
@@ -92,6 +94,11 @@ def score_baselines(task: TrainingTask) -> BaselineSums:
             },
         )
     return scored
+
+
+def save_scored_baselines(run: Run, folds: Sequence[BaselineSums]) -> None:
+    """Write baselines/: those of every fold, or of a run without folds."""
+    save_baselines(run, [{name: one for name, (one, _) in fold.items()} for fold in folds])
 
 
 def summarize_scores(

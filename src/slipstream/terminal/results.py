@@ -57,27 +57,35 @@ def print_evaluation(result: dict[str, Any], console: Console) -> None:
 
 
 def _tabulate_targets(result: dict[str, Any], title: str) -> TextTable:
-    """Build one row per target, and one for all of them."""
+    """Build one row per target, one for all of them, and one for every baseline."""
     table = TextTable("target", "MAE", "RMSE", "max error", "bias", "R²", title=title)
-    rows = dict(result["detail"]["per_target"])
+    rows = [*result["detail"]["per_target"].items()]
     if len(rows) > 1:
-        rows["all"] = result["metrics"]
-    for name, metrics in rows.items():
+        rows.append(("all", result["metrics"]))
+    rows += [(name, one["metrics"]) for name, one in _list_baselines(result)]
+    for name, metrics in rows:
         cells = [format_number(metrics[key]) for key in ("mae", "rmse", "max_error", "bias")]
         table.add_row(name, *cells, format_number(metrics["r2"], 4))
     return table
 
 
+def _list_baselines(result: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """List the baselines that have metrics, by the name of their row."""
+    return [(f"baseline {name}", one) for name, one in result["baselines"].items() if one]
+
+
 def _tabulate_classes(result: dict[str, Any], title: str) -> TextTable:
-    """Build one row per class, and one for all of them."""
+    """Build one row per class, one for all of them, and one for every baseline."""
     table = TextTable("class", "windows", "precision", "recall", "F1", "AUC", title=title)
     for name, one in result["detail"]["per_class"].items():
         cells = [format_number(one[key], 4) for key in ("precision", "recall", "f1", "auc")]
         table.add_row(name, f"{one['count']:,}", *cells)
     keys = ("log_loss", "accuracy", "balanced_accuracy", "f1_macro", "auc")
-    loss, accuracy, *cells = (format_number(result["metrics"][key], 4) for key in keys)
-    label = f"all; log-loss {loss}, accuracy {accuracy}"
-    table.add_row(label, f"{result['windows']:,}", "", *cells, style="bold")
+    for name, one in [("all", result), *_list_baselines(result)]:
+        loss, accuracy, *cells = (format_number(one["metrics"][key], 4) for key in keys)
+        label = f"{name}; log-loss {loss}, accuracy {accuracy}"
+        style = "bold" if one is result else None
+        table.add_row(label, f"{result['windows']:,}", "", *cells, style=style)
     return table
 
 

@@ -34,6 +34,7 @@ def train_single(context: RunContext) -> Result:
             with time_phase(seconds, "baselines"):
                 run.append("scoring", what="the baselines")
                 baselines = summary.score_baselines(task)
+                summary.save_scored_baselines(run, [baselines])
             if plan.device.type == "cuda":
                 recovery.free_memory()
     with time_phase(seconds, "scoring"):

@@ -1,0 +1,1 @@
+"""Trained runs together with data: their own again, or new."""
