@@ -65,6 +65,7 @@ def test_splits_of_classes_are_no_hindrance(tmp_path, split):
     assert slipstream.pretrain(asked).summary["windows"]["test"] == 0
 
 
+@pytest.mark.slow
 def test_a_classifier_starts_from_an_encoder_alone_and_in_lanes(tmp_path, pretrained):
     alone = [
         slipstream.train(tuned(tmp_path / str(seed), pretrained) | {"seed": seed})

@@ -28,7 +28,7 @@ from slipstream.models import build
 from slipstream.models.noise import masks
 from slipstream.models.noise.augment import augment
 from slipstream.training import encoder
-from tests.conftest import SMALL, close, merged, waves
+from tests.conftest import SMALL, close, merged, slow, waves
 from tests.training.test_resume import ended, same, stopping_at
 
 ENCODER = {"data": {"context": 24}, "model": {"hidden": 12, "layers": 2}}
@@ -347,7 +347,7 @@ def test_the_encoders_scaler_is_used_and_not_fitted_again(tmp_path, pretrained):
     assert mine["shift"]["label"] == pytest.approx(np.mean(other["label"][:490]), rel=1e-6)
 
 
-@pytest.mark.parametrize("decay", [1.0, 0.5])
+@pytest.mark.parametrize("decay", [slow(1.0), 0.5])
 def test_lanes_are_tuned_as_each_would_be_alone(tmp_path, pretrained, decay):
     table = waves(350)
     asked = tuned(tmp_path, pretrained, {"train": {"layer_decay": decay}})
@@ -360,7 +360,7 @@ def test_lanes_are_tuned_as_each_would_be_alone(tmp_path, pretrained, decay):
     assert many["init_from"]["matched"]
 
 
-@pytest.mark.parametrize("repeats", [1, 2])
+@pytest.mark.parametrize("repeats", [1, slow(2)])
 def test_a_stop_before_or_after_the_thaw_changes_nothing(tmp_path, pretrained, repeats):
     table = waves(300)
     often = {"engine": {"log_every": 4, "checkpoint_minutes": 1e-9}, "train": {"repeats": repeats}}

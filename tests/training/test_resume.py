@@ -393,7 +393,7 @@ def test_checkpoints_that_were_removed_are_not_begun_again_in_silence(tmp_path):
         runs.find_last(str(tmp_path / "empty"))
 
 
-@pytest.mark.parametrize("repeats", [1, 2])
+@pytest.mark.parametrize("repeats", [1, slow(2)])
 def test_a_checkpoint_of_an_earlier_version_is_refused(tmp_path, repeats):
     """Its model can still be used."""
     table = waves(400)

@@ -20,7 +20,7 @@ from slipstream.data import dataset as datasets
 from slipstream.engine import objective
 from slipstream.scoring import baselines, predict
 from slipstream.training import start
-from tests.conftest import KINDS, close, real_file, small_config, waves
+from tests.conftest import KINDS, close, real_file, slow, small_config, waves
 from tests.limits import run_within
 
 
@@ -324,6 +324,7 @@ def test_a_few_epochs_of_the_demo_clearly_beat_every_baseline(tmp_path):
     assert result.metrics["test"]["mae"] < 0.6 * result.baselines["ridge"]["metrics"]["test"]["mae"]
 
 
+@pytest.mark.slow
 def test_scoring_survives_a_full_memory(tmp_path, monkeypatch):
     config = small_config(tmp_path, train={"epochs": 1})
     calm = slipstream.train(config, waves(700))
@@ -340,7 +341,7 @@ def test_scoring_survives_a_full_memory(tmp_path, monkeypatch):
     assert found.summary["windows"] == calm.summary["windows"]
 
 
-@pytest.mark.parametrize("verb", ["train", "evaluate", "predict"])
+@pytest.mark.parametrize("verb", ["train", slow("evaluate"), slow("predict")])
 def test_too_little_memory_for_the_data_says_what_to_lower(tmp_path, verb):
     config = small_config(
         tmp_path, data={"stride": 20_000}, model={"kind": "linear"}, train={"epochs": 1}

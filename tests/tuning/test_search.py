@@ -19,7 +19,7 @@ from slipstream.data import dataset as datasets
 from slipstream.data import folds
 from slipstream.terminal.results import print_search
 from slipstream.tuning.study import NOTES
-from tests.conftest import close, waves
+from tests.conftest import close, slow, waves
 from tests.tuning.searches import get_trials, make_settings, run_search
 
 
@@ -69,7 +69,7 @@ def test_a_loss_that_is_not_finite_fails_only_its_trial(tmp_path):
     assert "finite" in by_rate[1e18].user_attrs[NOTES]["stopped"]
 
 
-@pytest.mark.parametrize("pruner", ["median", "hyperband", "halving"])
+@pytest.mark.parametrize("pruner", ["median", slow("hyperband"), slow("halving")])
 def test_hopeless_trials_are_pruned(tmp_path, pruner):
     """A learning rate next to nothing learns nothing, which shows after an epoch."""
     space = {"train.lr": [1e-7, 2e-7, 0.01, 0.02, 0.03]}
@@ -96,6 +96,7 @@ def test_a_search_stops_after_its_minutes(tmp_path):
     assert 0 < sum(counts.values()) < 500
 
 
+@pytest.mark.slow
 def test_a_search_of_a_classifier(tmp_path):
     """With weights that come from the training windows, and dropped in by every trial."""
     table = waves(400)

@@ -87,11 +87,11 @@ def search_fragile(tmp_path, *, default, tried, seeds=2):
             "the config without a search did not reach a finite loss from 1 of",
         ),
         slow(0, 1, "too few seeds", "did not reach a finite loss from 1 of 2 seeds"),
-        (0, 2, "chosen failed", "did not reach a finite loss from any of 2 seeds"),
+        slow(0, 2, "chosen failed", "did not reach a finite loss from any of 2 seeds"),
         slow(
             2, 2, "both failed", "the config without a search did not reach a finite loss from any"
         ),
-        (2, 1, "default failed", "did not reach a finite loss from 1 of 2 seeds"),
+        slow(2, 1, "default failed", "did not reach a finite loss from 1 of 2 seeds"),
     ],
 )
 def test_seeds_without_a_finite_loss_are_reported(tmp_path, default, tried, verdict, told):

@@ -75,7 +75,7 @@ def stopping_in_epoch(number):
     return watch
 
 
-@pytest.mark.parametrize("resumed", [False, True], ids=["begun", "resumed"])
+@pytest.mark.parametrize("resumed", [slow(False), True], ids=["begun", "resumed"])
 def test_out_of_memory_loses_no_step(tmp_path, monkeypatch, resumed):
     engine = {"checkpoint_minutes": 1e-9, "async_checkpoints": False, "log_every": 3}
     settings = make_settings(
@@ -113,7 +113,8 @@ def test_out_of_memory_loses_no_step(tmp_path, monkeypatch, resumed):
     check_same_results(study, whole)
 
 
-@pytest.mark.parametrize("trials", [16, slow(40)])
+@pytest.mark.slow
+@pytest.mark.parametrize("trials", [40])
 def test_memory_does_not_grow_with_trials(tmp_path, trials):
     """Nothing of an ended trial stays: no weights, no lanes, no candidates."""
     kept = []

@@ -44,6 +44,7 @@ class Violent:
             os.kill(self.pids.get(self.to_worker, os.getpid()), self.number)
 
 
+@pytest.mark.slow
 def test_two_workers_find_every_trial_once(tmp_path):
     found = slipstream.tune(make_config(tmp_path, trials=4), workers=2)
     trials = runs.read_json(found.run / "trials.json")
