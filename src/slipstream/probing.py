@@ -130,7 +130,10 @@ def probe(
             probe_run.notify({"event": "probe", "what": f"{name}: {STRATEGIES[name]}"})
             results[name] = training.train_or_resume(probe_run.folder / name, config, data, watch)
         summary = summarize_probe(probe_run.folder, pretrain_config.name, pretrained, results)
-        summary["seconds"] = time.perf_counter() - started_at
+        trained = [*results.values(), *([pretrained] if run is None else [])]
+        # a resumed probe does not train again what had finished before
+        in_runs_s = sum(result["seconds"] for result in trained)
+        summary["seconds"] = max(time.perf_counter() - started_at, in_runs_s)
         runs.write_metrics(probe_run, summary, name=SUMMARY)
     return Probe(probe_run.folder, summary)
 

@@ -349,6 +349,39 @@ def test_a_measured_batch_is_kept_when_a_run_begins_again(tmp_path):
     assert runs.load_config(run).train.batch == measured
 
 
+def train_by_clock(monkeypatch, config, table, **options):
+    """Train by a clock that ticks once a step."""
+    with monkeypatch.context() as patch:
+        clock, watch = Clock(patch), options.pop("watch", lambda _: None)
+        return slipstream.train(
+            config, table, watch=lambda event: (clock(event), watch(event)), **options
+        ).summary
+
+
+def test_the_totals_of_a_resumed_run_count_from_its_first_start(tmp_path, monkeypatch):
+    """9 steps an epoch, a second each. What a lost checkpoint made it train twice counts too."""
+    table, off = waves(400), {"engine": EVERYTHING["engine"] | {"monitor": False}}
+    config = configured(tmp_path, **off)
+    for step in (12, 30):  # of which it trains the last ones twice
+        earlier = {} if step == 12 else {"resume": tmp_path / "last"}
+        with pytest.raises(Interrupted):
+            train_by_clock(monkeypatch, config, table, watch=stopping_at(step), **earlier)
+    run = runs.open_run(tmp_path / "last")
+    shutil.rmtree(run.checkpoints / "step-30")
+    (older,) = [step for step in checkpoint.list_steps(run)[-1:] if step < 30]
+    summary = train_by_clock(monkeypatch, None, table, resume=run.folder)
+    assert (summary["steps"], summary["epochs"]) == (45, 5)
+    assert summary["seconds_before_resume"] == 30
+    assert summary["seconds"] == 30 + 45 - older
+    assert sum(summary["seconds_by_phase"].values()) == summary["seconds"]
+    assert summary["seconds_by_phase"]["training"] == 45
+    longer = train_by_clock(
+        monkeypatch, None, table, resume=run.folder, overrides=("train.epochs=6",)
+    )
+    assert longer["seconds"] == summary["seconds"] + 9
+    assert runs.read_metrics(run.folder)["seconds"] == longer["seconds"]
+
+
 @pytest.mark.parametrize("moment", ["mkdir", "lock", "config", "rename"])
 def test_a_kill_while_a_folder_is_made_leaves_no_half_run(tmp_path, moment):
     """The child is killed at a system call on the way; the next run of the folder cleans up."""

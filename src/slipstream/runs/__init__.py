@@ -26,7 +26,7 @@ from slipstream.runs.folder import (
     write_metrics,
 )
 from slipstream.runs.lock import DISK_FULL
-from slipstream.runs.log import Event, get_log_size, read_events, read_log, truncate_log
+from slipstream.runs.log import Event, get_log_size, read_events, read_log, sum_parts, truncate_log
 
 __all__ = [
     "CHANGEABLE_ON_RESUME",
@@ -54,6 +54,7 @@ __all__ = [
     "remove",
     "remove_manifest",
     "replace_atomically",
+    "sum_parts",
     "to_json",
     "truncate_log",
     "verify_files",

@@ -79,6 +79,17 @@ def _parse(line: bytes) -> Event | None:
     return event if is_valid else None
 
 
+def sum_parts(run: LoggedRun) -> float:
+    """Return the seconds that a run has taken so far, from its first start on; each resume begins a
+    new part, and states the seconds before it, since a resume also truncates the log."""
+    total, part = 0.0, 0.0
+    for event in read_events(run):
+        if event["event"] == "resume":
+            total, part = event.get("spent_s", total + part), 0.0
+        part = max(part, event["at_s"])
+    return total + part
+
+
 def drop_torn_line(path: Path) -> bool:
     """Truncate a last line without a line break, which would corrupt the next event."""
     if not path.is_file():

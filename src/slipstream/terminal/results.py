@@ -37,6 +37,8 @@ def print_training(summary: dict[str, Any], console: Console) -> None:
     for line in wording.describe_lanes(summary):
         print_text(console, line)
     total = f"{format_seconds(summary['seconds'])} in total"
+    if before_s := summary.get("seconds_before_resume"):
+        total += f", {format_seconds(before_s)} of it before the resume"
     cost = ", ".join(filter(None, (total, wording.format_energy(summary))))
     speed = f"{summary['windows_per_s']:,.0f} training windows per second"
     print_text(console, f"{cost}; {speed}; {summary['stopped']}")

@@ -57,6 +57,8 @@ class RunContext:
     """The duration of each phase so far"""
     started_at: float
     """By `time.perf_counter`"""
+    spent_s: float = 0.0
+    """The duration of the run before it was resumed"""
 
     def summarize_init(self) -> dict[str, Any]:
         """Return the summary's entry on the encoder that training starts from, if there is one."""
@@ -185,10 +187,20 @@ def record_plan(run: Run, ran: Plan, failures: Mapping[str, str]) -> Plan:
 
 
 def finish_run(context: RunContext, summary: dict[str, Any], detail: dict[str, Any]) -> Result:
-    """Write the summary, with the duration of the run and of its phases."""
-    run = context.run
-    summary["seconds"] = time.perf_counter() - context.started_at
-    summary["seconds_by_phase"] = context.seconds
+    """Write the summary, with the duration of the run and of its phases, from its first start."""
+    run, spent_s = context.run, context.spent_s
+    summary["seconds"] = spent_s + time.perf_counter() - context.started_at
+    summary["seconds_by_phase"] = context.seconds | _time_earlier_phases(context)
+    if spent_s:
+        summary["seconds_before_resume"] = spent_s
     runs.write_metrics(run, summary | {"detail": detail})
     run.append("end", seconds=summary["seconds"])
     return Result(run.folder, summary["metrics"], summary["baselines"], summary)
+
+
+def _time_earlier_phases(context: RunContext) -> dict[str, float]:
+    """Return the time before a resume that is in no phase: set-up, training and validation up to
+    the checkpoint go on from there."""
+    checkpoint = context.start.checkpoint
+    counted = sum(checkpoint.metadata["seconds"]) if checkpoint else 0.0
+    return {"earlier starts": max(context.spent_s - counted, 0.0)} if context.spent_s else {}

@@ -78,6 +78,7 @@ def train(
         overrides = (*overrides, f"model.kind={custom.format_class_path(model)}")
     if resume is not None:
         earlier = runs.open_run(resume, watch, kinds=("train", "pretrain"))
+        earlier = replace(earlier, started_at=began)
         permission.require_permission(
             earlier.folder, config, overrides=overrides, allow_code=allow_code
         )
@@ -98,6 +99,7 @@ def train(
         settings.name, out=settings.out, files=files, folder=folder, watch=watch
     )
     with created as run, _keep_traceback(run):
+        run = replace(run, started_at=began)
         return _run(RunContext(run, settings, dataset, start, seconds, began))
 
 
@@ -206,10 +208,11 @@ def _resume(
     changed = _refuse_changes(run, was, settings, force)
     at = _describe_start(run, settings, saved)
     dataset, start, seconds = _load(settings, data)
+    spent_s = runs.sum_parts(run)
     if saved is None:
         runs.truncate_log(run, 0)
-        run.append("resume", **at, differs="")
-        return _run(RunContext(run, settings, dataset, start, seconds, began))
+        run.append("resume", **at, differs="", spent_s=spent_s)
+        return _run(RunContext(run, settings, dataset, start, seconds, began, spent_s))
     if start.fingerprint != saved.metadata["data"] and not force:
         raise UserError(
             f"{run.folder}: the data are not those that it began with; start a new run, or pass "
@@ -219,10 +222,11 @@ def _resume(
     runs.truncate_log(run, saved.metadata["log_bytes"])
     for problem in wrong:
         run.append("fallback", what="an older checkpoint is used", why=problem)
-    run.append("resume", **at, differs=_describe_differences(then, now, changed))
+    differs = _describe_differences(then, now, changed)
+    run.append("resume", **at, differs=differs, spent_s=spent_s)
     keep = then.device == now.device and not changed
     start = replace(start, plan=then if keep else now, plan_is_final=keep, checkpoint=saved)
-    return _run(RunContext(run, settings, dataset, start, seconds, began))
+    return _run(RunContext(run, settings, dataset, start, seconds, began, spent_s))
 
 
 def _read_newest(run: Run) -> tuple[Checkpoint | None, list[str]]:

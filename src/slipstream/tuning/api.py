@@ -135,7 +135,7 @@ def _search(
     study = launcher.open_study(run)
     if launcher.storage is not None:
         sharing.join_study(study.study, config, data.fingerprint)
-    spent_s = _sum_earlier_parts(run)
+    spent_s = runs.sum_parts(run)
     run.append(
         "resume" if resumed else "search",
         run=str(run.folder),
@@ -155,7 +155,9 @@ def _search(
             result = _find_result(run, config) or launcher.run(
                 run, study, datasets, parallel=parallel, spent_s=spent_s, resumed=resumed
             )
-            return finish_search(run, config, study, datasets, result, started_at=started_at)
+            return finish_search(
+                run, config, study, datasets, result, started_at=started_at - spent_s
+            )
     except Interrupted as stop:
         message = f"stopped with {_count_done(study)} of {config.tune.trials} trials done"
         raise Interrupted(message, signal_number=stop.signal_number) from None
@@ -223,13 +225,3 @@ def _find_result(run: Run, config: Config) -> Event | None:
         if event["event"] == "searched" and event.get("asked") == budget and is_complete:
             return event
     return None
-
-
-def _sum_earlier_parts(run: Run) -> float:
-    """Return the seconds that earlier parts of the search took."""
-    total, part = 0.0, 0.0
-    for event in runs.read_events(run):
-        if event["event"] in ("search", "resume"):
-            total, part = total + part, 0.0
-        part = max(part, event["at_s"])
-    return total + part
