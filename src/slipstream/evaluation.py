@@ -58,9 +58,10 @@ def evaluate(
         allow_code: Let the run's config import the network class that it names.
 
     Returns:
-        A dict with `metrics` (physical units), `scaled`, `windows`, `detail` (per target, series
-        and predicted row), `model`, `baselines` (each with `metrics` and `scaled` on the same
-        windows, or None), `coverage` of the intervals, and `notes`.
+        A dict with `metrics` (physical units), `scaled`, `windows`, `windows_without_target` (left
+        out), `detail` (per target, series and predicted row), `model`, `baselines` (each with
+        `metrics` and `scaled` on the same windows, or None), `coverage` of the intervals, and
+        `notes`.
 
     Raises:
         UserError: The run or the data cannot be used; the message names the fix.
@@ -115,6 +116,7 @@ def evaluate(
         "baselines": _summarize_baselines(baselines[-1], [fold[1:] for fold in sums]),
         "coverage": compute_coverage(coverage) or None,
         "windows": sum(fold.num_windows[which] for fold in folds),
+        "windows_without_target": sum(fold.left_out.get(which, 0) for fold in folds),
         "detail": scores,
         "plan": plan.to_dict(),
         "notes": [*dataset.notes, *notes],

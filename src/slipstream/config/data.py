@@ -140,8 +140,8 @@ class Data(Section):
     `horizon` is 0)."""
     targets: Names | None = None
     """Columns that the model predicts. Default when forecasting: every input. Required where
-    `horizon` is 0. For classes: one column of integers or text; rows where it is empty have no
-    window."""
+    `horizon` is 0. For classes: one column of integers or text. No window predicts a row where a
+    target is missing."""
     labels: str | None = None
     """For classes: a table of labels instead of a target column, with the columns series (where
     there are several), start, end and label. start and end are times, or rows counted from 0
@@ -167,8 +167,9 @@ class Data(Section):
     """How columns are scaled. Fitted on training rows only (of the first fold, where there are
     several)."""
     missing: Literal["error", "forward", "drop"] = "error"
-    """Missing values: raise an error, repeat the last known value (earlier rows are dropped), or
-    drop the row (no window crosses it)."""
+    """Missing values of inputs: raise an error, repeat the last known value (earlier rows are
+    dropped), or drop the row (no window crosses it). Rows that lack only a target stay; windows that
+    would predict them are left out and counted."""
     unsorted: Literal["error", "sort"] = "error"
     """Rows whose time runs backwards: raise an error, or sort each series by time."""
     gap_tolerance: PositiveFloat = 0.5

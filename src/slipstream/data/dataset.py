@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from slipstream.config import Config, Data, Signature
-from slipstream.data import folds, prediction_columns, splits, stream
+from slipstream.data import folds, missing, prediction_columns, splits, stream
 from slipstream.data.folds import Fold
 from slipstream.data.io.files import find_duplicates, read_tables
 from slipstream.data.io.table import DataTable, concatenate_tables
@@ -48,6 +47,8 @@ class Dataset:
     """Of a walk-forward split, the earliest first; `num_windows` and `memory` are the last's"""
     search_folds: tuple[SearchFold, ...] = ()
     """Of a search, the folds before the split itself, the earliest first"""
+    left_out: dict[str, int] = field(default_factory=dict)
+    """Windows without a target, by set, of all folds together; they are not in `num_windows`"""
 
     @property
     def data_bytes(self) -> int:
@@ -73,7 +74,13 @@ class Dataset:
         """Return one fold's windows as an ordinary split, over the same series."""
         assert self.memory is not None
         memory = replace(self.memory, starts=fold.starts)
-        return replace(self, num_windows=fold.num_windows, memory=memory, folds=())
+        return replace(
+            self,
+            num_windows=fold.num_windows,
+            memory=memory,
+            folds=(),
+            left_out=fold.left_out,
+        )
 
     def count_classes(self, which: str = "train") -> Ints:
         """Count the target rows of each class over a set's windows, or those of the first fold."""
@@ -174,6 +181,8 @@ def _load_memory(config: Config, source: _Source, known: Scaler | None, num_fold
     signature = _build_signature(config, roles, raw.index.step, names)
     split = _split_windows(raw, data, signature)
     notes = [*source.notes, *split.notes]
+    if data.labels is None:
+        notes += _describe_left_out(split, signature)
     if labels is not None and data.label_rows == "end":
         every = [fold.starts for fold in split.folds] or [split.starts]
         used = [some.numpy() for by_set in every for some in by_set.values()]
@@ -188,6 +197,7 @@ def _load_memory(config: Config, source: _Source, known: Scaler | None, num_fold
         notes=(*notes, *raw.notes),
         memory=HostSeries(series, split.starts, raw.time),
         folds=split.folds,
+        left_out=split.left_out,
         search_folds=_load_search_folds(raw, signature, split, data, known, num_folds),
     )
 
@@ -199,30 +209,37 @@ class _Sets(NamedTuple):
     folds: tuple[Fold, ...]
     training: Flags
     """The rows that columns are scaled by"""
+    left_out: dict[str, int]
+    """Windows without a target, by set, of all folds together"""
     notes: list[str]
 
 
 def _split_windows(raw: RawSeries, data: Data, signature: Signature) -> _Sets:
     index = raw.index
-    numbers = selection.read_class_numbers(raw) if signature.classes else None
     if data.split.stratified:
-        assert numbers is not None
+        numbers = raw.read_column(signature.targets[0]).astype(np.int64)
         by_set, training = selection.split_stratified(index, numbers, data, signature)
         starts = {name: torch.from_numpy(some) for name, some in by_set.items()}
-        return _Sets(starts, (), training, [])
-    every: tuple[Fold, ...] = ()
-    notes: list[str] = []
+        return _Sets(starts, (), training, {}, [])
     if data.split.walk_forward is None or signature.masked:
         assignment, ranges = splits.find_windows(index, data, signature)
+        ranges, left_out = splits.exclude_unknown(ranges, index, signature)
         starts = {name: torch.from_numpy(some.list_starts()) for name, some in ranges.items()}
-    else:
-        assignment, every, notes = folds.find_folds(index, raw.time, data, signature)
-        starts = every[-1].starts
-    if numbers is not None:
-        select = partial(selection.filter_labelled, numbers=numbers, signature=signature)
-        starts = select(starts)
-        every = tuple(replace(f, starts=select(f.starts, fold=f.label)) for f in every)
-    return _Sets(starts, every, assignment.mask(splits.TRAIN), notes)
+        return _Sets(starts, (), assignment.mask(splits.TRAIN), left_out, [])
+    assignment, every, notes = folds.find_folds(index, raw.time, data, signature)
+    left_out = _sum_by_set([fold.left_out for fold in every])
+    return _Sets(every[-1].starts, every, assignment.mask(splits.TRAIN), left_out, notes)
+
+
+def _sum_by_set(counts: Sequence[dict[str, int]]) -> dict[str, int]:
+    return {name: sum(one[name] for one in counts) for name in counts[0]}
+
+
+def _describe_left_out(split: _Sets, signature: Signature) -> list[str]:
+    """Note the windows without a target, of all folds together."""
+    counts = [fold.num_windows for fold in split.folds]
+    counts = counts or [{name: len(some) for name, some in split.starts.items()}]
+    return missing.describe_left_out(split.left_out, _sum_by_set(counts), signature)
 
 
 def _load_search_folds(
@@ -253,7 +270,10 @@ def _load_stream(config: Config, source: _Source, known: Scaler | None) -> Datas
     index, static = stream.scan_index(table, data, roles.static)
     signature = _build_signature(config, roles, index.step, source.classes)
     assignment, ranges = splits.find_windows(index, data, signature)
-    scaler = stream.scan_values(table, signature, assignment, data.scale)
+    scaler, unknown = stream.scan_values(table, signature, assignment, data.scale)
+    index = replace(index, unknown=unknown)
+    ranges, left_out = splits.exclude_unknown(ranges, index, signature)
+    num_windows = {name: len(some) for name, some in ranges.items()}
     trained = assignment.find_series(splits.TRAIN, index.offsets)
     scaler = complete_scaler(scaler, signature, static, trained, known)
     scaled = scale_static(static, scaler, signature)
@@ -261,9 +281,13 @@ def _load_stream(config: Config, source: _Source, known: Scaler | None) -> Datas
         signature=signature,
         scaler=scaler,
         index=index,
-        num_windows={name: len(some) for name, some in ranges.items()},
+        num_windows=num_windows,
+        left_out=left_out,
         period=data.period or index.infer_period(),
-        notes=tuple(source.notes),
+        notes=(
+            *source.notes,
+            *missing.describe_left_out(left_out, num_windows, signature),
+        ),
         stream=StreamedSeries(table, data, signature, scaler, index, scaled, ranges),
     )
 

@@ -6,7 +6,7 @@ in the next block, which that fold has not seen either. Together the folds test 
 set over all blocks, each of them once.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch import Tensor
 from slipstream.config import Data, Signature
 from slipstream.data import splits
 from slipstream.data.series import Flags, Ints, SeriesIndex, Times, is_date
-from slipstream.data.splits import TEST, TRAIN, VAL, SplitAssignment
+from slipstream.data.splits import TEST, TRAIN, VAL, SplitAssignment, WindowRanges
 from slipstream.errors import UserError
 
 
@@ -28,6 +28,8 @@ class Fold:
     """Its test block: the first and last time, or row of the series"""
     starts: dict[str, Tensor]
     """First rows of the windows, by set"""
+    left_out: dict[str, int] = field(default_factory=dict)
+    """Windows without a target, by set"""
 
     @property
     def num_windows(self) -> dict[str, int]:
@@ -42,8 +44,8 @@ def find_folds(
     walk = splits.assign_walk_forward(index, data.split)
     blocks = splits.merge_test_blocks(index, walk)
 
-    def find(breaks: Ints, assignment: SplitAssignment, which: int) -> Ints:
-        return splits.find_set_windows(breaks, assignment, which, data, signature).list_starts()
+    def find(breaks: Ints, assignment: SplitAssignment, which: int) -> WindowRanges:
+        return splits.find_set_windows(breaks, assignment, which, data, signature)
 
     every_test = find(index.breaks, blocks, TEST)
     folds = []
@@ -52,18 +54,25 @@ def find_folds(
         begins = assignment.begins[assignment.sets == TRAIN]
         owners = np.searchsorted(index.offsets, begins, side="right")
         breaks = np.union1d(index.breaks, begins[np.diff(owners, prepend=0) > 0])
-        starts = {
+        ranges = {
             "train": find(breaks, assignment, TRAIN),
             "val": find(index.breaks, assignment, VAL),
-            "test": every_test[assignment.mask(TEST)[every_test + signature.lead]],
+            "test": every_test,
         }
+        mine = assignment.mask(TEST)
         number = f"{fold} of {len(walk)}"
-        for which, (name, some) in enumerate(starts.items()):
-            if not len(some):
+        label = _describe_block(index, time, assignment, data) or f"block {number}"
+        starts, left_out = {}, {}
+        for which, (name, some) in enumerate(ranges.items()):
+            every, known = some.list_starts(), some.exclude(index.unknown, signature).list_starts()
+            if name == "test":
+                every, known = (rows[mine[rows + signature.lead]] for rows in (every, known))
+            if not len(every):
                 rows = assignment.count_rows(which)
                 raise UserError(splits.explain_empty_set(name, index, rows, data, fold=number))
-        label = _describe_block(index, time, assignment, data) or f"block {number}"
-        folds.append(Fold(label, {name: torch.from_numpy(some) for name, some in starts.items()}))
+            splits.refuse_unknown(name, len(every), len(known), signature, fold=label)
+            starts[name], left_out[name] = torch.from_numpy(known), len(every) - len(known)
+        folds.append(Fold(label, starts, left_out))
     notes = [
         f"walk-forward in {len(walk)} folds: columns are scaled by the first fold's "
         f"{walk[0].count_rows(TRAIN):,} training rows, which every fold may know"

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from slipstream.config import Config, Data, Signature, Split
-from slipstream.data import splits
+from slipstream.data import missing, splits
 from slipstream.data.dataset import Dataset, HostSeries
 from slipstream.data.io.files import find_duplicates, read_tables
-from slipstream.data.labels import classes, selection
+from slipstream.data.labels import classes
 from slipstream.data.labels.intervals import prepare_with_labels
 from slipstream.data.roles import Roles
 from slipstream.data.scaler import Scaler, order_columns, scale_series
@@ -64,18 +64,22 @@ def load_new_data(
     )
     if not len(ranges):
         raise UserError(splits.explain_empty_set("full", index, index.num_rows, data))
-    starts = {"all": torch.from_numpy(ranges.list_starts())}
-    if targets and signature.classes:
-        starts = selection.filter_labelled(starts, selection.read_class_numbers(raw), signature)
+    left_out = {"all": 0}
+    if targets:
+        with_targets, left_out = splits.exclude_unknown({"all": ranges}, index, signature)
+        ranges = with_targets["all"]
+    num_windows = {"all": len(ranges)}
+    notes = missing.describe_left_out(left_out, num_windows, signature)
     series = scale_series(raw, scaler, signature)
     return Dataset(
         signature=signature,
         scaler=scaler,
         index=index,
-        num_windows={"all": len(starts["all"])},
+        num_windows=num_windows,
+        left_out=left_out,
         period=None,
-        notes=(*_describe_outliers(raw, series, scaler, signature), *raw.notes),
-        memory=HostSeries(series, starts, raw.time),
+        notes=(*notes, *_describe_outliers(raw, series, scaler, signature), *raw.notes),
+        memory=HostSeries(series, {"all": torch.from_numpy(ranges.list_starts())}, raw.time),
     )
 
 
@@ -134,8 +138,8 @@ def resample_series(raw: RawSeries, step: float) -> RawSeries:
         times.append((old[0] + grid * width).astype(raw.time.dtype))
         breaks.append(breaks[-1] + len(grid))
 
-    def read(name: str) -> Floats:
-        column, parts = raw.read_column(name), []
+    def resample(column: Floats) -> Floats:
+        parts = []
         for (begin, end), (position, grid) in zip(segments, positions, strict=True):
             new = np.interp(grid, position, column[begin:end])
             if coarser:
@@ -143,6 +147,9 @@ def resample_series(raw: RawSeries, step: float) -> RawSeries:
             parts.append(new)
         return np.concatenate(parts)
 
+    unknown = np.zeros(index.num_rows)
+    for first, past in index.unknown:
+        unknown[first:past] = 1.0
     return replace(
         raw,
         index=replace(
@@ -152,8 +159,9 @@ def resample_series(raw: RawSeries, step: float) -> RawSeries:
             group_begins=np.zeros(1, dtype=np.int64),
             group_codes=np.zeros(1, dtype=np.int64),
             step=step,
+            unknown=missing.encode_runs(resample(unknown) > 0),
         ),
-        read_column=read,
+        read_column=lambda name: resample(raw.read_column(name)),
         time=np.concatenate(times),
         notes=(*raw.notes, f"resampled from a step of {index.step:g} to {step:g}"),
     )
@@ -182,7 +190,8 @@ def _describe_outliers(
         below, above = (low - margin - shift) / size, (high + margin - shift) / size
         share = float(np.mean((scaled < below) | (scaled > above)))
         if share > OUTLIER_SHARE:
-            first, last = (float(edge) * size + shift for edge in (scaled.min(), scaled.max()))
+            edges = np.nanmin(scaled), np.nanmax(scaled)
+            first, last = (float(edge) * size + shift for edge in edges)
             notes.append(
                 f'column "{name}": {100 * share:.0f} % of the values are far outside of what '
                 f"training saw ({low:g} to {high:g}; here {first:g} to {last:g}); "

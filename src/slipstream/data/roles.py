@@ -28,6 +28,13 @@ class Roles:
     inputs: tuple[str, ...]
     targets: tuple[str, ...]
     static: tuple[str, ...] = ()
+    masked: bool = False
+    """Whether rows of the inputs are to be filled in, as in pre-training"""
+
+    @property
+    def scored(self) -> tuple[str, ...]:
+        """The columns whose values predictions are compared with."""
+        return self.inputs if self.masked else self.targets
 
 
 def find_roles(table: DataTable, data: Data) -> tuple[Roles, list[str]]:
@@ -84,7 +91,7 @@ def adapt_to_pretraining(roles: Roles, data: Data) -> tuple[Roles, Data]:
     targets = roles.targets if data.channels == "independent" else ()
     split = data.split.model_copy(update={"stratified": False})
     unused = {"horizon": 0, "static": (), "task": "regress", "labels": None, "split": split}
-    return Roles(roles.inputs, targets), data.model_copy(update=unused)
+    return Roles(roles.inputs, targets, masked=True), data.model_copy(update=unused)
 
 
 def sort_roles(roles: Roles) -> Roles:
@@ -95,6 +102,7 @@ def sort_roles(roles: Roles) -> Roles:
         inputs=(*(name for name in roles.inputs if name not in targets), *both),
         targets=(*both, *(name for name in roles.targets if name not in inputs)),
         static=roles.static,
+        masked=roles.masked,
     )
 
 

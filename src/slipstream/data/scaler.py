@@ -154,7 +154,8 @@ def scale_static(static: Floats, scaler: Scaler, signature: Signature) -> Tensor
 
 
 def fit_column(name: str, column: Floats, rows: Flags, *, kind: str) -> Scaler:
-    """Fit a column's shift and size on `rows`; a constant column is refused."""
+    """Fit a column's shift and size on the known values of `rows`; a constant one is refused."""
+    rows = rows & ~np.isnan(column)
     statistics = RunningStatistics({}, {}, {}, {}, {})
     for begin in range(0, len(column), BLOCK_ROWS):
         block = slice(begin, begin + BLOCK_ROWS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.config import Data
+from slipstream.data import missing
 from slipstream.data.io.columns import read_numbers, read_times
 from slipstream.data.io.table import DataTable
 from slipstream.data.roles import Roles, find_split_groups, identify_series, select_rows
@@ -45,6 +46,8 @@ class SeriesIndex:
     """The usual step: seconds for timestamps, else in the column's own unit."""
     has_dates: bool
     """Whether times are dates or timestamps"""
+    unknown: Ints = field(default_factory=lambda: missing.NO_RUNS)
+    """[runs, 2]: rows without a target, each run from one row to before another"""
 
     @property
     def num_rows(self) -> int:
@@ -93,6 +96,8 @@ class _TableSeries:
     groups: npt.NDArray[np.int32]
     retained: Ints | None = None
     """Which of `rows` remain, where some were dropped because a value is missing"""
+    unknown: Flags | None = None
+    """Which of the remaining rows lack a target; None where none does"""
 
     def take(self, rows: Ints) -> _TableSeries:
         """Return these rows, in this order; the caller has to correct the breaks."""
@@ -109,10 +114,14 @@ class _TableSeries:
 def prepare_series(
     tables: Sequence[DataTable], data: Data, roles: Roles, *, min_rows: int, targets: bool = True
 ) -> RawSeries:
-    """Assemble the series of all tables; one with fewer than `min_rows` is refused or dropped."""
+    """Assemble the series of all tables; one with fewer than `min_rows` is refused or dropped.
+
+    `data.missing` is about inputs. Rows that lack only a target stay, marked in the index.
+    """
+    roles = roles if targets else replace(roles, targets=())
     settings = dict.fromkeys(roles.inputs, "data.inputs")
-    if targets:
-        settings |= dict.fromkeys(roles.targets, "data.targets")
+    settings |= dict.fromkeys(roles.targets, "data.targets")
+    inputs = {name: settings[name] for name in roles.inputs}
     group_names: dict[str, int] = {}
     notes: list[str] = []
     every: list[_TableSeries] = []
@@ -121,7 +130,8 @@ def prepare_series(
         ordered = [_order(raw, data) for raw in _split_table(table, data, roles, group_names)]
         complete = [series for series, _ in ordered]
         if data.missing != "error":
-            complete = _drop_unknown(complete, settings, data, notes)
+            complete = _drop_incomplete(complete, inputs, data, notes)
+        complete = _mark_unknown(complete, roles, data)
         for series, (_, step) in zip(complete, ordered, strict=True):
             if len(series.breaks) < min_rows:
                 notes.append(_describe_short(series, data, min_rows))
@@ -151,11 +161,12 @@ def prepare_series(
         group_names=tuple(group_names),
         step=next(iter(steps), None),
         has_dates=time is not None and is_date(time),
+        unknown=_join_unknown(every),
     )
     return RawSeries(
         index=index,
         column_names=tuple(settings),
-        read_column=partial(_read_column, every, settings, data.missing),
+        read_column=partial(_read_column, every, settings, inputs, data.missing),
         static=np.stack([series.static for series in every]),
         time=time,
         notes=tuple(notes),
@@ -176,31 +187,30 @@ def _read_numbers(table: DataTable, name: str, setting: str) -> Floats:
 
 
 def _read_column(
-    every: list[_TableSeries], settings: dict[str, str], missing: str, name: str
+    every: list[_TableSeries],
+    settings: dict[str, str],
+    inputs: dict[str, str],
+    policy: str,
+    name: str,
 ) -> Floats:
-    """Read one column of all series, table after table; without a copy where it is one table's."""
+    """Read one column of all series, table after table; without a copy where it is one table's.
+
+    What is missing of an input follows the policy; what is missing of a target alone is NaN.
+    """
     parts: list[Floats] = []
     for _, of_table in groupby(every, key=lambda series: id(series.table)):
         some = list(of_table)
-        column = _read_numbers(some[0].table, name, settings[name])
+        read = _read_numbers if name in inputs else read_numbers
+        column = read(some[0].table, name, settings[name])
         for series in some:
             values = series.pick(column)
-            if missing == "error":
-                _refuse_missing(series, name, np.isnan(values), settings)
-            elif missing == "forward":
-                values = _fill_forward(values)
+            if name in inputs and policy == "error":
+                _refuse_missing(series, name, np.isnan(values), inputs)
+            elif name in inputs and policy == "forward":
+                values = missing.fill_forward(values)
             parts.append(values if series.retained is None else values[series.retained])
         del column, values
     return _concatenate(parts)
-
-
-def _fill_forward(values: Floats) -> Floats:
-    """Replace each missing value by the last known one; those before any stay missing."""
-    missing = np.isnan(values)
-    if not missing.any():
-        return values
-    known = np.maximum.accumulate(np.where(missing, -1, np.arange(len(missing))))
-    return np.where(known >= 0, values[known], np.nan)
 
 
 def _concatenate(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
@@ -318,46 +328,53 @@ def _refuse_order(series: _TableSeries, data: Data, steps: Times) -> None:
     )
 
 
-def _drop_unknown(
-    every: list[_TableSeries], settings: dict[str, str], data: Data, notes: list[str]
+def _drop_incomplete(
+    every: list[_TableSeries], inputs: dict[str, str], data: Data, notes: list[str]
 ) -> list[_TableSeries]:
-    """Return the table's series without the rows that stay unknown; note what is missing."""
+    """Return the table's series without the rows of which an input stays unknown; note what is
+    missing."""
     dropped: list[Flags] = [np.zeros(len(series.breaks), dtype=bool) for series in every]
-    missing: list[dict[str, Ints]] = [{} for _ in every]
-    for name, setting in settings.items():
+    absent: list[dict[str, Ints]] = [{} for _ in every]
+    for name, setting in inputs.items():
         unknown = np.isnan(_read_numbers(every[0].table, name, setting))
-        for series, rows, by_column in zip(every, dropped, missing, strict=True):
+        for series, rows, by_column in zip(every, dropped, absent, strict=True):
             mask = series.pick(unknown)
             if mask.any():
                 rows |= mask if data.missing == "drop" else np.logical_and.accumulate(mask)
                 by_column[name] = np.flatnonzero(mask)
     complete = []
-    for series, rows, by_column in zip(every, dropped, missing, strict=True):
+    for series, rows, by_column in zip(every, dropped, absent, strict=True):
         if by_column:
-            notes.append(f'"{series.name}": {_describe_missing(rows, by_column, data)}')
+            what = missing.describe_missing(rows, by_column, policy=data.missing)
+            notes.append(f'"{series.name}": {what}')
         complete.append(_drop_rows(series, rows) if rows.any() else series)
     return complete
 
 
-def _describe_missing(dropped: Flags, missing: dict[str, Ints], data: Data) -> str:
-    """Say how many values were repeated, and how many rows are left out and for which columns."""
-    counts = {name: len(rows) for name, rows in missing.items()}
-    if data.missing == "drop":
-        return f"left out rows with missing values: {_list_counts(counts)}"
-    first = int(dropped.sum())  # these rows come before all others
-    repeated = {name: int((rows >= first).sum()) for name, rows in missing.items()}
-    parts = []
-    if any(repeated.values()):
-        parts.append(f"repeated the last known value: {_list_counts(repeated)}")
-    if first:
-        unknown = {name: counts[name] - repeated[name] for name in counts}
-        rows = "the first row" if first == 1 else f"the first {first:,} rows"
-        parts.append(f"left out {rows}, before every value is known: {_list_counts(unknown)}")
-    return "; ".join(parts)
+def _mark_unknown(every: list[_TableSeries], roles: Roles, data: Data) -> list[_TableSeries]:
+    """Mark the rows of a table's series that lack a target; filling in an input gives it none."""
+    marks: list[Flags | None] = [None] * len(every)
+    for name in roles.scored:
+        if name in roles.inputs and data.missing != "forward" and data.task == "regress":
+            continue  # missing values were refused or dropped
+        column = read_numbers(every[0].table, name, "data.targets")
+        unknown = column < 0 if data.task == "classify" else np.isnan(column)
+        if unknown.any():
+            for i, series in enumerate(every):
+                rows = series.pick(unknown)
+                rows = rows if series.retained is None else rows[series.retained]
+                before = marks[i]
+                marks[i] = rows if before is None else before | rows
+    return [replace(series, unknown=rows) for series, rows in zip(every, marks, strict=True)]
 
 
-def _list_counts(counts: dict[str, int]) -> str:
-    return ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
+def _join_unknown(every: list[_TableSeries]) -> Ints:
+    parts, first = [], 0
+    for series in every:
+        if series.unknown is not None:
+            parts.append(first + missing.encode_runs(series.unknown))
+        first += len(series.breaks)
+    return missing.join_runs(parts)
 
 
 def _drop_rows(series: _TableSeries, dropped: Flags) -> _TableSeries:
@@ -372,16 +389,16 @@ def _drop_rows(series: _TableSeries, dropped: Flags) -> _TableSeries:
     return replace(series.take(retained), retained=retained, breaks=breaks)
 
 
-def _refuse_missing(series: _TableSeries, name: str, mask: Flags, settings: dict[str, str]) -> None:
+def _refuse_missing(series: _TableSeries, name: str, mask: Flags, inputs: dict[str, str]) -> None:
     if not mask.any():
         return
     counts = {
         other: int(np.isnan(series.pick(_read_numbers(series.table, other, setting))).sum())
-        for other, setting in settings.items()
+        for other, setting in inputs.items()
     }
     where = series.table.locate_cell(int(series.rows[np.flatnonzero(mask)[0]]), name)
     raise UserError(
-        f'{where}: is missing (in series "{series.name}": {_list_counts(counts)}); set '
+        f'{where}: is missing (in series "{series.name}": {missing.list_counts(counts)}); set '
         'data.missing = "forward" to repeat the last known value, or "drop" to leave such rows out'
     )
 

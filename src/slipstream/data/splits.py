@@ -17,6 +17,7 @@ from slipstream.errors import UserError
 SETS = ("train", "val", "test")
 TRAIN, VAL, TEST = range(len(SETS))
 UNUSED = len(SETS)
+NO_LIMIT = np.iinfo(np.int64).max // 2
 
 
 @dataclass(frozen=True)
@@ -182,14 +183,29 @@ class WindowRanges:
         within = np.arange(len(self)) - np.repeat(before, self.count)
         return np.repeat(self.first, self.count) + within * self.stride
 
-    def restrict(self, begin: int, end: int) -> WindowRanges:
-        """Return the windows that start from `begin` to before `end`."""
+    def restrict(self, begin: int | Ints, end: int | Ints) -> WindowRanges:
+        """Return the windows that start from `begin` to before `end`, of all runs or of each."""
         skipped = np.maximum(-(-(begin - self.first) // self.stride), 0)
         first = self.first + skipped * self.stride
         most = np.maximum(-(-(end - first) // self.stride), 0)
         count = np.clip(np.minimum(self.count - skipped, most), 0, None)
         present = count > 0
         return WindowRanges(first[present], count[present], self.stride)
+
+    def exclude(self, unknown: Ints, signature: Signature) -> WindowRanges:
+        """Return the windows that predict none of the rows in the runs of `unknown`, [runs, 2]."""
+        if not len(unknown):
+            return self
+        # between two runs, windows may start from `low` to before `high`
+        low = np.append(0, unknown[:, 1] - signature.lead)
+        high = np.append(unknown[:, 0] - signature.lead - signature.steps_out + 1, NO_LIMIT)
+        last = self.first + (self.count - 1) * self.stride
+        begin = np.searchsorted(high, self.first, side="right")
+        pieces = np.maximum(np.searchsorted(low, last, side="right") - begin, 0)
+        owner = np.repeat(np.arange(len(self.first)), pieces)
+        free = np.repeat(begin - np.cumsum(pieces) + pieces, pieces) + np.arange(len(owner))
+        whole = WindowRanges(self.first[owner], self.count[owner], self.stride)
+        return whole.restrict(low[free], high[free])
 
 
 def find_ranges(
@@ -224,7 +240,8 @@ def find_set_windows(
 def find_windows(
     index: SeriesIndex, data: Data, signature: Signature
 ) -> tuple[SplitAssignment, dict[str, WindowRanges]]:
-    """Assign the rows to sets and find the windows of each; every set must have some.
+    """Assign the rows to sets and find the windows of each, with or without a target; every set
+    must have some.
 
     Pre-training has no test windows, so that rows for later tests stay unseen.
     """
@@ -239,6 +256,41 @@ def find_windows(
         if not (len(some) or (signature.masked and name == "test")):
             raise UserError(explain_empty_set(name, index, assignment.count_rows(which), data))
     return assignment, ranges
+
+
+def exclude_unknown(
+    ranges: dict[str, WindowRanges], index: SeriesIndex, signature: Signature
+) -> tuple[dict[str, WindowRanges], dict[str, int]]:
+    """Return the windows whose targets are known, and how many each set loses; some must remain."""
+    known = {name: some.exclude(index.unknown, signature) for name, some in ranges.items()}
+    for name, some in known.items():
+        refuse_unknown(name, len(ranges[name]), len(some), signature)
+    return known, {name: len(ranges[name]) - len(some) for name, some in known.items()}
+
+
+def refuse_unknown(
+    name: str, every: int, known: int, signature: Signature, *, fold: str = ""
+) -> None:
+    """Refuse a set, or a fold's set, that has windows, none of them with a target."""
+    if known or not every:
+        return
+    where = f" of fold {fold}" if fold else ""
+    if signature.classes:
+        raise UserError(
+            f"no {name} window{where} has a label: its {every:,} windows end at rows without one; "
+            "label more rows, or choose another data.split"
+        )
+    if signature.masked:
+        raise UserError(
+            f"no {name} window{where} is known: a value is missing in each of its {every:,} "
+            "windows, and those that were filled in cannot be learnt from; shorten data.context, "
+            "or leave columns with many missing values out of data.inputs"
+        )
+    raise UserError(
+        f"no {name} window{where} has a target: each of its {every:,} windows lacks a value of "
+        f"{', '.join(signature.targets[:10])} in a row to predict; shorten data.horizon, name "
+        "fewer data.targets, or choose another data.split"
+    )
 
 
 def explain_empty_set(

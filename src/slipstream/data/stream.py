@@ -16,13 +16,13 @@ from torch import Tensor
 
 from slipstream import machine
 from slipstream.config import Config, Data, Signature
+from slipstream.data import missing, series, windows
 from slipstream.data import scaler as scaling
-from slipstream.data import series, windows
 from slipstream.data.io.columns import read_numbers, read_times
 from slipstream.data.io.table import DataTable
 from slipstream.data.roles import Roles, find_split_groups, identify_series
 from slipstream.data.scaler import RunningStatistics, Scaler
-from slipstream.data.series import Floats, SeriesIndex, Times
+from slipstream.data.series import Floats, Ints, SeriesIndex, Times
 from slipstream.data.splits import TRAIN, SplitAssignment, WindowRanges
 from slipstream.data.windows import WindowChunk
 from slipstream.errors import UserError
@@ -241,31 +241,39 @@ class _IndexScan:
 
 def scan_values(
     table: DataTable, signature: Signature, assignment: SplitAssignment, kind: str
-) -> Scaler:
-    """Fit a scaler on the training rows in a second pass; missing values are refused."""
+) -> tuple[Scaler, Ints]:
+    """Fit a scaler on the training rows in a second pass, and find the runs of rows without a
+    target; missing inputs are refused."""
     statistics = RunningStatistics({}, {}, {}, {}, {})
     stride = scaling.choose_sample_stride(assignment.count_rows(TRAIN))
     num_scanned = 0
     samples: dict[str, list[Floats]] = {}
+    runs: list[Ints] = []
     for rows in _iter_slices(table):
         end = rows.first_row + rows.num_rows
         training = np.flatnonzero(assignment.mask(TRAIN, rows.first_row, end))
+        unknown = np.zeros(rows.num_rows, dtype=bool)
         for name, setting in _find_settings(signature).items():
             column = read_numbers(rows, name, setting)
             is_label = bool(signature.classes) and name in signature.targets
-            missing = np.flatnonzero(np.isnan(column) | (is_label & (column < 0)))
-            if len(missing):
+            absent = np.isnan(column) | (is_label & (column < 0))
+            if absent.any() and name in signature.inputs:
+                row = int(np.flatnonzero(absent)[0])
                 raise UserError(
-                    f"{rows.locate_cell(int(missing[0]), name)}: is missing; to stream a table, "
-                    "fill or leave out what is missing beforehand"
+                    f"{rows.locate_cell(row, name)}: is missing; to stream a table, "
+                    "fill or leave out missing inputs beforehand"
                 )
+            unknown |= absent
             if not is_label:
-                statistics.add(name, column[training])
+                values = column[training]
+                statistics.add(name, values[~np.isnan(values)])
                 some = training[-num_scanned % stride :: stride]
                 samples.setdefault(name, []).append(column[some])
             del column  # before the next one is read
+        runs.append(rows.first_row + missing.encode_runs(unknown))
         num_scanned += len(training)
     scaler = statistics.to_scaler(kind)
     for name, parts in samples.items():
-        scaling.refuse_lost_digits(name, np.concatenate(parts), scaler)
-    return scaler
+        sample = np.concatenate(parts)
+        scaling.refuse_lost_digits(name, sample[~np.isnan(sample)], scaler)
+    return scaler, missing.join_runs(runs)

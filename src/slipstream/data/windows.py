@@ -138,9 +138,22 @@ def _split_input_channels(
 
 
 def gather_past(series: Series, starts: Tensor) -> Tensor:
-    """Gather the targets' own context rows, [T, B, C], which a baseline may repeat."""
-    past = series.targets[starts + series.context_rows]
+    """Gather the targets' own context rows, [T, B, C], which a baseline may repeat.
+
+    A missing value is the last known one; before any it is missing.
+    """
+    past = _fill_forward(series.targets[starts + series.context_rows])
     return _split_rows(past, others=0) if series.sequences_per_window > 1 else past
+
+
+def _fill_forward(rows: Tensor) -> Tensor:
+    """Replace each missing value along the first axis by the last known one."""
+    missing = rows.isnan()
+    if not bool(missing.any()):
+        return rows
+    place = torch.arange(len(rows), device=rows.device).view(-1, *[1] * (rows.dim() - 1))
+    known = torch.where(missing, 0, place).cummax(dim=0).values
+    return rows.gather(0, known)
 
 
 def merge_channels(sequences: Tensor, num_channels: int) -> Tensor:

@@ -27,6 +27,13 @@ def load_own_data(run: Run, config: Config, signature: Signature, scaler: Scaler
             f"{', '.join(signature.classes[:20])}; to score the model on them as new data, pass "
             "them with --data"
         )
+    if any(dataset.left_out.values()) and "left_out" not in checkpoint.read_origin(run):
+        note = (
+            "windows without a target are left out, which was not so when this run was trained: "
+            "its sets are not quite those of training"
+        )
+        dataset = datasets.load_dataset(config, known=scaler)
+        return replace(dataset, notes=(*dataset.notes, note))
     for name, shift in scaler.shift.items():
         now = dataset.scaler.shift.get(name, math.nan), dataset.scaler.size.get(name, math.nan)
         was = shift, scaler.size[name]

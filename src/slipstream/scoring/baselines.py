@@ -55,7 +55,7 @@ def fit_baselines(dataset: Dataset, load_chunks: ChunkLoader) -> dict[str, Basel
         }
     return {
         "repeat": _fit_repeat(dataset, load_chunks),
-        "seasonal": _make_seasonal(dataset),
+        "seasonal": _make_seasonal(dataset, load_chunks),
         "ridge": _fit_ridge(dataset, load_chunks),
     }
 
@@ -80,11 +80,11 @@ def restore_baseline(
     def predict(series: Series, starts: Tensor) -> Tensor:
         match name:
             case "repeat" if signature.horizon:
-                return predict_repeat(windows.gather_past(series, starts), steps)[..., None]
+                return predict_repeat(_gather_past(series, starts, state), steps)[..., None]
             case "repeat":
                 return state["mean"].to(starts.device).expand(len(starts), 1, -1)[..., None]
             case "seasonal":
-                past, period = windows.gather_past(series, starts), int(state["period"])
+                past, period = _gather_past(series, starts, state), int(state["period"])
                 return predict_seasonal(past, steps, period)[..., None]
             case "ridge":
                 inputs, _ = windows.gather_inputs(series, starts)
@@ -100,20 +100,40 @@ def restore_baseline(
     return Baseline(what, predict, state)
 
 
+def _gather_past(series: Series, starts: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+    """Gather the targets' own past; where none is known, the training mean."""
+    past = windows.gather_past(series, starts)
+    mean = state.get("mean")
+    return past if mean is None else torch.where(past.isnan(), mean.to(past.device), past)
+
+
+def _fit_past(dataset: Dataset, load_chunks: ChunkLoader) -> dict[str, Tensor]:
+    """Return the state that `_gather_past` needs: inputs are never missing, other targets may."""
+    if dataset.signature.shared == len(dataset.signature.targets):
+        return {}
+    return {"mean": _compute_mean(dataset, load_chunks)}
+
+
 def _fit_repeat(dataset: Dataset, load_chunks: ChunkLoader) -> Baseline:
     signature = dataset.signature
     if signature.horizon:
-        return restore_baseline("repeat", "the last known value", {}, signature)
-    total = torch.zeros(len(signature.targets), dtype=torch.float64)
-    for chunk in load_chunks("train"):
-        rows = chunk.starts.to(chunk.series.values.device) + signature.lead
-        total += chunk.series.targets[rows].double().sum(dim=0).cpu()
-    state = {"mean": (total / dataset.num_windows["train"]).float()}
+        state = _fit_past(dataset, load_chunks)
+        return restore_baseline("repeat", "the last known value", state, signature)
+    state = {"mean": _compute_mean(dataset, load_chunks)}
     what = "the training mean (no past target is known when estimating)"
     return restore_baseline("repeat", what, state, signature)
 
 
-def _make_seasonal(dataset: Dataset) -> Baseline:
+def _compute_mean(dataset: Dataset, load_chunks: ChunkLoader) -> Tensor:
+    """Return the mean of the training windows' first target rows, [C]."""
+    total = torch.zeros(len(dataset.signature.targets), dtype=torch.float64)
+    for chunk in load_chunks("train"):
+        rows = chunk.starts.to(chunk.series.values.device) + dataset.signature.lead
+        total += chunk.series.targets[rows].double().sum(dim=0).cpu()
+    return (total / dataset.num_windows["train"]).float()
+
+
+def _make_seasonal(dataset: Dataset, load_chunks: ChunkLoader) -> Baseline:
     signature, period = dataset.signature, dataset.period
     if not signature.horizon:
         return Baseline("estimation has no season", None)
@@ -121,7 +141,7 @@ def _make_seasonal(dataset: Dataset) -> Baseline:
         return Baseline("no period is known; set data.period", None)
     if period > signature.context:
         return Baseline(f"its {period} rows are more than data.context", None)
-    state = {"period": torch.tensor(period)}
+    state = {"period": torch.tensor(period)} | _fit_past(dataset, load_chunks)
     return restore_baseline("seasonal", f"the values {period} rows ago", state, signature)
 
 

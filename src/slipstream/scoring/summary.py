@@ -129,6 +129,7 @@ def summarize_scores(
         "name": task.config.name,
         **scores,
         "windows": count_windows(dataset),
+        "windows_without_target": dataset.left_out,
         "baselines": beside,
         "judged_by": metric,
         "beaten_by": find_better_baselines(scores, beside, metric),

@@ -123,7 +123,9 @@ def prepare_task(context: RunContext) -> tuple[TrainingTask, Plan]:
                 task, chosen = _settle(task, chosen)
     runs.remove_manifest(run)
     write_config(run, task.config, context.config)
-    run.origin.update(data=start.fingerprint, streamed=dataset.stream is not None)
+    run.origin.update(
+        data=start.fingerprint, streamed=dataset.stream is not None, left_out=dataset.left_out
+    )
     runs.write_json(run.folder / "plan.json", chosen.to_dict())
     return task, chosen
 

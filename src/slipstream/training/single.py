@@ -80,6 +80,7 @@ def train_encoder(context: RunContext) -> Result:
         "objective": config.train.objective,
         **model,
         "windows": dataset.num_windows,
+        "windows_without_target": dataset.left_out,
         "baselines": baselines,
         "judged_by": metric,
         "beaten_by": summary.find_better_baselines(model, baselines, metric, "val"),

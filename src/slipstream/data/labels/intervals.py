@@ -16,6 +16,7 @@ from slipstream.data.io.columns import read_codes, read_numbers, read_times
 from slipstream.data.io.files import READERS, read_file
 from slipstream.data.io.table import DataTable
 from slipstream.data.labels import classes
+from slipstream.data.missing import encode_runs
 from slipstream.data.roles import LABEL, Roles, normalize_value
 from slipstream.data.series import Ints, RawSeries, SeriesIndex, Times, is_date, prepare_series
 from slipstream.errors import UserError
@@ -68,6 +69,7 @@ def attach_labels(
             column[intervals.first[i] : intervals.last[i] + 1] = intervals.class_numbers[i]
     with_labels = replace(
         raw,
+        index=replace(raw.index, unknown=encode_runs(column < 0)),
         column_names=(*raw.column_names, LABEL),
         read_column=lambda name: column if name == LABEL else raw.read_column(name),
     )

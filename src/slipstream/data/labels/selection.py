@@ -1,48 +1,16 @@
-"""Labelled windows: those whose target rows all have a label, split class by class, counted."""
+"""Labelled windows, split class by class and counted."""
 
 from itertools import pairwise
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from slipstream.config import Data, Signature
 from slipstream.data import splits
-from slipstream.data.series import Flags, Ints, RawSeries, SeriesIndex
+from slipstream.data.series import Flags, Ints, SeriesIndex
 from slipstream.data.splits import SETS
 from slipstream.errors import UserError
 
 MOST_NAMED = 10
-
-
-def read_class_numbers(raw: RawSeries) -> Ints:
-    """Return each row's class, from the last column; below 0 where there is no label."""
-    return raw.read_column(raw.column_names[-1]).astype(np.int64)
-
-
-def filter_labelled(
-    starts: dict[str, Tensor], numbers: Ints, signature: Signature, *, fold: str = ""
-) -> dict[str, Tensor]:
-    """Return the windows whose target rows all have a label; every set must have some."""
-    labelled = {
-        name: some[torch.from_numpy(_mask_labelled(some.numpy(), numbers, signature))]
-        for name, some in starts.items()
-    }
-    for name, some in labelled.items():
-        if not len(some):
-            where = f" of fold {fold}" if fold else ""
-            raise UserError(
-                f"no {name} window{where} has a label: its {len(starts[name]):,} windows end at "
-                "rows without one; label more rows, or choose another data.split"
-            )
-    return labelled
-
-
-def _mask_labelled(starts: Ints, numbers: Ints, signature: Signature) -> Flags:
-    known = np.ones(len(starts), dtype=bool)
-    for step in range(signature.steps_out):
-        known &= numbers[starts + signature.lead + step] >= 0
-    return known
 
 
 def split_stratified(
@@ -56,8 +24,8 @@ def split_stratified(
     set are left out.
     """
     rows = splits.assign_all(index.num_rows)
-    starts = splits.find_set_windows(index.breaks, rows, 0, data, signature).list_starts()
-    starts = starts[_mask_labelled(starts, numbers, signature)]
+    ranges = splits.find_set_windows(index.breaks, rows, 0, data, signature)
+    starts = ranges.exclude(index.unknown, signature).list_starts()
     sets = _assign_windows(starts, numbers[starts + signature.lead], index, data)
     length = signature.lead + signature.steps_out
     by_set = {name: starts[sets == which] for which, name in enumerate(SETS)}
