@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 from slipstream.text import (
     escape_controls,
     escape_to_line,
+    format_count,
     format_html_table,
+    format_ms,
     format_table,
 )
 
@@ -49,3 +51,22 @@ def test_a_table_escapes_names_for_a_terminal_and_a_page():
     found = format_html_table("<i>", ["", "x"], rows)
     assert "<caption>&lt;i&gt;</caption>" in found
     assert "<td>&lt;b&gt;\\x1b</td><td>1</td>" in found
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [
+        (1290.3, "1,290 ms"),
+        (323.4, "323 ms"),
+        (7.013, "7.01 ms"),
+        (0.2551, "0.255 ms"),
+        (0.0, "0 ms"),
+    ],
+)
+def test_milliseconds_have_three_figures_and_no_exponent(ms, text):
+    assert format_ms(ms) == text
+
+
+def test_nouns_follow_their_number():
+    counts = [format_count(count, "thread") for count in (0, 1, 2, 1520)]
+    assert counts == ["0 threads", "1 thread", "2 threads", "1,520 threads"]

@@ -1,6 +1,7 @@
-"""Text from outside (names, paths, messages) as it may be shown."""
+"""Text from outside (names, paths, messages) as it may be shown, and numbers in sentences."""
 
 import html
+import math
 import re
 from collections.abc import Sequence
 
@@ -51,3 +52,23 @@ def format_html_table(title: str, headings: Sequence[str], rows: Sequence[Sequen
 
 def _escape_html(text: str) -> str:
     return html.escape(escape_to_line(text))
+
+
+def format_number(value: float | None, decimals: int = 8, *, figures: int = 4) -> str:
+    """Format a number with so many significant figures and at most so many decimals."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    if value == 0:
+        return "0"
+    digits = max(0, figures - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{min(digits, decimals)}f}"
+
+
+def format_ms(value: float) -> str:
+    """Format milliseconds with three significant figures and never an exponent: 1,290 ms."""
+    return f"{format_number(value, figures=3)} ms"
+
+
+def format_count(count: int, noun: str) -> str:
+    """Format a number of things with the noun in singular or plural: 1 thread, 2 threads."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -1,17 +1,26 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slipstream import UserError, runs
-from slipstream.autotune import candidates, measure, timing
+from slipstream.autotune import candidates, measure
+from slipstream.autotune.measure import PlanSearch
 from slipstream.autotune.rules import make_plan
+from slipstream.autotune.timing import StepMeasurement
 from slipstream.engine import plan
+from slipstream.machine import CpuLoad
 from tests.conftest import small_config, small_dataset, waves
 from tests.engine.steps import make_task
+
+CACHED = {"plan": "cached", "threads": 1}
+"""With a number of threads, other processes on the machine do not keep a plan from the cache"""
 
 
 @pytest.fixture(autouse=True)
@@ -35,11 +44,12 @@ def test_every_candidate_is_in_the_evidence_and_the_fastest_is_taken(tmp_path):
     generator = torch.get_rng_state()
     decided = measure.choose_plan(task, rules)
     names = [item["candidate"] for item in decided.evidence]
-    assert names[0] == "rules of thumb"
+    one = ", threads = 1" if rules.threads > 1 else ""
+    assert names[0] == f"rules of thumb{one}"
     assert any(name.startswith("threads = ") for name in names) or rules.threads == 1
     assert any(name.startswith("onednn = ") for name in names)
     timed = [item["ms"] for item in decided.evidence if "ms" in item and "refused" not in item]
-    assert decided.ms_per_step <= min(timed) / timing.WORTHWHILE_RATIO
+    assert decided.ms_per_step <= min(timed) / measure.BUSY_RATIO
     assert decided.reasons["plan"].startswith("measured in")
     # measuring leaves no trace in what will be trained
     assert all(torch.equal(task.model.state_dict()[name], value) for name, value in before.items())
@@ -47,14 +57,14 @@ def test_every_candidate_is_in_the_evidence_and_the_fastest_is_taken(tmp_path):
 
 
 def test_what_was_measured_is_remembered_by_shape(tmp_path, cache):
-    task, rules = made(tmp_path, engine={"plan": "cached"})
+    task, rules = made(tmp_path, engine=CACHED)
     first = measure.choose_plan(task, rules)
     assert len(json.loads(cache.read_text())) == 1
     again = measure.choose_plan(task, rules)
     assert again.reasons["plan"].startswith("measured before")
     assert again.ms_per_step == first.ms_per_step
     assert again.evidence == first.evidence
-    other, rules = made(tmp_path, engine={"plan": "cached"}, model={"hidden": 9})
+    other, rules = made(tmp_path, engine=CACHED, model={"hidden": 9})
     assert measure.choose_plan(other, rules).reasons["plan"].startswith("measured in")
     assert len(json.loads(cache.read_text())) == 2
 
@@ -137,7 +147,7 @@ def test_a_batch_that_does_not_fit_is_planned_in_smaller_passes(tmp_path):
 
 def test_memory_that_was_full_once_is_not_remembered(tmp_path, cache):
     """A neighbour may have had it; the next run finds out anew."""
-    task, rules = made(tmp_path, train={"batch": 31}, engine={"plan": "cached"})
+    task, rules = made(tmp_path, train={"batch": 31}, engine=CACHED)
 
     def check(_, given):
         if given[0].shape[1] > 16:
@@ -188,3 +198,111 @@ def test_not_even_one_window(tmp_path):
     task.model.register_forward_pre_hook(check)
     with pytest.raises(UserError, match="not even one window fits"):
         measure.find_batch_size(task, rules)
+
+
+# decisions, from figures
+
+
+IDLE, BUSY = CpuLoad(0.0, 8, 8), CpuLoad(7.6, 8, 8)
+SETTINGS = {
+    "threads": [1, 2, 8],
+    "onednn": [True, False],
+    "fused": [True, False],
+    "workers": [0, 4],
+    "precision": ["fp32", "bf16", "tf32", "fp16"],
+    "compile": [False, True],
+    "capture": [True, False],
+    "cudnn": [("off", "off"), ("persistent", "persistent"), ("standard", "persistent")],
+}
+RULES = make_plan(small_config(engine={"threads": 8}), data_bytes=0)
+
+
+def search_with(load=IDLE, loss=1.0, **changes):
+    """A search whose first plan is the rules of thumb with some values changed."""
+    search = PlanSearch(None, replace(RULES, **changes), reference_loss=loss)
+    search.record_load(load)
+    return search
+
+
+def decide(search, setting, value, best_ms, ms):
+    """Have a search decide about a value, by given times."""
+    (candidate,) = candidates.make_candidates(setting, value)
+    other = replace(search.plan, **{setting: value})
+    search.evidence.append({"candidate": candidate.name, "ms": ms})
+    found = StepMeasurement(ms, 1.0, [])
+    return search.decide(candidate, other, StepMeasurement(best_ms, 1.0, []), found)
+
+
+def read_figures(text):
+    return [float(figure.replace(",", "")) for figure in re.findall(r"\d[\d,]*\.?\d*", text)]
+
+
+@given(
+    setting=st.sampled_from(sorted(SETTINGS)),
+    data=st.data(),
+    times=st.tuples(st.floats(1e-3, 1e5), st.floats(1e-3, 1e5)),
+)
+def test_a_reason_follows_from_the_figures_beside_it(setting, data, times):
+    before, value = data.draw(st.permutations(SETTINGS[setting]))[:2]
+    search = search_with(**{setting: before})
+    best = decide(search, setting, value, *times)
+    reason = search.reasons.get(setting)
+    if best.ms == times[0]:
+        assert getattr(search.plan, setting) == before
+        return
+    assert getattr(search.plan, setting) == value
+    ratio, *_, new, old = read_figures(reason)
+    assert ratio == pytest.approx(old / new, rel=6e-3)
+    assert (old, new) == pytest.approx(times, rel=6e-3)
+    assert "e+" not in reason
+    assert "1 threads" not in reason
+    assert candidates.describe_value(setting, before) in reason
+
+
+def test_threads_that_lose_are_named_with_both_times():
+    search = search_with(threads=1)
+    best = decide(search, "threads", 2, 7.01, 1290.0)
+    assert (best.ms, search.plan.threads) == (7.01, 1)
+    assert search.reasons["threads"] == "7.01 ms a step, 1,290 with 2 threads"
+
+
+def test_a_busy_machine_is_named_and_has_to_be_clearly_faster_with_more_threads():
+    search = search_with(BUSY, threads=1)
+    assert search.reasons["load"] == "the machine is busy: other processes use 7.6 of 8 cores"
+    assert decide(search, "threads", 8, 10.0, 9.0).ms == 10.0
+    assert decide(search, "threads", 8, 10.0, 7.0).ms == 7.0
+    idle = search_with(IDLE, threads=1)
+    assert "load" not in idle.reasons
+    assert decide(idle, "threads", 8, 10.0, 9.0).ms == 9.0
+
+
+def test_what_a_trial_may_take_is_bounded_by_what_it_can_save():
+    search = search_with(IDLE, threads=1)
+    search.run_s = 20.0
+    config = small_config(engine={"threads": "auto"})
+    listed = list(candidates.list_candidates(config, search.plan))
+    assert all(one.most_gain == one.value for one in listed if one.setting == "threads")
+    one, eight = (listed[0]._replace(value=n, most_gain=n) for n in (1, 8))
+    assert search.compute_allowance(one) == 0
+    assert search.compute_allowance(eight) == pytest.approx(0.1 * 20 * 7 / 8)
+    search.run_s = 1e6
+    assert search.compute_allowance(eight) == measure.MEASURE_LIMIT_S
+    search.record_load(BUSY)
+    assert search.compute_allowance(eight) == 0
+
+
+def test_threads_that_there_was_no_time_for_follow_the_rules_unless_the_machine_is_busy():
+    best = StepMeasurement(5.0, 1.0, [])
+    decided = search_with(IDLE, threads=1).leave_threads_to_rules(RULES, best)
+    assert (decided.threads, decided.ms_per_step) == (8, None)
+    assert decided.reasons["threads"] == "requested; not measured (time limit)"
+    decided = search_with(BUSY, threads=1).leave_threads_to_rules(RULES, best)
+    assert (decided.threads, decided.ms_per_step) == (1, 5.0)
+    assert decided.reasons["threads"] == "more were not measured (time limit)"
+
+
+def test_one_thread_is_timed_first_unless_its_step_is_long():
+    config = small_config(engine={"threads": "auto"})
+    assert candidates.prefer_one_thread(config, RULES, 0.01).threads == 1
+    assert candidates.prefer_one_thread(config, RULES, 10.0) is RULES
+    assert candidates.prefer_one_thread(small_config(), RULES, 0.01) is RULES  # the user's number

@@ -186,6 +186,21 @@ def test_a_technique_that_fails_is_a_problem_unless_a_missing_tool_explains_it()
     assert find_problems(planted({}, [FAILED | {"works": None}])) == []
 
 
+def test_a_busy_machine_and_threads_that_wait_for_one_another_are_problems():
+    busy = planted({})
+    busy["machine"]["cpu"]["load"] = {"others": 7.5, "cores": 8, "available": 8}
+    threads = {"name": "threads", "works": True, "why": "", "fix": "", "ms": 323.0}
+    busy["techniques"] = [threads | {"alternative_ms": 7.01}]
+    load, slow = find_problems(busy)
+    assert load["problem"] == "the machine is busy: other processes use 7.5 of 8 cores"
+    assert slow["problem"].startswith("a step takes 323 ms with 8 threads and 7.01 ms with one")
+    assert all("engine.threads=1" in one["fix"] for one in (load, slow))
+    quiet = planted({})
+    quiet["machine"]["cpu"]["load"] = {"others": 0.1, "cores": 8, "available": 8}
+    quiet["techniques"] = [threads | {"alternative_ms": 200.0}]
+    assert find_problems(quiet) == []
+
+
 def test_versions_of_cudnn_read_as_people_write_them():
     assert inventory.format_cudnn_version(91002) == "9.10.2"
     assert inventory.format_cudnn_version(8902) == "8.9.2"

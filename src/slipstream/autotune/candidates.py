@@ -11,11 +11,14 @@ from slipstream.config import Config
 from slipstream.engine.plan import Plan
 from slipstream.kernels import is_triton_usable
 from slipstream.models import OWN_KERNELS
+from slipstream.text import format_count, format_ms, format_number
 
 COMPILE_S = 8.0
 BUILDING_PAYS_S = 15.0
 """Length of a run from which on our own kernels are built: that takes 2 s on 16 cores, 5 s on one,
 once per machine, and saves a third or more of the steps' time, whose guess is high"""
+LONG_STEP_S = 1.0
+"""Guess of a step on one thread from which on that is not the first thing to time"""
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -38,6 +41,18 @@ def prefer_own_kernels(config: Config, plan: Plan, guessed_s: float) -> Plan:
     return replace(plan, cudnn=own, precision=precision, reasons=reasons)
 
 
+def prefer_one_thread(config: Config, plan: Plan, guessed_step_s: float) -> Plan:
+    """Put one thread into the plan that is timed first, where the number is open.
+
+    One thread does not wait for others: on a busy machine its step is the cheapest to time, and
+    more threads are stopped as soon as they are clearly slower. `guessed_step_s` is for one thread.
+    """
+    is_open = plan.device.type == "cpu" and config.engine.threads == "auto" and plan.threads > 1
+    if not is_open or guessed_step_s > LONG_STEP_S:
+        return plan
+    return replace(plan, threads=1)
+
+
 class PlanCandidate(NamedTuple):
     """A plan with one setting changed."""
 
@@ -49,6 +64,8 @@ class PlanCandidate(NamedTuple):
     """What it takes before its first step, beyond what others take"""
     also: Mapping[str, Any] = NOTHING
     """Other settings that change with it"""
+    most_gain: float = 1.0
+    """How many times as fast it can be at most, where that is known: it may take time for that"""
 
     @property
     def name(self) -> str:
@@ -65,6 +82,38 @@ def make_candidates(
             return value
 
         yield PlanCandidate(setting, value, change, setup_s, also)
+
+
+def explain_gain(setting: str, before: Any, before_ms: float, ms: float) -> str:
+    """Say what a choice gains over the value before it; the ratio follows from the figures."""
+    figures = [format_number(value, figures=3) for value in (before_ms, ms)]
+    old, new = (float(figure.replace(",", "")) for figure in figures)
+    ratio = format_number(old / new, figures=3)
+    return (
+        f"{ratio}x as fast as {describe_value(setting, before)}: {format_ms(ms)} a step instead of "
+        f"{figures[0]}"
+    )
+
+
+def describe_value(setting: str, value: Any) -> str:
+    """Name the value of a setting in a sentence."""
+    match setting, value:
+        case ("threads", _):
+            return format_count(value, "thread")
+        case ("workers", _):
+            return format_count(value, "worker")
+        case ("onednn", _):
+            return "oneDNN's layers" if value else "torch's own layers"
+        case ("fused", _):
+            return "the fused optimizer" if value else "the optimizer without fusion"
+        case ("compile", _):
+            return "the compiled model" if value else "the model as it is"
+        case ("capture", _):
+            return "the captured step" if value else "the eager step"
+        case ("cudnn", _):
+            names = ["our own kernels" if one == OWN_KERNELS else f"cuDNN {one}" for one in value]
+            return " and ".join(dict.fromkeys(names))
+    return str(value)
 
 
 def list_candidates(config: Config, plan: Plan) -> Iterator[PlanCandidate]:
@@ -84,7 +133,8 @@ def list_candidates(config: Config, plan: Plan) -> Iterator[PlanCandidate]:
             yield from make_candidates("precision", precision, also=also)
     if not on_gpu and engine.threads == "auto":
         cores = machine.count_available_cores()
-        yield from make_candidates("threads", *sorted({1, max(cores // 2, 1), cores}))
+        for one in make_candidates("threads", *sorted({1, max(cores // 2, 1), cores})):
+            yield one._replace(most_gain=max(one.value / plan.threads, 1.0))
     if not on_gpu and recurrent:
         yield from make_candidates("onednn", True, False)
     if not on_gpu and engine.precision == "auto" and machine.has_fast_bf16():

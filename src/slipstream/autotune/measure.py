@@ -22,6 +22,7 @@ from slipstream.autotune.timing import (
     StepMeasurement,
     count_steps,
     guess_duration_s,
+    guess_step_s,
     try_plan,
 )
 from slipstream.config import Config
@@ -29,7 +30,9 @@ from slipstream.engine import recovery
 from slipstream.engine.plan import Plan
 from slipstream.engine.single import TrainingTask
 from slipstream.errors import UserError
+from slipstream.machine import CpuLoad
 from slipstream.models import OWN_KERNELS
+from slipstream.text import format_count, format_ms, format_number
 
 MEASURE_LIMIT_S = 10.0
 SHARE_OF_RUN = 0.05
@@ -38,12 +41,17 @@ FIRST_TRIAL_S = 0.5
 """The least time that a trial takes, with everything around its steps"""
 SAME_LOSS = 0.01
 """How far a candidate's mean loss may be from the first one's"""
+START = "rules of thumb"
 CACHE = "plans.json"
+BUSY = "load"
+"""The reason of a plan that was measured while other processes used the cores"""
 CHOICES = (
     *("precision", "cudnn", "threads", "onednn", "fused", "workers", "compile", "capture"),
     *("ms_per_step", "kernels", "evidence"),
 )
 """The fields of a plan that measuring decides"""
+BUSY_RATIO = 0.8
+"""On a busy machine, times vary: more threads must take less than this share of the best time"""
 MIN_BATCH, MAX_BATCH = 32, 16384
 WORTHWHILE_SPEEDUP = 1.1
 """How much faster a larger batch must be, since it takes fewer steps to learn in"""
@@ -66,28 +74,34 @@ def choose_plan(task: TrainingTask, plan: Plan) -> Plan:
     measured, is_complete = measure_plan(task, rules)
     reason = f"measured in {time.perf_counter() - started_at:.1f} s"
     measured = replace(measured, reasons=measured.reasons | {"plan": reason})
-    if is_complete and measured.micro_batch is None:  # else a neighbour may have had the memory
+    # another process may have had the memory or the cores, which the next run then has
+    was_busy = config.engine.threads == "auto" and BUSY in measured.reasons
+    if is_complete and measured.micro_batch is None and not was_busy:
         write_plan(key, measured, rules)
     return measured
 
 
 def measure_plan(task: TrainingTask, rules: Plan) -> tuple[Plan, bool]:
     """Return the fastest plan that keeps the losses, and whether every candidate had its time."""
-    started_at = time.perf_counter()
+    started_at, usage = time.perf_counter(), machine.read_cpu_usage()
     machine.warm_up(rules.device)
-    search = PlanSearch(task, rules)
-    best = search.measure_start()
+    first = candidates.prefer_one_thread(task.config, rules, guess_step_s(task, rules, 1))
+    search = PlanSearch(task, first)
+    best = search.measure_start(START if first is rules else f"{START}, threads = {first.threads}")
+    if rules.device.type == "cpu":
+        search.record_load(machine.compute_load(usage, machine.read_cpu_usage()))
     if best is None:
         return replace(search.plan, evidence=search.evidence), False
-    share_s = SHARE_OF_RUN * best.ms / 1e3 * count_steps(task) * task.config.train.epochs
+    search.run_s = best.ms / 1e3 * count_steps(task) * task.config.train.epochs
+    share_s = SHARE_OF_RUN * search.run_s
     deadline = started_at + min(MEASURE_LIMIT_S, share_s)
     for candidate in candidates.list_candidates(task.config, search.plan):
         best = search.try_candidate(candidate, best, deadline)
-    plan = replace(search.plan, evidence=search.evidence)
     skipped = any("skipped" in item for item in search.evidence)
-    reasons = plan.reasons | search.reasons
-    measured = replace(plan, ms_per_step=best.ms, kernels=best.kernels, reasons=reasons)
-    return measured, share_s >= MEASURE_LIMIT_S or not skipped
+    is_complete = share_s >= MEASURE_LIMIT_S or not skipped
+    if first.threads != rules.threads and "threads" not in search.reasons:
+        return search.leave_threads_to_rules(rules, best), is_complete
+    return search.summarize(best), is_complete
 
 
 @dataclass
@@ -101,11 +115,41 @@ class PlanSearch:
     reference_loss: float = math.nan
     trial_s: float = TRIAL_S
     """What the last trial took"""
+    load: CpuLoad | None = None
+    """Of the other processes, where it was measured"""
+    run_s: float = math.inf
+    """What training takes with the first plan"""
 
-    def measure_start(self) -> StepMeasurement | None:
-        """Measure the rules of thumb; where they fail, without our kernels, then in smaller
-        passes. None if nothing works."""
-        result = self._try("rules of thumb")
+    def summarize(self, best: StepMeasurement) -> Plan:
+        """Return the fastest plan with its time, its reasons and everything that was tried."""
+        return replace(
+            self.plan,
+            ms_per_step=best.ms,
+            kernels=best.kernels,
+            reasons=self.plan.reasons | self.reasons,
+            evidence=self.evidence,
+        )
+
+    def leave_threads_to_rules(self, rules: Plan, best: StepMeasurement) -> Plan:
+        """Return the plan where only one thread was timed: it stays on a busy machine only."""
+        plan = self.summarize(best)
+        reason = f"more were {OUT_OF_TIME}"
+        if BUSY in plan.reasons:
+            return replace(plan, reasons=plan.reasons | {"threads": reason})
+        reason = f"{rules.reasons['threads']}; {OUT_OF_TIME}"
+        reasons = plan.reasons | {"threads": reason}
+        return replace(plan, threads=rules.threads, ms_per_step=None, reasons=reasons)
+
+    def record_load(self, load: CpuLoad | None) -> None:
+        """Record how busy the machine is, for the choice of threads and for the reader."""
+        self.load = load
+        if load is not None and load.is_busy:
+            self.reasons[BUSY] = f"the machine is busy: {load.describe()}"
+
+    def measure_start(self, name: str) -> StepMeasurement | None:
+        """Measure the first plan; where it fails, without our kernels, then in smaller passes. None
+        if nothing works."""
+        result = self._try(name)
         is_free = self.task.config.engine.cudnn == "auto"
         if result is None and OWN_KERNELS in self.plan.cudnn and is_free:
             failure = self.evidence[-1]["failed"]
@@ -131,18 +175,28 @@ class PlanSearch:
         self, candidate: PlanCandidate, best: StepMeasurement, deadline: float
     ) -> StepMeasurement:
         """Take the candidate if it is worth it, and return the best measurement."""
-        before, value = getattr(self.plan, candidate.setting), candidate.change(self.plan)
-        if value == before:
+        value = candidate.change(self.plan)
+        if value == getattr(self.plan, candidate.setting):
             return best
-        started_at = time.perf_counter()
-        if started_at + max(self.trial_s, TRIAL_S) + candidate.setup_s > deadline:
+        started_at, needed_s = time.perf_counter(), max(self.trial_s, TRIAL_S) + candidate.setup_s
+        if needed_s > max(deadline - started_at, self.compute_allowance(candidate)):
             self.evidence.append({"candidate": candidate.name, "skipped": OUT_OF_TIME})
             return best
         other = replace(self.plan, **{candidate.setting: value}, **candidate.also)
-        result = try_plan(self.task, other, candidate.name, self.evidence)
+        limit_ms = best.ms if other.device.type == "cpu" else math.inf
+        result = try_plan(self.task, other, candidate.name, self.evidence, best_ms=limit_ms)
         self.trial_s = time.perf_counter() - started_at
-        if result is None:
-            return best
+        return best if result is None else self.decide(candidate, other, best, result)
+
+    def decide(
+        self,
+        candidate: PlanCandidate,
+        other: Plan,
+        best: StepMeasurement,
+        result: StepMeasurement,
+    ) -> StepMeasurement:
+        """Take the other plan if its measurement is worth it, and return the best measurement."""
+        before = getattr(self.plan, candidate.setting)
         if candidate.name == "precision = fp32":
             self.reference_loss = result.loss
             if refusal := self._refuse_loss(best.loss):
@@ -151,11 +205,28 @@ class PlanSearch:
                 return result
         if refusal := self._refuse_loss(result.loss):
             self.evidence[-1]["refused"] = refusal
-        elif result.ms < WORTHWHILE_RATIO * best.ms:
-            speedup = f"{best.ms / result.ms:.2g}x as fast as {before}"
-            self.reasons[candidate.setting], self.plan = f"measured, {speedup}", other
+        elif result.ms < self._get_worthwhile_ratio(other) * best.ms:
+            reason = candidates.explain_gain(candidate.setting, before, best.ms, result.ms)
+            self.reasons[candidate.setting], self.plan = reason, other
             return result
+        elif candidate.setting == "threads":
+            figures = f"{format_ms(best.ms)} a step, {format_number(result.ms, figures=3)} with"
+            threads = format_count(other.threads, "thread")
+            self.reasons["threads"] = f"{figures} {threads}"
         return best
+
+    def compute_allowance(self, candidate: PlanCandidate) -> float:
+        """Return the seconds that a trial may take whatever the others took: a share of what the
+        candidate can save at most, which is nothing on a busy machine."""
+        if self.load is not None and self.load.is_busy:
+            return 0.0
+        saved_s = self.run_s * (1 - 1 / candidate.most_gain)
+        return min(2 * SHARE_OF_RUN * saved_s, MEASURE_LIMIT_S)
+
+    def _get_worthwhile_ratio(self, other: Plan) -> float:
+        """Return the share of the best time that a plan must stay below."""
+        is_busy = self.load is not None and self.load.is_busy_for(other.threads)
+        return BUSY_RATIO if is_busy and other.threads > self.plan.threads else WORTHWHILE_RATIO
 
     def _refuse_loss(self, loss: float) -> str | None:
         """Say how a loss differs from the reference; None if it does not."""

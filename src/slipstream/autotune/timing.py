@@ -1,6 +1,7 @@
 """Estimate how long training takes, and time its first steps."""
 
 import copy
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,6 +24,11 @@ MAX_STEPS = 100
 WORTHWHILE_RATIO = 0.97
 """A candidate must take less than this share of the best time"""
 OUT_OF_TIME = "not measured (time limit)"
+CLEARLY_SLOWER = 1.5
+"""A candidate whose steps take so many times the best time is not timed any further"""
+HOPELESS = 5.0
+"""The same for its very first step, which has to set up what later ones need"""
+STOPPED_EARLY = "stopped early: clearly slower"
 
 
 class StepMeasurement(NamedTuple):
@@ -31,6 +37,8 @@ class StepMeasurement(NamedTuple):
     ms: float
     loss: float
     kernels: list[str]
+    stopped_early: bool = False
+    """Whether it was clearly slower than the best, so that its time is that of few steps"""
 
 
 def count_windows_per_step(config: Config) -> int:
@@ -54,42 +62,67 @@ def estimate_duration(task: TrainingTask, plan: Plan) -> dict[str, Any]:
 
 def guess_duration_s(task: TrainingTask, plan: Plan) -> float:
     """Guess very roughly how many seconds training takes, from multiplications and kernel calls."""
+    cores = machine.count_available_cores()
+    return guess_step_s(task, plan, cores) * count_exact_steps(task) * task.config.train.epochs
+
+
+def count_exact_steps(task: TrainingTask) -> float:
+    """Return the steps of one epoch, the last one as the share of a whole batch that it is."""
+    return task.dataset.num_windows["train"] / count_windows_per_step(task.config)
+
+
+def guess_step_s(task: TrainingTask, plan: Plan, cores: int) -> float:
+    """Guess very roughly how many seconds a step takes, on so many cores of a CPU."""
     config = task.config
     spec = config.model.spec
     tokens = 1 if spec.flattens else config.data.context // config.model.patch
     calls = spec.count_calls(tokens) * len(config.model.sizes)
-    windows = task.dataset.num_windows["train"] * config.train.epochs
     weights = sum(p.numel() for p in task.model.parameters())
     on_gpu = plan.device.type == "cuda"
-    speed = 1e13 if on_gpu else 5e9 * machine.count_available_cores()
+    speed = 1e13 if on_gpu else 5e9 * cores
     step_s = 1e-4 + 5e-6 * calls if on_gpu else 1e-3 + 3e-4 * calls  # of the smallest model
-    products = 6 * weights * tokens * windows * task.dataset.signature.sequences_per_window
-    return products / speed + step_s * windows / count_windows_per_step(config)
+    windows = count_windows_per_step(config) * task.dataset.signature.sequences_per_window
+    return 6 * weights * tokens * windows / speed + step_s
 
 
-def measure_ms(time_steps: Callable[[int], float], max_steps: int) -> float:
-    """Return the milliseconds per step, given a function from a number of steps to seconds."""
+def measure_ms(
+    time_steps: Callable[[int], float], max_steps: int, *, best_ms: float = math.inf
+) -> float:
+    """Return the milliseconds per step, given a function from a number of steps to seconds.
+
+    It ends as soon as the steps are clearly slower than `best_ms`.
+    """
     once_s = time_steps(1)
+    if 1e3 * once_s > CLEARLY_SLOWER * best_ms:
+        return 1e3 * once_s
     steps = min(int(TRIAL_S / NUM_STRETCHES / max(once_s, 1e-6)), MAX_STEPS, max_steps) or 1
-    return 1e3 * min(time_steps(steps) for _ in range(NUM_STRETCHES)) / steps
+    fastest_ms = math.inf
+    for _ in range(NUM_STRETCHES):
+        fastest_ms = min(fastest_ms, 1e3 * time_steps(steps) / steps)
+        if fastest_ms > CLEARLY_SLOWER * best_ms:
+            break
+    return fastest_ms
 
 
-def measure_step(task: TrainingTask, plan: Plan) -> StepMeasurement:
-    """Train a copy of the model for a moment."""
+def measure_step(task: TrainingTask, plan: Plan, *, best_ms: float = math.inf) -> StepMeasurement:
+    """Train a copy of the model for a moment, the shorter the slower it is than `best_ms`."""
     trial = replace(task, model=copy.deepcopy(task.model))
     with plan.flags():
         program = build_step(trial, plan)
         try:
             warm_up = capture.EAGER_FIRST + 1 if plan.device.type == "cuda" else 1
-            time_first_steps(program, task.config, warm_up)
+            ms = 1e3 * time_first_steps(program, task.config, warm_up) / warm_up
             losses = program.buffers.losses[:warm_up].clone()  # the same steps for every candidate
-            ms = measure_ms(
-                lambda steps: time_first_steps(program, task.config, steps),
-                program.batches.num_steps,
-            )
+            if ms <= HOPELESS * best_ms:
+                ms = measure_ms(
+                    lambda steps: time_first_steps(program, task.config, steps),
+                    program.batches.num_steps,
+                    best_ms=best_ms,
+                )
             if program.failures():
                 raise RuntimeError("; ".join(program.failures().values()))
-            return StepMeasurement(ms, float(losses.double().mean()), program.kernels())
+            loss, early = float(losses.double().mean()), ms > CLEARLY_SLOWER * best_ms
+            return StepMeasurement(ms, loss, program.kernels(), early)
         finally:
             program.close()
 
@@ -120,11 +153,16 @@ def time_first_steps(program: SingleStep, config: Config, steps: int) -> float:
 
 
 def try_plan(
-    task: TrainingTask, plan: Plan, name: str, evidence: list[dict[str, Any]]
+    task: TrainingTask,
+    plan: Plan,
+    name: str,
+    evidence: list[dict[str, Any]],
+    *,
+    best_ms: float = math.inf,
 ) -> StepMeasurement | None:
     """Measure a candidate and add it to the evidence; None if it fails."""
     try:
-        result = measure_step(task, plan)
+        result = measure_step(task, plan, best_ms=best_ms)
     except Exception as error:
         if not isinstance(error, recovery.MEMORY_ERRORS) and OWN_KERNELS not in plan.cudnn:
             raise  # a compiler of kernels may raise anything
@@ -133,5 +171,6 @@ def try_plan(
         return None
     finally:
         recovery.free_memory()
-    evidence.append({"candidate": name, "ms": result.ms})
+    early = {"stopped": STOPPED_EARLY} if result.stopped_early else {}
+    evidence.append({"candidate": name, "ms": result.ms} | early)
     return result

@@ -27,6 +27,7 @@ from slipstream.engine import recovery
 from slipstream.errors import UserError
 from slipstream.profiling import trace
 from slipstream.reporting.formatting import format_seconds
+from slipstream.text import format_count
 
 REPEATS = 5
 MIN_STEPS, MAX_STEPS = 2, 2000
@@ -314,7 +315,7 @@ def _describe_choice(rows: Sequence[ResultRow]) -> str:
         parts += ["cuDNN " + "/".join(dict.fromkeys(plan["cudnn"]))] if plan["cudnn"] else []
         parts.append("captured")
     else:
-        parts.append(f"{plan['threads']} thread{'s' if plan['threads'] > 1 else ''}")
+        parts.append(format_count(plan["threads"], "thread"))
     return f"auto chose {', '.join(parts)}."
 
 

@@ -23,7 +23,10 @@ def examine(tell: Callable[[str], None] | None = None) -> dict[str, Any]:
     result: dict[str, Any] = {"machine": inventory.take_inventory()}
     device = machine.choose_device("auto")
     say("trying what works here ...")
+    usage = machine.read_cpu_usage()
     result["techniques"] = techniques.try_in_process(device)
+    load = machine.compute_load(usage, machine.read_cpu_usage())
+    result["machine"]["cpu"]["load"] = load._asdict() if load else None
     say("compiling and starting workers, in processes of their own ...")
     result["techniques"] += techniques.try_isolated(device)
     say("measuring what the plan would prefer ...")

@@ -3,6 +3,9 @@
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from slipstream.machine import CpuLoad
+from slipstream.text import format_count, format_ms
+
 GB = 1e9
 SHM_BYTES = 1 * GB
 """Workers pass batches through it; Docker's default is 64 MB."""
@@ -18,6 +21,9 @@ WHEELS = {13: "cu130", 12: "cu126"}
 """The builds of torch for a driver, by the major version of CUDA that it supports"""
 OLD_GPUS = "cu126"
 """The build that still supports GPUs older than compute capability 7.5"""
+
+SLOW_THREADS = 4.0
+"""How many times the step of one thread may take with all of them: tiny steps gain nothing"""
 
 Facts = dict[str, Any]
 
@@ -155,8 +161,15 @@ def _check_cores(machine: Facts) -> Iterator[Problem]:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         first = (machine["environment"][name] or "").split(",")[0].strip()
         if first.isdigit() and int(first) > usable:
-            cores = f"{usable} core{'s' * (usable > 1)}"
+            cores = format_count(usable, "core")
             yield Problem(f"{name} = {first}, but {cores} can be used", f"unset {name}")
+    load = machine["cpu"].get("load")
+    if load and CpuLoad(**load).is_busy:
+        yield Problem(
+            f"the machine is busy: {CpuLoad(**load).describe()}",
+            "see which: ps aux --sort=-%cpu | head; end them, or train with the cores that are "
+            "left: --set engine.threads=1",
+        )
 
 
 def _check_memory(machine: Facts) -> Iterator[Problem]:
@@ -204,9 +217,25 @@ def _check_techniques(machine: Facts, techniques: list[Facts]) -> Iterator[Probl
     known = {"torch.compile", "Triton kernel"}
     tools = machine["compiler"] and (machine["triton"] or not machine["cuda"]["available"])
     for one in techniques:
+        if one.get("alternative_ms"):
+            yield from _check_threads(machine, one)
         if one["works"] is not False or (one["name"] in known and not tools):
             continue
         fix = one["fix"]
         if "Python.h" in one["why"]:
             fix = f"sudo apt install python3-dev, or {fix}"
         yield Problem(f"{one['name']} does not work: {one['why']}", fix)
+
+
+def _check_threads(machine: Facts, technique: Facts) -> Iterator[Problem]:
+    """Report threads that are far slower than a single one."""
+    ms, one_ms = technique["ms"], technique["alternative_ms"]
+    if ms <= SLOW_THREADS * one_ms:
+        return
+    threads = format_count(machine["cpu"]["usable"], "thread")
+    yield Problem(
+        f"a step takes {format_ms(ms)} with {threads} and {format_ms(one_ms)} with one: threads "
+        "wait for cores that other processes, or a quota, take from them",
+        "leave the number to the plan, which times one thread first, or: --set engine.threads=1; "
+        "for other programs: export OMP_NUM_THREADS=1",
+    )

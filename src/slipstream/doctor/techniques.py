@@ -20,6 +20,7 @@ from slipstream.engine import recovery
 from slipstream.engine.single import SingleStep
 from slipstream.errors import Interrupted
 from slipstream.machine import nvml
+from slipstream.text import format_ms
 
 TIMEOUT_S = 60.0
 """How long a technique may take in a process of its own"""
@@ -38,8 +39,9 @@ class Technique:
     """The setting that requests it"""
     fix: str
     """What the user types where it fails"""
-    run: Callable[[torch.device], tuple[float | None, str]]
-    """Returns milliseconds per step, where they mean something, and a remark; or raises"""
+    run: Callable[[torch.device], tuple[float | None, str] | tuple[float, str, float]]
+    """Returns milliseconds per step, where they mean something, a remark, and the milliseconds of
+    the alternative, where there is one; or raises"""
     device: str | None = None
     """The only kind of device that it applies to"""
     capability: tuple[int, int] = (0, 0)
@@ -134,8 +136,10 @@ def try_technique(technique: Technique, device: torch.device) -> dict[str, Any]:
     start = time.perf_counter()
     try:
         technique.check(device)
-        ms, remark = technique.run(device)
+        ms, remark, *alternative = technique.run(device)
         outcome: dict[str, Any] = {"works": True, "note": remark, "ms": ms}
+        if alternative:
+            outcome["alternative_ms"] = alternative[0]
     except Interrupted:
         raise
     except NotApplicable as error:
@@ -180,7 +184,7 @@ def _try_onednn(device: torch.device) -> tuple[float, str]:
     if not _uses_onednn():
         raise RuntimeError("torch used its own recurrent layers instead of oneDNN's")
     ms, other = (trials.time_changed_step(device, change={"onednn": on}).ms for on in (True, False))
-    return ms, f"torch's own layers {other:.3g}"
+    return ms, f"torch's own layers {format_ms(other)}"
 
 
 def _uses_onednn() -> bool:
@@ -196,12 +200,13 @@ def _uses_onednn() -> bool:
     return False
 
 
-def _try_threads(device: torch.device) -> tuple[float, str]:
+def _try_threads(device: torch.device) -> tuple[float, str] | tuple[float, str, float]:
     cores = machine.count_available_cores()
     one = trials.time_changed_step(device, threads=1).ms
     if cores == 1:
         return one, "there is one core to use"
-    return trials.time_changed_step(device, threads=cores).ms, f"with one thread {one:.3g}"
+    ms = trials.time_changed_step(device, threads=cores).ms
+    return ms, f"with one thread {format_ms(one)}", one
 
 
 def _try_workers(device: torch.device) -> tuple[None, str]:
@@ -217,7 +222,7 @@ def _try_compile(device: torch.device) -> tuple[None, str]:
 def _try_own_kernels(device: torch.device) -> tuple[float, str]:
     other = trials.time_changed_step(device, precision="fp16").ms
     ms = trials.time_changed_step(device, precision="fp16", cudnn="off").ms
-    return ms, f"by cuDNN {other:.3g}"
+    return ms, f"by cuDNN {format_ms(other)}"
 
 
 def _try_triton(device: torch.device) -> tuple[None, str]:

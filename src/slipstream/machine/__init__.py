@@ -20,11 +20,15 @@ from slipstream.machine.limits import (
     read_cpu_quotas,
     read_memory_limits,
 )
+from slipstream.machine.load import CpuLoad, CpuUsage, compute_load, read_cpu_usage
 from slipstream.machine.processes import describe_exit, kill_process_group, signal_process_group
 
 __all__ = [
     "Cgroup",
+    "CpuLoad",
+    "CpuUsage",
     "choose_device",
+    "compute_load",
     "count_available_cores",
     "count_visible_cores",
     "describe",
@@ -37,6 +41,7 @@ __all__ = [
     "has_tf32",
     "kill_process_group",
     "read_cpu_quotas",
+    "read_cpu_usage",
     "read_memory_limits",
     "set_flags",
     "signal_process_group",

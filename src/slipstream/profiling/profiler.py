@@ -1,12 +1,9 @@
 """Runs a job's steps under the profiler, finds their bottleneck and tries what would help."""
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import psutil
 
 from slipstream import config as configs
 from slipstream import machine, runs
@@ -98,11 +95,10 @@ def _record(
     plan = workload.plan
     machine.warm_up(plan.device)
     count = count_steps(workload)
-    before = read_usage()
+    before, faults = machine.read_cpu_usage(), _count_major_faults()
     wall_ms = min(workload.measure_ms_per_step(count) for _ in range(3))
-    elapsed_s, busy_s, own_s, faults = (
-        new - old for new, old in zip(read_usage(), before, strict=True)
-    )
+    load = machine.compute_load(before, machine.read_cpu_usage())
+    faults = _count_major_faults() - faults
     sample = monitor.sample_machine(plan.device)
     tell(f"{wall_ms:.3g} ms a step; recording {steps} steps ...")
     recorded, chrome = trace.record_trace(workload, min(steps, MAX_STEPS))
@@ -116,19 +112,10 @@ def _record(
         faults=faults / (3 * count),
         threads=plan.threads,
         cores=machine.count_available_cores(),
-        others=max(busy_s - own_s, 0.0) / elapsed_s,
+        others=load.others if load else 0.0,
         **bottleneck.compute_shares(recorded, wall_ms=wall_ms, on_gpu=on_gpu),
     )
     return facts, recorded, chrome, sample
-
-
-def read_usage() -> tuple[float, float, float, int]:
-    """Return the time, the CPU seconds of all processes and of ours, and our major page faults."""
-    own = psutil.Process()
-    own_s = sum(sum(p.cpu_times()[:2]) for p in (own, *own.children(recursive=True)))
-    times = psutil.cpu_times()
-    idle = times.idle + getattr(times, "iowait", 0.0)  # macOS and Windows count no iowait
-    return time.monotonic(), sum(times) - idle, own_s, _count_major_faults()
 
 
 def _count_major_faults() -> int:

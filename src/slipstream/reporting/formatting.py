@@ -5,21 +5,13 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from slipstream.text import format_number as format_number
+
 METRIC_NAMES = {"log_loss": "log-loss", "balanced_accuracy": "balanced accuracy"}
 
 
 def get_metric_name(key: str) -> str:
     return METRIC_NAMES.get(key, key.upper())
-
-
-def format_number(value: float | None, decimals: int = 8, *, figures: int = 4) -> str:
-    """Format a number with so many significant figures and at most so many decimals."""
-    if value is None or not math.isfinite(value):
-        return "–"
-    if value == 0:
-        return "0"
-    digits = max(0, figures - 1 - math.floor(math.log10(abs(value))))
-    return f"{value:,.{min(digits, decimals)}f}"
 
 
 def format_seconds(value: float) -> str:

@@ -9,6 +9,7 @@ from rich.padding import Padding
 
 from slipstream.terminal.console import TextTable, print_text, to_text
 from slipstream.terminal.training import describe_kernels
+from slipstream.text import format_ms
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -91,7 +92,7 @@ def _technique_rows(techniques: list[dict[str, Any]]) -> Iterator[tuple[str, ...
     """Yield the techniques that were tried, one line each."""
     for one in techniques:
         if one["works"] is not None:
-            speed = "" if one["ms"] is None else f"{one['ms']:.3g} ms a step"
+            speed = "" if one["ms"] is None else f"{format_ms(one['ms'])} a step"
             parts = ", ".join(part for part in (speed, one["note"]) if part) or one["why"]
             setting, took = one["setting"].removeprefix("engine."), f"{one['seconds']:.1f} s"
             yield "works" if one["works"] else "FAILS", one["name"], setting, took, parts
@@ -113,13 +114,15 @@ def _plan_rows(plan: dict[str, Any]) -> Iterator[tuple[str, ...]]:
         yield "capture", f"{'yes' if plan['capture'] else 'no'} ({reasons['capture']})"
         yield "cuDNN", describe_kernels(plan).removeprefix("cuDNN ")
     if plan["ms_per_step"] is not None:
-        yield "speed", f"{plan['ms_per_step']:.3g} ms a step; {reasons['plan']}"
+        yield "speed", f"{format_ms(plan['ms_per_step'])} a step; {reasons['plan']}"
+    if "load" in reasons:
+        yield "load", reasons["load"]
     for item in plan["evidence"][1:]:
         why = item.get("failed") or item.get("refused")
         if why:
             yield "rejected", f"{item['candidate']}: {why}"
     timings = [
-        f"{item['candidate']}: {item['ms']:.3g} ms" for item in plan["evidence"] if "ms" in item
+        f"{item['candidate']}: {format_ms(item['ms'])}" for item in plan["evidence"] if "ms" in item
     ]
     if timings:
         yield "measured", ", ".join(timings)

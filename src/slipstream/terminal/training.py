@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream.reporting.formatting import format_seconds
 from slipstream.terminal.console import create_progress_console, create_text_column, print_text
+from slipstream.text import format_count, format_ms, format_number
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -162,8 +163,8 @@ def describe_event(event: dict[str, Any]) -> str:
             return f"estimate after ten steps: {duration} of training, without validations"
         case "plan" if not 0.7 < event.get("ratio", 1.0) < 1.4:
             return (
-                f"the plan predicted {event['promised_ms']:.3g} ms a step, the first epoch took "
-                f"{event['seen_ms']:.3g}"
+                f"the plan predicted {format_ms(event['promised_ms'])} a step, the first epoch "
+                f"took {format_ms(event['seen_ms'])}"
             )
         case "scoring":
             return f"scoring {event['what']} ..."
@@ -253,7 +254,7 @@ def describe_plan(plan: dict[str, Any], num_steps: int, expected_s: float) -> It
     yield f"plan: {plan['device']} ({device_name}); data: {plan['home']} ({reasons['home']})"
     choices = [plan["precision"] + _format_gain(plan, "precision = fp32", "fp32", "precision")]
     if plan["device"] == "cpu":
-        choices.append(f"{plan['threads']} threads ({reasons['threads']})")
+        choices.append(f"{format_count(plan['threads'], 'thread')} ({reasons['threads']})")
     else:
         if plan["cudnn"]:
             choices.append(describe_kernels(plan))
@@ -264,11 +265,13 @@ def describe_plan(plan: dict[str, Any], num_steps: int, expected_s: float) -> It
     yield f"plan: {'; '.join(choices)}"
     why = f"; {reasons['plan']}" if "plan" in reasons else ""
     if plan["ms_per_step"] is not None:
-        speed = f"{plan['ms_per_step']:.3g} ms a step, at most {format_seconds(expected_s)}"
-        yield f"plan: {speed} for {num_steps:,} steps{why}"
+        speed = f"{format_ms(plan['ms_per_step'])} a step, at most {format_seconds(expected_s)}"
+        yield f"plan: {speed} for {format_count(num_steps, 'step')}{why}"
     else:
         duration = f"about {format_seconds(expected_s)}" if expected_s >= 1 else "under a second"
-        yield f"plan: {duration} for {num_steps:,} steps (rule of thumb){why}"
+        yield f"plan: {duration} for {format_count(num_steps, 'step')} (rule of thumb){why}"
+    if "load" in reasons:
+        yield f"plan: {reasons['load']}"
     for item in plan["evidence"]:
         if "failed" in item or "refused" in item:
             yield f"plan: not {item['candidate']}: {item.get('failed') or item.get('refused')}"
@@ -289,5 +292,7 @@ def _format_gain(plan: dict[str, Any], candidate: str, name: str, setting: str) 
     for item in plan["evidence"]:
         if item["candidate"] == candidate and "ms" in item:
             ratio = item["ms"] / plan["ms_per_step"]
-            return f", {ratio:.2g}x over {name}" if ratio > 1 else ""
+            figures = [format_number(ms, figures=3) for ms in (plan["ms_per_step"], item["ms"])]
+            gain = f"{format_number(ratio, figures=2)}x over {name}"
+            return f" ({gain}: {' ms a step instead of '.join(figures)})" if ratio > 1 else ""
     return f" ({plan['reasons'][setting]})"
