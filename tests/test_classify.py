@@ -371,15 +371,18 @@ def test_the_command_line_takes_labels_from_a_table(tmp_path):
     ("settings", "said"),
     [
         ({"data": {"targets": ["a", "b"]}}, "needs one column of labels"),
-        ({"data": {"labels": "l.csv"}}, "take data.targets out"),
-        ({"data": {"channels": "independent", "horizon": 2}}, "numbers, not classes"),
+        ({"data": {"labels": "l.csv"}}, "both define the target"),
+        ({"data": {"channels": "independent", "horizon": 2}}, "not for classification"),
         ({"data": {"inputs": ["a", "state"]}}, "would read its own answer"),
-        ({"data": {"label_rows": "every"}}, "data.label_rows goes with data.labels"),
-        ({"train": {"loss": "mse"}}, 'train.loss = "mse" does not go with data.task = "classify"'),
-        ({"data": {"task": "regress"}}, "choose one of mse, mae, huber, quantile"),
+        ({"data": {"label_rows": "every"}}, "data.label_rows applies only with data.labels"),
+        (
+            {"train": {"loss": "mse"}},
+            'train.loss = "mse" does not work with data.task = "classify"',
+        ),
+        ({"data": {"task": "regress"}}, 'use one of "mse", "mae", "huber", "quantile"'),
         (
             {"data": {"split": {"stratified": True, "walk_forward": 2}}},
-            "stratified goes with shares",
+            "stratified needs the fractions",
         ),
     ],
 )

@@ -128,10 +128,10 @@ def test_a_wrong_setting_exits_with_2_and_writes_nothing(job, tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_what_cannot_be_pretrained_is_told_with_its_file(job, tmp_path):
+def test_what_cannot_be_pretrained_is_told_with_its_option(job, tmp_path):
     found = invoke("pretrain", job, *sets("model.kind=lstm", "pretrain.length=6"))
     assert found.exit_code == 2
-    assert "job.toml: data.context = 8 is less than the 12 rows" in found.stderr
+    assert "--set: data.context = 8 is less than the 12 rows" in found.stderr
     assert not (tmp_path / "runs").exists()
 
 

@@ -81,18 +81,18 @@ def test_a_config_that_is_none(place, name, told):
 @pytest.mark.parametrize(
     ("setting", "told"),
     [
-        ("train.lr", '--set takes section.key=value, as in train.lr=0.001, not "train.lr"'),
-        ("=", "--set takes section.key=value"),
-        ("data.path.x=1", '"path" is a value, not a section'),
+        ("train.lr", '--set: "train.lr" is not of the form section.key=value'),
+        ("=", '--set: "=" is not of the form section.key=value'),
+        ("data.path.x=1", '"path" is a setting, not a section'),
         ("seed=" + "9" * 6000, "... (6,002 characters); it should be"),
         (f"name={LONG}", "File name too long"),
         ("out=", "out is empty"),
-        ('out="a\\u0000b"', "out is empty, or holds a NUL"),
+        ('out="a\\u0000b"', "out is empty or contains a NUL"),
         (f"out={LONG}", "File name too long"),
         (f"data.path={LONG}", "File name too long"),
         (f"train.init_from={LONG}", "there is no such run"),
         ('train.init_from="a\\u0000b"', "there is no such run"),
-        ("engine.device=x", "it should be text that matches"),
+        ("engine.device=x", 'it should be "auto", "cpu"'),
     ],
 )
 def test_a_setting_that_is_none(place, setting, told):

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from slipstream.text import (
     escape_controls,
     escape_to_line,
+    find_nearest,
     format_count,
     format_html_table,
     format_ms,
@@ -70,3 +71,9 @@ def test_milliseconds_have_three_figures_and_no_exponent(ms, text):
 def test_nouns_follow_their_number():
     counts = [format_count(count, "thread") for count in (0, 1, 2, 1520)]
     assert counts == ["0 threads", "1 thread", "2 threads", "1,520 threads"]
+
+
+def test_a_name_is_suggested_whatever_its_case():
+    assert find_nearest("ot", ["HUFL", "OT"]) == "OT"
+    assert find_nearest("Volatge", ["voltage", "current"]) == "voltage"
+    assert find_nearest("zzz", ["voltage", "current"]) is None

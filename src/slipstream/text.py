@@ -1,9 +1,10 @@
 """Text from outside (names, paths, messages) as it may be shown, and numbers in sentences."""
 
+import difflib
 import html
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 CONTROLS = re.compile(
     "[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -26,6 +27,15 @@ def escape_to_line(text: str) -> str:
 def _escape(match: re.Match[str]) -> str:
     code = ord(match[0])
     return SHORT.get(match[0]) or (f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}")
+
+
+def find_nearest(word: str, known: Iterable[str]) -> str | None:
+    """Return the known name that may have been meant; upper and lower case count as equal."""
+    names: dict[str, str] = {}
+    for name in known:
+        names.setdefault(name.casefold(), name)
+    close = difflib.get_close_matches(word.casefold(), names, n=1)
+    return names[close[0]] if close else None
 
 
 def format_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

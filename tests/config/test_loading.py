@@ -112,16 +112,16 @@ def test_an_override_that_is_none(bad):
         ({"trian": {"lr": 1.0}}, 'did you mean "train"?'),
         ({"train": {"hidden": 3}}, 'did you mean "model.hidden"?'),
         ({"data": {"split": {"fold": 3}}}, "data.split.fold is not a setting"),
-        ({"train": {"lr": "fast"}}, "train.lr is 'fast'"),
+        ({"train": {"lr": "fast"}}, 'train.lr is "fast"'),
         ({"train": {"lr": 0}}, "greater than 0"),
         ({"train": {"batch": 2.5}}, "train.batch is 2.5"),
-        ({"train": {"batch": "256"}}, "train.batch is '256'"),
-        ({"train": {"batch": True}}, "train.batch is True"),
-        ({"model": {"kind": "rnn"}}, "'lstm', 'gru', 'transformer'"),
+        ({"train": {"batch": "256"}}, 'train.batch is "256"'),
+        ({"train": {"batch": True}}, "train.batch is true"),
+        ({"model": {"kind": "rnn"}}, '"lstm", "gru", "transformer"'),
         ({"model": {"dropout": 1.0}}, "less than 1"),
         ({"model": {"hidden": []}}, "model.hidden"),
         ({"model": {"hidden": [8, 8], "layers": 3}}, "model.layers is 3"),
-        ({"model": {"kind": "transformer", "hidden": 10}}, "does not divide by model.heads"),
+        ({"model": {"kind": "transformer", "hidden": 10}}, "is not a multiple of model.heads"),
         ({"model": {"kind": "mlp", "bidirectional": True}}, "bidirectional is for lstm and gru"),
         ({"data": {"context": 0}}, "data.context is 0"),
         ({"data": {"context": 30}, "model": {"patch": 16}}, "use 16 or 32"),
@@ -138,20 +138,26 @@ def test_an_override_that_is_none(bad):
         ({"data": {"split": {"walk_forward": 3, "rows": [1, 2, 3]}}}, "not several"),
         ({"data": {"split": {"walk_forward": 3, "folders": True}}}, "not several"),
         ({"data": {"split": {"walk_forward": 0}}}, "data.split.walk_forward is 0"),
-        ({"data": {"split": {"walk_forward": 3, "train": 0.7}}}, "take train out"),
-        ({"data": {"split": {"walk_forward": 3, "val": ["a"]}}}, "val and test are shares"),
+        ({"data": {"split": {"walk_forward": 3, "train": 0.7}}}, "remove train"),
+        ({"data": {"split": {"walk_forward": 3, "val": ["a"]}}}, "val and test are fractions"),
         ({"data": {"split": {"walk_forward": 3, "val": 0.5, "test": 0.5}}}, "no rows to train on"),
-        ({"data": {"split": {"walk_forward": 3, "window": "sliding"}}}, "'expanding' or 'rolling'"),
+        ({"data": {"split": {"walk_forward": 3, "window": "sliding"}}}, '"expanding" or "rolling"'),
         ({"data": {"split": {"walk_forward": 3, "purge": -1}}}, "data.split.purge is -1"),
-        ({"data": {"split": {"rows": [1, 2, 3], "purge": 2}}}, "purge goes with walk_forward"),
-        ({"data": {"split": {"folders": True, "embargo": 2}}}, "embargo goes with walk_forward"),
-        ({"data": {"split": {"rows": [1, 2, 3], "window": "rolling"}}}, "window goes with walk_"),
+        (
+            {"data": {"split": {"rows": [1, 2, 3], "purge": 2}}},
+            "purge applies only with walk_forward",
+        ),
+        (
+            {"data": {"split": {"folders": True, "embargo": 2}}},
+            "embargo applies only with walk_forward",
+        ),
+        ({"data": {"split": {"rows": [1, 2, 3], "window": "rolling"}}}, "window applies only with"),
         ({"data": {"split": {"walk_foward": 3}}}, 'did you mean "walk_forward"?'),
-        ({"engine": {"device": "tpu"}}, "engine.device is 'tpu'"),
+        ({"engine": {"device": "tpu"}}, 'engine.device is "tpu"'),
         ({"tune": {"direction": "maximize"}}, "tune.direction is not a setting"),
-        ({"train": {"quantiles": [0.9, 0.1]}}, "must rise"),
+        ({"train": {"quantiles": [0.9, 0.1]}}, "must increase"),
         ({"train": {"lr": 1e-3, "lr_min": 1e-2}}, "train.lr_min = 0.01 is above"),
-        ({"name": "a/b"}, "name is 'a/b'"),
+        ({"name": "a/b"}, 'name is "a/b"'),
     ],
 )
 def test_what_is_wrong_is_named(settings, said):
@@ -274,5 +280,5 @@ def test_settings_are_replaced_by_dotted_name_or_by_section():
     )
     reset = configs.replace_settings(config, reset_engine=True, engine={"plan": "off"})
     assert (reset.engine.plan, reset.engine.threads) == ("off", "auto")
-    with pytest.raises(UserError, match="lr is 'fast'"):
+    with pytest.raises(UserError, match='lr is "fast"'):
         configs.replace_settings(config, train={"lr": "fast"})

@@ -172,7 +172,7 @@ def test_an_encoder_that_was_received_names_no_class(received):
     run.mkdir(parents=True)
     (run / "config.toml").write_text(f'[model]\nkind = "{received.module}:Net"\n[data]\n')
     settings = {"data": {"time": "time"}, "train": {"init_from": str(run)}}
-    with pytest.raises(UserError, match=rf"{run}/config\.toml: .*is no encoder"):
+    with pytest.raises(UserError, match=rf"{run}/config\.toml: .*is not an encoder"):
         slipstream.train(settings, waves(200))
     assert not received.ran
 

@@ -123,11 +123,11 @@ def test_its_defaults_are_in_its_config(pretrained):
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"model": {"kind": "mlp"}}, "no sequence to pre-train"),
+        ({"model": {"kind": "mlp"}}, "no sequence encoder to pre-train"),
         ({"model": {"kind": "tests.models.nets:Mixer"}}, "has no encoder to pre-train"),
         ({"data": {"context": 12}}, "less than the 14 rows"),
-        ({"train": {"loss": "quantile"}}, "for pre-training use"),
-        ({"train": {"repeats": 2}}, "one encoder is pre-trained"),
+        ({"train": {"loss": "quantile"}}, "does not work in pre-training; use"),
+        ({"train": {"repeats": 2}}, "which trains one encoder"),
         ({"pretrain": {"ratio": 1.0}}, "pretrain.ratio"),
     ],
 )
@@ -280,7 +280,7 @@ def test_a_damaged_config_of_an_encoder_is_no_fault_of_ours(tmp_path, pretrained
                 configs.load(asked)
     for text in ("", "data = 1\nmodel = 2\n", "[data]\n"):
         path.write_text(text)
-        with pytest.raises(UserError, match=r"copy/config\.toml: lacks"):
+        with pytest.raises(UserError, match=r"copy/config\.toml: has no"):
             configs.load(asked)
     path.write_bytes(whole)
     assert configs.load(asked).model.sizes == (12, 12)

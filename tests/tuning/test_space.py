@@ -90,10 +90,10 @@ def test_values_that_only_conflict_with_other_settings_are_accepted(tmp_path, ba
     ("space", "told"),
     [
         ({"train.lr": [0.1, -1]}, r'"train\.lr": train\.lr is -1'),
-        ({"train.quantiles": [[0.5, 0.1], [0.1, 0.5]]}, "must rise"),
-        ({"model.hidden.0": [0, 4]}, r'"model\.hidden\.0": model\.hidden is'),
+        ({"train.quantiles": [[0.5, 0.1], [0.1, 0.5]]}, "must increase"),
+        ({"model.hidden.0": [0, 4]}, r'"model\.hidden\.0": model\.hidden: entry 1 is'),
         ({"data.context": [8, 9]}, r"not a multiple of model\.patch = 2"),
-        ({"model.options.width": [4, 8]}, "class of your own"),
+        ({"model.options.width": [4, 8]}, "your own class"),
     ],
 )
 def test_a_value_that_fits_no_other_choice_is_refused(tmp_path, space, told):

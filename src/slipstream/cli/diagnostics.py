@@ -7,17 +7,14 @@ import typer
 
 from slipstream.cli.options import Json, Quiet, Set, folder_option
 from slipstream.cli.output import handle_errors, print_result
-from slipstream.errors import UserError
 from slipstream.terminal.bench import ProgressMeter, print_bench, print_profile
 from slipstream.terminal.doctor import print_doctor
 from slipstream.terminal.training import LOADING, TrainingDisplay
 
 
-def doctor(set_: Set = None, as_json: Json = False, quiet: Quiet = False) -> None:
+def doctor(as_json: Json = False, quiet: Quiet = False) -> None:
     """Check the machine, try every technique, and suggest fixes for problems."""
     with handle_errors(as_json):
-        if set_:
-            raise UserError("doctor has no settings, so --set does not apply")
         with TrainingDisplay(quiet) as display:
             display.say("loading torch ...")
             from slipstream.doctor import examine

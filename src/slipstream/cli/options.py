@@ -28,9 +28,23 @@ RUN_HELP = "a run folder, the beginning of its name, or `last`."
 RunFolder = Annotated[
     Path, typer.Argument(parser=parse_path, metavar="RUN", help=RUN_HELP.capitalize())
 ]
+
+
+def parse_set(text: str) -> str:
+    """Parse a `--set`; messages about it name the option."""
+    from slipstream.config import OptionText
+
+    return OptionText(text)
+
+
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a setting; repeatable."),
+    typer.Option(
+        "--set",
+        parser=parse_set,
+        metavar="SECTION.KEY=VALUE",
+        help="Override a setting; repeatable.",
+    ),
 ]
 Out = Annotated[Path | None, folder_option("The folder to create the run in.", "the setting out")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
@@ -60,9 +74,11 @@ DATA_HELP = "A file or folder with the columns that the model was trained on."
 
 def list_overrides(set_: Sequence[str] | None, out: Path | None) -> tuple[str, ...]:
     """Return the settings of --set, with the folder of --out."""
+    from slipstream.config import OptionText
     from slipstream.runs import to_json
 
-    return (*(set_ or ()), *(() if out is None else (f"out={to_json(str(out))}",)))
+    folder = () if out is None else (OptionText(f"out={to_json(str(out))}", "--out"),)
+    return (*(set_ or ()), *folder)
 
 
 def load_job(

@@ -100,14 +100,11 @@ def predict(
 def report(
     run: RunFolder,
     out: Annotated[Path | None, folder_option("The folder to write to.", "the run folder")] = None,
-    set_: Set = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Write a run's report.html again."""
     with handle_errors(as_json):
-        if set_:
-            raise UserError("report has no settings, so --set does not apply")
         from slipstream import runs
         from slipstream.reporting.page import report as write_report
 

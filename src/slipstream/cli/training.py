@@ -54,6 +54,13 @@ def train(
         _train("train", config, list_overrides(set_, out), as_json, quiet, **options)
 
 
+def parse_probe_set(text: str) -> str:
+    """Parse a `--probe-set`; messages about it name the option."""
+    from slipstream.config import OptionText
+
+    return OptionText(text, "--probe-set")
+
+
 def pretrain(
     config: Annotated[
         Path | None,
@@ -79,7 +86,11 @@ def pretrain(
     set_: Set = None,
     probe_set: Annotated[
         list[str] | None,
-        typer.Option(metavar="SECTION.KEY=VALUE", help="As --set, for the config of --probe."),
+        typer.Option(
+            parser=parse_probe_set,
+            metavar="SECTION.KEY=VALUE",
+            help="As --set, for the config of --probe.",
+        ),
     ] = None,
     as_json: Json = False,
     quiet: Quiet = False,

@@ -1,6 +1,6 @@
 """The config: one pydantic model per section. Does not import torch."""
 
-from slipstream.config.base import CLASS_LOSSES, Scalar
+from slipstream.config.base import CLASS_LOSSES, OptionText, Scalar
 from slipstream.config.data import SIMULATED, Data, Signature, Split
 from slipstream.config.engine import Engine
 from slipstream.config.loading import list_differences, load, load_demo, replace_settings, to_toml
@@ -19,6 +19,7 @@ __all__ = [
     "Data",
     "Engine",
     "Model",
+    "OptionText",
     "Pretrain",
     "Range",
     "Scalar",

@@ -1,7 +1,7 @@
 """Types and the base class of all sections, and the hash of large seeds."""
 
 import hashlib
-from typing import Annotated
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
@@ -14,6 +14,16 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 Weights = Annotated[tuple[PositiveFloat, ...], Field(strict=False, min_length=2)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
+PATTERN_WORDS: dict[str, str] = {}
+"""What texts of a pattern are, for messages"""
+
+
+def match_pattern(pattern: str, words: str) -> Any:
+    """Return the field of a text that matches a pattern, which `words` describe to the user."""
+    PATTERN_WORDS[pattern] = words
+    return Field(pattern=pattern)
+
+
 CLASS_LOSSES = ("cross_entropy", "focal")
 
 
@@ -25,6 +35,17 @@ class Section(BaseModel):
         use_attribute_docstrings=True,
         ser_json_inf_nan="constants",  # null would not come back as a number
     )
+
+
+class OptionText(str):
+    """A `section.key=value` from the command line; messages name its option."""
+
+    option: str
+
+    def __new__(cls, text: str, option: str = "--set") -> Self:
+        self = super().__new__(cls, text)
+        self.option = option
+        return self
 
 
 GENERATOR_BITS = 32

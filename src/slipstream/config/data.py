@@ -61,19 +61,22 @@ class Split(Section):
         forms = [form is not None for form in (self.rows, self.by, self.walk_forward)]
         if sum((*forms, self.folders)) > 1:
             raise ValueError(
-                "data.split: give one of train/val/test shares, rows, by, folders, or "
+                "data.split: give one of train/val/test fractions, rows, by, folders or "
                 "walk_forward, not several"
             )
         if self.stratified and any((*forms, self.folders)):
-            raise ValueError("data.split.stratified goes with shares: train, val and test")
+            raise ValueError(
+                "data.split.stratified needs the fractions train, val and test; remove rows, by, "
+                "folders and walk_forward"
+            )
         if self.walk_forward is not None:
             self._check_walk()
             return self
         for name in ("window", "purge", "embargo"):
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(
-                    f"data.split.{name} goes with walk_forward, which is not set; for a single "
-                    "split, set walk_forward = 1"
+                    f"data.split.{name} applies only with walk_forward, which is not set; for a "
+                    "single split, set walk_forward = 1"
                 )
         self._check_sets()
         return self
@@ -81,36 +84,53 @@ class Split(Section):
     def _check_walk(self) -> None:
         if self.train is not None:
             raise ValueError(
-                "data.split.walk_forward trains on all rows that val and test leave; take train "
-                f"out, as in split = {{ walk_forward = {self.walk_forward} }}"
+                "data.split.walk_forward trains on all rows before val and test; remove train, as "
+                f"in split = {{ walk_forward = {self.walk_forward} }}"
             )
         val, test = self.val, self.test
         if not (isinstance(val, float) and isinstance(test, float)):
-            raise ValueError("beside data.split.walk_forward, val and test are shares, as in 0.1")
+            raise ValueError("data.split: with walk_forward, val and test are fractions, as in 0.1")
         if val + test > 1 - 1e-9:
             raise ValueError(
                 f"data.split: val = {val:g} and test = {test:g} leave walk_forward no rows to "
-                "train on; lower them"
+                "train on; reduce them"
             )
 
     def _check_sets(self) -> None:
         shares = (self.train, self.val, self.test)
         if self.by is not None:
             if isinstance(self.val, float) or isinstance(self.test, float):
-                raise ValueError(f'beside by = "{self.by}", val and test are lists of its values')
+                raise ValueError(
+                    f'data.split: with by = "{self.by}", val and test are lists of its values, as '
+                    'in val = ["a"]'
+                )
             if not self.val or not self.test:
-                raise ValueError(f'beside by = "{self.by}", name the values of both val and test')
+                raise ValueError(
+                    f'data.split: with by = "{self.by}", list the values of both val and test'
+                )
         elif self.rows is not None or self.folders:
             if any(share is not None for share in shares):
-                raise ValueError("train, val and test go with shares or with by, nothing else")
+                raise ValueError(
+                    "data.split: train, val and test cannot be combined with rows or folders; "
+                    "remove one or the other"
+                )
             if self.rows is not None and len(self.rows) != 3:
-                raise ValueError("rows takes three counts: training, validation, test")
+                raise ValueError(
+                    "data.split.rows takes three counts: training, validation and test rows, as in "
+                    "[8640, 2880, 2880]"
+                )
         else:
             fractions = [share for share in shares if isinstance(share, float)]
             if self.train is None or self.val is None or len(fractions) != 3 - shares.count(None):
-                raise ValueError("give all of train, val and test as shares of each series")
+                raise ValueError(
+                    "data.split: give all of train, val and test, as fractions of each series: "
+                    "{ train = 0.7, val = 0.1, test = 0.2 }"
+                )
             if sum(fractions) > 1 + 1e-9:
-                raise ValueError(f"the shares add up to {sum(fractions):g}, which is more than 1")
+                raise ValueError(
+                    f"data.split: train, val and test add up to {sum(fractions):g}, which is more "
+                    "than 1"
+                )
 
 
 class Data(Section):
@@ -206,22 +226,25 @@ class Data(Section):
         if self.task == "regress":
             if self.labels is not None or self.split.stratified:
                 named = "data.labels" if self.labels is not None else "data.split.stratified"
-                raise ValueError(f'{named} is about classes; set data.task = "classify"')
+                raise ValueError(f'{named} is for classification; set data.task = "classify"')
         elif self.labels is not None and self.targets is not None:
-            raise ValueError("data.labels says what the target is; take data.targets out")
+            raise ValueError("data.labels and data.targets both define the target; remove one")
         elif self.labels is None and (self.targets is None or len(self.targets) != 1):
             raise ValueError(
                 'data.task = "classify" needs one column of labels, as in targets = ["state"], or '
                 "a table of them (data.labels)"
             )
         elif self.labels is None and self.label_rows != "end":
-            raise ValueError("data.label_rows goes with data.labels, which is not set")
+            raise ValueError("data.label_rows applies only with data.labels, which is not set")
         if self.task == "classify" and self.channels == "independent":
-            raise ValueError('data.channels = "independent" forecasts numbers, not classes')
+            raise ValueError(
+                'data.channels = "independent" is for forecasts, not for classification; use '
+                '"together"'
+            )
         if self.labels is not None and self.label_rows == "end" and self.stride > 1:
             raise ValueError(
-                "data.labels says which windows there are, so data.stride has nothing to skip; "
-                'take it out, or set data.label_rows = "every"'
+                "data.stride has no effect with data.labels, which define the windows; remove it, "
+                'or set data.label_rows = "every"'
             )
         return self
 
@@ -230,19 +253,23 @@ class Data(Section):
         for key in ("inputs", "targets"):
             names = getattr(self, key)
             if names is not None and not names:
-                raise ValueError(f"data.{key} is empty; name at least one column or leave it out")
+                raise ValueError(f"data.{key} is empty; name at least one column, or remove it")
             if names is not None and len(set(names)) < len(names):
-                raise ValueError(f"data.{key} names a column twice")
+                double = next(name for name in names if names.count(name) > 1)
+                raise ValueError(f'data.{key} names a column twice: "{double}"')
         if self.horizon == 0 and self.targets is None and self.labels is None:
-            raise ValueError("data.horizon is 0, so data.targets must name what to estimate")
+            raise ValueError(
+                "data.horizon is 0, so data.targets must name what to estimate, as in targets = "
+                '["soc"]'
+            )
         both = sorted(set(self.inputs or ()) & set(self.targets or ()))
         if self.horizon == 0 and both:
             raise ValueError(
                 f'data.inputs has the target "{both[0]}": with data.horizon = 0 the model would '
-                "read its own answer; take it out of data.inputs"
+                "read its own answer; remove it from data.inputs"
             )
         if self.horizon == 0 and self.channels == "independent":
-            raise ValueError('data.channels = "independent" forecasts; it needs data.horizon > 0')
+            raise ValueError('data.channels = "independent" needs data.horizon to be at least 1')
         if self.channels == "independent" and self.inputs and self.targets:
             lost = sorted(set(self.targets) - set(self.inputs))
             if lost:

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from slipstream.config.base import PositiveFloat, Section
+from slipstream.config.base import PositiveFloat, Section, match_pattern
 
 CLASSIC: dict[str, Any] = {"plan": "off", "home": "loader", "sync": True}
 CLASSIC |= dict.fromkeys(("capture", "compile", "fused"), False)
@@ -26,7 +26,9 @@ class Engine(Section):
     plan: Literal["cached", "measure", "off"] = "cached"
     """Choose by timing real steps: once per machine and shape, every time, or not at all (rules of
     thumb). Takes at most ten seconds or 5 % of the run."""
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda|cuda:\d+)$")] = "auto"
+    device: Annotated[
+        str, match_pattern(r"^(auto|cpu|cuda|cuda:\d+)$", '"auto", "cpu", "cuda", "cuda:1"')
+    ] = "auto"
     """`"auto"`, `"cpu"`, `"cuda"` or `"cuda:1"`."""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
     """Operands of matrix products; weights, optimizer state and loss stay fp32."""

@@ -1,21 +1,27 @@
 """Load a config from TOML, a mapping and `section.key=value`; explain what is wrong in it."""
 
-import difflib
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib import resources
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any
 
 import tomli_w
 from pydantic import ValidationError
 
 from slipstream.checksums import read_verified
-from slipstream.config.base import Section
+from slipstream.config.base import OptionText, Section
 from slipstream.config.data import SIMULATED
+from slipstream.config.explanation import (
+    Origin,
+    explain,
+    explain_toml,
+    format_value,
+    shorten,
+)
 from slipstream.config.model import Model
 from slipstream.config.sections import Config
 from slipstream.config.tune import Tune
@@ -28,8 +34,6 @@ PATHS = (("data", "path"), ("data", "labels"))
 """Settings that name files and folders to read"""
 ENCODER = (("train", "init_from"),)
 """The setting that names a run"""
-MOST_CHARACTERS = 200
-"""The part of a value that a message shows"""
 
 
 def load(source: Config | str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Config:
@@ -39,21 +43,22 @@ def load(source: Config | str | Path | Mapping[str, Any], overrides: Iterable[st
     elsewhere is relative to the working folder. All become absolute, since a run's config and one
     that is sent to another process are read from any folder.
     """
+    name, text = "config", ""
     if isinstance(source, Config):
-        settings, origin = source.model_dump(exclude_unset=True), "config"
+        settings = source.model_dump(exclude_unset=True)
     elif isinstance(source, Mapping):
-        settings, origin = _copy_settings(source), "config"
+        settings = _copy_settings(source)
     else:
-        settings, origin = _read_toml(Path(source)), str(source)
-    for override in overrides:
-        _apply_override(settings, override)
+        settings, text = _read_toml(Path(source))
+        name = str(source)
+    origin = Origin(name, text, dict(_apply_override(settings, each) for each in overrides))
     _map_paths(settings, lambda path: str(Path(path).absolute()))
     _map_paths(settings, lambda name: _find_encoder(name, settings.get("out", OUT)), ENCODER)
     settings = _add_encoder_settings(settings)
     try:
         return Config.model_validate(settings)
     except ValidationError as error:
-        raise UserError(f"{origin}: " + "\n  ".join(_explain(error))) from None
+        raise UserError(origin.format_problems(explain(error, Config))) from None
 
 
 def replace_settings(
@@ -86,7 +91,7 @@ def replace_settings(
     try:
         return Config.model_validate(result)
     except ValidationError as error:
-        raise UserError("; ".join(_explain(error))) from None
+        raise UserError("; ".join(one.message for one in explain(error, Config))) from None
 
 
 def _replace_entry(
@@ -100,7 +105,7 @@ def _replace_entry(
     values[key] = list(values[key])
     if index >= len(values[key]):
         raise UserError(
-            f"tune.space has {'.'.join(path)}.{index}, but there are {len(values[key])} of them, "
+            f"tune.space has {'.'.join(path)}.{index}, but there are {len(values[key])} entries, "
             "counted from 0"
         )
     values[key][index] = value
@@ -147,9 +152,12 @@ def _join_lines(array: re.Match[str]) -> str:
     return joined if len(joined) <= 80 else array[0]
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def _read_toml(path: Path) -> tuple[dict[str, Any], str]:
+    """Read a config file; its paths are found from there on."""
+    text = ""
     try:
-        settings = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        text = path.read_text(encoding="utf-8-sig")
+        settings = tomllib.loads(text)
     except FileNotFoundError:
         raise UserError(f"{path}: there is no such config file") from None
     except OSError as error:
@@ -157,7 +165,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise UserError(f"{path}: is not UTF-8 text; a config is a TOML file") from None
     except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path}: is not valid TOML: {error}") from None
+        raise UserError(explain_toml(str(path), text, str(error))) from None
     except (ValueError, RecursionError) as error:  # a number or a nesting beyond Python's limits
         raise UserError(f"{path}: cannot be read as TOML: {error}") from None
     name = re.sub(r"[^A-Za-z0-9._-]", "-", path.stem).lstrip("._-")
@@ -173,7 +181,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
     _map_paths(settings, resolve)
     _map_paths(settings, resolve_run, ENCODER)
-    return settings
+    return settings, text
 
 
 def _map_paths(
@@ -204,7 +212,7 @@ def _find_encoder(name: str, out: Any) -> str:
         try:
             path = find_run(name, out=str(out), kinds=("pretrain",))
         except UserError as error:
-            reason = str(error).replace(name, _shorten(name))
+            reason = str(error).replace(name, shorten(name))
             raise UserError(f"train.init_from: {reason}") from None
     return str(path.absolute())
 
@@ -226,7 +234,7 @@ def _add_encoder_settings(settings: dict[str, Any]) -> dict[str, Any]:
     except (OSError, ValueError, RuntimeError):  # too long a name, a NUL, a loop of links
         exists = False
     if not exists:
-        raise UserError(f'train.init_from = "{_shorten(encoder)}": there is no such run')
+        raise UserError(f"train.init_from = {format_value(encoder)}: there is no such run")
     encoder_data, encoder_model = _read_encoder(folder)
     filled = {"data": encoder_data | data, "model": encoder_model | model}
     return settings | filled | {"train": train | {"init_from": str(folder)}}
@@ -235,13 +243,13 @@ def _add_encoder_settings(settings: dict[str, Any]) -> dict[str, Any]:
 def _read_encoder(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Read the settings of `[data]` that follow from an encoder's run, and its `[model]`."""
     path = folder / "config.toml"
-    settings = _read_toml(path)
+    settings, _ = _read_toml(path)
     data, model = settings.get("data"), settings.get("model")
     if not isinstance(data, dict) or not isinstance(model, dict):
-        raise UserError(f"{path}: lacks [data] or [model]; it is not the config of a run")
+        raise UserError(f"{path}: has no [data] or no [model]; it is not the config of a run")
     if ":" in str(model.get("kind")):  # a run from elsewhere must not name a module to import
         raise UserError(
-            f'{path}: model.kind = "{model["kind"]}" is no encoder; train.init_from takes the '
+            f'{path}: model.kind = "{model["kind"]}" is not an encoder; train.init_from takes a '
             "run of slipstream pretrain"
         )
     data = {key: value for key, value in data.items() if key in ENCODER_SETTINGS}
@@ -259,73 +267,22 @@ def _copy_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {k: _copy_settings(v) if isinstance(v, Mapping) else v for k, v in values.items()}
 
 
-def _apply_override(settings: dict[str, Any], override: str) -> None:
+def _apply_override(settings: dict[str, Any], override: str) -> tuple[tuple[str, ...], str]:
+    """Apply one override; return its setting and the option or argument that it comes from."""
+    origin = override.option if isinstance(override, OptionText) else "overrides"
     dotted, equals, text = override.partition("=")
     keys = dotted.strip().split(".")
     if not equals or not all(keys):
-        raise UserError(f'--set takes section.key=value, as in train.lr=0.001, not "{override}"')
+        raise UserError(
+            f"{origin}: {format_value(override)} is not of the form section.key=value, as in "
+            "train.lr=0.001"
+        )
     for key in keys[:-1]:
         settings = settings.setdefault(key, {})
         if not isinstance(settings, dict):
-            raise UserError(f'--set {override}: "{key}" is a value, not a section')
+            raise UserError(f'{origin}: {override}: "{key}" is a setting, not a section')
     value = text = text.strip()  # what is no TOML value (number, list, quoted text) stays text
     with suppress(ValueError, RecursionError):
         value = tomllib.loads(f"value = {text}")["value"]
     settings[keys[-1]] = value if isinstance(value, (bool, int, float, str, list, dict)) else text
-
-
-def _explain(error: ValidationError) -> Iterator[str]:
-    """Yield one line per wrong setting, the alternatives of a union joined."""
-    lines: dict[str, list[str]] = {}
-    for item in error.errors():
-        path, section = _locate(item["loc"])
-        setting = ".".join(path)
-        if item["type"] == "extra_forbidden":
-            lines[setting] = [f"{setting} is not a setting{_suggest_name(path[-1], section)}"]
-        elif item["type"] == "value_error":
-            lines.setdefault(setting, []).append(str(item["ctx"]["error"]))
-        else:
-            wanted = item["msg"].replace("Input should be ", "").replace("a valid ", "a ")
-            wanted = wanted.replace("String should match pattern", "text that matches")
-            value = _shorten(repr(item["input"]))
-            words = lines.setdefault(setting, [f"{setting} is {value}; it should be"])
-            words.append(wanted if len(words) == 1 else f"or {wanted}")
-    for words in lines.values():
-        yield " ".join(words)
-
-
-def _shorten(text: str) -> str:
-    """Cut a value to what a message has room for."""
-    if len(text) <= MOST_CHARACTERS:
-        return text
-    return f"{text[:MOST_CHARACTERS]}... ({len(text):,} characters)"
-
-
-def _locate(loc: tuple[int | str, ...]) -> tuple[list[str], type[Section]]:
-    """Return the setting's dotted path, without the branches of unions, and its section."""
-    section: type[Section] = Config
-    path: list[str] = []
-    in_dict = False
-    for part in map(str, loc):
-        path.append(part)
-        if in_dict:
-            break
-        field = section.model_fields.get(part)
-        inner = field.annotation if field else None
-        if in_dict := get_origin(inner) is dict:
-            continue  # the entry's own name follows
-        if not (isinstance(inner, type) and issubclass(inner, Section)):
-            break
-        section = inner
-    return path, section
-
-
-def _suggest_name(key: str, section: type[Section]) -> str:
-    close = difflib.get_close_matches(key, section.model_fields, n=1)
-    if close:
-        return f'; did you mean "{close[0]}"?'
-    for name, field in Config.model_fields.items():
-        inner = field.annotation
-        if isinstance(inner, type) and issubclass(inner, Section) and key in inner.model_fields:
-            return f'; did you mean "{name}.{key}"?'
-    return f"; known here: {', '.join(section.model_fields)}"
+    return tuple(keys), origin

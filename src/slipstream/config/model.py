@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from slipstream.config.base import Scalar, Scalars, Section, Sizes
+from slipstream.config.base import Scalar, Scalars, Section, Sizes, match_pattern
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +118,9 @@ if TYPE_CHECKING:
     KnownKind = str
 else:
     KnownKind = Literal[tuple(SPECS)]
-CustomKind = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+CustomKind = Annotated[
+    str, match_pattern(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", 'your own class, as in "module:Class"')
+]
 
 
 class Model(Section):
@@ -180,7 +182,7 @@ class Model(Section):
     @classmethod
     def _set_layers(cls, settings: Any) -> Any:
         widths = settings.get("hidden") if isinstance(settings, dict) else None
-        if isinstance(widths, (list, tuple)) and "layers" not in settings:
+        if isinstance(widths, (list, tuple)) and widths and "layers" not in settings:
             return settings | {"layers": len(widths)}
         return settings
 
@@ -188,18 +190,25 @@ class Model(Section):
     def _check(self) -> Self:
         if len(self.sizes) != self.layers:
             raise ValueError(
-                f"model.layers is {self.layers} but model.hidden lists {len(self.sizes)} widths"
+                f"model.layers is {self.layers}, but model.hidden lists {len(self.sizes)} widths; "
+                "remove model.layers"
             )
         if self.spec.has_one_width and len(set(self.sizes)) > 1:
-            raise ValueError(f"a {self.kind} has one width; give model.hidden as one number")
+            raise ValueError(
+                f'the layers of model.kind = "{self.kind}" have one width; give model.hidden as '
+                "one number"
+            )
         divisor = self.spec.width_divisor
         if divisor and self.sizes[0] % getattr(self, divisor):
             raise ValueError(
-                f"model.hidden = {self.sizes[0]} does not divide by model.{divisor} = "
-                f"{getattr(self, divisor)}"
+                f"model.hidden = {self.sizes[0]} is not a multiple of model.{divisor} = "
+                f"{getattr(self, divisor)}; change one of them"
             )
         if self.options and not self.is_custom:
-            raise ValueError(f'model.options are for a class of your own, not "{self.kind}"')
+            raise ValueError(
+                f'model.options is for your own class (model.kind = "module:Class"), not for '
+                f'"{self.kind}"'
+            )
         for setting in ("bidirectional", "layer_norm"):
             if getattr(self, setting) and setting not in self.spec.settings:
                 kinds = " and ".join(list_kinds(setting))

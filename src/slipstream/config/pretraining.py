@@ -4,12 +4,12 @@ from typing import Any, Literal
 
 from pydantic import PositiveInt
 
-from slipstream.config.base import CLASS_LOSSES, Fraction, NonNegative, Section
+from slipstream.config.base import CLASS_LOSSES, Fraction, NonNegative, OptionText, Section
 from slipstream.config.data import Data
 from slipstream.config.model import SPECS, Model, format_encoders
 from slipstream.config.train import Train
 
-PRETRAIN_OVERRIDE = "train.objective=masked"
+PRETRAIN_OVERRIDE = OptionText("train.objective=masked", "slipstream pretrain")
 """The override that turns any config into one of pre-training"""
 DEFAULTS: dict[str, dict[str, Any]] = {
     "data": {"split": {"train": 0.9, "val": 0.1}},
@@ -80,26 +80,29 @@ def refuse_unfit(pretrain: Pretrain, data: Data, model: Model, train: Train) -> 
     kind = model.kind
     if model.spec.flattens:
         raise ValueError(
-            f'model.kind = "{kind}" reads a window as one row, so there is no sequence to '
-            f"pre-train; use {format_encoders()}"
+            f'model.kind = "{kind}" has no sequence encoder to pre-train; use {format_encoders()}'
         )
     if model.is_custom:
         raise ValueError(
-            f'model.kind = "{kind}" is a class of your own, which has no encoder to pre-train; use '
+            f'model.kind = "{kind}" is your own class, which has no encoder to pre-train; use '
             f"{format_encoders()}"
         )
     fewest = 2 * (pretrain.length if pretrain.mask == "patch" else 1)
     if data.context < fewest:
         raise ValueError(
-            f"data.context = {data.context} is less than the {fewest} rows that masking "
-            "takes, since some must stay visible; raise it, or lower pretrain.length"
+            f"data.context = {data.context} is less than the {fewest} rows that masking needs, as "
+            "some rows must stay visible; increase it, or reduce pretrain.length"
         )
     if train.loss not in ("mse", "mae", "huber"):
         raise ValueError(
-            f'train.loss = "{train.loss}" cannot tell how well rows are filled in; for '
-            'pre-training use "mse", "mae" or "huber"'
+            f'train.loss = "{train.loss}" does not work in pre-training; use "mse", "mae" or '
+            '"huber"'
         )
     if train.repeats > 1:
-        raise ValueError("train.repeats goes with training; one encoder is pre-trained")
+        raise ValueError(
+            "train.repeats does not apply to pre-training, which trains one encoder; remove it"
+        )
     if train.init_from is not None:
-        raise ValueError("train.init_from goes with training; pre-training begins anew")
+        raise ValueError(
+            "train.init_from does not apply to pre-training, which starts anew; remove it"
+        )

@@ -4,13 +4,18 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from slipstream.config.base import CLASS_LOSSES, Section
+from slipstream.config.base import CLASS_LOSSES, Section, match_pattern
 from slipstream.config.data import Data
 from slipstream.config.engine import Engine
+from slipstream.config.explanation import format_value
 from slipstream.config.model import Model
 from slipstream.config.pretraining import Pretrain, apply_defaults, refuse_unfit
 from slipstream.config.train import Augment, Train
 from slipstream.config.tune import Tune
+
+NAME_WORDS = (
+    "made of letters, digits, dots, underscores and hyphens, and begin with a letter or digit"
+)
 
 
 def _to_dict(section: Any) -> dict[str, Any] | None:
@@ -31,7 +36,7 @@ class Config(Section):
         config.train.lr
     """
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "run"
+    name: Annotated[str, match_pattern(r"^[A-Za-z0-9][A-Za-z0-9._-]*$", NAME_WORDS)] = "run"
     """Start of the run folder's name; by default the name of the config file."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Fixes the initial weights, the order of batches and dropout."""
@@ -77,15 +82,20 @@ class Config(Section):
         if classify != (train.loss in CLASS_LOSSES):
             fit = CLASS_LOSSES if classify else ("mse", "mae", "huber", "quantile")
             raise ValueError(
-                f'train.loss = "{train.loss}" does not go with data.task = "{self.data.task}"; '
-                f"choose one of {', '.join(fit)}"
+                f'train.loss = "{train.loss}" does not work with data.task = "{self.data.task}"; '
+                f"use one of {', '.join(map(format_value, fit))}"
             )
         for section in ("train", "tune"):
             if classify and getattr(self, section).metric != "loss":
-                raise ValueError(f"{section}.metric is an error of numbers; take it out")
+                raise ValueError(
+                    f'{section}.metric = "{getattr(self, section).metric}" is for forecasts, not '
+                    "for classification; remove it"
+                )
         for name in ("label_smoothing", "class_weights"):
             if not classify and getattr(train, name) != Train.model_fields[name].default:
-                raise ValueError(f'train.{name} is about classes; set data.task = "classify"')
+                raise ValueError(
+                    f'train.{name} is for classification; set data.task = "classify", or remove it'
+                )
         return self
 
     @model_validator(mode="after")
@@ -98,14 +108,14 @@ class Config(Section):
             )
         if self.augment.cache and self.engine.home in ("loader", "stream"):
             raise ValueError(
-                f'augment.cache has copies of its own to read; engine.home = "{self.engine.home}" '
-                "does not go with it: leave engine.home and engine.preset as they are"
+                f'augment.cache does not work with engine.home = "{self.engine.home}"; remove '
+                "engine.home and engine.preset, or set augment.cache = 0"
             )
         if not self.out or "\0" in self.out:
-            raise ValueError("out is empty, or holds a NUL; name a folder")
+            raise ValueError("out is empty or contains a NUL character; name a folder")
         if self.seed + self.train.repeats > 2**63:
             raise ValueError(
-                f"seed = {self.seed} is too large for train.repeats = {self.train.repeats} seeds "
-                "from there on; lower it"
+                f"seed = {self.seed} is too large: train.repeats = {self.train.repeats} seeds "
+                "follow it; reduce it"
             )
         return self

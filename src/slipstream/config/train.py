@@ -100,9 +100,11 @@ class Train(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if list(self.quantiles) != sorted(set(self.quantiles)):
-            raise ValueError("train.quantiles must rise, each level once")
+            raise ValueError("train.quantiles must increase, as in [0.1, 0.5, 0.9]")
         if self.lr_min > self.lr:
-            raise ValueError(f"train.lr_min = {self.lr_min:g} is above train.lr = {self.lr:g}")
+            raise ValueError(
+                f"train.lr_min = {self.lr_min:g} is above train.lr = {self.lr:g}; reduce it"
+            )
         return self
 
 

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, PositiveInt, ValidationError, model_validator
 
 from slipstream.config.base import PositiveFloat, Scalar, Scalars, Section
+from slipstream.config.explanation import explain, format_value
 
 Value = Scalar | Scalars
 Choices = Annotated[tuple[Value, ...], Field(strict=False, min_length=1)]
@@ -25,11 +26,11 @@ class Range(Section):
         if self.low > self.high:
             raise ValueError(f"low = {self.low:g} is above high = {self.high:g}")
         if self.step is not None and self.step <= 0:
-            raise ValueError(f"step = {self.step:g} leads nowhere; give a positive one")
+            raise ValueError(f"step = {self.step:g} should be greater than 0")
         if self.log and self.step is not None:
-            raise ValueError("log and step exclude each other; take one of them out")
+            raise ValueError("log and step cannot be combined; remove one of them")
         if self.log and self.low <= 0:
-            raise ValueError(f"log = true needs low > 0, not {self.low:g}")
+            raise ValueError(f"log = true needs low to be greater than 0; it is {self.low:g}")
         return self
 
     @property
@@ -89,7 +90,7 @@ class Tune(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.pruner == "wilcoxon" and (self.folds or 1) < 2:
-            raise ValueError('tune.pruner = "wilcoxon" compares fold by fold; set tune.folds')
+            raise ValueError('tune.pruner = "wilcoxon" needs tune.folds to be at least 2')
         return self
 
 
@@ -99,11 +100,12 @@ def _parse_entry(name: str, value: Any) -> Any:
         try:
             return Range.model_validate(value)
         except ValidationError as error:
-            first = error.errors()[0]
-            what = f"{first['loc'][0]}: {first['msg']}" if first["loc"] else first["ctx"]["error"]
-            raise ValueError(f"{where}: {what}; a range has low, high, step and log") from None
+            problems = [problem.message for problem in explain(error, Range)]
+            unknown = [message for message in problems if "is not a setting" in message]
+            raise ValueError(f"{where}: {'; '.join(unknown or problems)}") from None
     if isinstance(value, (Range, list, tuple)) and value:
         return value
     raise ValueError(
-        f"{where} is {value!r}; give a list of values, or a range as in {{ low = 1, high = 8 }}"
+        f"{where} is {format_value(value)}; give a list of values, or a range as in "
+        "{ low = 1, high = 8 }"
     )

@@ -1,6 +1,5 @@
 """The search space: checks it, turns it into Optuna's distributions, and params into a config."""
 
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -16,6 +15,7 @@ from optuna.distributions import (
 from slipstream import config as configs
 from slipstream.config import Config, Range
 from slipstream.errors import UserError
+from slipstream.text import find_nearest
 from slipstream.training import encoder
 
 INCOMPARABLE = {
@@ -94,7 +94,8 @@ def _check_value(name: str, value: Any, config: Config, space: Mapping[str, Any]
         configs.replace_settings(config, {name: value})
     except UserError as error:
         message, parent = str(error), name.rpartition(".")[0]
-        is_own = message.startswith((f"{name} ", f"{parent} ")) or "tune.space" in message
+        own = (f"{name} ", f"{parent} ", f"{parent}: ")
+        is_own = message.startswith(own) or "tune.space" in message
         if is_own and not _fits_another_choice(name, value, config, space):
             raise UserError(f'tune.space."{name}": {error}') from None
 
@@ -123,8 +124,8 @@ def _refuse_unknown(name: str, config: Config) -> None:
     known = {f"{section}.{key}" for section, values in sections.items() for key in values}
     base = _strip_index(name)
     if base not in known | {"seed"} and not name.startswith("model.options."):
-        close = difflib.get_close_matches(base, known, n=1)
-        hint = f'; did you mean "{close[0]}"?' if close else ""
+        nearest = find_nearest(base, known)
+        hint = f'; did you mean "{nearest}"?' if nearest else ""
         raise UserError(f'tune.space has "{name}", which is not a setting{hint}')
 
 

@@ -138,7 +138,7 @@ def test_a_run_with_copies_is_resumed_exactly(tmp_path):
 
 
 def test_what_copies_do_not_go_with_is_refused(told, monkeypatch):
-    with pytest.raises(UserError, match=r'engine\.home = "loader" does not go with it'):
+    with pytest.raises(UserError, match=r'does not work with engine\.home = "loader"'):
         small_config(**merged(AUGMENT, {"engine": {"home": "loader"}}))
     monkeypatch.setattr(augmented.shutil, "disk_usage", lambda _: type("", (), {"free": 10}))
     config = small_config(**AUGMENT)

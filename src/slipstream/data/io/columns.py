@@ -4,7 +4,6 @@ A CSV file comes as text. A column's type follows from all of its values, so tha
 half-way down. Errors name the file, the line and the column.
 """
 
-import difflib
 from collections.abc import Collection
 
 import numpy as np
@@ -15,6 +14,7 @@ import pyarrow.compute as pc
 from slipstream.data.io import decimals
 from slipstream.data.io.table import DataTable, MemoryReader, release_memory
 from slipstream.errors import UserError
+from slipstream.text import find_nearest
 
 NULLS = ["", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NAN", "-nan"]
 NULLS += ["null", "NULL", "None", "none"]
@@ -48,9 +48,9 @@ def parse_text(table: DataTable, *, keep_text: Collection[str | None]) -> None:
 def require_column(table: DataTable, name: str, setting: str) -> None:
     """Refuse a column that is missing, and suggest the name that may have been meant."""
     if name not in table.column_set:
-        close = difflib.get_close_matches(name, table.column_names, n=1)
+        nearest = find_nearest(name, table.column_names)
         known = f"it has {', '.join(table.column_names[:20])}"
-        hint = f'did you mean "{close[0]}"?' if close else known
+        hint = f'did you mean "{nearest}"?' if nearest else known
         raise UserError(f'{table.name}: has no column "{name}" ({setting}); {hint}')
 
 
