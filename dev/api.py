@@ -5,6 +5,7 @@ python dev/api.py [--check]
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 import sys
@@ -26,7 +27,7 @@ SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Example")
 LISTS = ("Args", "Attributes", "Raises")
 ORDER = (
     *("train", "evaluate", "predict", "report", "tune", "pretrain", "probe"),
-    *("Result", "Study", "Probe", "Config", "UserError", "Interrupted"),
+    *("Result", "Study", "Probe", "Evaluation", "events", "Config", "UserError", "Interrupted"),
 )
 
 
@@ -69,17 +70,33 @@ def format_section(title: str, body: str) -> str:
 
 
 def format_heading(name: str) -> str:
-    return f"class {name}" if inspect.isclass(getattr(slipstream, name)) else f"{name}()"
+    value = getattr(slipstream, name)
+    if inspect.ismodule(value):
+        return f"module {name}"
+    return f"class {name}" if inspect.isclass(value) else f"{name}()"
+
+
+def list_events() -> str:
+    """The fields of every event, as a table."""
+    rows = ["| event | when | fields |", "|---|---|---|"]
+    for name in slipstream.events.__all__:
+        kind = getattr(slipstream.events, name)
+        names = (field.name for field in dataclasses.fields(kind) if field.name != "at_s")
+        when = " ".join(kind.__doc__.partition("\n\n")[0].split())
+        rows.append(f"| `{name}` | {when} | {', '.join(f'`{one}`' for one in names)} |")
+    return "\n".join(rows)
 
 
 def describe(name: str) -> str:
     """The entry of one public name."""
     value = getattr(slipstream, name)
     parts = [f"## {format_heading(name)}"]
-    if not inspect.isclass(value):
+    if inspect.isfunction(value):
         parts.append(f"```python\n{format_signature(name, value)}\n```")
     text = inspect.cleandoc(value.__doc__)
     parts += [format_section(title, body) for title, body in split_sections(text)]
+    if inspect.ismodule(value):
+        parts.append(list_events())
     return "\n\n".join(parts)
 
 

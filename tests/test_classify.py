@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 import slipstream
 from slipstream import config as configs
-from slipstream import runs
+from slipstream import runs, training
 from slipstream.autotune.rules import make_plan
 from slipstream.data import dataset as datasets
 from slipstream.data import new_data, windows
@@ -281,7 +281,7 @@ def test_stopped_lanes_end_as_unbroken_ones(tmp_path):
     wanted = slipstream.train(class_config(tmp_path / "whole", **sections), states())
 
     with pytest.raises(slipstream.Interrupted):
-        slipstream.train(class_config(tmp_path / "at", **sections), states(), watch=stopping_at(5))
+        training.train(class_config(tmp_path / "at", **sections), states(), watch=stopping_at(5))
     run = runs.open_run(runs.find_last(str(tmp_path / "at")))
     found = slipstream.train(data=states(), resume=run.folder)
     assert found.metrics == wanted.metrics

@@ -21,7 +21,7 @@ import slipstream
 
 SOURCE = Path(slipstream.__file__).parent
 LAYERS = [
-    {"errors", "text"},
+    {"errors", "events", "text"},
     {"checksums", "run_names"},
     {"config", "stats"},
     {"machine", "runs"},
@@ -36,6 +36,7 @@ LAYERS = [
     {"profiling"},
     {"bench", "doctor", "probing", "tuning"},
     {"terminal"},
+    {"api"},
     {"cli"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
@@ -198,6 +199,7 @@ def test_every_module_of_a_package_has_a_place_in_its_order(package):
 def test_the_upper_and_lower_layers_do_without_torch():
     code = (
         "import sys, slipstream, slipstream.cli, slipstream.config, slipstream.errors, "
+        "slipstream.api.training, slipstream.api.inference, slipstream.api.results, "
         "slipstream.runs, slipstream.reporting.page; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

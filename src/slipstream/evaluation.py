@@ -42,33 +42,7 @@ def evaluate(
     overrides: tuple[str, ...] = (),
     allow_code: bool = False,
 ) -> dict[str, Any]:
-    """Compute the metrics of a run's model on one of its own sets or on new data.
-
-    The baselines are scored on the same windows; they are fitted to the run's training windows.
-
-    Args:
-        run: The run folder. For a search, the model of its best settings is used.
-        data: A path or a table to score instead; every window of it counts.
-        on: The set of the run's own data: "train", "val" or "test". In a walk-forward run, each
-            fold is scored by its own model.
-        resample: Resample new data to the time step that the model was trained on.
-        ensemble: True for the mean of all repeats, False for the single model; by default whichever
-            was better on the validation set.
-        overrides: Settings that override the run's config.
-        allow_code: Let the run's config import the network class that it names.
-
-    Returns:
-        A dict with `metrics` (physical units), `scaled`, `windows`, `windows_without_target` (left
-        out), `detail` (per target, series and predicted row), `model`, `baselines` (each with
-        `metrics` and `scaled` on the same windows, or None), `coverage` of the intervals, and
-        `notes`.
-
-    Raises:
-        UserError: The run or the data cannot be used; the message names the fix.
-
-    Example:
-        slipstream.evaluate("runs/job-20260131T120000Z", "new.csv")["metrics"]["mae"]
-    """
+    """Score a run's model and its baselines; `slipstream.evaluate` documents the arguments."""
     if on not in SETS:
         raise UserError(f'there is no set "{on}"; choose one of {", ".join(SETS)}')
     model_run, owner = runs.find_model_run(runs.open_run(run))

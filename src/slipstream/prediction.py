@@ -34,34 +34,7 @@ def predict(
     overrides: tuple[str, ...] = (),
     allow_code: bool = False,
 ) -> pa.Table:
-    """Predict with a run's model, in physical units.
-
-    A forecasting model predicts the rows that follow each series' end. An estimating model
-    (horizon 0) estimates at every row that has a full context behind it. Suspicious but usable data
-    raise Python warnings.
-
-    Args:
-        run: The run folder. For a search, the model of its best settings is used.
-        data: A path or a table with the columns that the model was trained on.
-        every: Forecast from every row with a full context, not only from the end.
-        resample: Resample rows to the time step that the model was trained on.
-        ensemble: True for the mean of all repeats, False for the single model; by default whichever
-            was better on the validation set.
-        overrides: Settings that override the run's config.
-        allow_code: Let the run's config import the network class that it names.
-
-    Returns:
-        A pyarrow table: series, row or time, and one column per target; class probabilities for a
-        classifier; intervals (`<target>_lo80` to `<target>_hi95`) for runs with repeats or folds.
-        The schema's metadata name the model.
-
-    Raises:
-        UserError: The run or the data cannot be used; the message names the fix.
-
-    Example:
-        table = slipstream.predict("runs/job-20260131T120000Z", "latest.csv")
-        table.to_pandas()
-    """
+    """Predict with a run's model; `slipstream.predict` documents the arguments."""
     model_run, owner = runs.find_model_run(runs.open_run(run))
     config = checkpoint.load_run_config(model_run, overrides)
     plan = make_plan(config, data_bytes=0, training=False)

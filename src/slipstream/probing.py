@@ -18,15 +18,9 @@ from slipstream import config as configs
 from slipstream import runs, stats, training
 from slipstream.config import Config
 from slipstream.errors import UserError
-from slipstream.reporting.wording import (
-    beats_majority,
-    build_probe_headings,
-    build_probe_rows,
-    describe_probe,
-)
+from slipstream.reporting.wording import beats_majority, describe_probe
 from slipstream.runs import Event
 from slipstream.scoring.summary import get_error
-from slipstream.text import format_html_table, format_table
 
 SCRATCH, FROZEN, TUNED = "scratch", "frozen", "fine-tuned"
 STRATEGIES = {
@@ -40,32 +34,14 @@ Source = Config | str | Path | Mapping[str, Any]
 Watch = Callable[[Event], None]
 
 
-@dataclass(frozen=True, repr=False)
-class Probe:
-    """The result of `probe`; it prints as its verdict and a table of metrics.
-
-    Attributes:
-        run: The folder that holds the four runs.
-        summary: The object that `slipstream pretrain --probe --json` prints.
-
-    Example:
-        probe = slipstream.probe("bars.toml", "labels.toml")
-        probe.summary["verdict"]
-    """
+@dataclass(frozen=True)
+class FinishedProbe:
+    """A probe that is over; `slipstream.Probe` is made from it."""
 
     run: Path
+    """The folder that holds the four runs"""
     summary: dict[str, Any]
-
-    def __repr__(self) -> str:
-        return format_table(*self._build_table())
-
-    def _repr_html_(self) -> str:
-        return format_html_table(*self._build_table())
-
-    def _build_table(self) -> tuple[str, list[str], list[list[str]]]:
-        title = f"Probe of {self.run}: {self.summary['verdict']}"
-        rows = [[row["name"], *row["cells"]] for row in build_probe_rows(self.summary)]
-        return title, ["", *build_probe_headings(self.summary)], rows
+    """The object that `slipstream pretrain --probe --json` prints"""
 
 
 def probe(
@@ -79,34 +55,8 @@ def probe(
     label_overrides: tuple[str, ...] = (),
     watch: Watch | None = None,
     folder: str | Path | None = None,
-) -> Probe:
-    """Test whether pre-training helps a task with few labels.
-
-    Pre-trains the encoder, then trains `labels` from scratch, on the frozen encoder and fine-tuned,
-    from the same seeds, and compares the test metrics with paired intervals.
-
-    Args:
-        encoder: The config to pre-train with; None with `run`.
-        labels: The config of the labelled task.
-        data: A table to use instead of `data.path` of both configs.
-        run: The folder of an earlier pre-training run whose encoder is used.
-        seeds: The number of seeds.
-        overrides: Settings that override `encoder`.
-        label_overrides: Settings that override `labels`.
-        watch: A function that is called with every event.
-        folder: The folder of an earlier probe with the same settings to continue; finished runs
-            are not trained again.
-
-    Returns:
-        A `Probe` with the folder of the four runs and the summary.
-
-    Raises:
-        UserError: A setting, the data or an argument is wrong.
-        Interrupted: Ctrl-C or SIGTERM stopped a run, after it saved a checkpoint.
-
-    Example:
-        print(slipstream.probe("bars.toml", "labels.toml", seeds=10))
-    """
+) -> FinishedProbe:
+    """Test whether pre-training helps; `slipstream.probe` documents the arguments."""
     started_at = time.perf_counter()
     run = None if run is None else runs.find_run(run, kinds=("pretrain",))
     if seeds < 2:
@@ -135,7 +85,7 @@ def probe(
         in_runs_s = sum(result["seconds"] for result in trained)
         summary["seconds"] = max(time.perf_counter() - started_at, in_runs_s)
         runs.write_metrics(probe_run, summary, name=SUMMARY)
-    return Probe(probe_run.folder, summary)
+    return FinishedProbe(probe_run.folder, summary)
 
 
 def _load_encoder_config(

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import slipstream
-from slipstream import machine, runs
+from slipstream import machine, runs, training
 from slipstream.autotune import measure
 from slipstream.autotune.rules import MAX_OWN_HIDDEN, make_plan
 from slipstream.autotune.timing import WORTHWHILE_RATIO
@@ -183,7 +183,7 @@ def test_real_memory_that_runs_out_is_survived_with_the_same_losses(tmp_path):
     def losses():
         config = cuda_config(tmp_path, engine={"log_every": 1}, **sections)
         seen = []
-        result = slipstream.train(config, table, watch=seen.append)
+        result = training.train(config, table, watch=seen.append)
         del result
         gc.collect()
         torch.cuda.empty_cache()

@@ -6,6 +6,7 @@ import psutil
 import pytest
 
 import slipstream
+from slipstream import tuning
 from slipstream.errors import UserError
 from slipstream.tuning.storage import database
 from tests.tuning.searches import check_that_trials_of_a_killed_worker_are_retried, make_config
@@ -59,7 +60,7 @@ def test_the_password_comes_from_the_environment_and_is_in_no_list_and_no_file(
             commands.append(" ".join(psutil.Process(event["pid"]).cmdline()))
 
     url = postgres.replace(":s3cret@", "@")
-    found = slipstream.tune(config, storage=url, workers=2, watch=look)
+    found = tuning.tune(config, storage=url, workers=2, watch=look)
     assert found.summary["trials"]["finished"] == 2
     assert len(commands) == 2
     assert "s3cret" not in "".join(commands)

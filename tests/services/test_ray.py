@@ -8,7 +8,7 @@ import signal
 import pytest
 
 import slipstream
-from slipstream import runs
+from slipstream import runs, tuning
 from slipstream.errors import Interrupted
 from slipstream.runs import Run
 from tests.tuning.searches import make_config
@@ -38,7 +38,7 @@ def test_workers_on_ray_find_every_trial_once_even_if_one_is_killed(tmp_path):
     def run_name():
         return runs.find_last(config.out).name
 
-    found = slipstream.tune(config, watch=kill_once, workers=2, on="ray")
+    found = tuning.tune(config, watch=kill_once, workers=2, on="ray")
     assert killed
     assert found.summary["trials"] == {"finished": 6, "pruned": 0, "failed": 0}
     trials = runs.read_json(found.run / "trials.json")
@@ -61,7 +61,7 @@ def test_a_signal_stops_the_workers_on_ray_and_resume_goes_on(tmp_path):
             signal.raise_signal(signal.SIGTERM)
 
     with pytest.raises(Interrupted, match="resume with: slipstream tune --resume"):
-        slipstream.tune(config, watch=stop_once, workers=2, on="ray")
+        tuning.tune(config, watch=stop_once, workers=2, on="ray")
     folder = runs.find_last(config.out)
     assert list(folder.glob("workers/*/packs/*/checkpoints/step-*"))
     assert not list(folder.glob("workers/*/lock.json"))

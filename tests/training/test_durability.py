@@ -18,7 +18,7 @@ import pyarrow.parquet
 import pytest
 
 import slipstream
-from slipstream import UserError, checksums, runs
+from slipstream import UserError, checksums, runs, training
 from slipstream.engine import checkpoint
 from slipstream.errors import ResumableError
 from slipstream.scoring import summary
@@ -115,7 +115,7 @@ def test_a_folder_removed_under_our_feet_does_not_stop_training(tmp_path):
         if event["event"] == "epoch" and event["epoch"] == 2:
             shutil.rmtree(runs.find_last(str(tmp_path)), ignore_errors=True)
 
-    result = slipstream.train(
+    result = training.train(
         configured(tmp_path, engine={"async_checkpoints": False}), table, watch=remove
     )
     troubles = [event["what"] for event in told if event["event"] == "trouble"]

@@ -28,7 +28,7 @@ from slipstream.engine.state import TrainingState
 from slipstream.terminal import training
 from slipstream.terminal.training import TrainingDisplay
 from slipstream.training import context as contexts
-from slipstream.training import fitting
+from slipstream.training import fitting, train
 from tests.conftest import close, merged, slow, small_config, waves
 from tests.test_cli import invoke, sets
 
@@ -386,7 +386,7 @@ def test_lanes_that_no_longer_fit_go_on_later_from_where_they_were(
     config = configured(tmp_path, train={"repeats": 3}, seed=5, engine={"log_every": 7})
     if resumed:
         with pytest.raises(Interrupted):
-            slipstream.train(config, waves(600), watch=stopping_at(3))
+            train(config, waves(600), watch=stopping_at(3))
     crowded = Crowded(monkeypatch, at=10 if resumed else 31, holds=holds)
     if resumed:
         resumed_run = runs.open_run(runs.find_last(config.out)).folder
@@ -427,7 +427,7 @@ def test_a_terminal_shows_who_leads_and_who_is_at_work(tmp_path, monkeypatch):
             file=io.StringIO(), force_terminal=True, width=200, highlight=False, no_color=True
         )
         config = configured(tmp_path, train={"repeats": 3})
-        slipstream.train(config, waves(), watch=watching.show)
+        train(config, waves(), watch=watching.show)
     shown = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", watching.console.file.getvalue())
     assert "lanes: 3 seeds = 3 models, all at once, as one program (a rule of thumb)" in shown
     assert re.search(r"validation .*[\d.]+ \(seed [0-2]\); \d lanes active, \d", shown)
@@ -482,12 +482,12 @@ def test_a_stopped_run_goes_on_to_the_same_end(tmp_path, monkeypatch, places, lo
         config = configured(tmp_path / f"at{log}", **sections)
         told = r"of 6 lanes done; .*; resume with: slipstream train --resume"
         with pytest.raises(Interrupted, match=told) as caught:
-            slipstream.train(config, waves(400), watch=stopping_at(log, number))
+            train(config, waves(400), watch=stopping_at(log, number))
         assert caught.value.signal_number == number
         run = runs.open_run(runs.find_last(config.out))
         assert not (run.folder / "metrics.json").exists()
         with pytest.raises(Interrupted):
-            slipstream.train(data=waves(400), resume=run.folder, watch=stopping_at(2))
+            train(data=waves(400), resume=run.folder, watch=stopping_at(2))
         slipstream.train(data=waves(400), resume=run.folder, overrides=("engine.monitor=false",))
         for mine, theirs in zip(ended(run), wanted, strict=True):
             assert mine == theirs
@@ -541,7 +541,7 @@ def test_a_run_out_of_time_goes_on_where_it_was_cut(tmp_path, monkeypatch, logs,
         def watch(event):
             now[0] += event["event"] == "log"  # a second for each look at the losses
 
-        result = slipstream.train(configured(tmp_path / "cut", **limited), waves(400), watch=watch)
+        result = train(configured(tmp_path / "cut", **limited), waves(400), watch=watch)
     run = runs.open_run(result.run)
     told = result.summary["lanes"]
     assert len(told) == 6
@@ -565,7 +565,7 @@ def test_a_run_that_breaks_off_anywhere_goes_on(tmp_path):
 
     config = configured(tmp_path / "broken", **sections)
     with pytest.raises(RuntimeError, match="broken"):
-        slipstream.train(config, waves(400), watch=broken)
+        train(config, waves(400), watch=broken)
     run = runs.open_run(runs.find_last(config.out))
     assert (run.folder / "crash.txt").exists()
     assert "a_predicted" in slipstream.predict(run.folder, waves(400)).column_names
@@ -629,7 +629,7 @@ def test_what_cannot_share_a_program_trains_one_model_after_another(tmp_path, mo
     for log in (2, 7):
         config = configured(tmp_path / f"cut{log}", **repeats)
         with pytest.raises(Interrupted, match="of 3 lanes done"):
-            slipstream.train(config, watch=stopping_at(log))
+            train(config, watch=stopping_at(log))
         run = runs.open_run(runs.find_last(config.out))
         slipstream.train(resume=run.folder)
         for mine, theirs in zip(ended(run), wanted, strict=True):

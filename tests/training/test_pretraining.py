@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 import slipstream
-from slipstream import Interrupted, UserError, runs
+from slipstream import Interrupted, UserError, runs, training
 from slipstream import config as configs
 from slipstream.config import Augment
 from slipstream.config.train import KINDS
@@ -230,7 +230,7 @@ def test_pretraining_is_resumed_to_the_same_encoder(tmp_path, table, engine):
     wanted = ended(runs.open_run(whole.run))
     asked = settings(tmp_path / "b", PRETRAIN, often)
     with pytest.raises(Interrupted):
-        slipstream.pretrain(asked, table, watch=stopping_at(13))
+        training.pretrain(asked, table, watch=stopping_at(13))
     run = runs.open_run(runs.find_last(str(tmp_path / "b")))
     slipstream.pretrain(data=table, resume=run.folder)
     exact = 2 if "device" in engine else None  # sums of a GPU's figures come in any order
@@ -307,7 +307,7 @@ def kept_by_epoch(asked, table):
 
     engine = {"async_checkpoints": False, "checkpoint_minutes": 1e-9}
     asked = merged(asked, {"engine": engine})
-    return slipstream.train(asked, table, watch=watch), dict(found)
+    return training.train(asked, table, watch=watch), dict(found)
 
 
 def test_an_encoder_is_frozen_then_trained(tmp_path, pretrained, table):
@@ -369,7 +369,7 @@ def test_a_stop_before_or_after_the_thaw_changes_nothing(tmp_path, pretrained, r
     for step in (3, steps - 3) if repeats == 1 else (steps // 2 + 2,):
         asked = tuned(tmp_path / f"at{step}", pretrained, often)
         with pytest.raises(Interrupted):
-            slipstream.train(asked, table, watch=_stop(step, repeats))
+            training.train(asked, table, watch=_stop(step, repeats))
         run = runs.find_last(asked["out"])
         result = slipstream.train(data=table, resume=run)
         assert result.metrics == whole.metrics

@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file
 
 import slipstream
-from slipstream import Interrupted, UserError, checksums, runs
+from slipstream import Interrupted, UserError, checksums, runs, training
 from slipstream.engine import checkpoint, loop
 from slipstream.engine.single import SingleProgram
 from slipstream.training import start
@@ -83,7 +83,7 @@ def same(one, other):
 
 def interrupted(config, table, step, number=signal.SIGINT):
     with pytest.raises(Interrupted, match=r"resume with: slipstream train --resume"):
-        slipstream.train(config, table, watch=stopping_at(step, number))
+        training.train(config, table, watch=stopping_at(step, number))
     return runs.open_run(runs.find_last(config.out))
 
 
@@ -106,7 +106,7 @@ def test_several_stops_in_one_run(tmp_path):
     run = interrupted(configured(tmp_path / "b", "lstm, dropout"), table, 5)
     for step in (6, 14, 30):
         with pytest.raises(Interrupted):
-            slipstream.train(data=table, resume=run.folder, watch=stopping_at(step, signal.SIGTERM))
+            training.train(data=table, resume=run.folder, watch=stopping_at(step, signal.SIGTERM))
     result = slipstream.train(data=table, resume=run.folder, overrides=("engine.monitor=false",))
     same(ended(run), wanted)
     assert [event["event"] for event in runs.read_events(run)].count("estimate") == 1
@@ -211,7 +211,7 @@ def test_a_run_out_of_time_goes_on_where_it_was_cut(tmp_path, monkeypatch, job, 
     with monkeypatch.context() as patch:
         limited = {"epochs": 5, "minutes": (cut - 0.5) / 60} | JOBS[job].get("train", {})
         config = configured(tmp_path / "b", job, train=limited)
-        result = slipstream.train(config, table, watch=Clock(patch))
+        result = training.train(config, table, watch=Clock(patch))
     run = runs.open_run(result.run)
     assert result.summary["stopped"] == "train.minutes have passed"
     assert result.summary["steps"] == cut
@@ -237,7 +237,7 @@ def test_other_settings_and_other_data_are_refused_by_name(tmp_path):
         slipstream.train(data=other, resume=run.folder)
     assert sorted(path for path in run.folder.rglob("*")) == before
     seen = []
-    slipstream.train(
+    training.train(
         data=other,
         resume=run.folder,
         overrides=("train.lr=0.0005",),
@@ -270,7 +270,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path):
     damaged[-3] ^= 1
     newest.write_bytes(damaged)
     seen = []
-    slipstream.train(data=table, resume=run.folder, watch=seen.append)
+    training.train(data=table, resume=run.folder, watch=seen.append)
     (told,) = (event for event in seen if event["event"] == "fallback")
     assert f"{newest}: is damaged" in told["why"]
     assert any(event["event"] == "fallback" for event in runs.read_events(run))
@@ -302,13 +302,13 @@ def test_a_run_without_a_checkpoint_begins_again_in_its_folder(tmp_path, section
     table = waves(400)
     whole = runs.open_run(slipstream.train(configured(tmp_path / "a", **sections), table).run)
     with pytest.raises(Killed):
-        slipstream.train(
+        training.train(
             configured(tmp_path / "b", **sections), table, watch=killed_at("start", "log")
         )
     run = runs.open_run(runs.find_last(str(tmp_path / "b")))
     assert not checkpoint.list_steps(run)
     seen = []
-    result = slipstream.train(data=table, resume=run.folder, watch=seen.append)
+    result = training.train(data=table, resume=run.folder, watch=seen.append)
     assert result.run == run.folder
     assert [event["step"] for event in seen if event["event"] == "resume"] == [0]
     assert logged(run) == logged(whole)
@@ -341,7 +341,7 @@ def test_a_measured_batch_is_kept_when_a_run_begins_again(tmp_path):
     auto = {"train": {"batch": "auto", "epochs": 2}}
     config = configured(tmp_path, **auto)
     with pytest.raises(Killed):
-        slipstream.train(config, table, watch=killed_at("log"))
+        training.train(config, table, watch=killed_at("log"))
     run = runs.open_run(runs.find_last(str(tmp_path)))
     measured = runs.load_config(run).train.batch
     assert measured != "auto"

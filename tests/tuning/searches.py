@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 from optuna.trial import FrozenTrial, TrialState
 
-import slipstream
 from slipstream import config as configs
+from slipstream import tuning
 from slipstream.config import Config
 from slipstream.runs import Event, Run
-from slipstream.tuning import sharing
+from slipstream.tuning import FinishedSearch, sharing
 from slipstream.tuning.study import open_study
 from slipstream.tuning.workers.processes import WorkerEvent, WorkerProcess
 from slipstream.tuning.workers.worker import WorkerTask
@@ -72,17 +72,17 @@ def make_settings(folder: Path, table: Any = None, **sections: Any) -> dict[str,
     return settings
 
 
-def run_search(settings: Any, **how: Any) -> tuple[slipstream.Study, list[Event]]:
+def run_search(settings: Any, **how: Any) -> tuple[FinishedSearch, list[Event]]:
     """Return the study, and the events of the search."""
     events: list[Event] = []
-    return slipstream.tune(settings, watch=events.append, **how), events
+    return tuning.tune(settings, watch=events.append, **how), events
 
 
-def get_trials(study: slipstream.Study) -> list[FrozenTrial]:
+def get_trials(study: FinishedSearch) -> list[FrozenTrial]:
     return study.study.get_trials(deepcopy=False)
 
 
-def check_same_results(study: slipstream.Study, whole: slipstream.Study) -> None:
+def check_same_results(study: FinishedSearch, whole: FinishedSearch) -> None:
     """Compare an interrupted search with an uninterrupted one."""
     assert len(get_trials(study)) == len(get_trials(whole))
     for one, other in zip(get_trials(study), get_trials(whole), strict=True):

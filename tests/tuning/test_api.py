@@ -8,7 +8,7 @@ import optuna
 import pytest
 
 import slipstream
-from slipstream import Interrupted, UserError, machine, runs
+from slipstream import Interrupted, UserError, machine, runs, tuning
 from slipstream import config as configs
 from slipstream.engine import checkpoint
 from slipstream.tuning.api import count_parallel_trials
@@ -56,7 +56,7 @@ def test_an_interrupted_search_resumes_to_the_same_end(tmp_path):
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(Interrupted) as stopped:
-        slipstream.tune(settings, watch=stop_once)
+        tuning.tune(settings, watch=stop_once)
     assert "slipstream tune --resume" in str(stopped.value)
     (folder,) = (tmp_path / "runs").iterdir()
     study, _ = run_search(None, resume=folder)
@@ -79,7 +79,7 @@ def test_a_search_interrupted_between_folds_keeps_the_finished_ones(tmp_path):
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(Interrupted):
-        slipstream.tune(settings, watch=stop_once)
+        tuning.tune(settings, watch=stop_once)
     (folder,) = (tmp_path / "runs").iterdir()
     (newest,) = folder.glob("packs/*")
     saved, _ = checkpoint.read_newest(runs.Run(newest))

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 import slipstream
-from slipstream import Interrupted, UserError, runs
+from slipstream import Interrupted, UserError, runs, tuning
 from slipstream import config as configs
 from slipstream.engine.single import seed_generators
 from slipstream.terminal.results import print_search
@@ -144,7 +144,7 @@ def test_a_search_writes_its_results_before_it_retrains_the_best(tmp_path, momen
                 signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(Interrupted):
-        slipstream.tune(settings, watch=stop)
+        tuning.tune(settings, watch=stop)
     folder = runs.find_last(str(tmp_path / "runs"))
     assert pending in runs.read_json(folder / "metrics.json")["pending"]
     assert len(runs.read_json(folder / "trials.json")) == 3

@@ -33,22 +33,7 @@ DAMAGE_ERRORS = (ArithmeticError, AttributeError, LookupError, OSError, TypeErro
 
 
 def report(run: str | Path, *, out: str | Path | None = None) -> Path:
-    """Write report.html, a self-contained page, from the files of a finished run.
-
-    Args:
-        run: The folder of a run, a search or a probe. The report of a search includes those of its
-            retrained models.
-        out: The folder to write to, instead of the run folder.
-
-    Returns:
-        The path of the page.
-
-    Raises:
-        UserError: The run is not finished, or one of its files is damaged.
-
-    Example:
-        slipstream.report("runs/job-20260131T120000Z")
-    """
+    """Write a run's report.html; `slipstream.report` documents the arguments."""
     folder = runs.find_run(run)
     if (folder / "labels.toml").exists():
         with verify_sources(folder, PROBE_FILES):

@@ -40,6 +40,7 @@ def create_progress_console(quiet: bool) -> Console:
 def _console(file: TextIO, *, width: int | None = None, quiet: bool = False) -> Console:
     return Console(
         file=file,
+        force_jupyter=False,
         width=width,
         quiet=quiet,
         markup=False,
@@ -47,6 +48,14 @@ def _console(file: TextIO, *, width: int | None = None, quiet: bool = False) -> 
         highlight=False,
         soft_wrap=True,
     )
+
+
+def render(what: RenderableType) -> str:
+    """Render something as plain text."""
+    console = _console(io.StringIO(), width=FILE_WIDTH)
+    with console.capture() as capture:
+        console.print(what)
+    return capture.get()
 
 
 def to_text(text: str, style: str = "") -> Text:

@@ -17,6 +17,8 @@ from slipstream.terminal.training import REFRESH_S, TrainingDisplay, describe_ev
 if TYPE_CHECKING:
     from rich.live import Live
 
+    from slipstream.terminal.notebook import NotebookOutput
+
 NUM_RECENT = 5
 """Finished trials in the table"""
 MAX_LISTED = 8
@@ -26,11 +28,13 @@ DEFAULT = -1
 
 
 class SearchDisplay:
-    """Shows the events of a search: with a table on a terminal, else with a line per trial."""
+    """Shows the events of a search: with a table on a terminal or in a notebook, else with a line
+    per trial."""
 
-    def __init__(self, quiet: bool) -> None:
+    def __init__(self, quiet: bool, notebook: NotebookOutput | None = None) -> None:
         self.quiet = quiet
-        self.console = create_progress_console(quiet)
+        self.notebook = notebook
+        self.console = create_progress_console(quiet or notebook is not None)
         self.progress = SearchProgress()
         self.live: Live | None = None
         self.last_draw = 0.0
@@ -44,6 +48,8 @@ class SearchDisplay:
         self._close()
 
     def say(self, text: str, style: str | None = "dim") -> None:
+        if self.notebook:
+            self.notebook.say(text)
         print_text(self.console, text, style)
 
     def show(self, event: dict[str, Any]) -> None:
@@ -59,7 +65,7 @@ class SearchDisplay:
         self._close()
         if event["event"] == "start" and "run" in event:
             self.say(f"training {event['run']}, to be tested")
-        self.training = TrainingDisplay(self.quiet)
+        self.training = TrainingDisplay(self.quiet, self.notebook)
         self.training.show(event)
 
     def _show_search(self, event: dict[str, Any]) -> None:
@@ -88,16 +94,20 @@ class SearchDisplay:
         self._draw()
 
     def _open_table(self) -> None:
-        if self.console.is_terminal and not self.console.quiet and not self.progress.is_over:
+        is_live = self.notebook or (self.console.is_terminal and not self.console.quiet)
+        if is_live and not self.progress.is_over:
             from rich.live import Live
 
             self.live = Live(console=self.console, auto_refresh=False, transient=True)
-            self.live.start()
+            if not self.notebook:
+                self.live.start()
 
     def _close(self) -> None:
         if self.live:
             self.live.stop()
             self.live = None
+            if self.notebook:
+                self.notebook.clear()
         if self.training:
             self.training.__exit__()
 
@@ -106,7 +116,10 @@ class SearchDisplay:
         now = time.monotonic()
         if self.live is not None and now - self.last_draw >= REFRESH_S:
             self.last_draw = now
-            self.live.update(self.progress.build_table(), refresh=True)
+            if self.notebook:
+                self.notebook.draw(self.progress.build_table())
+            else:
+                self.live.update(self.progress.build_table(), refresh=True)
 
 
 class SearchProgress:

@@ -15,6 +15,8 @@ from slipstream.text import format_count, format_ms, format_number
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+    from slipstream.terminal.notebook import NotebookOutput
+
 LOADING = "loading torch and the data ..."
 REFRESH_S = 0.1
 MAX_NOTES = 5
@@ -22,10 +24,12 @@ PACK_MODES = {"together": "as one program", "branches": "as parallel branches"}
 
 
 class TrainingDisplay:
-    """Shows the events of a run: with a bar on a terminal, else with a line per validation."""
+    """Shows the events of a run: with a bar on a terminal or in a notebook, else with a line per
+    validation."""
 
-    def __init__(self, quiet: bool) -> None:
-        self.console = create_progress_console(quiet)
+    def __init__(self, quiet: bool, notebook: NotebookOutput | None = None) -> None:
+        self.console = create_progress_console(quiet or notebook is not None)
+        self.notebook = notebook
         self.bar: Progress | None = None
         self.last_draw = 0.0
         self.loss = self.val_loss = "–"
@@ -38,6 +42,8 @@ class TrainingDisplay:
         self._close_bar()
 
     def say(self, text: str) -> None:
+        if self.notebook:
+            self.notebook.say(text)
         print_text(self.console, text, "dim")
 
     def show(self, event: dict[str, Any]) -> None:
@@ -81,6 +87,8 @@ class TrainingDisplay:
         if self.bar:
             self.bar.stop()
             self.bar = None
+            if self.notebook:
+                self.notebook.clear()
 
     def _start(self, event: dict[str, Any]) -> None:
         counts, plan = event["windows"], event["plan"]
@@ -99,7 +107,7 @@ class TrainingDisplay:
             self.say(f"note: {note}")
         if len(event["notes"]) > MAX_NOTES:
             self.say(f"note: {len(event['notes']) - MAX_NOTES} more notes in the report")
-        if self.console.is_terminal and not self.console.quiet:
+        if self.notebook or (self.console.is_terminal and not self.console.quiet):
             self._open_bar(event)
 
     def _open_bar(self, event: dict[str, Any]) -> None:
@@ -120,7 +128,8 @@ class TrainingDisplay:
         self.epochs *= event.get("rounds", 1)
         total = self.steps_per_epoch * self.epochs
         self.bar.add_task("", total=total, epoch="1", loss="–", val="–", speed="–")
-        self.bar.start()
+        if not self.notebook:
+            self.bar.start()
 
     def _draw(self, step: int) -> None:
         """Move the bar, at most ten times a second: drawing costs a millisecond."""
@@ -137,7 +146,10 @@ class TrainingDisplay:
             val=self.val_loss,
             speed=f"{task.speed:,.3g}" if task.speed else "–",
         )
-        self.bar.refresh()
+        if self.notebook:
+            self.notebook.draw(self.bar)
+        else:
+            self.bar.refresh()
 
 
 def describe_event(event: dict[str, Any]) -> str:

@@ -28,7 +28,7 @@ from slipstream.models import build
 from slipstream.runs import Run
 from slipstream.training import encoder as encoders
 from slipstream.training.encoder import EncoderMatch, PretrainedEncoder
-from slipstream.training.result import Result
+from slipstream.training.result import FinishedRun
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ def record_plan(run: Run, ran: Plan, failures: Mapping[str, str]) -> Plan:
     return ran
 
 
-def finish_run(context: RunContext, summary: dict[str, Any], detail: dict[str, Any]) -> Result:
+def finish_run(context: RunContext, summary: dict[str, Any], detail: dict[str, Any]) -> FinishedRun:
     """Write the summary, with the duration of the run and of its phases, from its first start."""
     run, spent_s = context.run, context.spent_s
     summary["seconds"] = spent_s + time.perf_counter() - context.started_at
@@ -197,7 +197,7 @@ def finish_run(context: RunContext, summary: dict[str, Any], detail: dict[str, A
         summary["seconds_before_resume"] = spent_s
     runs.write_metrics(run, summary | {"detail": detail})
     run.append("end", seconds=summary["seconds"])
-    return Result(run.folder, summary["metrics"], summary["baselines"], summary)
+    return FinishedRun(run.folder, summary)
 
 
 def _time_earlier_phases(context: RunContext) -> dict[str, float]:

@@ -15,10 +15,10 @@ from slipstream.training import context as contexts
 from slipstream.training import fitting
 from slipstream.training.context import RunContext, time_phase
 from slipstream.training.fitting import LanePlan
-from slipstream.training.result import Result
+from slipstream.training.result import FinishedRun
 
 
-def train_lanes(context: RunContext) -> Result:
+def train_lanes(context: RunContext) -> FinishedRun:
     """Train all lanes, score each, keep them, and write everything."""
     run, dataset, seconds = context.run, context.dataset, context.seconds
     checkpoint = context.start.checkpoint

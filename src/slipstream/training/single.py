@@ -16,12 +16,12 @@ from slipstream.training import context as contexts
 from slipstream.training import fitting
 from slipstream.training.context import RunContext, time_phase
 from slipstream.training.fitting import ONE_AT_A_TIME, LanePlan
-from slipstream.training.result import Result
+from slipstream.training.result import FinishedRun
 
 EXAMPLES = "reconstructions.parquet"
 
 
-def train_single(context: RunContext) -> Result:
+def train_single(context: RunContext) -> FinishedRun:
     """Train, score and write everything."""
     run, seconds = context.run, context.seconds
     with contexts.build_monitor(context) as monitor:
@@ -48,7 +48,7 @@ def train_single(context: RunContext) -> Result:
     return contexts.finish_run(context, result, detail)
 
 
-def train_encoder(context: RunContext) -> Result:
+def train_encoder(context: RunContext) -> FinishedRun:
     """Pre-train an encoder, score the rows that it fills in, and write everything.
 
     The test rows, if the split names any, are not read.

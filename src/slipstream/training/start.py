@@ -1,4 +1,4 @@
-"""Train, pre-train or resume: from a config or an earlier run to a `Result`."""
+"""Train, pre-train or resume: from a config or an earlier run to a `FinishedRun`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from slipstream.models import custom, permission
 from slipstream.runs import DISK_FULL, Event, Run
 from slipstream.training import fitting, lanes, single
 from slipstream.training.context import RunContext, RunStart, load_dataset, time_phase
-from slipstream.training.result import Result
+from slipstream.training.result import FinishedRun
 
 
 def train(
@@ -41,37 +41,10 @@ def train(
     folder: Path | None = None,
     model: type[nn.Module] | None = None,
     allow_code: bool = False,
-) -> Result:
-    """Train a model and return its metrics.
+) -> FinishedRun:
+    """Train a model, or resume a run; `slipstream.train` documents the arguments.
 
-    Slipstream reads the data, measures the fastest way to run the training step, trains with early
-    stopping, scores every window of the model and the baselines, and writes all of it to a new run
-    folder under the setting `out`.
-
-    Args:
-        config: A TOML file, a mapping of sections, or a `Config`. It may be omitted with `resume`.
-        data: A table to use instead of `data.path`: pandas, polars, duckdb, pyarrow or a dict.
-        overrides: Settings that override `config`, as on the command line: `("train.lr=1e-4",)`.
-        watch: A function that is called with every event (a dict) as it is logged.
-        resume: The folder of a run to continue from its newest checkpoint (from its beginning, if
-            it has none yet), to the same end as if it had never stopped.
-        force: Resume although settings or data have changed.
-        folder: The run folder to create, instead of a new one under `out`.
-        model: Your own `torch.nn.Module` class; docs/guide.md describes its interface.
-        allow_code: Let a resumed run's config import the network class that it names. The config
-            may come from anybody, so this needs your consent.
-
-    Returns:
-        A `Result` with the run folder, the metrics of each set, the baselines and the summary.
-
-    Raises:
-        UserError: A setting, the data or an argument is wrong; the message names the fix.
-        Interrupted: Ctrl-C or SIGTERM stopped the run, after it saved a checkpoint.
-
-    Example:
-        result = slipstream.train({"data": {"path": "ETTh1.csv", "targets": ["OT"]}})
-        result.metrics["test"]["mae"]
-        slipstream.train(resume=result.run, overrides=("train.epochs=100",))
+    `watch` is called with every event as it is logged: a dict.
     """
     began = time.perf_counter()
     if model is not None:
@@ -111,31 +84,8 @@ def pretrain(
     watch: Callable[[Event], None] | None = None,
     resume: str | Path | None = None,
     force: bool = False,
-) -> Result:
-    """Pre-train an encoder on unlabelled windows by masked reconstruction.
-
-    The encoder learns to fill in masked rows. Set `train.init_from` to the run folder to fine-tune
-    it with `train`.
-
-    Args:
-        config: A TOML file, a mapping or a `Config`; targets and labels are not needed.
-        data: A table to use instead of `data.path`.
-        overrides: Settings that override `config`.
-        watch: A function that is called with every event.
-        resume: The folder of a pre-training run to continue.
-        force: Resume although settings or data have changed.
-
-    Returns:
-        A `Result`; its metrics are those of masked rows of the validation set.
-
-    Raises:
-        UserError: A setting, the data or an argument is wrong.
-        Interrupted: Ctrl-C or SIGTERM stopped the run, after it saved a checkpoint.
-
-    Example:
-        encoder = slipstream.pretrain("bars.toml")
-        slipstream.train("labels.toml", overrides=(f"train.init_from={encoder.run}",))
-    """
+) -> FinishedRun:
+    """Pre-train an encoder; `slipstream.pretrain` documents the arguments."""
     if config is not None:
         config = configs.load(config, (*overrides, configs.PRETRAIN_OVERRIDE))
         overrides = ()
@@ -174,7 +124,7 @@ def _is_run_of(folder: Path, config: Config) -> bool:
 
 
 @recovery.explain_out_of_memory()
-def _run(context: RunContext) -> Result:
+def _run(context: RunContext) -> FinishedRun:
     if context.config.masked:
         return single.train_encoder(context)
     if fitting.trains_lanes(context.config):
@@ -199,7 +149,7 @@ def _resume(
     data: Any,
     force: bool,
     began: float,
-) -> Result:
+) -> FinishedRun:
     saved, wrong = _read_newest(run)
     was = runs.load_config(run, origin=saved.metadata if saved else None)
     settings = configs.load(was if config is None else config, overrides)

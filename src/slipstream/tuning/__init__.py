@@ -6,6 +6,6 @@ trials; `packing.pack` trains them; `summary.finish_search` retrains, tests and 
 """
 
 from slipstream.tuning.api import tune
-from slipstream.tuning.summary import Study
+from slipstream.tuning.summary import FinishedSearch
 
-__all__ = ["Study", "tune"]
+__all__ = ["FinishedSearch", "tune"]

@@ -26,7 +26,7 @@ from slipstream.tuning.packing.dataset_cache import DatasetCache
 from slipstream.tuning.storage.database import mask_url
 from slipstream.tuning.storage.journal import STATE_NAMES
 from slipstream.tuning.study import TimedStudy, count_trials
-from slipstream.tuning.summary import Study, finish_search
+from slipstream.tuning.summary import FinishedSearch, finish_search
 from slipstream.tuning.workers.launcher import Launcher, check_logged, make_launcher
 from slipstream.tuning.workers.worker import get_budget, make_storage_error
 
@@ -47,38 +47,8 @@ def tune(
     on: Literal["ray"] | None = None,
     model: type[nn.Module] | None = None,
     allow_code: bool = False,
-) -> Study:
-    """Search for the settings with the lowest validation loss, and retrain the best ones.
-
-    Optuna proposes the trials of `config.tune`; they train as lanes of one program. The best
-    settings are retrained from fresh seeds and compared with `config` itself on the test set.
-
-    Args:
-        config: A TOML file, a mapping or a `Config`. It may be omitted with `resume`.
-        data: A table to use instead of `data.path`.
-        overrides: Settings that override `config`.
-        watch: A function that is called with every event.
-        resume: The folder of a search to continue: finished trials are kept, the others continue
-            from their pack's checkpoint.
-        storage: A database URL that several workers share (`sqlite:///...`, `postgresql://...`);
-            defaults to the environment variable SLIPSTREAM_STORAGE, else to the run folder.
-        workers: The number of processes, or "auto" for one per GPU; by default one, or as many as
-            the resumed search had.
-        on: "ray" starts the workers on a Ray cluster.
-        model: Your own `torch.nn.Module` class, as for `train`.
-        allow_code: Let a resumed search's config import the network class that it names.
-
-    Returns:
-        A `Study` with the best config, the summary and Optuna's own study.
-
-    Raises:
-        UserError: A setting, the data or an argument is wrong, or no trial reached a finite loss.
-        Interrupted: Ctrl-C or SIGTERM stopped the search, after it saved its state.
-
-    Example:
-        study = slipstream.tune("job.toml", overrides=("tune.trials=50",))
-        slipstream.train(study.best)
-    """
+) -> FinishedSearch:
+    """Search for the best settings; `slipstream.tune` documents the arguments."""
     started_at = time.perf_counter()
     if model is not None:
         overrides = (*overrides, f"model.kind={custom.format_class_path(model)}")
@@ -127,7 +97,7 @@ def _load_resumed_config(
 
 def _search(
     run: Run, launcher: Launcher, datasets: DatasetCache, *, started_at: float, resumed: bool
-) -> Study:
+) -> FinishedSearch:
     """Run the trials, unless an earlier part of the search has finished them, and conclude."""
     config, data = launcher.config, datasets.get(launcher.config)
     device = data.series.values.device

@@ -20,11 +20,8 @@ from slipstream import config as configs
 from slipstream import runs, stats
 from slipstream.config import Config
 from slipstream.errors import UserError
-from slipstream.reporting.formatting import format_value
-from slipstream.reporting.wording import describe_search_verdict, get_chosen
 from slipstream.runs import Event, Run
 from slipstream.scoring.summary import get_error, get_error_over_seeds
-from slipstream.text import format_html_table, format_table
 from slipstream.tuning import retraining, sharing
 from slipstream.tuning import space as spaces
 from slipstream.tuning.packing.dataset_cache import DatasetCache
@@ -41,37 +38,16 @@ RETRAINING_PENDING = "the best trials have yet to be retrained"
 TEST_PENDING = "the test runs have yet to finish"
 
 
-@dataclass(frozen=True, repr=False)
-class Study:
-    """The result of `tune`; it prints as its verdict and the chosen settings.
-
-    Attributes:
-        run: The run folder.
-        best: The chosen config.
-        summary: The object that `slipstream tune --json` prints.
-        study: Optuna's own study.
-
-    Example:
-        study = slipstream.tune("job.toml")
-        study.best.train.lr
-        optuna.visualization.plot_optimization_history(study.study)
-    """
+@dataclass(frozen=True)
+class FinishedSearch:
+    """A search that is over; `slipstream.Study` is made from it."""
 
     run: Path
     best: Config
+    """The chosen config"""
     summary: dict[str, Any]
+    """The object that `slipstream tune --json` prints"""
     study: optuna.Study
-
-    def __repr__(self) -> str:
-        return format_table(*self._make_table())
-
-    def _repr_html_(self) -> str:
-        return format_html_table(*self._make_table())
-
-    def _make_table(self) -> tuple[str, tuple[str, str], list[tuple[str, str]]]:
-        title = f"Study of {self.run}: {describe_search_verdict(self.summary)}"
-        params = get_chosen(self.summary)["params"]
-        return title, ("setting", "value"), [(k, format_value(v)) for k, v in params.items()]
 
 
 def finish_search(
@@ -82,7 +58,7 @@ def finish_search(
     search_result: Event,
     *,
     started_at: float,
-) -> Study:
+) -> FinishedSearch:
     """Retrain the best trials, test the chosen settings and the default, and write the summary."""
     trials = sharing.select_counted(study.get_trials())
     runs.remove_manifest(run)
@@ -115,7 +91,7 @@ def finish_search(
         tests = retraining.run_tests(run, config, retrained, datasets.table)
         summary = write(retrained, tests, None)
     run.append("end", seconds=summary["seconds"])
-    return Study(run.folder, chosen, summary, study.study)
+    return FinishedSearch(run.folder, chosen, summary, study.study)
 
 
 def _make_no_result_error(run: Run, trials: Sequence[FrozenTrial]) -> UserError:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import slipstream
-from slipstream import Interrupted, UserError, runs
+from slipstream import Interrupted, UserError, runs, training
 from slipstream.config import Augment
 from slipstream.data import windows
 from slipstream.engine.batches import augmented
@@ -131,7 +131,7 @@ def test_a_run_with_copies_is_resumed_exactly(tmp_path):
     whole = slipstream.train(small_config(tmp_path / "a", **merged(often, blend)), table)
     asked = small_config(tmp_path / "b", **merged(often, blend))
     with pytest.raises(Interrupted):
-        slipstream.train(asked, table, watch=stopping_at(9))
+        training.train(asked, table, watch=stopping_at(9))
     run = runs.open_run(runs.find_last(asked.out))
     slipstream.train(data=table, resume=run.folder)
     same(ended(run), ended(runs.open_run(whole.run)))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import slipstream
-from slipstream import Interrupted, runs
+from slipstream import Interrupted, runs, tuning
 from slipstream import config as configs
 from slipstream.engine.lanes import pack as packs_of_lanes
 from slipstream.tuning import space as spaces
@@ -87,7 +87,7 @@ def test_out_of_memory_loses_no_step(tmp_path, monkeypatch, resumed):
     whole, _ = run_search(settings | {"out": str(tmp_path / "whole")})
     if resumed:
         with pytest.raises(Interrupted):
-            slipstream.tune(settings, watch=stopping_in_epoch(3))
+            tuning.tune(settings, watch=stopping_in_epoch(3))
     advance, calls, lane_steps = packs_of_lanes.Pack._advance, [], []
 
     def crowded(made):
@@ -129,7 +129,7 @@ def test_memory_does_not_grow_with_trials(tmp_path, trials):
 
     settings = make_settings(tmp_path, train={"epochs": 1}, tune={"trials": trials, "parallel": 4})
     settings["tune"]["space"] = {"train.lr": {"low": 1e-3, "high": 1e-2}}
-    slipstream.tune(settings, watch=look)
+    tuning.tune(settings, watch=look)
     early, late = kept[4:8], kept[-8:-4]
     assert max(count for count, _ in late) <= max(count for count, _ in early)
     assert max(count for _, count in late) <= max(count for _, count in early) + 8

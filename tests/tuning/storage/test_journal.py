@@ -15,7 +15,7 @@ from optuna.trial import TrialState
 
 import slipstream
 from slipstream import config as configs
-from slipstream import runs
+from slipstream import runs, tuning
 from slipstream.errors import Interrupted
 from slipstream.runs import Run
 from slipstream.tuning import space as spaces
@@ -172,7 +172,7 @@ def test_a_search_with_a_damaged_journal_resumes(tmp_path, done, damage):
         case "lock":
             (run / "study.log.lock").symlink_to(path)
     events = []
-    more = slipstream.tune(resume=run, overrides=("tune.trials=4",), watch=events.append)
+    more = tuning.tune(resume=run, overrides=("tune.trials=4",), watch=events.append)
     assert more.summary["trials"] == {"finished": 4, "pruned": 0, "failed": 0}
     assert results(more.study.trials)[:3] == wanted
     reasons = [e["why"] for e in events if e["event"] == "fallback"]
@@ -236,13 +236,13 @@ def test_a_pack_without_an_intact_checkpoint_trains_from_the_start(tmp_path):
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(Interrupted):
-        slipstream.tune(config, watch=stop)
+        tuning.tune(config, watch=stop)
     folder = runs.find_last(config.out)
     files = list(folder.glob("packs/*/checkpoints/*/*.safetensors"))
     assert files
     for path in files:
         path.write_bytes(b"")
     events = []
-    found = slipstream.tune(resume=folder, watch=events.append)
+    found = tuning.tune(resume=folder, watch=events.append)
     assert found.summary["trials"]["finished"] == 2
     assert any("from their start" in e["what"] for e in events if e["event"] == "fallback")

@@ -11,7 +11,7 @@ import pytest
 
 import slipstream
 from slipstream import config as configs
-from slipstream import runs
+from slipstream import runs, tuning
 from slipstream.errors import Interrupted, UserError
 from slipstream.runs import Run
 from slipstream.tuning import space as spaces
@@ -58,13 +58,13 @@ def test_two_workers_are_stopped_resumed_and_killed_and_find_every_trial_once(tm
     config = make_config(tmp_path, trials=TRIALS, epochs=EPOCHS, parallel=4)
     stopping = Violent(signal.SIGTERM)
     with pytest.raises(Interrupted, match="resume with: slipstream tune --resume") as stopped:
-        slipstream.tune(config, watch=stopping, workers=2)
+        tuning.tune(config, watch=stopping, workers=2)
     assert stopped.value.signal_number == signal.SIGTERM
     assert set(stopping.pids) == {0, 1}
     assert not any(psutil.pid_exists(pid) for pid in stopping.pids.values())
 
     killing = Violent(signal.SIGKILL, to_worker=1)
-    found = slipstream.tune(resume=runs.find_last(config.out), watch=killing)
+    found = tuning.tune(resume=runs.find_last(config.out), watch=killing)
     assert [(e["worker"], e["remedy"]) for e in killing.died] == [(1, "started again")]
     assert "SIGKILL" in killing.died[0]["why"]
     trials = runs.read_json(found.run / "trials.json")

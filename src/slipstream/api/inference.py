@@ -1,0 +1,156 @@
+"""`slipstream.evaluate`, `predict` and `report`: what a finished run is used for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slipstream.api.arguments import check_run, name_columns, parse_overrides
+from slipstream.api.evaluation import Evaluation
+from slipstream.api.messages import speak_python
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@speak_python
+def evaluate(
+    run: str | os.PathLike[str],
+    data: Any = None,
+    *,
+    columns: Sequence[str] | None = None,
+    on: str = "test",
+    resample: bool = False,
+    ensemble: bool | None = None,
+    overrides: str | Iterable[str] | Mapping[str, Any] = (),
+    allow_code: bool = False,
+) -> Evaluation:
+    """Compute the metrics of a run's model on one of its own sets or on new data.
+
+    The baselines are scored on the same windows; they are fitted to the run's training windows.
+
+    Args:
+        run: The run folder, the beginning of its name, `last`, or the `Result` of `train`. For a
+            search, the model of its best settings is used.
+        data: A path or a table to score instead; every window of it counts.
+        columns: The names of the columns, where `data` is a numpy array.
+        on: The set of the run's own data: "train", "val" or "test". In a walk-forward run, each
+            fold is scored by its own model.
+        resample: Resample new data to the time step that the model was trained on.
+        ensemble: True for the mean of all repeats, False for the single model; by default whichever
+            was better on the validation set.
+        overrides: Settings that override the run's config: "data.stride=4", a list of such
+            texts, or a mapping.
+        allow_code: Let the run's config import the network class that it names.
+
+    Returns:
+        An `Evaluation`, a dict with `metrics` (physical units), `scaled`, `windows`,
+        `windows_without_target` (left out), `detail` (per target, series and predicted row),
+        `model`, `baselines` (each with `metrics` and `scaled` on the same windows, or None),
+        `coverage` of the intervals, and `notes`.
+
+    Raises:
+        UserError: The run or the data cannot be used; the message names the fix.
+
+    Example:
+        slipstream.evaluate(result)["metrics"]["mae"]
+        slipstream.evaluate("runs/job-20260131T120000Z", "new.csv").metrics["mae"]
+    """
+    folder, table = check_run(run), name_columns(data, columns)
+    more = parse_overrides(overrides)
+    from slipstream import evaluation
+
+    scores = evaluation.evaluate(
+        folder,
+        table,
+        on=on,
+        resample=resample,
+        ensemble=ensemble,
+        overrides=more,
+        allow_code=allow_code,
+    )
+    return Evaluation(scores)
+
+
+@speak_python
+def predict(
+    run: str | os.PathLike[str],
+    data: Any,
+    *,
+    columns: Sequence[str] | None = None,
+    every: bool = False,
+    resample: bool = False,
+    ensemble: bool | None = None,
+    overrides: str | Iterable[str] | Mapping[str, Any] = (),
+    allow_code: bool = False,
+) -> pa.Table:
+    """Predict with a run's model, in physical units.
+
+    A forecasting model predicts the rows that follow each series' end. An estimating model
+    (horizon 0) estimates at every row that has a full context behind it. Suspicious but usable data
+    raise Python warnings.
+
+    Args:
+        run: The run folder, the beginning of its name, `last`, or the `Result` of `train`. For a
+            search, the model of its best settings is used.
+        data: A path or a table with the columns that the model was trained on.
+        columns: The names of the columns, where `data` is a numpy array.
+        every: Forecast from every row with a full context, not only from the end.
+        resample: Resample rows to the time step that the model was trained on.
+        ensemble: True for the mean of all repeats, False for the single model; by default whichever
+            was better on the validation set.
+        overrides: Settings that override the run's config.
+        allow_code: Let the run's config import the network class that it names.
+
+    Returns:
+        A pyarrow table: series, row or time, and one column per target; class probabilities for a
+        classifier; intervals (`<target>_lo80` to `<target>_hi95`) for runs with repeats or folds.
+        The schema's metadata name the model.
+
+    Raises:
+        UserError: The run or the data cannot be used; the message names the fix.
+
+    Example:
+        slipstream.predict(result, frame).to_pandas()
+        table = slipstream.predict("runs/job-20260131T120000Z", "latest.csv")
+    """
+    folder, table = check_run(run), name_columns(data, columns)
+    more = parse_overrides(overrides)
+    from slipstream import prediction
+
+    return prediction.predict(
+        folder,
+        table,
+        every=every,
+        resample=resample,
+        ensemble=ensemble,
+        overrides=more,
+        allow_code=allow_code,
+    )
+
+
+@speak_python
+def report(run: str | os.PathLike[str], *, out: str | os.PathLike[str] | None = None) -> Path:
+    """Write report.html, a self-contained page, from the files of a finished run.
+
+    Args:
+        run: The folder of a run, a search or a probe, or the object that `train`, `tune` or `probe`
+            returned. The report of a search includes those of its retrained models.
+        out: The folder to write to, instead of the run folder.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        UserError: The run is not finished, or one of its files is damaged.
+
+    Example:
+        slipstream.report(result)
+        slipstream.report("runs/job-20260131T120000Z", out="public")
+    """
+    folder = check_run(run)
+    from slipstream.reporting import page
+
+    return page.report(folder, out=None if out is None else Path(out))

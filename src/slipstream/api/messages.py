@@ -1,0 +1,52 @@
+"""Messages written for the command line, in the words of a caller from Python."""
+
+import functools
+import re
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from slipstream.errors import Interrupted, ResumableError, UserError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+PLACE = r"(?P<place>[^\s;,]+)"
+RULES: tuple[tuple[str, str], ...] = (
+    (
+        rf"`?slipstream (?P<verb>train|tune|pretrain) --resume {PLACE}",
+        r'\g<verb>(resume="\g<place>")',
+    ),
+    (rf"slipstream report {PLACE} --out FOLDER", r'report("\g<place>", out=FOLDER)'),
+    (rf"slipstream train {PLACE}", r'train("\g<place>")'),
+    (r"slipstream (train|tune|pretrain|evaluate|predict|report)\b(?! -)", r"\1()"),
+    (r"--allow-code \(in Python allow_code=True\)", "allow_code=True"),
+    (r"--set takes", "overrides takes"),
+    (r"--set (?P<what>[\w.]+=[^\s;,]+)", r'overrides="\g<what>"'),
+    (r"--(?P<name>force|resample|every|allow-code|ensemble)\b", r"\g<name>=True"),
+    (r"--on ray", 'on="ray"'),
+    (r"--encoder RUN", "run=RUN"),
+    (r"--(?P<name>storage|workers|out) (?P<what>[A-Z]\w*|\d+|\w+://)", r"\g<name>=\g<what>"),
+    (r"--set\b", "overrides"),
+    (r"--(?P<name>data|seeds|storage|workers|on|out|resume)\b", r"\g<name>"),
+)
+"""Patterns of the command line's words, the most specific first, and what replaces them"""
+
+
+def translate(message: str) -> str:
+    """Return a message with arguments of functions in the place of command-line options."""
+    for pattern, replacement in RULES:
+        message = re.sub(pattern, replacement, message)
+    return message.replace("allow-code=True", "allow_code=True")
+
+
+def speak_python(function: Callable[P, T]) -> Callable[P, T]:
+    """Let a function's errors name arguments where the command line would name options."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except (UserError, ResumableError, Interrupted) as error:
+            error.args = (translate(str(error)), *error.args[1:])
+            raise
+
+    return call

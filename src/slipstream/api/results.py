@@ -1,0 +1,373 @@
+"""What training, a search and a probe give back: small objects over a run folder."""
+
+from __future__ import annotations
+
+import html
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slipstream import runs
+from slipstream.api import inference
+from slipstream.api.curves import draw_losses
+from slipstream.api.messages import translate
+from slipstream.config import Config
+from slipstream.events import Epoch, TrialEnd, parse_event
+from slipstream.reporting import wording
+from slipstream.reporting.formatting import (
+    MetricColumn,
+    choose_layout,
+    format_number,
+    format_value,
+    sort_key,
+)
+from slipstream.runs import Run
+from slipstream.text import format_html_table, format_table
+
+if TYPE_CHECKING:
+    import optuna
+    import pandas as pd
+    import pyarrow as pa
+
+    from slipstream.api.evaluation import Evaluation
+
+TEXT_COLUMNS = 4
+"""Metrics in the text of a result; a notebook shows more of them"""
+MAX_SETTINGS = 4
+"""Settings in the text of a study"""
+Table = tuple[str, list[str], list[list[str]]]
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class RunRecord:
+    """What the three have in common: a folder, its summary, and a model to use."""
+
+    run: Path
+    summary: dict[str, Any]
+
+    def __fspath__(self) -> str:
+        """Stand for the folder wherever a path is accepted."""
+        return str(self.run)
+
+    @property
+    def report_path(self) -> Path:
+        """The run's report.html; it is written first where there is none yet."""
+        path = self.run / "report.html"
+        return path if path.exists() else inference.report(self.run)
+
+    def predict(self, data: Any, **options: Any) -> pa.Table:
+        """Predict new data; the options are those of `slipstream.predict`."""
+        return inference.predict(self._model_run, data, **options)
+
+    def evaluate(self, data: Any = None, **options: Any) -> Evaluation:
+        """Score the test set or new data; the options are those of `slipstream.evaluate`."""
+        return inference.evaluate(self._model_run, data, **options)
+
+    @property
+    def _model_run(self) -> Path:
+        return self.run
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Result(RunRecord):
+    """The result of `train` or `pretrain`. It prints as a small table, and stands for its run
+    folder wherever a path is accepted.
+
+    Attributes:
+        run: The run folder.
+        metrics: By set (train, val, test): mae, rmse, mse, r2, max_error and bias in physical
+            units; for classes accuracy, balanced_accuracy, f1_macro, log_loss, auc and ece.
+        baselines: By name (repeat, seasonal, ridge; for classes majority and logistic): a mapping
+            with the same metrics, or None where a baseline does not apply.
+        history: Every validation, in order: `slipstream.events.Epoch` with `epoch`, `train_loss`,
+            `val_loss`, `lr`; `pandas.DataFrame(result.history)` is a table of them.
+        config: The `Config` of the run, complete.
+        plan: How it was trained: device, precision, threads, and why (a dict, as in plan.json).
+        verdict: A sentence on the model and the baselines.
+        summary: The object that `slipstream train --json` prints.
+        report_path: The path of report.html; it is written first where there is none yet.
+        predict: A function: predictions for new data, as from `slipstream.predict`.
+        evaluate: A function: metrics on a set or on new data, as from `slipstream.evaluate`.
+        to_pandas: A function: a table of the metrics, one row for each set and each of the model,
+            the ensemble and the baselines.
+        open: A class method that returns the result of an earlier run from its folder.
+
+    Example:
+        result = slipstream.train("job.toml")
+        result.metrics["test"]["mae"]
+        result.predict("latest.csv").to_pandas()
+        slipstream.Result.open("runs/job-20260131T120000Z").history[-1].val_loss
+    """
+
+    @classmethod
+    def open(cls, run: str | os.PathLike[str]) -> Result:
+        """Return the result of a finished run from its folder."""
+        folder = runs.open_run(Path(run)).folder
+        summary = runs.read_metrics(folder)
+        summary.pop("detail", None)
+        return cls(folder, summary)
+
+    @property
+    def metrics(self) -> dict[str, dict[str, float]]:
+        metrics: dict[str, dict[str, float]] = self.summary["metrics"]
+        return metrics
+
+    @property
+    def baselines(self) -> dict[str, Any]:
+        baselines: dict[str, Any] = self.summary["baselines"]
+        return baselines
+
+    @cached_property
+    def history(self) -> list[Epoch]:
+        events = map(parse_event, runs.read_events(Run(self.run)))
+        return [event for event in events if isinstance(event, Epoch)]
+
+    @cached_property
+    def config(self) -> Config:
+        return runs.load_config(Run(self.run))
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        plan: dict[str, Any] = self.summary["plan"]
+        return plan
+
+    @property
+    def verdict(self) -> str:
+        return wording.describe_verdict(self.summary)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return the metrics, one row for each predictor and set."""
+        import pandas as pd
+
+        rows = [
+            {"name": name, "set": which, **metrics}
+            for name, one in self._list_predictors().items()
+            for which, metrics in one["metrics"].items()
+        ]
+        return pd.DataFrame(rows).set_index(["name", "set"])
+
+    def __repr__(self) -> str:
+        title, headings, rows = self._tabulate(TEXT_COLUMNS)
+        best = self._find_best_baseline()
+        rows = [row for row in rows if row[0] in ("model", "ensemble", best)]
+        return f"{format_table(title, headings, rows)}\nrun: {self.run}"
+
+    def _repr_html_(self) -> str:
+        lines = [self.verdict, f"run: {self.run}"]
+        return _format_html(self._tabulate(), lines, draw_losses(self.history))
+
+    def _list_predictors(self) -> dict[str, Any]:
+        others = {"ensemble": self.summary.get("ensemble"), **self.baselines}
+        return {"model": self.summary, **{name: one for name, one in others.items() if one}}
+
+    def _find_best_baseline(self) -> str | None:
+        headline = choose_layout(self.summary).headline
+        errors = {
+            name: sort_key(_read(headline, one)) for name, one in self.baselines.items() if one
+        }
+        return min(errors, key=lambda name: errors[name], default=None)
+
+    def _tabulate(self, most: int | None = None) -> Table:
+        """Return the title, the headings and the rows of the table of metrics."""
+        layout = choose_layout(self.summary)
+        columns = layout.compact[:most]
+        rows = [
+            [name, *(format_number(_read(column, one), column.decimals) for column in columns)]
+            for name, one in self._list_predictors().items()
+        ]
+        windows = self.summary["windows"][layout.subset]
+        title = f"Result of {self.summary['name']}: {layout.description}, {windows:,} windows"
+        return title, ["", *(column.heading for column in columns)], rows
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Study(RunRecord):
+    """The result of `tune`. It prints as its verdict and the chosen settings, and stands for its
+    run folder wherever a path is accepted.
+
+    Attributes:
+        run: The run folder.
+        best: The chosen `Config`.
+        result: The `Result` of the chosen settings, retrained and tested; None without retraining.
+        metrics: Those of `result`, by set; empty without retraining.
+        baselines: Those of `result`; empty without retraining.
+        history: Every trial, in the order of their ends: `slipstream.events.TrialEnd` with `trial`,
+            `state`, `value` and `params`.
+        config: The `Config` that the search began with.
+        plan: How `result` was trained; empty without retraining.
+        verdict: Sentences on the chosen settings and the config without a search.
+        summary: The object that `slipstream tune --json` prints.
+        study: Optuna's own study.
+        report_path: The path of report.html; it is written first where there is none yet.
+        predict: A function: predictions for new data, as from `slipstream.predict`.
+        evaluate: A function: metrics on a set or on new data, as from `slipstream.evaluate`.
+        to_pandas: A function: a table of the trials.
+
+    Example:
+        study = slipstream.tune("job.toml")
+        study.best.train.lr
+        study.to_pandas().sort_values("value")
+        optuna.visualization.plot_optimization_history(study.study)
+    """
+
+    best: Config
+    study: optuna.Study
+
+    @cached_property
+    def result(self) -> Result | None:
+        tested = self.run / "retrained" / "best"
+        return Result.open(tested) if (tested / "metrics.json").exists() else None
+
+    @property
+    def metrics(self) -> dict[str, dict[str, float]]:
+        return self.result.metrics if self.result else {}
+
+    @property
+    def baselines(self) -> dict[str, Any]:
+        return self.result.baselines if self.result else {}
+
+    @cached_property
+    def history(self) -> list[TrialEnd]:
+        events = map(parse_event, runs.read_events(Run(self.run)))
+        return [event for event in events if isinstance(event, TrialEnd)]
+
+    @cached_property
+    def config(self) -> Config:
+        return runs.load_config(Run(self.run))
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        return self.result.plan if self.result else {}
+
+    @property
+    def verdict(self) -> str:
+        return translate(wording.describe_search_verdict(self.summary))
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return the trials, one row for each, with a column for each setting."""
+        import pandas as pd
+
+        trials = runs.read_json(self.run / "trials.json")
+        rows = [
+            {key: value for key, value in trial.items() if not isinstance(value, (dict, list))}
+            | trial["params"]
+            for trial in trials
+        ]
+        return pd.DataFrame(rows).set_index("trial")
+
+    def __repr__(self) -> str:
+        title, headings, rows = self._tabulate()
+        more = len(rows) - MAX_SETTINGS
+        rows = [*rows[:MAX_SETTINGS], *([[f"and {more} more", ""]] if more > 0 else [])]
+        return f"{format_table(title, headings, rows)}\nrun: {self.run}"
+
+    def _repr_html_(self) -> str:
+        curve = draw_losses(self.result.history) if self.result else ""
+        return _format_html(self._tabulate(), [self.verdict, f"run: {self.run}"], curve)
+
+    def _tabulate(self) -> Table:
+        chosen = wording.get_chosen(self.summary)
+        count = sum(self.summary["trials"].values())
+        title = f"Study of {self.summary['name']}: best of {count} trials, trial {chosen['trial']}"
+        rows = [[name, format_value(value)] for name, value in chosen["params"].items()]
+        return title, ["setting", "best"], rows
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Probe(RunRecord):
+    """The result of `probe`. It prints as its verdict and a table of metrics.
+
+    Attributes:
+        run: The folder that holds the four runs.
+        results: The `Result` of each run: "scratch", "frozen" and "fine-tuned".
+        metrics: By run, the mean, the deviation and the values by seed of the test metrics.
+        baselines: By name, the test metrics of the baselines.
+        history: The validations of the fine-tuned run.
+        config: The `Config` of the fine-tuned run.
+        plan: How the fine-tuned run was trained.
+        verdict: Sentences on whether pre-training helped.
+        summary: The object that `slipstream pretrain --probe --json` prints.
+        report_path: The path of report.html; it is written first where there is none yet.
+        predict: A function: predictions of the fine-tuned model for new data.
+        evaluate: A function: metrics of the fine-tuned model on a set or on new data.
+        to_pandas: A function: a table of the test metrics, one row for each run and seed.
+
+    Example:
+        probe = slipstream.probe("bars.toml", "labels.toml")
+        probe.verdict
+        probe.results["fine-tuned"].metrics["test"]
+    """
+
+    @cached_property
+    def results(self) -> dict[str, Result]:
+        return {name: Result.open(way["run"]) for name, way in self.summary["ways"].items()}
+
+    @property
+    def metrics(self) -> dict[str, dict[str, Any]]:
+        return {name: way["metrics"] for name, way in self.summary["ways"].items()}
+
+    @property
+    def baselines(self) -> dict[str, Any]:
+        baselines: dict[str, Any] = self.summary["baselines"]
+        return baselines
+
+    @property
+    def history(self) -> list[Epoch]:
+        return self.results[wording.FINE_TUNED].history
+
+    @property
+    def config(self) -> Config:
+        return self.results[wording.FINE_TUNED].config
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        return self.results[wording.FINE_TUNED].plan
+
+    @property
+    def verdict(self) -> str:
+        verdict: str = self.summary["verdict"]
+        return verdict
+
+    @property
+    def _model_run(self) -> Path:
+        return Path(self.summary["ways"][wording.FINE_TUNED]["run"])
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return the test metrics, one row for each run and seed."""
+        import pandas as pd
+
+        rows = [
+            {"run": name, "seed": seed}
+            | {key: one["by_seed"][place] for key, one in way["metrics"].items()}
+            for name, way in self.summary["ways"].items()
+            for place, seed in enumerate(self.summary["seeds"])
+        ]
+        return pd.DataFrame(rows).set_index(["run", "seed"])
+
+    def __repr__(self) -> str:
+        title, headings, rows = self._tabulate()
+        rows = [row for row in rows if row[0] in self.summary["ways"]]
+        return format_table(title, headings, rows)
+
+    def _repr_html_(self) -> str:
+        return _format_html(self._tabulate(), [self.verdict, f"run: {self.run}"], "")
+
+    def _tabulate(self) -> Table:
+        helped = self.verdict.partition(":")[0]
+        rows = [[row["name"], *row["cells"]] for row in wording.build_probe_rows(self.summary)]
+        headings = ["", *wording.build_probe_headings(self.summary)]
+        return f"Probe of {self.summary['name']}: {helped}; run: {self.run}", headings, rows
+
+
+def _read(column: MetricColumn, result: Mapping[str, Any]) -> float | None:
+    """Return a metric; None where a run of an earlier version lacks it."""
+    value: float | None = result.get(column.section, {}).get(column.subset, {}).get(column.key)
+    return value
+
+
+def _format_html(table: Table, lines: Sequence[str], curve: str) -> str:
+    paragraphs = "".join(f"<p>{html.escape(line)}</p>" for line in lines)
+    return f"<div>{format_html_table(*table)}{curve}{paragraphs}</div>"

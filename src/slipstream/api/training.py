@@ -1,0 +1,287 @@
+"""`slipstream.train`, `pretrain`, `tune` and `probe`: with progress, from Python's own values."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from slipstream.api.arguments import (
+    check_config,
+    parse_overrides,
+    prepare_job,
+)
+from slipstream.api.messages import speak_python
+from slipstream.api.progress import show_progress
+from slipstream.api.results import Probe, Result, Study
+from slipstream.events import Event
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from slipstream.config import Config
+
+
+@speak_python
+def train(
+    config: Config | str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    data: Any = None,
+    *,
+    columns: Sequence[str] | None = None,
+    overrides: str | Iterable[str] | Mapping[str, Any] = (),
+    init_from: str | os.PathLike[str] | None = None,
+    quiet: bool = False,
+    watch: Callable[[Event], None] | None = None,
+    resume: str | os.PathLike[str] | None = None,
+    force: bool = False,
+    folder: str | os.PathLike[str] | None = None,
+    model: type[nn.Module] | None = None,
+    allow_code: bool = False,
+) -> Result:
+    """Train a model and return its metrics.
+
+    Slipstream reads the data, measures the fastest way to run the training step, trains with early
+    stopping, scores every window of the model and the baselines, and writes all of it to a new run
+    folder under the setting `out`. Progress is shown as by the command: a bar in a terminal and in
+    a notebook, else a line per validation on stderr.
+
+    Args:
+        config: A TOML file, a mapping of sections, or a `Config`. It may be omitted with `resume`.
+        data: A path or a table to use instead of `data.path`: pandas, polars (lazy too), duckdb,
+            pyarrow, a dict of columns, or a numpy array with `columns`. An unnamed index of dates
+            becomes the column that `data.time` names.
+        columns: The names of the columns, where `data` is a numpy array.
+        overrides: Settings that override `config`: "train.lr=1e-4", a list of such texts, or a
+            mapping such as {"train.lr": 1e-4}.
+        init_from: A pre-training run, or its `Result`, to start from: the setting
+            `train.init_from`.
+        quiet: Show no progress.
+        watch: A function that is called with every event as it is logged; `slipstream.events`
+            describes them.
+        resume: The folder, or the `Result`, of a run to continue from its newest checkpoint (from
+            its beginning, if it has none yet), to the same end as if it had never stopped.
+        force: Resume although settings or data have changed.
+        folder: The run folder to create, instead of a new one under `out`.
+        model: Your own `torch.nn.Module` class; docs/guide.md describes its interface.
+        allow_code: Let a resumed run's config import the network class that it names. The config
+            may come from anybody, so this needs your consent.
+
+    Returns:
+        A `Result` with the run folder, the metrics of each set, the baselines and the history.
+
+    Raises:
+        UserError: A setting, the data or an argument is wrong; the message names the fix.
+        Interrupted: Ctrl-C or SIGTERM stopped the run, after it saved a checkpoint.
+
+    Example:
+        result = slipstream.train({"data": {"path": "ETTh1.csv", "targets": ["OT"]}})
+        result.metrics["test"]["mae"]
+        slipstream.train(resume=result, overrides="train.epochs=100")
+    """
+    job = prepare_job(
+        "train", config, data, columns=columns, overrides=overrides, init_from=init_from
+    )
+    with show_progress("training", quiet, watch) as show:
+        from slipstream import training
+
+        finished = training.train(
+            job.config,
+            job.data,
+            overrides=job.overrides,
+            watch=show,
+            resume=None if resume is None else Path(resume),
+            force=force,
+            folder=None if folder is None else Path(folder),
+            model=model,
+            allow_code=allow_code,
+        )
+    return Result(finished.run, finished.summary)
+
+
+@speak_python
+def pretrain(
+    config: Config | str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    data: Any = None,
+    *,
+    columns: Sequence[str] | None = None,
+    overrides: str | Iterable[str] | Mapping[str, Any] = (),
+    quiet: bool = False,
+    watch: Callable[[Event], None] | None = None,
+    resume: str | os.PathLike[str] | None = None,
+    force: bool = False,
+) -> Result:
+    """Pre-train an encoder on unlabelled windows by masked reconstruction.
+
+    The encoder learns to fill in masked rows. Pass the result to `train` as `init_from` to
+    fine-tune it.
+
+    Args:
+        config: A TOML file, a mapping or a `Config`; targets and labels are not needed.
+        data: A path or a table to use instead of `data.path`, as for `train`.
+        columns: The names of the columns, where `data` is a numpy array.
+        overrides: Settings that override `config`, as for `train`.
+        quiet: Show no progress.
+        watch: A function that is called with every event (`slipstream.events`).
+        resume: The folder, or the `Result`, of a pre-training run to continue.
+        force: Resume although settings or data have changed.
+
+    Returns:
+        A `Result`; its metrics are those of masked rows of the validation set.
+
+    Raises:
+        UserError: A setting, the data or an argument is wrong.
+        Interrupted: Ctrl-C or SIGTERM stopped the run, after it saved a checkpoint.
+
+    Example:
+        encoder = slipstream.pretrain("bars.toml")
+        slipstream.train("labels.toml", init_from=encoder)
+    """
+    job = prepare_job("pretrain", config, data, columns=columns, overrides=overrides)
+    with show_progress("training", quiet, watch) as show:
+        from slipstream import training
+
+        finished = training.pretrain(
+            job.config,
+            job.data,
+            overrides=job.overrides,
+            watch=show,
+            resume=None if resume is None else Path(resume),
+            force=force,
+        )
+    return Result(finished.run, finished.summary)
+
+
+@speak_python
+def tune(
+    config: Config | str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    data: Any = None,
+    *,
+    columns: Sequence[str] | None = None,
+    overrides: str | Iterable[str] | Mapping[str, Any] = (),
+    init_from: str | os.PathLike[str] | None = None,
+    quiet: bool = False,
+    watch: Callable[[Event], None] | None = None,
+    resume: str | os.PathLike[str] | None = None,
+    storage: str | None = None,
+    workers: int | Literal["auto"] | None = None,
+    on: Literal["ray"] | None = None,
+    model: type[nn.Module] | None = None,
+    allow_code: bool = False,
+) -> Study:
+    """Search for the settings with the lowest validation loss, and retrain the best ones.
+
+    Optuna proposes the trials of `config.tune`; they train as lanes of one program. The best
+    settings are retrained from fresh seeds and compared with `config` itself on the test set.
+
+    Args:
+        config: A TOML file, a mapping or a `Config`. It may be omitted with `resume`.
+        data: A path or a table to use instead of `data.path`, as for `train`.
+        columns: The names of the columns, where `data` is a numpy array.
+        overrides: Settings that override `config`, as for `train`.
+        init_from: A pre-training run, or its `Result`, that every trial starts from.
+        quiet: Show no progress.
+        watch: A function that is called with every event (`slipstream.events`).
+        resume: The folder, or the `Study`, of a search to continue: finished trials are kept, the
+            others continue from their pack's checkpoint.
+        storage: A database URL that several workers share (`sqlite:///...`, `postgresql://...`);
+            defaults to the environment variable SLIPSTREAM_STORAGE, else to the run folder.
+        workers: The number of processes, or "auto" for one per GPU; by default one, or as many as
+            the resumed search had.
+        on: "ray" starts the workers on a Ray cluster.
+        model: Your own `torch.nn.Module` class, as for `train`.
+        allow_code: Let a resumed search's config import the network class that it names.
+
+    Returns:
+        A `Study` with the best config, the retrained model's result and Optuna's own study.
+
+    Raises:
+        UserError: A setting, the data or an argument is wrong, or no trial reached a finite loss.
+        Interrupted: Ctrl-C or SIGTERM stopped the search, after it saved its state.
+
+    Example:
+        study = slipstream.tune("job.toml", overrides="tune.trials=50")
+        slipstream.train(study.best)
+    """
+    job = prepare_job(
+        "tune", config, data, columns=columns, overrides=overrides, init_from=init_from
+    )
+    with show_progress("search", quiet, watch) as show:
+        from slipstream import tuning
+
+        finished = tuning.tune(
+            job.config,
+            job.data,
+            overrides=job.overrides,
+            watch=show,
+            resume=None if resume is None else Path(resume),
+            storage=storage,
+            workers=workers,
+            on=on,
+            model=model,
+            allow_code=allow_code,
+        )
+    return Study(finished.run, finished.summary, finished.best, finished.study)
+
+
+@speak_python
+def probe(
+    encoder: Config | str | os.PathLike[str] | Mapping[str, Any] | None,
+    labels: Config | str | os.PathLike[str] | Mapping[str, Any],
+    data: Any = None,
+    *,
+    columns: Sequence[str] | None = None,
+    run: str | os.PathLike[str] | None = None,
+    seeds: int = 10,
+    overrides: str | Iterable[str] | Mapping[str, Any] = (),
+    label_overrides: str | Iterable[str] | Mapping[str, Any] = (),
+    quiet: bool = False,
+    watch: Callable[[Event], None] | None = None,
+    folder: str | os.PathLike[str] | None = None,
+) -> Probe:
+    """Test whether pre-training helps a task with few labels.
+
+    Pre-trains the encoder, then trains `labels` from scratch, on the frozen encoder and fine-tuned,
+    from the same seeds, and compares the test metrics with paired intervals.
+
+    Args:
+        encoder: The config to pre-train with; None with `run`.
+        labels: The config of the labelled task.
+        data: A table to use instead of `data.path` of both configs.
+        columns: The names of the columns, where `data` is a numpy array.
+        run: The folder, or the `Result`, of an earlier pre-training run whose encoder is used.
+        seeds: The number of seeds.
+        overrides: Settings that override `encoder`.
+        label_overrides: Settings that override `labels`.
+        quiet: Show no progress.
+        watch: A function that is called with every event (`slipstream.events`).
+        folder: The folder of an earlier probe with the same settings to continue; finished runs
+            are not trained again.
+
+    Returns:
+        A `Probe` with the folder of the four runs and the summary.
+
+    Raises:
+        UserError: A setting, the data or an argument is wrong.
+        Interrupted: Ctrl-C or SIGTERM stopped a run, after it saved a checkpoint.
+
+    Example:
+        print(slipstream.probe("bars.toml", "labels.toml", seeds=10))
+    """
+    job = prepare_job("probe", encoder, data, columns=columns, overrides=overrides)
+    path = job.overrides[len(parse_overrides(overrides)) :]  # data.path, where data is a path
+    with show_progress("training", quiet, watch) as show:
+        from slipstream import probing
+
+        finished = probing.probe(
+            job.config,
+            check_config("probe", labels, None),
+            job.data,
+            run=None if run is None else Path(run),
+            seeds=seeds,
+            overrides=job.overrides,
+            label_overrides=(*parse_overrides(label_overrides), *path),
+            watch=show,
+            folder=None if folder is None else Path(folder),
+        )
+    return Probe(finished.run, finished.summary)

@@ -1,0 +1,83 @@
+"""Progress and events while a public function runs."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+import slipstream
+from slipstream import events, runs
+from slipstream.events import parse_event
+from slipstream.runs import Run
+from slipstream.terminal import notebook
+from slipstream.terminal.notebook import NotebookOutput
+from slipstream.terminal.training import TrainingDisplay
+from tests.conftest import small_config, waves
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory):
+    seen: list[events.Event] = []
+    config = small_config(tmp_path_factory.mktemp("runs"))
+    return slipstream.train(config, waves(), quiet=True, watch=seen.append), seen
+
+
+def test_training_shows_its_progress_unless_it_is_quiet(tmp_path, capsys):
+    slipstream.train(small_config(tmp_path), waves())
+    shown = capsys.readouterr()
+    assert "epoch 2: training" in shown.err
+    assert not shown.out
+    slipstream.train(small_config(tmp_path), waves(), quiet=True)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_events_are_frozen_and_typed(watched):
+    _, seen = watched
+    kinds = {type(event) for event in seen}
+    assert {events.Start, events.Step, events.Log, events.Epoch, events.TrainingEnd} <= kinds
+    assert isinstance(seen[-1], events.End)
+    epoch = next(event for event in seen if isinstance(event, events.Epoch))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        epoch.val_loss = 0.0
+
+
+def test_watched_events_are_those_of_the_log(watched):
+    result, seen = watched
+    logged = [parse_event(event) for event in runs.read_events(Run(result.run))]
+    passed = [event for event in seen if not isinstance(event, events.Step)]
+    assert [(type(one), one.at_s) for one in passed] == [(type(one), one.at_s) for one in logged]
+    assert [one for one in passed if isinstance(one, events.Epoch)] == result.history
+
+
+def test_an_event_of_another_version_is_passed_on_by_name():
+    assert parse_event({"event": "epoch", "at_s": 1.0}) == events.Other(
+        at_s=1.0, name="epoch", values={}
+    )
+    assert parse_event({"event": "new", "at_s": 1.0, "what": 2}).values == {"what": 2}
+
+
+def test_every_event_says_what_it_is():
+    for name in events.__all__:
+        kind = getattr(events, name)
+        assert dataclasses.is_dataclass(kind)
+        assert not kind.__doc__.startswith(f"{name}(")  # what dataclasses would write
+
+
+def test_a_notebook_shows_lines_and_one_that_changes(watched, monkeypatch):
+    result, _ = watched
+    shown: list[str] = []
+    output = NotebookOutput()
+    monkeypatch.setattr(output, "_show", lambda lines: shown.append("\n".join(lines)))
+    with TrainingDisplay(quiet=False, notebook=output) as display:
+        for event in runs.read_events(Run(result.run)):
+            display.last_draw = 0.0
+            display.show(event)
+    assert any("steps/s" in text for text in shown)
+    assert "steps/s" not in shown[-1]  # the bar is gone in the end
+    assert "windows: 261 training" in shown[-1]
+    assert "epoch 1: training" not in shown[-1]
+
+
+def test_a_script_is_no_notebook():
+    assert not notebook.is_notebook()
