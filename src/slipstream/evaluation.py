@@ -15,8 +15,9 @@ from slipstream.data import new_data
 from slipstream.data.dataset import Dataset
 from slipstream.data.splits import SETS
 from slipstream.data.windows import Series
-from slipstream.engine import checkpoint, recovery
+from slipstream.engine import recovery
 from slipstream.errors import UserError
+from slipstream.inference.overrides import load_changed_config
 from slipstream.inference.own_baselines import find_baselines
 from slipstream.inference.own_data import load_own_data
 from slipstream.models import permission
@@ -46,7 +47,7 @@ def evaluate(
     if on not in SETS:
         raise UserError(f'there is no set "{on}"; choose one of {", ".join(SETS)}')
     model_run, owner = runs.find_model_run(runs.open_run(run))
-    config = checkpoint.load_run_config(model_run, overrides)
+    config = load_changed_config(model_run, overrides, own_data=data is None, targets=True)
     plan = make_plan(config, data_bytes=0, training=False)
     permission.require_permission(model_run.folder, overrides=overrides, allow_code=allow_code)
     trained = load_predictors(model_run, config, plan, ensemble=ensemble)

@@ -16,8 +16,9 @@ from slipstream import runs
 from slipstream.autotune.rules import make_plan
 from slipstream.data import new_data
 from slipstream.data.dataset import Dataset
-from slipstream.engine import checkpoint, recovery
+from slipstream.engine import recovery
 from slipstream.errors import UserError
+from slipstream.inference.overrides import load_changed_config
 from slipstream.models import permission
 from slipstream.scoring.ensemble import load_predictors
 from slipstream.scoring.predict import build_table, predict_batches
@@ -36,7 +37,7 @@ def predict(
 ) -> pa.Table:
     """Predict with a run's model; `slipstream.predict` documents the arguments."""
     model_run, owner = runs.find_model_run(runs.open_run(run))
-    config = checkpoint.load_run_config(model_run, overrides)
+    config = load_changed_config(model_run, overrides)
     plan = make_plan(config, data_bytes=0, training=False)
     permission.require_permission(model_run.folder, overrides=overrides, allow_code=allow_code)
     trained = load_predictors(model_run, config, plan, ensemble=ensemble)

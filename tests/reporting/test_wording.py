@@ -1,7 +1,13 @@
 from __future__ import annotations
 
 from slipstream.engine.monitor import summarize
-from slipstream.reporting.wording import describe_estimate, describe_usage, format_energy
+from slipstream.reporting.wording import (
+    describe_estimate,
+    describe_usage,
+    describe_verdict,
+    format_energy,
+    is_beaten,
+)
 from tests.reporting.monitor_sample import SAMPLE
 
 
@@ -46,3 +52,34 @@ def test_estimates_are_compared_with_the_actual_time():
     )
     unknown = found | {"before_s": None, "after_ten_steps_s": None}
     assert describe_estimate({"steps": 9, "estimate": unknown}) == ""
+
+
+def scores(rmse, mse, r2):
+    return {
+        "metrics": {"test": {"rmse": rmse, "mae": rmse / 2, "r2": r2}},
+        "scaled": {"test": {"mse": mse, "mae": mse}},
+    }
+
+
+def test_the_verdict_states_errors_in_the_datas_units_first():
+    summary = scores(1.25, 0.3, 0.7) | {"judged_by": "mse", "beaten_by": []}
+    summary["baselines"] = {"repeat": scores(3, 0.9, 0.1), "ridge": scores(1.5, 0.4, 0.6)}
+    assert describe_verdict(summary) == (
+        "The model beats every baseline on the test set: RMSE 1.250, ridge 1.500 (scaled MSE "
+        "0.3000 vs. 0.4000)."
+    )
+    assert not is_beaten(summary)
+    beaten = summary | scores(1.6, 0.5, 0.5) | {"beaten_by": ["ridge"]}
+    assert describe_verdict(beaten).endswith("ridge is currently the better choice.")
+    assert is_beaten(beaten)
+
+
+def test_a_model_that_explains_nothing_is_no_success():
+    summary = scores(1.25, 0.3, -0.08) | {"judged_by": "mse", "beaten_by": []}
+    summary["baselines"] = {"repeat": scores(3, 0.9, -2.0), "seasonal": None}
+    assert "But its R² is -0.0800" in describe_verdict(summary)
+    assert is_beaten(summary)
+    for unknown in (None, float("nan")):  # a constant truth has none
+        constant = summary | scores(1.25, 0.3, unknown)
+        assert "R²" not in describe_verdict(constant)
+        assert not is_beaten(constant)

@@ -9,6 +9,7 @@ from slipstream.config.pretraining import PRETRAIN_OVERRIDE, Pretrain
 from slipstream.config.sections import Config
 from slipstream.config.train import Augment, Train
 from slipstream.config.tune import Range, Tune
+from slipstream.config.unused import format_setting, list_unused
 
 __all__ = [
     "CLASS_LOSSES",
@@ -27,7 +28,9 @@ __all__ = [
     "Split",
     "Train",
     "Tune",
+    "format_setting",
     "list_differences",
+    "list_unused",
     "load",
     "load_demo",
     "replace_settings",

@@ -1,5 +1,6 @@
 """A run's results in sentences, for the report and the terminal."""
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -27,29 +28,48 @@ LOWER_IS_BETTER = {"log_loss": True, "balanced_accuracy": False}
 
 
 def describe_verdict(summary: dict[str, Any]) -> str:
-    """State whether the model beats the baselines."""
+    """State whether the model beats the baselines, in the data's units first."""
     if summary.get("classes"):
         return _describe_class_verdict(summary)
-    layout = choose_layout(summary)
-    model = summary["scaled"][layout.subset]
-    baselines = {
-        name: result["scaled"][layout.subset]
-        for name, result in summary["baselines"].items()
-        if result
-    }
-    metric = summary["judged_by"]
-    closest = min(baselines, key=lambda name: sort_key(baselines[name][metric]))
-    errors = " vs. ".join(format_number(one[metric]) for one in (model, baselines[closest]))
-    comparison = f"scaled {metric.upper()} {errors}"
-    if not summary["beaten_by"]:
-        return (
-            f"The model beats every baseline on the {layout.description}; the closest is "
-            f"{closest}: {comparison}."
-        )
-    return (
-        f"The model loses to {' and '.join(summary['beaten_by'])} on the {layout.description}: "
-        f"{comparison}. {closest} is currently the better choice."
+    layout, metric = choose_layout(summary), summary["judged_by"]
+    baselines = {name: result for name, result in summary["baselines"].items() if result}
+
+    def read(result: Mapping[str, Any]) -> float | None:
+        error: float | None = result["scaled"][layout.subset][metric]
+        return error
+
+    closest = min(baselines, key=lambda name: sort_key(read(baselines[name])))
+    pair = summary, baselines[closest]
+    key = "rmse" if metric == "mse" else metric
+    errors = [format_number(one["metrics"][layout.subset][key]) for one in pair]
+    scaled = " vs. ".join(format_number(read(one)) for one in pair)
+    beaten = summary["beaten_by"]
+    relation = f"loses to {' and '.join(beaten)}" if beaten else "beats every baseline"
+    verdict = (
+        f"The model {relation} on the {layout.description}: {key.upper()} {errors[0]}, {closest} "
+        f"{errors[1]} (scaled {metric.upper()} {scaled})."
     )
+    if beaten:
+        return f"{verdict} {closest} is currently the better choice."
+    return verdict + _warn_of_r2(summary)
+
+
+def _warn_of_r2(summary: dict[str, Any]) -> str:
+    """Say that a model which beats the baselines is still worse than a constant; else nothing."""
+    r2 = _read_r2(summary)
+    if r2 is None or r2 > 0:
+        return ""
+    where = choose_layout(summary).description
+    return (
+        f" But its R² is {format_number(r2, 4)}: the constant mean of the {where} would have been "
+        "closer."
+    )
+
+
+def _read_r2(summary: dict[str, Any]) -> float | None:
+    """Return the share of the variance that the model explains; None where it is undefined."""
+    r2: float | None = summary["metrics"][choose_layout(summary).subset]["r2"]
+    return None if r2 is None or math.isnan(r2) else r2
 
 
 def _describe_class_verdict(summary: dict[str, Any]) -> str:
@@ -96,9 +116,13 @@ def _describe_gap(summary: dict[str, Any], key: str) -> str:
 
 
 def is_beaten(summary: dict[str, Any]) -> bool:
-    """Whether a baseline beats the model, or the model does not clearly beat the majority class."""
-    if summary["beaten_by"] or not summary.get("classes"):
-        return bool(summary["beaten_by"])
+    """Whether a baseline or a constant beats the model, or it does not clearly beat the majority
+    class."""
+    if summary["beaten_by"]:
+        return True
+    if not summary.get("classes"):
+        r2 = _read_r2(summary)
+        return r2 is not None and r2 <= 0
     return not all(beats_majority(summary, "model", key) for key in LOWER_IS_BETTER)
 
 

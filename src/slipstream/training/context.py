@@ -16,7 +16,7 @@ from torch import Tensor
 
 from slipstream import runs
 from slipstream.autotune.measure import choose_plan, find_batch_size, set_batch_size
-from slipstream.config import Config
+from slipstream.config import Config, list_unused
 from slipstream.data import dataset as datasets
 from slipstream.data.dataset import Dataset
 from slipstream.engine import checkpoint, monitor, recovery
@@ -74,9 +74,11 @@ def load_dataset(
     `num_folds` are those of a search.
     """
     encoder = encoders.load_encoder(settings)
+    known = encoder.scaler if encoder else None
+    dataset = datasets.load_dataset(settings, data, known=known, num_folds=num_folds)
+    dataset = replace(dataset, notes=(*list_unused(settings), *dataset.notes))
     if encoder is None:
-        return None, datasets.load_dataset(settings, data, num_folds=num_folds)
-    dataset = datasets.load_dataset(settings, data, known=encoder.scaler, num_folds=num_folds)
+        return None, dataset
     with torch.random.fork_rng([]):
         model = build(settings.model, dataset.signature)
     init = encoders.match_weights(encoder, settings, dataset.signature, model)
