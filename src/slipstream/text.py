@@ -82,3 +82,11 @@ def format_ms(value: float) -> str:
 def format_count(count: int, noun: str) -> str:
     """Format a number of things with the noun in singular or plural: 1 thread, 2 threads."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def format_speedup(other: str, other_ms: float, ms: float) -> str:
+    """Say how many times as fast a step is as another; the ratio follows from the figures."""
+    figures = [format_number(value, figures=3) for value in (other_ms, ms)]
+    slow, fast = (float(figure.replace(",", "")) for figure in figures)
+    ratio = format_number(slow / fast, figures=3)
+    return f"{ratio}x as fast as {other}: {figures[1]} ms a step instead of {figures[0]}"

@@ -11,7 +11,7 @@ from slipstream.config import Config
 from slipstream.engine.plan import Plan
 from slipstream.kernels import is_triton_usable
 from slipstream.models import OWN_KERNELS
-from slipstream.text import format_count, format_ms, format_number
+from slipstream.text import format_count
 
 COMPILE_S = 8.0
 BUILDING_PAYS_S = 15.0
@@ -82,17 +82,6 @@ def make_candidates(
             return value
 
         yield PlanCandidate(setting, value, change, setup_s, also)
-
-
-def explain_gain(setting: str, before: Any, before_ms: float, ms: float) -> str:
-    """Say what a choice gains over the value before it; the ratio follows from the figures."""
-    figures = [format_number(value, figures=3) for value in (before_ms, ms)]
-    old, new = (float(figure.replace(",", "")) for figure in figures)
-    ratio = format_number(old / new, figures=3)
-    return (
-        f"{ratio}x as fast as {describe_value(setting, before)}: {format_ms(ms)} a step instead of "
-        f"{figures[0]}"
-    )
 
 
 def describe_value(setting: str, value: Any) -> str:

@@ -32,7 +32,7 @@ from slipstream.engine.single import TrainingTask
 from slipstream.errors import UserError
 from slipstream.machine import CpuLoad
 from slipstream.models import OWN_KERNELS
-from slipstream.text import format_count, format_ms, format_number
+from slipstream.text import format_count, format_ms, format_number, format_speedup
 
 MEASURE_LIMIT_S = 10.0
 SHARE_OF_RUN = 0.05
@@ -206,7 +206,8 @@ class PlanSearch:
         if refusal := self._refuse_loss(result.loss):
             self.evidence[-1]["refused"] = refusal
         elif result.ms < self._get_worthwhile_ratio(other) * best.ms:
-            reason = candidates.explain_gain(candidate.setting, before, best.ms, result.ms)
+            slower = candidates.describe_value(candidate.setting, before)
+            reason = format_speedup(slower, best.ms, result.ms)
             self.reasons[candidate.setting], self.plan = reason, other
             return result
         elif candidate.setting == "threads":

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import NamedTuple
 
+from slipstream import runs
 from slipstream.engine.monitor import DurationEstimate, Monitor
 from slipstream.engine.optim import compute_lr
+from slipstream.engine.plan import Plan, ThreadReview
 from slipstream.engine.progress import DIVERGED, FitResult, LaneResult
 from slipstream.engine.single import SingleProgram
 from slipstream.engine.step import StepProgram
@@ -88,6 +90,13 @@ class LaneEvents:
         since = f"step {steps}" if steps else "the start"
         remedy = f"{lanes} at a time, from {since}"
         self.run.append("recovery", what="out of memory", remedy=remedy, why=why)
+
+    def report_review(self, plan: Plan, review: ThreadReview) -> None:
+        """Log the review of the threads, and write the plan that is in force now."""
+        self.run.append("review", **review.summarize())
+        path = self.run.folder / "plan.json"
+        if path.exists():
+            runs.write_json(path, runs.read_json(path) | plan.to_dict())
 
     def end_lane(self, result: LaneResult) -> None:
         reason = result.stop_reason

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from slipstream.engine import state as states
 from slipstream.engine.checkpoint import CheckpointSchedule, CheckpointWriter
 from slipstream.engine.events import LoggedLosses, SingleEvents, Validation
 from slipstream.engine.lanes.lane import Lane
-from slipstream.engine.plan import Plan
+from slipstream.engine.plan import Plan, ThreadReview, plan_review
 from slipstream.engine.progress import DIVERGED, INTERRUPTED, OUT_OF_TIME, FitResult, LaneResult
 from slipstream.engine.single import SingleProgram, TrainingTask
 from slipstream.engine.state import TrainingState
@@ -163,8 +163,15 @@ class TrainingLoop:
     in_flight: deque[Round] = field(default_factory=deque)
     is_epoch_end: bool = False
     """Whether the rounds in flight reach an epoch's end"""
+    review: ThreadReview | None = None
+    """Of the threads, in the first epoch"""
 
     def __post_init__(self) -> None:
+        engine, program = self.state.config.engine, self.state.program
+        is_open = engine.threads == "auto" and engine.plan != "off"
+        # branches use a thread for each lane; a resumed run keeps its plan, for the same bits
+        if program.mode != "branches" and not self.state.steps:
+            self.review = plan_review(program.plan, is_open=is_open)
         self.log_every = self.state.config.engine.log_every
         self.started_at = time.perf_counter() - self.state.train_s - self.state.validate_s
 
@@ -228,13 +235,23 @@ class TrainingLoop:
             if count and (self.stop.requested or self.checkpoints.is_due()):
                 return count, ""
             try:
-                program.advance()  # one step of all lanes, no host sync
+                with self.review.time_step() if self.review else nullcontext():
+                    program.advance()  # one step of all lanes, no host sync
             except recovery.MEMORY_ERRORS as error:
                 if program.num_places == 1:
                     raise
                 return count, recovery.explain_shortage(error)
             state.events.record_step(program, before + count + 1)
+            if self.review and self.review.is_over:
+                self._end_review(self.review)
         return wanted, ""
+
+    def _end_review(self, review: ThreadReview) -> None:
+        """Train with the threads that the review has chosen."""
+        program, self.review = self.state.program, None
+        program.plan = review.apply(program.plan)
+        torch.set_num_threads(program.plan.threads)
+        self.state.events.report_review(program.plan, review)
 
     def _prepare_epochs(self) -> None:
         """Prepare the next epochs while the device is busy: one per round, and before an epoch's
@@ -303,6 +320,8 @@ class TrainingLoop:
             if place not in diverged and one.progress.done == state.program.num_steps(place)
         ]
         due = [place for place, one in over if one.progress.is_validation_due(one.train)]
+        if over and self.review and not self.review.tried:
+            self.review = None  # the first epoch was as planned
         if over:
             state.events.compare_with_plan(state.program, over[0][1].progress.done)
         scores = self._validate(due) if due else []

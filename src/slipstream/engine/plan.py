@@ -1,12 +1,31 @@
-"""How a run trains on this machine: chosen before it starts, printed, and written to plan.json."""
+"""How a run trains on this machine: chosen before it starts, printed, and written to plan.json.
 
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+On a CPU, the number of threads is reviewed once in the first epoch.
+"""
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 import torch
 
 from slipstream import machine
+from slipstream.machine import CpuLoad, CpuUsage
+from slipstream.text import format_count, format_speedup
+
+SLOW_RATIO = 1.5
+"""Steps that take so many times the planned time are a reason to review the threads"""
+FASTER_RATIO = 0.8
+"""Other threads must take less than this share of the time"""
+REVIEW_S = 0.5
+"""Time until the first look; each later one comes after twice the time"""
+NUM_RECENT = 5
+NUM_TRIED = 4
+"""Steps with another number of threads; the first one does not count"""
 
 
 @dataclass(frozen=True)
@@ -66,3 +85,109 @@ class Plan:
     def from_dict(cls, saved: dict[str, Any]) -> Self:
         device, cudnn = torch.device(saved["device"]), tuple(saved["cudnn"])
         return cls(**(saved | {"device": device, "cudnn": cudnn}))
+
+
+@dataclass
+class ThreadReview:
+    """Tries other numbers of threads on real steps, if these are much slower than planned.
+
+    Where the plan was not measured, cores that other processes use are the reason to try.
+    """
+
+    threads: int
+    planned_ms: float | None = None
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_RECENT))
+    """Milliseconds of the last steps with the plan's threads"""
+    interval_ms: float = field(default_factory=lambda: 1e3 * REVIEW_S)
+    since_look_ms: float = 0.0
+    queue: list[int] = field(default_factory=list)
+    """Numbers of threads to try"""
+    tried: dict[int, list[float]] = field(default_factory=dict)
+    load: CpuLoad | None = None
+    is_over: bool = False
+    usage: CpuUsage = field(default_factory=machine.read_cpu_usage)
+    """Up to the first step"""
+
+    @property
+    def next_threads(self) -> int:
+        """The number of threads for the next step"""
+        return self.queue[0] if self.queue else self.threads
+
+    @property
+    def slow_ms(self) -> float:
+        return statistics.median(self.recent)
+
+    @contextmanager
+    def time_step(self) -> Iterator[None]:
+        """Set the threads for a step of the training and take its time."""
+        torch.set_num_threads(self.next_threads)
+        began = time.perf_counter()
+        yield
+        ms = 1e3 * (time.perf_counter() - began)
+        self.record_step(ms, lambda: machine.compute_load(self.usage, machine.read_cpu_usage()))
+
+    def record_step(self, ms: float, read_load: Callable[[], CpuLoad | None]) -> None:
+        """Take the time of a step with `next_threads`; `read_load` returns the load so far."""
+        if self.queue:
+            self._record_trial(ms)
+            return
+        self.recent.append(ms)
+        self.since_look_ms += ms
+        if len(self.recent) == NUM_RECENT and self.since_look_ms >= self.interval_ms:
+            self.since_look_ms, self.interval_ms = 0.0, 2 * self.interval_ms
+            self._look(read_load)
+
+    def _look(self, read_load: Callable[[], CpuLoad | None]) -> None:
+        if self.planned_ms is not None and self.slow_ms <= SLOW_RATIO * self.planned_ms:
+            return
+        self.load = load = read_load()
+        if self.planned_ms is None and (load is None or not load.is_busy_for(self.threads)):
+            return
+        free = 1 if load is None else int(load.cores - load.others)
+        self.queue = sorted({1, min(max(free, 1), self.threads)} - {self.threads})
+
+    def _record_trial(self, ms: float) -> None:
+        times = self.tried.setdefault(self.queue[0], [])
+        times.append(ms)
+        is_slow = len(times) > 1 and ms > SLOW_RATIO * self.slow_ms
+        if is_slow or len(times) == NUM_TRIED:
+            self.queue.pop(0)
+            self.is_over = not self.queue
+
+    def choose(self) -> tuple[int, float]:
+        """Return the best number of threads, and the milliseconds of its steps."""
+        medians = {count: statistics.median(times[1:]) for count, times in self.tried.items()}
+        best = min(medians, key=lambda count: medians[count])
+        if medians[best] < FASTER_RATIO * self.slow_ms:
+            return best, medians[best]
+        return self.threads, self.slow_ms
+
+    def apply(self, plan: Plan) -> Plan:
+        """Return the plan with the chosen number of threads and its reason."""
+        threads, ms = self.choose()
+        if threads == self.threads:
+            return plan
+        reason = format_speedup(format_count(self.threads, "thread"), self.slow_ms, ms)
+        reasons = plan.reasons | {"threads": f"changed in the first epoch, {reason}"}
+        if self.load is not None and self.load.is_busy:
+            reasons["load"] = f"the machine is busy: {self.load.describe()}"
+        return replace(plan, threads=threads, reasons=reasons)
+
+    def summarize(self) -> dict[str, Any]:
+        """Return what the event of the review contains."""
+        threads, ms = self.choose()
+        return {
+            "threads": threads,
+            "ms": ms,
+            "before_threads": self.threads,
+            "before_ms": self.slow_ms,
+            "planned_ms": self.planned_ms,
+            "load": self.load.describe() if self.load and self.load.is_busy else None,
+        }
+
+
+def plan_review(plan: Plan, *, is_open: bool) -> ThreadReview | None:
+    """Return the review of a plan; None where the number of threads is fixed or 1, or on a GPU."""
+    if not is_open or plan.device.type != "cpu" or plan.threads == 1:
+        return None
+    return ThreadReview(plan.threads, plan.ms_per_step)

@@ -30,13 +30,12 @@ Rows = dict[str, Tensor]
 class StepProgram(Protocol):
     """Trains the lanes in its places, one step of all of them at a time."""
 
+    plan: Plan
+    """As it runs; recoveries and the review of the threads may have changed it"""
+
     @property
     def mode(self) -> str:
         """How lanes are trained: "together", "branches" or "one at a time\""""
-
-    @property
-    def plan(self) -> Plan:
-        """As it runs; recoveries may have changed it"""
 
     @property
     def num_places(self) -> int: ...

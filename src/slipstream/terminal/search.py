@@ -88,7 +88,7 @@ class SearchDisplay:
                 self.say(progress.describe_result(event), None)
             case "retrained":
                 self.say(describe_retrained(event))
-            case "recovery" | "fallback" | "trouble":
+            case "recovery" | "fallback" | "trouble" | "review":
                 trial = f"trial {event['trial']}: " if "trial" in event else ""
                 self.say(f"{trial}{describe_event(event)}")
         self._draw()

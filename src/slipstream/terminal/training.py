@@ -178,9 +178,23 @@ def describe_event(event: dict[str, Any]) -> str:
                 f"the plan predicted {format_ms(event['promised_ms'])} a step, the first epoch "
                 f"took {format_ms(event['seen_ms'])}"
             )
+        case "review":
+            return describe_review(event)
         case "scoring":
             return f"scoring {event['what']} ..."
     return ""
+
+
+def describe_review(event: dict[str, Any]) -> str:
+    """Describe why and how the number of threads was changed, or not, in the first epoch."""
+    planned = event["planned_ms"]
+    slow = f"a step takes {format_ms(event['before_ms'])}"
+    slow += "" if planned is None else f" instead of the planned {format_ms(planned)}"
+    load = f" ({event['load']})" if event["load"] else ""
+    before, after = (format_count(event[key], "thread") for key in ("before_threads", "threads"))
+    if before == after:
+        return f"{slow}{load}; fewer threads are not faster"
+    return f"{slow} with {before}{load}; continuing with {after}: {format_ms(event['ms'])} a step"
 
 
 def describe_end(event: dict[str, Any]) -> str:

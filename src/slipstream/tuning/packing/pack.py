@@ -51,6 +51,7 @@ class TrialPack:
         self.data: TrialData
         self.plan: Plan
         self.capacity: PackCapacity
+        self.state: TrainingState | None = None
         self.rounds: RoundIterator | None = None
         self.stream: torch.cuda.Stream | None = None
         self.round: Round | None = None
@@ -150,7 +151,7 @@ class TrialPack:
             lambda one: _get_owner(one)[0].stop_reason,
             drop_ended=True,
         )
-        extra = self._get_search_state
+        extra, self.state = self._get_search_state, state
         self.rounds = loop.train_rounds(state, stop, policy=policy, extra_state=extra)
 
     @contextmanager
@@ -160,7 +161,8 @@ class TrialPack:
         if device.type == "cuda" and self.stream is None:
             self.stream = torch.cuda.Stream(device)
             self.stream.wait_stream(torch.cuda.current_stream(device))
-        with self.plan.flags(), torch.cuda.stream(self.stream) if self.stream else nullcontext():
+        plan = self.state.program.plan if self.state else self.plan  # as its review left it
+        with plan.flags(), torch.cuda.stream(self.stream) if self.stream else nullcontext():
             yield
 
     def is_ready(self) -> bool:
@@ -181,7 +183,7 @@ class TrialPack:
         """Release the pack's memory now: this object lives until it is collected."""
         if self.rounds is not None:
             self.rounds.close()
-        self.rounds = None
+        self.rounds = self.state = None
 
     def _judge(self, validated: Sequence[tuple[LaneResult, float]]) -> list[str]:
         """Return why each lane has to stop; all folds of a trial stop together."""
