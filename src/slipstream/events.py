@@ -43,6 +43,7 @@ __all__ = [
     "SearchStart",
     "Start",
     "Step",
+    "ThreadsReviewed",
     "TrainingEnd",
     "TrialEnd",
     "Trouble",
@@ -191,6 +192,20 @@ class Estimate(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ThreadsReviewed(Event):
+    """The number of threads was reviewed in the first epoch, and training continues with it."""
+
+    threads: int
+    ms: float
+    """Milliseconds per step"""
+    before_threads: int
+    before_ms: float
+    planned_ms: float | None = None
+    load: str | None = None
+    """What other processes use of the cores, where they are busy"""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recovery(Event):
     """Training had a problem, such as a loss that is not finite, and continues with a remedy."""
 
@@ -297,6 +312,7 @@ CLASSES: dict[str, type[Event]] = {
     "end": End,
     "checkpoint": CheckpointSaved,
     "estimate": Estimate,
+    "review": ThreadsReviewed,
     "recovery": Recovery,
     "fallback": Fallback,
     "trouble": Trouble,
