@@ -61,6 +61,17 @@ def test_paths_and_results_become_settings():
     assert job.overrides == ('train.init_from="runs/a"', 'data.path="new.csv"')
 
 
+def test_a_config_takes_paths_and_numbers_of_numpy():
+    settings = {"path": Path("a.csv"), "context": np.int64(16)}
+    for config in (slipstream.Config(data=settings), configs.load({"data": settings})):
+        assert Path(config.data.path).name == "a.csv"
+        assert config.data.context == 16
+    assert slipstream.Config(out=Path("runs"), data={"path": [Path("a"), "b"]}).data.paths == (
+        "a",
+        "b",
+    )
+
+
 def test_names_of_an_arrays_columns():
     job = prepare_job("train", None, np.arange(6.0).reshape(3, 2), columns=("a", "b"))
     assert {name: list(values) for name, values in job.data.items()} == {
@@ -116,5 +127,5 @@ def test_translated_messages_read_as_python():
 
 
 def test_an_error_from_python_names_the_argument(tmp_path):
-    with pytest.raises(UserError, match="overrides takes section"):
+    with pytest.raises(UserError, match='overrides: "epochs" is not'):
         slipstream.train(small_config(tmp_path), waves(), overrides="epochs", quiet=True)

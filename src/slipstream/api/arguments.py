@@ -89,10 +89,9 @@ def format_override(name: str, value: Any) -> str:
     """Format a setting as text."""
     import tomli_w
 
-    if isinstance(value, os.PathLike):
-        value = os.fspath(value)
-    elif hasattr(value, "item"):  # a number of numpy
-        value = value.item()
+    from slipstream.config.base import to_plain
+
+    value = to_plain(value)
     try:
         return f"{name}={tomli_w.dumps({'value': value}).removeprefix('value = ').strip()}"
     except TypeError:

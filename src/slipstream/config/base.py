@@ -1,9 +1,10 @@
 """Types and the base class of all sections, and the hash of large seeds."""
 
 import hashlib
+import os
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 Scalar = str | int | float | bool
@@ -27,6 +28,15 @@ def match_pattern(pattern: str, words: str) -> Any:
 CLASS_LOSSES = ("cross_entropy", "focal")
 
 
+def to_plain(value: Any) -> Any:
+    """Return a path, or what stands for one, as text, and a number of numpy as Python's."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(to_plain(one) for one in value)
+    return value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value
+
+
 class Section(BaseModel):
     model_config = ConfigDict(
         frozen=True,
@@ -35,6 +45,13 @@ class Section(BaseModel):
         use_attribute_docstrings=True,
         ser_json_inf_nan="constants",  # null would not come back as a number
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_paths(cls, settings: Any) -> Any:
+        if not isinstance(settings, dict):
+            return settings
+        return {name: to_plain(value) for name, value in settings.items()}
 
 
 class OptionText(str):

@@ -13,7 +13,7 @@ import tomli_w
 from pydantic import ValidationError
 
 from slipstream.checksums import read_verified
-from slipstream.config.base import OptionText, Section
+from slipstream.config.base import OptionText, Section, to_plain
 from slipstream.config.data import SIMULATED
 from slipstream.config.explanation import (
     Origin,
@@ -261,7 +261,7 @@ def _read_encoder(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _copy_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     values = {
-        key: value.model_dump(exclude_unset=True) if isinstance(value, Section) else value
+        key: value.model_dump(exclude_unset=True) if isinstance(value, Section) else to_plain(value)
         for key, value in settings.items()
     }
     return {k: _copy_settings(v) if isinstance(v, Mapping) else v for k, v in values.items()}

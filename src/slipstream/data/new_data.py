@@ -2,8 +2,8 @@
 
 import itertools
 import math
+import os
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,7 @@ def load_new_data(
     """
     split = Split(train=0.7, val=0.1, test=0.2)
     data = config.data.model_copy(update={"where": {}, "split": split})
-    if isinstance(source, (str, Path)):
+    if isinstance(source, (str, os.PathLike)):
         data, source = data.model_copy(update={"path": str(source)}), None
     known = signature.horizon if targets else 0
     raw = _read_series(data, signature, source, targets, min_rows=signature.context + known)

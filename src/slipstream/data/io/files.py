@@ -32,7 +32,7 @@ def read_tables(data: Data, table: Any) -> list[DataTable]:
     Their columns have a type from here on: numbers in a CSV are parsed once, now.
     """
     if table is not None:
-        return [read_memory(table, decimal=data.decimal)]
+        return [read_memory(table, decimal=data.decimal, time=data.time)]
     if not data.paths:
         raise UserError("data.path is not set; name a file or a folder, or pass a table")
     if data.paths[0].startswith(SIMULATED):

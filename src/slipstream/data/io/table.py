@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from slipstream.data.io import csv
+from slipstream.data.io.memory import to_arrow
 from slipstream.errors import UserError
 
 FILE_COLUMN = "file"
@@ -121,18 +122,9 @@ def make_table(
     return replace(table, delimiter=file.delimiter, row_groups=row_groups)
 
 
-def read_memory(table: Any, *, decimal: str | None = None) -> DataTable:
-    """Take over a table that supports the Arrow interface, or a dict of columns."""
-    if not (isinstance(table, (pa.Table, dict)) or hasattr(table, "__arrow_c_stream__")):
-        raise UserError(
-            f"data is a {type(table).__name__}, which does not speak Arrow; pass a pandas, polars, "
-            "duckdb or pyarrow table"
-        )
-    try:
-        arrow = pa.table(table)
-    except (pa.ArrowException, TypeError, ValueError) as error:
-        raise UserError(f"data: cannot be read as an Arrow table: {error}") from None
-    return replace(wrap_table(arrow, "data"), decimal=decimal)
+def read_memory(table: Any, *, decimal: str | None = None, time: str | None = None) -> DataTable:
+    """Take over a table in memory; `time` is the column that `data.time` names."""
+    return replace(wrap_table(to_arrow(table, time=time), "data"), decimal=decimal)
 
 
 def wrap_table(
