@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from slipstream import config as configs
 from slipstream.config import Config
@@ -37,13 +36,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         fixtures = getattr(item, "_fixtureinfo").name2fixturedefs  # noqa: B009
         if any(one[-1].scope == "module" for one in fixtures.values()):
             item.add_marker(pytest.mark.xdist_group(item.path.name))
-
-
-@pytest.fixture(autouse=True)
-def _quick_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out matplotlib's layout, half the time of a report, where no test looks at the page."""
-    if "reporting" not in request.node.path.parts:
-        monkeypatch.setattr(ConstrainedLayoutEngine, "execute", lambda *_: None)
 
 
 def slow(*values: Any) -> Any:

@@ -33,6 +33,7 @@ LABELS = {
 KEYS = {
     *("run", "name", "objective", "seeds", "judged_by", "scaled", "windows", "encoder", "ways"),
     *("beat_majority", "baselines", "against_scratch", "notes", "helped", "verdict", "seconds"),
+    *("finished_at", "command"),
 }
 
 

@@ -84,6 +84,7 @@ def probe(
         # a resumed probe does not train again what had finished before
         in_runs_s = sum(result["seconds"] for result in trained)
         summary["seconds"] = max(time.perf_counter() - started_at, in_runs_s)
+        summary |= runs.describe_origin()
         runs.write_metrics(probe_run, summary, name=SUMMARY)
     return FinishedProbe(probe_run.folder, summary)
 

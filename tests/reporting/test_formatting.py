@@ -2,7 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from slipstream.reporting.formatting import format_number, format_seconds
+from slipstream.reporting.formatting import (
+    find_unit,
+    format_moment,
+    format_number,
+    format_seconds,
+    format_step,
+)
 
 
 @pytest.mark.parametrize(
@@ -29,3 +35,35 @@ def test_durations():
         "1 min 15 s",
         "3 h 2 min",
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "unit"),
+    [
+        ("soc_percent", "%"),
+        ("voltage_V", "V"),
+        ("cell_current_A", "A"),
+        ("class_A", ""),
+        ("A", ""),
+        ("oil temperature (°C)", "°C"),
+        ("load [kW] ", "kW"),
+        ("OT", ""),
+        ("pm2.5", ""),
+    ],
+)
+def test_units_come_from_names(name, unit):
+    assert find_unit(name) == unit
+
+
+def test_times_and_steps_read_as_such():
+    day = 86400 * 1e6
+    assert format_moment(17 * day, True) == "1970-01-18"
+    assert format_moment(-1.5 * day, True) == "1969-12-30 12:00:00"
+    assert format_moment(1234.5, False) == "1,234.5"
+    assert [format_step(s, True) for s in (60, 7200, 86400, 0.5)] == [
+        "1 minute",
+        "2 hours",
+        "1 day",
+        "0.5 s",
+    ]
+    assert format_step(5.0, False) == "5"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from contextlib import contextmanager
@@ -12,6 +13,11 @@ from slipstream import UserError, runs
 from slipstream.reporting.page import read_plot_events
 from tests.conftest import small_config, waves
 from tests.test_cli import invoke
+
+
+def plot_data(text):
+    """The JSON that the script draws."""
+    return re.search(r'<script type="application/json" id="plot-data">(.*)</script>', text)[1]
 
 
 class Page(HTMLParser):
@@ -59,11 +65,13 @@ def test_the_report_is_one_self_contained_page(tmp_path, sections):
     assert all(link.startswith(("#", "data:")) for link in page.links)
     assert len(page.ids) == len(set(page.ids))
     assert set(re.findall(r"url\(#([^)]+)\)", text)) <= set(page.ids)
-    assert "script" not in page.tags
-    assert page.tags.count("svg") >= 6
+    assert page.tags.count("script") == 3
+    assert page.tags.count("svg") + text.count("data-plot=") >= 6
+    assert len(text) < 400_000
     for heading in (
         "Comparison with baselines",
         "Predictions and true values",
+        "Data",
         "Errors",
         "Training",
         "Plan",
@@ -73,10 +81,14 @@ def test_the_report_is_one_self_contained_page(tmp_path, sections):
 
 
 def test_names_from_the_data_cannot_break_the_page(tmp_path):
-    table = waves().rename_columns(["time", "<script>alert(1)</script>", "b & c", "$x_1$"])
+    table = waves().rename_columns(
+        ["time", "<script>alert(1)</script>", 'b & "c" (</script>)', "\0"]
+    )
     text, page = page_of(tmp_path, table)
-    assert "script" not in page.tags
-    assert "b &amp; c" in text
+    assert page.tags.count("script") == text.count("</script>") == 3
+    assert "b &amp; &#34;c&#34;" in text
+    assert "\0" not in text
+    assert json.loads(plot_data(text))[1]["unit"] == "</script>"
 
 
 def test_what_makes_no_error_comes_first(tmp_path):
@@ -121,7 +133,7 @@ def test_a_page_that_cannot_be_written_names_the_way_out(tmp_path):
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     with (
         nothing_can_be_written(),
-        pytest.raises(UserError, match=rf"{run}/report\.html: cannot be written .*--out FOLDER"),
+        pytest.raises(UserError, match=rf"{run}/report\.html: cannot be written .*out=FOLDER"),
     ):
         slipstream.report(run)
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before

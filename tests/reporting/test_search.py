@@ -205,7 +205,7 @@ def test_the_report_is_one_page_beside_those_of_its_models(searched):
     assert all((run / path).exists() for path in models)
     assert len(page.ids) == len(set(page.ids))
     assert set(re.findall(r"url\(#([^)]+)\)", text)) <= set(page.ids)
-    assert page.tags.count("svg") == 7
+    assert page.tags.count("svg") == 8
     for part in (
         "Retrained",
         "On the test set",

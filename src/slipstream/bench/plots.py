@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from slipstream import runs
 from slipstream.bench.results import BenchResult, ResultRow, format_ratio
-from slipstream.reporting.plots.style import INK, MODEL, MUTED, STYLE
+from slipstream.reporting.figure_style import INK, MODEL, MUTED, STYLE
 
 BEFORE = "#bfdbfe"
 

@@ -15,7 +15,7 @@ from matplotlib.patches import Patch
 from slipstream import runs
 from slipstream.profiling.bottleneck import StepFacts
 from slipstream.profiling.trace import KIND_NAMES, STEP, Trace, compute_self_time
-from slipstream.reporting.plots.style import STYLE
+from slipstream.reporting.figure_style import STYLE
 
 COLOURS = {
     "recurrent": "#2563eb",

@@ -2,11 +2,26 @@
 
 import collections
 import math
+import re
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from slipstream.text import format_number as format_number
 
+UNITS = {
+    **{unit: unit for unit in ("mV", "kV", "mA", "kA", "mW", "kW", "MW", "Wh", "kWh", "MWh", "Ah")},
+    **{unit: unit for unit in ("mAh", "Pa", "hPa", "kPa", "bar", "Hz", "kHz", "rpm", "ms", "min")},
+    **{unit: unit for unit in ("mm", "cm", "km", "kg", "EUR", "USD")},
+    "percent": "%",
+    "pct": "%",
+    "degC": "°C",
+    "degF": "°F",
+}
+"""Units by the last part of a column's name, as in voltage_mV"""
+QUANTITIES = {"voltage": "V", "current": "A", "power": "W", "time": "s", "duration": "s"}
+"""Quantities whose unit of one letter is told from other last letters, as in voltage_V"""
+BRACKETS = re.compile(r"[\[(]([^\[\]()]{1,12})[\])]\s*$")
 METRIC_NAMES = {"log_loss": "log-loss", "balanced_accuracy": "balanced accuracy"}
 
 
@@ -21,6 +36,30 @@ def format_seconds(value: float) -> str:
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
+def format_count(count: int, one: str, many: str) -> str:
+    return f"{count:,} {one if count == 1 else many}"
+
+
+def format_moment(value: float, is_date: bool) -> str:
+    """Format a time: a date of so many microseconds since 1970, or a plain number."""
+    if not is_date:
+        return f"{value:,.10g}"
+    moment = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=value)
+    text = moment.strftime("%Y-%m-%d %H:%M:%S")
+    return text.removesuffix(" 00:00:00")
+
+
+def format_step(seconds: float, is_date: bool) -> str:
+    """Format the time between two rows: of dates as a duration, else as a plain number."""
+    if not is_date:
+        return f"{seconds:,.6g}"
+    for length, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= length and seconds % length == 0:
+            count = round(seconds / length)
+            return f"{count} {unit if count > 1 else unit[:-1]}"
+    return f"{seconds:,.6g} s"
+
+
 def format_value(value: Any) -> str:
     """Format a setting's value; floats with four significant figures."""
     if isinstance(value, bool):
@@ -33,6 +72,19 @@ def shorten_names(names: Iterable[str]) -> dict[str, str]:
     last = {name: name.partition(".")[2] or name for name in names}
     count = collections.Counter(last.values())
     return {name: short if count[short] == 1 else name for name, short in last.items()}
+
+
+def find_unit(name: str) -> str:
+    """Return the unit that a column's name ends with, in brackets or after an underscore."""
+    if match := BRACKETS.search(name):
+        return match[1].strip()
+    before, _, last = name.rpartition("_")
+    quantity = before.rpartition("_")[2].lower()
+    return UNITS.get(last, "") or (last if before and QUANTITIES.get(quantity) == last else "")
+
+
+def add_unit(number: str, unit: str) -> str:
+    return f"{number} {unit}" if unit and number != "–" else number
 
 
 def sort_key(error: float | None) -> float:

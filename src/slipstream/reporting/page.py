@@ -7,13 +7,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from slipstream import runs
+from slipstream import __version__, runs
 from slipstream.errors import UserError
 from slipstream.reporting import probe, search, wording
-from slipstream.reporting.formatting import choose_layout, format_number, sort_key
-from slipstream.reporting.plots import encoder, predictions
-from slipstream.reporting.plots.style import COLOURS
-from slipstream.reporting.template import render_page, write_report
+from slipstream.reporting.formatting import choose_layout, find_unit, format_number, sort_key
+from slipstream.reporting.plots import classification, encoder, errors, examples, training
+from slipstream.reporting.plots.chart import get_colour
+from slipstream.reporting.plots.predictions import read_predictions
+from slipstream.reporting.plots.timelines import draw_timelines
+from slipstream.reporting.template import find_date, render_page, write_report
 from slipstream.runs import Event, Run
 
 RUN_FILES = (
@@ -22,6 +24,7 @@ RUN_FILES = (
 )
 SEARCH_FILES = ("config.toml", "metrics.json", "trials.json", "best.toml")
 PROBE_FILES = ("summary.json", "labels.toml", "encoder.toml")
+MAX_TARGETS = 8
 PLOTTED = {
     "log": ("epoch", "loss", "lr"),
     "epoch": ("epoch", "train_loss", "val_loss"),
@@ -84,12 +87,6 @@ def _write_run_report(run: Run, to: Path) -> Path:
     with verify_sources(run.folder, RUN_FILES):
         summary = runs.read_metrics(run.folder)
         events, damage = read_plot_events(run)
-        sampled = False
-        if summary.get("objective") == "masked":
-            plots = encoder.draw_figures(run.folder, summary, events)
-        else:
-            table = predictions.read_predictions(run.folder / "predictions.parquet")
-            plots, sampled = predictions.draw_figures(summary, events, table), table.sampled
         page = render_page(
             "page.html",
             summary=summary,
@@ -103,10 +100,63 @@ def _write_run_report(run: Run, to: Path) -> Path:
             config=(run.folder / "config.toml").read_text(encoding="utf-8"),
             lane_lines=list(wording.describe_lanes(summary)),
             damage=damage,
-            plots=plots,
-            sampled=sampled,
+            date=find_date(run.folder, summary),
+            version=__version__,
+            units=_describe_units(summary),
+            timelines=draw_timelines(summary.get("data") or {}),
+            target_unit=_find_shared_unit(summary),
+            target_baselines=_find_target_baselines(summary),
+            unit=find_unit,
+            **_draw_plots(run.folder, summary, events),
         )
     return write_report(page, of=run.folder, to=to)
+
+
+def _draw_plots(folder: Path, summary: dict[str, Any], events: list[Event]) -> dict[str, Any]:
+    """Draw every plot of a run; of predicted numbers, series that can be zoomed too."""
+    if summary.get("objective") == "masked":
+        return {"plots": encoder.draw_figures(folder, summary, events)}
+    detail = summary["detail"]["test"]
+    by_step, by_series = len(detail["per_step"]) > 1, len(detail["per_series"]) > 1
+    plots = training.draw_training(summary, events)
+    plots["by_step"] = errors.draw_by_step(summary) if by_step else None
+    if summary.get("classes"):
+        plots |= classification.draw_classes(summary)
+        if by_series:
+            plots["by_series"] = classification.draw_by_series(detail["per_series"])
+        return {"plots": plots}
+    predictions = read_predictions(folder / "predictions.parquet")
+    targets = list(detail["per_target"])[:MAX_TARGETS]
+    if by_series:
+        plots["by_series"] = errors.draw_by_series(detail["per_series"], _find_shared_unit(summary))
+    plots["distributions"] = errors.draw_distributions(predictions, targets)
+    series = examples.draw_examples(predictions, targets)
+    return {"plots": plots, "examples": series, "sampled": predictions.sampled}
+
+
+def _find_shared_unit(summary: dict[str, Any]) -> str:
+    """Return the unit of all targets; empty where they differ or it is not known."""
+    detail = summary["detail"].get("test", {})
+    units = {find_unit(target) for target in detail.get("per_target", ())}
+    return units.pop() if len(units) == 1 else ""
+
+
+def _describe_units(summary: dict[str, Any]) -> str:
+    """Say in which units the errors of the comparison are."""
+    layout = choose_layout(summary)
+    targets = list(summary["detail"].get("test", {}).get("per_target", ()))
+    if layout.page != "regression.html" or not targets:
+        return layout.units
+    if unit := _find_shared_unit(summary):
+        return f"errors in {unit}"
+    if len(targets) == 1:
+        return f"errors in the unit of {targets[0]}"
+    return "errors are means over the targets, each in its own unit"
+
+
+def _find_target_baselines(summary: dict[str, Any]) -> list[str]:
+    """Return the baselines that were scored on each target; those of version 0.1 were not."""
+    return [name for name, one in summary["baselines"].items() if one and one.get("per_target")]
 
 
 def _build_rows(summary: dict[str, Any]) -> list[dict[str, Any]]:
@@ -122,7 +172,7 @@ def _build_rows(summary: dict[str, Any]) -> list[dict[str, Any]]:
         {
             "name": name,
             "what": what,
-            "colour": COLOURS[name],
+            "colour": get_colour(name),
             "cells": [format_number(column.read(one), column.decimals) for column in columns],
             "error": sorted_by.read(one),
         }

@@ -20,8 +20,8 @@ from slipstream.reporting.formatting import (
     shorten_names,
 )
 from slipstream.reporting.plots import search as plots
-from slipstream.reporting.plots.style import COLOURS, FAINT
-from slipstream.reporting.template import render_page, write_report
+from slipstream.reporting.plots.chart import FAINT, MODEL, get_colour
+from slipstream.reporting.template import find_date, render_page, write_report
 from slipstream.runs import Run
 
 RETRAINED = ("best", "default")
@@ -44,6 +44,7 @@ def write_search_report(run: Run, to: Path) -> Path:
     page = render_page(
         "search.html",
         summary=summary,
+        date=find_date(run.folder, summary),
         tune=config.tune,
         verdict=wording.describe_search_verdict(summary),
         good=has_gain and not summary["test"]["best"]["beaten_by"],
@@ -93,13 +94,13 @@ def build_test_rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
         cells = [_format_over_seeds(column, tests[name]) for column in layout.compact]
         if failed := tests[name].get("failed"):
             what = f"{what}: {failed}"
-        colour = COLOURS["model"] if name == "best" else FAINT
+        colour = MODEL if name == "best" else FAINT
         rows.append({"name": name, "what": what, "cells": cells, "colour": colour})
     for name, baseline in find_test(tests)["baselines"].items():
         if baseline:
             cells = [format_number(column.read(baseline)) for column in layout.compact]
             row = {"name": name, "what": baseline["what"], "cells": cells}
-            rows.append(row | {"colour": COLOURS[name]})
+            rows.append(row | {"colour": get_colour(name)})
     return rows
 
 

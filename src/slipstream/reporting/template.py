@@ -1,14 +1,23 @@
 """Renders a page from its template and writes it."""
 
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import jinja2
+from markupsafe import Markup
 
 from slipstream import runs
 from slipstream.errors import ResumableError, UserError
-from slipstream.reporting.formatting import format_number, format_seconds
+from slipstream.reporting.formatting import (
+    format_count,
+    format_moment,
+    format_number,
+    format_seconds,
+    format_step,
+)
 from slipstream.reporting.plots.classification import format_time
 from slipstream.text import escape_controls
 
@@ -21,7 +30,16 @@ def render_page(name: str, **values: Any) -> str:
         lstrip_blocks=True,
         loader=jinja2.FunctionLoader(_read_template),
     )
-    formats = {"number": format_number, "seconds": format_seconds, "time": format_time}
+    environment.globals["asset"] = _read_asset
+    formats = {
+        "number": format_number,
+        "seconds": format_seconds,
+        "time": format_time,
+        "count": "{:,}".format,
+        "plural": format_count,
+        "moment": format_moment,
+        "step": format_step,
+    }
     environment.filters |= formats
     style = _read_template("page.css")
     return escape_controls(environment.get_template(name).render(style=style, **values))
@@ -41,6 +59,21 @@ def write_report(page: str, *, of: Path, to: Path) -> Path:
         fix = f"write it elsewhere: slipstream report {of} --out FOLDER"
         raise UserError(f"{why}; {fix}") from None
     return path
+
+
+def find_date(folder: Path, summary: Mapping[str, Any]) -> str:
+    """Return when a run was finished; for runs of version 0.1, when its metrics were written."""
+    at = summary.get("finished_at")
+    if at is None:
+        file = next(folder / n for n in ("metrics.json", "summary.json") if (folder / n).exists())
+        at = datetime.fromtimestamp(file.stat().st_mtime, UTC).isoformat()
+    return datetime.fromisoformat(at).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _read_asset(name: str) -> Markup:
+    """Return a script or a style that goes into the page as it is."""
+    file = resources.files("slipstream.reporting").joinpath("assets", name)
+    return Markup(file.read_text("utf-8").strip())
 
 
 def _read_template(name: str) -> str:

@@ -27,6 +27,7 @@ from slipstream.runs.folder import (
 )
 from slipstream.runs.lock import DISK_FULL
 from slipstream.runs.log import Event, get_log_size, read_events, read_log, sum_parts, truncate_log
+from slipstream.runs.origin import describe_origin
 
 __all__ = [
     "CHANGEABLE_ON_RESUME",
@@ -35,6 +36,7 @@ __all__ = [
     "Run",
     "create_locked",
     "create_run",
+    "describe_origin",
     "find_kind",
     "find_last",
     "find_model_run",

@@ -160,11 +160,15 @@ def summarize_sums(sums: SetSums) -> dict[str, Any]:
 
 
 def summarize_baseline(baseline: Baseline, sums: SetSums, dataset: Dataset) -> dict[str, Any]:
-    """Return a baseline's overall metrics, and the headline metric of every predicted row."""
+    """Return a baseline's overall metrics, the headline metric of every predicted row, and of
+    numbers those of each target."""
     detail = {which: one.compute() for which, one in sums.items()}
     headline = get_task_metrics(dataset).HEADLINE
     by_step = [row[headline] for row in detail["test"]["per_step"]]
-    return {"what": baseline.what, **group_by_set(detail), f"{headline}_by_step": by_step}
+    result = {"what": baseline.what, **group_by_set(detail), f"{headline}_by_step": by_step}
+    if "per_target" in detail["test"]:
+        result["per_target"] = detail["test"]["per_target"]
+    return result
 
 
 def list_missing_baselines(baselines: BaselineSums) -> list[str]:

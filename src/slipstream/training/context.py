@@ -28,6 +28,7 @@ from slipstream.models import build
 from slipstream.runs import Run
 from slipstream.training import encoder as encoders
 from slipstream.training.encoder import EncoderMatch, PretrainedEncoder
+from slipstream.training.overview import summarize_data
 from slipstream.training.result import FinishedRun
 
 
@@ -197,6 +198,8 @@ def finish_run(context: RunContext, summary: dict[str, Any], detail: dict[str, A
     summary["seconds_by_phase"] = context.seconds | _time_earlier_phases(context)
     if spent_s:
         summary["seconds_before_resume"] = spent_s
+    summary["data"] = summarize_data(context.dataset, context.config)
+    summary |= runs.describe_origin()
     runs.write_metrics(run, summary | {"detail": detail})
     run.append("end", seconds=summary["seconds"])
     return FinishedRun(run.folder, summary)

@@ -79,6 +79,7 @@ def finish_search(
         runs.write_text(run.folder / "best.toml", configs.to_toml(chosen, only_set=True))
         summary = summarize(run, config, trials, retrained, tests, search_result) | space
         summary |= {"pending": pending, "seconds": time.perf_counter() - started_at}
+        summary |= runs.describe_origin()
         runs.write_metrics(run, summary)
         return summary
 

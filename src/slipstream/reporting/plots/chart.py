@@ -166,9 +166,10 @@ class Chart:
             for value, text in xs
         )
         label = f'<span class="unit">{escape(self.y_label)}</span>' if self.y_label else ""
+        entries = "".join(map(_render_entry, self.legend))
         parts = [
             f'<div class="chart" style="--axis:{width}ch;--height:{self.height}px">',
-            f'<div class="legend">{label}{"".join(map(_render_entry, self.legend))}</div>',
+            f'<div class="legend">{label}{entries}</div>' if label or entries else "",
             f'<div class="frame"><div class="ys">{scale}</div><div class="plot">',
             f'<svg viewBox="0 0 {EXTENT} {EXTENT}" preserveAspectRatio="none" aria-hidden="true">',
             f'<path class="grid" d="{grid}"/>{"".join(self.marks)}</svg>{"".join(self.notes)}',

@@ -4,77 +4,117 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
+from markupsafe import Markup, escape
 
-from slipstream.reporting.plots.style import INK, MODEL, MUTED, label_series, shorten
+from slipstream.reporting.plots.chart import (
+    CYCLE,
+    MODEL,
+    MUTED,
+    SKY,
+    Chart,
+    render_bars,
+    shorten,
+)
+from slipstream.reporting.plots.scale import Scale, cover
 
-MAX_NAMED, MAX_COUNTED = 30, 12
+MAX_NAMED, MAX_COUNTED = 10, 12
 MAX_BARS, MAX_LINES = 24, 4
-LINES = (MODEL, "#f59e0b", "#10b981", "#a78bfa")
+SHADES = 8
 
 
-def plot_confusion(axes: Axes, names: Sequence[str], counts: Sequence[Sequence[int]]) -> None:
-    """Plot labels down, predictions across; shades are shares of the label's windows."""
+def draw_classes(summary: dict[str, Any]) -> dict[str, Any]:
+    """Draw the plots of a classifier, by their names in the template."""
+    detail = summary["detail"]["test"]
+    worst = [one for one in detail["worst"] if one["inputs"]]
+    return {
+        "confusion": _draw_confusion(summary["classes"], detail["confusion"]),
+        "reliability": _draw_reliability(detail["reliability"]),
+        "worst": [(_describe_window(one), _draw_window(one)) for one in worst],
+    }
+
+
+def _draw_confusion(names: Sequence[str], counts: Sequence[Sequence[int]]) -> Markup:
+    """Draw labels down, predictions across; shades are shares of the label's windows."""
     matrix = np.array(counts, dtype=float)
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
-    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
-    every = -(-len(names) // MAX_NAMED)
-    ticks, labels = range(0, len(names), every), [shorten(name) for name in names[::every]]
-    tick_options: dict[str, Any] = {"rotation": 40, "ha": "right"} if len(labels) > 4 else {}
-    axes.set_xticks(ticks, labels, **tick_options)
-    axes.set_yticks(ticks, labels)
-    axes.set(xlabel="predicted", ylabel="label")
-    axes.grid(False)
     if len(names) > MAX_COUNTED:
-        return
-    for i, j in np.ndindex(*matrix.shape):
-        colour = "white" if shares[i, j] > 0.55 else INK
-        text = f"{int(matrix[i, j]):,}\n{100 * shares[i, j]:.0f} %"
-        axes.text(j, i, text, ha="center", va="center", color=colour, fontsize=9)
+        return _shade_matrix(names, shares)
+    head = "".join(f"<th>{escape(shorten(name))}</th>" for name in names)
+    rows = ""
+    for name, row, share in zip(names, matrix, shares, strict=True):
+        cells = "".join(
+            f'<td style="--share:{100 * part:.0f}%">{count:,.0f}<small>{100 * part:.0f} %</small>'
+            "</td>"
+            for count, part in zip(row, share, strict=True)
+        )
+        rows += f"<tr><td>{escape(shorten(name))}</td>{cells}</tr>"
+    return Markup(
+        f'<table class="matrix"><tr><th>label ↓ predicted →</th>{head}</tr>{rows}</table>'
+    )
 
 
-def plot_reliability(axes: Axes, bins: Sequence[dict[str, float]], error: float) -> None:
-    """Plot how often the predicted class was right over its probability."""
+def _shade_matrix(names: Sequence[str], shares: Any) -> Markup:
+    """Draw the shares of many classes as shades, the first label on top."""
+    every = -(-len(names) // MAX_NAMED)
+    ticks = [(float(i), shorten(names[i], 9)) for i in range(0, len(names), every)]
+    x = Scale(-0.5, len(names) - 0.5, ticks=tuple(ticks))
+    y = Scale(len(names) - 0.5, -0.5, ticks=tuple(ticks))
+    chart = Chart(x, y, "predicted", "label; darker is a larger share of the label's windows", 420)
+    levels = np.ceil(shares * SHADES).astype(int)
+    for level in range(1, SHADES + 1):
+        down, across = np.nonzero(levels == level)
+        edges = (across - 0.5, across + 0.5), (down + 0.5, down - 0.5)
+        chart.boxes(*edges, MODEL, opacity=level / SHADES)
+    return chart.render()
+
+
+def _draw_reliability(bins: Sequence[dict[str, float]]) -> Markup:
+    """Draw how often the predicted class was right over its probability."""
     full = [each for each in bins if each["count"]]
     total = sum(each["count"] for each in full)
-    middles = [(each["low"] + each["high"]) / 2 for each in full]
-    shares = [each["count"] / total for each in full]
     width = full[0]["high"] - full[0]["low"]
-    axes.bar(middles, shares, width=0.94 * width, color="#dbeafe", label="share of windows")
-    axes.plot([0, 1], [0, 1], color=MUTED, lw=0.9, ls="--", label="perfect calibration")
-    points = zip(*((each["confidence"], each["accuracy"]) for each in full), strict=True)
-    axes.plot(*points, color=MODEL, marker="o", ms=5, label="the model")
-    axes.set(xlim=(max(min(each["low"] for each in full) - width, 0), 1), ylim=(0, 1))
-    axes.set(xlabel="probability of the predicted class", ylabel="accuracy")
-    axes.set_title(f"expected calibration error {error:.3f}", fontsize=9.5, color=MUTED)
-    axes.legend(loc="upper left")
+    low = max(min(each["low"] for each in full) - width, 0.0)
+    chart = Chart(
+        Scale(low, 1.0), Scale(0.0, 1.0), "probability of the predicted class", "accuracy", 240
+    )
+    edges = [each["low"] for each in full], [each["high"] for each in full]
+    shares = [each["count"] / total for each in full]
+    chart.boxes(edges, ([0.0] * len(full), shares), SKY, opacity=0.45)
+    chart.name("box", SKY, "share of windows")
+    chart.line([low, 1.0], [low, 1.0], MUTED, width=1, dash="5 4", label="perfect calibration")
+    points = [each["confidence"] for each in full], [each["accuracy"] for each in full]
+    chart.line(*points, MODEL, width=2, label="the model")
+    chart.dots(*points, MODEL, size=7)
+    return chart.render()
 
 
-def plot_by_series(axes: Axes, per_series: dict[str, dict[str, float]]) -> None:
-    """Plot the accuracy of the worst series."""
+def draw_by_series(per_series: dict[str, dict[str, float]]) -> Markup:
+    """Draw the accuracy of the worst series."""
     worst = sorted(per_series, key=lambda name: per_series[name]["accuracy"])[:MAX_BARS]
-    accuracies = [per_series[name]["accuracy"] for name in worst]
-    axes.bar(range(len(worst)), accuracies, color=MODEL, width=0.7)
-    turn = len("".join(map(shorten, worst))) > 60
-    label_series(axes, worst, len(per_series), turn=turn)
-    axes.set(ylim=(0, 1), ylabel="accuracy")
+    shares = [(name, per_series[name]["accuracy"]) for name in worst]
+    return render_bars([(name, share, f"{100 * share:.1f} %") for name, share in shares], most=1.0)
 
 
-def plot_window(axes: Axes, one: dict[str, Any]) -> None:
-    """Plot the inputs of a misclassified window, each scaled to its own range."""
+def _describe_window(one: dict[str, Any]) -> str:
+    return (
+        f"{shorten(one['series'], 40)} · {format_time(one)} · label {one['label']} "
+        f"({100 * one['p_label']:.1f} %), predicted {one['predicted']}"
+    )
+
+
+def _draw_window(one: dict[str, Any]) -> Markup:
+    """Draw the inputs of a misclassified window, each scaled to its own range."""
     inputs = list(one["inputs"].items())[:MAX_LINES]
-    for (name, values), colour in zip(inputs, LINES, strict=False):
+    rows = max(len(values) for _, values in inputs)
+    x = Scale(1.0 - rows, 0.0) if rows > 1 else cover([0.0])
+    chart = Chart(x, Scale(-0.05, 1.05, ticks=()), "rows before the window's end", "", 130)
+    for (name, values), colour in zip(inputs, CYCLE, strict=False):
         y = np.array(values, dtype=float)
         low, high = float(y.min()), float(y.max())
         scaled = (y - low) / (high - low) if high > low else np.full_like(y, 0.5)
-        label = f"{shorten(name)}\n{low:.3g} to {high:.3g}"
-        axes.plot(np.arange(len(y)) - len(y) + 1, scaled, color=colour, lw=1.1, label=label)
-    axes.set_title(
-        f"{shorten(one['series'])} · {format_time(one)} · label {one['label']} "
-        f"({100 * one['p_label']:.1f} %), predicted {one['predicted']}"
-    )
-    axes.set(yticks=[], ylim=(-0.05, 1.05), xlabel="rows before the window's end")
-    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
+        label = f"{shorten(name)} {low:.3g} to {high:.3g}"
+        chart.line(np.arange(len(y)) - len(y) + 1, scaled, colour, width=1.4, label=label)
+    return chart.render()
 
 
 def format_time(one: dict[str, Any]) -> str:

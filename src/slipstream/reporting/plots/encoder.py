@@ -4,17 +4,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
-from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
+from markupsafe import Markup
 
 from slipstream.reporting.plots import training
-from slipstream.reporting.plots.style import COLOURS, INK, MODEL, STYLE, draw_svg, shorten
+from slipstream.reporting.plots.chart import FAINT, INK, MODEL, Chart, get_colour, shorten
+from slipstream.reporting.plots.scale import Scale, cover
 
-SHADE = "#e5e7eb"
 MAX_COLUMNS, MAX_EXAMPLES = 3, 6
 
 
@@ -22,57 +20,65 @@ def draw_figures(
     folder: Path, summary: dict[str, Any], events: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
     """Draw every plot of the report, by its name in the template."""
-    with mpl.rc_context(STYLE):
-        return {
-            **training.draw_training(summary, events),
-            "examples": _draw_examples(folder / "reconstructions.parquet"),
-            "by_distance": draw_svg(_plot_by_distance, 6.2, 3.0, summary),
-            "latent": draw_svg(_plot_latent, 6.2, 2.6, summary["latent"]["std"]),
-        }
+    return {
+        **training.draw_training(summary, events),
+        "examples": _draw_examples(folder / "reconstructions.parquet"),
+        "by_distance": _draw_by_distance(summary),
+        "latent": _draw_latent(summary["latent"]["std"]),
+    }
 
 
-def _draw_examples(path: Path) -> list[str]:
-    """Draw masked windows, one plot per column, as many as fit on the page."""
+def _draw_examples(path: Path) -> list[tuple[str, Markup]]:
+    """Draw masked windows with a title, one plot per column, as many as fit on the page."""
     table = pa.parquet.ParquetFile(path).read()  # read_table would load pandas
     ends = ("_filled", "_masked")
     columns = [n for n in table.column_names if all(n + end in table.column_names for end in ends)]
     columns, number = columns[:MAX_COLUMNS], table.column("window").to_numpy()
     return [
-        draw_svg(_plot_window, 6.2, 2.1, table.filter(pa.array(number == window)), name)
+        _draw_window(table.filter(pa.array(number == window)), name)
         for window in np.unique(number)[: MAX_EXAMPLES // len(columns)]
         for name in columns
     ]
 
 
-def _plot_window(axes: Axes, table: pa.Table, name: str) -> None:
+def _draw_window(table: pa.Table, name: str) -> tuple[str, Markup]:
     row, truth, filled = (table.column(n).to_numpy() for n in ("row", name, f"{name}_filled"))
     masked = np.asarray(table.column(f"{name}_masked").to_pylist())
-    for at in row[masked]:
-        axes.axvspan(at - 0.5, at + 0.5, color=SHADE, lw=0)
-    axes.plot(row, truth, color=INK, lw=1.2, label="true")
+    y = cover([*truth, *filled[masked]])
+    chart = Chart(Scale(float(row[0]) - 0.5, float(row[-1]) + 0.5), y, "row", name, 150)
+    hidden = row[masked]
+    chart.boxes((hidden - 0.5, hidden + 0.5), (y.low, y.high), FAINT, opacity=0.35)
+    chart.line(row, truth, INK, width=1.3, label="true")
     values = np.where(masked, filled, np.nan)
-    axes.plot(row, values, color=MODEL, lw=1.2, marker="o", ms=3, label="reconstructed")
-    series = table.column("series")[0].as_py()
+    chart.line(row, values, MODEL, width=1.4, label="reconstructed")
+    chart.dots(row, values, MODEL, size=5)
     error = float(np.abs(filled - truth)[masked].mean())
-    axes.set(title=f"{name} · {shorten(series)} · mean error {error:.3g}", xlabel="row")
-    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0.2)
+    series = table.column("series")[0].as_py()
+    return f"{name} · {shorten(series)} · mean error {error:.3g}", chart.render()
 
 
-def _plot_by_distance(axes: Axes, summary: dict[str, Any]) -> None:
-    """Plot the error over the distance to the nearest visible row."""
-    for name in (*summary["baselines"], "model"):
-        by_distance = summary["detail"][name]["by_distance"]
-        x, error = zip(*((one["distance"], one["mse"]) for one in by_distance), strict=True)
-        width = 2.0 if name == "model" else 1.1
-        axes.plot(x, error, color=COLOURS[name], lw=width, marker=".", label=name)
-    axes.set(xlabel="rows to the nearest visible row", ylabel="mean squared error (scaled)")
-    axes.set_ylim(bottom=0)
-    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-    axes.legend(loc="best", ncols=2)
+def _draw_by_distance(summary: dict[str, Any]) -> Markup:
+    """Draw the error over the distance to the nearest visible row."""
+    curves = {
+        name: [(one["distance"], one["mse"]) for one in summary["detail"][name]["by_distance"]]
+        for name in (*summary["baselines"], "model")
+    }
+    points = [point for curve in curves.values() for point in curve]
+    x = cover([distance for distance, _ in points])
+    y = cover([error for _, error in points], zero=True)
+    chart = Chart(x, y, "rows to the nearest visible row", "mean squared error (scaled)", 220)
+    for name, curve in curves.items():
+        distances, errors = zip(*curve, strict=True)
+        width = 2.4 if name == "model" else 1.4
+        chart.line(distances, errors, get_colour(name), width=width, label=name)
+        chart.dots(distances, errors, get_colour(name), size=3 * width)
+    return chart.render()
 
 
-def _plot_latent(axes: Axes, deviations: Sequence[float]) -> None:
+def _draw_latent(deviations: Sequence[float]) -> Markup:
     ranked = sorted(deviations, reverse=True)
-    axes.fill_between(np.arange(len(ranked)), ranked, color=MODEL, alpha=0.25, lw=0, step="mid")
-    axes.plot(np.arange(len(ranked)), ranked, color=MODEL, drawstyle="steps-mid")
-    axes.set(ylim=(0, None), xlabel="unit, by rank", ylabel="standard deviation")
+    units = np.arange(len(ranked))
+    x, y = Scale(-0.5, len(ranked) - 0.5), cover(ranked, zero=True)
+    chart = Chart(x, y, "unit, by rank", "standard deviation", 200)
+    chart.boxes((units - 0.4, units + 0.4), (np.zeros(len(ranked)), ranked), MODEL)
+    return chart.render()

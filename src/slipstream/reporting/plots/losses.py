@@ -8,12 +8,13 @@ from typing import Any
 
 from markupsafe import Markup
 
-from slipstream.reporting.plots.chart import CYCLE, FAINT, MODEL, VALIDATION, Chart
+from slipstream.reporting.plots.chart import CYCLE, FAINT, MODEL, SKY, VALIDATION, Chart
 from slipstream.reporting.plots.scale import Scale, cover
 
 Events = Sequence[dict[str, Any]]
 DASHES = ("", "6 3", "2 3")
 """Tell apart more curves than there are colours"""
+MAX_POINTS = 1500
 RISE = 0.1
 """How much the validation loss must rise after its best epoch to be worth a remark"""
 
@@ -53,9 +54,10 @@ def draw_losses(events: Events, best_epoch: float, label: str) -> Markup:
     chart = _start_chart(
         [*epochs, *({"epoch": e["epoch"], "loss": e["loss"]} for e in logs)], label
     )
-    every = -(-len(logs) // 1500)
-    x, y = [e["epoch"] for e in logs[::every]], [e["loss"] for e in logs[::every]]
-    chart.line(x, y, MODEL, width=1, opacity=0.35, label="training, step by step" if logs else "")
+    if logs:
+        some = logs[:: -(-len(logs) // MAX_POINTS)]
+        x, y = [e["epoch"] for e in some], [e["loss"] for e in some]
+        chart.line(x, y, SKY, width=1, label="training, step by step")
     _draw_both(chart, epochs)
     chart.vline(best_epoch, note="best")
     return chart.render()
@@ -89,8 +91,8 @@ def describe_curves(epochs: Events) -> str:
         return (
             f"The curves part: after epoch {then['epoch']:.3g} the training loss fell by "
             f"{100 * fall:.0f} % while the validation loss rose by {100 * rise:.0f} %, so the "
-            "model began to memorise the training rows. More data, dropout, weight decay or a smaller "
-            "model narrow the gap; the weights are those of the best epoch."
+            "model began to memorise the training rows. More data, dropout, weight decay or a "
+            "smaller model narrow the gap; the weights are those of the best epoch."
         )
     ratio = then["val_loss"] / then["train_loss"]
     if ratio >= 2:

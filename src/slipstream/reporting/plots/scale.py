@@ -48,6 +48,12 @@ class Scale:
             low, high = math.log(low), math.log(high)
         return EXTENT * (at - low) / ((high - low) or 1.0)
 
+    def find_value(self, share: float) -> float:
+        """Return the value at a share of the axis, 0 for the lowest and 1 for the highest."""
+        if self.log:
+            return self.low * math.pow(self.high / self.low, share)
+        return self.low + share * (self.high - self.low)
+
     def list_ticks(self, most: int) -> list[Tick]:
         """Return about so many values with their labels, or those that were set."""
         if self.ticks is not None:
@@ -104,7 +110,8 @@ def _list_round(low: float, high: float, most: int) -> list[Tick]:
     step = 10 ** math.floor(math.log10(span / most))
     step *= next(factor for factor in (1, 2, 5, 10, 20) if span / (factor * step) <= most)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [(n * step, format_tick(n * step, step)) for n in range(first, last + 1)]
+    ticks = [(n * step, format_tick(n * step, step)) for n in range(first, last + 1)]
+    return ticks or [(low + span / 2, f"{low + span / 2:.6g}")]
 
 
 def _list_decades(low: float, high: float, most: int) -> list[Tick]:

@@ -5,33 +5,33 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.collections import LineCollection
-from matplotlib.ticker import LogLocator, MaxNLocator
+from markupsafe import Markup
 
 from slipstream.reporting.formatting import format_value, shorten_names
-from slipstream.reporting.plots.style import (
-    ABOVE,
-    FAINT,
+from slipstream.reporting.plots.chart import (
+    BLUE,
+    CARD,
+    GREY,
     INK,
     MODEL,
     MUTED,
-    STYLE,
-    VALIDATION,
-    annotate,
-    draw_grid,
-    draw_svg,
-    use_log_if_wide,
-    use_plain_numbers,
+    ORANGE,
+    PURPLE,
+    RED,
+    Chart,
+    render_bars,
 )
+from slipstream.reporting.plots.scale import Scale, cover, number_places
 from slipstream.reporting.wording import get_chosen
 
 Trial = Mapping[str, Any]
-BEST = VALIDATION
-STATES = {"finished": MODEL, "pruned": "#9ca3af", "failed": "#dc2626"}
+BEST = ORANGE
+STATES = {"finished": BLUE, "pruned": GREY, "failed": RED}
 MAX_LABEL, MAX_BARS = 14, 40
+FEW = 60
+"""Up to so many trials each is drawn large"""
+SHADES = 5
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,13 @@ class SettingAxis:
         if self.log:
             low, high, at = math.log(low), math.log(high), math.log(at)
         return (at - low) / (high - low) if high > low else 0.5
+
+    def build_scale(self) -> Scale:
+        """Return the scale of a chart over this setting."""
+        if self.choices is not None:
+            names = [_shorten_label(format_value(choice)) for choice in self.choices]
+            return number_places(names, most=6)
+        return cover([self.low, self.high], log=self.log)
 
     def list_ticks(self) -> list[tuple[float, str]]:
         """List heights and labels of the ticks."""
@@ -88,22 +95,19 @@ def draw_all(
 ) -> dict[str, Any]:
     """Draw every plot, by its name in the template; `curves` labels the x-axis of the curves."""
     axes, best = list_axes(summary["space"]), get_chosen(summary)["trial"]
-    finished, rows = select_finished(trials), len(summary["retrained"])
-    shape = (12.4, 3.8) if len(axes) > 2 else (6.2, 2.6)
-    with mpl.rc_context(STYLE):
-        plots = {
-            "history": draw_svg(plot_history, 12.4, 3.2, trials, metric),
-            "curves": draw_svg(plot_curves, 12.4, 3.6, trials, best, metric, curves),
-        }
-        if summary["importances"]:
-            plots["importances"] = draw_svg(plot_importances, 6.2, 2.9, summary["importances"])
-        plots["ends"] = draw_svg(plot_ends, 6.2, 2.9, trials)
-        plots["slices"] = draw_grid(plot_slice, [(axis, trials, best) for axis in axes], 2.5)
-        if len(finished) > 1:
-            plots["parallel"] = draw_svg(plot_parallel, *shape, axes, finished, best, metric)
-        if rows:
-            height = 0.9 + 0.32 * rows
-            plots["retrained"] = draw_svg(plot_retrained, 12.4, height, summary, trials, metric)
+    finished = select_finished(trials)
+    plots: dict[str, Any] = {
+        "history": draw_history(trials, metric),
+        "curves": draw_curves(trials, best, metric, curves),
+        "ends": draw_ends(trials),
+        "slices": [(axis.label, draw_slice(axis, trials, best)) for axis in axes],
+    }
+    if summary["importances"]:
+        plots["importances"] = draw_importances(summary["importances"])
+    if len(finished) > 1:
+        plots["parallel"] = draw_parallel(axes, finished, best, metric)
+    if summary["retrained"]:
+        plots["retrained"] = draw_retrained(summary, trials, metric)
     return plots
 
 
@@ -112,141 +116,126 @@ def select_finished(trials: Sequence[Trial]) -> list[Trial]:
     return [one for one in trials if one["state"] == "finished"]
 
 
-def plot_history(axes: Axes, trials: Sequence[Trial], metric: str) -> None:
-    """Plot the score of every trial by its number, and the best score so far."""
-    size = 6 if len(trials) <= 60 else 4 if len(trials) <= 250 else 3
-    values: list[float] = []
-    for state, colour in STATES.items():
-        of_state = [trial for trial in trials if trial["state"] == state]
-        points = [(t["trial"], t["value"]) for t in of_state if t["value"] is not None]
-        values += [value for _, value in points]
-        label = f"{state} ({len(of_state)})"
-        if points:
-            fill = colour if state == "finished" else "none"
-            label += ", their last loss" if state == "pruned" else ""
-            x, y = zip(*points, strict=True)
-            axes.plot(x, y, "o", ms=size, mec=colour, mfc=fill, mew=0.9, label=label)
-        elif of_state:
-            _mark_below(axes, [t["trial"] for t in of_state], "x", color=colour, label=label)
+def group_by_state(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
+    """Return the trials of each state that occurs, finished ones first."""
+    states = dict.fromkeys([*STATES, *(trial["state"] for trial in trials)])
+    groups = {state: [one for one in trials if one["state"] == state] for state in states}
+    return {state: group for state, group in groups.items() if group}
+
+
+def get_state_colour(state: str) -> str:
+    return STATES.get(state, PURPLE)
+
+
+def draw_history(trials: Sequence[Trial], metric: str) -> Markup:
+    """Draw the score of every trial by its number, and the best score so far."""
+    size = 7 if len(trials) <= FEW else 5
+    y = cover([trial["value"] for trial in trials], log=True, margin=0.08)
+    last = max(trial["trial"] for trial in trials)
+    chart = Chart(Scale(-0.5, last + 0.5), y, "trial", f"validation {metric}", 230, x_ticks=10)
+    for state, group in group_by_state(trials).items():
+        points = [(one["trial"], one["value"]) for one in group if one["value"] is not None]
+        lost = [one["trial"] for one in group if one["value"] is None]
+        label = f"{state} ({len(group)})"
+        label += ", their last loss" if points and state == "pruned" else ""
+        hollow, colour = state != "finished", get_state_colour(state)
+        x, values = ([point[i] for point in points] for i in (0, 1))
+        chart.dots(x, values, colour, size=size + hollow, hollow=hollow, label=label)
+        mark_below(chart, lost, colour)
     finished = select_finished(trials)
     best = np.minimum.accumulate([trial["value"] for trial in finished])
-    end = [*(t["trial"] for t in finished), max(t["trial"] for t in trials)]
-    axes.step(end, [*best, best[-1]], where="post", color=BEST, lw=1.8, label="best so far")
-    axes.margins(y=0.1)
-    _label_scores(axes, values, "trial", metric)
+    steps = np.repeat([*(trial["trial"] for trial in finished), last], 2)[1:]
+    chart.line(steps, np.repeat([*best, best[-1]], 2)[:-1], BEST, width=2.2, label="best so far")
+    return chart.render()
 
 
-def _mark_below(axes: Axes, x: Sequence[float], marker: str, **options: Any) -> None:
-    """Mark trials without a score at the bottom of the plot."""
-    axes.plot(x, [0.02] * len(x), marker, transform=axes.get_xaxis_transform(), **options)
+def mark_below(chart: Chart, x: Sequence[float], colour: str) -> None:
+    """Mark trials without a score at the bottom of the chart."""
+    ends = chart.y.find_value(0.0), chart.y.find_value(0.05)
+    chart.lines([([at, at], ends) for at in x], colour)
 
 
-def _label_scores(axes: Axes, values: Sequence[float], unit: str, metric: str) -> None:
-    use_log_if_wide(axes, values)
-    axes.xaxis.set_major_locator(MaxNLocator(12, integer=True))
-    axes.set(xlabel=unit, ylabel=f"validation {metric}")
-    axes.legend(**ABOVE, ncols=4)
-
-
-def plot_curves(axes: Axes, trials: Sequence[Trial], best: int, metric: str, unit: str) -> None:
-    """Plot the validation losses of every trial, the chosen trial bold."""
-    lines: dict[str, list[Any]] = {state: [] for state in STATES}
-    losses: list[float] = []
-    for trial in trials:
-        points = [(int(at), loss) for at, loss in trial["losses"].items() if loss is not None]
-        curve = np.array(sorted(points), dtype=float).reshape(-1, 2)  # epoch (or fold) and loss
-        if not len(curve) or trial["state"] not in lines:
+def draw_curves(trials: Sequence[Trial], best: int, metric: str, unit: str) -> Markup:
+    """Draw the validation losses of every trial, the chosen trial bold."""
+    curves = {trial["trial"]: _read_curve(trial) for trial in trials}
+    every = [point for curve in curves.values() for point in curve]
+    x = cover([at for at, _ in every], margin=0.02)
+    y = cover([loss for _, loss in every], log=True)
+    chart = Chart(x, y, unit, f"validation {metric}", 260, x_ticks=10)
+    opacity = min(0.9, max(0.15, 20 / len(trials)))
+    for state, group in group_by_state(trials).items():
+        some = [curves[one["trial"]] for one in group if one["trial"] != best]
+        some = [curve for curve in some if curve]
+        if not some:
             continue
-        losses += list(curve[:, 1])
-        if trial["trial"] == best:
-            axes.plot(*curve.T, color=BEST, lw=2.4, zorder=4, label=f"chosen, trial {best}")
-        else:
-            lines[trial["state"]].append(curve)
-    faint = STATES | {"finished": "#60a5fa"}
-    alpha = min(0.9, max(0.12, 20 / len(trials)))
-    for state, curves in lines.items():
-        if not curves:
-            continue
-        axes.add_collection(LineCollection(curves, colors=faint[state], lw=1, alpha=alpha))
-        axes.plot([], [], color=faint[state], lw=1, label=state)
+        colour = get_state_colour(state)
+        pairs = [tuple(zip(*curve, strict=True)) for curve in some]
+        chart.lines(pairs, colour, opacity=opacity, label=state)
         if state != "finished":
-            stops = np.array([curve[-1] for curve in curves])
-            axes.plot(*stops.T, "o", ms=2.5, color=faint[state], alpha=min(1.0, 2 * alpha))
-    axes.autoscale_view()
-    _label_scores(axes, losses, unit, metric)
+            stops = [curve[-1] for curve in some]
+            chart.dots([at for at, _ in stops], [loss for _, loss in stops], colour, size=4)
+    if curves.get(best):
+        at, losses = zip(*curves[best], strict=True)
+        chart.line(at, losses, BEST, width=2.6, label=f"chosen, trial {best}")
+        chart.dots(at, losses, BEST, size=6)
+    return chart.render()
 
 
-def plot_importances(axes: Axes, importances: Mapping[str, float]) -> None:
-    """Plot how much each setting matters, the largest on top."""
-    ranked = sorted(importances.items(), key=lambda item: item[1])
+def _read_curve(trial: Trial) -> list[tuple[int, float]]:
+    """Return epoch (or fold) and loss of every validation."""
+    losses = trial["losses"].items()
+    return sorted((int(at), float(loss)) for at, loss in losses if loss is not None)
+
+
+def draw_importances(importances: Mapping[str, float]) -> Markup:
+    """Draw how much each setting matters, the largest on top."""
     names = shorten_names(importances)
-    places = range(len(ranked))
-    axes.barh(places, [100 * share for _, share in ranked], color=MODEL, height=0.6)
-    for place, (_, share) in zip(places, ranked, strict=True):
-        annotate(axes, f"{100 * share:.0f} %", (100 * share, place), xytext=(4, 0))
-    axes.set_yticks(places, [_shorten_label(names[name]) for name, _ in ranked])
-    axes.set_xlim(0, max(100 * ranked[-1][1] * 1.15, 1.0))
-    axes.grid(axis="y", visible=False)
-    axes.set(ylim=(-0.6, max(len(ranked), 4) - 0.4), xlabel="share of the effect, %")
+    ranked = sorted(importances.items(), key=lambda item: -item[1])
+    return render_bars([(names[name], share, f"{100 * share:.0f} %") for name, share in ranked])
 
 
-def plot_ends(axes: Axes, trials: Sequence[Trial]) -> None:
-    """Plot after how many epochs trials ended, by state."""
-    states = [state for state in STATES if any(trial["state"] == state for trial in trials)]
-    epochs = [
-        [math.ceil(trial.get("epochs", 0.0)) for trial in trials if trial["state"] == state]
-        for state in states
-    ]
-    most = max(max(counts) for counts in epochs)
+def draw_ends(trials: Sequence[Trial]) -> Markup:
+    """Draw after how many epochs trials ended, by state, on top of each other."""
+    groups = group_by_state(trials)
+    epochs = {
+        state: [math.ceil(trial.get("epochs", 0.0)) for trial in group]
+        for state, group in groups.items()
+    }
+    most = max(max(counts) for counts in epochs.values())
     edges = np.arange(-0.5, most + 1) if most <= MAX_BARS else np.linspace(-0.5, most + 0.5, 31)
-    axes.hist(
-        epochs,
-        bins=edges.tolist(),
-        stacked=True,
-        rwidth=0.85,
-        color=[STATES[state] for state in states],
-        label=[f"{state} ({len(counts)})" for state, counts in zip(states, epochs, strict=True)],
+    bars = {state: np.histogram(counts, edges)[0] for state, counts in epochs.items()}
+    highest = float(sum(bars.values()).max()) if bars else 1.0  # type: ignore[union-attr]
+    chart = Chart(
+        Scale(-0.5, most + 0.5), Scale(0.0, 1.05 * highest), "epochs", "trials that ended", 200
     )
-    axes.xaxis.set_major_locator(MaxNLocator(10, integer=True))
-    axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
-    axes.grid(axis="x", visible=False)
-    axes.set(xlabel="epochs", ylabel="trials that ended")
-    axes.legend(**ABOVE, ncols=3)
+    floor, gap = np.zeros(len(edges) - 1), 0.08 * (edges[1] - edges[0])
+    for state, counts in bars.items():
+        some = counts > 0
+        x = (edges[:-1] + gap)[some], (edges[1:] - gap)[some]
+        chart.boxes(x, (floor[some], (floor + counts)[some]), get_state_colour(state))
+        chart.name("full", get_state_colour(state), f"{state} ({len(groups[state])})")
+        floor = floor + counts
+    return chart.render()
 
 
-def plot_slice(axes: Axes, axis: SettingAxis, trials: Sequence[Trial], best: int) -> None:
-    """Plot the score over one setting; marks at the bottom are trials without a score."""
+def draw_slice(axis: SettingAxis, trials: Sequence[Trial], best: int) -> Markup:
+    """Draw the score over one setting; marks at the bottom are trials without a score."""
     finished = select_finished(trials)
-    size = 22 if len(finished) <= 60 else 12 if len(finished) <= 250 else 7
-    positions = [_spread(axis, trial) for trial in finished]
     values = [trial["value"] for trial in finished]
-    order = [trial["trial"] for trial in finished]
-    axes.scatter(positions, values, s=size, c=order, cmap="Blues", vmin=-0.5 * max(order), lw=0)
-    top = next(i for i, trial in enumerate(finished) if trial["trial"] == best)
-    axes.scatter(positions[top], values[top], s=46, color=BEST, marker="D", zorder=4, lw=0)
-    for state in ("pruned", "failed"):
-        of_state = [trial for trial in trials if trial["state"] == state]
-        # a trial of a damaged study may have lost a setting
-        marks = [_spread(axis, trial) for trial in of_state if axis.name in trial["params"]]
-        _mark_below(axes, marks, "|", ms=6, mew=0.8, color=STATES[state])
-    axes.margins(y=0.14)  # clear of the marks
-    use_log_if_wide(axes, values)
-    axes.set_title(axis.label)
-    if axis.choices is not None:
-        rotation: dict[str, Any] = {"rotation": 25, "ha": "right"} if len(axis.choices) > 4 else {}
-        names = [_shorten_label(format_value(choice)) for choice in axis.choices]
-        axes.set_xticks(range(len(names)), names, **rotation)
-        axes.set_xlim(-0.6, len(names) - 0.4)
-        axes.grid(axis="x", visible=False)
-    elif axis.log:
-        axes.set_xscale("log")
-        use_plain_numbers(axes.xaxis)
-        margin = (axis.high / axis.low) ** 0.04 if axis.high > axis.low else 2.0
-        axes.set_xlim(axis.low / margin, axis.high * margin)
-    else:
-        axes.xaxis.set_major_locator(MaxNLocator(4))
-        margin = 0.04 * (axis.high - axis.low) or 1.0
-        axes.set_xlim(axis.low - margin, axis.high + margin)
+    chart = Chart(axis.build_scale(), cover(values, log=True, margin=0.14), height=150, x_ticks=4)
+    size = 7 if len(finished) <= FEW else 4
+    for shade in range(SHADES):  # later trials are darker
+        some = finished[shade * len(finished) // SHADES : (shade + 1) * len(finished) // SHADES]
+        x, y = [_spread(axis, trial) for trial in some], [trial["value"] for trial in some]
+        chart.dots(x, y, f"color-mix(in srgb, {MODEL} {36 + 16 * shade}%, {CARD})", size=size)
+    top = [trial for trial in finished if trial["trial"] == best]
+    places = [_spread(axis, trial) for trial in top]
+    chart.dots(places, [trial["value"] for trial in top], BEST, size=10, square=True)
+    for state, group in group_by_state(trials).items():
+        if state != "finished":  # a trial of a damaged study may have lost a setting
+            marks = [_spread(axis, trial) for trial in group if axis.name in trial["params"]]
+            mark_below(chart, marks, get_state_colour(state))
+    return chart.render()
 
 
 def _spread(axis: SettingAxis, trial: Trial) -> float:
@@ -256,64 +245,62 @@ def _spread(axis: SettingAxis, trial: Trial) -> float:
     return position + 0.4 * offset if axis.choices is not None else position
 
 
-def plot_parallel(
-    axes: Axes, settings: Sequence[SettingAxis], finished: Sequence[Trial], best: int, metric: str
-) -> None:
-    """Plot a line per finished trial through its settings to its score: darker is better."""
+def draw_parallel(
+    settings: Sequence[SettingAxis], finished: Sequence[Trial], best: int, metric: str
+) -> Markup:
+    """Draw a line per finished trial through its settings to its score: darker is better."""
     values = np.array([trial["value"] for trial in finished])
     wide = values.min() > 0 and values.max() > 3 * values.min()
     score = SettingAxis("", metric, None, values.min(), values.max(), log=bool(wide))
     ranked = sorted(finished, key=lambda trial: -trial["value"])
-    lines, colours = [], mpl.colormaps["Blues"](np.linspace(0.15, 0.95, len(ranked)))
-    for trial in ranked:
-        offset = 0.3 * ((trial["trial"] * 0.618) % 1 - 0.5)
-        heights = [
-            axis.get_height(trial["params"][axis.name])
-            + (offset / len(axis.choices) if axis.choices else 0.0)
-            for axis in settings
-        ]
-        lines.append(list(enumerate([*heights, score.get_height(trial["value"])])))
-        if trial["trial"] == best:
-            axes.plot(*zip(*lines[-1], strict=True), color=BEST, lw=2.4, zorder=4)
-    alpha = 0.9 if len(lines) <= 60 else 0.55
-    axes.add_collection(LineCollection(lines, colors=colours, lw=1.1, alpha=alpha))
-    box = {"facecolor": "white", "alpha": 0.75, "lw": 0, "pad": 1}
-    place: dict[str, Any] = {"xytext": (5, 0), "fontsize": 8.5, "bbox": box, "zorder": 5}
-    for position, axis in enumerate([*settings, score]):
-        axes.axvline(position, color=INK, lw=0.9, zorder=2)
-        for height, name in axis.list_ticks():
-            annotate(axes, name, (position, height), **place)
     names = [*(_shorten_label(axis.label) for axis in settings), metric]
-    axes.set_xticks(range(len(names)), names)
-    axes.tick_params(axis="x", length=0, labelcolor=INK)
-    axes.set(xlim=(-0.1, len(settings) + 0.35), ylim=(-0.05, 1.05), yticks=[])
-    axes.grid(False)
-    axes.spines[["left", "bottom"]].set_visible(False)
+    ticks = tuple((float(at), name) for at, name in enumerate(names))
+    chart = Chart(Scale(-0.1, len(settings) + 0.3, ticks=ticks), Scale(-0.05, 1.05, ticks=()))
+    chart.height = 250
+    lines = [(range(len(names)), _list_heights(settings, score, trial)) for trial in ranked]
+    for shade in range(SHADES):
+        some = lines[shade * len(lines) // SHADES : (shade + 1) * len(lines) // SHADES]
+        chart.lines(some, MODEL, opacity=0.2 + 0.8 * shade / (SHADES - 1))
+    for line, trial in zip(lines, ranked, strict=True):
+        if trial["trial"] == best:
+            chart.line(*line, BEST, width=2.6)
+    for position, axis in enumerate([*settings, score]):
+        chart.vline(position, INK, dash="")
+        for height, name in axis.list_ticks():
+            chart.note(position, height, name, kind="tag")
+    return chart.render()
 
 
-def plot_retrained(
-    axes: Axes, summary: Mapping[str, Any], trials: Sequence[Trial], metric: str
-) -> None:
-    """Plot the loss of every seed, beside the score in the search."""
+def _list_heights(settings: Sequence[SettingAxis], score: SettingAxis, trial: Trial) -> list[float]:
+    """Return where a trial's line crosses each axis; lines of one choice are apart a little."""
+    offset = 0.3 * ((trial["trial"] * 0.618) % 1 - 0.5)
+    heights = [
+        axis.get_height(trial["params"][axis.name])
+        + (offset / len(axis.choices) if axis.choices else 0.0)
+        for axis in settings
+    ]
+    return [*heights, score.get_height(trial["value"])]
+
+
+def draw_retrained(summary: Mapping[str, Any], trials: Sequence[Trial], metric: str) -> Markup:
+    """Draw the loss of every seed, beside the score in the search."""
     scores = {result["trial"]: result["value"] for result in trials}
     rows = summary["retrained"][::-1]
+    searched = [scores.get(result["trial"]) for result in rows]
+    losses = [[loss for loss in result["losses"] if loss is not None] for result in rows]
+    x = cover([*(loss for some in losses for loss in some), *searched], log=True)
+    ticks = tuple((float(row), str(result["what"])) for row, result in enumerate(rows))
+    y = Scale(-0.6, len(rows) - 0.4, ticks=ticks)
+    chart = Chart(x, y, f"validation {metric}", height=30 + 32 * len(rows))
     for row, result in enumerate(rows):
-        losses = [loss for loss in result["losses"] if loss is not None]
-        colour = BEST if result["chosen"] else FAINT if result["trial"] is None else MODEL
-        axes.plot(losses, [row] * len(losses), "o", ms=7, color=colour, alpha=0.8)
+        colour = BEST if result["chosen"] else MUTED if result["trial"] is None else MODEL
+        chart.dots(losses[row], [row] * len(losses[row]), colour, size=9)
         if result["mean"] is not None:
-            axes.plot([result["mean"]] * 2, [row - 0.3, row + 0.3], color=INK, lw=1.6)
-        if scores.get(result["trial"]) is not None:
-            axes.plot(scores[result["trial"]], row, "D", ms=6, mfc="none", mec=MUTED)
-    axes.plot([], [], "o", color=MODEL, label="other seeds")
-    axes.plot([], [], color=INK, lw=1.6, label="their mean")
-    axes.plot([], [], "D", mfc="none", mec=MUTED, label="in the search")
-    losses = [loss for result in rows for loss in result["losses"] if loss is not None]
-    if losses and min(losses) > 0 and max(losses) > 4 * min(losses):
-        axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        use_plain_numbers(axes.xaxis)
-    axes.set_yticks(range(len(rows)), [result["what"] for result in rows])
-    axes.grid(axis="y", visible=False)
-    axes.set(ylim=(-0.6, len(rows) - 0.4), xlabel=f"validation {metric}")
-    axes.legend(**ABOVE, ncols=3)
+            chart.line([result["mean"]] * 2, [row - 0.3, row + 0.3], INK, width=2)
+        if searched[row] is not None:
+            chart.dots([searched[row]], [row], MUTED, size=9, square=True, hollow=True)
+    chart.name("dot", MODEL, "other seeds")
+    chart.name("dot", BEST, "chosen")
+    chart.name("line", INK, "their mean")
+    chart.name("square hollow", MUTED, "in the search")
+    return chart.render()

@@ -1,0 +1,26 @@
+"""When and by which command a result was made."""
+
+import re
+import shlex
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+PASSWORD = re.compile(r"(\w://[^:@/\s]*):[^@/\s]+@")
+
+
+def describe_origin() -> dict[str, str | None]:
+    """Return the entries of a summary on its own origin."""
+    return {
+        "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": find_command(sys.argv),
+    }
+
+
+def find_command(argv: list[str]) -> str | None:
+    """Return a command line of Slipstream without passwords; None of another program."""
+    program = Path(argv[0])
+    name = program.parent.name if program.name == "__main__.py" else program.stem
+    if name != "slipstream":
+        return None
+    return PASSWORD.sub(r"\1:***@", shlex.join(["slipstream", *argv[1:]]))

@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import pytest
+
+from slipstream.runs.origin import find_command
+
+
+@pytest.mark.parametrize(
+    ("argv", "command"),
+    [
+        (["/usr/bin/slipstream", "train", "a job.toml"], "slipstream train 'a job.toml'"),
+        (["/src/slipstream/__main__.py", "train"], "slipstream train"),
+        (["/usr/bin/pytest", "-x"], None),
+        ([""], None),
+        (
+            ["slipstream", "tune", "--storage", "postgresql://me:secret@host/db"],
+            "slipstream tune --storage postgresql://me:***@host/db",
+        ),
+    ],
+)
+def test_a_command_is_repeated_without_passwords(argv, command):
+    assert find_command(argv) == command

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from slipstream.training.overview import MAX_SERIES, summarize_data
+from tests.conftest import small_config, small_dataset, waves
+
+
+def overview(table=None, **sections):
+    config = small_config(**sections)
+    found = summarize_data(small_dataset(config, table), config)
+    json.dumps(found, allow_nan=False)
+    return found
+
+
+def test_ranges_are_physical_and_sets_lie_in_time():
+    table = waves()
+    found = overview(table)
+    assert (found["series"], found["rows"], found["gaps"]) == (1, 400, 0)
+    column = table.column("a").to_pylist()
+    assert found["columns"]["a"]["range"] == pytest.approx([min(column), max(column)], rel=1e-5)
+    assert found["columns"]["a"]["roles"] == ["inputs", "targets"]
+    (timeline,) = found["timelines"]
+    assert [part[0] for part in timeline["parts"]] == ["train", "val", "test"]
+    assert timeline["parts"][0][1] == 0
+    assert timeline["parts"][-1][2] == 399
+    assert sum(found["rows_by_set"].values()) == 400
+
+
+def test_gaps_interrupt_a_timeline():
+    table = waves().to_pydict()
+    table["time"] = [t + 1000 * (t >= 100) for t in table["time"]]
+    found = overview(table)
+    assert found["gaps"] == 1
+    assert [part[0] for part in found["timelines"][0]["parts"]][:2] == ["train", "train"]
+
+
+def test_folds_have_a_timeline_each():
+    found = overview(data={"split": {"walk_forward": 3}})
+    assert [row["name"] for row in found["timelines"]] == ["fold 1", "fold 2", "fold 3"]
+
+
+def test_of_many_series_some_are_drawn():
+    table = waves(3000).to_pydict()
+    table["id"] = [f"s{i // 100:02}" for i in range(3000)]
+    found = overview(table, data={"id": "id"})
+    names = [row["name"] for row in found["timelines"]]
+    assert len(names) == MAX_SERIES
+    assert (names[0], names[-1]) == ("s00", "s29")
