@@ -50,7 +50,7 @@ ORDER = {
         "labels.intervals scaler splits",
         "folds labels.selection stream",
         "dataset",
-        "new_data",
+        "checks new_data",
     ],
     "engine": [
         "batches batches.source checkpoint lanes optim plan recovery",

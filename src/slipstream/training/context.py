@@ -17,6 +17,7 @@ from torch import Tensor
 from slipstream import runs
 from slipstream.autotune.measure import choose_plan, find_batch_size, set_batch_size
 from slipstream.config import Config, list_unused
+from slipstream.data import checks
 from slipstream.data import dataset as datasets
 from slipstream.data.dataset import Dataset
 from slipstream.engine import checkpoint, monitor, recovery
@@ -77,7 +78,8 @@ def load_dataset(
     encoder = encoders.load_encoder(settings)
     known = encoder.scaler if encoder else None
     dataset = datasets.load_dataset(settings, data, known=known, num_folds=num_folds)
-    dataset = replace(dataset, notes=(*list_unused(settings), *dataset.notes))
+    before = (*checks.find_suspicious(dataset), *list_unused(settings))
+    dataset = replace(dataset, notes=(*before, *dataset.notes))
     if encoder is None:
         return None, dataset
     with torch.random.fork_rng([]):

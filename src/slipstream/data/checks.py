@@ -1,0 +1,243 @@
+"""Cheap checks for suspicious data: codes for "missing", copies of a target, row numbers among the
+inputs, test rows unlike those of training or validation.
+
+They look at no more than `MAX_VALUES` values, in scaled units, whatever the size of the data.
+"""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream.config import Signature
+from slipstream.data.dataset import Dataset
+from slipstream.data.scaler import order_columns
+
+Values = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int64]
+
+MAX_VALUES = 20_000_000
+MAX_ROWS = 200_000
+MAX_SERIES = 20
+"""Series in which a target is compared with the inputs"""
+CODES = {-99, -200, -999, -9999, -99999, 999, 9999, 99999, 32767, -32768, 65535}
+"""Numbers that loggers write where a value is missing"""
+CODE_DISTANCE = 0.25
+"""How far from all other values, in their deviations, such a number is a code"""
+MIN_REPEATED, MIN_OTHERS = 5, 20
+"""How often such a code occurs at least, and how many different values there are beside it"""
+SAME = 0.99999
+"""The correlation from which on two columns are one"""
+STEADY = 0.999
+"""The share of equal steps from which on a column counts rows"""
+OUTSIDE = 0.25
+"""The share of test rows outside of training's range from which on a note says so"""
+UNLIKE = 0.7
+"""The largest distance between the distributions of two sets (Kolmogorov-Smirnov) without a note"""
+MOST_NAMED = 3
+MIN_ROWS = 30
+"""Rows of a set below which nothing is said about it"""
+
+
+def find_suspicious(dataset: Dataset) -> list[str]:
+    """Return notes on data that may not be what they seem; of streamed tables, none."""
+    if dataset.memory is None:
+        return []
+    checks: tuple[Callable[[Dataset], Iterator[str]], ...] = (
+        _find_codes,
+        _find_copies,
+        _find_counters,
+        _compare_sets,
+    )
+    return [note for check in checks for note in check(dataset)]
+
+
+def _list_columns(dataset: Dataset) -> list[tuple[int, str]]:
+    """Return the columns that hold numbers, with their places; labels are none."""
+    labels = dataset.signature.targets if dataset.signature.classes else ()
+    columns = enumerate(order_columns(dataset.signature))
+    return [(i, name) for i, name in columns if name not in labels]
+
+
+def _sample(dataset: Dataset, rows: Ints | None = None) -> Values:
+    """Return the values of some rows, evenly spread over all or over `rows`."""
+    assert dataset.memory is not None
+    values: Values = dataset.memory.series.values.numpy()
+    limit = min(MAX_ROWS, max(MAX_VALUES // values.shape[1], 1))
+    num_rows = len(values) if rows is None else len(rows)
+    stride = max(-(-num_rows // limit), 1)
+    return values[::stride] if rows is None else values[rows[::stride]]
+
+
+def _to_physical(dataset: Dataset, name: str, scaled: float) -> float:
+    return float(scaled) * dataset.scaler.size[name] + dataset.scaler.shift[name]
+
+
+def _find_codes(dataset: Dataset) -> Iterator[str]:
+    """Note columns of which one extreme value is repeated, far from all others."""
+    sample = _sample(dataset)
+    for i, name in _list_columns(dataset):
+        column = sample[:, i]
+        column = column[~np.isnan(column)]
+        for extreme in (column.min(), column.max()) if len(column) else ():
+            is_code = column == extreme
+            others = column[~is_code]
+            if is_code.sum() < MIN_REPEATED or len(np.unique(others)) < MIN_OTHERS:
+                continue
+            low, high = float(others.min()), float(others.max())
+            gap = max(low - float(extreme), float(extreme) - high)
+            value = _to_physical(dataset, name, extreme)
+            is_usual = any(abs(value - code) <= 1e-4 * abs(code) for code in CODES)
+            is_zero = abs(value) <= 1e-5 * dataset.scaler.size[name]
+            if not is_zero and (
+                gap > high - low or (is_usual and gap > CODE_DISTANCE * others.std())
+            ):
+                around = " to ".join(
+                    f"{_to_physical(dataset, name, one):.4g}" for one in (low, high)
+                )
+                yield (
+                    f'column "{name}": {100 * is_code.mean():.2g} % of the values are {value:.6g}, '
+                    f'all others {around}; if it means "missing", leave such cells empty'
+                )
+
+
+def _find_copies(dataset: Dataset) -> Iterator[str]:
+    """Note inputs that give away a target of the same row, up to a factor and an offset of their
+    own in each series."""
+    signature = dataset.signature
+    if signature.horizon or signature.masked:
+        return
+    is_copy = _is_code_of if signature.classes else _is_same
+    samples = list(_sample_series(dataset))
+    columns = order_columns(signature)
+    for target in range(len(signature.inputs), len(columns)):
+        for i, name in enumerate(signature.inputs):
+            if samples and all(is_copy(some[:, i], some[:, target]) for some in samples):
+                yield (
+                    f'input "{name}" tells the target "{columns[target]}" of the same row; if it '
+                    "is not known when the model is used, name it in data.ignore"
+                )
+
+
+def _sample_series(dataset: Dataset) -> Iterator[Values]:
+    """Yield rows with a target, of some series or, for classes, of all together."""
+    assert dataset.memory is not None
+    values: Values = dataset.memory.series.values.numpy()
+    if dataset.signature.classes:
+        sample = _sample(dataset)
+        yield sample[sample[:, -1] >= 0]
+        return
+    offsets = dataset.index.offsets
+    for s in range(0, len(offsets) - 1, -(-len(offsets) // MAX_SERIES)):
+        length = int(offsets[s + 1] - offsets[s])
+        stride = max(length * values.shape[1] * MAX_SERIES // MAX_VALUES, 1)
+        rows = values[offsets[s] : offsets[s + 1] : stride]
+        rows = rows[~np.isnan(rows).any(axis=1)]
+        if len(rows) >= MIN_ROWS and rows[:, len(dataset.signature.inputs) :].std(axis=0).all():
+            yield rows
+
+
+def _is_same(one: Values, other: Values) -> bool:
+    return bool(one.std() > 0 and abs(np.corrcoef(one, other)[0, 1]) >= SAME)
+
+
+def _is_code_of(one: Values, classes: Values) -> bool:
+    """Whether each class has a value of its own, and no other."""
+    pairs = np.unique(np.stack([one, classes]), axis=1).shape[1]
+    return bool(pairs == len(np.unique(one)) == len(np.unique(classes)) > 1)
+
+
+def _find_counters(dataset: Dataset) -> Iterator[str]:
+    """Note inputs that count rows, and those that number the series."""
+    assert dataset.memory is not None
+    values: Values = dataset.memory.series.values.numpy()
+    offsets, count = dataset.index.offsets, len(dataset.index.series_names)
+    limit = min(MAX_ROWS, max(MAX_VALUES // values.shape[1], 1))
+    inside = np.ones(min(len(values), limit) - 1, dtype=bool)
+    breaks = dataset.index.breaks
+    inside[breaks[(breaks > 0) & (breaks < len(inside))] - 1] = False
+    for i, name in enumerate(dataset.signature.inputs):
+        steps = np.diff(values[:limit, i])[inside]
+        if len(steps) < MIN_ROWS:
+            continue
+        usual = float(np.median(steps))
+        if usual and np.mean(np.abs(steps - usual) <= 0.1 * abs(usual)) >= STEADY:
+            yield (
+                f'input "{name}" rises by the same step in every row: a row number or a time says '
+                "nothing about rows that are not seen yet; name it in data.time or data.ignore"
+            )
+        elif (
+            count > 2
+            and not steps.any()
+            and _numbers_series(values[offsets[:-1], i], dataset, name)
+        ):
+            yield (
+                f'input "{name}" is a number of its own for each of the {count:,} series: an id '
+                "says nothing about other series; name it in data.id or data.ignore"
+            )
+
+
+def _numbers_series(firsts: Values, dataset: Dataset, name: str) -> bool:
+    """Whether the series' values are different whole numbers."""
+    physical = firsts * dataset.scaler.size[name] + dataset.scaler.shift[name]
+    whole = np.abs(physical - np.round(physical)) <= 1e-4 * np.maximum(np.abs(physical), 1.0)
+    return bool(whole.all() and len(np.unique(firsts)) == len(firsts))
+
+
+def _compare_sets(dataset: Dataset) -> Iterator[str]:
+    """Note columns whose test rows are outside of training's range, and targets whose validation
+    rows are unlike the test rows."""
+    assert dataset.memory is not None
+    signature, starts = dataset.signature, dataset.memory.starts
+    if signature.masked:
+        return
+    rows = {name: _find_target_rows(some.numpy(), dataset) for name, some in starts.items()}
+    if min(len(some) for some in rows.values()) < MIN_ROWS:
+        return
+    train, val, test = (_sample(dataset, rows[name]) for name in ("train", "val", "test"))
+    outside = {}
+    for i, name in _list_columns(dataset):
+        column, low, high = test[:, i], np.nanmin(train[:, i]), np.nanmax(train[:, i])
+        share = float(np.mean((column < low) | (column > high)))
+        if share > OUTSIDE:
+            edges = map(float, (low, high, np.nanmin(column), np.nanmax(column)))
+            a, b, c, d = (f"{_to_physical(dataset, name, edge):.4g}" for edge in edges)
+            outside[name] = (
+                f'{100 * share:.0f} % of "{name}" ({a} to {b} in training, {c} to {d} here)'
+            )
+        elif name in signature.targets and _measure_distance(val[:, i], column) > UNLIKE:
+            means = (float(np.nanmean(some[:, i])) for some in (val, test))
+            a, b = (f"{_to_physical(dataset, name, mean):.4g}" for mean in means)
+            yield (
+                f'target "{name}": the validation rows are unlike the test rows (mean {a} and '
+                f"{b}), so the best epoch for one may not be the best for the other; choose "
+                "another data.split, or data.split.walk_forward"
+            )
+    if outside:
+        yield _describe_outside(outside, signature)
+
+
+def _describe_outside(outside: dict[str, str], signature: Signature) -> str:
+    """Describe the first columns, and say what helps where a forecast target's level drifts."""
+    listed = ", ".join(list(outside.values())[:MOST_NAMED])
+    more = f" and {len(outside) - MOST_NAMED} more columns" if len(outside) > MOST_NAMED else ""
+    both = set(signature.inputs) & set(signature.targets)
+    hint = '; where a level drifts, model.normalize = "last" helps' if both & set(outside) else ""
+    return f"test rows are outside of what training sees: {listed}{more}{hint}"
+
+
+def _find_target_rows(starts: Ints, dataset: Dataset) -> Ints:
+    """Return the rows that windows predict, each once."""
+    lead, steps = dataset.signature.lead, dataset.signature.steps_out
+    change = np.zeros(dataset.index.num_rows + 1, dtype=np.int64)
+    np.add.at(change, starts + lead, 1)
+    np.add.at(change, starts + lead + steps, -1)
+    return np.flatnonzero(np.cumsum(change)[:-1] > 0)
+
+
+def _measure_distance(one: Values, other: Values) -> float:
+    """Return the largest difference of the two cumulative distributions, 0 to 1."""
+    one, other = (np.sort(some[~np.isnan(some)]) for some in (one, other))
+    both = np.concatenate([one, other])
+    shares = (np.searchsorted(some, both, side="right") / len(some) for some in (one, other))
+    return float(np.abs(next(shares) - next(shares)).max())
