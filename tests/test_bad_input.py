@@ -82,7 +82,7 @@ CONTENTS = {
     "not utf-8": (text().replace("time", "t").encode() + b"99,\xe9,1\n", "line 62: is not UTF-8"),
     "not utf-8 in the header": (b"t\xefme,a,b\n1,2,3\n", "line 1: is not UTF-8"),
     "utf-16": (text().encode("utf-16"), "UTF-16 text; save it as UTF-8"),
-    "gzip named csv": (gzip.compress(text().encode()), "gzip data; decompress it first"),
+    "gzip named csv": (gzip.compress(text().encode()), "gzip data; rename it to .csv.gz"),
     "parquet named csv": (b"PAR1 and so on", "rename it to .parquet"),
     "excel named csv": (b"PK\x03\x04 and so on", "a ZIP or Excel file"),
     "duplicate column": (text(header="time,a,a"), '2 columns are named "a"'),
@@ -137,7 +137,7 @@ ASKED = {
     ),
     "misspelt key": ({"train__epocs": 3}, 'did you mean "epochs"'),
     "misspelt section": ({"modle__kind": "gru"}, 'did you mean "model"'),
-    "wrong type": ({"train__epochs": "many"}, "train.epochs is 'many'"),
+    "wrong type": ({"train__epochs": "many"}, 'train.epochs is "many"'),
     "out of range": ({"model__dropout": 1.5}, "model.dropout is 1.5"),
     "cuda": ({"engine__device": "cuda:77"}, 'engine.device is "cuda:77"'),
     "fp16 on a cpu": ({"engine__precision": "fp16"}, 'engine.precision is "fp16"'),
@@ -154,7 +154,7 @@ def test_a_bad_request_is_named(tmp_path, name):
 
 def test_a_folder_without_tables(tmp_path):
     (tmp_path / "empty").mkdir()
-    assert "holds no .csv" in refused(tmp_path, data__path=tmp_path / "empty")
+    assert "contains no .csv" in refused(tmp_path, data__path=tmp_path / "empty")
 
 
 def test_a_broken_parquet_file(tmp_path):

@@ -42,7 +42,8 @@ LAYERS = [
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 ORDER = {
     "data": [
-        "io io.csv io.memory labels missing simulated simulated.bars simulated.cell windows",
+        "io io.compression io.csv io.memory io.times labels missing simulated simulated.bars "
+        "simulated.cell windows",
         "io.decimals io.table",
         "io.columns io.disk",
         "io.files labels.classes roles",

@@ -117,7 +117,7 @@ def test_a_run_that_is_none(place, name, words):
         (("predict", "RUN", LONG), "File name too long"),
         (("predict", "RUN", "PLACE/table.csv", "--out", "PLACE/folder.csv"), "is a folder; name a"),
         (("predict", "RUN", "PLACE/table.csv", "--out", "PLACE/no/x.csv"), "cannot be written"),
-        (("evaluate", "RUN", "--data", "PLACE/folder"), "folder: holds no .csv"),
+        (("evaluate", "RUN", "--data", "PLACE/folder"), "folder: contains no .csv"),
         (("tune", "--resume", "RUN"), "is a training run, not a search; resume with: slipstream"),
         (("bench", "compare", "RUN", "RUN"), "results.json: is missing"),
         (("bench", "compare", "RUN", "RUN", "--out", "PLACE/table.csv"), "is a file; name a"),

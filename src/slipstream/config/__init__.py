@@ -1,7 +1,7 @@
 """The config: one pydantic model per section. Does not import torch."""
 
 from slipstream.config.base import CLASS_LOSSES, OptionText, Scalar
-from slipstream.config.data import SIMULATED, Data, Signature, Split
+from slipstream.config.data import SIMULATED, Data, Signature, Split, find_matches
 from slipstream.config.engine import Engine
 from slipstream.config.loading import list_differences, load, load_demo, replace_settings, to_toml
 from slipstream.config.model import Model
@@ -28,6 +28,7 @@ __all__ = [
     "Split",
     "Train",
     "Tune",
+    "find_matches",
     "format_setting",
     "list_differences",
     "list_unused",

@@ -1,5 +1,7 @@
 """Where the series are, and how they become windows."""
 
+import re
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
@@ -8,8 +10,18 @@ from slipstream.config.base import Fraction, Names, PositiveFloat, Scalar, Scala
 
 SIMULATED = "simulated:"
 """Paths that start so name an embedded data set instead of a file."""
+WILDCARD = re.compile(r"[*?\[]")
 WALK_FORWARD_SHARES = {"val": 0.1, "test": 0.2}
 """Default shares of each series that `walk_forward` sets aside, as in the default split"""
+
+
+def find_matches(pattern: Path) -> tuple[Path, list[Path]]:
+    """Return the folder that a pattern begins with, and what matches below it, in order of name."""
+    at = next((i for i, part in enumerate(pattern.parts) if WILDCARD.search(part)), None)
+    if at is None:
+        return pattern, []
+    folder = Path(*pattern.parts[:at])
+    return folder, sorted(folder.glob("/".join(pattern.parts[at:])))
 
 
 class Split(Section):
@@ -137,7 +149,8 @@ class Data(Section):
     """Where the series are and how they become windows."""
 
     path: str | Names | None = None
-    """A file, a folder or a list of files: CSV, Parquet or Arrow. A file is one series unless `id`
+    """A file, a folder, a pattern (`"cells/*.csv"`) or a list of them: CSV, Parquet or Arrow, also
+    compressed (`.csv.gz`, or a `.zip` with one of them inside). A file is one series unless `id`
     names a column. `"simulated:cell"` and `"simulated:bars"` are embedded: a battery, a market."""
     task: Literal["regress", "classify"] = "regress"
     """`"regress"` predicts numbers; `"classify"` predicts one of several classes (the target is a
@@ -145,7 +158,8 @@ class Data(Section):
     time: str | None = None
     """The column that orders the rows and reveals gaps: timestamps, dates or numbers."""
     time_format: str | None = None
-    """Format of text in the time column, as for strptime (`"%d.%m.%Y %H:%M"`); ISO needs none."""
+    """Format of text in the time column, as for Python's strptime (`"%d.%m.%Y %H:%M"`, with `%f`
+    for fractions of a second); ISO 8601 needs none."""
     decimal: Literal[".", ","] | None = None
     """The decimal mark of numbers that are text, as in a CSV file. Default: a point; a comma where
     semicolons or tabs separate the cells and no comma can be a thousands separator (1,5 but not

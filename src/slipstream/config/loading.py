@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from slipstream.checksums import read_verified
 from slipstream.config.base import OptionText, Section, to_plain
-from slipstream.config.data import SIMULATED
+from slipstream.config.data import SIMULATED, find_matches
 from slipstream.config.explanation import (
     Origin,
     explain,
@@ -173,7 +173,7 @@ def _read_toml(path: Path) -> tuple[dict[str, Any], str]:
 
     def resolve(each: str) -> str:
         beside = path.resolve().parent / each
-        return str(beside if beside.exists() or not Path(each).exists() else Path(each))
+        return str(beside if _exists(beside) or not _exists(Path(each)) else Path(each))
 
     def resolve_run(each: str) -> str:
         beside = path.resolve().parent / each
@@ -182,6 +182,11 @@ def _read_toml(path: Path) -> tuple[dict[str, Any], str]:
     _map_paths(settings, resolve)
     _map_paths(settings, resolve_run, ENCODER)
     return settings, text
+
+
+def _exists(path: Path) -> bool:
+    """Return whether there is such a file or folder, or any that matches a pattern."""
+    return path.exists() or bool(find_matches(path)[1])
 
 
 def _map_paths(

@@ -110,7 +110,7 @@ def test_a_time_that_is_none_is_named(tmp_path):
     source = read(tmp_path, "t,a\n2016-07-01,1\n1.7.2016,2\n")
     with pytest.raises(UserError, match=r'line 3, column "t": "1.7.2016" is not an ISO 8601 time'):
         columns.read_times(source, "t", None)
-    with pytest.raises(UserError, match=r'"2016-07-01" does not read as data.time_format'):
+    with pytest.raises(UserError, match=r'"2016-07-01" does not match data.time_format'):
         columns.read_times(source, "t", "%d.%m.%Y")
     with pytest.raises(UserError, match=r"line 3.*the time is missing"):
         columns.read_times(read(tmp_path, "t,a\n1,1\n,2\n"), "t", None)

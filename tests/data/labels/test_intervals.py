@@ -142,7 +142,11 @@ def test_files_are_named_with_or_without_their_ending(tmp_path):
         ("60.5,70,up", {"time": None}, 'line 10, column "start": is no row number'),
         ("60,70,up", {"time": None, "missing": "drop"}, 'data.missing = "drop" would shift them'),
         ("2020-01-01,70,up", {}, 'column "start": "2020-01-01" is not a number'),
-        ("60,70,up", {"labels": "absent.csv"}, "absent.csv: there is no such file (data.labels)"),
+        (
+            "60,70,up",
+            {"labels": "absent.csv"},
+            "absent.csv: there is no such file or folder (data.labels)",
+        ),
     ],
 )
 def test_labels_that_do_not_fit_are_refused_by_line(table, added, data, said):

@@ -11,14 +11,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from slipstream.data.io import decimals
+from slipstream.data.io import decimals, times
 from slipstream.data.io.table import DataTable, MemoryReader, release_memory
 from slipstream.errors import UserError
 from slipstream.text import find_nearest
 
 NULLS = ["", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NAN", "-nan"]
 NULLS += ["null", "NULL", "None", "none"]
-NAIVE, ZONED = pa.timestamp("us"), pa.timestamp("us", "UTC")
 LARGEST = 1e30
 """Beyond it, squares leave the range of float32."""
 HEAD_ROWS = 1000
@@ -223,40 +222,7 @@ def _parse_times(
     table: DataTable, name: str, values: pa.ChunkedArray, time_format: str | None
 ) -> pa.ChunkedArray:
     text = pc.utf8_trim_whitespace(values.cast(pa.string()))
-    if time_format is not None:
-        parsed = pc.strptime(text, format=time_format, unit="us", error_is_null=True)
-        bad = pc.index(pc.is_null(parsed), True).as_py()
-        if bad < 0:
-            return parsed
-        expected = f'does not read as data.time_format = "{time_format}"'
-    else:
-        for kind in (NAIVE, ZONED):
-            if (times := _cast(text, kind)) is not None:
-                return times
-        bad, expected = _explain_times(text)
-    raise UserError(f'{table.locate_cell(bad, name)}: "{str(text[bad])[:40]}" {expected}')
-
-
-def _explain_times(text: pa.ChunkedArray) -> tuple[int, str]:
-    """Find the first cell that does not read as those before it, and say what is wrong with it."""
-    bad, kind = max((_find_failure(text, kind), str(kind)) for kind in (NAIVE, ZONED))
-    for other in (NAIVE, ZONED):
-        if bad and _cast(text.slice(bad, 1), other) is not None:
-            has, had = ("has a", "none") if kind == str(NAIVE) else ("has no", "one")
-            return bad, (
-                f'{has} time zone, but "{str(text[0])[:40]}" in the first row has {had}; write all '
-                "times with a zone, or all of them without"
-            )
-    return bad, 'is not an ISO 8601 time; give data.time_format, as in "%d.%m.%Y %H:%M"'
-
-
-def _find_failure(text: pa.ChunkedArray, kind: pa.DataType) -> int:
-    """Find the first cell that does not read as this type; there is one."""
-    reads, fails = 0, len(text)
-    while fails - reads > 1:  # the first `reads` cells do, the first `fails` do not
-        middle = (reads + fails) // 2
-        if _cast(text.slice(reads, middle - reads), kind) is None:
-            fails = middle
-        else:
-            reads = middle
-    return fails - 1
+    parsed, wrong = times.parse_times(text, time_format)
+    if wrong is None:
+        return parsed
+    raise UserError(f'{table.locate_cell(parsed, name)}: "{str(text[parsed])[:40]}" {wrong}')

@@ -25,8 +25,8 @@ BLOCK_BYTES, COUNT_BYTES = 16 << 20, 1 << 20
 UNNAMED = "column_"
 """The name of a column without one is this and its position."""
 MAGIC = {
-    b"\x1f\x8b": "gzip data; decompress it first (gunzip)",
-    b"PK\x03\x04": "a ZIP or Excel file; export it as CSV or Parquet",
+    b"\x1f\x8b": "gzip data; rename it to .csv.gz",
+    b"PK\x03\x04": "a ZIP or Excel file; rename it to .zip, or export it as CSV",
     b"PAR1": "Parquet data; rename it to .parquet",
     b"ARROW1": "Arrow data; rename it to .arrow",
     b"\xff\xfe": "UTF-16 text; save it as UTF-8",

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.checksums import compute_sha256
-from slipstream.config import SIMULATED, Data
-from slipstream.data.io import columns, csv, decimals, disk
+from slipstream.config import SIMULATED, Data, find_matches
+from slipstream.data.io import columns, compression, csv, decimals, disk
+from slipstream.data.io.compression import is_readable
 from slipstream.data.io.table import (
     FILE_COLUMN,
     DataTable,
@@ -18,9 +19,11 @@ from slipstream.data.io.table import (
 )
 from slipstream.data.simulated import bars, cell
 from slipstream.errors import UserError
+from slipstream.text import find_nearest
 
 READERS = {".csv": "csv", ".tsv": "csv", ".txt": "csv", ".parquet": "parquet", ".pq": "parquet"}
 READERS |= {".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow"}
+ENDINGS = (*READERS, *compression.SUFFIXES)
 SET_FOLDERS = ("train", "val", "test")
 HEAD_BYTES = END_BYTES = 1 << 16
 MOST_NOTES = 5
@@ -69,51 +72,101 @@ def _simulate(path: str) -> DataTable:
 
 
 def read_files(paths: Iterable[str], *, decimal: str | None = None) -> Iterator[DataTable]:
-    """Read every file of the paths; a folder stands for the files below it, in order of name."""
-    for each in paths:
-        path = Path(each)
-        if path.is_dir():
-            for file in list_files(path):
-                yield read_file(file, name=file.relative_to(path).as_posix(), decimal=decimal)
-        else:
-            yield read_file(path, name=path.name, decimal=decimal)
+    """Read every file of the paths; a folder stands for the files below it, and a pattern for those
+    that match, in order of name."""
+    for path in map(Path, paths):
+        folder, files = _expand(path)
+        for file in files:
+            yield read_file(file, name=file.relative_to(folder).as_posix(), decimal=decimal)
+
+
+def _expand(path: Path) -> tuple[Path, list[Path]]:
+    """Return the files that a path stands for, and the folder that their names are relative to."""
+    if path.is_dir():
+        return path, list_files(path)
+    folder, matches = find_matches(path)
+    if folder == path or path.exists():  # no pattern, or a file whose name looks like one
+        return path.parent, [path]
+    files = _select_readable(folder, matches)
+    if not files:
+        raise UserError(f"{path}: matches no file that ends in {', '.join(ENDINGS)} (data.path)")
+    return folder, files
+
+
+def _select_readable(folder: Path, files: Iterable[Path]) -> list[Path]:
+    """Select the files of a known format, except hidden ones."""
+    return [
+        file
+        for file in files
+        if file.is_file()
+        and is_readable(file, READERS)
+        and not any(part.startswith(".") for part in file.relative_to(folder).parts)
+    ]
 
 
 def list_files(folder: Path) -> list[Path]:
-    """List the readable files below a folder, except hidden ones."""
+    """List the readable files below a folder, except hidden ones.
+
+    A compressed copy beside its file is left out, and so are ZIP archives beside any files.
+    """
     try:
-        files = sorted(
-            file
-            for file in folder.rglob("*")
-            if file.is_file()
-            and file.suffix.lower() in READERS
-            and not any(part.startswith(".") for part in file.relative_to(folder).parts)
-        )
+        files = sorted(_select_readable(folder, folder.rglob("*")))
     except OSError as error:
         raise UserError(f"{folder}: cannot be listed ({error.strerror})") from None
     if not files:
-        raise UserError(f"{folder}: holds no {', '.join(READERS)} file")
-    return files
+        raise UserError(f"{folder}: contains no {', '.join(ENDINGS)} file")
+    present = set(files)
+    copies = {file for file in files if file.suffix == ".gz" and file.with_suffix("") in present}
+    plain = [file for file in files if file.suffix.lower() != ".zip" and file not in copies]
+    return plain or files
 
 
 def read_file(
     path: Path, *, name: str, setting: str = "data.path", decimal: str | None = None
 ) -> DataTable:
     """Read one file; `decimal` is the decimal mark of its text, where that is configured."""
-    reader = READERS.get(path.suffix.lower())
-    if reader is None:
-        known = ", ".join(READERS)
+    head = _read_head(path, setting) if path.suffix.lower() in ("", *ENDINGS) else b""
+    if path.suffix.lower() not in ENDINGS:
+        known = ", ".join(ENDINGS)
         raise UserError(f'{path}: unsupported format "{path.suffix or path.name}"; use {known}')
+    if path.suffix.lower() in READERS:
+        return _read_plain(path, name, head, decimal)
+    unpacked = compression.unpack(path, READERS)
+    inner = unpacked.label.removeprefix(str(path))
+    try:
+        head = _read_head(unpacked.path, setting)
+        return _read_plain(unpacked.path, name + inner, head, decimal)
+    except UserError as error:
+        raise UserError(str(error).replace(str(unpacked.path), unpacked.label)) from None
+
+
+def _read_head(path: Path, setting: str) -> bytes:
+    """Return how a file begins; one that is absent or empty is refused."""
     try:
         with path.open("rb") as file:
             head = file.read(HEAD_BYTES)
     except FileNotFoundError:
-        raise UserError(f"{path}: there is no such file ({setting})") from None
+        hint = _suggest_file(path)
+        raise UserError(f"{path}: there is no such file or folder ({setting}){hint}") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     if not head.strip():
         raise UserError(f"{path}: the file is empty")
-    match reader:
+    return head
+
+
+def _suggest_file(path: Path) -> str:
+    """Return the name beside a missing file that may have been meant, or the folder that is
+    missing."""
+    folder = path.parent
+    if not folder.is_dir():
+        return f"; there is no folder {folder}"
+    nearest = find_nearest(path.name, (file.name for file in folder.iterdir()))
+    return f'; did you mean "{nearest}"?' if nearest else ""
+
+
+def _read_plain(path: Path, name: str, head: bytes, decimal: str | None) -> DataTable:
+    match READERS[path.suffix.lower()]:
         case "csv":
             text, delimiter = csv.read_csv(path, name, head)
             if decimal is None and delimiter != ",":

@@ -130,7 +130,7 @@ def match_series(labels: DataTable, index: SeriesIndex) -> Ints:
 
 def _list_spellings(name: str) -> set[str]:
     """List what a label may call a series: its name; a file's also without ending or folder."""
-    path = PurePosixPath(name)
+    path = PurePosixPath(name.removesuffix(".gz"))
     names = {name.strip()}
     if path.suffix.lower() in READERS:
         names |= {path.stem, str(path.with_suffix(""))}

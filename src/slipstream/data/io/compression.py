@@ -1,0 +1,112 @@
+"""Compressed files: gzip, and ZIP archives with one table inside.
+
+They are unpacked into a temporary folder that is removed when the process ends, so that readers map
+them into memory, and read them by row group, like any other file.
+"""
+
+import gzip
+import shutil
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Collection
+from functools import cache
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from slipstream.errors import UserError
+
+SUFFIXES = (".gz", ".zip")
+MOST_NAMES = 5
+ERRORS = (zipfile.BadZipFile, gzip.BadGzipFile, EOFError, zlib.error, NotImplementedError)
+"""What damaged files raise"""
+
+
+class UnpackedFile(NamedTuple):
+    """A file from within a compressed one."""
+
+    path: Path
+    label: str
+    """The compressed file's path, and the name of the file inside if it is an archive"""
+
+
+_unpacked: dict[tuple[Path, int, int], UnpackedFile] = {}
+
+
+def is_readable(path: Path, formats: Collection[str]) -> bool:
+    """Return whether a file's name promises one of these formats, compressed or not."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes[-1:] == [".gz"]:
+        suffixes.pop()
+    return suffixes[-1:] == [".zip"] or bool(suffixes and suffixes[-1] in formats)
+
+
+def unpack(path: Path, formats: Collection[str]) -> UnpackedFile:
+    """Unpack a file, once per process while it stays the same."""
+    status = path.stat()
+    key = (path.resolve(), status.st_size, status.st_mtime_ns)
+    if key not in _unpacked:
+        try:
+            unpack_one = _unpack_zip if path.suffix.lower() == ".zip" else _unpack_gzip
+            _unpacked[key] = unpack_one(path, formats)
+        except ERRORS as error:
+            raise UserError(f"{path}: cannot be unpacked ({error}); it is damaged") from None
+        except OSError as error:
+            raise UserError(
+                f"{path}: cannot be unpacked to {tempfile.gettempdir()} "
+                f"({error.strerror or error}); set TMPDIR to another folder, or unpack it yourself"
+            ) from None
+    return _unpacked[key]
+
+
+def _unpack_gzip(path: Path, formats: Collection[str]) -> UnpackedFile:
+    inner = Path(path.stem)
+    if inner.suffix.lower() not in formats:
+        raise UserError(
+            f"{path}: the name does not say what is inside; rename it, as in {inner}.csv.gz "
+            f"({', '.join(formats)})"
+        )
+    with gzip.open(path) as content:
+        try:
+            content.peek(1)
+        except gzip.BadGzipFile:
+            raise UserError(f"{path}: is not gzip data; correct the ending of its name") from None
+        return UnpackedFile(_copy(content, inner.name), str(path))
+
+
+def _unpack_zip(path: Path, formats: Collection[str]) -> UnpackedFile:
+    with zipfile.ZipFile(path) as archive:
+        members = [one for one in archive.infolist() if not one.is_dir() and not _is_hidden(one)]
+        tables = [one for one in members if Path(one.filename).suffix.lower() in formats]
+        if not tables:
+            raise UserError(f"{path}: contains no {', '.join(formats)} file")
+        if len(tables) > 1:
+            names = ", ".join(one.filename for one in tables[:MOST_NAMES])
+            more = f" and {len(tables) - MOST_NAMES} more" * (len(tables) > MOST_NAMES)
+            raise UserError(
+                f"{path}: contains {len(tables)} tables ({names}{more}); unpack it and set "
+                "data.path to the folder"
+            )
+        table = tables[0]
+        if table.flag_bits & 1:
+            raise UserError(f"{path}: is encrypted; unpack it first")
+        with archive.open(table) as content:
+            return UnpackedFile(
+                _copy(content, Path(table.filename).name), f"{path}/{table.filename}"
+            )
+
+
+def _is_hidden(member: zipfile.ZipInfo) -> bool:
+    return any(part.startswith((".", "__MACOSX")) for part in Path(member.filename).parts)
+
+
+def _copy(content: IO[bytes], name: str) -> Path:
+    folder = Path(tempfile.mkdtemp(dir=_make_folder().name))
+    with (folder / name).open("wb") as file:
+        shutil.copyfileobj(content, file, 1 << 20)
+    return folder / name
+
+
+@cache
+def _make_folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="slipstream-")

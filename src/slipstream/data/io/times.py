@@ -1,0 +1,95 @@
+"""Text as times: ISO 8601, or the format that `data.time_format` gives."""
+
+import re
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+NAIVE, ZONED = pa.timestamp("us"), pa.timestamp("us", "UTC")
+COMPOSITE = {"%T": "%H:%M:%S", "%R": "%H:%M", "%F": "%Y-%m-%d", "%D": "%m/%d/%y"}
+PATTERNS = {"%Y": r"\d{4}", "%j": r"\d{1,3}", "%%": "%", "%z": r"(?:Z|[+-]\d{2}:?\d{2})"}
+PATTERNS |= dict.fromkeys(("%d", "%m", "%y", "%H", "%I", "%M", "%S", "%e"), r"\s?\d{1,2}")
+PATTERNS |= dict.fromkeys(("%b", "%B", "%h", "%a", "%A", "%p"), r"\pL+\.?")
+"""What a directive matches, where a fraction follows or precedes it"""
+
+
+def parse_times(
+    text: pa.ChunkedArray, time_format: str | None
+) -> tuple[pa.ChunkedArray, None] | tuple[int, str]:
+    """Parse text as times; or return the first cell that is none, and what is wrong with it."""
+    if time_format is None:
+        for kind in (NAIVE, ZONED):
+            if (times := _cast(text, kind)) is not None:
+                return times, None
+        return _explain_iso(text)
+    parsed = _parse_fractions(text, time_format) if "%f" in time_format else None
+    if parsed is None:
+        parsed = pc.strptime(text, format=time_format, unit="us", error_is_null=True)
+    bad = pc.index(pc.is_null(parsed), True).as_py()
+    if bad < 0:
+        return parsed, None
+    return bad, f'does not match data.time_format = "{time_format}"'
+
+
+def _parse_fractions(text: pa.ChunkedArray, time_format: str) -> pa.ChunkedArray:
+    """Parse times with fractions of a second, %f, of up to nine digits; Arrow's parser has none."""
+    for short, long in COMPOSITE.items():
+        time_format = time_format.replace(short, long)
+    before, _, after = time_format.partition("%f")
+    pattern = (
+        f"^(?P<before>{_to_pattern(before)})(?P<digits>\\d{{1,9}})(?P<after>{_to_pattern(after)})$"
+    )
+    parts = pc.extract_regex(text, pattern=pattern)
+    # a separator keeps the digits on both sides apart
+    pieces = [pc.struct_field(parts, name) for name in ("before", "after")]
+    whole = pc.binary_join_element_wise(*pieces, "|")
+    times = pc.strptime(whole, format=f"{before}|{after}", unit="us", error_is_null=True)
+    digits = pc.utf8_slice_codeunits(
+        pc.utf8_rpad(pc.struct_field(parts, "digits"), 6, "0"), start=0, stop=6
+    )
+    return pc.add(times.cast(pa.int64()), digits.cast(pa.int64())).cast(times.type)
+
+
+def _to_pattern(time_format: str) -> str:
+    """Return a regular expression of the texts that a format describes, roughly."""
+    parts = re.split(r"(%.|\s+)", time_format)
+    return "".join(
+        PATTERNS.get(part, ".+?")
+        if part.startswith("%")
+        else r"\s+"
+        if part.isspace()
+        else re.escape(part)
+        for part in parts
+    )
+
+
+def _explain_iso(text: pa.ChunkedArray) -> tuple[int, str]:
+    """Find the first cell that does not read as those before it, and say what is wrong with it."""
+    bad, kind = max((_find_failure(text, kind), str(kind)) for kind in (NAIVE, ZONED))
+    for other in (NAIVE, ZONED):
+        if bad and _cast(text.slice(bad, 1), other) is not None:
+            has, had = ("has a", "none") if kind == str(NAIVE) else ("has no", "one")
+            return bad, (
+                f'{has} time zone, but "{str(text[0])[:40]}" in the first row has {had}; write all '
+                "times with a zone, or all of them without"
+            )
+    return bad, 'is not an ISO 8601 time; set data.time_format, as in "%d.%m.%Y %H:%M:%S.%f"'
+
+
+def _find_failure(text: pa.ChunkedArray, kind: pa.DataType) -> int:
+    """Find the first cell that does not read as this type; there is one."""
+    reads, fails = 0, len(text)
+    while fails - reads > 1:  # the first `reads` cells do, the first `fails` do not
+        middle = (reads + fails) // 2
+        if _cast(text.slice(reads, middle - reads), kind) is None:
+            fails = middle
+        else:
+            reads = middle
+    return fails - 1
+
+
+def _cast(text: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray | None:
+    try:
+        return text.cast(kind)
+    except pa.ArrowInvalid:
+        return None

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from slipstream import UserError
+from slipstream import config as configs
+from slipstream.data.dataset import load_dataset
+from slipstream.data.io import columns
+from slipstream.data.io.files import read_file, read_files
+
+TEXT = "t,a\n1,1.5\n2,2.5\n3,x\n"
+
+
+def write_gzip(path, content=TEXT):
+    with gzip.open(path, "wt") as file:
+        file.write(content)
+    return path
+
+
+def write_zip(path, **members):
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name.replace("__", "/").replace("_", "."), content)
+    return path
+
+
+def refuse(path):
+    with pytest.raises(UserError) as caught:
+        read_file(path, name=path.name)
+    return str(caught.value)
+
+
+def test_compressed_text_is_read_and_errors_name_the_file_inside_and_the_line(tmp_path):
+    packed = write_gzip(tmp_path / "cell.csv.gz")
+    archive = write_zip(tmp_path / "cell.zip", sub__cell_csv=TEXT, notes_md="", MACOSX="")
+    for path, name in ((packed, "cell.csv.gz"), (archive, "cell.zip/sub/cell.csv")):
+        table = read_file(path, name=path.name)
+        assert columns.read_numbers(table, "t", "x").tolist() == [1, 2, 3]
+        with pytest.raises(UserError, match=f'^{name}, line 4, column "a": "x" is not a number'):
+            columns.read_numbers(table, "a", "data.inputs")
+
+
+@pytest.mark.parametrize("kind", ["gz", "zip"])
+def test_a_compressed_parquet_file_can_be_streamed(tmp_path, kind):
+    buffer = io.BytesIO()
+    table = pa.table({"t": np.arange(300), "y": np.sin(np.arange(300) / 5)})
+    pa.parquet.write_table(table, buffer, row_group_size=50)
+    if kind == "gz":
+        path = tmp_path / "t.parquet.gz"
+        path.write_bytes(gzip.compress(buffer.getvalue()))
+    else:
+        path = write_zip(tmp_path / "t.zip", t_parquet=buffer.getvalue())
+    data = {"path": str(path), "time": "t", "context": 8, "horizon": 2}
+    streamed = load_dataset(configs.load({"data": data, "engine": {"home": "stream"}}))
+    whole = load_dataset(configs.load({"data": data}))
+    assert streamed.stream is not None
+    assert streamed.num_windows == whole.num_windows
+    assert streamed.scaler == whole.scaler
+
+
+def test_what_cannot_be_unpacked_is_refused_with_the_reason(tmp_path):
+    content = write_gzip(tmp_path / "good.csv.gz").read_bytes()
+    for name, damaged in {
+        "cut.csv.gz": content[:-12],
+        "flipped.csv.gz": content[:-6] + b"\xff" + content[-5:],
+        "no.zip": b"a,b\n1,2\n",
+    }.items():
+        (tmp_path / name).write_bytes(damaged)
+        assert f"{name}: cannot be unpacked (" in refuse(tmp_path / name)
+    (tmp_path / "plain.csv.gz").write_text(TEXT)
+    assert "plain.csv.gz: is not gzip data" in refuse(tmp_path / "plain.csv.gz")
+    (tmp_path / "x.gz").write_bytes(content)
+    assert "rename it, as in x.csv.gz" in refuse(tmp_path / "x.gz")
+    two = write_zip(tmp_path / "two.zip", a_csv=TEXT, b_csv=TEXT)
+    assert "contains 2 tables (a.csv, b.csv); unpack it and set data.path" in refuse(two)
+    none = write_zip(tmp_path / "none.zip", a_md=TEXT)
+    assert "none.zip: contains no .csv" in refuse(none)
+    empty = write_gzip(tmp_path / "empty.csv.gz", "")
+    assert refuse(empty) == f"{empty}: the file is empty"
+
+
+def test_a_folder_takes_compressed_files_but_no_copies_of_its_files(tmp_path):
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text(TEXT)
+    write_gzip(tmp_path / "a.csv.gz")
+    write_gzip(tmp_path / "c.csv.gz")
+    write_zip(tmp_path / "all.zip", a_csv=TEXT, b_csv=TEXT)
+    names = [table.name for table in read_files([str(tmp_path)])]
+    assert names == ["a.csv", "b.csv", "c.csv.gz"]
+
+
+def test_a_pattern_names_the_files_that_match(tmp_path):
+    for name in ("x/a.csv", "x/b.csv", "y/c.csv", "y/notes.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(TEXT)
+    for pattern, expected in {
+        "x/*.csv": ["a.csv", "b.csv"],
+        "x/[a].csv": ["a.csv"],
+        "**/*": ["x/a.csv", "x/b.csv", "y/c.csv"],
+        "?/c.*": ["y/c.csv"],
+    }.items():
+        names = [table.name for table in read_files([str(tmp_path / pattern)])]
+        assert names == expected, pattern
+    with pytest.raises(UserError, match=r"\*\.parquet: matches no file that ends in \.csv"):
+        list(read_files([str(tmp_path / "*.parquet")]))
+    shutil.move(tmp_path / "x/a.csv", tmp_path / "x/[odd].csv")
+    assert [table.name for table in read_files([str(tmp_path / "x/[odd].csv")])] == ["[odd].csv"]
+
+
+def test_a_pattern_is_looked_for_beside_the_config(tmp_path):
+    (tmp_path / "cells").mkdir()
+    (tmp_path / "cells" / "a.csv").write_text(TEXT)
+    (tmp_path / "job.toml").write_text('[data]\npath = "cells/*.csv"\n')
+    assert configs.load(tmp_path / "job.toml").data.path == str(tmp_path / "cells/*.csv")
+
+
+def test_unpacked_files_are_removed_when_the_process_ends(tmp_path):
+    path = write_gzip(tmp_path / "a.csv.gz")
+    (tmp_path / "temporary").mkdir()
+    code = (
+        "import sys, os, tempfile; from pathlib import Path; "
+        "from slipstream.data.io.compression import unpack; "
+        "one, two = (unpack(Path(sys.argv[1]), {'.csv': ''}) for _ in range(2)); "
+        "assert one == two; assert os.listdir(tempfile.gettempdir())"
+    )
+    environment = os.environ | {"TMPDIR": str(tmp_path / "temporary")}
+    subprocess.run([sys.executable, "-c", code, path], check=True, env=environment)
+    assert not list((tmp_path / "temporary").iterdir())

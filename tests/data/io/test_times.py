@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream.data.io.times import parse_times
+
+
+def parse(cell: str, time_format: str) -> object:
+    parsed, wrong = parse_times(pa.chunked_array([[cell]]), time_format)
+    return wrong if wrong is not None else parsed[0].as_py()
+
+
+@pytest.mark.parametrize(
+    ("cell", "time_format", "microsecond"),
+    [
+        ("01.02.2020 12:13:14.25", "%d.%m.%Y %H:%M:%S.%f", 250_000),
+        ("2020-02-01T12:13:14,000001", "%Y-%m-%dT%H:%M:%S,%f", 1),
+        ("12:13:14.123456789 2020/02/01", "%T.%f %Y/%m/%d", 123_456),
+        ("20200201121314500", "%Y%m%d%H%M%S%f", 500_000),
+        ("Feb 1 2020 12:13:14.5 PM", "%b %d %Y %I:%M:%S.%f %p", 500_000),
+    ],
+)
+def test_fractions_of_a_second_are_read(cell, time_format, microsecond):
+    assert parse(cell, time_format) == datetime(2020, 2, 1, 12, 13, 14, microsecond)
+
+
+def test_fractions_go_with_a_zone():
+    found = parse("2020-02-01 12:13:14.5+0200", "%Y-%m-%d %H:%M:%S.%f%z")
+    assert found == datetime(2020, 2, 1, 10, 13, 14, 500_000, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("cell", ["01.02.2020 12:13:14", "01.02.2020 12:13:14.x", "", "1.5"])
+def test_a_time_without_the_fraction_is_refused(cell):
+    expected = 'does not match data.time_format = "%d.%m.%Y %H:%M:%S.%f"'
+    assert parse(cell, "%d.%m.%Y %H:%M:%S.%f") == expected
+
+
+@given(st.datetimes(datetime(1900, 1, 1), datetime(2200, 1, 1)))
+def test_times_are_those_that_python_reads(moment):
+    for time_format in ("%Y-%m-%d %H:%M:%S.%f", "%d/%m/%Y %I:%M:%S.%f %p", "%j|%Y|%f|%H%M%S"):
+        assert parse(moment.strftime(time_format), time_format) == moment
