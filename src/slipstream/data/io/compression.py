@@ -100,7 +100,7 @@ def _is_hidden(member: zipfile.ZipInfo) -> bool:
     return any(part.startswith((".", "__MACOSX")) for part in Path(member.filename).parts)
 
 
-def _copy(content: IO[bytes], name: str) -> Path:
+def _copy(content: gzip.GzipFile | IO[bytes], name: str) -> Path:
     folder = Path(tempfile.mkdtemp(dir=_make_folder().name))
     with (folder / name).open("wb") as file:
         shutil.copyfileobj(content, file, 1 << 20)
