@@ -1,6 +1,7 @@
 """Plots of a pre-trained encoder."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def _draw_by_distance(summary: dict[str, Any]) -> Markup:
         for name in (*summary["baselines"], "model")
     }
     points = [point for curve in curves.values() for point in curve]
-    x = cover([distance for distance, _ in points])
+    x = replace(cover([distance for distance, _ in points]), whole=True)
     y = cover([error for _, error in points], zero=True)
     chart = Chart(x, y, "rows to the nearest visible row", "mean squared error (scaled)", 220)
     for name, curve in curves.items():
@@ -78,7 +79,7 @@ def _draw_by_distance(summary: dict[str, Any]) -> Markup:
 def _draw_latent(deviations: Sequence[float]) -> Markup:
     ranked = sorted(deviations, reverse=True)
     units = np.arange(len(ranked))
-    x, y = Scale(-0.5, len(ranked) - 0.5), cover(ranked, zero=True)
+    x, y = Scale(-0.5, len(ranked) - 0.5, whole=True), cover(ranked, zero=True)
     chart = Chart(x, y, "unit, by rank", "standard deviation", 200)
     chart.boxes((units - 0.4, units + 0.4), (np.zeros(len(ranked)), ranked), MODEL)
     return chart.render()

@@ -35,7 +35,7 @@ def draw_by_step(summary: dict[str, Any]) -> Markup:
     steps = np.arange(1, len(curves["model"]) + 1)
     y = cover([error for curve in curves.values() for error in curve], zero=True)
     label = "mean absolute error" if headline.key == "mae" else headline.heading
-    chart = Chart(Scale(1.0, float(steps[-1])), y, "rows ahead", label, 220)
+    chart = Chart(Scale(1.0, float(steps[-1]), whole=True), y, "rows ahead", label, 220)
     for name, curve in curves.items():
         width = 2.4 if name == "model" else 1.4
         values = [np.nan if error is None else error for error in curve]

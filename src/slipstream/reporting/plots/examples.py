@@ -26,12 +26,12 @@ from slipstream.reporting.plots.predictions import (
 from slipstream.reporting.plots.scale import Scale, cover
 from slipstream.text import escape_to_line
 
-MAX_NUMBERS = 45_000
+MAX_NUMBERS = 40_000
 """Numbers in all zoomable plots together, five or six bytes each"""
-MAX_WINDOW_TARGETS = 4
+MAX_WINDOW_TARGETS = 3
 OPEN_TARGETS = 2
 """Targets of a series whose plots are visible at once; the others are folded away"""
-SIGNIFICANT = 5
+SIGNIFICANT = 4
 GAP = 1.9
 """Times the usual step from which on a line is interrupted"""
 

@@ -109,10 +109,8 @@ def _start_chart(epochs: Events, label: str) -> Chart:
     keys = ("train_loss", "val_loss", "loss")
     losses = [e[key] for e in epochs for key in keys if e.get(key) is not None]
     last = max((e["epoch"] for e in epochs), default=1.0)
-    ticks = None
-    if last <= 6:
-        ticks = tuple((float(epoch), str(epoch)) for epoch in range(int(last) + 1))
-    return Chart(Scale(0.0, last or 1.0, ticks=ticks), cover(losses, log=True), "epoch", label, 230)
+    x = Scale(0.0, last or 1.0, whole=True)
+    return Chart(x, cover(losses, log=True), "epoch", label, 230)
 
 
 def _draw_both(chart: Chart, epochs: Events) -> None:

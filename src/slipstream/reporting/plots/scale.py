@@ -21,7 +21,7 @@ DATE_STEPS = (
     *(("s", n) for n in (1, 5, 15, 30)),
     *(("m", n) for n in (1, 5, 15, 30)),
     *(("h", n) for n in (1, 3, 6, 12)),
-    *(("D", n) for n in (1, 2, 7, 14)),
+    *(("D", n) for n in (1, 2, 3, 7, 14)),
     *(("M", n) for n in (1, 3, 6)),
     *(("Y", n) for n in (1, 2, 5, 10, 20, 50, 100)),
 )
@@ -36,6 +36,8 @@ class Scale:
     high: float
     log: bool = False
     dates: bool = False
+    whole: bool = False
+    """Whether only whole numbers are labelled"""
     ticks: tuple[Tick, ...] | None = None
     """Ticks to use instead of round values"""
 
@@ -62,7 +64,7 @@ class Scale:
             return _list_dates(self.low, self.high, most)
         if self.log:
             return _list_decades(self.low, self.high, most)
-        return _list_round(self.low, self.high, most)
+        return _list_round(self.low, self.high, most, least=1.0 if self.whole else 0.0)
 
 
 def cover(
@@ -103,12 +105,13 @@ def format_tick(value: float, step: float) -> str:
     return f"{value:,.{decimals}f}"
 
 
-def _list_round(low: float, high: float, most: int) -> list[Tick]:
+def _list_round(low: float, high: float, most: int, *, least: float = 0.0) -> list[Tick]:
     span = high - low
     if not (math.isfinite(span) and span > 0):
         return [(low, f"{low:.4g}")]
     step = 10 ** math.floor(math.log10(span / most))
     step *= next(factor for factor in (1, 2, 5, 10, 20) if span / (factor * step) <= most)
+    step = max(step, least)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     ticks = [(n * step, format_tick(n * step, step)) for n in range(first, last + 1)]
     return ticks or [(low + span / 2, f"{low + span / 2:.6g}")]

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -132,7 +132,9 @@ def draw_history(trials: Sequence[Trial], metric: str) -> Markup:
     size = 7 if len(trials) <= FEW else 5
     y = cover([trial["value"] for trial in trials], log=True, margin=0.08)
     last = max(trial["trial"] for trial in trials)
-    chart = Chart(Scale(-0.5, last + 0.5), y, "trial", f"validation {metric}", 230, x_ticks=10)
+    chart = Chart(
+        Scale(-0.5, last + 0.5, whole=True), y, "trial", f"validation {metric}", 230, x_ticks=10
+    )
     for state, group in group_by_state(trials).items():
         points = [(one["trial"], one["value"]) for one in group if one["value"] is not None]
         lost = [one["trial"] for one in group if one["value"] is None]
@@ -159,7 +161,7 @@ def draw_curves(trials: Sequence[Trial], best: int, metric: str, unit: str) -> M
     """Draw the validation losses of every trial, the chosen trial bold."""
     curves = {trial["trial"]: _read_curve(trial) for trial in trials}
     every = [point for curve in curves.values() for point in curve]
-    x = cover([at for at, _ in every], margin=0.02)
+    x = replace(cover([at for at, _ in every], margin=0.02), whole=True)
     y = cover([loss for _, loss in every], log=True)
     chart = Chart(x, y, unit, f"validation {metric}", 260, x_ticks=10)
     opacity = min(0.9, max(0.15, 20 / len(trials)))
@@ -205,14 +207,14 @@ def draw_ends(trials: Sequence[Trial]) -> Markup:
     edges = np.arange(-0.5, most + 1) if most <= MAX_BARS else np.linspace(-0.5, most + 0.5, 31)
     bars = {state: np.histogram(counts, edges)[0] for state, counts in epochs.items()}
     highest = float(sum(bars.values()).max()) if bars else 1.0  # type: ignore[union-attr]
-    chart = Chart(
-        Scale(-0.5, most + 0.5), Scale(0.0, 1.05 * highest), "epochs", "trials that ended", 200
-    )
+    x = Scale(-0.5, most + 0.5, whole=True)
+    y = Scale(0.0, 1.05 * highest, whole=True)
+    chart = Chart(x, y, "epochs", "trials that ended", 200)
     floor, gap = np.zeros(len(edges) - 1), 0.08 * (edges[1] - edges[0])
     for state, counts in bars.items():
         some = counts > 0
-        x = (edges[:-1] + gap)[some], (edges[1:] - gap)[some]
-        chart.boxes(x, (floor[some], (floor + counts)[some]), get_state_colour(state))
+        sides = (edges[:-1] + gap)[some], (edges[1:] - gap)[some]
+        chart.boxes(sides, (floor[some], (floor + counts)[some]), get_state_colour(state))
         chart.name("full", get_state_colour(state), f"{state} ({len(groups[state])})")
         floor = floor + counts
     return chart.render()

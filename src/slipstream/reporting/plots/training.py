@@ -65,7 +65,9 @@ def _draw_rates(events: Rows) -> Markup | None:
         return None
     logs = logs[:: -(-len(logs) // MAX_POINTS)]
     x, y = [e["epoch"] for e in logs], [e["lr"] for e in logs]
-    chart = Chart(Scale(0.0, max(x) or 1.0), cover(y, zero=True), "epoch", "", 90, y_ticks=3)
+    chart = Chart(
+        Scale(0.0, max(x) or 1.0, whole=True), cover(y, zero=True), "epoch", "", 90, y_ticks=3
+    )
     chart.line(x, y, PURPLE)
     return chart.render()
 
