@@ -202,8 +202,8 @@ class Data(Section):
     several)."""
     missing: Literal["error", "forward", "drop"] = "error"
     """Missing values of inputs: raise an error, repeat the last known value (earlier rows are
-    dropped), or drop the row (no window crosses it). Rows that lack only a target stay; windows that
-    would predict them are left out and counted."""
+    dropped), or drop the row (no window crosses it). Rows that lack only a target stay; windows
+    that would predict them are left out and counted."""
     unsorted: Literal["error", "sort"] = "error"
     """Rows whose time runs backwards: raise an error, or sort each series by time."""
     gap_tolerance: PositiveFloat = 0.5

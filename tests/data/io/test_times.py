@@ -44,3 +44,22 @@ def test_a_time_without_the_fraction_is_refused(cell):
 def test_times_are_those_that_python_reads(moment):
     for time_format in ("%Y-%m-%d %H:%M:%S.%f", "%d/%m/%Y %I:%M:%S.%f %p", "%j|%Y|%f|%H%M%S"):
         assert parse(moment.strftime(time_format), time_format) == moment
+
+
+@pytest.mark.parametrize(
+    ("cells", "formats"),
+    [
+        (["2012/01/01", "2012/01/31"], ["%Y/%m/%d"]),
+        (["2010/01/01 00:00:00", "2010/01/01 01:00:00"], ["%Y/%m/%d %H:%M:%S"]),
+        (["Jan 1 2000", "Feb 1 2000"], ["%b %d %Y"]),
+        (["01/02/2020", "03/04/2020"], ["%d/%m/%Y", "%m/%d/%Y"]),
+        (["01/02/2020", "13/04/2020"], ["%d/%m/%Y"]),
+        (["01.02.20 10:00"], ["%d.%m.%y %H:%M"]),
+    ],
+)
+def test_the_format_that_every_cell_has_is_suggested(cells, formats):
+    _, wrong = parse_times(pa.chunked_array([cells]), None)
+    assert wrong is not None
+    assert wrong.endswith("data.time_format = " + " or ".join(f'"{one}"' for one in formats))
+    for time_format in formats:
+        assert parse_times(pa.chunked_array([cells]), time_format)[1] is None

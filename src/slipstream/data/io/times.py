@@ -11,6 +11,11 @@ PATTERNS = {"%Y": r"\d{4}", "%j": r"\d{1,3}", "%%": "%", "%z": r"(?:Z|[+-]\d{2}:
 PATTERNS |= dict.fromkeys(("%d", "%m", "%y", "%H", "%I", "%M", "%S", "%e"), r"\s?\d{1,2}")
 PATTERNS |= dict.fromkeys(("%b", "%B", "%h", "%a", "%A", "%p"), r"\pL+\.?")
 """What a directive matches, where a fraction follows or precedes it"""
+DATES = (
+    *("%Y/%m/%d", "%Y.%m.%d", "%Y%m%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y"),
+    *("%d.%m.%y", "%d/%m/%y", "%m/%d/%y", "%b %d %Y", "%b %d, %Y", "%d %b %Y", "%d-%b-%Y"),
+)
+CLOCKS = ("", " %H:%M:%S", " %H:%M", "T%H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
 
 
 def parse_times(
@@ -73,7 +78,21 @@ def _explain_iso(text: pa.ChunkedArray) -> tuple[int, str]:
                 f'{has} time zone, but "{str(text[0])[:40]}" in the first row has {had}; write all '
                 "times with a zone, or all of them without"
             )
-    return bad, 'is not an ISO 8601 time; set data.time_format, as in "%d.%m.%Y %H:%M:%S.%f"'
+    return bad, f"is not an ISO 8601 time; {_suggest_format(text)}"
+
+
+def _suggest_format(text: pa.ChunkedArray) -> str:
+    """Say which of the common formats every cell has; two where day and month may be swapped."""
+    formats = (f"{date}{clock}" for date in DATES for clock in CLOCKS)
+    fitting = [one for one in formats if _fits(text.slice(0, 1), one) and _fits(text, one)]
+    if not fitting:
+        return 'set data.time_format, as in "%d.%m.%Y %H:%M:%S.%f"'
+    return "set data.time_format = " + " or ".join(f'"{one}"' for one in fitting)
+
+
+def _fits(text: pa.ChunkedArray, time_format: str) -> bool:
+    times, wrong = parse_times(text, time_format)
+    return wrong is None and pc.min(pc.year(times)).as_py() > 999  # %Y reads 20 as the year 20
 
 
 def _find_failure(text: pa.ChunkedArray, kind: pa.DataType) -> int:
