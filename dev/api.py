@@ -27,7 +27,9 @@ SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Example")
 LISTS = ("Args", "Attributes", "Raises")
 ORDER = (
     *("train", "evaluate", "predict", "report", "tune", "pretrain", "probe"),
-    *("Result", "Study", "Probe", "Evaluation", "events", "Config", "UserError", "Interrupted"),
+    *("list_runs", "show_run", "compare_runs", "best_run", "remove_runs", "prune_runs"),
+    *("Result", "Study", "Probe", "Evaluation", "RunRow", "Comparison"),
+    *("events", "Config", "UserError", "Interrupted"),
 )
 
 

@@ -34,7 +34,7 @@ LAYERS = [
     {"training", "pretraining", "evaluation", "prediction"},
     {"reporting"},
     {"profiling"},
-    {"bench", "doctor", "probing", "tuning"},
+    {"bench", "catalog", "doctor", "probing", "tuning"},
     {"terminal"},
     {"api"},
     {"cli"},

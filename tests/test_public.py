@@ -12,19 +12,27 @@ import pytest
 import slipstream
 
 PUBLIC = [
+    "Comparison",
     "Config",
     "Evaluation",
     "Interrupted",
     "Probe",
     "Result",
+    "RunRow",
     "Study",
     "UserError",
+    "best_run",
+    "compare_runs",
     "evaluate",
     "events",
+    "list_runs",
     "predict",
     "pretrain",
     "probe",
+    "prune_runs",
+    "remove_runs",
     "report",
+    "show_run",
     "train",
     "tune",
 ]

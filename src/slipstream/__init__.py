@@ -7,6 +7,12 @@
     slipstream.tune("job.toml")              search for better settings
     slipstream.pretrain("bars.toml")         pre-train an encoder on unlabelled data
     slipstream.probe("a.toml", "b.toml")     test whether pre-training helps
+    slipstream.list_runs()                   list the runs of a folder as a table
+    slipstream.show_run("last")              describe one run
+    slipstream.compare_runs("a", "b")        compare settings, metrics and curves of runs
+    slipstream.best_run()                    find the run with the lowest test error
+    slipstream.remove_runs("a")              remove runs
+    slipstream.prune_runs(keep_best=5)       remove all but the best runs
 
 `help(slipstream.train)` describes each function; docs/api.md has all of them on one page.
 """
@@ -21,41 +27,62 @@ if _TYPE_CHECKING:
     from slipstream.api.inference import evaluate, predict, report
     from slipstream.api.results import Probe, Result, Study
     from slipstream.api.training import pretrain, probe, train, tune
+    from slipstream.catalog.comparison import Comparison, compare_runs
+    from slipstream.catalog.details import show_run
+    from slipstream.catalog.listing import best_run, list_runs
+    from slipstream.catalog.removal import prune_runs, remove_runs
+    from slipstream.catalog.rows import RunRow
     from slipstream.config import Config
     from slipstream.errors import Interrupted, UserError
 
 __version__ = "0.2.0.dev0"
 __all__ = [
+    "Comparison",
     "Config",
     "Evaluation",
     "Interrupted",
     "Probe",
     "Result",
+    "RunRow",
     "Study",
     "UserError",
+    "best_run",
+    "compare_runs",
     "evaluate",
     "events",
+    "list_runs",
     "predict",
     "pretrain",
     "probe",
+    "prune_runs",
+    "remove_runs",
     "report",
+    "show_run",
     "train",
     "tune",
 ]
 
 _MODULES = {
+    "Comparison": "catalog.comparison",
     "Config": "config",
     "Evaluation": "api.evaluation",
     "Interrupted": "errors",
     "Probe": "api.results",
     "Result": "api.results",
+    "RunRow": "catalog.rows",
     "Study": "api.results",
     "UserError": "errors",
+    "best_run": "catalog.listing",
+    "compare_runs": "catalog.comparison",
     "evaluate": "api.inference",
+    "list_runs": "catalog.listing",
     "predict": "api.inference",
     "pretrain": "api.training",
     "probe": "api.training",
+    "prune_runs": "catalog.removal",
+    "remove_runs": "catalog.removal",
     "report": "api.inference",
+    "show_run": "catalog.details",
     "train": "api.training",
     "tune": "api.training",
 }

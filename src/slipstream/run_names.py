@@ -88,6 +88,8 @@ def find_kind(folder: Path) -> str:
     """Return what a run is, from its small files: one of KINDS."""
     if not (folder / "config.toml").exists() and (folder / "labels.toml").exists():
         return "probe"
+    if (folder / "ensemble.json").exists():
+        return "ensemble"
     if any((folder / name).exists() for name in SEARCH_FILES) or _logs_search(folder):
         return "search"
     try:

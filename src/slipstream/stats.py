@@ -56,6 +56,11 @@ def compute_t_interval(values: Sequence[float]) -> Interval:
     return _make_interval(statistics.fmean(values), error, len(values) - 1)
 
 
+def compute_spread_interval(spread: Mapping[str, Any]) -> Interval:
+    """Return the mean of a spread of two or more values with Student's interval."""
+    return _make_interval(spread["mean"], spread["sd"] / math.sqrt(spread["n"]), spread["n"] - 1)
+
+
 def compute_welch_interval(first: Mapping[str, Any], second: Mapping[str, Any]) -> Interval:
     """Return the mean of `first` less that of `second`, two spreads, with Welch's interval."""
     variances = [one["sd"] ** 2 / one["n"] for one in (first, second)]

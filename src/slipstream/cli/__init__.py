@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from slipstream.cli.catalog import runs_app
 from slipstream.cli.diagnostics import bench_app, doctor, profile
 from slipstream.cli.runs import evaluate, predict, report
 from slipstream.cli.training import pretrain, train, tune
@@ -40,4 +41,5 @@ def _print_version(
 
 for command in (train, pretrain, tune, evaluate, predict, report, doctor, profile):
     app.command()(command)
-app.add_typer(bench_app)
+for group in (runs_app, bench_app):
+    app.add_typer(group)

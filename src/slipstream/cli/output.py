@@ -20,7 +20,7 @@ from slipstream.text import escape_controls
 if TYPE_CHECKING:
     from rich.console import Console
 
-Printer = Callable[[dict[str, Any], "Console"], None]
+Printer = Callable[[Any, "Console"], None]
 """Prints a result as text for people"""
 PIPE_CLOSED = 128 + 13
 """The exit code that a shell gives a command ended by SIGPIPE"""
@@ -77,12 +77,12 @@ def _write_stderr(text: str) -> None:
 
 
 def print_result(
-    result: dict[str, Any],
+    result: dict[str, Any] | list[dict[str, Any]],
     as_json: bool,
     quiet: bool,
     print_text: Printer,
 ) -> None:
-    """Write a result to stdout: as one JSON object, or as text for people."""
+    """Write a result to stdout: as one line of JSON, or as text for people."""
     if as_json:
         write_stdout(_to_json_line(result))
     elif not quiet:
@@ -92,7 +92,7 @@ def print_result(
         write_stdout(capture.get())
 
 
-def _to_json_line(value: dict[str, Any]) -> str:
+def _to_json_line(value: Any) -> str:
     """Format one line of ASCII, which every encoding has and no terminal interprets."""
     from slipstream.runs import to_json
 

@@ -1,7 +1,7 @@
 """The run folder: its files, its lock and its event log. No torch."""
 
 from slipstream.run_names import find_kind, find_last, find_run
-from slipstream.runs.config import CHANGEABLE_ON_RESUME, format_config, load_config
+from slipstream.runs.config import CHANGEABLE_ON_RESUME, format_config, is_intact, load_config
 from slipstream.runs.files import (
     flush_folder,
     read_json,
@@ -25,7 +25,7 @@ from slipstream.runs.folder import (
     verify_files,
     write_metrics,
 )
-from slipstream.runs.lock import DISK_FULL
+from slipstream.runs.lock import DISK_FULL, find_holder
 from slipstream.runs.log import Event, get_log_size, read_events, read_log, sum_parts, truncate_log
 from slipstream.runs.origin import describe_origin
 
@@ -37,6 +37,7 @@ __all__ = [
     "create_locked",
     "create_run",
     "describe_origin",
+    "find_holder",
     "find_kind",
     "find_last",
     "find_model_run",
@@ -45,6 +46,7 @@ __all__ = [
     "format_config",
     "get_cache_folder",
     "get_log_size",
+    "is_intact",
     "load_config",
     "lock_run",
     "open_run",

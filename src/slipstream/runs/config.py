@@ -1,14 +1,17 @@
 """A run's config.toml: written with a checksum, and compared with the trained config when read."""
 
+from __future__ import annotations
+
 import hashlib
 import tomllib
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from slipstream import config as configs
-from slipstream.config import Config
 from slipstream.errors import UserError
 from slipstream.runs.folder import Run
+
+if TYPE_CHECKING:
+    from slipstream.config import Config
 
 CHECKSUM = "# SHA-256 of the lines above: "
 """Start of the last line, which an edit by hand leaves unchanged"""
@@ -22,8 +25,17 @@ CHANGEABLE_ON_RESUME = {
 
 def format_config(config: Config) -> str:
     """Format a config as TOML, with its checksum in the last line."""
+    from slipstream import config as configs  # which `slipstream runs` does without
+
     text = configs.to_toml(config)
     return f"{text}{CHECKSUM}{_compute_sum(text)}\n"
+
+
+def is_intact(text: str) -> bool | None:
+    """Whether the text of a config.toml is as it was written; None where it has no checksum, as in
+    version 0.1."""
+    body, separator, checksum = text.rpartition(CHECKSUM)
+    return checksum == f"{_compute_sum(body)}\n" if separator else None
 
 
 def load_config(
@@ -35,17 +47,18 @@ def load_config(
     to resume the run, settings that may change on resume may differ. A UserError names settings
     that were edited otherwise. Runs of version 0.1 have neither a checksum nor an origin.
     """
+    from slipstream import config as configs
+
     path = run.folder / "config.toml"
     try:
         text = path.read_bytes().decode("utf-8", errors="replace")
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    body, separator, checksum = text.rpartition(CHECKSUM)
-    is_intact = separator != "" and checksum == f"{_compute_sum(body)}\n"
+    intact = is_intact(text)
     trained_with = (origin or {}).get("config")
     if trained_with is not None:
-        _refuse_changes(run, text, trained_with, CHANGEABLE_ON_RESUME if is_intact else ())
-    elif separator and not is_intact:
+        _refuse_changes(run, text, trained_with, CHANGEABLE_ON_RESUME if intact else ())
+    elif intact is False:
         raise UserError(f"{path}: was changed since the run began; {_suggest_fix(run)}")
     return configs.load(path, overrides)
 

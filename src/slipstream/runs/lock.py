@@ -81,6 +81,16 @@ def acquire(folder: Path) -> Lock:
                 os.close(descriptor)
 
 
+def find_holder(folder: Path) -> dict[str, Any]:
+    """Return the host and the process that hold a folder's lock, as far as its files tell; empty
+    where it is free. The lock itself is left alone: trying it would disturb whoever starts now."""
+    for name in (NAME, WITHOUT_FLOCK):
+        who = _read_holder(folder / name)
+        if who and (who["host"] != platform.node() or _is_alive(who)):
+            return who
+    return {}
+
+
 def remove_leftover(folder: Path) -> None:
     """Remove the folder of a killed process: its lock is free, or was never created."""
     try:

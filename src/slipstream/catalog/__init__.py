@@ -1,0 +1,1 @@
+"""The runs of a folder as a table: list, compare, remove. No torch."""

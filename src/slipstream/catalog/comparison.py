@@ -1,0 +1,254 @@
+"""Compare runs: the settings that differ, and their metrics, with intervals over repeats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slipstream.catalog.listing import RunTable, find_listed, format_metric, to_frame
+from slipstream.catalog.rows import FINISHED, RunFiles, RunRow, make_row, read_files
+from slipstream.catalog.scores import (
+    HIGHER_IS_BETTER,
+    choose_metric,
+    find_result,
+    read_metric,
+    read_spread,
+)
+from slipstream.errors import UserError
+from slipstream.reporting.formatting import format_number, format_value
+from slipstream.run_names import OUT
+from slipstream.text import format_html_table, format_table
+
+REGRESSION = ("mae", "rmse", "r2", "max_error", "scaled_mse", "scaled_mae")
+CLASSIFICATION = ("log_loss", "balanced_accuracy", "accuracy", "f1_macro", "auc")
+WHERE = {"name", "out"}
+"""Settings that say where a run is, not what it does"""
+PAGE = "comparison.html"
+
+COLUMNS = (
+    *("run", "metric", "test", "mean", "low", "high", "n"),
+    *("difference", "difference_low", "difference_high", "verdict"),
+)
+"""Of the table of metrics"""
+
+Settings = dict[str, Any]
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """Several runs side by side; it prints as a table of metrics.
+
+    Attributes:
+        runs: The `RunRow` of each run.
+        settings: The settings that differ, each a dict with `setting` and a value by run name.
+        metrics: One dict per run and metric: `run`, `metric`, `test`, the `mean`, `low` and `high`
+            of the 95 % interval over `n` repeats, and `difference`, `difference_low`,
+            `difference_high` and `verdict` against the first run where both have repeats.
+        notes: What to keep in mind, such as runs on different data.
+
+    Example:
+        comparison = slipstream.compare_runs("lstm", "mlp")
+        comparison.settings
+        comparison.write_html("comparison.html")
+    """
+
+    runs: RunTable
+    settings: list[Settings]
+    metrics: list[dict[str, Any]]
+    notes: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all of it as JSON has it."""
+        rows = [row.to_dict() for row in self.runs]
+        return {
+            "runs": rows,
+            "settings": self.settings,
+            "metrics": self.metrics,
+            "notes": self.notes,
+        }
+
+    def to_pandas(self) -> Any:
+        """Return the metrics as a pandas.DataFrame, one row per run and metric."""
+        return to_frame({key: [row.get(key) for row in self.metrics] for key in COLUMNS})
+
+    def write_html(self, path: str | Path = PAGE) -> Path:
+        """Write a self-contained page with the tables and the loss curves; return its path."""
+        from slipstream.reporting.comparison import write_comparison
+
+        folders = {row.name: row.run for row in self.runs}
+        tables = {
+            "metrics": tabulate_metrics(self),
+            "differences": tabulate_differences(self),
+            "settings": tabulate_settings(self),
+        }
+        return write_comparison(Path(path), folders, tables, self.notes)
+
+    def __repr__(self) -> str:
+        return format_table(self._title(), *tabulate_metrics(self))
+
+    def _repr_html_(self) -> str:
+        settings = format_html_table("Settings that differ", *tabulate_settings(self))
+        return format_html_table(self._title(), *tabulate_metrics(self)) + settings
+
+    def _title(self) -> str:
+        return f"{len(self.runs)} runs, test set"
+
+
+def compare_runs(*names: str | Path, out: str | Path = OUT) -> Comparison:
+    """Compare runs: the settings that differ, and the test metrics.
+
+    Runs with repeats (`train.repeats`) have 95 % intervals over their seeds. Welch's interval of
+    the difference from the first run says whether a difference is more than seed noise.
+
+    Args:
+        names: Two or more runs: folders, beginnings of names, or `last`.
+        out: The folder in which names are looked up.
+
+    Returns:
+        A `Comparison`.
+
+    Raises:
+        UserError: There is no such run, or fewer than two were named.
+
+    Example:
+        print(slipstream.compare_runs("lstm", "mlp", "last"))
+    """
+    folders = list(dict.fromkeys(find_listed(name, out) for name in names))
+    if len(folders) < 2:
+        raise UserError("name at least two runs to compare")
+    files = [read_files(folder) for folder in folders]
+    rows = RunTable(make_row(one) for one in files)
+    labels = _label_runs(rows)
+    settings = list_differences(
+        {label: one.config for label, one in zip(labels, files, strict=True)}
+    )
+    return Comparison(rows, settings, list(_iter_metrics(labels, files)), list(_list_notes(rows)))
+
+
+def _label_runs(rows: Sequence[RunRow]) -> list[str]:
+    """Return the names of the runs; their paths where two have the same name."""
+    names = [row.name for row in rows]
+    return names if len(set(names)) == len(names) else [str(row.run) for row in rows]
+
+
+def list_differences(configs: Mapping[str, Mapping[str, Any]]) -> list[Settings]:
+    """List the settings that differ; None where a run does not have one."""
+    flat = {name: _flatten(config) for name, config in configs.items()}
+    rows = []
+    for setting in sorted({key for one in flat.values() for key in one}):
+        values = {name: one.get(setting) for name, one in flat.items()}
+        first = next(iter(values.values()))
+        if setting not in WHERE and any(value != first for value in values.values()):
+            rows.append({"setting": setting, **values})
+    return rows
+
+
+def _flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        flat |= (
+            _flatten(value, f"{prefix}{key}.")
+            if isinstance(value, Mapping)
+            else {prefix + key: value}
+        )
+    return flat
+
+
+def _iter_metrics(labels: Sequence[str], files: Sequence[RunFiles]) -> Iterator[dict[str, Any]]:
+    first: dict[str, Mapping[str, Any]] = {}
+    for label, one in zip(labels, files, strict=True):
+        if one.summary is None:
+            continue
+        result = find_result(one.kind, one.summary)
+        spreads = one.summary if one.kind != "search" else result
+        classes = choose_metric(one.kind, one.summary) == "log_loss"
+        for metric in CLASSIFICATION if classes else REGRESSION:
+            test = read_metric(result, "test", metric)
+            if test is None:
+                continue
+            row: dict[str, Any] = {"run": label, "metric": metric, "test": test}
+            if spread := read_spread(spreads, metric):
+                row |= _describe_spread(spread, metric, first.get(metric))
+                if label == labels[0]:
+                    first[metric] = spread
+            yield row
+
+
+def _describe_spread(
+    spread: Mapping[str, Any], metric: str, first: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return the interval of the mean over seeds, and of the difference from the first run."""
+    from slipstream import stats
+
+    interval = stats.compute_spread_interval(spread)
+    result = {"mean": interval.mean, "low": interval.low, "high": interval.high, "n": spread["n"]}
+    if first is not None:
+        difference = stats.compute_welch_interval(spread, first)
+        result |= {
+            "difference": difference.mean,
+            "difference_low": difference.low,
+            "difference_high": difference.high,
+            "verdict": difference.judge(higher_is_better=metric in HIGHER_IS_BETTER),
+        }
+    return result
+
+
+def _list_notes(rows: Sequence[RunRow]) -> Iterator[str]:
+    if len({row.data for row in rows}) > 1:
+        yield "the runs are on different data, so their errors cannot be compared"
+    for row in rows:
+        if row.state != FINISHED:
+            yield f"{row.name} is {row.state}" + (f": {row.note}" if row.note else "")
+
+
+def tabulate_settings(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
+    """Return the headings and the cells of the settings that differ."""
+    labels = _label_runs(comparison.runs)
+    return ["setting", *labels], [
+        [row["setting"], *(format_setting(row[label]) for label in labels)]
+        for row in comparison.settings
+    ]
+
+
+def format_setting(value: Any) -> str:
+    """Format the value of a setting; lists without brackets."""
+    if isinstance(value, list):
+        return ", ".join(map(format_value, value))
+    return "–" if value is None else format_value(value)
+
+
+def tabulate_metrics(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
+    """Return the headings and the cells of the metrics, one column per run."""
+    labels = _label_runs(comparison.runs)
+    by_metric: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in comparison.metrics:
+        by_metric.setdefault(row["metric"], {})[row["run"]] = row
+    return ["test", *labels], [
+        [format_metric(metric), *(_format_metric_cell(by_run.get(label)) for label in labels)]
+        for metric, by_run in by_metric.items()
+    ]
+
+
+def _format_metric_cell(row: Mapping[str, Any] | None) -> str:
+    if row is None:
+        return "–"
+    if "mean" not in row:
+        return format_number(row["test"])
+    bounds = " to ".join(format_number(row[end]) for end in ("low", "high"))
+    return f"{format_number(row['mean'])} ({bounds})"
+
+
+def tabulate_differences(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
+    """Return the headings and the cells of the differences from the first run over repeats."""
+    rows = [row for row in comparison.metrics if "verdict" in row]
+    return ["run", "metric", "difference", ""], [
+        [row["run"], format_metric(row["metric"]), _format_difference(row), row["verdict"]]
+        for row in rows
+    ]
+
+
+def _format_difference(row: Mapping[str, Any]) -> str:
+    bounds = " to ".join(format_number(row[f"difference_{end}"]) for end in ("low", "high"))
+    return f"{format_number(row['difference'])} ({bounds})"

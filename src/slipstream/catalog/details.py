@@ -1,0 +1,91 @@
+"""One run in detail: its row, its settings, its summary, and the command to use next."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from slipstream.catalog.comparison import list_differences
+from slipstream.catalog.listing import find_listed
+from slipstream.catalog.rows import DAMAGED, FINISHED, RUNNING, RunFiles, make_row, read_files
+from slipstream.reporting import wording
+from slipstream.run_names import OUT
+
+RESUME = {
+    "train": "slipstream train --resume {run}",
+    "pretrain": "slipstream pretrain --resume {run}",
+    "search": "slipstream tune --resume {run}",
+    "probe": "slipstream pretrain {run}/encoder.toml --probe {run}/labels.toml --resume {run}",
+}
+"""The command that resumes a stopped run"""
+SUGGESTED = {
+    "pretrain": "slipstream train CONFIG --set train.init_from={run}",
+    "probe": "slipstream predict {run}/fine-tuned DATA",
+}
+"""The command that uses a finished run, where that is not predict"""
+
+
+def show_run(name: str | Path, *, out: str | Path = OUT) -> dict[str, Any]:
+    """Describe one run: what it is, how good it is, and what to do next.
+
+    Args:
+        name: The run: its folder, the beginning of its name, or `last`.
+        out: The folder in which the name is looked up.
+
+    Returns:
+        A dict with the fields of `RunRow`, `settings` that differ from the defaults, the `summary`
+        that the run ended with (None if it has not ended), its `verdict`, the path of its `report`,
+        and `next`: the command that uses, resumes or removes the run.
+
+    Raises:
+        UserError: There is no such run.
+
+    Example:
+        slipstream.show_run("last")["settings"]
+    """
+    files = read_files(find_listed(name, out))
+    report = files.folder / "report.html"
+    summary = files.summary and {k: v for k, v in files.summary.items() if k != "detail"}
+    return {
+        **make_row(files).to_dict(),
+        "settings": _list_settings(files.config),
+        "summary": summary,
+        "verdict": _describe_verdict(files),
+        "report": str(report) if report.exists() else None,
+        "next": suggest_command(files),
+    }
+
+
+def _list_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that differ from the defaults, by their dotted names."""
+    from slipstream import config as configs
+
+    defaults = tomllib.loads(configs.to_toml(configs.Config()))
+    rows = list_differences({"run": config, "default": defaults})
+    return {row["setting"]: row["run"] for row in rows if row["run"] is not None}
+
+
+def _describe_verdict(files: RunFiles) -> str | None:
+    if files.summary is None or files.state != FINISHED:
+        return None
+    summary = dict(files.summary)
+    if files.kind == "probe":
+        return str(summary["verdict"])
+    if files.kind == "search":
+        return wording.describe_search_verdict(summary)
+    return wording.describe_verdict(summary)
+
+
+def suggest_command(files: RunFiles) -> str | None:
+    """Return the command that makes sense next for a run in its state."""
+    run = files.folder
+    if files.state == RUNNING:
+        return None
+    if files.state == DAMAGED:
+        return f"slipstream runs remove {run}"
+    if files.state == FINISHED:
+        return SUGGESTED.get(files.kind, f"slipstream predict {run} DATA").format(run=run)
+    resume = RESUME.get(files.kind)
+    return resume and resume.format(run=run)

@@ -1,0 +1,259 @@
+"""One run as a row: what it is, where it stands, and how good it is, from its small files."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from slipstream import runs
+from slipstream.catalog.scores import Scores, read_scores
+from slipstream.errors import UserError
+from slipstream.run_names import find_kind, get_start_time
+
+RUNNING, STOPPED, FINISHED, DAMAGED = "running", "stopped", "finished", "damaged"
+STATES = (RUNNING, STOPPED, FINISHED, DAMAGED)
+LOG_START = b'{"event": "'
+STAMP = re.compile(r"-(\d{8}T\d{6})Z(-\d+)?$")
+"""The end of a run folder's name: when it was created"""
+SUMMARIES = {"probe": "summary.json"}
+"""Where the summary is not in metrics.json"""
+LISTED = {"path", "targets", "labels", "horizon", "kind", "objective", "repeats", "init_from"}
+"""Settings of [data], [model] and [train] that a row shows, or that pruning needs"""
+MAX_NAMES = 2
+"""Files or targets that a row names one by one"""
+DAMAGE_ERRORS = (AttributeError, LookupError, TypeError, ValueError)
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """One run in the table of `list_runs`.
+
+    Attributes:
+        run: The run folder.
+        name: The name of the folder.
+        kind: train, pretrain, search, probe or ensemble.
+        state: running, stopped (it can be resumed), finished or damaged.
+        at: When the run was created (UTC).
+        age_s: The seconds since then.
+        model: The kind of model.
+        data: The files, the targets and the horizon: `ETTh1.csv: OT +24`.
+        metric: The metric of the next values; `scaled_mse` is in standardised units.
+        test: The error on the test set, of what the run predicts with.
+        val: The error on the validation set; a pre-training run has no other.
+        baseline: The best baseline.
+        baseline_test: Its error on the test set.
+        against_baseline: The error relative to that of the best baseline: -0.2 is 20 % lower. For
+            metrics such as R², where higher is better, the difference.
+        repeats: The number of seeds.
+        epochs: The number of epochs trained.
+        seconds: The duration of the run, from its first start.
+        note: What is wrong with a damaged run; who writes to a running one.
+
+    Example:
+        for row in slipstream.list_runs():
+            print(row.name, row.state, row.test)
+    """
+
+    run: Path
+    name: str
+    kind: str
+    state: str
+    at: datetime
+    age_s: float
+    model: str | None = None
+    data: str | None = None
+    metric: str | None = None
+    test: float | None = None
+    val: float | None = None
+    baseline: str | None = None
+    baseline_test: float | None = None
+    against_baseline: float | None = None
+    repeats: int = 1
+    epochs: float | None = None
+    seconds: float | None = None
+    note: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the row as JSON has it: paths and times as text."""
+        return asdict(self) | {"run": str(self.run), "at": self.at.isoformat()}
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """What the small files of a run hold."""
+
+    folder: Path
+    kind: str
+    config: Mapping[str, Any]
+    summary: Mapping[str, Any] | None
+    holder: Mapping[str, Any]
+    has_checksum: bool
+    """Whether the config has one: version 0.1 wrote none, nor a manifest"""
+    damage: str = ""
+
+    @property
+    def state(self) -> str:
+        if self.holder:
+            return RUNNING
+        if self.damage:
+            return DAMAGED
+        is_complete = self.summary is not None and not self.summary.get("pending")
+        return FINISHED if is_complete and not self._was_reopened() else STOPPED
+
+    def _was_reopened(self) -> bool:
+        """Whether a finished run was resumed and has not finished since: its manifest is gone."""
+        return self.has_checksum and not (self.folder / "manifest.json").exists()
+
+
+def looks_like_run(folder: Path) -> bool:
+    """Whether a folder is a run, or what is left of one, and not one that only has a config.toml
+    too: what this takes for a run can be removed."""
+    try:
+        if (folder / "encoder.toml").is_file() and (folder / "labels.toml").is_file():
+            return True
+        if (folder / "events.jsonl").is_file():
+            with (folder / "events.jsonl").open("rb") as log:
+                if log.read(len(LOG_START)) == LOG_START:
+                    return True
+        text = (folder / "config.toml").read_text(encoding="utf-8", errors="replace")
+    except (OSError, ValueError):
+        return False
+    return runs.is_intact(text) is not None
+
+
+def read_files(folder: Path, *, only_listed: bool = False) -> RunFiles:
+    """Read the small files of a run; a damaged one is described, not raised.
+
+    With `only_listed`, of the config only the settings that a row shows.
+    """
+    kind, holder = find_kind(folder), runs.find_holder(folder)
+    config: Mapping[str, Any] = {}
+    summary, damage, intact = None, "", None
+    names = ("encoder.toml", "labels.toml") if kind == "probe" else ("config.toml",)
+    try:
+        text = (folder / names[-1]).read_text(encoding="utf-8")
+        intact = runs.is_intact(text)
+        if intact is False:
+            damage = f"{names[-1]} was changed since it was written"
+        config = tomllib.loads(_select_listed(text) if only_listed and intact else text)
+    except FileNotFoundError:
+        damage = f"{names[-1]} is missing"
+    except (OSError, ValueError, RecursionError) as error:
+        damage = f"{names[-1]} cannot be read ({error})"
+    name = SUMMARIES.get(kind, "metrics.json")
+    try:
+        if (folder / name).exists():
+            runs.verify_files(folder, *names, name)
+            summary = _read_summary(folder / name)
+            read_scores(kind, summary, None)
+            if kind in ("train", "pretrain") and not (folder / "model").is_dir():
+                damage = damage or "model/ is missing"
+    except UserError as error:
+        damage = damage or str(error).replace(f"{folder}/", "")
+    except DAMAGE_ERRORS as error:
+        damage, summary = damage or f"{name} lacks metrics ({type(error).__name__}: {error})", None
+    return RunFiles(folder, kind, config, summary, holder, intact is not None, damage)
+
+
+def _select_listed(text: str) -> str:
+    """Return the lines of a config with the settings that a row shows, since parsing all of them
+    takes most of the time of a list. The config is as `to_toml` wrote it, one setting a line,
+    except for lists, whose further lines begin with a space or a bracket."""
+    lines, selected = [], False
+    for line in text.split("\n"):
+        if line.startswith("["):
+            selected = True
+        elif not line.startswith((" ", "]")):
+            selected = line.partition(" = ")[0] in LISTED
+        if selected:
+            lines.append(line)
+    return "\n".join(lines)
+
+
+def _read_summary(path: Path) -> Mapping[str, Any]:
+    try:
+        summary = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from None
+    if not isinstance(summary, dict):
+        raise UserError(f"{path}: holds no metrics")
+    return summary
+
+
+def read_row(folder: Path, metric: str | None = None) -> RunRow:
+    """Describe a run in one row, with the metric that is named or the usual one."""
+    return make_row(read_files(folder), metric)
+
+
+def make_row(files: RunFiles, metric: str | None = None) -> RunRow:
+    """Make the row of a run from its files."""
+    at = get_creation_time(files.folder)
+    summary = files.summary or {}
+    scores = read_scores(files.kind, summary, metric) if summary else Scores(metric or "")
+    note = files.damage
+    if files.state == RUNNING:
+        note = f"process {files.holder['pid']} on {files.holder['host']}"
+    return RunRow(
+        run=files.folder,
+        name=files.folder.name,
+        kind=files.kind,
+        state=files.state,
+        at=at,
+        age_s=max(time.time() - at.timestamp(), 0.0),
+        model=_get(files.config, "model", "kind"),
+        data=describe_data(files.config),
+        metric=scores.metric or None,
+        test=scores.test,
+        val=scores.val,
+        baseline=scores.baseline,
+        baseline_test=scores.baseline_test,
+        against_baseline=scores.against_baseline,
+        repeats=_get(files.config, "train", "repeats") or 1,
+        epochs=summary.get("epochs"),
+        seconds=summary.get("seconds"),
+        note=note,
+    )
+
+
+def get_creation_time(folder: Path) -> datetime:
+    """Return when a run was created, from its name, or else from its files."""
+    if match := STAMP.search(folder.name):
+        try:
+            return datetime.strptime(match[1], "%Y%m%dT%H%M%S").replace(tzinfo=UTC)
+        except ValueError:
+            pass
+    seconds = get_start_time(folder) or folder.stat().st_mtime
+    return datetime.fromtimestamp(seconds, UTC).replace(microsecond=0)
+
+
+def describe_data(config: Mapping[str, Any]) -> str | None:
+    """Describe the data of a config, the targets and the horizon: `ETTh1.csv: OT +24`."""
+    data = config.get("data")
+    if not isinstance(data, dict):
+        return None
+    paths = data.get("path") or []
+    paths = [paths] if isinstance(paths, str) else paths
+    files = _join([Path(str(path)).name for path in paths], "files") or "a table in memory"
+    if _get(config, "train", "objective") == "masked":
+        return files
+    targets = "labels" if data.get("labels") else _join(data.get("targets") or [], "targets")
+    horizon = data.get("horizon") or 0
+    return f"{files}: {targets or 'every column'}" + (f" +{horizon}" if horizon else "")
+
+
+def _join(names: list[Any], unit: str) -> str:
+    if len(names) > MAX_NAMES:
+        return f"{len(names)} {unit}"
+    return " and ".join(map(str, names))
+
+
+def _get(config: Mapping[str, Any], section: str, key: str) -> Any:
+    values = config.get(section)
+    return values.get(key) if isinstance(values, dict) else None

@@ -1,0 +1,110 @@
+"""The scores of a finished run, whatever kind it is, from its summary."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+HIGHER_IS_BETTER = {"r2", "accuracy", "balanced_accuracy", "f1_macro", "auc"}
+SCALED = "scaled_"
+"""Start of the names of errors in standardised units, as in scaled_mse"""
+
+
+class Scores(NamedTuple):
+    """One metric of a run, and of the best baseline beside it."""
+
+    metric: str
+    test: float | None = None
+    val: float | None = None
+    baseline: str | None = None
+    baseline_test: float | None = None
+
+    @property
+    def against_baseline(self) -> float | None:
+        """The run relative to the best baseline: -0.2 is an error 20 % lower. Of a metric that is
+        better when higher, the difference."""
+        if self.test is None or self.baseline_test is None:
+            return None
+        if self.metric in HIGHER_IS_BETTER:
+            return self.test - self.baseline_test
+        return self.test / self.baseline_test - 1 if self.baseline_test else None
+
+
+def read_scores(kind: str, summary: Mapping[str, Any], metric: str | None) -> Scores:
+    """Read a metric of what the run predicts with; by default MAE, or log-loss for classes."""
+    result = find_result(kind, summary)
+    if metric is None:
+        metric = choose_metric(kind, summary)
+    tests = {
+        name: value
+        for name, one in (result.get("baselines") or {}).items()
+        if one and (value := read_metric(one, "test", metric)) is not None
+    }
+    best = min(tests, key=lambda name: rank(tests[name], metric), default=None)
+    return Scores(
+        metric,
+        read_metric(result, "test", metric),
+        read_metric(result, "val", metric),
+        best,
+        tests.get(best) if best else None,
+    )
+
+
+def choose_metric(kind: str, summary: Mapping[str, Any]) -> str:
+    """Return the metric that describes a run in a table."""
+    if kind == "probe":
+        return f"{SCALED if summary['scaled'] else ''}{summary['judged_by']}"
+    return "log_loss" if "log_loss" in _list_metrics(find_result(kind, summary)) else "mae"
+
+
+def _list_metrics(result: Mapping[str, Any]) -> set[str]:
+    return {name for one in (result.get("metrics") or {}).values() for name in one}
+
+
+def find_result(kind: str, summary: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of a summary with the metrics of what the run predicts with.
+
+    For a search that is the retrained best config, for a probe the fine-tuned model, for a run
+    with repeats the single model or the ensemble, whichever `predict` uses.
+    """
+    if kind == "search":
+        best: Mapping[str, Any] = summary["test"].get("best") or {}
+        return best
+    if kind == "probe":
+        return _convert_probe(summary)
+    if summary.get("uses") == "ensemble" and summary.get("ensemble"):
+        return {"baselines": summary["baselines"], **summary["ensemble"]}
+    return summary
+
+
+def _convert_probe(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Arrange a probe's metrics as those of a training run."""
+    section = "scaled" if summary["scaled"] else "metrics"
+    metrics = summary["ways"]["fine-tuned"]["metrics"]
+    test = {name: one["mean"] for name, one in metrics.items()}
+    baselines = {name: {section: {"test": values}} for name, values in summary["baselines"].items()}
+    return {section: {"test": test}, "baselines": baselines}
+
+
+def read_metric(result: Mapping[str, Any], which: str, metric: str) -> float | None:
+    """Return a metric of one set; None where the run has no such metric."""
+    section = "scaled" if metric.startswith(SCALED) else "metrics"
+    value = ((result.get(section) or {}).get(which) or {}).get(metric.removeprefix(SCALED))
+    return None if value is None else float(value)
+
+
+def read_spread(result: Mapping[str, Any], metric: str) -> Mapping[str, Any] | None:
+    """Return how a test metric varies over the repeats; None without repeats."""
+    section = "scaled_spread" if metric.startswith(SCALED) else "spread"
+    spread = (result.get(section) or {}).get(metric.removeprefix(SCALED))
+    return spread if spread and spread["sd"] is not None else None
+
+
+def rank(value: float | None, metric: str) -> float:
+    """Return a number that is lower the better the value is; last where there is none."""
+    if value is None:
+        return math.inf
+    if metric in HIGHER_IS_BETTER:
+        return -value
+    return abs(value) if metric.endswith("bias") else value

@@ -1,0 +1,128 @@
+"""Tables of runs: the list, one run, a comparison, and what was removed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from slipstream.catalog.comparison import (
+    Comparison,
+    format_setting,
+    tabulate_differences,
+    tabulate_metrics,
+    tabulate_settings,
+)
+from slipstream.catalog.listing import format_against, format_metric, tabulate
+from slipstream.catalog.rows import RunRow
+from slipstream.reporting.formatting import format_number, format_seconds
+from slipstream.terminal.console import TextTable, print_text
+from slipstream.text import escape_to_line
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+STYLES = {"running": "green", "stopped": "yellow", "damaged": "red"}
+WRAPPED = {"data", "vs. baseline"}
+"""Columns that give way on a narrow terminal"""
+MIN_WIDTH = 8
+
+
+def print_runs(rows: Sequence[RunRow], console: Console) -> None:
+    """Print one line per run."""
+    headings, cells = tabulate(rows)
+    table = TextTable(box=None, pad_edge=False)
+    for heading in headings:
+        is_number = heading == "age" or heading.startswith("test")
+        options: dict[str, Any] = {"no_wrap": True}
+        if heading in WRAPPED:
+            options = {"min_width": MIN_WIDTH, "overflow": "fold"}
+        table.add_column(heading, justify="right" if is_number else "left", **options)
+    for row, line in zip(rows, cells, strict=True):
+        table.add_row(*line, style=STYLES.get(row.state))
+    console.print(table)
+    for row in rows:
+        if row.note:
+            print_text(console, f"{escape_to_line(row.name)}: {row.state}: {row.note}")
+
+
+def print_run(details: dict[str, Any], row: RunRow, console: Console) -> None:
+    """Print what a run is, how good it is, the settings that were chosen, and what to do next."""
+    print_text(console, f"{row.name}: {row.kind}, {row.state}", "bold")
+    facts = {
+        "folder": str(row.run),
+        "created": f"{row.at:%Y-%m-%d %H:%M} UTC",
+        "data": row.data,
+        "model": row.model and f"{row.model}" + (f", {row.repeats} repeats" * (row.repeats > 1)),
+        "trained": _describe_training(row),
+        "test": _describe_error(row),
+        "verdict": details["verdict"],
+        "note": row.note,
+        "report": details["report"],
+        "next": details["next"],
+    }
+    table = TextTable(box=None, pad_edge=False, show_header=False)
+    for _ in range(2):
+        table.add_column(overflow="fold")
+    for name, fact in facts.items():
+        if fact:
+            table.add_row(name, fact)
+    console.print(table)
+    settings = TextTable(box=None, pad_edge=False, show_header=False)
+    for _ in range(2):
+        settings.add_column(overflow="fold")
+    for name, value in details["settings"].items():
+        settings.add_row(name, format_setting(value))
+    if details["settings"]:
+        print_text(console, "\nsettings that differ from the defaults", "bold")
+        console.print(settings)
+
+
+def _describe_training(row: RunRow) -> str:
+    epochs = "" if row.epochs is None else f"{row.epochs:.3g} epochs"
+    seconds = "" if row.seconds is None else format_seconds(row.seconds)
+    return ", ".join(filter(None, (epochs, seconds)))
+
+
+def _describe_error(row: RunRow) -> str:
+    value, where = (row.test, "") if row.test is not None else (row.val, " on validation")
+    if value is None or row.metric is None:
+        return ""
+    text = f"{format_metric(row.metric)} {format_number(value)}{where}"
+    if row.baseline_test is None:
+        return text
+    return (
+        f"{text}; the best baseline has {format_number(row.baseline_test)} ({format_against(row)})"
+    )
+
+
+def print_comparison(comparison: Comparison, page: str, console: Console) -> None:
+    """Print the metrics side by side, the settings that differ, and the path of the page."""
+    tables = {
+        "test set; of repeats the mean over seeds, with its 95 % interval": tabulate_metrics,
+        "difference from the first run, with its 95 % interval": tabulate_differences,
+        "settings that differ": tabulate_settings,
+    }
+    for title, tabulate_part in tables.items():
+        headings, rows = tabulate_part(comparison)
+        if rows:
+            _print_table(title, headings, rows, console)
+    for note in comparison.notes:
+        print_text(console, f"note: {note}")
+    print_text(console, f"curves: {page}")
+
+
+def _print_table(title: str, headings: list[str], rows: list[list[str]], console: Console) -> None:
+    table = TextTable(title=title)
+    for place, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if place else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def format_size(num_bytes: int) -> str:
+    """Format a number of bytes in a unit that gives a short number."""
+    size, units = float(num_bytes), ["bytes", "kB", "MB", "GB"]
+    while size >= 1000 and len(units) > 1:
+        size, units = size / 1000, units[1:]
+    return f"{size:.3g} {units[0]}" if size < 1000 else f"{size:,.0f} {units[0]}"

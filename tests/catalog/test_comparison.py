@@ -1,0 +1,105 @@
+"""Runs side by side: settings that differ, metrics with intervals, curves."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+import slipstream
+from slipstream import UserError, runs, stats
+from slipstream.catalog.comparison import list_differences
+from tests.conftest import close
+
+
+def test_the_settings_that_differ_are_listed(out):
+    comparison = slipstream.compare_runs("one", "three")
+    names = [path.name for path in sorted(out.iterdir())]
+    settings = {row["setting"]: (row[names[0]], row[names[1]]) for row in comparison.settings}
+    assert settings["model.kind"] == ("mlp", "linear")
+    assert settings["train.repeats"] == (1, 3)
+    assert "name" not in settings
+    assert "data.path" not in settings
+
+
+def test_settings_that_one_run_lacks_differ():
+    rows = list_differences({"a": {"train": {"lr": 1.0}}, "b": {"seed": 0, "train": {"lr": 1.0}}})
+    assert rows == [{"setting": "seed", "a": None, "b": 0}]
+
+
+@pytest.mark.usefixtures("out")
+def test_repeats_have_an_interval_and_a_single_model_has_none():
+    comparison = slipstream.compare_runs("one", "three")
+    one, three = (
+        [row for row in comparison.metrics if row["run"] == r.name] for r in comparison.runs
+    )
+    mae = next(row for row in three if row["metric"] == "mae")
+    lanes = runs.read_metrics(comparison.runs[1].run)["lanes"]
+    interval = stats.compute_t_interval([lane["metrics"]["test"]["mae"] for lane in lanes])
+    close([mae["mean"], mae["low"], mae["high"]], list(interval))
+    assert mae["n"] == 3
+    assert "difference" not in mae  # the first run has no repeats
+    assert all("mean" not in row for row in one)
+    assert len(comparison.to_pandas()) == len(comparison.metrics)
+
+
+def test_the_difference_of_repeats_has_an_interval_and_a_verdict(out):
+    (source,) = out.glob("three-*")
+    shutil.copytree(source, out / "same-20260103T000000Z")
+    comparison = slipstream.compare_runs("three", "same")
+    rows = [row for row in comparison.metrics if row["run"].startswith("same")]
+    assert {row["verdict"] for row in rows} == {"no difference shown"}
+    assert all(row["difference"] == 0 for row in rows)
+    assert comparison.settings == []
+
+
+@pytest.mark.usefixtures("out")
+def test_the_page_holds_curves_and_tables_and_needs_nothing_else(tmp_path):
+    comparison = slipstream.compare_runs("one", "three")
+    page = comparison.write_html(tmp_path / "new" / "page.html").read_text()
+    assert page.count("<svg") == 1
+    for row in comparison.runs:
+        assert row.name in page
+    assert "model.kind" in page
+    assert "http" not in page
+    assert "<script" not in page
+
+
+def test_damaged_unfinished_and_unlike_runs_are_compared_with_a_note(out, tmp_path):
+    (folder,) = out.glob("one-*")
+    for name in ("metrics.json", "manifest.json", "events.jsonl"):
+        (folder / name).unlink()
+    (out / "broken").mkdir()
+    (out / "broken" / "events.jsonl").write_text('{"event": "start", "at_s": 0.0}\n')
+    comparison = slipstream.compare_runs("three", "one", "broken")
+    assert "one-20260101T000000Z is stopped" in comparison.notes
+    assert any("different data" in note for note in comparison.notes)
+    page = comparison.write_html(tmp_path / "page.html").read_text()
+    assert "No validation was logged by one-20260101T000000Z, broken." in page
+
+
+@pytest.mark.usefixtures("out")
+def test_fewer_than_two_runs_are_refused():
+    with pytest.raises(UserError, match="at least two runs"):
+        slipstream.compare_runs("one", "runs/one")
+
+
+@pytest.mark.usefixtures("out")
+def test_a_comparison_prints_its_metrics():
+    comparison = slipstream.compare_runs("one", "three")
+    assert "scaled MSE" in repr(comparison)
+    assert "<td>model.kind</td>" in comparison._repr_html_()
+
+
+def test_one_run_in_detail(out):
+    details = slipstream.show_run("one")
+    assert details["settings"]["model.kind"] == "mlp"
+    assert "train.lr" not in details["settings"]
+    assert details["summary"]["metrics"]["test"]["mae"] == details["test"]
+    assert "baseline" in details["verdict"] or "loses" in details["verdict"]
+    assert details["next"] == "slipstream predict runs/one-20260101T000000Z DATA"
+    (folder,) = out.glob("one-*")
+    (folder / "manifest.json").unlink()
+    assert slipstream.show_run("one")["next"].startswith("slipstream train --resume runs/one")
+    (folder / "config.toml").unlink()
+    assert slipstream.show_run(folder)["next"] == f"slipstream runs remove {folder}"
