@@ -92,6 +92,8 @@ class Resume(Event):
     """How many of several models are done, in words"""
     differs: str = ""
     """Why the result may differ from that of an uninterrupted run; empty if it cannot"""
+    spent_s: float = 0.0
+    """The seconds that the run had taken before"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
 """Find run folders by name: a path, the beginning of a run's name, or `last`."""
 
 from collections.abc import Collection, Iterator
+from os import PathLike
 from pathlib import Path
 
 from slipstream.errors import UserError
@@ -18,7 +19,9 @@ FIRST_BYTES = 4096
 """Of a log; its first event is within them"""
 
 
-def find_run(name: str | Path, *, out: str | Path = OUT, kinds: Collection[str] = ()) -> Path:
+def find_run(
+    name: str | Path, *, out: str | PathLike[str] = OUT, kinds: Collection[str] = ()
+) -> Path:
     """Return the folder of the run that `name` means.
 
     `name` is a run folder, the beginning of the name of one run in `out`, or `last` for the run in

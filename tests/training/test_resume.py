@@ -349,11 +349,25 @@ def test_a_measured_batch_is_kept_when_a_run_begins_again(tmp_path):
     assert runs.load_config(run).train.batch == measured
 
 
+def test_an_interrupt_while_it_is_scored_says_how_to_resume(tmp_path):
+    def watch(event):
+        if event["event"] == "scoring":
+            signal.raise_signal(signal.SIGINT)
+
+    table = waves(400)
+    with pytest.raises(Interrupted, match="resume") as caught:
+        training.train(configured(tmp_path), table, watch=watch)
+    assert caught.value.signal_number == signal.SIGINT
+    run = runs.open_run(tmp_path / "last")
+    assert not (run.folder / "metrics.json").exists()
+    assert slipstream.train(None, table, resume=run.folder).summary["epochs"] == 5
+
+
 def train_by_clock(monkeypatch, config, table, **options):
     """Train by a clock that ticks once a step."""
     with monkeypatch.context() as patch:
         clock, watch = Clock(patch), options.pop("watch", lambda _: None)
-        return slipstream.train(
+        return training.train(
             config, table, watch=lambda event: (clock(event), watch(event)), **options
         ).summary
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ class Comparison:
         """Return the metrics as a pandas.DataFrame, one row per run and metric."""
         return to_frame({key: [row.get(key) for row in self.metrics] for key in COLUMNS})
 
-    def write_html(self, path: str | Path = PAGE) -> Path:
+    def write_html(self, path: str | PathLike[str] = PAGE) -> Path:
         """Write a self-contained page with the tables and the loss curves; return its path."""
         from slipstream.reporting.comparison import write_comparison
 
@@ -96,14 +97,14 @@ class Comparison:
         return f"{len(self.runs)} runs, test set"
 
 
-def compare_runs(*names: str | Path, out: str | Path = OUT) -> Comparison:
+def compare_runs(*names: str | PathLike[str], out: str | PathLike[str] = OUT) -> Comparison:
     """Compare runs: the settings that differ, and the test metrics.
 
     Runs with repeats (`train.repeats`) have 95 % intervals over their seeds. Welch's interval of
     the difference from the first run says whether a difference is more than seed noise.
 
     Args:
-        names: Two or more runs: folders, beginnings of names, or `last`.
+        names: Two or more runs: folders, beginnings of names, `last`, or results of `train`.
         out: The folder in which names are looked up.
 
     Returns:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from pathlib import Path
+from os import PathLike
 from typing import Any
 
 from slipstream.catalog.comparison import list_differences
@@ -27,11 +27,11 @@ SUGGESTED = {
 """The command that uses a finished run, where that is not predict"""
 
 
-def show_run(name: str | Path, *, out: str | Path = OUT) -> dict[str, Any]:
+def show_run(name: str | PathLike[str], *, out: str | PathLike[str] = OUT) -> dict[str, Any]:
     """Describe one run: what it is, how good it is, and what to do next.
 
     Args:
-        name: The run: its folder, the beginning of its name, or `last`.
+        name: The run: its folder, the beginning of its name, `last`, or the result of `train`.
         out: The folder in which the name is looked up.
 
     Returns:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from fnmatch import fnmatchcase
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def to_frame(columns: Mapping[str, list[Any]]) -> Any:
 
 
 def list_runs(
-    out: str | Path = OUT,
+    out: str | PathLike[str] = OUT,
     *,
     kind: str | None = None,
     state: str | None = None,
@@ -122,7 +123,7 @@ def list_runs(
 
 
 def best_run(
-    out: str | Path = OUT,
+    out: str | PathLike[str] = OUT,
     *,
     metric: str | None = None,
     kind: str | None = None,
@@ -159,8 +160,8 @@ def best_run(
     if len(groups) > 1:
         counts = "\n".join(f"  {task or 'unknown data'}: {len(some)}" for task, some in groups)
         raise UserError(
-            f"{out}: the runs are on different data, so their errors cannot be compared; choose "
-            f"with --data (data=):\n{counts}"
+            f"{out}: the runs are on different data, so their errors cannot be compared; filter "
+            f"them by data:\n{counts}"
         )
     return min(rows, key=lambda row: rank(row.test, row.metric or ""))
 
@@ -173,7 +174,7 @@ def group_comparable(rows: Iterable[RunRow]) -> list[tuple[str, list[RunRow]]]:
     return [(task, some) for (task, _), some in groups.items()]
 
 
-def iter_files(out: str | Path) -> Iterable[RunFiles]:
+def iter_files(out: str | PathLike[str]) -> Iterable[RunFiles]:
     """Yield what the small files of each run in a folder hold; a run may vanish meanwhile."""
     folder = Path(out)
     if not folder.is_dir():
@@ -187,8 +188,9 @@ def iter_files(out: str | Path) -> Iterable[RunFiles]:
                 yield files
 
 
-def find_listed(name: str | Path, out: str | Path = OUT) -> Path:
+def find_listed(name: str | PathLike[str], out: str | PathLike[str] = OUT) -> Path:
     """Return the folder of a run that `list_runs` lists, damaged ones included."""
+    name = Path(name)  # also of a result
     for folder in (Path(name), Path(out) / name):
         if looks_like_run(folder):
             return folder
@@ -198,7 +200,9 @@ def find_listed(name: str | Path, out: str | Path = OUT) -> Path:
     return folder
 
 
-def find_row(name: str | Path, out: str | Path = OUT, metric: str | None = None) -> RunRow:
+def find_row(
+    name: str | PathLike[str], out: str | PathLike[str] = OUT, metric: str | None = None
+) -> RunRow:
     """Return the row of one run."""
     return read_row(find_listed(name, out), metric)
 
@@ -212,7 +216,7 @@ def _check_choice(option: str, value: str | None, choices: Iterable[str]) -> Non
         raise UserError(f'{option} is "{value}"; choose one of {", ".join(choices)}')
 
 
-def _suggest_metrics(out: str | Path) -> str:
+def _suggest_metrics(out: str | PathLike[str]) -> str:
     """Name the metrics that the runs have."""
     names: dict[str, None] = {}
     for files in iter_files(out):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Sequence
+from os import PathLike
 from pathlib import Path
 
 from slipstream import runs
@@ -19,13 +20,13 @@ from slipstream.runs.folder import UNPUBLISHED
 KEEP_BEST = 5
 
 
-def remove_runs(*names: str | Path, out: str | Path = OUT) -> RunTable:
+def remove_runs(*names: str | PathLike[str], out: str | PathLike[str] = OUT) -> RunTable:
     """Remove runs with all their files.
 
     If a process writes to one of them, none is removed.
 
     Args:
-        names: The runs: folders, beginnings of names, or `last`.
+        names: The runs: folders, beginnings of names, `last`, or results of `train`.
         out: The folder in which names are looked up.
 
     Returns:
@@ -48,7 +49,7 @@ def remove_runs(*names: str | Path, out: str | Path = OUT) -> RunTable:
 
 
 def prune_runs(
-    out: str | Path = OUT,
+    out: str | PathLike[str] = OUT,
     *,
     keep_best: int = KEEP_BEST,
     metric: str | None = None,

@@ -24,8 +24,13 @@ STAMP = re.compile(r"-(\d{8}T\d{6})Z(-\d+)?$")
 """The end of a run folder's name: when it was created"""
 SUMMARIES = {"probe": "summary.json"}
 """Where the summary is not in metrics.json"""
-LISTED = {"path", "targets", "labels", "horizon", "kind", "objective", "repeats", "init_from"}
+LISTED = {
+    *("path", "targets", "labels", "horizon", "kind"),
+    *("objective", "epochs", "repeats", "init_from"),
+}
 """Settings of [data], [model] and [train] that a row shows, or that pruning needs"""
+LOG_END = 16384
+"""Bytes at the end of a log in which the last epoch is looked for"""
 MAX_NAMES = 2
 """Files or targets that a row names one by one"""
 DAMAGE_ERRORS = (AttributeError, LookupError, TypeError, ValueError)
@@ -52,9 +57,9 @@ class RunRow:
         against_baseline: The error relative to that of the best baseline: -0.2 is 20 % lower. For
             metrics such as R², where higher is better, the difference.
         repeats: The number of seeds.
-        epochs: The number of epochs trained.
+        epochs: The number of epochs trained so far.
         seconds: The duration of the run, from its first start.
-        note: What is wrong with a damaged run; who writes to a running one.
+        note: What is wrong with a damaged run; who writes to a running one, and how far it is.
 
     Example:
         for row in slipstream.list_runs():
@@ -197,9 +202,9 @@ def make_row(files: RunFiles, metric: str | None = None) -> RunRow:
     at = get_creation_time(files.folder)
     summary = files.summary or {}
     scores = read_scores(files.kind, summary, metric) if summary else Scores(metric or "")
-    note = files.damage
-    if files.state == RUNNING:
-        note = f"process {files.holder['pid']} on {files.holder['host']}"
+    epochs = summary.get("epochs")
+    if files.state in (RUNNING, STOPPED):
+        epochs = read_last_epoch(files.folder)
     return RunRow(
         run=files.folder,
         name=files.folder.name,
@@ -216,10 +221,38 @@ def make_row(files: RunFiles, metric: str | None = None) -> RunRow:
         baseline_test=scores.baseline_test,
         against_baseline=scores.against_baseline,
         repeats=_get(files.config, "train", "repeats") or 1,
-        epochs=summary.get("epochs"),
+        epochs=epochs,
         seconds=summary.get("seconds"),
-        note=note,
+        note=_describe_state(files, epochs),
     )
+
+
+def _describe_state(files: RunFiles, epochs: float | None) -> str:
+    """Say what is wrong with a damaged run, and how far an unfinished one has come."""
+    planned = _get(files.config, "train", "epochs")
+    reached = "" if epochs is None else f"epoch {epochs:.3g} of {planned}"
+    match files.state:
+        case "running":
+            where = f"process {files.holder['pid']} on {files.holder['host']}"
+            return ", ".join(filter(None, (where, reached)))
+        case "stopped":
+            return f"after {reached}" if reached else ""
+        case _:
+            return files.damage
+
+
+def read_last_epoch(folder: Path) -> float | None:
+    """Return the epoch of the last validation or line of losses that a run has logged."""
+    try:
+        with (folder / "events.jsonl").open("rb") as log:
+            log.seek(max(log.seek(0, 2) - LOG_END, 0))
+            lines = log.read().split(b"\n")
+        for line in reversed(lines):
+            if line.startswith((b'{"event": "epoch"', b'{"event": "log"')) and b'"epoch":' in line:
+                return float(json.loads(line)["epoch"])
+    except (OSError, *DAMAGE_ERRORS):
+        pass
+    return None
 
 
 def get_creation_time(folder: Path) -> datetime:

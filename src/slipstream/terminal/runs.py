@@ -41,7 +41,7 @@ def print_runs(rows: Sequence[RunRow], console: Console) -> None:
         table.add_row(*line, style=STYLES.get(row.state))
     console.print(table)
     for row in rows:
-        if row.note:
+        if row.note and row.state != "stopped":  # of which there may be many
             print_text(console, f"{escape_to_line(row.name)}: {row.state}: {row.note}")
 
 
