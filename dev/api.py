@@ -28,7 +28,7 @@ LISTS = ("Args", "Attributes", "Raises")
 ORDER = (
     *("train", "evaluate", "predict", "report", "tune", "pretrain", "probe"),
     *("list_runs", "show_run", "compare_runs", "best_run", "remove_runs", "prune_runs"),
-    *("Result", "Study", "Probe", "Evaluation", "RunRow", "Comparison"),
+    *("Forecaster", "Result", "Study", "Probe", "Evaluation", "RunRow", "Comparison"),
     *("events", "Config", "UserError", "Interrupted"),
 )
 

@@ -15,6 +15,7 @@ PUBLIC = [
     "Comparison",
     "Config",
     "Evaluation",
+    "Forecaster",
     "Interrupted",
     "Probe",
     "Result",

@@ -5,6 +5,7 @@
     slipstream.predict(result, "new.csv")    forecast, or estimate at every row
     slipstream.report(result)                write its report.html
     slipstream.tune("job.toml")              search for better settings
+    slipstream.Forecaster(targets="OT")      an estimator in the manner of scikit-learn
     slipstream.pretrain("bars.toml")         pre-train an encoder on unlabelled data
     slipstream.probe("a.toml", "b.toml")     test whether pre-training helps
     slipstream.list_runs()                   list the runs of a folder as a table
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 if _TYPE_CHECKING:
     from slipstream import events
+    from slipstream.api.estimator import Forecaster
     from slipstream.api.evaluation import Evaluation
     from slipstream.api.inference import evaluate, predict, report
     from slipstream.api.results import Probe, Result, Study
@@ -40,6 +42,7 @@ __all__ = [
     "Comparison",
     "Config",
     "Evaluation",
+    "Forecaster",
     "Interrupted",
     "Probe",
     "Result",
@@ -66,6 +69,7 @@ _MODULES = {
     "Comparison": "catalog.comparison",
     "Config": "config",
     "Evaluation": "api.evaluation",
+    "Forecaster": "api.estimator",
     "Interrupted": "errors",
     "Probe": "api.results",
     "Result": "api.results",

@@ -28,7 +28,7 @@ from slipstream.checksums import MANIFEST, compute_sha256, read_verified
 from slipstream.config import Config, Engine, Signature
 from slipstream.data.scaler import Scaler
 from slipstream.errors import UserError
-from slipstream.models import Forecaster, MaskedAutoencoder, build
+from slipstream.models import MaskedAutoencoder, WindowPredictor, build
 from slipstream.runs import Run
 
 STATE_FILE = "state.json"
@@ -247,7 +247,7 @@ def read_origin(run: Run) -> dict[str, Any]:
 
 def load_model(
     run: Run, config: Config, device: torch.device
-) -> tuple[Forecaster | MaskedAutoencoder, Signature, Scaler]:
+) -> tuple[WindowPredictor | MaskedAutoencoder, Signature, Scaler]:
     """Load the trained model of a run."""
     files = read_verified(run.model)
     signature = Signature.model_validate_json(files["signature.json"])

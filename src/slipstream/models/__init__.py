@@ -6,8 +6,8 @@ T context rows, B windows, F inputs, K static columns, H predicted rows, C targe
 
 from slipstream.models.forecaster import (
     OWN_KERNELS,
-    Forecaster,
     MaskedAutoencoder,
+    WindowPredictor,
     build,
     has_dropout,
     set_execution,
@@ -16,9 +16,9 @@ from slipstream.models.noise.rng import Noise
 
 __all__ = [
     "OWN_KERNELS",
-    "Forecaster",
     "MaskedAutoencoder",
     "Noise",
+    "WindowPredictor",
     "build",
     "has_dropout",
     "set_execution",

@@ -21,9 +21,13 @@ OWN_KERNELS = "off"
 """In the place of a cuDNN algorithm: our own kernels"""
 
 
-def build(model: Model, signature: Signature) -> Forecaster | MaskedAutoencoder:
+def build(model: Model, signature: Signature) -> WindowPredictor | MaskedAutoencoder:
     """Build a network that predicts, or an encoder to pre-train."""
-    return MaskedAutoencoder(model, signature) if signature.masked else Forecaster(model, signature)
+    return (
+        MaskedAutoencoder(model, signature)
+        if signature.masked
+        else WindowPredictor(model, signature)
+    )
 
 
 def has_dropout(model: Model) -> bool:
@@ -46,7 +50,7 @@ def set_execution(
         core.compile()
 
 
-class Forecaster(nn.Module):
+class WindowPredictor(nn.Module):
     """A network between the normalization of each window and its inverse."""
 
     def __init__(self, model: Model, signature: Signature) -> None:
