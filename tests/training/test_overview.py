@@ -49,3 +49,11 @@ def test_of_many_series_some_are_drawn():
     names = [row["name"] for row in found["timelines"]]
     assert len(names) == MAX_SERIES
     assert (names[0], names[-1]) == ("s00", "s29")
+
+
+@pytest.mark.parametrize("policy", ["forward", "drop"])
+def test_missing_values_are_counted_before_they_are_filled(policy):
+    table = waves().to_pydict()
+    table["b"][50] = table["b"][51] = table["c"][200] = None
+    found = overview(table, data={"targets": ["c"], "inputs": ["a", "b"], "missing": policy})
+    assert [found["columns"][name]["missing"] for name in "abc"] == [0, 2, 1]

@@ -48,6 +48,8 @@ class SeriesIndex:
     """Whether times are dates or timestamps"""
     unknown: Ints = field(default_factory=lambda: missing.NO_RUNS)
     """[runs, 2]: rows without a target, each run from one row to before another"""
+    missing_inputs: dict[str, int] = field(default_factory=dict)
+    """Number of values that were missing before they were filled or their rows dropped"""
 
     @property
     def num_rows(self) -> int:
@@ -124,13 +126,14 @@ def prepare_series(
     inputs = {name: settings[name] for name in roles.inputs}
     group_names: dict[str, int] = {}
     notes: list[str] = []
+    missing_inputs: Counter[str] = Counter()
     every: list[_TableSeries] = []
     steps: dict[float, str] = {}
     for table in tables:
         ordered = [_order(raw, data) for raw in _split_table(table, data, roles, group_names)]
         complete = [series for series, _ in ordered]
         if data.missing != "error":
-            complete = _drop_incomplete(complete, inputs, data, notes)
+            complete = _drop_incomplete(complete, inputs, data, notes, missing_inputs)
         complete = _mark_unknown(complete, roles, data)
         for series, (_, step) in zip(complete, ordered, strict=True):
             if len(series.breaks) < min_rows:
@@ -162,6 +165,7 @@ def prepare_series(
         step=next(iter(steps), None),
         has_dates=time is not None and is_date(time),
         unknown=_join_unknown(every),
+        missing_inputs=dict(missing_inputs),
     )
     return RawSeries(
         index=index,
@@ -329,10 +333,14 @@ def _refuse_order(series: _TableSeries, data: Data, steps: Times) -> None:
 
 
 def _drop_incomplete(
-    every: list[_TableSeries], inputs: dict[str, str], data: Data, notes: list[str]
+    every: list[_TableSeries],
+    inputs: dict[str, str],
+    data: Data,
+    notes: list[str],
+    counts: Counter[str],
 ) -> list[_TableSeries]:
-    """Return the table's series without the rows of which an input stays unknown; note what is
-    missing."""
+    """Return the table's series without the rows of which an input stays unknown; note and count
+    what is missing."""
     dropped: list[Flags] = [np.zeros(len(series.breaks), dtype=bool) for series in every]
     absent: list[dict[str, Ints]] = [{} for _ in every]
     for name, setting in inputs.items():
@@ -342,6 +350,7 @@ def _drop_incomplete(
             if mask.any():
                 rows |= mask if data.missing == "drop" else np.logical_and.accumulate(mask)
                 by_column[name] = np.flatnonzero(mask)
+                counts[name] += len(by_column[name])
     complete = []
     for series, rows, by_column in zip(every, dropped, absent, strict=True):
         if by_column:

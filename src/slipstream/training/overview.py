@@ -57,7 +57,8 @@ def _summarize_columns(dataset: Dataset) -> dict[str, dict[str, Any]]:
     columns = {}
     for name, low, high, count in zip(names, lows, highs, missing, strict=True):
         roles = [role for role in ("inputs", "targets") if name in getattr(signature, role)]
-        column: dict[str, Any] = {"roles": roles, "missing": count}
+        absent = dataset.index.missing_inputs.get(name, count)
+        column: dict[str, Any] = {"roles": roles, "missing": absent}
         is_label = bool(signature.classes) and name in signature.targets
         if name in scaler.size and not is_label:
             shift, size = scaler.shift[name], scaler.size[name]
