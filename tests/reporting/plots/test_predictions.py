@@ -12,4 +12,5 @@ def test_thinning_keeps_the_extremes():
     assert len(rows) <= 1500
     assert (y[rows].max(), y[rows].min()) == (5, -7)
     assert (np.diff(rows) > 0).all()
+    assert (rows[0], rows[-1]) == (0, len(y) - 1)
     assert len(draw.thin([y[:1000]], 1500)) == 1000

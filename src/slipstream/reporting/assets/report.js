@@ -36,7 +36,7 @@
       tzDate: seconds => uPlot.tzDate(new Date(seconds * 1e3), "Etc/UTC"),
       scales: {x: {time: plot.dates}},
       legend: {show: false},
-      cursor: {sync: {key: `series-${plot.group}`, scales: ["x", null]}, drag: {x: true, y: false}, focus: {prox: -1}},
+      cursor: {sync: {key: `series-${plot.group}`, scales: ["x", null]}, drag: {x: true, y: false}, y: false},
     };
     const legend = place.appendChild(document.createElement("div"));
     legend.className = "legend";
@@ -52,7 +52,7 @@
     const parts = [["line", "ink", "true", plot.true], ["line", "blue", "predicted", plot.predicted]];
     const readers = [...parts, ["line", "red", "error (predicted - true)", errors]].map(
       ([shape, name, text, values]) => [entry(shape, name, text), values]);
-    for (const band of plot.bands) entry("box", "blue", band.label);
+    plot.bands.forEach((band, i) => entry(i ? "box inner" : "box", "blue", band.label));
     const where = legend.appendChild(document.createElement("span"));
     const read = chart => {
       const i = chart.cursor.idx;

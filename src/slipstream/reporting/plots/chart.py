@@ -107,7 +107,7 @@ class Chart:
         shape = np.broadcast_shapes(left.shape, right.shape, low.shape, high.shape)
         edges = (np.broadcast_to(ends, shape).tolist() for ends in (left, right, low, high))
         path = "".join(
-            f"M{_round(a)} {_round(d)}H{_round(b)}V{_round(c)}H{_round(a)}Z"
+            f"M{_round(a)} {_round(d)}H{_round(b)}V{_round(c)}H{_round(a)}z"
             for a, b, c, d in zip(*edges, strict=True)
         )
         self.marks.append(f'<path d="{path}" style="{_fill(colour, opacity)}"/>')

@@ -20,7 +20,7 @@ from slipstream.reporting.plots.predictions import Predictions
 from slipstream.reporting.plots.scale import Scale, cover
 
 MAX_BARS = 24
-CELLS, SHADES, BARS = 44, 6, 41
+CELLS, SHADES, BARS = 40, 5, 41
 
 
 def draw_by_step(summary: dict[str, Any]) -> Markup:
@@ -87,8 +87,9 @@ def _draw_scatter(truth: Any, predicted: Any) -> Markup:
     counts = np.bincount(across * CELLS + down, minlength=CELLS * CELLS).reshape(CELLS, CELLS)
     levels = np.ceil(SHADES * np.log1p(counts) / np.log1p(counts.max())).astype(int)
     for level in range(1, SHADES + 1):
-        i, j = np.nonzero(levels == level)
-        boxes = (edges[i], edges[i + 1]), (edges[j], edges[j + 1])
+        borders = np.diff(np.pad(levels == level, ((0, 0), (1, 1))).astype(int), axis=1)
+        (i, begin), (_, end) = np.nonzero(borders == 1), np.nonzero(borders == -1)
+        boxes = (edges[i], edges[i + 1]), (edges[begin], edges[end])
         chart.boxes(*boxes, MODEL, opacity=0.1 + 0.9 * level / SHADES)
     chart.line([scale.low, scale.high], [scale.low, scale.high], INK, width=1, dash="4 3")
     return chart.render()

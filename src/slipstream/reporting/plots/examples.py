@@ -232,7 +232,8 @@ def _draw_forecast(
     scale = Scale(*ends, dates=predictions.has_dates)
     chart = Chart(scale, y, predictions.x_name, "", 150, x_ticks=3 if scale.dates else 5)
     for band, low, high in zip(bands, edges[::2], edges[1::2], strict=True):
-        chart.area(x, low, high, MODEL, opacity=0.2, label=band.label)
+        chart.area(x, low, high, MODEL, opacity=0.2)
+        chart.name("box" if band is bands[0] else "box inner", MODEL, band.label)
     if len(past):
         joined = [*earlier, x[0]], [*truth[past], truth[rows][0]]
         chart.line(*joined, MUTED, width=1.2, label="before")

@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet
 
 Array = npt.NDArray[Any]
-MAX_ROWS = 1_000_000
+MAX_VALUES = 2_000_000
+"""Predicted values that are read; beyond, every second, third ... group of rows"""
 MICROSECONDS = 1e6
 
 
@@ -117,7 +118,8 @@ class Predictions:
 
 def read_predictions(path: Path) -> Predictions:
     with pa.parquet.ParquetFile(path) as file:
-        every = -(-file.metadata.num_rows // MAX_ROWS)
+        targets = sum(name.endswith("_predicted") for name in file.schema_arrow.names)
+        every = max(-(-file.metadata.num_rows * targets // MAX_VALUES), 1)
         table = file.read_row_groups(list(range(0, file.num_row_groups, every)))
     table = table.combine_chunks()
     series = table.column("series").cast(pa.string()).dictionary_encode().unify_dictionaries()
@@ -170,13 +172,15 @@ def lay_end_to_end(predictions: Predictions, windows: Array, series: int) -> Arr
 
 
 def thin(columns: Sequence[Array], most: int) -> Array:
-    """Return the rows to draw, at most so many: the extremes of every column in each interval."""
+    """Return the rows to draw, at most so many: the extremes of every column in each interval, and
+    both ends, so that all columns of a series span the same time."""
     rows = len(columns[0])
     if rows <= most:
         return np.arange(rows)
-    size = -(-rows // max(most // (2 * len(columns)), 1))
+    size = -(-rows // max((most - 2) // (2 * len(columns)), 1))
     buckets = np.minimum(np.arange(-(-rows // size) * size), rows - 1).reshape(-1, size)
     extremes = [
         find(column[buckets], axis=1) for column in columns for find in (np.argmin, np.argmax)
     ]
-    return np.unique(np.concatenate([buckets[np.arange(len(buckets)), at] for at in extremes]))
+    retained = [buckets[np.arange(len(buckets)), at] for at in extremes]
+    return np.unique(np.concatenate([*retained, [0, rows - 1]]))
