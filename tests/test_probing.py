@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -198,3 +199,30 @@ def test_the_sp500s_label_looks_five_days_ahead_and_its_inputs_none():
     assert labels[0][-5:] == [None] * 5
     wanted = ["up" if close_[i + 5] > close_[i] else "down" for i in range(1, 195)]
     assert labels[0][:-5] == wanted
+
+
+def test_an_interrupted_probe_says_how_to_resume_it(tmp_path, table):
+    def watch(event):
+        if isinstance(event, slipstream.events.Step):
+            signal.raise_signal(signal.SIGINT)
+
+    encoder = {**ENCODER, "out": str(tmp_path / "runs")}
+    with pytest.raises(slipstream.Interrupted) as caught:
+        slipstream.probe(encoder, LABELS, table, seeds=2, watch=watch)
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert str(caught.value).endswith(
+        f'; resume the probe with the same call and folder="{folder}"'
+    )
+    row = slipstream.list_runs(tmp_path / "runs")[0]
+    assert (row.kind, row.state, row.repeats) == ("probe", "stopped", 2)
+    assert slipstream.show_run(folder)["next"] == (
+        f"slipstream pretrain {folder}/encoder.toml --probe {folder}/labels.toml --seeds 2 "
+        f"--resume {folder}"
+    )
+    probe = slipstream.probe(encoder, LABELS, table, seeds=2, folder=tmp_path / "runs" / "last")
+    parts = [probe.summary["encoder"], *probe.summary["ways"].values()]
+    assert probe.summary["seconds"] >= sum(part["seconds"] for part in parts)
+    row = slipstream.list_runs(tmp_path / "runs")[0]
+    assert (row.state, row.test) == (
+        *("finished", probe.summary["ways"]["fine-tuned"]["metrics"]["log_loss"]["mean"]),
+    )

@@ -7,9 +7,11 @@ labels; other labels would be another question.
 
 from __future__ import annotations
 
+import re
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from typing import Any
 from slipstream import config as configs
 from slipstream import runs, stats, training
 from slipstream.config import Config
-from slipstream.errors import UserError
+from slipstream.errors import Interrupted, ResumableError, UserError
 from slipstream.reporting.wording import beats_majority, describe_probe
 from slipstream.runs import Event
 from slipstream.scoring.summary import get_error
@@ -66,7 +68,7 @@ def probe(
     if run is not None and not (runs.open_run(run).folder / "metrics.json").is_file():
         raise UserError(f"{run}: holds no metrics.json; was the pre-training finished?")
     probe_run = _open_folder({"encoder": pretrain_config, "labels": label_config}, folder, watch)
-    with runs.lock_run(probe_run):
+    with runs.lock_run(probe_run), _explain_resume(probe_run.folder):
         runs.remove_manifest(probe_run)
         if run is None:
             probe_run.notify({"event": "probe", "what": "the encoder: pre-training"})
@@ -87,6 +89,18 @@ def probe(
         summary |= runs.describe_origin()
         runs.write_metrics(probe_run, summary, name=SUMMARY)
     return FinishedProbe(probe_run.folder, summary)
+
+
+@contextmanager
+def _explain_resume(folder: Path) -> Iterator[None]:
+    """Say how to resume the probe where a message says how to resume the run that stopped."""
+    try:
+        yield
+    except (Interrupted, ResumableError) as error:
+        reason = re.sub(r"(?s);[^;]*resume with: .*", "", str(error))
+        advice = f"resume the probe with the same command and --resume {folder}"
+        error.args = (f"{reason}; {advice}", *error.args[1:])
+        raise
 
 
 def _load_encoder_config(

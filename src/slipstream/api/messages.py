@@ -11,6 +11,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 PLACE = r"(?P<place>[^\s;,]+)"
 RULES: tuple[tuple[str, str], ...] = (
+    (rf"the same command and --resume {PLACE}", r'the same call and folder="\g<place>"'),
     (
         rf"`?slipstream (?P<verb>train|tune|pretrain) --resume {PLACE}",
         r'\g<verb>(resume="\g<place>")',

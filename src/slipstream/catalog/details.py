@@ -17,7 +17,10 @@ RESUME = {
     "train": "slipstream train --resume {run}",
     "pretrain": "slipstream pretrain --resume {run}",
     "search": "slipstream tune --resume {run}",
-    "probe": "slipstream pretrain {run}/encoder.toml --probe {run}/labels.toml --resume {run}",
+    "probe": (
+        "slipstream pretrain {run}/encoder.toml --probe {run}/labels.toml --seeds {repeats} "
+        "--resume {run}"
+    ),
 }
 """The command that resumes a stopped run"""
 SUGGESTED = {
@@ -87,5 +90,7 @@ def suggest_command(files: RunFiles) -> str | None:
         return f"slipstream runs remove {run}"
     if files.state == FINISHED:
         return SUGGESTED.get(files.kind, f"slipstream predict {run} DATA").format(run=run)
-    resume = RESUME.get(files.kind)
-    return resume and resume.format(run=run)
+    if files.kind == "probe" and not (run / "encoder").exists():
+        return None  # of an encoder that was named on the command line
+    resume, repeats = RESUME.get(files.kind), make_row(files).repeats
+    return resume and resume.format(run=run, repeats=repeats)
