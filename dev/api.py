@@ -26,7 +26,7 @@ this page from the docstrings.
 SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Example")
 LISTS = ("Args", "Attributes", "Raises")
 ORDER = (
-    *("train", "evaluate", "predict", "report", "tune", "pretrain", "probe"),
+    *("train", "evaluate", "predict", "report", "ensemble", "tune", "pretrain", "probe"),
     *("list_runs", "show_run", "compare_runs", "best_run", "remove_runs", "prune_runs"),
     *("Forecaster", "Result", "Study", "Probe", "Evaluation", "RunRow", "Comparison"),
     *("events", "Config", "UserError", "Interrupted"),

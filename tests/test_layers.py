@@ -34,7 +34,7 @@ LAYERS = [
     {"training", "pretraining", "evaluation", "prediction"},
     {"reporting"},
     {"profiling"},
-    {"bench", "catalog", "doctor", "probing", "tuning"},
+    {"bench", "catalog", "doctor", "ensembling", "probing", "tuning"},
     {"terminal"},
     {"api"},
     {"cli"},
@@ -78,6 +78,15 @@ ORDER = {
         "candidates",
         "measure",
         "pack_size workload",
+    ],
+    "inference": [
+        "alignment mixture overrides own_data",
+        "trained",
+        "own_baselines",
+    ],
+    "ensembling": [
+        "agreement scores",
+        "api",
     ],
     "tuning": [
         "packing packing.dataset_cache packing.trial space storage storage.database "

@@ -24,6 +24,7 @@ PUBLIC = [
     "UserError",
     "best_run",
     "compare_runs",
+    "ensemble",
     "evaluate",
     "events",
     "list_runs",

@@ -4,6 +4,7 @@
     slipstream.evaluate(result, "new.csv")   score it on its test set or on new data
     slipstream.predict(result, "new.csv")    forecast, or estimate at every row
     slipstream.report(result)                write its report.html
+    slipstream.ensemble([result, other])     join runs into one that predicts by their mean
     slipstream.tune("job.toml")              search for better settings
     slipstream.Forecaster(targets="OT")      an estimator in the manner of scikit-learn
     slipstream.pretrain("bars.toml")         pre-train an encoder on unlabelled data
@@ -28,7 +29,7 @@ if _TYPE_CHECKING:
     from slipstream.api.evaluation import Evaluation
     from slipstream.api.inference import evaluate, predict, report
     from slipstream.api.results import Probe, Result, Study
-    from slipstream.api.training import pretrain, probe, train, tune
+    from slipstream.api.training import ensemble, pretrain, probe, train, tune
     from slipstream.catalog.comparison import Comparison, compare_runs
     from slipstream.catalog.details import show_run
     from slipstream.catalog.listing import best_run, list_runs
@@ -51,6 +52,7 @@ __all__ = [
     "UserError",
     "best_run",
     "compare_runs",
+    "ensemble",
     "evaluate",
     "events",
     "list_runs",
@@ -78,6 +80,7 @@ _MODULES = {
     "UserError": "errors",
     "best_run": "catalog.listing",
     "compare_runs": "catalog.comparison",
+    "ensemble": "api.training",
     "evaluate": "api.inference",
     "list_runs": "catalog.listing",
     "predict": "api.inference",

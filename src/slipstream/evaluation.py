@@ -8,26 +8,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from slipstream import runs
-from slipstream.autotune.rules import make_plan
 from slipstream.config import Config
-from slipstream.data import new_data
 from slipstream.data.dataset import Dataset
 from slipstream.data.splits import SETS
 from slipstream.data.windows import Series
 from slipstream.engine import recovery
 from slipstream.errors import UserError
-from slipstream.inference.overrides import load_changed_config
+from slipstream.inference.mixture import MEMBERS
 from slipstream.inference.own_baselines import find_baselines
-from slipstream.inference.own_data import load_own_data
-from slipstream.models import permission
-from slipstream.scoring.batch import Baseline, ChunkLoader, PredictionBatch
-from slipstream.scoring.ensemble import (
-    CoverageCounter,
-    FoldPredictor,
-    compute_coverage,
-    load_predictors,
-)
+from slipstream.inference.trained import Member, TrainedRun, load_own_sets, load_trained
+from slipstream.scoring.batch import Baseline, ChunkLoader, PredictionBatch, Predictor
+from slipstream.scoring.ensemble import CoverageCounter, FoldPredictor, compute_coverage
 from slipstream.scoring.predict import accumulate_side_by_side, predict_side_by_side
 from slipstream.scoring.summary import merge_sums
 
@@ -46,49 +37,53 @@ def evaluate(
     """Score a run's model and its baselines; `slipstream.evaluate` documents the arguments."""
     if on not in SETS:
         raise UserError(f'there is no set "{on}"; choose one of {", ".join(SETS)}')
-    model_run, owner = runs.find_model_run(runs.open_run(run))
-    config = load_changed_config(model_run, overrides, own_data=data is None, targets=True)
-    plan = make_plan(config, data_bytes=0, training=False)
-    permission.require_permission(model_run.folder, overrides=overrides, allow_code=allow_code)
-    trained = load_predictors(model_run, config, plan, ensemble=ensemble)
-    signature, scaler = trained.signature, trained.scaler
+    which = on if data is None else "all"
+    trained = load_trained(
+        run,
+        overrides=overrides,
+        own_data=data is None,
+        targets=True,
+        ensemble=ensemble,
+        allow_code=allow_code,
+    )
     if data is None:
-        dataset, which = load_own_data(model_run, config, signature, scaler), on
+        datasets = load_own_sets(trained.members)
     else:
-        dataset = new_data.load_new_data(
-            config, signature, scaler, data, targets=True, resample=resample
-        )
-        which = "all"
-    if len(dataset.folds) > len(trained.folds):
+        datasets = [one.load_new(data, targets=True, resample=resample) for one in trained.members]
+    dataset, fold_predictors, members = trained.bind(datasets, [which])
+    plan, signature = trained.first.plan, dataset.signature
+    if len(dataset.folds) > len(fold_predictors):
         raise UserError(
-            f"{model_run.folder}: holds the model of one fold; set tune.retrain to have them all, "
-            "or pass data with --data"
+            f"{trained.run.folder}: holds the model of one fold; set tune.retrain to have them "
+            "all, or pass data with --data"
         )
     folds = [dataset.select_fold(fold) for fold in dataset.folds] or [dataset]
-    predictors = trained.folds if dataset.folds else trained.folds[-1:]
+    predictors = fold_predictors[-len(folds) :]
     coverage = [CoverageCounter(one.half_widths or {}, signature.quantiles) for one in predictors]
     with plan.flags():
         memory = dataset.memory
         series = None if memory is None else memory.series.to(plan.device)
-        loaders = [_make_loader(fold, series, config) for fold in folds]
+        loaders = [_make_loader(fold, series, trained.first.config) for fold in folds]
         device = torch.device("cpu") if series is None else plan.device
-        baselines, notes = find_baselines(model_run, config, trained, folds, loaders, device)
+        baselines, notes = find_baselines(trained, folds, loaders, device)
+        beside = _list_beside(trained, members[-len(folds) :], baselines)
         sums = [
             _score_fold(_Fold(*one), which)
-            for one in zip(folds, loaders, predictors, coverage, baselines, strict=True)
+            for one in zip(folds, loaders, predictors, coverage, beside, strict=True)
         ]
-        scores = merge_sums([fold[0] for fold in sums]).compute()
-    model = trained.describe_on_new_data()
-    if dataset.folds:
-        model = f"{trained.description}, fold by fold"
+        scores, *others = (merge_sums(many).compute() for many in zip(*sums, strict=True))
+    metrics = {name: _get_overall(one) for name, one in zip(beside[-1], others, strict=True)}
     return {
-        "run": str(model_run.folder),
+        "run": str(trained.run.folder),
         "on": on if data is None else "data",
-        "model": f"{owner}: {model}" if owner else model,
-        "metrics": scores["overall"],
-        **({"scaled": scores["scaled"]} if "scaled" in scores else {}),
+        "model": trained.describe(on_folds=bool(dataset.folds)),
+        **_get_overall(scores),
         **({"classes": list(signature.classes)} if signature.classes else {}),
-        "baselines": _summarize_baselines(baselines[-1], [fold[1:] for fold in sums]),
+        "baselines": {
+            name: {"what": one.what, **metrics[name]} if one.predict else None
+            for name, one in baselines[-1].items()
+        },
+        **_summarize_members(trained, metrics),
         "coverage": compute_coverage(coverage) or None,
         "windows": sum(fold.num_windows[which] for fold in folds),
         "windows_without_target": sum(fold.left_out.get(which, 0) for fold in folds),
@@ -105,7 +100,7 @@ class _Fold(NamedTuple):
     load_chunks: ChunkLoader
     model: FoldPredictor
     coverage: CoverageCounter
-    baselines: Mapping[str, Baseline]
+    beside: Mapping[str, Predictor]
 
 
 def _make_loader(dataset: Dataset, series: Series | None, config: Config) -> ChunkLoader:
@@ -113,29 +108,56 @@ def _make_loader(dataset: Dataset, series: Series | None, config: Config) -> Chu
     return lambda which: dataset.iter_chunks(which, series, rows=rows)
 
 
+def _list_beside(
+    trained: TrainedRun,
+    members: Sequence[Sequence[Predictor]],
+    baselines: Sequence[Mapping[str, Baseline]],
+) -> list[dict[str, Predictor]]:
+    """Return by fold what is scored beside the model: the baselines, and an ensemble's members."""
+    every = []
+    for number, fold in enumerate(baselines):
+        beside = {name: one.predict for name, one in fold.items() if one.predict}
+        if members:
+            names = (_name_member(member) for member in trained.members)
+            beside |= zip(names, members[number], strict=True)
+        every.append(beside)
+    return every
+
+
+def _name_member(member: Member) -> str:
+    return f"{MEMBERS}/{member.name}"  # no baseline has a name like this
+
+
 def _score_fold(fold: _Fold, which: str) -> list[Any]:
-    """Return the sums of the model, and of each baseline that predicts something."""
-    predictors = [one.predict for one in fold.baselines.values() if one.predict]
-    every = predict_side_by_side([fold.model.predict, *predictors], fold.load_chunks, which)
+    """Return the sums of the model, and of each predictor beside it."""
+    predictors = [fold.model.predict, *fold.beside.values()]
 
     def count_coverage() -> Iterator[list[PredictionBatch]]:
-        for row in every:
+        for row in predict_side_by_side(predictors, fold.load_chunks, which):
             fold.coverage.add(row[0])
             yield row
 
     return accumulate_side_by_side(count_coverage(), fold.dataset)
 
 
-def _summarize_baselines(
-    baselines: Mapping[str, Baseline], sums: Sequence[Sequence[Any]]
-) -> dict[str, Any]:
-    """Return the overall metrics of each baseline over all folds; None where it has none."""
-    by_baseline = (merge_sums(many).compute() for many in zip(*sums, strict=True))
-    result: dict[str, Any] = {}
-    for name, baseline in baselines.items():
-        result[name] = None
-        if baseline.predict:
-            scores = next(by_baseline)
-            scaled = {"scaled": scores["scaled"]} if "scaled" in scores else {}
-            result[name] = {"what": baseline.what, "metrics": scores["overall"], **scaled}
-    return result
+def _get_overall(scores: Mapping[str, Any]) -> dict[str, Any]:
+    scaled = {"scaled": scores["scaled"]} if "scaled" in scores else {}
+    return {"metrics": scores["overall"], **scaled}
+
+
+def _summarize_members(trained: TrainedRun, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the members' own metrics and their weights, which are those for new data."""
+    if not trained.mixtures:
+        return {}
+    weights = trained.mixtures[-1].weights
+    return {
+        "members": [
+            {
+                "name": member.name,
+                "kind": member.config.model.kind,
+                "weight": weight,
+                **metrics[_name_member(member)],
+            }
+            for member, weight in zip(trained.members, weights, strict=True)
+        ]
+    }

@@ -13,14 +13,10 @@ import pyarrow.parquet
 import torch
 
 from slipstream import runs
-from slipstream.autotune.rules import make_plan
-from slipstream.data import new_data
 from slipstream.data.dataset import Dataset
 from slipstream.engine import recovery
 from slipstream.errors import UserError
-from slipstream.inference.overrides import load_changed_config
-from slipstream.models import permission
-from slipstream.scoring.ensemble import load_predictors
+from slipstream.inference.trained import load_trained
 from slipstream.scoring.predict import build_table, predict_batches
 
 
@@ -36,26 +32,20 @@ def predict(
     allow_code: bool = False,
 ) -> pa.Table:
     """Predict with a run's model; `slipstream.predict` documents the arguments."""
-    model_run, owner = runs.find_model_run(runs.open_run(run))
-    config = load_changed_config(model_run, overrides)
-    plan = make_plan(config, data_bytes=0, training=False)
-    permission.require_permission(model_run.folder, overrides=overrides, allow_code=allow_code)
-    trained = load_predictors(model_run, config, plan, ensemble=ensemble)
-    signature, predictor = trained.signature, trained.folds[-1]
-    dataset = new_data.load_new_data(
-        config, signature, trained.scaler, data, targets=False, resample=resample
-    )
+    trained = load_trained(run, overrides=overrides, ensemble=ensemble, allow_code=allow_code)
+    datasets = [one.load_new(data, targets=False, resample=resample) for one in trained.members]
+    dataset, folds, _ = trained.bind(datasets, ["all"])
+    plan, predictor = trained.first.plan, folds[-1]
     assert dataset.memory is not None
     for note in dataset.notes:
         warnings.warn(note, stacklevel=2)
     with plan.flags():
         (chunk,) = dataset.iter_chunks("all", dataset.memory.series.to(plan.device), rows=0)
-        if signature.horizon and not every:
+        if dataset.signature.horizon and not every:
             chunk = chunk._replace(starts=_find_last_windows(dataset, chunk.starts))
         batches = predict_batches(predictor.predict, [chunk], truth=False)
         tables = [build_table(batch, dataset, predictor.half_widths) for batch in batches]
-    model = trained.describe_on_new_data()
-    metadata = {"model": f"{owner}: {model}" if owner else model}
+    metadata = {"model": trained.describe(on_folds=False)}
     return pa.concat_tables(tables).replace_schema_metadata(metadata)
 
 

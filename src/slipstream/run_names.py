@@ -12,6 +12,7 @@ LAST = "last"
 CONFIGS = ("config.toml", "labels.toml")
 """One of these makes a folder a run; labels.toml is of a probe"""
 SEARCH_FILES = ("trials.json", "study.log")
+ENSEMBLE_FILE = "ensemble.json"
 KINDS = ("train", "pretrain", "search", "probe", "ensemble")
 MAX_CANDIDATES = 10
 """Runs that the message about an ambiguous name lists"""
@@ -91,7 +92,7 @@ def find_kind(folder: Path) -> str:
     """Return what a run is, from its small files: one of KINDS."""
     if not (folder / "config.toml").exists() and (folder / "labels.toml").exists():
         return "probe"
-    if (folder / "ensemble.json").exists():
+    if (folder / ENSEMBLE_FILE).exists():
         return "ensemble"
     if any((folder / name).exists() for name in SEARCH_FILES) or _logs_search(folder):
         return "search"

@@ -160,7 +160,8 @@ class Result(RunRecord):
         return _format_html(self._tabulate(), lines, draw_losses(self.history))
 
     def _list_predictors(self) -> dict[str, Any]:
-        others = {"ensemble": self.summary.get("ensemble"), **self.baselines}
+        members = dict(wording.list_members(self.summary))
+        others = {"ensemble": self.summary.get("ensemble"), **members, **self.baselines}
         return {"model": self.summary, **{name: one for name, one in others.items() if one}}
 
     def _find_best_baseline(self) -> str | None:

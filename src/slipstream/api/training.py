@@ -1,4 +1,4 @@
-"""`slipstream.train`, `pretrain`, `tune` and `probe`: with progress, from Python's own values."""
+"""`slipstream.train`, `pretrain`, `tune`, `probe` and `ensemble`: with progress, from Python's own values."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from slipstream.api.arguments import (
     check_config,
+    check_run,
     parse_overrides,
     prepare_job,
 )
 from slipstream.api.messages import speak_python
 from slipstream.api.progress import show_progress
 from slipstream.api.results import Probe, Result, Study
+from slipstream.errors import UserError
 from slipstream.events import Event
 
 if TYPE_CHECKING:
@@ -222,6 +224,69 @@ def tune(
             allow_code=allow_code,
         )
     return Study(finished.run, finished.summary, finished.best, finished.study)
+
+
+@speak_python
+def ensemble(
+    members: Sequence[str | os.PathLike[str]],
+    data: Any = None,
+    *,
+    columns: Sequence[str] | None = None,
+    name: str = "ensemble",
+    out: str | os.PathLike[str] | None = None,
+    overrides: str | Iterable[str] | Mapping[str, Any] = (),
+    quiet: bool = False,
+    watch: Callable[[Event], None] | None = None,
+    allow_code: bool = False,
+) -> Result:
+    """Join finished runs into one run that predicts by their weighted mean.
+
+    The weights are fitted to the validation set; none is negative, and they add up to one. Members
+    may differ in kind, inputs and context. They must agree in targets, horizon, split and data.
+    The new run folder holds all that it needs of them, and `evaluate`, `predict` and `report` use
+    it like any other.
+
+    Args:
+        members: Two or more runs, each as for `predict`; a search stands for its best settings, a run
+            with repeats for their mean or its best model, whichever validated better.
+        data: The table that the members were trained on, where they were not trained on a file.
+        columns: The names of the columns, where `data` is a numpy array.
+        name: The start of the new run folder's name.
+        out: The folder to create the run in; by default the setting `out` of the first member.
+        overrides: Settings that override those of every member, such as "data.path=moved.csv".
+        quiet: Show no progress.
+        watch: A function that is called with every event (`slipstream.events`).
+        allow_code: Let the members' configs import the network classes that they name.
+
+    Returns:
+        A `Result`; its summary has the members with their weights and metrics (`members`).
+
+    Raises:
+        UserError: The members do not agree, are not finished, or their data have changed.
+
+    Example:
+        kinds = ("lstm", "transformer", "mlp")
+        runs = [slipstream.train("job.toml", overrides=f"model.kind={kind}") for kind in kinds]
+        joined = slipstream.ensemble(runs)
+        joined.metrics["test"]["mae"], [one["weight"] for one in joined.summary["members"]]
+    """
+    if isinstance(members, (str, os.PathLike)):
+        raise UserError("an ensemble needs a list of two runs or more, not one")
+    folders = [check_run(one) for one in members]
+    job = prepare_job("ensemble", None, data, columns=columns, overrides=overrides)
+    with show_progress("training", quiet, watch) as show:
+        from slipstream import ensembling
+
+        finished = ensembling.ensemble(
+            folders,
+            job.data,
+            name=name,
+            out=None if out is None else Path(out),
+            overrides=job.overrides,
+            watch=show,
+            allow_code=allow_code,
+        )
+    return Result(finished.run, finished.summary)
 
 
 @speak_python

@@ -10,7 +10,7 @@ import typer
 from slipstream.cli.catalog import runs_app
 from slipstream.cli.diagnostics import bench_app, doctor, profile
 from slipstream.cli.runs import evaluate, predict, report
-from slipstream.cli.training import pretrain, train, tune
+from slipstream.cli.training import ensemble, pretrain, train, tune
 from slipstream.terminal.console import prepare_streams
 
 app = typer.Typer(
@@ -39,7 +39,7 @@ def _print_version(
         raise typer.Exit
 
 
-for command in (train, pretrain, tune, evaluate, predict, report, doctor, profile):
+for command in (train, pretrain, tune, evaluate, predict, report, ensemble, doctor, profile):
     app.command()(command)
 for group in (runs_app, bench_app):
     app.add_typer(group)

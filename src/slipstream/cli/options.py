@@ -56,7 +56,7 @@ Ensemble = Annotated[
     bool | None,
     typer.Option(
         "--ensemble/--single",
-        help="For runs with train.repeats: use the mean of all models, or the best one.",
+        help="For runs with train.repeats and ensembles: the mean of all models, or the best.",
         show_default="whichever was better on the validation set",
     ),
 ]

@@ -1,4 +1,4 @@
-"""Commands that train: train, pretrain, tune."""
+"""Commands that make runs: train, pretrain, tune, ensemble."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import typer
 
 from slipstream.cli.options import (
+    RUN_HELP,
     AllowCode,
     Force,
     Json,
@@ -21,11 +22,12 @@ from slipstream.cli.options import (
     Set,
     list_overrides,
     load_job,
+    parse_path,
 )
 from slipstream.cli.output import Printer, handle_errors, print_result
 from slipstream.errors import Interrupted, UserError
 from slipstream.terminal.console import SafeStream
-from slipstream.terminal.results import print_probe, print_search, print_training
+from slipstream.terminal.results import print_ensemble, print_probe, print_search, print_training
 from slipstream.terminal.search import SearchDisplay
 from slipstream.terminal.training import LOADING, TrainingDisplay
 
@@ -171,6 +173,31 @@ def tune(
             )
             report = _draw_report(study.run, display)
         _print_summary(study.summary, report, as_json, quiet, print_search)
+
+
+def ensemble(
+    run: Annotated[
+        list[Path],
+        typer.Argument(parser=parse_path, metavar="RUN", help=f"The members, each {RUN_HELP}"),
+    ],
+    name: Annotated[str, typer.Option(help="The start of the new run folder's name.")] = "ensemble",
+    allow_code: AllowCode = False,
+    out: Out = None,
+    set_: Set = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Join finished runs into one that predicts by their weighted mean."""
+    with handle_errors(as_json):
+        with TrainingDisplay(quiet) as display:
+            display.say(LOADING)
+            from slipstream.ensembling import ensemble as join_runs
+
+            overrides = tuple(set_ or ())
+            options: dict[str, Any] = {"watch": display.show, "allow_code": allow_code}
+            result = join_runs(run, name=name, out=out, overrides=overrides, **options)
+            report = _draw_report(result.run, display)
+        _print_summary(result.summary, report, as_json, quiet, print_ensemble)
 
 
 def _train(

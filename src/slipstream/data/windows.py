@@ -164,6 +164,13 @@ def merge_channels(sequences: Tensor, num_channels: int) -> Tensor:
     return windows.transpose(1, 2)
 
 
+def separate_channels(predictions: Tensor, num_channels: int) -> Tensor:
+    """Turn [B, H, C, ...] into [B * C, H, 1, ...], as a model of independent channels predicts."""
+    if num_channels == 1:
+        return predictions
+    return predictions.transpose(1, 2).flatten(0, 1).unsqueeze(2)
+
+
 def _split_rows(rows: Tensor, *, others: int) -> Tensor:
     """Turn [T, B, others + C] into [T, B * C, others + 1]."""
     own = rows[..., others:, None]

@@ -29,6 +29,7 @@ from slipstream.config import Config, Engine, Signature
 from slipstream.data.scaler import Scaler
 from slipstream.errors import UserError
 from slipstream.models import MaskedAutoencoder, WindowPredictor, build
+from slipstream.run_names import ENSEMBLE_FILE
 from slipstream.runs import Run
 
 STATE_FILE = "state.json"
@@ -235,6 +236,11 @@ def save_model(
 
 def load_run_config(run: Run, overrides: Iterable[str] = ()) -> Config:
     """Load the run's config with overrides, after a check that its model was trained with it."""
+    if (run.folder / ENSEMBLE_FILE).exists():
+        raise UserError(
+            f"{run.folder}: is an ensemble, which has several models; name one of its members, such "
+            f"as {run.folder / 'members' / '1'}"
+        )
     return runs.load_config(run, overrides, origin=read_origin(run))
 
 

@@ -4,21 +4,16 @@ from collections.abc import Sequence
 
 import torch
 
-from slipstream.config import Config
 from slipstream.data.dataset import Dataset
 from slipstream.errors import UserError
-from slipstream.inference.own_data import load_own_data
-from slipstream.runs import Run
+from slipstream.inference.trained import TrainedRun, load_own_sets
 from slipstream.scoring.baseline_files import load_baselines
 from slipstream.scoring.baselines import fit_baselines
 from slipstream.scoring.batch import Baseline, ChunkLoader
-from slipstream.scoring.ensemble import RunPredictors
 
 
 def find_baselines(
-    run: Run,
-    config: Config,
-    trained: RunPredictors,
+    trained: TrainedRun,
     folds: Sequence[Dataset],
     loaders: Sequence[ChunkLoader],
     device: torch.device,
@@ -28,17 +23,17 @@ def find_baselines(
     Runs that were stopped, and those of version 0.1, have not saved any. They are fitted to the
     folds themselves where these are the run's own, else to the run's data if they can be read.
     """
-    saved = load_baselines(run, folds[-1].signature, device)
+    saved = load_baselines(trained.run, folds[-1].signature, device)
     if saved is not None:
         return saved[-len(folds) :], []
     if "train" in folds[-1].num_windows:
         pairs = zip(folds, loaders, strict=True)
         return [fit_baselines(fold, load) for fold, load in pairs], []
     try:
-        own = load_own_data(run, config, trained.signature, trained.scaler)
+        (own,) = load_own_sets([trained.first])
     except UserError as error:
         return [{}], [f"no baselines: the run has saved none, and its data are needed ({error})"]
     last = own.select_fold(own.folds[-1]) if own.folds else own
     series = None if last.memory is None else last.memory.series.to(device)
-    rows = config.engine.buffer_rows
+    rows = trained.first.config.engine.buffer_rows
     return [fit_baselines(last, lambda which: last.iter_chunks(which, series, rows=rows))], []

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from slipstream import config as configs
-from slipstream.config import Config, Signature
+from slipstream.config import Config
 from slipstream.data import dataset as datasets
 from slipstream.data.dataset import Dataset
-from slipstream.data.scaler import Scaler
 from slipstream.engine import checkpoint
 from slipstream.errors import UserError
 from slipstream.runs import Run
+from slipstream.scoring.ensemble import RunPredictors
 
 
-def load_own_data(run: Run, config: Config, signature: Signature, scaler: Scaler) -> Dataset:
-    """Load the run's data; refuse data that the model's scaler or classes do not fit any more."""
+def read_own_data(config: Config, trained: RunPredictors, table: Any = None) -> Dataset:
+    """Load the data of a run, or the table that it was trained on."""
     # a run that started from an encoder has the encoder's scaler, which is not fitted again
-    known = scaler.select(signature.inputs) if config.train.init_from else None
-    dataset = datasets.load_dataset(config, known=known)
+    known = trained.scaler.select(trained.signature.inputs) if config.train.init_from else None
+    return datasets.load_dataset(config, table, known=known)
+
+
+def verify_own_data(run: Run, config: Config, trained: RunPredictors, dataset: Dataset) -> Dataset:
+    """Refuse data that the model's scaler or classes do not fit any more, and note other changes."""
+    signature, scaler = trained.signature, trained.scaler
     if dataset.signature.classes != signature.classes:
         raise UserError(
             "the data of this run have changed since training: the classes now are "

@@ -98,7 +98,7 @@ def _write_run_report(run: Run, to: Path) -> Path:
             usage=list(wording.describe_usage(summary)),
             estimate=wording.describe_estimate(summary),
             config=(run.folder / "config.toml").read_text(encoding="utf-8"),
-            lane_lines=list(wording.describe_lanes(summary)),
+            lane_lines=[*wording.describe_lanes(summary), *wording.describe_members(summary)],
             damage=damage,
             date=find_date(run.folder, summary),
             version=__version__,
@@ -161,7 +161,10 @@ def _find_target_baselines(summary: dict[str, Any]) -> list[str]:
 
 def _build_rows(summary: dict[str, Any]) -> list[dict[str, Any]]:
     """Build the rows of the model and every baseline, best first."""
-    results = [("model", "this run", summary)]
+    members = summary.get("members", ())
+    what = f"the weighted mean of {len(members)} runs" if members else "this run"
+    results = [("model", what, summary)]
+    results += [(name, one["name"], one) for name, one in wording.list_members(summary)]
     if summary.get("ensemble"):
         what = f"the mean of {len({lane['seed'] for lane in summary['lanes']})} models"
         results.append(("ensemble", what, summary["ensemble"]))

@@ -206,6 +206,33 @@ def describe_lanes(summary: dict[str, Any]) -> Iterator[str]:
         yield describe_coverage(coverage)
 
 
+def list_members(summary: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """List an ensemble's members by the name of their row: kind and weight, the run where several
+    are of one kind; empty for other runs."""
+    members = summary.get("members", ())
+    kinds = [one["kind"] for one in members]
+    labels = [
+        one["kind"] if kinds.count(one["kind"]) == 1 else f"{one['kind']}, {one['name']}"
+        for one in members
+    ]
+    names = [
+        f"{label}, weight {one['weight']:.2f}" for label, one in zip(labels, members, strict=True)
+    ]
+    return list(zip(names, members, strict=True))
+
+
+def describe_members(summary: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the members of an ensemble with their weights, and the coverage of its intervals."""
+    members = summary.get("members")
+    if not members:
+        return
+    weights = ", ".join(f"{one['weight']:.3f} {one['name']} ({one['kind']})" for one in members)
+    last = ", those of the last fold" if summary["folds"] else ""
+    yield f"weights, fitted to the validation set{last}: {weights}"
+    if summary["coverage"]:
+        yield describe_coverage(summary["coverage"])
+
+
 def describe_settings(params: Mapping[str, Any]) -> str:
     """Format a trial's settings in one line."""
     short = shorten_names(params)

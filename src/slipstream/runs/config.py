@@ -23,11 +23,11 @@ CHANGEABLE_ON_RESUME = {
 """Settings that may change when a run is resumed"""
 
 
-def format_config(config: Config) -> str:
-    """Format a config as TOML, with its checksum in the last line."""
+def format_config(config: Config, comment: str = "") -> str:
+    """Format a config as TOML below a comment, with its checksum in the last line."""
     from slipstream import config as configs  # which `slipstream runs` does without
 
-    text = configs.to_toml(config)
+    text = comment + configs.to_toml(config)
     return f"{text}{CHECKSUM}{_compute_sum(text)}\n"
 
 

@@ -26,7 +26,7 @@ MAX_COLLISIONS = 20
 METRICS = "metrics.json"
 LISTED = (
     *("config.toml", "labels.toml", "encoder.toml", "plan.json", "trials.json", "best.toml"),
-    *("predictions.parquet", "reconstructions.parquet"),
+    *("predictions.parquet", "reconstructions.parquet", "ensemble.json"),
 )
 """Files of a finished run whose SHA-256 sums the manifest lists"""
 
@@ -94,11 +94,12 @@ def create_locked(
     files: Mapping[str, str] | None = None,
     folder: Path | None = None,
     watch: Watch | None = None,
+    fill: Callable[[Run], None] | None = None,
 ) -> Iterator[Run]:
     """Create a run folder, `out/<name>-<UTC time>` or `folder`, and hold its lock.
 
-    The folder has a hidden name until its files are on disk, so every visible run folder is
-    complete and can be resumed.
+    The folder has a hidden name until its files, and those that `fill` writes, are on disk, so
+    every visible run folder is complete and can be resumed.
     """
     parent = Path(out) if folder is None else folder.parent
     where = out if folder is None else str(folder)
@@ -115,6 +116,8 @@ def create_locked(
         try:
             for file, text in (files or {}).items():
                 (hidden / file).write_text(text, encoding="utf-8")
+            if fill is not None:
+                fill(Run(hidden.resolve(), watch))
             disk.flush_folder(hidden)
             lock.folder = _publish(hidden, name, parent, folder)
         except OSError as error:

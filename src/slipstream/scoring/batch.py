@@ -35,10 +35,14 @@ class PredictionBatch(NamedTuple):
         local = self.chunk.series.find_series(self.starts)
         return self.chunk.series_ids.to(device)[local.to(device)]
 
+    def errors(self, quantiles: tuple[float, ...]) -> Tensor:
+        """Return point prediction - truth, [B, H, C]."""
+        assert self.truth is not None
+        return select_point(self.prediction, quantiles) - self.truth
+
     def absolute_errors(self, quantiles: tuple[float, ...]) -> Tensor:
         """Return |point prediction - truth|, [B, H, C]."""
-        assert self.truth is not None
-        return (select_point(self.prediction, quantiles) - self.truth).abs()
+        return self.errors(quantiles).abs()
 
 
 Predictor = Callable[[Series, Tensor], Tensor]

@@ -9,7 +9,7 @@ Shapes: B windows, H predicted rows, C targets.
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from slipstream import checksums
 from slipstream.config import Config, Signature
+from slipstream.data.dataset import Dataset
 from slipstream.data.prediction_columns import LEVELS
 from slipstream.data.scaler import Scaler
 from slipstream.engine import checkpoint
@@ -27,11 +28,17 @@ from slipstream.models import build
 from slipstream.objectives import average_predictions
 from slipstream.runs import Run
 from slipstream.scoring.batch import ChunkLoader, HalfWidths, PredictionBatch, Predictor
-from slipstream.scoring.predict import make_predictor, predict_side_by_side
+from slipstream.scoring.predict import (
+    accumulate_side_by_side,
+    make_predictor,
+    predict_side_by_side,
+)
 
 MAX_ERRORS = 50_000_000
 """Numbers that intervals are computed from; of more windows, an even sample"""
 MODEL, ENSEMBLE = "model", "ensemble"
+Reach = dict[str, dict[str, dict[str, list[float]]]]
+"""How far intervals reach, in physical units: by model or ensemble, by level, by target, by row"""
 FOLDER, WEIGHTS, METADATA = "lanes", "weights.safetensors", "lanes.json"
 
 
@@ -117,6 +124,53 @@ def compute_coverage(counters: Sequence[CoverageCounter]) -> dict[str, float]:
     }
 
 
+class MeanScores(NamedTuple):
+    """The sums over the validation and the test set of each model, and of their mean as the last;
+    and the intervals of some of them, by name."""
+
+    val: list[Any]
+    test: list[Any]
+    half_widths: dict[str, HalfWidths]
+    coverage: dict[str, CoverageCounter]
+
+
+def score_with_mean(
+    predictors: Sequence[Predictor],
+    dataset: Dataset,
+    load_chunks: ChunkLoader,
+    positions: Mapping[str, int],
+    write: Callable[[list[PredictionBatch], dict[str, HalfWidths]], None],
+    weights: Sequence[float] | None = None,
+) -> MeanScores:
+    """Score several models and their mean; fit intervals on the validation set, count what they
+    cover of the test set, and write the test set's batches.
+
+    `positions` names those of the models and their mean that have intervals.
+    """
+    signature = dataset.signature
+
+    def predict_set(
+        which: str, collectors: Mapping[str, AbsoluteErrors | CoverageCounter]
+    ) -> Iterator[list[PredictionBatch]]:
+        for row in predict_with_mean(predictors, load_chunks, which, signature, weights):
+            for name, position in positions.items():
+                collectors[name].add(row[position])
+            yield row
+
+    errors = {name: AbsoluteErrors(dataset.num_windows["val"], signature) for name in positions}
+    val = accumulate_side_by_side(predict_set("val", errors), dataset)
+    half_widths = {name: one.fit_intervals() for name, one in errors.items()}
+    coverage = {name: CoverageCounter(half_widths[name], signature.quantiles) for name in positions}
+
+    def write_test() -> Iterator[list[PredictionBatch]]:
+        for row in predict_set("test", coverage):
+            write(row, half_widths)
+            yield row
+
+    test = accumulate_side_by_side(write_test(), dataset)
+    return MeanScores(val, test, half_widths, coverage)
+
+
 class FoldRecord(NamedTuple):
     """The lanes of one fold, or of a run without folds, as they are saved."""
 
@@ -141,22 +195,30 @@ def save_lanes(
         for lane, weights in zip(lanes, fold.weights, strict=True):
             for name, weight in weights.items():
                 tensors[f"{lane}/{name}"] = weight.detach().cpu().contiguous()
-        reach = {
-            who: {
-                level: {
-                    name: (values[:, i].double() * scaler.size[name]).tolist()
-                    for i, name in enumerate(targets)
-                }
-                for level, values in half_widths.items()
-            }
-            for who, half_widths in fold.half_widths.items()
-        }
+        reach = to_reach(fold.half_widths, scaler, targets)
         entries.append({"label": fold.label, "lanes": lanes, "best": fold.best, "reach": reach})
     metadata = {"uses": uses, "folds": entries}
     checkpoint.write_folder(run.folder / FOLDER, {WEIGHTS: tensors}, {METADATA: metadata})
 
 
-def _to_scaled(saved: Mapping[str, Any], scaler: Scaler, targets: Sequence[str]) -> HalfWidths:
+def to_reach(
+    half_widths: Mapping[str, HalfWidths], scaler: Scaler, targets: Sequence[str]
+) -> Reach:
+    """Return half-widths as they are saved."""
+    return {
+        who: {
+            level: {
+                name: (values[:, i].double() * scaler.size[name]).tolist()
+                for i, name in enumerate(targets)
+            }
+            for level, values in by_level.items()
+        }
+        for who, by_level in half_widths.items()
+    }
+
+
+def to_half_widths(saved: Mapping[str, Any], scaler: Scaler, targets: Sequence[str]) -> HalfWidths:
+    """Return half-widths from the reach of one predictor."""
     return {
         level: torch.tensor(
             [[value / scaler.size[name] for value in by_target[name]] for name in targets]
@@ -223,7 +285,7 @@ def load_predictors(
                 if name.startswith(prefix)
             }
             predictors.append(build_predictor(weights, config, signature, plan))
-        half_widths = _to_scaled(fold["reach"][uses], scaler, signature.targets)
+        half_widths = to_half_widths(fold["reach"][uses], scaler, signature.targets)
         folds.append(FoldPredictor(average_predictors(predictors, signature), half_widths))
     count = len(metadata["folds"][-1]["lanes"])
     which = "mean" if uses == ENSEMBLE else "best"

@@ -17,10 +17,9 @@ from slipstream.engine.single import TrainingTask
 from slipstream.errors import DivergedError, UserError
 from slipstream.scoring import ensemble, summary
 from slipstream.scoring.batch import HalfWidths, PredictionBatch
-from slipstream.scoring.ensemble import ENSEMBLE, MODEL, AbsoluteErrors, CoverageCounter, FoldRecord
+from slipstream.scoring.ensemble import ENSEMBLE, MODEL, CoverageCounter, FoldRecord
 from slipstream.scoring.predict import (
     accumulate,
-    accumulate_side_by_side,
     build_table,
     predict_batches,
 )
@@ -117,29 +116,15 @@ def _score_fold(
     best = min(range(len(fits)), key=lambda i: fits[i].progress.best_loss)
     positions = {MODEL: best} | ({ENSEMBLE: len(fits)} if len(fits) > 1 else {})
 
-    def predict_set(
-        which: str, collectors: Mapping[str, AbsoluteErrors | CoverageCounter]
-    ) -> Iterator[list[PredictionBatch]]:
-        for row in ensemble.predict_with_mean(predictors, load_chunks, which, signature):
-            for name, position in positions.items():
-                collectors[name].add(row[position])
-            yield row
+    def write_row(row: list[PredictionBatch], half_widths: dict[str, HalfWidths]) -> None:
+        table = build_table(row[best], dataset, half_widths[MODEL])
+        if group.fold is not None:
+            numbers = pa.array([group.number] * table.num_rows, pa.int32())
+            table = table.add_column(1, prediction_columns.FOLD, numbers)
+        write(table)
 
-    errors = {name: AbsoluteErrors(dataset.num_windows["val"], signature) for name in positions}
-    val = accumulate_side_by_side(predict_set("val", errors), dataset)
-    half_widths = {name: one.fit_intervals() for name, one in errors.items()}
-    coverage = {name: CoverageCounter(half_widths[name], signature.quantiles) for name in positions}
-
-    def write_test() -> Iterator[list[PredictionBatch]]:
-        for row in predict_set("test", coverage):
-            table = build_table(row[best], dataset, half_widths[MODEL])
-            if group.fold is not None:
-                numbers = pa.array([group.number] * table.num_rows, pa.int32())
-                table = table.add_column(1, prediction_columns.FOLD, numbers)
-            write(table)
-            yield row
-
-    test = accumulate_side_by_side(write_test(), dataset)
+    scores = ensemble.score_with_mean(predictors, dataset, load_chunks, positions, write_row)
+    val, test = scores.val, scores.test
     train = accumulate(predict_batches(predictors[best], load_chunks("train")), dataset)
     return FoldSums(
         group=group,
@@ -147,15 +132,19 @@ def _score_fold(
         lanes={"val": val[: len(fits)], "test": test[: len(fits)]},
         model={"train": train, "val": val[best], "test": test[best]},
         ensemble={"val": val[-1], "test": test[-1]} if ENSEMBLE in positions else {},
-        half_widths=half_widths,
-        coverage=coverage,
+        half_widths=scores.half_widths,
+        coverage=scores.coverage,
         baselines={},
     )
 
 
 def score_fold_baselines(task: TrainingTask, folds: Sequence[FoldSums]) -> list[FoldSums]:
     """Add the baselines of each fold, fitted on its own training windows, and save them."""
-    scored = [summary.score_baselines(fold.group.narrow_task(task)) for fold in folds]
+    scored = []
+    for fold in folds:
+        narrow = fold.group.narrow_task(task)
+        load_chunks = summary.make_chunk_loader(narrow)
+        scored.append(summary.score_baselines(narrow.dataset, load_chunks))
     summary.save_scored_baselines(task.run, scored)
     return [replace(fold, baselines=one) for fold, one in zip(folds, scored, strict=True)]
 
@@ -181,7 +170,10 @@ def summarize_lanes(
             which: merge_sums([fold.ensemble[which] for fold in folds]) for which in ("val", "test")
         }
     others = {ENSEMBLE: together["test"]} if together else {}
-    scores, detail = summary.summarize_scores(task, model, _merge_baselines(folds), others)
+    baselines = merge_baselines([fold.baselines for fold in folds])
+    scores, detail = summary.summarize_scores(
+        task.run, task.config, task.dataset, model, baselines, others
+    )
     by_ensemble, uses = None, MODEL
     if together:
         by_ensemble = summarize_sums(together) | {"coverage": _compute_coverage(folds, ENSEMBLE)}
@@ -208,13 +200,14 @@ def summarize_lanes(
     }, detail
 
 
-def _merge_baselines(folds: Sequence[FoldSums]) -> BaselineSums:
+def merge_baselines(folds: Sequence[BaselineSums]) -> BaselineSums:
+    """Return the last fold's baselines with the sums over all folds."""
     return {
         name: (
             baseline,
-            {which: merge_sums([one.baselines[name][1][which] for one in folds]) for which in sums},
+            {which: merge_sums([one[name][1][which] for one in folds]) for which in sums},
         )
-        for name, (baseline, sums) in folds[-1].baselines.items()
+        for name, (baseline, sums) in folds[-1].items()
     }
 
 

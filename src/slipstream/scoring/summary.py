@@ -80,16 +80,18 @@ def open_table_writer(path: Path) -> Iterator[Callable[[pa.Table], None]]:
                 writer.close()
 
 
-def score_baselines(task: TrainingTask) -> BaselineSums:
-    """Fit every baseline on the task's own training windows, and score it on every set."""
-    load_chunks = make_chunk_loader(task)
+def score_baselines(
+    dataset: Dataset, load_chunks: ChunkLoader, baselines: Mapping[str, Baseline] | None = None
+) -> BaselineSums:
+    """Score these baselines, or those fitted to the data set's own training windows, on every
+    set."""
     scored: BaselineSums = {}
-    for name, baseline in fit_baselines(task.dataset, load_chunks).items():
+    for name, baseline in (baselines or fit_baselines(dataset, load_chunks)).items():
         scored[name] = (
             baseline,
             {
-                which: accumulate(predict_batches(predict, load_chunks(which)), task.dataset)
-                for which in SETS
+                which: accumulate(predict_batches(predict, load_chunks(which)), dataset)
+                for which in dataset.num_windows
                 if (predict := baseline.predict)
             },
         )
@@ -102,7 +104,9 @@ def save_scored_baselines(run: Run, folds: Sequence[BaselineSums]) -> None:
 
 
 def summarize_scores(
-    task: TrainingTask,
+    run: Run,
+    config: Config,
+    dataset: Dataset,
     model: SetSums,
     baselines: BaselineSums,
     others: Mapping[str, Any] = MappingProxyType({}),
@@ -111,7 +115,6 @@ def summarize_scores(
 
     `others` are sums over the test set that are compared with the model's as the baselines' are.
     """
-    dataset = task.dataset
     detail = {which: sums.compute() for which, sums in model.items()}
     scores = group_by_set(detail)
     beside = {
@@ -123,10 +126,10 @@ def summarize_scores(
         model["test"], {**tested, **others}, dataset
     )
     detail["test"] |= more
-    metric = get_comparison_metric(task.config)
+    metric = get_comparison_metric(config)
     summary = {
-        "run": str(task.run.folder),
-        "name": task.config.name,
+        "run": str(run.folder),
+        "name": config.name,
         **scores,
         "windows": count_windows(dataset),
         "windows_without_target": dataset.left_out,
@@ -141,7 +144,7 @@ def summarize_scores(
 def count_windows(dataset: Dataset) -> dict[str, int]:
     """Return the number of windows by set, of all folds together."""
     counts = [fold.num_windows for fold in dataset.folds] or [dataset.num_windows]
-    return {which: sum(count[which] for count in counts) for which in SETS}
+    return {which: sum(count[which] for count in counts) for which in counts[0]}
 
 
 def group_by_set(detail: Mapping[str, Any]) -> dict[str, Any]:

@@ -48,6 +48,24 @@ def print_training(summary: dict[str, Any], console: Console) -> None:
     _print_paths(summary, console)
 
 
+def print_ensemble(summary: dict[str, Any], console: Console) -> None:
+    layout = choose_layout(summary)
+    title = f"{summary['name']}: {layout.description}, {summary['windows']['test']:,} windows"
+    table = TextTable("", *(column.heading for column in layout.compact), title=title)
+    rows = [("ensemble", summary), *wording.list_members(summary)]
+    rows += [(name, one) for name, one in summary["baselines"].items() if one]
+    for name, result in rows:
+        cells = [format_number(one.read(result), one.decimals) for one in layout.compact]
+        table.add_row(name, *cells, style="bold" if result is summary else None)
+    console.print(table)
+    print_text(console, wording.describe_verdict(summary))
+    for line in wording.describe_members(summary):
+        print_text(console, line)
+    _print_notes(summary, console)
+    print_text(console, f"{format_seconds(summary['seconds'])} in total")
+    _print_paths(summary, console)
+
+
 def print_evaluation(result: dict[str, Any], console: Console) -> None:
     title = f"{result['on']}: {result['windows']:,} windows; {result['model']}"
     console.print(
@@ -59,31 +77,32 @@ def print_evaluation(result: dict[str, Any], console: Console) -> None:
 
 
 def _tabulate_targets(result: dict[str, Any], title: str) -> TextTable:
-    """Build one row per target, one for all of them, and one for every baseline."""
+    """Build one row per target, one for all of them, and one for every member and baseline."""
     table = TextTable("target", "MAE", "RMSE", "max error", "bias", "R²", title=title)
     rows = [*result["detail"]["per_target"].items()]
     if len(rows) > 1:
         rows.append(("all", result["metrics"]))
-    rows += [(name, one["metrics"]) for name, one in _list_baselines(result)]
+    rows += [(name, one["metrics"]) for name, one in _list_beside(result)]
     for name, metrics in rows:
         cells = [format_number(metrics[key]) for key in ("mae", "rmse", "max_error", "bias")]
         table.add_row(name, *cells, format_number(metrics["r2"], 4))
     return table
 
 
-def _list_baselines(result: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """List the baselines that have metrics, by the name of their row."""
-    return [(f"baseline {name}", one) for name, one in result["baselines"].items() if one]
+def _list_beside(result: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """List an ensemble's members, and the baselines that have metrics, by the name of their row."""
+    baselines = [(f"baseline {name}", one) for name, one in result["baselines"].items() if one]
+    return [*wording.list_members(result), *baselines]
 
 
 def _tabulate_classes(result: dict[str, Any], title: str) -> TextTable:
-    """Build one row per class, one for all of them, and one for every baseline."""
+    """Build one row per class, one for all of them, and one for every member and baseline."""
     table = TextTable("class", "windows", "precision", "recall", "F1", "AUC", title=title)
     for name, one in result["detail"]["per_class"].items():
         cells = [format_number(one[key], 4) for key in ("precision", "recall", "f1", "auc")]
         table.add_row(name, f"{one['count']:,}", *cells)
     keys = ("log_loss", "accuracy", "balanced_accuracy", "f1_macro", "auc")
-    for name, one in [("all", result), *_list_baselines(result)]:
+    for name, one in [("all", result), *_list_beside(result)]:
         loss, accuracy, *cells = (format_number(one["metrics"][key], 4) for key in keys)
         label = f"{name}; log-loss {loss}, accuracy {accuracy}"
         style = "bold" if one is result else None

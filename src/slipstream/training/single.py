@@ -33,12 +33,13 @@ def train_single(context: RunContext) -> FinishedRun:
                 sums = summary.score_model(task, lane_plan.plan)
             with time_phase(seconds, "baselines"):
                 run.append("scoring", what="the baselines")
-                baselines = summary.score_baselines(task)
+                load_chunks = summary.make_chunk_loader(task)
+                baselines = summary.score_baselines(task.dataset, load_chunks)
                 summary.save_scored_baselines(run, [baselines])
             if plan.device.type == "cuda":
                 recovery.free_memory()
     with time_phase(seconds, "scoring"):
-        scores, detail = summary.summarize_scores(task, sums, baselines)
+        scores, detail = summary.summarize_scores(run, task.config, task.dataset, sums, baselines)
     result: dict[str, Any] = {
         **scores,
         **fitting.summarize_training(task, fit, lane_plan, fit.lanes[0]),

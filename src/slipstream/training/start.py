@@ -24,6 +24,7 @@ from slipstream.engine.plan import Plan
 from slipstream.engine.progress import Progress, parse_progress
 from slipstream.errors import Interrupted, ResumableError, UserError
 from slipstream.models import custom, permission
+from slipstream.run_names import ENSEMBLE_FILE
 from slipstream.runs import DISK_FULL, Event, Run
 from slipstream.training import fitting, lanes, single
 from slipstream.training.context import RunContext, RunStart, load_dataset, time_phase
@@ -55,6 +56,8 @@ def train(
         permission.require_permission(
             earlier.folder, config, overrides=overrides, allow_code=allow_code
         )
+        if (earlier.folder / ENSEMBLE_FILE).exists():
+            raise UserError(f"{earlier.folder}: is an ensemble; there is nothing to train further")
         if any(event["event"] == "search" for event in runs.read_events(earlier)):
             raise UserError(
                 f"{earlier.folder}: is a search; resume with: slipstream tune --resume "

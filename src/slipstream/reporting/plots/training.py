@@ -38,6 +38,8 @@ MACHINE: dict[str, tuple[float, str, str]] = {
 
 def draw_training(summary: dict[str, Any], events: Rows) -> dict[str, Any]:
     """Draw the plots that every kind of run has: losses, learning rate, time and machine."""
+    if summary.get("members"):  # of an ensemble: nothing was trained
+        return {}
     label = "loss" if summary.get("classes") else "loss (scaled)"
     plots: dict[str, Any] = {"rates": None, "lanes": None}
     if summary.get("lanes"):  # each lane has its own learning rate, so that is left out

@@ -1,0 +1,153 @@
+"""The weights of an ensemble's members: fitted to the validation set, saved in ensemble.json.
+
+They are not negative and add up to one. Shapes: M members, N numbers or windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from slipstream import runs
+from slipstream.config import Signature
+from slipstream.data.dataset import Dataset
+from slipstream.errors import UserError
+from slipstream.run_names import ENSEMBLE_FILE
+from slipstream.runs import Run
+from slipstream.scoring.batch import PredictionBatch
+from slipstream.scoring.ensemble import Reach
+
+Floats = npt.NDArray[np.float64]
+MEMBERS = "members"
+MAX_NUMBERS = 20_000_000
+"""Errors that weights are fitted to; of more, an even sample"""
+ROUNDS = 200
+"""Steps from one set of weights to a better one, where there is no closed form"""
+SMALLEST = 1e-9
+"""Relative to the mean, what the errors' products are raised by: copies of a model share a weight"""
+
+
+class FoldMixture(NamedTuple):
+    """The weights of one fold, or of a run without folds."""
+
+    label: str | None
+    weights: list[float]
+    best: int
+    """The member with the lowest validation error"""
+    reach: Reach
+    """Of the ensemble, and of that member alone"""
+
+
+def save_mixture(
+    run: Run, reference: int, members: Sequence[Mapping[str, Any]], folds: Any
+) -> None:
+    """Write ensemble.json."""
+    content = {
+        "reference": reference,
+        "members": list(members),
+        "folds": [one._asdict() for one in folds],
+    }
+    runs.write_json(run.folder / ENSEMBLE_FILE, content)
+
+
+def read_mixture(run: Run) -> dict[str, Any] | None:
+    """Read ensemble.json, its folds as `FoldMixture`; None where a run is no ensemble."""
+    path = run.folder / ENSEMBLE_FILE
+    if not path.exists():
+        return None
+    runs.verify_files(run.folder, ENSEMBLE_FILE)
+    content = runs.read_json(path)
+    try:
+        folds = [FoldMixture(**one) for one in content["folds"]]
+        return {**content, "folds": folds}
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{path}: is damaged ({error!r}); restore it from a copy") from None
+
+
+class MemberErrors:
+    """What the members' weights are fitted to, over the validation set: the errors of numbers, in
+    standard deviations, or the probabilities of the true classes."""
+
+    def __init__(self, dataset: Dataset, num_members: int) -> None:
+        signature, scaler = dataset.signature, dataset.scaler
+        numbers = dataset.num_windows["val"] * signature.steps_out * len(signature.targets)
+        self._stride, self._signature = -(-numbers * num_members // MAX_NUMBERS), signature
+        sizes = [1.0]
+        if not signature.classes:
+            sizes = [scaler.size[name] / scaler.deviation[name] for name in signature.targets]
+        self._sizes = torch.tensor(sizes, dtype=torch.float64)
+        self._rows: list[Tensor] = []
+
+    def add(self, row: Sequence[PredictionBatch]) -> None:
+        """Add a batch of each member, of the same windows."""
+        read = _read_probabilities if self._signature.classes else _read_errors
+        values = [read(one, self._signature)[:: self._stride].cpu().double() for one in row]
+        self._rows.append((torch.stack(values) * self._sizes).flatten(1))
+
+    def fit(self, metric: str) -> list[float]:
+        """Return the weights with the lowest error."""
+        values = torch.cat(self._rows, dim=1).numpy()
+        weights = fit_to_classes(values) if self._signature.classes else fit_weights(values, metric)
+        return [float(weight) for weight in weights]
+
+
+def _read_errors(batch: PredictionBatch, signature: Signature) -> Tensor:
+    """[B, H, C]"""
+    return batch.errors(signature.quantiles)
+
+
+def _read_probabilities(batch: PredictionBatch, _: Signature) -> Tensor:
+    """[B, H, 1]"""
+    assert batch.truth is not None
+    likely = torch.softmax(batch.prediction.double(), dim=-1)
+    return likely.gather(-1, batch.truth.long()[..., None])[..., 0]
+
+
+def fit_weights(errors: Floats, metric: str) -> Floats:
+    """Return the weights whose mean error [M, N] has the lowest mean square, or absolute value."""
+    weights = _minimize_square(errors @ errors.T)
+    best, lowest = weights, float(np.abs(weights @ errors).mean())
+    if metric != "mae" or not lowest:
+        return weights
+    for _ in range(ROUNDS):  # least squares, in which each error counts by what it was, inverted
+        sizes = np.abs(weights @ errors)
+        weights = _minimize_square((errors / np.maximum(sizes, 1e-6 * sizes.mean())) @ errors.T)
+        error = float(np.abs(weights @ errors).mean())
+        if error >= lowest * (1 - 1e-7):
+            break
+        best, lowest = weights, error
+    return best
+
+
+def _minimize_square(products: Floats) -> Floats:
+    """Return the weights w with the lowest w'Aw for the errors' products A [M, M].
+
+    The v >= 0 with the lowest v'Av / 2 - sum(v) is a multiple of them, and a least-squares problem.
+    """
+    from scipy import optimize  # takes a while to import
+
+    mean = np.trace(products) / len(products)
+    if not mean > 0:  # all of them are right
+        return np.full(len(products), 1 / len(products))
+    factor = np.linalg.cholesky(products / mean + SMALLEST * np.eye(len(products)))
+    solution, _ = optimize.nnls(factor.T, np.linalg.solve(factor, np.ones(len(products))))
+    result: Floats = solution / solution.sum()
+    return result
+
+
+def fit_to_classes(probabilities: Floats) -> Floats:
+    """Return the weights whose mean of the true classes' probabilities [M, N] has the lowest
+    log-loss, by expectation maximization."""
+    likely = np.maximum(probabilities, 1e-12)
+    weights = np.full(len(likely), 1 / len(likely))
+    for _ in range(ROUNDS):
+        shares = weights[:, None] * likely
+        weights = (shares / shares.sum(axis=0)).mean(axis=1)
+    weights = np.where(weights < 1e-4, 0.0, weights)
+    result: Floats = weights / weights.sum()
+    return result

@@ -1,0 +1,252 @@
+"""Load what a run predicts with, a model or an ensemble of runs, and bring it together with data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from slipstream import runs
+from slipstream.autotune.rules import make_plan
+from slipstream.config import Config
+from slipstream.data import new_data, windows
+from slipstream.data.dataset import Dataset
+from slipstream.data.windows import Series
+from slipstream.engine.plan import Plan
+from slipstream.inference import mixture
+from slipstream.inference.alignment import describe_left_out, join_datasets
+from slipstream.inference.mixture import FoldMixture
+from slipstream.inference.overrides import load_changed_config
+from slipstream.inference.own_data import read_own_data, verify_own_data
+from slipstream.models import permission
+from slipstream.objectives import select_point
+from slipstream.runs import Run
+from slipstream.scoring.batch import Predictor
+from slipstream.scoring.ensemble import (
+    ENSEMBLE,
+    MODEL,
+    FoldPredictor,
+    RunPredictors,
+    average_predictors,
+    load_predictors,
+    to_half_widths,
+)
+
+
+@dataclass(frozen=True)
+class Member:
+    """A trained run; an ordinary run is the only member of itself."""
+
+    name: str
+    run: Run
+    config: Config
+    plan: Plan
+    trained: RunPredictors
+
+    def load_new(self, data: Any, *, targets: bool, resample: bool) -> Dataset:
+        trained = self.trained
+        return new_data.load_new_data(
+            self.config, trained.signature, trained.scaler, data, targets=targets, resample=resample
+        )
+
+
+def load_member(
+    run: Run,
+    name: str,
+    config: Config,
+    *,
+    overrides: Collection[str],
+    ensemble: bool | None = None,
+    allow_code: bool,
+) -> Member:
+    """Load a run's model or the ensemble of its repeats."""
+    plan = make_plan(config, data_bytes=0, training=False)
+    permission.require_permission(run.folder, overrides=overrides, allow_code=allow_code)
+    return Member(name, run, config, plan, load_predictors(run, config, plan, ensemble=ensemble))
+
+
+def load_own_sets(members: Sequence[Member], table: Any = None) -> list[Dataset]:
+    """Load the data that each member was trained on; those with the same settings share them."""
+    loaded: dict[str, Dataset] = {}
+    result = []
+    for member in members:
+        trained, key = member.trained, member.config.data.model_dump_json()
+        if member.config.train.init_from:  # scaled as its encoder's data were
+            key = str(member.run.folder)
+        if key not in loaded:
+            loaded[key] = read_own_data(member.config, trained, table)
+        quantiles = {"quantiles": trained.signature.quantiles}
+        signature = loaded[key].signature.model_copy(update=quantiles)
+        dataset = replace(loaded[key], signature=signature)
+        result.append(verify_own_data(member.run, member.config, trained, dataset))
+    return result
+
+
+class BoundRun(NamedTuple):
+    """What a run predicts with, for the windows of one data set."""
+
+    dataset: Dataset
+    folds: list[FoldPredictor]
+    """One for every fold; the last is for new data"""
+    members: list[list[Predictor]]
+    """Of an ensemble: by fold, what each member predicts"""
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """What a run predicts with: one member, or those of an ensemble with their weights."""
+
+    run: Run
+    owner: str
+    """What the model is to the run; empty where it is the run's own"""
+    members: list[Member]
+    reference: int = 0
+    """The member whose windows and scaling predictions have"""
+    mixtures: tuple[FoldMixture, ...] = ()
+    """Of an ensemble: one for every fold"""
+    uses: str = ENSEMBLE
+
+    @property
+    def first(self) -> Member:
+        """The reference."""
+        return self.members[self.reference]
+
+    def describe(self, *, on_folds: bool) -> str:
+        """Say what predicts, on new data or fold by fold."""
+        if not self.mixtures:
+            trained = self.first.trained
+            by_fold = f"{trained.description}, fold by fold"
+            what = by_fold if on_folds else trained.describe_on_new_data()
+            return f"{self.owner}: {what}" if self.owner else what
+        which = "weighted mean" if self.uses == ENSEMBLE else "best"
+        return f"the {which} of {len(self.members)} runs" + (", fold by fold" if on_folds else "")
+
+    def bind(self, datasets: Sequence[Dataset], sets: Sequence[str]) -> BoundRun:
+        """Bring it together with each member's data; an ensemble predicts the windows that all
+        members have."""
+        if not self.mixtures:
+            return BoundRun(datasets[0], self.first.trained.folds, [])
+        dataset, members = bind_members(self.members, datasets, self.reference)
+        dataset = note_left_out(datasets, dataset, self.reference, sets)
+        scaler, targets = self.first.trained.scaler, dataset.signature.targets
+        folds = []
+        for mixed, predictors in zip(self.mixtures, members, strict=True):
+            half_widths = to_half_widths(mixed.reach[self.uses], scaler, targets)
+            predict = predictors[mixed.best]
+            if self.uses == ENSEMBLE:
+                predict = average_predictors(predictors, dataset.signature, mixed.weights)
+            folds.append(FoldPredictor(predict, half_widths))
+        return BoundRun(dataset, folds, members)
+
+
+def load_trained(
+    run: str | Path,
+    *,
+    overrides: Collection[str],
+    own_data: bool = False,
+    targets: bool = False,
+    ensemble: bool | None,
+    allow_code: bool,
+) -> TrainedRun:
+    """Load a run; of repeats or of an ensemble, `ensemble` chooses between the mean and the best."""
+
+    def load(one: Run, name: str, ensemble: bool | None = None) -> Member:
+        config = load_changed_config(one, overrides, own_data=own_data, targets=targets)
+        options: dict[str, Any] = {"overrides": overrides, "allow_code": allow_code}
+        return load_member(one, name, config, ensemble=ensemble, **options)
+
+    opened = runs.open_run(run)
+    content = mixture.read_mixture(opened)
+    if content is None:
+        opened, owner = runs.find_model_run(opened)
+        return TrainedRun(opened, owner, [load(opened, opened.folder.name, ensemble)])
+    folder = opened.folder / mixture.MEMBERS
+    members = [
+        load(Run(folder / str(number)), one["name"])
+        for number, one in enumerate(content["members"], start=1)
+    ]
+    uses = MODEL if ensemble is False else ENSEMBLE
+    return TrainedRun(opened, "", members, content["reference"], tuple(content["folds"]), uses)
+
+
+def note_left_out(
+    datasets: Sequence[Dataset], joint: Dataset, reference: int, sets: Sequence[str]
+) -> Dataset:
+    """Return the data set with the notes of all members, and on the windows that are left out."""
+    notes = [note for one in datasets for note in one.notes]
+    notes += describe_left_out(datasets[reference], joint, sets)
+    return replace(joint, notes=tuple(dict.fromkeys(notes)))
+
+
+def bind_members(
+    members: Sequence[Member], datasets: Sequence[Dataset], reference: int
+) -> tuple[Dataset, list[list[Predictor]]]:
+    """Return the reference's data set with the windows that all members have, and by fold what each
+    member predicts for these, in the reference's scaling."""
+    dataset, starts = join_datasets(datasets, reference)
+    quantiles = {member.trained.signature.quantiles for member in members}
+    common = quantiles.pop() if len(quantiles) == 1 else ()
+    signature = dataset.signature.model_copy(update={"quantiles": common})
+    dataset = replace(dataset, signature=signature)
+    device = members[reference].plan.device
+    placed: dict[int, Series] = {}
+    folds: list[list[Predictor]] = [[] for _ in members[reference].trained.folds]
+    for member, own, lookup in zip(members, datasets, starts, strict=True):
+        assert own.memory is not None
+        series = own.memory.series
+        placed.setdefault(id(series), series.to(member.plan.device))
+        convert = _make_converter(own, dataset)
+        for fold, predictors in zip(member.trained.folds, folds, strict=True):
+            source = _MemberWindows(placed[id(series)], lookup.to(device))
+            predictors.append(_translate(fold.predict, source, convert))
+    return dataset, folds
+
+
+class _MemberWindows(NamedTuple):
+    """A member's own series, and where its windows start."""
+
+    series: Series
+    starts: Tensor
+    """By the row that the reference's window starts at"""
+
+
+def _translate(
+    predict: Predictor, source: _MemberWindows, convert: Callable[[Tensor], Tensor]
+) -> Predictor:
+    """Return the predictor for windows of the reference."""
+
+    def predict_joint(_: Series, starts: Tensor) -> Tensor:
+        own = source.starts[starts].to(source.series.values.device)
+        return convert(predict(source.series, own).to(starts.device))
+
+    return predict_joint
+
+
+def _make_converter(own: Dataset, joint: Dataset) -> Callable[[Tensor], Tensor]:
+    """Return a function from a member's predictions to those of the joint data set: the order of
+    targets, their scaling, quantiles and channels."""
+    of, to = own.signature, joint.signature
+    if to.classes:
+        return lambda raw: raw  # numbered alike, and never independent channels
+    order = [of.targets.index(name) for name in to.targets]
+    sizes = [own.scaler.size[name] / joint.scaler.size[name] for name in to.targets]
+    shifts = [
+        (own.scaler.shift[name] - joint.scaler.shift[name]) / joint.scaler.size[name]
+        for name in to.targets
+    ]
+    same_scale = all(size == 1 and not shift for size, shift in zip(sizes, shifts, strict=True))
+
+    def convert(raw: Tensor) -> Tensor:
+        values = windows.merge_channels(raw, of.sequences_per_window)
+        if of.quantiles != to.quantiles:
+            values = select_point(values, of.quantiles)[..., None]
+        values = values[:, :, order]
+        if not same_scale:
+            values = values * values.new_tensor(sizes)[:, None]
+            values = values + values.new_tensor(shifts)[:, None]
+        return windows.separate_channels(values, to.sequences_per_window)
+
+    return convert
