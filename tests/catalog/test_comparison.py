@@ -22,6 +22,19 @@ def test_the_settings_that_differ_are_listed(out):
     assert "data.path" not in settings
 
 
+def test_a_search_is_compared_by_the_settings_that_it_chose(out):
+    (source,) = out.glob("three-*")
+    (out / "search").mkdir()
+    (source / "events.jsonl").rename(out / "search" / "events.jsonl")
+    (out / "search" / "config.toml").write_text('[model]\nkind = "lstm"\n[tune]\ntrials = 3\n')
+    (out / "search" / "study.log").touch()
+    shutil.copytree(source, out / "search" / "retrained" / "best")
+    comparison = slipstream.compare_runs("one", "search")
+    settings = {row["setting"]: row["search"] for row in comparison.settings}
+    assert settings["model.kind"] == "linear"
+    assert not any(name.startswith("tune.") for name in settings)
+
+
 def test_settings_that_one_run_lacks_differ():
     rows = list_differences({"a": {"train": {"lr": 1.0}}, "b": {"seed": 0, "train": {"lr": 1.0}}})
     assert rows == [{"setting": "seed", "a": None, "b": 0}]

@@ -37,8 +37,8 @@ def test_a_finished_run_is_listed_with_its_error_and_the_best_baseline():
     metrics = runs.read_metrics(one.run)
     assert (one.metric, one.test) == ("mae", metrics["metrics"]["test"]["mae"])
     tests = {name: b["metrics"]["test"]["mae"] for name, b in metrics["baselines"].items() if b}
-    assert one.baseline_test == min(tests.values()) == tests[one.baseline]
-    assert one.against_baseline == one.test / one.baseline_test - 1
+    assert one.baseline_error == min(tests.values()) == tests[one.baseline]
+    assert one.against_baseline == one.test / one.baseline_error - 1
     assert (newest.name, newest.repeats) == ("three-20260102T000000Z", 3)
 
 
@@ -69,7 +69,7 @@ def test_a_metric_is_chosen_by_name():
     metrics = runs.read_metrics(one.run)
     assert one.test == metrics["metrics"]["test"]["r2"]
     tests = [b["metrics"]["test"]["r2"] for b in metrics["baselines"].values() if b]
-    assert one.baseline_test == max(tests)
+    assert one.baseline_error == max(tests)
     assert one.against_baseline == one.test - max(tests)
     (one,) = slipstream.list_runs(name="one", metric="scaled_mse")
     assert one.test == metrics["scaled"]["test"]["mse"]
@@ -166,7 +166,8 @@ def test_a_run_of_version_0_1_is_finished_without_checksums(out):
 
 
 def test_kinds_of_runs_and_their_errors(out):
-    metrics = {"metrics": {"val": {"mae": 0.5}}, "baselines": {}}
+    mean = {"metrics": {"val": {"mae": 1.0}}}
+    metrics = {"metrics": {"val": {"mae": 0.5}}, "baselines": {"mean": mean}}
     add_run(out, "encoder", '[train]\nobjective = "masked"\n', metrics_json=json.dumps(metrics))
     (out / "encoder" / "model").mkdir()
     best = {"metrics": {"test": {"mae": 0.25}}, "baselines": {"ridge": None}}
@@ -188,6 +189,7 @@ def test_kinds_of_runs_and_their_errors(out):
     assert (rows["encoder"].kind, rows["encoder"].test, rows["encoder"].val) == (
         *("pretrain", None, 0.5),
     )
+    assert (rows["encoder"].baseline, rows["encoder"].against_baseline) == ("mean", -0.5)
     assert (rows["search"].kind, rows["search"].test) == ("search", 0.25)
     assert (rows["early"].kind, rows["early"].state) == ("search", "stopped")
     row = rows["probe"]

@@ -122,10 +122,16 @@ def compare_runs(*names: str | PathLike[str], out: str | PathLike[str] = OUT) ->
     files = [read_files(folder) for folder in folders]
     rows = RunTable(make_row(one) for one in files)
     labels = _label_runs(rows)
-    settings = list_differences(
-        {label: one.config for label, one in zip(labels, files, strict=True)}
-    )
+    configs = (_read_settings(one) for one in files)
+    settings = list_differences(dict(zip(labels, configs, strict=True)))
     return Comparison(rows, settings, list(_iter_metrics(labels, files)), list(_list_notes(rows)))
+
+
+def _read_settings(files: RunFiles) -> Mapping[str, Any]:
+    """Return the settings of what a run predicts with: of a search, those that it chose."""
+    chosen = files.folder / "retrained" / "best"
+    config = read_files(chosen).config if files.kind == "search" and chosen.exists() else {}
+    return {name: value for name, value in (config or files.config).items() if name != "tune"}
 
 
 def _label_runs(rows: Sequence[RunRow]) -> list[str]:

@@ -53,7 +53,7 @@ class RunRow:
         test: The error on the test set, of what the run predicts with.
         val: The error on the validation set; a pre-training run has no other.
         baseline: The best baseline.
-        baseline_test: Its error on the test set.
+        baseline_error: Its error on the same set.
         against_baseline: The error relative to that of the best baseline: -0.2 is 20 % lower. For
             metrics such as R², where higher is better, the difference.
         repeats: The number of seeds.
@@ -78,7 +78,7 @@ class RunRow:
     test: float | None = None
     val: float | None = None
     baseline: str | None = None
-    baseline_test: float | None = None
+    baseline_error: float | None = None
     against_baseline: float | None = None
     repeats: int = 1
     epochs: float | None = None
@@ -218,7 +218,7 @@ def make_row(files: RunFiles, metric: str | None = None) -> RunRow:
         test=scores.test,
         val=scores.val,
         baseline=scores.baseline,
-        baseline_test=scores.baseline_test,
+        baseline_error=scores.baseline_error,
         against_baseline=scores.against_baseline,
         repeats=_get(files.config, "train", "repeats") or 1,
         epochs=epochs,

@@ -12,23 +12,24 @@ SCALED = "scaled_"
 
 
 class Scores(NamedTuple):
-    """One metric of a run, and of the best baseline beside it."""
+    """One metric of a run, and of the best baseline on the same set: the test set, if scored."""
 
     metric: str
     test: float | None = None
     val: float | None = None
     baseline: str | None = None
-    baseline_test: float | None = None
+    baseline_error: float | None = None
 
     @property
     def against_baseline(self) -> float | None:
         """The run relative to the best baseline: -0.2 is an error 20 % lower. Of a metric that is
         better when higher, the difference."""
-        if self.test is None or self.baseline_test is None:
+        error = self.val if self.test is None else self.test
+        if error is None or self.baseline_error is None:
             return None
         if self.metric in HIGHER_IS_BETTER:
-            return self.test - self.baseline_test
-        return self.test / self.baseline_test - 1 if self.baseline_test else None
+            return error - self.baseline_error
+        return error / self.baseline_error - 1 if self.baseline_error else None
 
 
 def read_scores(kind: str, summary: Mapping[str, Any], metric: str | None) -> Scores:
@@ -36,19 +37,15 @@ def read_scores(kind: str, summary: Mapping[str, Any], metric: str | None) -> Sc
     result = find_result(kind, summary)
     if metric is None:
         metric = choose_metric(kind, summary)
-    tests = {
+    test, val = (read_metric(result, which, metric) for which in ("test", "val"))
+    errors = {
         name: value
         for name, one in (result.get("baselines") or {}).items()
-        if one and (value := read_metric(one, "test", metric)) is not None
+        if one
+        and (value := read_metric(one, "val" if test is None else "test", metric)) is not None
     }
-    best = min(tests, key=lambda name: rank(tests[name], metric), default=None)
-    return Scores(
-        metric,
-        read_metric(result, "test", metric),
-        read_metric(result, "val", metric),
-        best,
-        tests.get(best) if best else None,
-    )
+    best = min(errors, key=lambda name: rank(errors[name], metric), default=None)
+    return Scores(metric, test, val, best, errors[best] if best else None)
 
 
 def choose_metric(kind: str, summary: Mapping[str, Any]) -> str:

@@ -88,10 +88,10 @@ def _describe_error(row: RunRow) -> str:
     if value is None or row.metric is None:
         return ""
     text = f"{format_metric(row.metric)} {format_number(value)}{where}"
-    if row.baseline_test is None:
+    if row.baseline_error is None:
         return text
     return (
-        f"{text}; the best baseline has {format_number(row.baseline_test)} ({format_against(row)})"
+        f"{text}; the best baseline has {format_number(row.baseline_error)} ({format_against(row)})"
     )
 
 
