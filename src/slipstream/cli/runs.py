@@ -19,6 +19,7 @@ from slipstream.cli.options import (
     parse_path,
 )
 from slipstream.cli.output import handle_errors, print_result
+from slipstream.cli.startup import avoid_pandas
 from slipstream.errors import UserError
 from slipstream.terminal.results import print_evaluation, print_prediction, print_report
 
@@ -40,6 +41,7 @@ def evaluate(
 ) -> None:
     """Score a trained model on its own test set or on new data."""
     with handle_errors(as_json):
+        avoid_pandas()
         from slipstream.evaluation import evaluate as run_evaluation
 
         options: dict[str, Any] = {
@@ -73,6 +75,8 @@ def predict(
         if out.exists() and not out.is_dir() and not force:
             raise UserError(f"{out}: exists; pass --force to replace it, or name another file")
         from slipstream import runs
+
+        avoid_pandas()
         from slipstream.prediction import predict as run_prediction
         from slipstream.prediction import write_predictions
 

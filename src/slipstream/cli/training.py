@@ -25,6 +25,7 @@ from slipstream.cli.options import (
     parse_path,
 )
 from slipstream.cli.output import Printer, handle_errors, print_result
+from slipstream.cli.startup import avoid_pandas
 from slipstream.errors import Interrupted, UserError
 from slipstream.terminal.console import SafeStream
 from slipstream.terminal.results import print_ensemble, print_probe, print_search, print_training
@@ -109,6 +110,7 @@ def pretrain(
 
         with TrainingDisplay(quiet) as display:
             display.say(LOADING)
+            avoid_pandas()
             from slipstream.probing import probe as run_probe
 
             result = run_probe(
@@ -158,6 +160,7 @@ def tune(
         loaded, earlier = load_job(config, resume, overrides, demo="search", kinds=("search",))
         with SearchDisplay(quiet) as display:
             display.say(LOADING)
+            avoid_pandas()
             from slipstream.tuning import tune as run_search
 
             _warn_about_password(storage)
@@ -216,6 +219,7 @@ def _train(
     loaded, resume = load_job(config, name, overrides, always, demo="demo", kinds=kinds)
     with TrainingDisplay(quiet) as display:
         display.say(LOADING)
+        avoid_pandas()
         from slipstream import training
 
         result = getattr(training, command)(
@@ -230,10 +234,11 @@ def _train(
 
 
 def _watch(event: Event, display: TrainingDisplay) -> None:
-    if event["event"] == "start":  # importing it takes a second, so do that while the model trains
-        module = "slipstream.reporting.page"
-        threading.Thread(target=importlib.import_module, args=(module,), daemon=True).start()
     display.show(event)
+    if event["event"] == "epoch":  # the report's modules are imported while the model trains
+        module = "slipstream.reporting.page"
+        if module not in sys.modules:
+            threading.Thread(target=importlib.import_module, args=(module,), daemon=True).start()
 
 
 class DrawnReport(NamedTuple):
