@@ -61,6 +61,19 @@ def test_a_single_series_has_no_rank():
     assert [one.rank for one in choose_ranked(np.array([1.0, 2.0]))] == ["worst", "best"]
 
 
+def test_what_is_not_finite_is_worst_and_interrupts_the_line(tmp_path):
+    columns = {"series": ["a", "a", "b", "b", "c", "c"], "row": [0, 1] * 3, "y": [1.0] * 6}
+    columns["y_predicted"] = [1.0, 1.5, float("inf"), 1e300, 3.0, 1.0]
+    pa.parquet.write_table(pa.table(columns), tmp_path / "predictions.parquet")
+    drawn = draw_examples(read_predictions(tmp_path / "predictions.parquet"), ["y"])
+    assert [one.title for one in drawn.series] == [
+        "Worst series: b",
+        "Median series: c",
+        "Best series: a",
+    ]
+    assert json.loads(drawn.data)[0]["predicted"] == [None, 1e300]
+
+
 def test_quantiles_are_a_fan_with_the_widest_first(tmp_path):
     names = ["y_q2.5", "y_q25", "y_q50", "y_q75", "y_q97.5"]
     columns = {"series": ["a"] * 3, "row": [0, 1, 2], "y": [1.0] * 3, "y_predicted": [1.0] * 3}

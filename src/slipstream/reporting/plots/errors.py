@@ -62,6 +62,10 @@ def draw_distributions(
     plots = []
     for target in targets:
         truth, predicted = predictions[target], predictions[f"{target}_predicted"]
+        known = np.isfinite(predicted - truth)
+        truth, predicted = truth[known], predicted[known]
+        if not len(truth):
+            continue
         plots.append((target, _draw_histogram(predicted - truth), _draw_scatter(truth, predicted)))
     return plots
 

@@ -32,6 +32,8 @@ MAX_WINDOW_TARGETS = 3
 OPEN_TARGETS = 2
 """Targets of a series whose plots are visible at once; the others are folded away"""
 SIGNIFICANT = 4
+EXACT = 2**53
+"""Whole numbers below it are written as such"""
 GAP = 1.9
 """Times the usual step from which on a line is interrupted"""
 
@@ -194,8 +196,8 @@ def _round_values(values: Array, *, decimals: int | None = None) -> list[float |
         finite = values[np.isfinite(values)]
         span = float(np.ptp(finite)) if len(finite) else 0.0
         decimals = SIGNIFICANT - 1 - int(np.floor(np.log10(span or 1.0)))
-    rounded = np.round(values, decimals).tolist()
-    return [None if v != v else int(v) if v == int(v) else v for v in rounded]
+    rounded = np.round(np.where(np.isfinite(values), values, np.nan), decimals).tolist()
+    return [None if v != v else int(v) if abs(v) < EXACT and v == int(v) else v for v in rounded]
 
 
 def _draw_window(

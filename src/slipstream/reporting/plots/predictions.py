@@ -112,7 +112,9 @@ class Predictions:
         total = np.zeros(len(self))
         for target in targets:
             error = np.abs(self[f"{target}_predicted"] - self[target])
-            total += error / (np.nanmean(error) or 1.0) if len(targets) > 1 else error
+            finite = error[np.isfinite(error)]
+            average = float(finite.mean()) if len(targets) > 1 and len(finite) else 1.0
+            total += error / (average or 1.0)
         return total / len(targets)
 
 
@@ -134,8 +136,9 @@ def read_predictions(path: Path) -> Predictions:
 
 
 def choose_ranked(errors: Array) -> list[Chosen]:
-    """Choose the worst, the median and the best, as far as they differ."""
-    order = np.argsort(-np.nan_to_num(errors), kind="stable")
+    """Choose the worst, the median and the best, as far as they differ; what is not finite is worse
+    than the rest."""
+    order = np.argsort(-np.where(np.isfinite(errors), errors, np.inf), kind="stable")
     if len(order) == 1:
         return [Chosen("", int(order[0]))]
     picked = {"worst": order[0], "best": order[-1]}
