@@ -35,6 +35,17 @@ def test_a_search_is_compared_by_the_settings_that_it_chose(out):
     assert not any(name.startswith("tune.") for name in settings)
 
 
+def test_an_ensemble_is_compared_by_its_members(out):
+    joined = slipstream.ensemble(slipstream.list_runs(sort="name"), out=out, quiet=True)
+    (row,) = slipstream.list_runs(kind="ensemble")
+    assert (row.run.name, row.model, row.state) == (joined.run.name, "mlp + linear", "finished")
+    assert slipstream.evaluate(row)["run"] == str(row.run)
+    assert row.test == joined.metrics["test"]["mae"]
+    comparison = slipstream.compare_runs("one", joined)
+    settings = {entry["setting"]: entry[row.name] for entry in comparison.settings}
+    assert settings["members"] == [path.name for path in sorted(out.glob("[ot]*-*"))]
+
+
 def test_settings_that_one_run_lacks_differ():
     rows = list_differences({"a": {"train": {"lr": 1.0}}, "b": {"seed": 0, "train": {"lr": 1.0}}})
     assert rows == [{"setting": "seed", "a": None, "b": 0}]

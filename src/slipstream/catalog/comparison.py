@@ -128,7 +128,11 @@ def compare_runs(*names: str | PathLike[str], out: str | PathLike[str] = OUT) ->
 
 
 def _read_settings(files: RunFiles) -> Mapping[str, Any]:
-    """Return the settings of what a run predicts with: of a search, those that it chose."""
+    """Return the settings of what a run predicts with: of a search, those that it chose, of an
+    ensemble, its data and members."""
+    if files.kind == "ensemble":
+        members = [member["name"] for member in (files.summary or {}).get("members", [])]
+        return {"data": files.config.get("data", {}), "members": members}
     chosen = files.folder / "retrained" / "best"
     config = read_files(chosen).config if files.kind == "search" and chosen.exists() else {}
     return {name: value for name, value in (config or files.config).items() if name != "tune"}

@@ -150,7 +150,7 @@ def best_run(
 
     Example:
         best = slipstream.best_run(metric="rmse", data="ETTh1.csv")
-        slipstream.predict(best.run, "new.csv")
+        slipstream.predict(best, "new.csv")
     """
     rows = list_runs(out, kind=kind, state=FINISHED, name=name, data=data, metric=metric)
     rows = RunTable(row for row in rows if row.test is not None)

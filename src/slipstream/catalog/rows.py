@@ -38,7 +38,7 @@ DAMAGE_ERRORS = (AttributeError, LookupError, TypeError, ValueError)
 
 @dataclass(frozen=True)
 class RunRow:
-    """One run in the table of `list_runs`.
+    """One run in the table of `list_runs`; it can be passed wherever a run is named.
 
     Attributes:
         run: The run folder.
@@ -64,6 +64,7 @@ class RunRow:
     Example:
         for row in slipstream.list_runs():
             print(row.name, row.state, row.test)
+        slipstream.predict(slipstream.best_run(), "new.csv")
     """
 
     run: Path
@@ -84,6 +85,9 @@ class RunRow:
     epochs: float | None = None
     seconds: float | None = None
     note: str = ""
+
+    def __fspath__(self) -> str:
+        return str(self.run)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row as JSON has it: paths and times as text."""
@@ -212,7 +216,7 @@ def make_row(files: RunFiles, metric: str | None = None) -> RunRow:
         state=files.state,
         at=at,
         age_s=max(time.time() - at.timestamp(), 0.0),
-        model=_get(files.config, "model", "kind"),
+        model=_describe_model(files),
         data=describe_data(files.config),
         metric=scores.metric or None,
         test=scores.test,
@@ -225,6 +229,15 @@ def make_row(files: RunFiles, metric: str | None = None) -> RunRow:
         seconds=summary.get("seconds"),
         note=_describe_state(files, epochs),
     )
+
+
+def _describe_model(files: RunFiles) -> str | None:
+    """Return the kind of model; of an ensemble, the kinds of its members."""
+    members = (files.summary or {}).get("members")
+    if files.kind == "ensemble" and members:
+        return " + ".join(dict.fromkeys(str(member["kind"]) for member in members))
+    kind = _get(files.config, "model", "kind")
+    return None if kind is None else str(kind)
 
 
 def _describe_state(files: RunFiles, epochs: float | None) -> str:
