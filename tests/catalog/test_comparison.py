@@ -39,7 +39,7 @@ def test_an_ensemble_is_compared_by_its_members(out):
     joined = slipstream.ensemble(slipstream.list_runs(sort="name"), out=out, quiet=True)
     (row,) = slipstream.list_runs(kind="ensemble")
     assert (row.run.name, row.model, row.state) == (joined.run.name, "mlp + linear", "finished")
-    assert slipstream.evaluate(row)["run"] == str(row.run)
+    assert slipstream.evaluate(row)["run"] == str(row.run.resolve())
     assert row.test == joined.metrics["test"]["mae"]
     comparison = slipstream.compare_runs("one", joined)
     settings = {entry["setting"]: entry[row.name] for entry in comparison.settings}
