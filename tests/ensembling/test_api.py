@@ -151,6 +151,21 @@ def test_the_folder_is_a_run_like_any_other(joined):
         assert f"{one['weight']:.3f} {one['name']} ({one['kind']})" in page
 
 
+def test_a_list_of_runs_names_the_kinds_of_the_members(joined):
+    (row,) = slipstream.list_runs(joined.run.parent)
+    assert (row.kind, row.model, row.state) == ("ensemble", "lstm + mlp", "finished")
+    assert all(name.startswith("data.") for name in slipstream.show_run(joined.run)["settings"])
+
+
+def test_results_print_the_members(joined):
+    opened = slipstream.Result.open(joined.run)
+    table = opened.to_pandas()
+    assert ("model", "test") in table.index
+    assert any(name.startswith("lstm, weight 0.") for name, _ in table.index)
+    assert "lstm, weight 0." in opened._repr_html_()
+    assert "lstm, weight 0." in repr(opened.evaluate(NEW))
+
+
 def test_edited_weights_are_refused(joined, tmp_path):
     run = shutil.copytree(joined.run, tmp_path / "run")
     text = (run / "ensemble.json").read_text()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
 from os import PathLike
 from typing import Any
 
@@ -53,7 +52,7 @@ def show_run(name: str | PathLike[str], *, out: str | PathLike[str] = OUT) -> di
     summary = files.summary and {k: v for k, v in files.summary.items() if k != "detail"}
     return {
         **make_row(files).to_dict(),
-        "settings": _list_settings(files.config),
+        "settings": _list_settings(files),
         "summary": summary,
         "verdict": _describe_verdict(files),
         "report": str(report) if report.exists() else None,
@@ -61,13 +60,17 @@ def show_run(name: str | PathLike[str], *, out: str | PathLike[str] = OUT) -> di
     }
 
 
-def _list_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that differ from the defaults, by their dotted names."""
+def _list_settings(files: RunFiles) -> dict[str, Any]:
+    """Return the settings that differ from the defaults, by their dotted names; of an ensemble,
+    those of the data, since each member has a model of its own."""
     from slipstream import config as configs
 
     defaults = tomllib.loads(configs.to_toml(configs.Config()))
-    rows = list_differences({"run": config, "default": defaults})
-    return {row["setting"]: row["run"] for row in rows if row["run"] is not None}
+    rows = list_differences({"run": files.config, "default": defaults})
+    settings = {row["setting"]: row["run"] for row in rows if row["run"] is not None}
+    if files.kind == "ensemble":
+        return {name: value for name, value in settings.items() if name.startswith("data.")}
+    return settings
 
 
 def _describe_verdict(files: RunFiles) -> str | None:
