@@ -10,6 +10,7 @@ import pytest
 
 import slipstream
 from slipstream import UserError, runs
+from slipstream.reporting.formatting import format_number
 from slipstream.reporting.page import read_plot_events
 from tests.conftest import small_config, waves
 from tests.test_cli import invoke
@@ -207,6 +208,32 @@ def test_a_damaged_file_of_version_0_1_is_named_too(copy, name, content):
     (copy / name).write_bytes(content)
     with pytest.raises(UserError, match=name):
         slipstream.report(copy)
+
+
+def test_a_run_of_version_0_1_without_the_newer_entries_is_drawn(copy):
+    (copy / "manifest.json").unlink()
+    summary = runs.read_json(copy / "metrics.json")
+    for key in ("data", "finished_at", "command"):
+        del summary[key]
+    for baseline in summary["baselines"].values():
+        if baseline:
+            del baseline["per_target"]
+    runs.write_json(copy / "metrics.json", summary)
+    text = slipstream.report(copy).read_text(encoding="utf-8")
+    assert "By target" in text
+    assert "ridge: MAE" not in text
+    assert "time from" not in text
+    assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", text)
+
+
+def test_the_page_has_the_data_and_the_baselines_of_each_target(copy):
+    text = slipstream.report(copy).read_text(encoding="utf-8")
+    assert "400 rows in 1 series, time from 0 to 399, usually 1 apart; no gaps in time" in text
+    assert "ridge: MAE" in text
+    summary = runs.read_json(copy / "metrics.json")
+    error = summary["baselines"]["ridge"]["per_target"]["b"]["mae"]
+    assert f">{format_number(error)}</td>" in text
+    assert "windows, end to end without overlap" in text
 
 
 def test_a_report_is_drawn_from_what_is_left_of_the_log(copy):

@@ -293,7 +293,7 @@ def test_a_search_without_retraining_promises_nothing(untested):
     assert states == ["finished"] * counts["finished"] + ["failed"] * counts["failed"]
     assert min(counts["finished"], counts["failed"]) > 0
     assert len(states) == 6
-    assert "does not divide" in text
+    assert "is not a multiple of" in text
     told = shown(untested.summary | {"report": "report.html"})
     assert "the test set was not used" in told
     assert f"model: {untested.run}/best" in told

@@ -29,6 +29,12 @@ def test_ranges_are_physical_and_sets_lie_in_time():
     assert sum(found["rows_by_set"].values()) == 400
 
 
+def test_a_range_that_begins_at_zero_does_so():
+    table = waves().to_pydict()
+    table["a"] = [float(i % 24) for i in range(400)]
+    assert overview(table)["columns"]["a"]["range"] == [0.0, 23.0]
+
+
 def test_gaps_interrupt_a_timeline():
     table = waves().to_pydict()
     table["time"] = [t + 1000 * (t >= 100) for t in table["time"]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -62,10 +63,16 @@ def _summarize_columns(dataset: Dataset) -> dict[str, dict[str, Any]]:
         is_label = bool(signature.classes) and name in signature.targets
         if name in scaler.size and not is_label:
             shift, size = scaler.shift[name], scaler.size[name]
-            ends = [None if end is None else end * size + shift for end in (low, high)]
-            column |= {"range": ends, "training_range": [scaler.low[name], scaler.high[name]]}
+            known = [end * size + shift for end in (low, high) if end is not None]
+            column["range"] = [_round(end, max(map(abs, known))) for end in known] or None
+            column["training_range"] = [scaler.low[name], scaler.high[name]]
         columns[name] = column
     return columns
+
+
+def _round(value: float, largest: float) -> float:
+    """Round off what a scaled float32 does not know of a value, where `largest` is."""
+    return round(value, 6 - math.ceil(math.log10(largest))) if largest > 0 else 0.0
 
 
 def _assign_rows(dataset: Dataset, config: Config) -> list[tuple[str, SplitAssignment]]:
