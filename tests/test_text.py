@@ -9,6 +9,7 @@ from slipstream.text import (
     escape_to_line,
     find_nearest,
     format_count,
+    format_epoch,
     format_html_table,
     format_ms,
     format_table,
@@ -71,6 +72,11 @@ def test_milliseconds_have_three_figures_and_no_exponent(ms, text):
 def test_nouns_follow_their_number():
     counts = [format_count(count, "thread") for count in (0, 1, 2, 1520)]
     assert counts == ["0 threads", "1 thread", "2 threads", "1,520 threads"]
+
+
+def test_an_epoch_has_at_most_one_decimal():
+    shown = [format_epoch(epoch) for epoch in (9, 9.0, 8.714285, 0.04, 1234.56)]
+    assert shown == ["9", "9", "8.7", "0", "1,234.6"]
 
 
 def test_a_name_is_suggested_whatever_its_case():

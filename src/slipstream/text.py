@@ -74,6 +74,11 @@ def format_number(value: float | None, decimals: int = 8, *, figures: int = 4) -
     return f"{value:,.{min(digits, decimals)}f}"
 
 
+def format_epoch(epoch: float) -> str:
+    """Format an epoch, which may have a fraction where validations come within it: 9, 8.7."""
+    return f"{epoch:,.1f}".removesuffix(".0")
+
+
 def format_ms(value: float) -> str:
     """Format milliseconds with three significant figures and never an exponent: 1,290 ms."""
     return f"{format_number(value, figures=3)} ms"

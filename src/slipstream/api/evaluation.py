@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream.reporting import wording
 from slipstream.reporting.formatting import format_number
-from slipstream.text import format_html_table, format_table
+from slipstream.text import format_count, format_html_table, format_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -70,7 +70,8 @@ class Evaluation(dict[str, Any]):
         targets = {} if self.get("classes") else self["detail"]["per_target"]
         if len(targets) > 1 and len(rows) + len(targets) <= MAX_ROWS + 1:
             rows |= {f"model, {name}": one for name, one in targets.items()}
-        title = f"Evaluation on {self['on']}: {self['windows']:,} windows; {self['model']}"
+        windows = format_count(self["windows"], "window")
+        title = f"Evaluation on {self['on']}: {windows}; {self['model']}"
         cells = [
             [name, *(format_number(one.get(key), 4 if key == "r2" else 8) for key in columns)]
             for name, one in rows.items()

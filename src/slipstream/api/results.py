@@ -25,7 +25,7 @@ from slipstream.reporting.formatting import (
     sort_key,
 )
 from slipstream.runs import Run
-from slipstream.text import format_html_table, format_table
+from slipstream.text import format_count, format_html_table, format_table
 
 if TYPE_CHECKING:
     import optuna
@@ -180,7 +180,10 @@ class Result(RunRecord):
             for name, one in self._list_predictors().items()
         ]
         windows = self.summary["windows"][layout.subset]
-        title = f"Result of {self.summary['name']}: {layout.description}, {windows:,} windows"
+        title = (
+            f"Result of {self.summary['name']}: {layout.description}, "
+            f"{format_count(windows, 'window')}"
+        )
         return title, ["", *(column.heading for column in columns)], rows
 
 
@@ -272,7 +275,10 @@ class Study(RunRecord):
     def _tabulate(self) -> Table:
         chosen = wording.get_chosen(self.summary)
         count = sum(self.summary["trials"].values())
-        title = f"Study of {self.summary['name']}: best of {count} trials, trial {chosen['trial']}"
+        title = (
+            f"Study of {self.summary['name']}: best of {format_count(count, 'trial')}, trial "
+            f"{chosen['trial']}"
+        )
         rows = [[name, format_value(value)] for name, value in chosen["params"].items()]
         return title, ["setting", "best"], rows
 

@@ -162,8 +162,8 @@ class PlanSearch:
             if batch == 1:
                 return None
             self.plan = replace(self.plan, micro_batch=-(-batch // 2))
-            self.reasons["micro_batch"] = f"{batch} windows per pass did not fit"
-            result = self._try(f"{self.plan.micro_batch} windows per pass")
+            self.reasons["micro_batch"] = f"{format_count(batch, 'window')} per pass did not fit"
+            result = self._try(f"{format_count(self.plan.micro_batch or 0, 'window')} per pass")
         if result is not None:
             self.reference_loss = result.loss
         return result

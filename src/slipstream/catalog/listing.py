@@ -23,7 +23,7 @@ from slipstream.catalog.scores import HIGHER_IS_BETTER, SCALED, find_result, ran
 from slipstream.errors import UserError
 from slipstream.reporting.formatting import format_number, format_seconds, get_metric_name
 from slipstream.run_names import KINDS, OUT, find_run
-from slipstream.text import format_html_table, format_table
+from slipstream.text import format_count, format_html_table, format_table
 
 SORT_KEYS: dict[str, Callable[[RunRow], Any]] = {
     "age": lambda row: row.age_s,
@@ -56,10 +56,10 @@ class RunTable(list[RunRow]):
         return to_frame({field.name: [row[field.name] for row in rows] for field in fields(RunRow)})
 
     def __repr__(self) -> str:
-        return format_table(f"{len(self)} runs", *tabulate(self))
+        return format_table(format_count(len(self), "run"), *tabulate(self))
 
     def _repr_html_(self) -> str:
-        return format_html_table(f"{len(self)} runs", *tabulate(self))
+        return format_html_table(format_count(len(self), "run"), *tabulate(self))
 
 
 def to_frame(columns: Mapping[str, list[Any]]) -> Any:

@@ -16,6 +16,7 @@ from slipstream import runs
 from slipstream.catalog.scores import Scores, read_scores
 from slipstream.errors import UserError
 from slipstream.run_names import find_kind, get_start_time
+from slipstream.text import format_epoch
 
 RUNNING, STOPPED, FINISHED, DAMAGED = "running", "stopped", "finished", "damaged"
 STATES = (RUNNING, STOPPED, FINISHED, DAMAGED)
@@ -243,7 +244,7 @@ def _describe_model(files: RunFiles) -> str | None:
 def _describe_state(files: RunFiles, epochs: float | None) -> str:
     """Say what is wrong with a damaged run, and how far an unfinished one has come."""
     planned = _get(files.config, "train", "epochs")
-    reached = "" if epochs is None else f"epoch {epochs:.3g} of {planned}"
+    reached = "" if epochs is None else f"epoch {format_epoch(epochs)} of {planned}"
     match files.state:
         case "running":
             where = f"process {files.holder['pid']} on {files.holder['host']}"

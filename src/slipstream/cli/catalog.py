@@ -115,7 +115,7 @@ def compare(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Compare runs: settings that differ, metrics, curves in one HTML page."""
+    """Compare runs: settings that differ, metrics and curves."""
     with handle_errors(as_json):
         from slipstream.catalog.comparison import PAGE, compare_runs
         from slipstream.terminal.runs import print_comparison

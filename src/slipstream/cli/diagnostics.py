@@ -13,7 +13,10 @@ from slipstream.terminal.training import LOADING, TrainingDisplay
 
 
 def doctor(as_json: Json = False, quiet: Quiet = False) -> None:
-    """Check the machine, try every technique, and suggest fixes for problems."""
+    """Check the machine and suggest fixes for problems.
+
+    Tries every technique that training may use, and times it.
+    """
     with handle_errors(as_json):
         with TrainingDisplay(quiet) as display:
             display.say("loading torch ...")
@@ -38,7 +41,10 @@ def profile(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Show where a training step spends its time, and measure what would make it faster."""
+    """Show where a training step spends its time.
+
+    Also measures what would make it faster.
+    """
     with handle_errors(as_json), TrainingDisplay(quiet) as display:
         display.say(LOADING)
         from slipstream import config as configs
@@ -57,7 +63,7 @@ def profile(
 
 bench_app = typer.Typer(
     name="bench",
-    help="Measure on this machine: the gain of each technique, the accuracy, other frameworks.",
+    help="Measure speed and accuracy on this machine.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -103,7 +109,7 @@ def parity(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Compare the accuracy of auto with that of a naive loop, seed by seed."""
+    """Compare the accuracy with that of a naive loop, seed by seed."""
     options = {"seeds": seeds, "margin": margin / 100, "minutes": minutes, "out": out}
     _run_bench("parity", as_json, quiet, config, set_, **options)
 
@@ -122,7 +128,7 @@ def peers(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run the same work in Lightning and a plain PyTorch loop, and compare the speed."""
+    """Compare the speed with Lightning and a plain PyTorch loop."""
     options = {"cases": cases, "jobs": jobs, "minutes": minutes, "out": out}
     _run_bench("peers", as_json, quiet, config, set_, **options)
 
@@ -135,7 +141,10 @@ def compare(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Compare two result folders and show the changes that exceed the spread."""
+    """Show the changes between two result folders.
+
+    Only those that exceed the spread of the measurements count.
+    """
     with handle_errors(as_json):
         from slipstream.bench import commands
 

@@ -43,7 +43,7 @@ Set = Annotated[
         "--set",
         parser=parse_set,
         metavar="SECTION.KEY=VALUE",
-        help="Override a setting; repeatable.",
+        help="Override a setting, as in train.lr=0.001; repeatable.",
     ),
 ]
 Out = Annotated[Path | None, folder_option("The folder to create the run in.", "the setting out")]

@@ -70,7 +70,10 @@ def predict(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Forecast the rows that follow each series, or estimate at every row (horizon 0)."""
+    """Forecast the rows after each series, or estimate every row.
+
+    A model with data.horizon = 0 estimates its targets at every row.
+    """
     with handle_errors(as_json):
         if out.exists() and not out.is_dir() and not force:
             raise UserError(f"{out}: exists; pass --force to replace it, or name another file")

@@ -98,7 +98,10 @@ def pretrain(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Pre-train an encoder on unlabelled windows, for train.init_from; or test if it helps."""
+    """Pre-train an encoder on unlabelled windows.
+
+    Other runs start from it (train.init_from); --probe measures whether that helps.
+    """
     with handle_errors(as_json):
         overrides = list_overrides(set_, out)
         if probe is None and encoder is None and (config is not None or resume is not None):
@@ -154,7 +157,10 @@ def tune(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Search hyper-parameters, many trials at once, and retrain the best settings."""
+    """Search hyper-parameters and retrain the best settings.
+
+    Many trials train at a time; they stop early where they fall behind.
+    """
     with handle_errors(as_json):
         overrides = list_overrides(set_, out)
         loaded, earlier = load_job(config, resume, overrides, demo="search", kinds=("search",))
@@ -190,7 +196,7 @@ def ensemble(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Join finished runs into one that predicts by their weighted mean."""
+    """Join finished runs into one that predicts their weighted mean."""
     with handle_errors(as_json):
         with TrainingDisplay(quiet) as display:
             display.say(LOADING)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from slipstream.config import Signature
 from slipstream.data.dataset import Dataset
 from slipstream.data.scaler import order_columns
+from slipstream.text import format_number
 
 Values = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
@@ -96,7 +97,8 @@ def _find_codes(dataset: Dataset) -> Iterator[str]:
                     f"{_to_physical(dataset, name, one):.4g}" for one in (low, high)
                 )
                 yield (
-                    f'column "{name}": {100 * is_code.mean():.2g} % of the values are {value:.6g}, '
+                    f'column "{name}": {format_number(100 * is_code.mean(), figures=2)} % of the '
+                    f"values are {value:.6g}, "
                     f'all others {around}; if it means "missing", leave such cells empty'
                 )
 

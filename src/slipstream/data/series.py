@@ -18,6 +18,7 @@ from slipstream.data.io.columns import read_numbers, read_times
 from slipstream.data.io.table import DataTable
 from slipstream.data.roles import Roles, find_split_groups, identify_series, select_rows
 from slipstream.errors import UserError
+from slipstream.text import format_count
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -417,7 +418,8 @@ def _describe_short(series: _TableSeries, data: Data, min_rows: int) -> str:
     if data.short == "error":
         raise UserError(
             f"data.context is {data.context} and data.horizon {data.horizon}, but series "
-            f'"{series.name}" has {rows} rows; shorten them, or leave such series out '
+            f'"{series.name}" has {format_count(rows, "row")}; shorten them, or leave such series '
+            "out "
             '(data.short = "drop")'
         )
     return f'"{series.name}": left out, its {rows} rows are fewer than the {min_rows} of one window'

@@ -13,6 +13,7 @@ from slipstream.config import Data, Signature, Split
 from slipstream.data.roles import normalize_value
 from slipstream.data.series import Ints, SeriesIndex
 from slipstream.errors import UserError
+from slipstream.text import format_count
 
 SETS = ("train", "val", "test")
 TRAIN, VAL, TEST = range(len(SETS))
@@ -300,7 +301,8 @@ def explain_empty_set(
     gaps = len(index.breaks) - len(index.series_names)
     leaves = f"data.split.walk_forward leaves fold {fold}" if fold else "data.split leaves"
     message = (
-        f"{leaves} no {name} window: its {rows:,} rows hold no {max(data.horizon, 1)} target rows "
+        f"{leaves} no {name} window: its {format_count(rows, 'row')} hold no "
+        f"{max(data.horizon, 1)} target rows "
         f"in one piece with {data.context} context rows"
     )
     if gaps:

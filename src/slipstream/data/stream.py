@@ -26,6 +26,7 @@ from slipstream.data.series import Floats, Ints, SeriesIndex, Times
 from slipstream.data.splits import TRAIN, SplitAssignment, WindowRanges
 from slipstream.data.windows import WindowChunk
 from slipstream.errors import UserError
+from slipstream.text import format_count
 
 SCAN_ROWS = 1 << 18
 
@@ -149,7 +150,8 @@ def scan_index(table: DataTable, data: Data, static: Sequence[str]) -> tuple[Ser
     if least < data.context + data.horizon:
         raise UserError(
             f"data.context is {data.context} and data.horizon {data.horizon}, but series "
-            f'"{scan.names[shortest]}" has {least} rows; shorten them, or leave it out of the file'
+            f'"{scan.names[shortest]}" has {format_count(least, "row")}; shorten them, or leave it '
+            "out of the file"
         )
     index = SeriesIndex(
         series_names=series.make_unique(scan.names),

@@ -22,6 +22,7 @@ from slipstream.data import windows
 from slipstream.engine.plan import Plan
 from slipstream.engine.single import TrainingTask
 from slipstream.profiling.trace import KIND_NAMES, STEP, Trace, compute_self_time, merge_intervals
+from slipstream.text import format_count, format_ms, format_number
 
 CHAIN_US, CHAIN_WIDTH = 1.05, 128
 """One step of an LSTM of this width whose weights stay on chip, H200: 0.85 to 1.25 us were seen"""
@@ -252,14 +253,15 @@ def find_bottleneck(facts: StepFacts) -> tuple[str, str]:
     """Return the name of the bottleneck, and what it means here."""
     if facts.faults >= MIN_FAULTS:
         return "swap", (
-            f"{facts.faults:.3g} times a step, memory that the job needs has to be fetched from "
+            f"{format_number(facts.faults, figures=3)} times a step, memory that the job needs has "
+            "to be fetched from "
             "disk: it does not fit into what this machine has free"
         )
     needed = facts.threads + facts.others
     if not facts.on_gpu and facts.threads > 1 and needed > facts.cores + MAX_EXTRA_CORES:
         beside = f" with other work that takes {facts.others:.1f} of them"
         return "oversubscribed threads", (
-            f"{facts.threads} threads share {facts.cores} cores"
+            f"{format_count(facts.threads, 'thread')} share {format_count(facts.cores, 'core')}"
             + (beside if facts.others >= MAX_EXTRA_CORES else "")
             + " and wait for one another"
         )
@@ -295,8 +297,9 @@ def _judge_work(facts: StepFacts) -> tuple[str, str]:
     if low.memory_ms >= max(MIN_MEMORY * facts.wall_ms, MEMORY_LEAD * others):
         updating = facts.kernels.get("optimizer", 0.0) / facts.wall_ms
         return "memory-bound", (
-            f"a step moves more memory than it computes: {low.memory_ms:.3g} ms for the traffic "
-            f"alone, {low.arithmetic_ms:.3g} for the arithmetic"
+            f"a step moves more memory than it computes: {format_ms(low.memory_ms)} for the "
+            "traffic "
+            f"alone, {format_ms(low.arithmetic_ms)} for the arithmetic"
             + (f"; the weight update takes {updating:.0%}" if updating > 0.2 else "")
         )
     if facts.gains.get("batch", 1.0) >= MIN_BATCH_GAIN:

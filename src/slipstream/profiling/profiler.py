@@ -17,6 +17,7 @@ from slipstream.models import permission
 from slipstream.profiling import bottleneck, report, trace
 from slipstream.profiling.bottleneck import MIN_FAULTS, StepFacts
 from slipstream.profiling.trace import Trace
+from slipstream.text import format_ms
 
 REPEAT_S = 0.5
 MAX_STEPS = 200
@@ -100,7 +101,7 @@ def _record(
     load = machine.compute_load(before, machine.read_cpu_usage())
     faults = _count_major_faults() - faults
     sample = monitor.sample_machine(plan.device)
-    tell(f"{wall_ms:.3g} ms a step; recording {steps} steps ...")
+    tell(f"{format_ms(wall_ms)} a step; recording {steps} steps ...")
     recorded, chrome = trace.record_trace(workload, min(steps, MAX_STEPS))
     tell("measuring what this machine could do ...")
     task, _ = prepare_task(workload.config, dataset)

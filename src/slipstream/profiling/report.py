@@ -16,6 +16,7 @@ from slipstream import runs
 from slipstream.profiling.bottleneck import StepFacts
 from slipstream.profiling.trace import KIND_NAMES, STEP, Trace, compute_self_time
 from slipstream.reporting.figure_style import STYLE
+from slipstream.text import format_ms, format_number
 
 COLOURS = {
     "recurrent": "#2563eb",
@@ -50,17 +51,19 @@ def write_sentences(result: dict[str, Any]) -> Iterator[str]:
     """Yield the verdict in words."""
     yield (
         f"{result['verdict'].capitalize()}: {result['sentence']}. A step takes "
-        f"{result['ms_per_step']:.3g} ms ({result['windows_per_s']:,.0f} windows a second)."
+        f"{format_ms(result['ms_per_step'])} ({result['windows_per_s']:,.0f} windows a second)."
     )
     floor = result["floor"]
     names = {"arithmetic_ms": "arithmetic", "memory_ms": "memory", "chain_ms": "recurrent chain"}
-    why = ", ".join(f"{name} {floor[key]:.3g} ms" for key, name in names.items() if floor[key] > 0)
+    why = ", ".join(
+        f"{name} {format_ms(floor[key])}" for key, name in names.items() if floor[key] > 0
+    )
     times = f"{floor['times']:.1f}" if floor["times"] < 10 else f"{floor['times']:,.0f}"
-    yield f"It is {times} times its floor of {floor['ms']:.3g} ms ({why})."
+    yield f"It is {times} times its floor of {format_ms(floor['ms'])} ({why})."
     if not result["changes"]:
         yield "Nothing that could be tried here makes it more than 5 % faster."
     for change in result["changes"]:
-        gain = f"{change['gain']:.2g}x" if change["gain"] else ""
+        gain = f"{format_number(change['gain'], figures=2)}x" if change["gain"] else ""
         how = f"{gain} as fast, tried" if change["tried"] else f"{gain} expected, not tried".strip()
         remark = f" ({change['remark']})" if change["remark"] else ""
         yield f"{change['setting']}: {how}{remark}."
@@ -89,10 +92,14 @@ def write_files(
 def _format_summary(result: dict[str, Any]) -> str:
     lines = [f"# {result['name']}: {result['verdict']}", "", *result["sentences"], ""]
     lines += ["| part of the step | ms | share |", "|---|---|---|"]
-    lines += [f"| {p['part']} | {p['ms']:.3g} | {p['share']:.0%} |" for p in result["parts"]]
+    lines += [
+        f"| {p['part']} | {format_number(p['ms'], figures=3)} | {p['share']:.0%} |"
+        for p in result["parts"]
+    ]
     lines += ["", "| operation | where | calls a step | ms a step |", "|---|---|---|---|"]
     lines += [
-        f"| {o['name'][:80]} | {o['place']} | {o['calls']:.3g} | {o['ms']:.3g} |"
+        f"| {o['name'][:80]} | {o['place']} | {format_number(o['calls'], figures=3)} | "
+        f"{format_number(o['ms'], figures=3)} |"
         for o in result["operations"][:25]
     ]
     return "\n".join(lines) + "\n"
@@ -122,7 +129,7 @@ def plot_timeline(trace: Trace, folder: Path, *, title: str, wall_ms: float) -> 
         axes.set_ylim(len(names) - 0.5, -0.5)
         axes.set_xlim(0, (end - begin) / 1e3)
         axes.grid(axis="y", visible=False)
-        axes.set_xlabel(f"ms, under the profiler; without it a step takes {wall_ms:.3g} ms")
+        axes.set_xlabel(f"ms, under the profiler; without it a step takes {format_ms(wall_ms)}")
         axes.set_title(f"{title}: one training step")
         kinds = [k for k in COLOURS if any(s.kind == k for name in names for s in visible[name])]
         handles = [Patch(color=COLOURS[kind], label=KIND_NAMES[kind]) for kind in kinds]

@@ -14,6 +14,7 @@ from slipstream.reporting.formatting import (
     shorten_names,
     sort_key,
 )
+from slipstream.text import format_count
 
 MIN_THROTTLED = 0.01
 """Share of the time from which on throttling of the GPU is reported"""
@@ -321,7 +322,8 @@ def describe_search(summary: Mapping[str, Any]) -> Iterator[str]:
     counts, packs = summary["trials"], summary["packs"]
     states = ", ".join(f"{count} {state}" for state, count in counts.items())
     yield (
-        f"{sum(counts.values())} trials in {format_seconds(summary['search_s'])}: {states}; "
+        f"{format_count(sum(counts.values()), 'trial')} in {format_seconds(summary['search_s'])}: "
+        f"{states}; "
         f"{summary['trials_per_hour']:,.0f} trials per hour in {packs} "
         f"pack{'' if packs == 1 else 's'}; Optuna took {100 * summary['optuna_share']:.1f} % of "
         "the time"

@@ -9,6 +9,7 @@ from rich import box
 
 from slipstream.terminal import console as consoles
 from slipstream.terminal.console import TextTable, print_text
+from slipstream.text import format_number
 
 NARROW = 110
 OPTIONAL = {"peak memory"}
@@ -100,13 +101,18 @@ def print_profile(result: dict[str, Any], console: Console) -> None:
     print_text(console)
     parts = TextTable("part", "ms", "share", title="one step")
     for part in result["parts"]:
-        parts.add_row(part["part"], f"{part['ms']:.3g}", f"{part['share']:.0%}")
+        parts.add_row(part["part"], format_number(part["ms"], figures=3), f"{part['share']:.0%}")
     console.print(parts)
     costly = TextTable(title="costliest operations")
     for heading in ("operation", "where", "calls a step", "ms a step"):
         costly.add_column(heading, justify="right" if "step" in heading else "left", no_wrap=True)
     for one in sorted(result["operations"], key=lambda row: -row["ms"])[:10]:
-        costly.add_row(one["name"][:60], one["place"], f"{one['calls']:.3g}", f"{one['ms']:.3g}")
+        costly.add_row(
+            one["name"][:60],
+            one["place"],
+            format_number(one["calls"], figures=3),
+            format_number(one["ms"], figures=3),
+        )
     console.print(costly)
     machine = result["machine"]
     if "power_w" in machine:

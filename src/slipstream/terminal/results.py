@@ -12,7 +12,7 @@ from slipstream.reporting.formatting import (
     format_value,
 )
 from slipstream.terminal.console import TextTable, print_text
-from slipstream.text import escape_to_line
+from slipstream.text import escape_to_line, format_count
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def print_training(summary: dict[str, Any], console: Console) -> None:
     layout = choose_layout(summary)
     windows = summary["windows"][layout.subset]
-    title = f"{summary['name']}: {layout.description}, {windows:,} windows"
+    title = f"{summary['name']}: {layout.description}, {format_count(windows, 'window')}"
     table = TextTable("", *(column.heading for column in layout.compact), title=title)
     results = {"model": summary, "ensemble": summary.get("ensemble"), **summary["baselines"]}
     for name, result in results.items():
@@ -50,7 +50,10 @@ def print_training(summary: dict[str, Any], console: Console) -> None:
 
 def print_ensemble(summary: dict[str, Any], console: Console) -> None:
     layout = choose_layout(summary)
-    title = f"{summary['name']}: {layout.description}, {summary['windows']['test']:,} windows"
+    title = (
+        f"{summary['name']}: {layout.description}, "
+        f"{format_count(summary['windows']['test'], 'window')}"
+    )
     table = TextTable("", *(column.heading for column in layout.compact), title=title)
     rows = [("ensemble", summary), *wording.list_members(summary)]
     rows += [(name, one) for name, one in summary["baselines"].items() if one]
@@ -67,7 +70,7 @@ def print_ensemble(summary: dict[str, Any], console: Console) -> None:
 
 
 def print_evaluation(result: dict[str, Any], console: Console) -> None:
-    title = f"{result['on']}: {result['windows']:,} windows; {result['model']}"
+    title = f"{result['on']}: {format_count(result['windows'], 'window')}; {result['model']}"
     console.print(
         (_tabulate_classes if result.get("classes") else _tabulate_targets)(result, title)
     )
@@ -111,7 +114,7 @@ def _tabulate_classes(result: dict[str, Any], title: str) -> TextTable:
 
 
 def print_prediction(result: dict[str, Any], console: Console) -> None:
-    rows = f"{result['rows']:,} rows written to {result['out']}"
+    rows = f"{format_count(result['rows'], 'row')} written to {result['out']}"
     print_text(console, f"{rows}, predicted by {result['model']}")
     _print_notes(result, console)
 
@@ -123,7 +126,8 @@ def print_report(result: dict[str, Any], console: Console) -> None:
 def print_probe(summary: dict[str, Any], console: Console) -> None:
     windows = summary["windows"]
     title = (
-        f"{summary['name']}: test set, {windows['test']:,} windows; {windows['train']:,} "
+        f"{summary['name']}: test set, {format_count(windows['test'], 'window')}; "
+        f"{windows['train']:,} "
         f"training windows, {len(summary['seeds'])} seeds"
     )
     table = TextTable("", *wording.build_probe_headings(summary), title=title)
@@ -177,7 +181,10 @@ def print_search(summary: dict[str, Any], console: Console) -> None:
 def _build_settings(summary: dict[str, Any]) -> TextTable:
     best = wording.get_chosen(summary)
     count = sum(summary["trials"].values())
-    title = f"{summary['name']}: the best settings of {count} trials, trial {best['trial']}"
+    title = (
+        f"{summary['name']}: the best settings of {format_count(count, 'trial')}, trial "
+        f"{best['trial']}"
+    )
     table = TextTable("setting", "best", title=title)
     table.add_column("space")
     for name, value in best["params"].items():

@@ -16,7 +16,7 @@ from slipstream.catalog.listing import format_against, format_metric, tabulate
 from slipstream.catalog.rows import RunRow
 from slipstream.reporting.formatting import format_number, format_seconds
 from slipstream.terminal.console import TextTable, print_text
-from slipstream.text import escape_to_line
+from slipstream.text import escape_to_line, format_epoch
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -78,7 +78,7 @@ def print_run(details: dict[str, Any], row: RunRow, console: Console) -> None:
 
 
 def _describe_training(row: RunRow) -> str:
-    epochs = "" if row.epochs is None else f"{row.epochs:.3g} epochs"
+    epochs = "" if row.epochs is None else f"{format_epoch(row.epochs)} epochs"
     seconds = "" if row.seconds is None else format_seconds(row.seconds)
     return ", ".join(filter(None, (epochs, seconds)))
 

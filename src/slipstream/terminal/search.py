@@ -13,6 +13,7 @@ from slipstream.reporting.formatting import format_seconds
 from slipstream.reporting.wording import describe_settings
 from slipstream.terminal.console import TextTable, create_progress_console, print_text, to_text
 from slipstream.terminal.training import REFRESH_S, TrainingDisplay, describe_event
+from slipstream.text import format_count, format_epoch
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -220,7 +221,11 @@ class SearchProgress:
         return f"{3600 * per_second:,.0f} trials an hour, ~{format_seconds(left_s)} left"
 
     def _describe_running(self) -> str:
-        text = f"{self.num_lanes} lanes in pack {self.num_packs}" if self.num_packs else "–"
+        text = (
+            f"{format_count(self.num_lanes, 'lane')} in pack {self.num_packs}"
+            if self.num_packs
+            else "–"
+        )
         if not self.running:
             return text
         furthest = max(epoch for epoch, _ in self.running.values())
@@ -233,7 +238,8 @@ def describe_start(event: dict[str, Any]) -> str:
     windows = event["windows"]
     done = f", {event['done']} of them done" if event["done"] else ""
     return (
-        f"search on {event['device']}: {event['trials']} trials{done}, {event['parallel']} "
+        f"search on {event['device']}: {format_count(event['trials'], 'trial')}{done}, "
+        f"{event['parallel']} "
         f"in parallel, over {', '.join(event['space'])}; windows: "
         f"{windows['train']:,} training, {windows['val']:,} validation"
     )
@@ -251,7 +257,7 @@ def _format_loss(value: float | None) -> str:
 def _describe_end(event: dict[str, Any]) -> str:
     if event["state"] == "failed":
         return f"failed: {event.get('stopped') or 'no finite loss'}"
-    epochs = f"{event['epochs']:.4g} epoch{'' if event['epochs'] == 1 else 's'}"
+    epochs = f"{format_epoch(event['epochs'])} epoch{'' if event['epochs'] == 1 else 's'}"
     if event["state"] == "pruned":
         return f"pruned after {epochs}"
     return f"{_format_loss(event['value'])} after {epochs}"

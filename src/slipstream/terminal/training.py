@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream.reporting.formatting import format_seconds
 from slipstream.terminal.console import create_progress_console, create_text_column, print_text
-from slipstream.text import format_count, format_ms, format_number
+from slipstream.text import format_count, format_epoch, format_ms, format_number
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -79,7 +79,8 @@ class TrainingDisplay:
         if not self.bar:
             best = " (best)" if event["best"] else ""
             self.say(
-                f"epoch {event['epoch']:g}: training {event['train_loss']:.4g}, validation "
+                f"epoch {format_epoch(event['epoch'])}: training {event['train_loss']:.4g}, "
+                "validation "
                 f"{self.val_loss}{best}, {event['seconds']:.1f} s"
             )
 
@@ -198,8 +199,8 @@ def describe_review(event: dict[str, Any]) -> str:
 
 
 def describe_end(event: dict[str, Any]) -> str:
-    best = f"best after epoch {event['best_epoch']:g}"
-    return f"{event['stopped']}: {event['step']:,} steps, {best}"
+    best = f"best after epoch {format_epoch(event['best_epoch'])}"
+    return f"{event['stopped']}: {format_count(event['step'], 'step')}, {best}"
 
 
 class LaneProgress:
@@ -215,11 +216,11 @@ class LaneProgress:
     def describe_pack(self) -> str:
         pack = self.pack
         folds, repeats = pack["folds"], pack["repeats"]
-        parts = [f"{folds} folds"] if folds else []
+        parts = [format_count(folds, "fold")] if folds else []
         parts += [f"{repeats} seeds"] if repeats > 1 else []
         some = pack["places"] < pack["lanes"]
         how = f"{pack['places']} at a time" if some else "all at once"
-        lanes = f"lanes: {' x '.join(parts)} = {pack['lanes']} models"
+        lanes = f"lanes: {' x '.join(parts)} = {format_count(pack['lanes'], 'model')}"
         if pack["mode"] not in PACK_MODES:  # one after another; the reason says so
             return f"{lanes}, {pack['why']}"
         return f"{lanes}, {how}, {PACK_MODES[pack['mode']]} ({pack['why']})"
@@ -241,7 +242,10 @@ class LaneProgress:
         if event["best"]:
             self.best[event["lane"]] = event["val_loss"]
         active = min(self.pack["lanes"] - self._num_ended, self.pack["places"])
-        return f"{self._describe_best()}; {active} lanes active, {self._num_ended} done"
+        return (
+            f"{self._describe_best()}; {format_count(active, 'lane')} active, {self._num_ended} "
+            f"done"
+        )
 
     @property
     def _num_ended(self) -> int:
@@ -260,7 +264,7 @@ class LaneProgress:
         self.stop_reasons[event["lane"]] = event["stopped"]
         loss, best = event["best_loss"], "no finite loss"
         if math.isfinite(loss):
-            best = f"best {loss:.4g} after epoch {event['best_epoch']:g}"
+            best = f"best {loss:.4g} after epoch {format_epoch(event['best_epoch'])}"
         end = f"{self.name_lane(event['lane'])}: {event['stopped']}, {best}"
         return f"lane {self._num_ended} of {self.pack['lanes']} done: {end}"
 
@@ -287,7 +291,9 @@ def describe_plan(plan: dict[str, Any], num_steps: int, expected_s: float) -> It
         captured = "step captured" if plan["capture"] else "step eager"
         choices.append(captured + _format_gain(plan, "capture = False", "eager", "capture"))
     if plan["micro_batch"]:
-        choices.append(f"{plan['micro_batch']} windows per pass ({reasons['micro_batch']})")
+        choices.append(
+            f"{format_count(plan['micro_batch'], 'window')} per pass ({reasons['micro_batch']})"
+        )
     yield f"plan: {'; '.join(choices)}"
     why = f"; {reasons['plan']}" if "plan" in reasons else ""
     if plan["ms_per_step"] is not None:

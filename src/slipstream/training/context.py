@@ -27,6 +27,7 @@ from slipstream.engine.single import TrainingTask, build_task, seed_generators
 from slipstream.errors import ResumableError
 from slipstream.models import build
 from slipstream.runs import Run
+from slipstream.text import format_count
 from slipstream.training import encoder as encoders
 from slipstream.training.encoder import EncoderMatch, PretrainedEncoder
 from slipstream.training.overview import summarize_data
@@ -148,7 +149,7 @@ def _settle(task: TrainingTask, chosen: Plan) -> tuple[TrainingTask, Plan]:
     if task.config.train.batch == "auto":
         batch, evidence = find_batch_size(task, chosen)
         task = replace(task, config=set_batch_size(task.config, batch))
-        reason = f"{batch} windows: the most that fit and made training faster"
+        reason = f"{format_count(batch, 'window')}: the most that fit and made training faster"
         chosen = replace(chosen, reasons=chosen.reasons | {"batch": reason}, evidence=evidence)
     decided = choose_plan(task, chosen)
     return task, replace(decided, evidence=[*chosen.evidence, *decided.evidence])

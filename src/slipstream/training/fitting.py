@@ -28,6 +28,7 @@ from slipstream.engine.single import SingleProgram, TrainingTask, seed_generator
 from slipstream.errors import UserError
 from slipstream.models.custom import list_buffers
 from slipstream.scoring.summary import count_windows
+from slipstream.text import format_count
 from slipstream.training import context as contexts
 from slipstream.training.context import RunContext
 
@@ -119,7 +120,7 @@ def _find_obstacle(task: TrainingTask, plan: Plan) -> str:
     if task.config.engine.sync:
         return "engine.sync, which waits for every step"
     if plan.micro_batch:
-        return f"a batch that fits into memory {plan.micro_batch} windows at a time"
+        return f"a batch that fits into memory {format_count(plan.micro_batch, 'window')} at a time"
     if extra:
         return f"a model that keeps more than weights ({', '.join(extra[:3])})"
     return ""

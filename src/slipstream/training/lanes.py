@@ -11,6 +11,7 @@ from slipstream.engine.single import TrainingTask
 from slipstream.errors import Interrupted
 from slipstream.runs import Run
 from slipstream.scoring import lane_summary
+from slipstream.text import format_count
 from slipstream.training import context as contexts
 from slipstream.training import fitting
 from slipstream.training.context import RunContext, time_phase
@@ -39,7 +40,7 @@ def train_lanes(context: RunContext) -> FinishedRun:
                 raise _describe_interrupt(run, fit, len(lanes), best)
             lane_summary.refuse_failed(groups)
             with time_phase(seconds, "scoring"):
-                run.append("scoring", what=f"{len(lanes)} models")
+                run.append("scoring", what=format_count(len(lanes), "model"))
                 scored = lane_summary.score_folds(task, plan, groups)
             with time_phase(seconds, "baselines"):
                 run.append("scoring", what="the baselines")

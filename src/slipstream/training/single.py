@@ -12,6 +12,7 @@ from slipstream.engine.single import TrainingTask
 from slipstream.errors import Interrupted, UserError
 from slipstream.runs import Run
 from slipstream.scoring import masked, summary
+from slipstream.text import format_epoch
 from slipstream.training import context as contexts
 from slipstream.training import fitting
 from slipstream.training.context import RunContext, time_phase
@@ -119,7 +120,7 @@ def _describe_interrupt(run: Run, fit: FitResult) -> Interrupted:
     at = result.progress
     best = "there was no validation yet"
     if result.weights:
-        best = f"the best weights, of epoch {at.best_epoch:g}, are in {run.model}"
+        best = f"the best weights, of epoch {format_epoch(at.best_epoch)}, are in {run.model}"
     return Interrupted(
         f"stopped at step {at.step}, in epoch {math.ceil(at.epoch)}; {best}; resume with: "
         f"slipstream train --resume {run.folder}",

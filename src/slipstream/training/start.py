@@ -26,6 +26,7 @@ from slipstream.errors import Interrupted, ResumableError, UserError
 from slipstream.models import custom, permission
 from slipstream.run_names import ENSEMBLE_FILE
 from slipstream.runs import DISK_FULL, Event, Run
+from slipstream.text import format_count
 from slipstream.training import fitting, lanes, single
 from slipstream.training.context import RunContext, RunStart, load_dataset, time_phase
 from slipstream.training.result import FinishedRun
@@ -208,7 +209,8 @@ def _describe_start(run: Run, config: Config, saved: Checkpoint | None) -> dict[
     progress = parse_progress(entries[0]["progress"]) if entries else Progress()
     if finished and progress.epochs >= config.train.epochs:
         raise UserError(
-            f"{run.folder}: is finished, after {progress.epochs} epochs; to train it further, "
+            f"{run.folder}: is finished, after {format_count(progress.epochs, 'epoch')}; to train "
+            "it further, "
             "raise train.epochs"
         )
     return {"step": progress.step, "epoch": progress.epoch}

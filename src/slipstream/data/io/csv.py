@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from slipstream.errors import UserError
+from slipstream.text import format_count
 
 Ints = npt.NDArray[np.int64]
 
@@ -122,7 +123,9 @@ def _refuse_ragged(path: Path, name: str, delimiter: str, wanted: int) -> None:
         if cells and len(cells) != wanted:
             refuse_open(path, name, cells[-1], delimiter)
             raise UserError(
-                f"{name}, line {first}: has {len(cells)} cells where the header has {wanted}; "
+                f"{name}, line {first}: has {format_count(len(cells), 'cell')} where the header "
+                "has "
+                f"{wanted}; "
                 f'it reads "{delimiter.join(cells)[:60]}"'
             )
 

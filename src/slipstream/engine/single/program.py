@@ -19,6 +19,7 @@ from slipstream.engine.single.step import SingleStep, build_step
 from slipstream.engine.single.task import TrainingTask
 from slipstream.errors import UserError
 from slipstream.models import build
+from slipstream.text import format_count
 
 
 class SingleProgram:
@@ -146,7 +147,7 @@ class SingleProgram:
         batch = -(-self.step.micro_batch // 2)
         self.step.close()
         recovery.free_memory()
-        remedy = f"{batch} windows per pass"
+        remedy = f"{format_count(batch, 'window')} per pass"
         self.task.run.append("recovery", what="out of memory", remedy=remedy, why=why)
         self.plan = replace(self.plan, micro_batch=batch)
         self._step = build_step(self.task, self.plan, like=self.step)

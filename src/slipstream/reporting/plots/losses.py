@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from slipstream.reporting.plots.chart import CYCLE, FAINT, MODEL, SKY, VALIDATION, Chart
 from slipstream.reporting.plots.scale import Scale, cover
+from slipstream.text import format_epoch
 
 Events = Sequence[dict[str, Any]]
 DASHES = ("", "6 3", "2 3")
@@ -89,7 +90,7 @@ def describe_curves(epochs: Events) -> str:
     fall = 1 - last["train_loss"] / then["train_loss"]
     if rise >= RISE and fall > 0:
         return (
-            f"The curves part: after epoch {then['epoch']:.3g} the training loss fell by "
+            f"The curves part: after epoch {format_epoch(then['epoch'])} the training loss fell by "
             f"{100 * fall:.0f} % while the validation loss rose by {100 * rise:.0f} %, so the "
             "model began to memorise the training rows. More data, dropout, weight decay or a "
             "smaller model narrow the gap; the weights are those of the best epoch."
