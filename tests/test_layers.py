@@ -89,7 +89,7 @@ ORDER = {
         "api",
     ],
     "tuning": [
-        "packing packing.dataset_cache packing.trial space storage storage.database "
+        "budget packing packing.dataset_cache packing.trial space storage storage.database "
         "storage.journal workers",
         "packing.grouping study",
         "packing.pack sharing",

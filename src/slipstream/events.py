@@ -267,7 +267,7 @@ class TrialEnd(Event):
 
     trial: int
     state: str
-    """finished, pruned or failed"""
+    """finished, pruned, failed or cut off"""
     value: float | None
     """The validation metric"""
     params: dict[str, Any]

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
@@ -18,6 +19,7 @@ from slipstream import tuning
 from slipstream.config import Config
 from slipstream.runs import Event, Run
 from slipstream.tuning import FinishedSearch, sharing
+from slipstream.tuning.storage.journal import NOTES
 from slipstream.tuning.study import open_study
 from slipstream.tuning.workers.processes import WorkerEvent, WorkerProcess
 from slipstream.tuning.workers.worker import WorkerTask
@@ -70,6 +72,17 @@ def make_settings(folder: Path, table: Any = None, **sections: Any) -> dict[str,
     for section, values in sections.items():
         settings[section] = settings[section] | values
     return settings
+
+
+def make_trial(
+    number: int, state: TrialState, value: float | None = None, **notes: Any
+) -> FrozenTrial:
+    """Return a trial that has ended, with what is noted about it."""
+    trial = optuna.trial.create_trial(
+        state=state, value=value, user_attrs={NOTES: notes}, intermediate_values={0: 9.0}
+    )
+    trial.number = number
+    return trial
 
 
 def run_search(settings: Any, **how: Any) -> tuple[FinishedSearch, list[Event]]:

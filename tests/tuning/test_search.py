@@ -13,11 +13,13 @@ import torch
 from rich.console import Console
 
 import slipstream
-from slipstream import UserError
+from slipstream import UserError, report, runs
 from slipstream import config as configs
 from slipstream.data import dataset as datasets
 from slipstream.data import folds
+from slipstream.reporting.wording import describe_search_verdict
 from slipstream.terminal.results import print_search
+from slipstream.tuning.storage.journal import OUT_OF_TIME
 from slipstream.tuning.study import NOTES
 from tests.conftest import close, slow, waves
 from tests.tuning.searches import get_trials, make_settings, run_search
@@ -94,6 +96,40 @@ def test_a_search_stops_after_its_minutes(tmp_path):
     study, _ = run_search(make_settings(tmp_path, train={"epochs": 40}, tune=tune))
     counts = study.summary["trials"]
     assert 0 < sum(counts.values()) < 500
+    cut_off = [one for one in read_trials(study) if one["state"] == "cut off"]
+    assert len(cut_off) == counts.get("cut off", 0)
+    for one in cut_off:
+        assert one["epochs"] < 40
+        assert one["stopped"] == OUT_OF_TIME
+        assert one["value"] == pytest.approx(min(one["losses"].values()))
+    assert (study.run / "best" / "model").exists()
+
+
+def read_trials(study):
+    return runs.read_json(study.run / "trials.json")
+
+
+def test_a_search_within_its_minutes_is_complete(tmp_path):
+    study, _ = run_search(make_settings(tmp_path, tune={"trials": 2, "minutes": 30, "retrain": 1}))
+    assert study.summary["trials"] == {"finished": 2, "pruned": 0, "failed": 0}
+    assert study.summary["retraining"]["num_trials"] == 1
+    assert not [one for one in study.summary["findings"] if "tune.minutes" in one]
+    assert study.summary["comparison"] is not None
+
+
+def test_a_search_without_time_for_its_retraining_says_so_and_has_a_report(tmp_path):
+    tune = {"trials": 8, "minutes": 0.02, "parallel": 2, "retrain": 5}
+    settings = make_settings(tmp_path, train={"epochs": 2000, "patience": "off"}, tune=tune)
+    study, _ = run_search(settings)
+    assert study.summary["trials"]["finished"] == 0
+    assert study.summary["retraining"] == {
+        "num_trials": 0, "num_seeds": 0, "of_trials": 5, "of_seeds": 3
+    }  # fmt: skip
+    cut, skipped = study.summary["findings"]
+    assert "of 2000 epochs; no trial was complete" in cut
+    assert "not retrained" in skipped
+    assert "tune.minutes left no time" in describe_search_verdict(study.summary)
+    assert report(study.run).exists()
 
 
 @pytest.mark.slow

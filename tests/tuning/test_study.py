@@ -6,11 +6,14 @@ import warnings
 import optuna
 import pytest
 from optuna.distributions import FloatDistribution
+from optuna.trial import TrialState
 
 from slipstream.config import Range, Tune
-from slipstream.tuning import retraining
+from slipstream.tuning import retraining, study
+from slipstream.tuning.storage.journal import OUT_OF_TIME
 from slipstream.tuning.study import make_sampler
 from tests.conftest import small_config
+from tests.tuning.searches import make_trial
 
 
 @pytest.mark.parametrize("kind", ["tpe", "random", "cmaes"])
@@ -77,3 +80,21 @@ def test_cma_es_keeps_no_state_but_its_trials_and_finds_the_bowls_bottom():
         states.append(sampler._restore_optimizer(trials))
     assert states[0].generation == states[1].generation > 5
     assert states[0].mean.tolist() == states[1].mean.tolist()
+
+
+def test_trials_that_were_cut_off_rank_behind_complete_ones_whatever_their_loss():
+    trials = [
+        make_trial(0, TrialState.PRUNED, stopped=OUT_OF_TIME, lowest=0.1),
+        make_trial(1, TrialState.COMPLETE, 0.5, stopped="all epochs done"),
+        make_trial(2, TrialState.PRUNED, stopped="pruned"),
+        make_trial(3, TrialState.PRUNED, stopped=f"all epochs done; {OUT_OF_TIME}", lowest=0.05),
+        make_trial(4, TrialState.COMPLETE, 0.4, stopped="all epochs done"),
+        make_trial(5, TrialState.PRUNED, stopped=OUT_OF_TIME),  # before its first validation
+        make_trial(6, TrialState.FAIL, stopped="no finite loss"),
+    ]
+    assert [trial.number for trial in study.rank_trials(trials)] == [4, 1, 3, 0]
+    states = [study.describe_trial(trial)["state"] for trial in trials]
+    assert states == [
+        *("cut off", "finished", "pruned", "cut off", "finished", "cut off", "failed")
+    ]
+    assert study.describe_trial(trials[3])["value"] == 0.05

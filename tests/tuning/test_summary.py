@@ -9,17 +9,24 @@ import signal
 
 import pytest
 import torch
+from optuna.trial import TrialState
 from rich.console import Console
 
 import slipstream
 from slipstream import Interrupted, UserError, runs, tuning
 from slipstream import config as configs
 from slipstream.engine.single import seed_generators
+from slipstream.reporting.search import count_epochs
+from slipstream.reporting.wording import describe_pruning
 from slipstream.terminal.results import print_search
 from slipstream.tuning import retraining
+from slipstream.tuning import summary as summaries
+from slipstream.tuning.budget import RetrainingPlan
+from slipstream.tuning.retraining import RetrainedConfig
+from slipstream.tuning.storage.journal import OUT_OF_TIME
 from slipstream.tuning.summary import compare_test_errors
-from tests.conftest import slow
-from tests.tuning.searches import make_settings, run_search
+from tests.conftest import slow, small_config
+from tests.tuning.searches import make_settings, make_trial, run_search
 
 DIVERGING = {"lr": 1e18, "clip": "off", "optimizer": "sgd", "epochs": 2}
 
@@ -179,3 +186,54 @@ def test_no_target_dominates_the_verdict_by_its_unit():
     found = compare_test_errors(told(0.5, 4e6), told(1.0, 1e6))
     assert found["verdict"] == "better"
     assert found["gain"] == 0.5
+
+
+CUT = {"stopped": OUT_OF_TIME, "epochs": 3.0, "lowest": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("cut_off", "retrained", "plan", "told"),
+    [
+        ((), (), (5, 3), []),
+        ((), (), (2, 3), ["tune.minutes left time to retrain 2 of 5 trials, from 3 of 3 seeds"]),
+        ((), (), (0, 0), ["the best trials were not retrained and the test set was not used"]),
+        ((0, 1), (), (5, 3), ["trial 0 was cut off after 3 of 40 epochs; no trial was complete"]),
+        ((1,), (1,), (5, 3), ["trial 1 was cut off after 3 of 40 epochs"]),
+        ((1,), (0,), (5, 3), []),  # it was not chosen
+    ],
+)
+def test_what_the_time_limit_cut_short_is_said(cut_off, retrained, plan, told):
+    config = small_config(train={"epochs": 40}, tune={"minutes": 1})
+    trials = [
+        make_trial(number, TrialState.PRUNED, **CUT)
+        if number in cut_off
+        else make_trial(number, TrialState.COMPLETE, 0.5, epochs=40.0)
+        for number in range(2)
+    ]
+    results = [RetrainedConfig(number, config, [0.1]) for number in retrained]
+    limits = summaries.describe_limits(config, trials, results, {}, RetrainingPlan(*plan))
+    for text, expected in zip(limits, told, strict=True):
+        assert text.endswith(expected)
+
+
+def test_a_test_run_that_was_cut_off_is_said():
+    trials = [make_trial(0, TrialState.COMPLETE, 0.5)]
+    tests = {"best": {"stopped": "train.minutes have passed"}, "default": {"stopped": "done"}}
+    (text,) = summaries.describe_limits(
+        small_config(tune={"minutes": 1}), trials, [], tests, RetrainingPlan(5, 3)
+    )
+    assert text == "tune.minutes cut off the test run best"
+
+
+def test_only_pruning_counts_as_saved_by_pruning():
+    config = small_config(train={"epochs": 10})
+    states = [("finished", 4.0), ("pruned", 2.0), ("cut off", 1.0), ("failed", 0.0)]
+    trials = [
+        {"trial": number, "state": state, "epochs": epochs, "params": {}}
+        for number, (state, epochs) in enumerate(states)
+    ]
+    epochs = count_epochs(trials, config)
+    assert epochs == (8.0, 40.0)
+    counts = {"finished": 1, "pruned": 1, "failed": 1, "cut off": 1}
+    text = describe_pruning({"trials": counts}, epochs)
+    assert text == "1 of 4 trials pruned (25 %), which saved 8 of 40 epochs (20 %)"

@@ -48,7 +48,8 @@ class Tune(Section):
     trials: PositiveInt = 64
     """Number of trials."""
     minutes: PositiveFloat | None = None
-    """Time limit of the search; trials in training are stopped."""
+    """Time limit of the whole command: trials, retraining, tests and report. Trials in training are
+    cut off, and fewer settings are retrained where the time is short."""
     sampler: Literal["tpe", "random", "cmaes", "grid", "gp"] = "tpe"
     """Optuna's sampler."""
     pruner: Literal["median", "hyperband", "halving", "wilcoxon", "none"] = "median"

@@ -49,6 +49,7 @@ def write_search_report(run: Run, to: Path) -> Path:
         verdict=wording.describe_search_verdict(summary),
         good=has_gain and not summary["test"]["best"]["beaten_by"],
         notes=list(wording.describe_search(summary)),
+        states=wording.list_states(summary["trials"]),
         pruning=wording.describe_pruning(summary, count_epochs(trials, config)),
         gain="–" if gain is None else f"{-gain:+.0f} %",
         names=shorten_names(summary["space"]),
@@ -68,10 +69,13 @@ def write_search_report(run: Run, to: Path) -> Path:
 
 
 def count_epochs(trials: Sequence[Mapping[str, Any]], config: Config) -> tuple[float, float]:
-    """Return the epochs that the trials trained, and those without pruning and early stopping."""
-    trained = [trial for trial in trials if trial.get("epochs")]
-    planned = [trial["params"].get("train.epochs", config.train.epochs) for trial in trained]
-    return sum(trial["epochs"] for trial in trained), float(sum(planned))
+    """Return the epochs that pruned trials did not train, and those that all trials were to."""
+    planned = {
+        trial["trial"]: trial["params"].get("train.epochs", config.train.epochs) for trial in trials
+    }
+    pruned = [trial for trial in trials if trial["state"] == "pruned" and "epochs" in trial]
+    saved = sum(planned[trial["trial"]] - trial["epochs"] for trial in pruned)
+    return float(saved), float(sum(planned.values()))
 
 
 def rank_trials(trials: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -251,8 +251,10 @@ def describe_search_verdict(summary: Mapping[str, Any]) -> str:
         if summary.get("pending"):
             resume = f"slipstream tune --resume {summary['run']}"
             return f"{lowest} The search is not complete: {summary['pending']}; resume: {resume}"
+        wanted = summary.get("retraining", {}).get("of_trials")
+        reason = "tune.minutes left no time" if wanted else "tune.retrain = 0"
         return (
-            f"{lowest} It was not retrained (tune.retrain = 0), so how much of this is luck is "
+            f"{lowest} It was not retrained ({reason}), so how much of this is luck is "
             "unknown, and the test set was not used."
         )
     verdict = (_describe_failure if comparison["low"] is None else _describe_gain)(comparison)
@@ -317,10 +319,16 @@ def get_chosen(summary: Mapping[str, Any]) -> Mapping[str, Any]:
     return next(chosen, summary["best"])
 
 
+def list_states(counts: Mapping[str, int]) -> str:
+    """List the trials by state; those that were cut off only where there are any."""
+    listed = [(state, count) for state, count in counts.items() if count or state != "cut off"]
+    return ", ".join(f"{count} {state}" for state, count in listed)
+
+
 def describe_search(summary: Mapping[str, Any]) -> Iterator[str]:
     """Yield the cost of a search, and how its best score held up on other seeds."""
     counts, packs = summary["trials"], summary["packs"]
-    states = ", ".join(f"{count} {state}" for state, count in counts.items())
+    states = list_states(counts)
     yield (
         f"{format_count(sum(counts.values()), 'trial')} in {format_seconds(summary['search_s'])}: "
         f"{states}; "
@@ -342,17 +350,14 @@ def describe_search(summary: Mapping[str, Any]) -> Iterator[str]:
 
 
 def describe_pruning(summary: Mapping[str, Any], epochs: tuple[float, float]) -> str:
-    """State how many trials were pruned and what that saved; `epochs` are trained and planned."""
+    """State how many trials were pruned and what that saved; `epochs` are saved and planned."""
     counts = summary["trials"]
-    total, pruned, (trained, planned) = sum(counts.values()), counts["pruned"], epochs
+    total, pruned, (saved, planned) = sum(counts.values()), counts["pruned"], epochs
     text = f"{pruned} of {total} trials pruned ({100 * pruned / max(total, 1):.0f} %)"
-    if not planned:
+    if not planned or not pruned:
         return text
-    saved = max(planned - trained, 0.0)
-    return (
-        f"{text}; {trained:,.0f} of {planned:,.0f} epochs trained, {100 * saved / planned:.0f} % "
-        "saved by pruning and early stopping"
-    )
+    share = f"{100 * saved / planned:.0f} %"
+    return f"{text}, which saved {saved:,.0f} of {planned:,.0f} epochs ({share})"
 
 
 def describe_probe(summary: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group
 
 from slipstream.reporting.formatting import format_seconds
-from slipstream.reporting.wording import describe_settings
+from slipstream.reporting.wording import describe_settings, list_states
 from slipstream.terminal.console import TextTable, create_progress_console, print_text, to_text
 from slipstream.terminal.training import REFRESH_S, TrainingDisplay, describe_event
 from slipstream.text import format_count, format_epoch
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 NUM_RECENT = 5
 """Finished trials in the table"""
 MAX_LISTED = 8
-STYLES = {"finished": None, "pruned": "dim", "failed": "red"}
+STYLES = {"finished": None, "pruned": "dim", "failed": "red", "cut off": "dim"}
 DEFAULT = -1
 """Stands for a trial number: the config without a search"""
 
@@ -210,7 +210,7 @@ class SearchProgress:
         return Group(facts, to_text(""), recent) if self.recent else Group(facts)
 
     def _list_counts(self) -> str:
-        return ", ".join(f"{count} {state}" for state, count in self.counts.items())
+        return list_states(self.counts)
 
     def _describe_speed(self) -> str:
         """Describe the trials per hour since this command started, and the time left."""
@@ -258,6 +258,8 @@ def _describe_end(event: dict[str, Any]) -> str:
     if event["state"] == "failed":
         return f"failed: {event.get('stopped') or 'no finite loss'}"
     epochs = f"{format_epoch(event['epochs'])} epoch{'' if event['epochs'] == 1 else 's'}"
+    if event["state"] == "cut off":
+        return f"cut off after {epochs} (tune.minutes), {_format_loss(event['value'])}"
     if event["state"] == "pruned":
         return f"pruned after {epochs}"
     return f"{_format_loss(event['value'])} after {epochs}"

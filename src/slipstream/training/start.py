@@ -121,7 +121,7 @@ def train_or_resume(
 
 def _is_run_of(folder: Path, config: Config) -> bool:
     """Whether a run has these settings; where it is and how it is run does not matter."""
-    ignored = {"name", "out", "data.path", "data.labels"}
+    ignored = {"name", "out", "data.path", "data.labels", "train.minutes"}
     ignored |= {"train.batch"} if config.train.batch == "auto" else set()
     changed = set(configs.list_differences(runs.load_config(Run(folder)), config)) - ignored
     return all(name.startswith("engine.") for name in changed)

@@ -22,6 +22,7 @@ from slipstream.models import custom, permission
 from slipstream.runs import Event, Run
 from slipstream.tuning import sharing
 from slipstream.tuning import space as spaces
+from slipstream.tuning.budget import SearchBudget
 from slipstream.tuning.packing.dataset_cache import DatasetCache
 from slipstream.tuning.storage.database import mask_url
 from slipstream.tuning.storage.journal import STATE_NAMES
@@ -105,7 +106,7 @@ def _search(
     study = launcher.open_study(run)
     if launcher.storage is not None:
         sharing.join_study(study.study, config, data.fingerprint)
-    spent_s = runs.sum_parts(run)
+    budget = SearchBudget.of(config, runs.sum_parts(run), started_at)
     run.append(
         "resume" if resumed else "search",
         run=str(run.folder),
@@ -123,11 +124,9 @@ def _search(
     try:
         with monitor.Monitor(run, device, on=config.engine.monitor):
             result = _find_result(run, config) or launcher.run(
-                run, study, datasets, parallel=parallel, spent_s=spent_s, resumed=resumed
+                run, study, datasets, parallel=parallel, budget=budget, resumed=resumed
             )
-            return finish_search(
-                run, config, study, datasets, result, started_at=started_at - spent_s
-            )
+            return finish_search(run, config, study, datasets, result, budget)
     except Interrupted as stop:
         message = f"stopped with {_count_done(study)} of {config.tune.trials} trials done"
         raise Interrupted(message, signal_number=stop.signal_number) from None

@@ -8,7 +8,7 @@ once: for the chosen settings and for the config without a search.
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from optuna.trial import FrozenTrial
@@ -19,12 +19,16 @@ from slipstream.config import Config
 from slipstream.errors import DivergedError
 from slipstream.runs import Run
 from slipstream.tuning import space as spaces
+from slipstream.tuning.budget import SearchBudget
 from slipstream.tuning.packing.dataset_cache import DatasetCache
 from slipstream.tuning.packing.scheduler import PackScheduler
-from slipstream.tuning.packing.trial import TrialRun, TrialSource
+from slipstream.tuning.packing.trial import NOT_STARTED, TrialRun, TrialSource
+from slipstream.tuning.storage.journal import OUT_OF_TIME
 
 DEFAULT = -1
 """Stands for a trial number: the config without a search"""
+MIN_TEST_S = 1.0
+"""A test run has at least this time, however late it is"""
 SEED_OFFSET = 1000
 """From the seed of the config to the first seed of the retraining"""
 
@@ -62,8 +66,14 @@ def get_first_seed(config: Config) -> int:
 class Retraining(TrialSource):
     """A source with one trial for each config and seed; resumes from the run's events."""
 
-    def __init__(self, run: Run, config: Config, entries: Sequence[tuple[int, Config]]) -> None:
-        self.run = run
+    def __init__(
+        self,
+        run: Run,
+        config: Config,
+        entries: Sequence[tuple[int, Config]],
+        is_late: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.run, self.is_late = run, is_late
         self.results = {trial: RetrainedConfig(trial, entry, []) for trial, entry in entries}
         first = get_first_seed(config)
         self.runs = [
@@ -85,7 +95,13 @@ class Retraining(TrialSource):
                 self.results[trial].losses.append(math.inf if loss is None else loss)
 
     def ask(self) -> TrialRun | None:
-        return self.reopen(self.pending[0]) if self.pending else None
+        return self.reopen(self.pending[0]) if self.pending and not self.is_late() else None
+
+    def is_over(self) -> bool:
+        return self.is_late()
+
+    def report(self, trial: TrialRun, epoch: int, loss: float) -> str:
+        return OUT_OF_TIME if self.is_late() else ""
 
     def reopen(self, number: int) -> TrialRun:
         self.pending = [other for other in self.pending if other != number]
@@ -96,6 +112,8 @@ class Retraining(TrialSource):
         self._record(trial, trial.score, trial.summarize())
 
     def fail(self, trial: TrialRun, reason: str) -> None:
+        if reason == NOT_STARTED:
+            return
         self._record(trial, math.inf, {"stopped": reason})
 
     def _record(self, run: TrialRun, loss: float, details: Mapping[str, Any]) -> None:
@@ -111,11 +129,15 @@ def retrain_best(
     best: Sequence[FrozenTrial],
     space: Mapping[str, Any],
     datasets: DatasetCache,
+    is_late: Callable[[], bool] = lambda: False,
 ) -> list[RetrainedConfig]:
-    """Retrain the best trials and the default; return the chosen one first, the default last."""
+    """Retrain the best trials and the default; return the chosen one first, the default last.
+
+    What trains when `is_late` says so is cut off at its next validation.
+    """
     default = configs.replace_settings(config, {"train.metric": config.tune.metric})
     entries = [(trial.number, spaces.apply_params(config, space, trial.params)) for trial in best]
-    retraining = Retraining(run, config, [*entries, (DEFAULT, default)])
+    retraining = Retraining(run, config, [*entries, (DEFAULT, default)], is_late)
     if config.tune.folds is not None:
         # not validated: the pruner may require folds
         tune = config.tune.model_copy(update={"folds": None})
@@ -127,25 +149,34 @@ def retrain_best(
 
 
 def run_tests(
-    run: Run, config: Config, retrained: Sequence[RetrainedConfig], table: Any
+    run: Run,
+    config: Config,
+    retrained: Sequence[RetrainedConfig],
+    table: Any,
+    budget: SearchBudget | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Train and test the chosen settings and the default as ordinary runs over several seeds.
 
-    Returns their summaries; `failed` gives the reason where there is no model.
+    Returns their summaries; `failed` gives the reason where there is no model. Where there is a
+    budget, each run has its share of what is left.
     """
     summaries = {}
     chosen, default = retrained[0], retrained[-1]
+    runs_left = 2
     for name, base, result in (("best", chosen.config, chosen), ("default", config, default)):
-        settings = {
+        settings: dict[str, Any] = {
             "name": f"{config.name}-{name}",
             "seed": get_first_seed(config),
             "train.repeats": config.tune.retrain_seeds,
             "train.metric": config.tune.metric,
         }
+        if budget is not None:
+            settings["train.minutes"] = max(budget.left_s / runs_left, MIN_TEST_S) / 60
+        runs_left -= 1
         repeated = configs.replace_settings(base, settings)
         folder = run.folder / "retrained" / name
         try:
-            if not result.finite_losses:  # the retraining used the same seeds
+            if result.num_failed == len(result.losses) > 0:  # the retraining used the same seeds
                 seeds = f"any of {len(result.losses)} seeds"
                 raise DivergedError(f"no validation loss was finite, from {seeds}")
             summaries[name] = training.train_or_resume(folder, repeated, table, run.watch)

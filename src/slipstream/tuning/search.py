@@ -15,13 +15,12 @@ from slipstream.errors import UserError
 from slipstream.runs import Run
 from slipstream.tuning import sharing
 from slipstream.tuning import space as spaces
+from slipstream.tuning.budget import SearchBudget, TrainingCosts
 from slipstream.tuning.packing.dataset_cache import DatasetCache
-from slipstream.tuning.packing.trial import TrialRun
+from slipstream.tuning.packing.trial import NOT_STARTED, TrialRun
 from slipstream.tuning.sharing import StudyMembership
-from slipstream.tuning.storage.journal import STATE_NAMES
+from slipstream.tuning.storage.journal import OUT_OF_TIME, name_state
 from slipstream.tuning.study import PRUNED, REASSIGNED, TimedStudy, count_trials, rank_trials
-
-OUT_OF_TIME = "tune.minutes have passed"
 
 
 class OptunaSearch:
@@ -35,27 +34,30 @@ class OptunaSearch:
         datasets: DatasetCache,
         membership: StudyMembership | None = None,
         *,
-        spent_s: float = 0.0,
+        budget: SearchBudget | None = None,
     ) -> None:
         self.config, self.study, self.run, self.datasets = config, study, run, datasets
         self.membership = membership
         """Set if other workers may use the study"""
         self.num_trials = count_trials(config.tune, study.space)
         self.running: dict[int, Trial] = {}
-        self.started_at = time.perf_counter() - spent_s
-        ranked = rank_trials(study.get_trials())
+        self.budget = budget or SearchBudget(config.tune, config.train.epochs)
+        self.costs = TrainingCosts(config.train.epochs)
+        self.started_at = time.perf_counter() - self.budget.spent_s
+        ranked = rank_trials(study.get_trials(TrialState.COMPLETE))
         self.best_value = ranked[0].values[0] if ranked else math.inf
+        self.lowest_cut_off = math.inf
+        """The lowest loss of the trials that were cut off"""
         self.interrupted: list[TrialRun] = []
         """Trials that ran when the search was interrupted; without a checkpoint they start again"""
 
-    @property
-    def is_out_of_time(self) -> bool:
-        minutes = self.config.tune.minutes
-        return minutes is not None and time.perf_counter() - self.started_at > 60 * minutes
+    def is_over(self) -> bool:
+        """Whether another epoch would take time that retraining and reports need."""
+        return self.budget.is_over(self.costs.estimate_model_s(), self.costs.epoch_s)
 
     def ask(self) -> TrialRun | None:
         """Return an interrupted trial, or a new one from the study."""
-        while not self.is_out_of_time:
+        while not self.is_over():
             if self.interrupted:
                 return self.interrupted.pop(0)
             if self.membership:
@@ -106,6 +108,7 @@ class OptunaSearch:
                 self._tell(running, TrialState.FAIL, None, {"stopped": str(error)})
 
     def report(self, trial: TrialRun, epoch: int, loss: float) -> str:
+        self.costs.record_epoch(trial.number, trial.num_folds)
         if not math.isfinite(loss):
             return ""
         reason = ""
@@ -113,7 +116,7 @@ class OptunaSearch:
             reason = self.study.report(self.running[trial.number], loss, epoch - 1)
         if reason == REASSIGNED:
             self._give_up(trial)
-        elif self.is_out_of_time:
+        elif self.is_over():
             return OUT_OF_TIME
         return reason
 
@@ -126,21 +129,34 @@ class OptunaSearch:
 
     def finish(self, trial: TrialRun) -> None:
         score, summary = trial.score, trial.summarize()
+        reasons = {result.stopped for result in trial.fold_results.values()}
         state = TrialState.COMPLETE
         if not math.isfinite(score):
             state = TrialState.FAIL
-        elif PRUNED in {result.stopped for result in trial.fold_results.values()}:
+        elif reasons & {PRUNED, OUT_OF_TIME}:
             state = TrialState.PRUNED
         elif score < self.best_value:  # saved before it counts: a kill cannot separate the two
             self.best_value = score
             self._save_best(trial)
-        value = score if state == TrialState.COMPLETE else None
+        if state == TrialState.PRUNED and PRUNED not in reasons:
+            summary["lowest"] = score
+            if score < self.lowest_cut_off and math.isinf(self.best_value):
+                self.lowest_cut_off = score
+                self._save_best(trial)
+        is_complete = state == TrialState.COMPLETE
+        self.costs.record_end(trial.number, summary["epochs"], is_complete=is_complete)
+        value = score if is_complete else None
         self._tell(self.running.pop(trial.number), state, value, summary)
 
     def fail(self, trial: TrialRun, reason: str) -> None:
         # without an entry, its result is known, or another worker trains it now
         if running := self.running.pop(trial.number, None):
-            self._tell(running, TrialState.FAIL, None, trial.summarize() | {"stopped": reason})
+            state = TrialState.PRUNED if reason == OUT_OF_TIME else TrialState.FAIL
+            notes = trial.summarize() | {"stopped": reason}
+            if reason == NOT_STARTED:  # which is no result
+                self.study.tell(running, state, None, notes)
+            else:
+                self._tell(running, state, None, notes)
 
     def list_extremes(self, config: Config) -> Sequence[Config]:
         """List variants with the largest dropout and with every optimizer of the space."""
@@ -162,8 +178,8 @@ class OptunaSearch:
         self.run.append(
             "trial",
             trial=trial.number,
-            state=STATE_NAMES[state],
-            value=frozen.value,
+            state=name_state(state, notes),
+            value=notes.get("lowest", frozen.value),
             params=frozen.params,
             **notes,
             best=value is not None and value == self.best_value,

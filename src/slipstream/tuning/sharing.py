@@ -20,6 +20,7 @@ from slipstream import runs
 from slipstream.config import Config
 from slipstream.errors import UserError
 from slipstream.runs import Run
+from slipstream.tuning.packing.trial import NOT_STARTED
 from slipstream.tuning.storage.journal import NOTES
 from slipstream.tuning.study import TimedStudy
 
@@ -68,7 +69,8 @@ def is_retry(trial: FrozenTrial) -> bool:
 
 
 def is_surplus(trial: FrozenTrial) -> bool:
-    return bool(trial.user_attrs.get(NOTES, {}).get("stopped") == SURPLUS)
+    """Whether it was never trained, since other workers had all trials or the time was over."""
+    return trial.user_attrs.get(NOTES, {}).get("stopped") in (SURPLUS, NOT_STARTED)
 
 
 def exceeds_limit(trial: Trial, trials: Sequence[FrozenTrial], limit: int) -> bool:

@@ -25,7 +25,12 @@ from slipstream.config import Config, Tune
 from slipstream.errors import UserError
 from slipstream.tuning import space as spaces
 from slipstream.tuning.storage import database
-from slipstream.tuning.storage.journal import NOTES, STATE_NAMES, ChecksummedJournal
+from slipstream.tuning.storage.journal import (
+    CUT_OFF,
+    NOTES,
+    ChecksummedJournal,
+    name_state,
+)
 
 JOURNAL = "study.log"
 PRUNED = "pruned"
@@ -145,18 +150,36 @@ def describe_trial(trial: FrozenTrial) -> dict[str, Any]:
     lost = {"stopped": LOST} if trial.state == TrialState.FAIL else {}
     return {
         "trial": trial.number,
-        "state": STATE_NAMES.get(trial.state, "under way"),
-        "value": trial.value,
+        "state": get_state(trial),
+        "value": get_score(trial),
         "params": trial.params,
         "losses": {step + 1: value for step, value in sorted(trial.intermediate_values.items())},
         **trial.user_attrs.get(NOTES, lost),
     }
 
 
+def get_state(trial: FrozenTrial) -> str:
+    """Return the name of a trial's state."""
+    return name_state(trial.state, trial.user_attrs.get(NOTES, {}))
+
+
+def get_score(trial: FrozenTrial) -> float | None:
+    """Return a trial's lowest validation loss; of a pruned one, which has no score, the last."""
+    if get_state(trial) == CUT_OFF:
+        lowest: float | None = trial.user_attrs[NOTES].get("lowest")
+        return lowest
+    return trial.value
+
+
 def rank_trials(trials: Iterable[FrozenTrial]) -> list[FrozenTrial]:
-    """Return the complete trials, the one with the lowest value first."""
-    complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
-    return sorted(complete, key=lambda trial: (trial.value, trial.number))
+    """Return the complete trials, the one with the lowest value first, then those that were cut
+    off: they trained for fewer epochs, so their losses cannot be compared with the others'."""
+    ranks = {}
+    for trial in trials:
+        is_complete, score = trial.state == TrialState.COMPLETE, get_score(trial)
+        if score is not None and (is_complete or get_state(trial) == CUT_OFF):
+            ranks[trial.number] = (not is_complete, score, trial.number), trial
+    return [trial for _, trial in sorted(ranks.values(), key=lambda pair: pair[0])]
 
 
 def make_sampler(tune: Tune, space: Mapping[str, Any], *, seed_offset: int = 0) -> BaseSampler:

@@ -7,7 +7,6 @@ and after the test. So a failure in a later part cannot lose an earlier one.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,15 +18,25 @@ from optuna.trial import FrozenTrial
 from slipstream import config as configs
 from slipstream import runs, stats
 from slipstream.config import Config
+from slipstream.engine.progress import OUT_OF_TIME as TRAINING_OUT_OF_TIME
 from slipstream.errors import UserError
 from slipstream.runs import Event, Run
 from slipstream.scoring.summary import get_error, get_error_over_seeds
+from slipstream.text import format_count
 from slipstream.tuning import retraining, sharing
 from slipstream.tuning import space as spaces
+from slipstream.tuning.budget import RetrainingPlan, SearchBudget
 from slipstream.tuning.packing.dataset_cache import DatasetCache
 from slipstream.tuning.retraining import DEFAULT, RetrainedConfig
-from slipstream.tuning.storage.journal import NOTES, STATE_NAMES
-from slipstream.tuning.study import TimedStudy, compute_importances, describe_trial, rank_trials
+from slipstream.tuning.storage.journal import CUT_OFF, NOTES, OUT_OF_TIME, STATE_NAMES
+from slipstream.tuning.study import (
+    TimedStudy,
+    compute_importances,
+    describe_trial,
+    get_score,
+    get_state,
+    rank_trials,
+)
 
 TEST_KEYS = (
     *("run", "metrics", "scaled", "spread", "scaled_spread"),
@@ -56,8 +65,7 @@ def finish_search(
     study: TimedStudy,
     datasets: DatasetCache,
     search_result: Event,
-    *,
-    started_at: float,
+    budget: SearchBudget,
 ) -> FinishedSearch:
     """Retrain the best trials, test the chosen settings and the default, and write the summary."""
     trials = sharing.select_counted(study.get_trials())
@@ -78,21 +86,85 @@ def finish_search(
         runs.remove_manifest(run)
         runs.write_text(run.folder / "best.toml", configs.to_toml(chosen, only_set=True))
         summary = summarize(run, config, trials, retrained, tests, search_result) | space
-        summary |= {"pending": pending, "seconds": time.perf_counter() - started_at}
-        summary |= runs.describe_origin()
+        limits = describe_limits(config, trials, retrained, tests, plan)
+        summary["findings"] += limits
+        requested = {"of_trials": config.tune.retrain, "of_seeds": config.tune.retrain_seeds}
+        summary |= {"retraining": plan._asdict() | requested, "pending": pending}
+        summary |= {"seconds": budget.elapsed_s, **runs.describe_origin()}
         runs.write_metrics(run, summary)
         return summary
 
-    summary = write([], {}, RETRAINING_PENDING if config.tune.retrain else None)
-    if config.tune.retrain:
-        best = ranked[: config.tune.retrain]
-        retrained = retraining.retrain_best(run, config, best, study.space, datasets)
+    plan, is_new = plan_retraining(run, config, search_result, budget)
+    summary = write([], {}, RETRAINING_PENDING if plan.num_trials else None)
+    if plan.num_trials:
+        limit = None if budget.tune.minutes is None or not is_new else budget
+        model_s = search_result.get("model_s") or 0.0
+        limited = _limit_retraining(config, plan)
+        retrained = retraining.retrain_best(
+            run,
+            limited,
+            ranked[: plan.num_trials],
+            study.space,
+            datasets,
+            lambda: limit is not None and limit.left_s <= plan.compute_test_s(model_s),
+        )
         chosen = retrained[0].config
         write(retrained, {}, TEST_PENDING)
-        tests = retraining.run_tests(run, config, retrained, datasets.table)
+        tests = retraining.run_tests(run, limited, retrained, datasets.table, limit)
         summary = write(retrained, tests, None)
     run.append("end", seconds=summary["seconds"])
     return FinishedSearch(run.folder, chosen, summary, study.study)
+
+
+def plan_retraining(
+    run: Run, config: Config, search_result: Event, budget: SearchBudget
+) -> tuple[RetrainingPlan, bool]:
+    """Return what is retrained, and whether that is decided now, not before a resume."""
+    earlier: Event | None = None
+    for event in runs.read_events(run):
+        if event["event"] == "searched":
+            earlier = None
+        elif event["event"] == "retraining":
+            earlier = event
+    if earlier is not None and config.tune.retrain:
+        return RetrainingPlan(earlier["num_trials"], earlier["num_seeds"]), False
+    plan = budget.plan_retraining(search_result.get("model_s"))
+    run.append("retraining", **plan._asdict())
+    return plan, True
+
+
+def _limit_retraining(config: Config, plan: RetrainingPlan) -> Config:
+    """Return the config with what is retrained."""
+    update = {"retrain": plan.num_trials, "retrain_seeds": plan.num_seeds}
+    return config.model_copy(update={"tune": config.tune.model_copy(update=update)})
+
+
+def describe_limits(
+    config: Config,
+    trials: Sequence[FrozenTrial],
+    retrained: Sequence[RetrainedConfig],
+    tests: dict[str, dict[str, Any]],
+    plan: RetrainingPlan,
+) -> Iterator[str]:
+    """Yield a sentence for everything that `tune.minutes` cut short."""
+    tune, ranked = config.tune, rank_trials(trials)
+    chosen = retrained[0].trial if retrained else ranked[0].number
+    trial = next(one for one in ranked if one.number == chosen)
+    if get_state(trial) == CUT_OFF:
+        epochs = f"{trial.user_attrs[NOTES]['epochs']:.3g} of {config.train.epochs} epochs"
+        others = "" if get_state(ranked[0]) != CUT_OFF else "; no trial was complete"
+        yield f"{OUT_OF_TIME}: trial {chosen} was cut off after {epochs}{others}"
+    if tune.retrain and not plan.num_trials:
+        yield f"{OUT_OF_TIME}: the best trials were not retrained and the test set was not used"
+    elif plan != (tune.retrain, tune.retrain_seeds) and tune.retrain:
+        trials_left = f"{plan.num_trials} of {tune.retrain} trials"
+        yield (
+            f"tune.minutes left time to retrain {trials_left}, from {plan.num_seeds} of "
+            f"{format_count(tune.retrain_seeds, 'seed')}"
+        )
+    cut = [name for name, test in tests.items() if test.get("stopped") == TRAINING_OUT_OF_TIME]
+    if cut:
+        yield f"tune.minutes cut off the test run{'s' * (len(cut) > 1)} {' and '.join(cut)}"
 
 
 def _make_no_result_error(run: Run, trials: Sequence[FrozenTrial]) -> UserError:
@@ -115,18 +187,19 @@ def summarize(
 ) -> dict[str, Any]:
     best = rank_trials(trials)[0]
     params = {trial.number: trial.params for trial in trials}  # numbers may have gaps
-    states = [trial.state for trial in trials]
-    counts = {name: states.count(state) for state, name in STATE_NAMES.items()}
+    states = [get_state(trial) for trial in trials]
+    counts = {name: states.count(name) for name in STATE_NAMES.values()}
+    counts |= {CUT_OFF: states.count(CUT_OFF)} if CUT_OFF in states else {}
     search_s, optuna_s = search_result["seconds"], search_result["optuna_s"]
     return {
         "run": str(run.folder),
         "name": config.name,
         "metric": config.tune.metric,
         "trials": counts,
-        "best": {"trial": best.number, "value": best.value, "params": best.params},
+        "best": {"trial": best.number, "value": get_score(best), "params": best.params},
         "best_config": str(run.folder / "best.toml"),
         "search_s": search_s,
-        "trials_per_hour": 3600 * sum(counts.values()) / max(search_s, 1e-9),
+        "trials_per_hour": 3600 * (len(states) - states.count(CUT_OFF)) / max(search_s, 1e-9),
         "optuna_s": optuna_s,
         "optuna_share": optuna_s / max(search_s, 1e-9),
         "packs": search_result["packs"],

@@ -112,8 +112,11 @@ def draw_all(
 
 
 def select_finished(trials: Sequence[Trial]) -> list[Trial]:
-    """Select the trials with a score; the value of a pruned trial is only its last loss."""
-    return [one for one in trials if one["state"] == "finished"]
+    """Select the trials with a score, or those that were cut off, if none has one; the value of a
+    pruned trial is only its last loss."""
+    finished = [one for one in trials if one["state"] == "finished"]
+    cut_off = [one for one in trials if one["state"] == "cut off" and one["value"] is not None]
+    return finished or cut_off
 
 
 def group_by_state(trials: Sequence[Trial]) -> dict[str, list[Trial]]:

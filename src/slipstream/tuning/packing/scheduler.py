@@ -57,6 +57,8 @@ class PackScheduler:
                 while self.packs or (self.pool.waiting and not stop.requested):
                     if not stop.requested:
                         self.pool.fill()
+                        if self.pool.source.is_over():
+                            self.pool.drop_waiting()
                         self._start_packs(stop)
                     self._advance()
                 if stop.requested:

@@ -15,6 +15,8 @@ from slipstream.config import Config
 from slipstream.engine.lanes.lane import Lane
 from slipstream.engine.progress import LaneResult
 
+NOT_STARTED = "not started: tune.minutes left no time for it"
+
 
 @dataclass(frozen=True)
 class FoldResult:
@@ -123,6 +125,10 @@ class TrialSource(Protocol):
     def fail(self, trial: TrialRun, reason: str) -> None:
         """Record that a trial could not be trained."""
 
+    def is_over(self) -> bool:
+        """Whether no further trial may start."""
+        return False
+
     def list_extremes(self, config: Config) -> Sequence[Config]:
         """List variants of `config` that later trials of the same pack may need memory for."""
         return ()
@@ -150,6 +156,12 @@ class TrialPool:
         self.is_exhausted = trial is None
         return trial
 
+    def drop_waiting(self) -> None:
+        """Record the waiting trials as not started."""
+        for trial in self.waiting:
+            self.source.fail(trial, NOT_STARTED)
+        self.waiting = []
+
     def start(self, trials: Sequence[TrialRun]) -> None:
         """Move trials to the running ones."""
         self.waiting = [trial for trial in self.waiting if trial not in trials]
@@ -157,6 +169,8 @@ class TrialPool:
 
     def start_fitting(self, fits: Callable[[TrialRun], bool]) -> TrialRun | None:
         """Start the first waiting trial that fits, or a new one; new ones that do not fit wait."""
+        if self.source.is_over():
+            return None
         trial = next(filter(fits, self.waiting), None)
         while trial is None and (new := self._ask()):
             if fits(new):

@@ -37,9 +37,18 @@ STATE_NAMES = {
     TrialState.PRUNED: "pruned",
     TrialState.FAIL: "failed",
 }
-STATES = {name: state for state, name in STATE_NAMES.items()}
+CUT_OFF = "cut off"
+"""The state of a trial that `tune.minutes` ended; Optuna has it as pruned"""
+OUT_OF_TIME = "tune.minutes have passed"
+STATES = {name: state for state, name in STATE_NAMES.items()} | {CUT_OFF: TrialState.PRUNED}
 LOST = "its settings were lost with a damaged line of study.log"
 UNKNOWN_TIME = "1970-01-01T00:00:00+00:00"
+
+
+def name_state(state: TrialState, notes: Mapping[str, Any]) -> str:
+    """Return the name of a trial's state, by what is noted about it."""
+    is_cut_off = state == TrialState.PRUNED and OUT_OF_TIME in notes.get("stopped", "")
+    return CUT_OFF if is_cut_off else STATE_NAMES.get(state, "under way")
 
 
 class ChecksummedJournal(JournalFileBackend):

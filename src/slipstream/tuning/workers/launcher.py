@@ -13,6 +13,7 @@ from slipstream.errors import UserError
 from slipstream.runs import Event, Run
 from slipstream.tuning import sharing
 from slipstream.tuning import space as spaces
+from slipstream.tuning.budget import SearchBudget
 from slipstream.tuning.packing.dataset_cache import DatasetCache
 from slipstream.tuning.search import OptunaSearch
 from slipstream.tuning.sharing import StudyMembership
@@ -65,7 +66,7 @@ class Launcher:
         datasets: DatasetCache,
         *,
         parallel: int,
-        spent_s: float,
+        budget: SearchBudget,
         resumed: bool,
     ) -> Event:
         """Run the search until no trial is left; return the "searched" event."""
@@ -73,21 +74,21 @@ class Launcher:
             membership = None
             if self.get_storage_url(run) is not None:
                 membership = StudyMembership(study, sharing.read_worker_id(run))
-            search = OptunaSearch(self.config, study, run, datasets, membership, spent_s=spent_s)
+            search = OptunaSearch(self.config, study, run, datasets, membership, budget=budget)
             if resumed:
                 study.study.sampler.reseed_rng()  # else it would sample the same trials again
             return run_search(run, search, parallel=parallel, resumed=resumed)
         started_at = time.perf_counter()
         folders = (run.folder / "workers").glob("*")
         sharing.refresh_heartbeats(study, [sharing.read_worker_id(Run(one)) for one in folders])
-        tasks = self._make_tasks(run, study, parallel, spent_s)
+        tasks = self._make_tasks(run, study, parallel, budget.elapsed_s)
         if self.cluster == "ray":
             result = ray_cluster.run_workers(run, tasks)
         else:
             envs = processes.assign_gpus(self.config, self.num_workers)
             result = processes.run_workers(run, tasks, envs)
         copy_best_model(run, study)
-        seconds = spent_s + time.perf_counter() - started_at
+        seconds = budget.spent_s + time.perf_counter() - started_at
         result |= {"seconds": seconds, "asked": get_budget(self.config)}
         run.append("searched", **result)
         return result

@@ -20,6 +20,7 @@ from slipstream.errors import Interrupted, ResumableError
 from slipstream.models import permission
 from slipstream.runs import Event, Run
 from slipstream.tuning import sharing
+from slipstream.tuning.budget import SearchBudget
 from slipstream.tuning.packing.dataset_cache import DatasetCache
 from slipstream.tuning.packing.scheduler import PackScheduler
 from slipstream.tuning.search import OptunaSearch
@@ -51,7 +52,7 @@ class WorkerTask:
     seed_offset: int = 0
     """Added to the seed of the sampler"""
     spent_s: float = 0.0
-    """The duration of earlier parts of the search"""
+    """The time that the search has taken so far"""
     heartbeat: tuple[int, int] = database.HEARTBEAT
 
 
@@ -66,7 +67,7 @@ def run_search(run: Run, search: OptunaSearch, *, parallel: int, resumed: bool) 
         if resumed:
             search.resume_interrupted()
         scheduler.train()
-        while membership and not search.is_out_of_time and membership.others_are_busy():
+        while membership and not search.is_over() and membership.others_are_busy():
             with catch_signals() as stop:
                 time.sleep(PAUSE_S)
             if stop.requested:
@@ -76,6 +77,7 @@ def run_search(run: Run, search: OptunaSearch, *, parallel: int, resumed: bool) 
         "seconds": time.perf_counter() - search.started_at,  # includes earlier parts
         "optuna_s": search.study.spent_s,
         "packs": scheduler.num_packs,
+        "model_s": search.costs.estimate_model_s(),
         "asked": get_budget(search.config),
     }
     run.append("searched", **result)
@@ -102,8 +104,9 @@ def run_worker(task: WorkerTask, watch: Callable[[Event], None] | None) -> None:
             membership = StudyMembership(study, sharing.read_worker_id(run))
             if any(membership.owns(trial) for trial in study.get_trials()):
                 study.study.sampler.reseed_rng()  # else it would sample the same trials again
+            budget = SearchBudget.of(config, task.spent_s, time.perf_counter())
             search = OptunaSearch(
-                config, study, run, DatasetCache(config), membership, spent_s=task.spent_s
+                config, study, run, DatasetCache(config), membership, budget=budget
             )
             run_search(run, search, parallel=task.parallel, resumed=True)
         except StorageInternalError as error:
@@ -146,6 +149,7 @@ class WorkerResults:
         return {
             "optuna_s": max((result["optuna_s"] for result in results), default=0.0),
             "packs": sum(result["packs"] for result in results),
+            "model_s": max((result.get("model_s") or 0.0 for result in results), default=0.0),
         }
 
 

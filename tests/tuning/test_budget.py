@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream.config import Config, Tune
+from slipstream.tuning import budget as budgets
+from slipstream.tuning.budget import (
+    NO_RETRAINING,
+    RetrainingPlan,
+    SearchBudget,
+    TrainingCosts,
+    plan_retraining,
+)
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def make_budget(minutes, clock=None, *, spent_s=0.0, **tune):
+    clock = clock or Clock()
+    return SearchBudget(Tune(minutes=minutes, **tune), 40, spent_s, clock(), clock)
+
+
+@given(
+    model_s=st.floats(0, 1e4),
+    limit_s=st.floats(-10, 1e5),
+    retrain=st.integers(0, 6),
+    seeds=st.integers(2, 5),
+)
+def test_what_is_retrained_fits_into_its_time_and_is_the_most_that_does(
+    model_s, limit_s, retrain, seeds
+):
+    tune = Tune(retrain=retrain, retrain_seeds=seeds)
+    plan = plan_retraining(tune, model_s, limit_s)
+    assert plan.num_trials <= retrain
+    assert plan.num_seeds <= seeds
+    assert plan.compute_seconds(model_s) <= max(limit_s, 0.0)
+    if plan != NO_RETRAINING and plan.num_trials < retrain:
+        more = plan._replace(num_trials=plan.num_trials + 1)
+        assert more.compute_seconds(model_s) > limit_s
+
+
+def test_fewer_trials_are_retrained_before_fewer_seeds():
+    tune = Tune(retrain=5, retrain_seeds=3)
+    plans = [plan_retraining(tune, 1.0, limit) for limit in (30, 20, 12, 1)]
+    assert plans == [RetrainingPlan(5, 3), RetrainingPlan(2, 3), RetrainingPlan(2, 2), (0, 0)]
+
+
+def test_a_model_costs_what_the_trials_took_for_their_epochs():
+    clock = Clock()
+    costs = TrainingCosts(40, clock)
+    assert costs.estimate_model_s() is None
+    for now in (4.0, 8.0):  # four trials, each an epoch in four seconds
+        clock.now = now
+        for trial in range(4):
+            costs.record_epoch(trial, 1)
+    assert costs.epoch_s == pytest.approx(4.0)
+    assert costs.estimate_model_s() == pytest.approx(40.0)  # a second an epoch, 40 epochs
+    costs.record_end(0, 10.0, is_complete=True)
+    costs.record_end(1, 2.0, is_complete=False)  # it says nothing about the length of a training
+    assert costs.estimate_model_s() == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize("model_s", [None, 0.01, 1.0, 20.0, 1e4])
+@pytest.mark.parametrize("retrain", [0, 5])
+def test_the_trials_end_in_time_for_the_retraining_and_the_reports(model_s, retrain):
+    clock = Clock()
+    limits = make_budget(2.0, clock, retrain=retrain)
+    while not limits.is_over(model_s):
+        clock.now += 0.1
+    assert clock.now >= 0.4 * 120  # the trials have a fair part
+    plan = limits.plan_retraining(model_s)
+    finished_s = limits.elapsed_s + plan.compute_seconds(model_s or 0.0)
+    assert finished_s <= 120 - limits.overhead_s + 0.2
+    if retrain and model_s in (0.01, 1.0):
+        assert plan.num_trials > 0
+
+
+def test_an_epoch_that_would_end_too_late_is_not_begun():
+    clock = Clock()
+    limits = make_budget(1.0, clock, retrain=0)
+    clock.now = 50.0
+    assert not limits.is_over(1.0, ahead_s=3.0)
+    assert limits.is_over(1.0, ahead_s=5.0)
+
+
+def test_earlier_parts_count():
+    assert make_budget(1.0, spent_s=59.0, retrain=0).is_over(None)
+    assert not make_budget(1.0, spent_s=30.0, retrain=0).is_over(None)
+
+
+def test_without_minutes_there_is_no_limit():
+    limits = make_budget(None, retrain=4, retrain_seeds=2)
+    assert math.isinf(limits.total_s)
+    assert not limits.is_over(1e9, 1e9)
+    assert limits.plan_retraining(1e9) == (4, 2)
+    assert SearchBudget.of(Config(), 3.0, 0.0).spent_s == 3.0
+    assert budgets.NO_RETRAINING.compute_seconds(5.0) == 0
