@@ -113,8 +113,9 @@ def test_pm25_needs_a_word_on_missing_values():
         datasets.load_dataset(small_config(data=settings))
     dataset = datasets.load_dataset(small_config(data=settings | {"missing": "forward"}))
     assert dataset.notes[0] == "not used as inputs: cbwd"
-    assert "repeated the last known value: pm2.5 2,043" in dataset.notes[1]
-    assert "left out the first 24 rows" in dataset.notes[1]
+    assert dataset.notes[1].startswith("left out windows of which a target is missing: 2,349 of")
+    assert "repeated the last known value: pm2.5 2,043" in dataset.notes[2]
+    assert "left out the first 24 rows" in dataset.notes[2]
     dropped = datasets.load_dataset(small_config(data=settings | {"missing": "drop"}))
     assert len(dropped.memory.starts["train"]) < len(dataset.memory.starts["train"])
 

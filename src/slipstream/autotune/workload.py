@@ -80,7 +80,7 @@ class TrainingWorkload(TimedWorkload):
         """Take the first steps, and those that a capture needs."""
         self.config = config
         task, plan = prepare_task(config, dataset)
-        self.plan = choose_plan(task, plan)
+        self.task, self.plan = task, choose_plan(task, plan)
         self.device = self.plan.device
         if self.plan.home in ("loader", "stream"):
             self.num_prefetched = self.plan.workers * self.plan.prefetch

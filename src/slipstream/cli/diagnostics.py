@@ -12,17 +12,29 @@ from slipstream.terminal.doctor import print_doctor
 from slipstream.terminal.training import LOADING, TrainingDisplay
 
 
-def doctor(as_json: Json = False, quiet: Quiet = False) -> None:
-    """Check the machine and suggest fixes for problems.
+def doctor(
+    config: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[JOB]",
+            help="A TOML file: also look at its data and settings, and try what often helps.",
+        ),
+    ] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Check the machine, or a job too, and suggest fixes for problems.
 
-    Tries every technique that training may use, and times it.
+    Tries every technique that training may use, and times it. Of a job, it checks the data and the
+    settings, and trains with what often helps for a few seconds each.
     """
     with handle_errors(as_json):
         with TrainingDisplay(quiet) as display:
             display.say("loading torch ...")
-            from slipstream.doctor import examine
+            from slipstream.doctor import examine, examine_job
 
-            findings = examine(display.say)
+            job = {} if config is None else {"job": examine_job(config, display.say)}
+            findings = examine(display.say) | job
         print_result(findings, as_json, quiet, print_doctor)
 
 

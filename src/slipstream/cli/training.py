@@ -33,7 +33,9 @@ from slipstream.terminal.search import SearchDisplay
 from slipstream.terminal.training import LOADING, TrainingDisplay
 
 if TYPE_CHECKING:
+    from slipstream.config import Config
     from slipstream.runs import Event
+    from slipstream.training import FinishedRun
 
 KINDS = ["train", "pretrain"]
 """Runs that `train --resume` continues"""
@@ -43,6 +45,10 @@ def train(
     config: Annotated[
         Path | None, typer.Argument(help="A TOML file; without one, the embedded demo.")
     ] = None,
+    advise: Annotated[
+        bool,
+        typer.Option("--advise", help="Then try what often helps, for a few seconds each."),
+    ] = False,
     resume: Resume = None,
     force: Force = False,
     allow_code: AllowCode = False,
@@ -53,7 +59,7 @@ def train(
 ) -> None:
     """Train a model, compare it with baselines, and write a report."""
     with handle_errors(as_json):
-        options = {"resume": resume, "force": force, "allow_code": allow_code}
+        options = {"resume": resume, "force": force, "allow_code": allow_code, "advise": advise}
         _train("train", config, list_overrides(set_, out), as_json, quiet, **options)
 
 
@@ -221,7 +227,7 @@ def _train(
     from slipstream.config import PRETRAIN_OVERRIDE
 
     always, kinds = ([PRETRAIN_OVERRIDE], ["pretrain"]) if command == "pretrain" else ([], KINDS)
-    name = options.pop("resume")
+    name, advise = options.pop("resume"), options.pop("advise", False)
     loaded, resume = load_job(config, name, overrides, always, demo="demo", kinds=kinds)
     with TrainingDisplay(quiet) as display:
         display.say(LOADING)
@@ -235,8 +241,22 @@ def _train(
             resume=resume,
             **options,
         )
+        summary = _advise(result, loaded, display) if advise else result.summary
         report = _draw_report(result.run, display)
-    _print_summary(result.summary, report, as_json, quiet, print_training)
+    _print_summary(summary, report, as_json, quiet, print_training)
+
+
+def _advise(result: FinishedRun, config: Config | None, display: TrainingDisplay) -> dict[str, Any]:
+    """Measure what may help; the run is complete by then, so an interrupt only leaves this out."""
+    from slipstream import runs
+    from slipstream.training import advice
+
+    try:
+        config = config or runs.load_config(runs.Run(result.run))
+        return advice.advise_run(result.run, config, display.say)
+    except KeyboardInterrupt:
+        display.say("interrupted: what may help was not measured")
+        return result.summary
 
 
 def _watch(event: Event, display: TrainingDisplay) -> None:

@@ -1,4 +1,5 @@
-"""Examines the machine: its inventory, the techniques that work, the plan, and problems."""
+"""Examines the machine: its inventory, the techniques that work, the plan, and problems; a job: its
+data, its settings, and what would help."""
 
 import time
 from collections.abc import Callable
@@ -6,10 +7,11 @@ from typing import Any
 
 from slipstream import machine
 from slipstream.doctor import inventory, techniques, trials
+from slipstream.doctor.job import examine_job
 from slipstream.doctor.problems import find_problems
 from slipstream.machine import nvml
 
-__all__ = ["examine", "find_problems"]
+__all__ = ["examine", "examine_job", "find_problems"]
 
 
 def examine(tell: Callable[[str], None] | None = None) -> dict[str, Any]:

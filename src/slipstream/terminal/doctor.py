@@ -37,10 +37,21 @@ def print_doctor(findings: dict[str, Any], console: Console) -> None:
         console.print(Padding(text, (0, 2)), soft_wrap=False)
     plan = findings["plan"]
     section(f"Plan for {plan['job']}", _plan_rows(plan))
+    if job := findings.get("job"):
+        _print_job(job, console)
     problems = findings["problems"]
     print_text(console, "\nProblems" if problems else "\nNo problems found", "bold")
     for problem in problems:
         print_text(console, f"  - {problem['problem']}\n    fix: {problem['fix']}")
+
+
+def _print_job(job: dict[str, Any], console: Console) -> None:
+    """Print the notes on a job's data and settings, and what was measured."""
+    counts = ", ".join(f"{count:,} {name}" for name, count in job["windows"].items())
+    print_text(console, f"\nJob {job['config']}", "bold")
+    print_text(console, f"  {job['series']:,} series; windows: {counts}")
+    for line in (*(f"note: {note}" for note in job["notes"]), *job["advice"]["lines"]):
+        print_text(console, f"  {line}")
 
 
 def _machine_rows(machine: dict[str, Any]) -> Iterator[tuple[str, ...]]:

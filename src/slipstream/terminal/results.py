@@ -30,6 +30,8 @@ def print_training(summary: dict[str, Any], console: Console) -> None:
             table.add_row(name, *cells, style="bold" if name == "model" else None)
     console.print(table)
     print_text(console, wording.describe_verdict(summary))
+    for line in (summary.get("advice") or {}).get("lines", ()):
+        print_text(console, line)
     if latent := summary.get("latent"):
         spread = f"mean standard deviation {format_number(latent['mean_std'], 3)}"
         constant = f"{latent['collapsed']} of {latent['units']} units are constant over windows"

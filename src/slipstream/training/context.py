@@ -28,6 +28,7 @@ from slipstream.errors import ResumableError
 from slipstream.models import build
 from slipstream.runs import Run
 from slipstream.text import format_count
+from slipstream.training import advice
 from slipstream.training import encoder as encoders
 from slipstream.training.encoder import EncoderMatch, PretrainedEncoder
 from slipstream.training.overview import summarize_data
@@ -202,6 +203,10 @@ def finish_run(context: RunContext, summary: dict[str, Any], detail: dict[str, A
     if spent_s:
         summary["seconds_before_resume"] = spent_s
     summary["data"] = summarize_data(context.dataset, context.config)
+    if not context.config.masked:
+        suggested = advice.summarize_suggestions(context.config, context.dataset, summary)
+        if suggested is not None:
+            summary |= {"advice": suggested, "notes": [*summary["notes"], *suggested["lines"]]}
     summary |= runs.describe_origin()
     runs.write_metrics(run, summary | {"detail": detail})
     run.append("end", seconds=summary["seconds"])
