@@ -45,7 +45,7 @@ def test_impossible_settings_fail_by_name_and_the_search_goes_on(tmp_path):
     assert {(t.params["model.kind"], t.params["model.hidden"]) for t in failed} == {
         ("transformer", 6)
     }
-    assert "does not divide" in failed[0].user_attrs[NOTES]["stopped"]
+    assert "is not a multiple of" in failed[0].user_attrs[NOTES]["stopped"]
     assert study.summary["trials"] == {"finished": 6, "pruned": 0, "failed": 2}
 
 

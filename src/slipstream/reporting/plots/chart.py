@@ -56,6 +56,8 @@ class Chart:
     height: int = 190
     x_ticks: int = 6
     y_ticks: int = 5
+    axis: int | None = None
+    """Characters left of the chart for the labels; as many as the longest has, if None"""
     marks: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     legend: list[tuple[str, str, str]] = field(default_factory=list)
@@ -151,12 +153,16 @@ class Chart:
         """Add an entry to the legend."""
         self._add_legend(shape, colour, text)
 
+    def measure_axis(self) -> int:
+        """Return the number of characters of the longest label left of the chart."""
+        return max((len(text) for _, text in self.y.list_ticks(self.y_ticks)), default=0)
+
     def render(self) -> Markup:
         """Return the chart as HTML."""
         ys, xs = self.y.list_ticks(self.y_ticks), self.x.list_ticks(self.x_ticks)
         across = [EXTENT - self.y.place(value) for value, _ in ys]
         grid = "".join(f"M0 {_round(float(at))}H{EXTENT}" for at in across)
-        width = max((len(text) for _, text in ys), default=0)
+        width = self.measure_axis() if self.axis is None else self.axis
         scale = "".join(
             f'<span style="top:{at / (EXTENT / 100):.2f}%">{escape(text)}</span>'
             for at, (_, text) in zip(across, ys, strict=True)
@@ -173,7 +179,7 @@ class Chart:
             f'<div class="frame"><div class="ys">{scale}</div><div class="plot">',
             f'<svg viewBox="0 0 {EXTENT} {EXTENT}" preserveAspectRatio="none" aria-hidden="true">',
             f'<path class="grid" d="{grid}"/>{"".join(self.marks)}</svg>{"".join(self.notes)}',
-            f'</div><div class="xs">{below}</div></div>',
+            f'</div><div class="xs">{below}</div></div>' if below else "</div></div>",
             f'<div class="x-label">{escape(self.x_label)}</div>' if self.x_label else "",
             "</div>",
         ]

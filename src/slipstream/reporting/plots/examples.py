@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 
 from slipstream.reporting.formatting import add_unit, find_unit, format_moment, format_number
-from slipstream.reporting.plots.chart import INK, MODEL, MUTED, Chart, shorten
+from slipstream.reporting.plots.chart import INK, MODEL, MUTED, RED, Chart, shorten
 from slipstream.reporting.plots.predictions import (
     MICROSECONDS,
     Array,
@@ -232,7 +232,7 @@ def _draw_forecast(
     y = cover(np.concatenate([truth[rows], truth[past], predicted, *edges]).tolist())
     ends = float(min([x[0], *earlier[:1]])), float(x[-1])
     scale = Scale(*ends, dates=predictions.has_dates)
-    chart = Chart(scale, y, predictions.x_name, "", 150, x_ticks=3 if scale.dates else 5)
+    chart = Chart(replace(scale, ticks=()), y, "", "", 150)
     for band, low, high in zip(bands, edges[::2], edges[1::2], strict=True):
         chart.area(x, low, high, MODEL, opacity=0.2)
         chart.name("box" if band is bands[0] else "box inner", MODEL, band.label)
@@ -241,6 +241,13 @@ def _draw_forecast(
         chart.line(*joined, MUTED, width=1.2, label="before")
     chart.line(x, truth[rows], INK, width=1.4, label="true")
     chart.line(x, predicted, MODEL, width=2, label="predicted")
-    error = float(np.abs(predicted - truth[rows]).mean())
-    size = add_unit(format_number(error, figures=3), find_unit(target))
-    return f"{target} · mean absolute error {size}", chart.render()
+    error = predicted - truth[rows]
+    below = Chart(scale, cover([0.0, *error.tolist()]), predictions.x_name, "", 56)
+    below.x_ticks, below.y_ticks = 3 if scale.dates else 5, 3
+    below.area(x, np.zeros(len(x)), error, RED)
+    below.line(x, error, RED, width=1.3)
+    chart.name("line", RED, "error, below")
+    size = add_unit(format_number(float(np.abs(error).mean()), figures=3), find_unit(target))
+    # one width for the labels of both, so that their rows are above each other
+    chart.axis = below.axis = max(chart.measure_axis(), below.measure_axis())
+    return f"{target} · mean absolute error {size}", chart.render() + below.render()
