@@ -26,9 +26,18 @@ this page from the docstrings.
 SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Example")
 LISTS = ("Args", "Attributes", "Raises")
 ORDER = (
-    *("train", "evaluate", "predict", "report", "ensemble", "tune", "pretrain", "probe"),
+    *("train", "evaluate", "predict", "load", "report", "ensemble", "tune", "pretrain", "probe"),
     *("list_runs", "show_run", "compare_runs", "best_run", "remove_runs", "prune_runs"),
-    *("Forecaster", "Result", "Study", "Probe", "Evaluation", "RunRow", "Comparison"),
+    *(
+        "Forecaster",
+        "TrainedModel",
+        "Result",
+        "Study",
+        "Probe",
+        "Evaluation",
+        "RunRow",
+        "Comparison",
+    ),
     *("events", "Config", "UserError", "Interrupted"),
 )
 

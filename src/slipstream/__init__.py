@@ -3,6 +3,7 @@
     slipstream.train("job.toml")             train a model, with baselines beside it
     slipstream.evaluate(result, "new.csv")   score it on its test set or on new data
     slipstream.predict(result, "new.csv")    forecast, or estimate at every row
+    slipstream.load(result)                  load the network itself, with its scaler
     slipstream.report(result)                write its report.html
     slipstream.ensemble([result, other])     join runs into one that predicts by their mean
     slipstream.tune("job.toml")              search for better settings
@@ -27,7 +28,8 @@ if _TYPE_CHECKING:
     from slipstream import events
     from slipstream.api.estimator import Forecaster
     from slipstream.api.evaluation import Evaluation
-    from slipstream.api.inference import evaluate, predict, report
+    from slipstream.api.inference import evaluate, load, predict, report
+    from slipstream.api.model import TrainedModel
     from slipstream.api.results import Probe, Result, Study
     from slipstream.api.training import ensemble, pretrain, probe, train, tune
     from slipstream.catalog.comparison import Comparison, compare_runs
@@ -49,6 +51,7 @@ __all__ = [
     "Result",
     "RunRow",
     "Study",
+    "TrainedModel",
     "UserError",
     "best_run",
     "compare_runs",
@@ -56,6 +59,7 @@ __all__ = [
     "evaluate",
     "events",
     "list_runs",
+    "load",
     "predict",
     "pretrain",
     "probe",
@@ -77,12 +81,14 @@ _MODULES = {
     "Result": "api.results",
     "RunRow": "catalog.rows",
     "Study": "api.results",
+    "TrainedModel": "api.model",
     "UserError": "errors",
     "best_run": "catalog.listing",
     "compare_runs": "catalog.comparison",
     "ensemble": "api.training",
     "evaluate": "api.inference",
     "list_runs": "catalog.listing",
+    "load": "api.inference",
     "predict": "api.inference",
     "pretrain": "api.training",
     "probe": "api.training",

@@ -16,11 +16,10 @@ from slipstream import runs
 from slipstream.data.dataset import Dataset
 from slipstream.engine import recovery
 from slipstream.errors import UserError
-from slipstream.inference.trained import load_trained
+from slipstream.inference.trained import TrainedRun, load_trained
 from slipstream.scoring.predict import build_table, predict_batches
 
 
-@recovery.explain_out_of_memory()
 def predict(
     run: str | Path,
     data: Any,
@@ -33,6 +32,14 @@ def predict(
 ) -> pa.Table:
     """Predict with a run's model; `slipstream.predict` documents the arguments."""
     trained = load_trained(run, overrides=overrides, ensemble=ensemble, allow_code=allow_code)
+    return predict_with(trained, data, every=every, resample=resample)
+
+
+@recovery.explain_out_of_memory()
+def predict_with(
+    trained: TrainedRun, data: Any, *, every: bool = False, resample: bool = False
+) -> pa.Table:
+    """Predict with what is loaded already."""
     datasets = [one.load_new(data, targets=False, resample=resample) for one in trained.members]
     dataset, folds, _ = trained.bind(datasets, ["all"])
     plan, predictor = trained.first.plan, folds[-1]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
 
+    from slipstream.api.model import TrainedModel
     from slipstream.api.results import Result
 
     Array = npt.NDArray[Any]
@@ -70,6 +71,7 @@ class Forecaster:
 
     Attributes:
         result_: The `Result` of the fitted run: metrics, history, plan, report.
+        model_: The `TrainedModel` that `predict` uses, with the `torch.nn.Module`.
         feature_names_in_: The columns passed to `fit`.
         n_features_in_: Their number.
         target_names_: The columns that are predicted.
@@ -95,6 +97,7 @@ class Forecaster:
     """
 
     result_: Result
+    model_: TrainedModel
     feature_names_in_: Array
     n_features_in_: int
     target_names_: tuple[str, ...]
@@ -144,6 +147,7 @@ class Forecaster:
             table = tables.add_columns(table, columns)
             classes = np.unique(next(iter(columns.values()))) if self._classifies else None
         self.result_ = training.train(settings, table, quiet=self.quiet)
+        self.model_ = self.result_.model()
         self.target_names_ = tuple(_read_targets(self.result_))
         self.feature_names_in_ = np.array(features, dtype=object)
         self.n_features_in_ = len(features)
@@ -249,7 +253,7 @@ class Forecaster:
         table = self._read(X)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # notes on the data, which result_.predict raises
-            predictions = self.result_.predict(table)
+            predictions = self.model_.predict(table)
         is_estimate = self.result_.config.data.horizon == 0
         return predictions, table.num_rows if is_estimate else None
 

@@ -1,4 +1,4 @@
-"""`slipstream.evaluate`, `predict` and `report`: what a finished run is used for."""
+"""`slipstream.evaluate`, `predict`, `report` and `load`: what a finished run is used for."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from slipstream.api.messages import speak_python
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from slipstream.api.model import TrainedModel
 
 
 @speak_python
@@ -154,3 +156,39 @@ def report(run: str | os.PathLike[str], *, out: str | os.PathLike[str] | None = 
     from slipstream.reporting import page
 
     return page.report(folder, out=None if out is None else Path(out))
+
+
+@speak_python
+def load(
+    run: str | os.PathLike[str],
+    *,
+    ensemble: bool | None = None,
+    device: str | None = None,
+    allow_code: bool = False,
+) -> TrainedModel:
+    """Load a run's trained model, to predict with it or to use its `torch.nn.Module`.
+
+    Args:
+        run: The run folder, the beginning of its name, `last`, or the `Result` of `train`. For a
+            search, the model of its best settings is loaded; for walk-forward folds, that of the
+            last fold.
+        ensemble: As for `predict`: True for the mean of all repeats, False for the single model; by
+            default whichever was better on the validation set.
+        device: "cpu", "cuda" or "cuda:1"; by default the GPU where there is one.
+        allow_code: Let the run's config import the network class that it names.
+
+    Returns:
+        A `TrainedModel` with the network, its scaler and `predict` in physical units.
+
+    Raises:
+        UserError: The run holds no model, or a file of it is damaged.
+
+    Example:
+        model = slipstream.load(result)
+        model.predict(frame)
+        model.module.state_dict()
+    """
+    folder = check_run(run)
+    from slipstream.api import model
+
+    return model.load_model(folder, ensemble=ensemble, device=device, allow_code=allow_code)

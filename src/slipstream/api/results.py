@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from slipstream.api.evaluation import Evaluation
+    from slipstream.api.model import TrainedModel
 
 TEXT_COLUMNS = 4
 """Metrics in the text of a result; a notebook shows more of them"""
@@ -57,6 +58,10 @@ class RunRecord:
         """The run's report.html; it is written first where there is none yet."""
         path = self.run / "report.html"
         return path if path.exists() else inference.report(self.run)
+
+    def model(self, **options: Any) -> TrainedModel:
+        """Load the trained model; the options are those of `slipstream.load`."""
+        return inference.load(self._model_run, **options)
 
     def predict(self, data: Any, **options: Any) -> pa.Table:
         """Predict new data; the options are those of `slipstream.predict`."""
@@ -89,6 +94,7 @@ class Result(RunRecord):
         verdict: A sentence on the model and the baselines.
         summary: The object that `slipstream train --json` prints.
         report_path: The path of report.html; it is written first where there is none yet.
+        model: A function: the trained model, as from `slipstream.load`.
         predict: A function: predictions for new data, as from `slipstream.predict`.
         evaluate: A function: metrics on a set or on new data, as from `slipstream.evaluate`.
         to_pandas: A function: a table of the metrics, one row for each set and each of the model,
@@ -153,10 +159,10 @@ class Result(RunRecord):
         title, headings, rows = self._tabulate(TEXT_COLUMNS)
         best = self._find_best_baseline()
         rows = [row for row in rows if row[0] in ("model", "ensemble", best)]
-        return f"{format_table(title, headings, rows)}\nrun: {self.run}"
+        return f"{format_table(title, headings, rows)}\nrun: {_shorten(self.run)}"
 
     def _repr_html_(self) -> str:
-        lines = [self.verdict, f"run: {self.run}"]
+        lines = [self.verdict, f"run: {_shorten(self.run)}"]
         return _format_html(self._tabulate(), lines, draw_losses(self.history))
 
     def _list_predictors(self) -> dict[str, Any]:
@@ -206,6 +212,7 @@ class Study(RunRecord):
         summary: The object that `slipstream tune --json` prints.
         study: Optuna's own study.
         report_path: The path of report.html; it is written first where there is none yet.
+        model: A function: the model of the best settings, as from `slipstream.load`.
         predict: A function: predictions for new data, as from `slipstream.predict`.
         evaluate: A function: metrics on a set or on new data, as from `slipstream.evaluate`.
         to_pandas: A function: a table of the trials.
@@ -266,11 +273,11 @@ class Study(RunRecord):
         title, headings, rows = self._tabulate()
         more = len(rows) - MAX_SETTINGS
         rows = [*rows[:MAX_SETTINGS], *([[f"and {more} more", ""]] if more > 0 else [])]
-        return f"{format_table(title, headings, rows)}\nrun: {self.run}"
+        return f"{format_table(title, headings, rows)}\nrun: {_shorten(self.run)}"
 
     def _repr_html_(self) -> str:
         curve = draw_losses(self.result.history) if self.result else ""
-        return _format_html(self._tabulate(), [self.verdict, f"run: {self.run}"], curve)
+        return _format_html(self._tabulate(), [self.verdict, f"run: {_shorten(self.run)}"], curve)
 
     def _tabulate(self) -> Table:
         chosen = wording.get_chosen(self.summary)
@@ -298,6 +305,7 @@ class Probe(RunRecord):
         verdict: Sentences on whether pre-training helped.
         summary: The object that `slipstream pretrain --probe --json` prints.
         report_path: The path of report.html; it is written first where there is none yet.
+        model: A function: the fine-tuned model, as from `slipstream.load`.
         predict: A function: predictions of the fine-tuned model for new data.
         evaluate: A function: metrics of the fine-tuned model on a set or on new data.
         to_pandas: A function: a table of the test metrics, one row for each run and seed.
@@ -360,13 +368,23 @@ class Probe(RunRecord):
         return format_table(title, headings, rows)
 
     def _repr_html_(self) -> str:
-        return _format_html(self._tabulate(), [self.verdict, f"run: {self.run}"], "")
+        return _format_html(self._tabulate(), [self.verdict, f"run: {_shorten(self.run)}"], "")
 
     def _tabulate(self) -> Table:
         helped = self.verdict.partition(":")[0]
         rows = [[row["name"], *row["cells"]] for row in wording.build_probe_rows(self.summary)]
         headings = ["", *wording.build_probe_headings(self.summary)]
-        return f"Probe of {self.summary['name']}: {helped}; run: {self.run}", headings, rows
+        return (
+            f"Probe of {self.summary['name']}: {helped}; run: {_shorten(self.run)}",
+            headings,
+            rows,
+        )
+
+
+def _shorten(path: Path) -> Path:
+    """Return a path below the working folder without that folder."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def _read(column: MetricColumn, result: Mapping[str, Any]) -> float | None:

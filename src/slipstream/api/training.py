@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -209,7 +210,9 @@ def tune(
         "tune", config, data, columns=columns, overrides=overrides, init_from=init_from
     )
     with show_progress("search", quiet, watch) as show:
-        from slipstream import tuning
+        with warnings.catch_warnings():  # Optuna's progress bars, which are not used
+            warnings.filterwarnings("ignore", message="IProgress not found")
+            from slipstream import tuning
 
         finished = tuning.tune(
             job.config,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from slipstream import checksums
 from slipstream.config import Config, Signature
@@ -243,6 +243,8 @@ class RunPredictors:
     description: str
     folds: list[FoldPredictor]
     """One for every fold; the last is for new data"""
+    models: list[nn.Module]
+    """The networks of the last of them"""
 
     def describe_on_new_data(self) -> str:
         return f"{self.description} of the last fold" if len(self.folds) > 1 else self.description
@@ -265,7 +267,7 @@ def load_predictors(
                 f"{run.folder}: holds one model, not an ensemble; train several with train.repeats"
             )
         only = FoldPredictor(make_predictor(model.eval(), plan), None)
-        return RunPredictors(signature, scaler, "the model", [only])
+        return RunPredictors(signature, scaler, "the model", [only], [model])
     files = checksums.read_verified(folder)
     metadata = json.loads(files[METADATA])
     tensors = checkpoint.parse_tensors(files[WEIGHTS], folder / WEIGHTS)
@@ -274,30 +276,38 @@ def load_predictors(
         raise UserError(
             f"{run.folder}: has one model to a fold, no ensemble; train several with train.repeats"
         )
-    folds = []
+    folds: list[FoldPredictor] = []
+    models: list[nn.Module] = []
     for fold in metadata["folds"]:
         lanes = fold["lanes"] if uses == ENSEMBLE else [fold["lanes"][fold["best"]]]
-        predictors = []
+        models = []
         for prefix in (f"{lane}/" for lane in lanes):
             weights = {
                 name.removeprefix(prefix): weight
                 for name, weight in tensors.items()
                 if name.startswith(prefix)
             }
-            predictors.append(build_predictor(weights, config, signature, plan))
+            models.append(_build_model(weights, config, signature, plan))
+        predictors = [make_predictor(model, plan) for model in models]
         half_widths = to_half_widths(fold["reach"][uses], scaler, signature.targets)
         folds.append(FoldPredictor(average_predictors(predictors, signature), half_widths))
     count = len(metadata["folds"][-1]["lanes"])
     which = "mean" if uses == ENSEMBLE else "best"
     what = f"the {which} of {count} models" if count > 1 or uses == ENSEMBLE else "the model"
-    return RunPredictors(signature, scaler, what, folds)
+    return RunPredictors(signature, scaler, what, folds, models)
 
 
 def build_predictor(
     weights: Mapping[str, Tensor], config: Config, signature: Signature, plan: Plan
 ) -> Predictor:
     """Return the predictor of the model with these weights."""
+    return make_predictor(_build_model(weights, config, signature, plan), plan)
+
+
+def _build_model(
+    weights: Mapping[str, Tensor], config: Config, signature: Signature, plan: Plan
+) -> nn.Module:
     with torch.random.fork_rng([]):
         model = build(config.model, signature)
     model.load_state_dict(weights)
-    return make_predictor(model.to(plan.device).eval(), plan)
+    return model.to(plan.device).eval()
