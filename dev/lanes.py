@@ -12,10 +12,31 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from slipstream.reporting.plots.style import COLOURS, INK, MUTED, STYLE, VALIDATION
-
 PICTURE = Path(__file__).parents[1] / "docs" / "lanes.svg"
-TRAIN, TEST = "#bfdbfe", "#10b981"
+INK, MUTED, ENSEMBLE = "#1f2937", "#6b7280", "#7c3aed"
+TRAIN, VALIDATION, TEST = "#bfdbfe", "#f59e0b", "#10b981"
+STYLE = {
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "svg.fonttype": "none",
+    "text.parse_math": False,  # a column may be called $x
+    "axes.edgecolor": "#9ca3af",
+    "axes.labelcolor": INK,
+    "axes.titlesize": 10.5,
+    "axes.titlecolor": INK,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#eef0f3",
+    "text.color": INK,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "lines.linewidth": 1.4,
+}
 LANES = ((0, 0, 62), (1, 0, 48), (2, 0, 80), (3, 0, 55), (1, 48, 33), (3, 55, 37), (0, 62, 22))
 """Place, start and length of some lanes"""
 
@@ -65,7 +86,7 @@ def draw_ensemble(axes: Axes) -> None:
     for one in each:
         axes.plot(ahead, one, color="#94a3b8", lw=0.8)
     axes.plot([], [], color="#94a3b8", lw=0.8, label="8 seeds")
-    axes.plot(ahead, mean, color=COLOURS["ensemble"], lw=2, label="ensemble")
+    axes.plot(ahead, mean, color=ENSEMBLE, lw=2, label="ensemble")
     axes.set_title("Repeats: each seed is a lane")
     axes.set_xticks([])
     axes.set_yticks([])
