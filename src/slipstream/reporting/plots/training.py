@@ -146,7 +146,7 @@ def _draw_time(phases: dict[str, float], total: float) -> Markup:
         legend += f'<span><i class="full" style="--colour:{colour}"></i>{escape(name)} '
         legend += f"{spent:.1f} s</span>"
     return Markup(
-        f'<div class="chart"><div class="stack">{bar}</div><div class="legend">{legend}</div></div>'
+        f'<div class="chart"><div class="phases">{bar}</div><div class="legend">{legend}</div></div>'
     )
 
 
