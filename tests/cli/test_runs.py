@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 
 import jinja2
@@ -99,3 +100,18 @@ def test_an_interrupt_while_the_report_is_drawn_leaves_the_summary(
         assert f"report: not drawn; draw it with: slipstream report {folder}" in answer.stdout
     assert (folder / "metrics.json").exists()
     assert not (folder / "report.html").exists()
+
+
+def test_the_summary_and_the_report_of_a_resumed_run_count_from_its_first_start(here, tmp_path):
+    (source,) = here.glob("runs/heat-*")
+    folder = tmp_path / "runs" / source.name
+    shutil.copytree(source, folder)
+    before_s = runs.read_metrics(folder)["seconds"]
+    words = ("--out", tmp_path / "runs", "--set", "train.epochs=2")
+    answer = invoke("train", "--resume", "last", *words)
+    assert answer.exit_code == 0, answer.output
+    summary = runs.read_metrics(folder)
+    assert summary["seconds"] > summary["seconds_before_resume"] >= before_s
+    assert "in total" in answer.stdout
+    assert "of it before the resume" in answer.stdout
+    assert "of it before the resume" in (folder / "report.html").read_text()

@@ -40,14 +40,25 @@ runs_app = typer.Typer(
 Out = Annotated[Path | None, folder_option("The folder that holds the runs.", OUT)]
 Names = Annotated[
     list[Path],
-    typer.Argument(parser=parse_path, metavar="RUN...", help=f"Each {RUN_HELP}"),
+    typer.Argument(parser=parse_path, metavar="RUN", help=f"Each {RUN_HELP}"),
 ]
-Kind = Annotated[str | None, typer.Option(help="Only train, pretrain, search, probe or ensemble.")]
-Name = Annotated[str | None, typer.Option(help="Only names with this text, or like `job-*`.")]
-Data = Annotated[str | None, typer.Option(help="Only data with this text: a file, a target.")]
+Kind = Annotated[
+    str | None,
+    typer.Option(metavar="KIND", help="Only train, pretrain, search, probe or ensemble."),
+]
+Name = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="Only names with this text, or like `job-*`.")
+]
+Data = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="Only data with this text: a file, a target.")
+]
 Metric = Annotated[
     str | None,
-    typer.Option(help="mae, rmse, r2, scaled_mse, log_loss, ...", show_default="mae or log_loss"),
+    typer.Option(
+        metavar="METRIC",
+        help="mae, rmse, r2, scaled_mse, log_loss, ...",
+        show_default="mae or log_loss",
+    ),
 ]
 Yes = Annotated[bool, typer.Option("--yes", help="Remove without asking.")]
 
@@ -58,7 +69,7 @@ def list_command(
         Path | None,
         typer.Argument(
             parser=parse_path,
-            metavar="[FOLDER]",
+            metavar="FOLDER",
             help="The folder that holds the runs.",
             show_default=OUT,
         ),
@@ -66,13 +77,15 @@ def list_command(
     out: Annotated[Path | None, folder_option("The same.", OUT)] = None,
     kind: Kind = None,
     state: Annotated[
-        str | None, typer.Option(help="Only running, stopped, finished or damaged.")
+        str | None,
+        typer.Option(metavar="STATE", help="Only running, stopped, finished or damaged."),
     ] = None,
     name: Name = None,
     data: Data = None,
     metric: Metric = None,
     sort: Annotated[
-        str, typer.Option(help="age, name, kind, data, test, baseline, state or seconds.")
+        str,
+        typer.Option(metavar="BY", help="age, name, kind, data, test, baseline, state or seconds."),
     ] = "age",
     reverse: Annotated[bool, typer.Option("--reverse", help="Sort the other way round.")] = False,
     as_json: Json = False,
@@ -109,7 +122,11 @@ def compare(
     runs: Names,
     html: Annotated[
         Path | None,
-        typer.Option(help="The page to write.", show_default="comparison.html beside the runs"),
+        typer.Option(
+            metavar="FILE",
+            help="The page to write.",
+            show_default="comparison.html beside the runs",
+        ),
     ] = None,
     out: Out = None,
     as_json: Json = False,
@@ -166,7 +183,7 @@ def remove(
 @runs_app.command()
 def prune(
     keep_best: Annotated[
-        int, typer.Option(min=0, help="How many runs to keep of the same data and targets.")
+        int, typer.Option(min=0, metavar="N", help="How many runs to keep of the same data.")
     ] = 5,
     metric: Metric = None,
     unfinished: Annotated[
