@@ -11,7 +11,8 @@ import pyarrow.parquet
 import pytest
 
 import slipstream
-from slipstream import UserError, runs
+from slipstream import UserError, ensembling, runs
+from slipstream.errors import ResumableError
 from tests.conftest import merged, small_config, waves
 from tests.labelled import CLASSIFY, states
 from tests.test_cli import invoke
@@ -260,6 +261,17 @@ def test_what_is_no_finished_run_is_refused(members, joined, tmp_path):
     (stopped / "metrics.json").unlink()
     with pytest.raises(UserError, match="is not finished"):
         slipstream.ensemble([members[0], stopped])
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left on device")])
+def test_an_ensemble_that_is_stopped_leaves_nothing_behind(members, tmp_path, error):
+    def stop(event):
+        if event["event"] == "scoring":
+            raise error
+
+    with pytest.raises((KeyboardInterrupt, ResumableError)):
+        ensembling.ensemble([one.run for one in members], out=tmp_path, watch=stop)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_ensemble_is_neither_resumed_nor_fine_tuned(joined, tmp_path):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from slipstream.engine.monitor import summarize
+from slipstream.reporting import wording
 from slipstream.reporting.wording import (
     describe_estimate,
     describe_usage,
@@ -83,3 +84,18 @@ def test_a_model_that_explains_nothing_is_no_success():
         constant = summary | scores(1.25, 0.3, unknown)
         assert "R²" not in describe_verdict(constant)
         assert not is_beaten(constant)
+
+
+def test_an_ensemble_that_is_one_of_its_members_says_so():
+    members = [
+        {"name": "a-1", "kind": "mlp", "weight": 1.0},
+        {"name": "b-1", "kind": "mlp", "weight": 0.0},
+    ]
+    summary = {"members": members, "folds": None, "coverage": {}}
+    weights, alone = wording.describe_members(summary)
+    assert weights == "weights, fitted to the validation set: 1.000 a-1 (mlp), 0.000 b-1 (mlp)"
+    assert alone == "a-1 alone is as good on the validation set as any mean with the others"
+    assert [name for name, _ in wording.list_members(summary)] == [
+        "mlp, a-1, weight 1.00",
+        "mlp, b-1, weight 0.00",
+    ]

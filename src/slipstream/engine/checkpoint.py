@@ -251,6 +251,13 @@ def read_origin(run: Run) -> dict[str, Any]:
     return origin
 
 
+def count_parameters(run: Run) -> int:
+    """Return the number of weights of a run's model."""
+    path = run.model / "weights.safetensors"
+    weights = parse_tensors(read_verified(run.model)[path.name], path)
+    return sum(weight.numel() for weight in weights.values())
+
+
 def load_model(
     run: Run, config: Config, device: torch.device
 ) -> tuple[WindowPredictor | MaskedAutoencoder, Signature, Scaler]:

@@ -94,7 +94,7 @@ def _load_members(
         if (run.folder / ENSEMBLE_FILE).exists():
             raise UserError(f"{run.folder}: is an ensemble itself; name its members instead")
         model_run, _ = runs.find_model_run(run)
-        if not (model_run.folder / "metrics.json").exists():
+        if not (run.folder / "metrics.json").exists():
             raise UserError(
                 f"{run.folder}: is not finished, so it cannot be a member; resume it first"
             )
@@ -116,7 +116,7 @@ def _build(
     first = members[reference]
     metric = summaries.get_comparison_metric(config)
     dataset, predictors = bind_members(members, datasets, reference)
-    dataset = note_left_out(datasets, dataset, reference, SETS)
+    dataset = note_left_out(members, datasets, dataset, reference, SETS)
     copy_members(run, members)
     with first.plan.flags():
         run.append("scoring", what=f"{len(members)} runs and the baselines")
@@ -133,7 +133,7 @@ def _build(
     summaries.save_scored_baselines(run, [one.baselines for one in scored])
     runs.write_json(run.folder / "plan.json", first.plan.to_dict())
     summary, detail = scores.summarize_ensemble(run, config, dataset, members, scored)
-    parameters = sum(runs.read_metrics(one.run.folder)["parameters"] for one in members)
+    parameters = sum(checkpoint.count_parameters(one.run) for one in members)
     return summary | {
         "parameters": parameters,
         "plan": first.plan.to_dict(),

@@ -130,7 +130,7 @@ class TrainedRun:
         if not self.mixtures:
             return BoundRun(datasets[0], self.first.trained.folds, [])
         dataset, members = bind_members(self.members, datasets, self.reference)
-        dataset = note_left_out(datasets, dataset, self.reference, sets)
+        dataset = note_left_out(self.members, datasets, dataset, self.reference, sets)
         scaler, targets = self.first.trained.scaler, dataset.signature.targets
         folds = []
         for mixed, predictors in zip(self.mixtures, members, strict=True):
@@ -173,12 +173,18 @@ def load_trained(
 
 
 def note_left_out(
-    datasets: Sequence[Dataset], joint: Dataset, reference: int, sets: Sequence[str]
+    members: Sequence[Member],
+    datasets: Sequence[Dataset],
+    joint: Dataset,
+    reference: int,
+    sets: Sequence[str],
 ) -> Dataset:
     """Return the data set with the notes of all members, and on the windows that are left out."""
-    notes = [note for one in datasets for note in one.notes]
+    notes = list(datasets[reference].notes)
+    for member, dataset in zip(members, datasets, strict=True):
+        notes += [f"{member.name}: {note}" for note in dataset.notes if note not in notes]
     notes += describe_left_out(datasets[reference], joint, sets)
-    return replace(joint, notes=tuple(dict.fromkeys(notes)))
+    return replace(joint, notes=tuple(notes))
 
 
 def bind_members(

@@ -24,6 +24,8 @@ GPU_USAGE = (
     ("gpu_memory_peak_bytes", 1e9, "{:.1f} GB peak GPU memory"),
     ("temperature_max_c", 1, "up to {:.0f} °C"),
 )
+ALONE = 0.999
+"""The weight from which on an ensemble is one of its members"""
 SCRATCH, FINE_TUNED = "scratch", "fine-tuned"
 LOWER_IS_BETTER = {"log_loss": True, "balanced_accuracy": False}
 
@@ -230,6 +232,9 @@ def describe_members(summary: Mapping[str, Any]) -> Iterator[str]:
     weights = ", ".join(f"{one['weight']:.3f} {one['name']} ({one['kind']})" for one in members)
     last = ", those of the last fold" if summary["folds"] else ""
     yield f"weights, fitted to the validation set{last}: {weights}"
+    best = max(members, key=lambda one: float(one["weight"]))
+    if best["weight"] > ALONE:
+        yield f"{best['name']} alone is as good on the validation set as any mean with the others"
     if summary["coverage"]:
         yield describe_coverage(summary["coverage"])
 
