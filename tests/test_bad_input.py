@@ -102,7 +102,7 @@ CONTENTS = {
         text([[r[0] + 10 * (r[0] // 5), *r[1:]] for r in ROWS]),
         "11 gaps in time break the series up",
     ),
-    "only text": ("time,a,b\n1,x,y\n2,x,y\n", "has no numeric column to read"),
+    "only text": ("time,a,b\n1,x,y\n2,x,y\n", "has no numeric column to use as an input"),
     "no such time format": (changed(10, 0, "2020-01-01"), '"2020-01-01" is not a number'),
     "a quote that never ends": (text() + '60,"7,8\n61,1,1\n', "line 62"),
 }

@@ -63,7 +63,7 @@ def refused(place, *words):
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("folder", "cannot be read (Is a directory)"),
+        ("folder", "is a folder; name a config file"),
         ("binary.toml", "is not UTF-8 text"),
         ("utf16.toml", "is not UTF-8 text"),
         ("deep.toml", "cannot be read as TOML"),

@@ -171,7 +171,9 @@ def test_a_missing_or_broken_file_is_named(tmp_path):
     assert "line 1" in message(tmp_path / "bad.toml")
     (tmp_path / "latin.toml").write_bytes(b'name = "\xe9"')
     assert "is not UTF-8" in message(tmp_path / "latin.toml")
-    assert "cannot be read" in message(tmp_path)
+    assert "is a folder; name a config file" in message(tmp_path)
+    (tmp_path / "rows.csv").write_text("a,b\n1,2\n")
+    assert "rows.csv: is a table, not a config" in message(tmp_path / "rows.csv")
 
 
 def test_two_mistakes_are_both_told():

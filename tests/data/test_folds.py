@@ -401,22 +401,22 @@ def test_the_note_is_there_for_plain_numbers_too(kind):
     [
         (
             {"walk_forward": 30},
-            r"walk_forward leaves fold 30 of 30 no test window: its 2 rows hold no 4 target rows "
-            r"in one piece with 16 context rows; raise data.split.test or lower "
+            r"walk_forward leaves fold 30 of 30 no test window: it has 2 rows, and a window needs "
+            r"4 target rows there and 16 context rows in one piece; raise data.split.test or lower "
             r"data.split.walk_forward, or shorten data.context or data.horizon",
         ),
         (
             {"walk_forward": 2, "val": 0.005},
-            r"leaves fold 1 of 2 no val window: its 2 rows .*; raise data.split.val, or",
+            r"leaves fold 1 of 2 no val window: it has 2 rows.*; raise data.split.val, or",
         ),
         (
             {"walk_forward": 2, "val": 0.5, "test": 0.46},
-            r"leaves fold 1 of 2 no train window: its 16 rows .*; "
+            r"leaves fold 1 of 2 no train window: it has 16 rows.*; "
             r"lower data.split.val or data.split.test, or shorten",
         ),
         (
             {"walk_forward": 2, "purge": 150},
-            r"fold 1 of 2 no train window: its 0 rows .*; "
+            r"fold 1 of 2 no train window: it has 0 rows.*; "
             r"lower data.split.val or data.split.test or data.split.purge, or",
         ),
     ],
@@ -432,5 +432,7 @@ def test_streamed_data_do_not_walk(tmp_path):
         data={"path": str(tmp_path / "t.parquet"), "split": {"walk_forward": 2}},
         engine={"home": "stream"},
     )
-    with pytest.raises(UserError, match=r"data.split.walk_forward needs .* engine.home = \"host\""):
+    with pytest.raises(
+        UserError, match=r"data.split.walk_forward does not work .* engine.home = \"host\""
+    ):
         datasets.load_dataset(config)

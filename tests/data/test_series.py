@@ -78,7 +78,7 @@ def test_where_keeps_rows():
     table = {"c": [25.0, 0.0, 25.0], "n": ["x", "x", "y"], "a": [1, 2, 3]}
     assert column(build(table, where={"c": 25}), "a") == [1, 3]
     assert column(build(table, where={"c": [25, 0], "n": "x"}), "a") == [1, 2]
-    with pytest.raises(UserError, match=r"no row has what data.where asks for \(c = 7\)"):
+    with pytest.raises(UserError, match=r"no row matches data.where \(c = 7\)"):
         build(table, where={"c": 7})
 
 

@@ -68,7 +68,9 @@ def test_by_column_matches_numbers_and_series_names():
 
 def test_wrong_values_are_named():
     table = {"p": ["x", "y", "z"], "a": range(3)}
-    with pytest.raises(UserError, match=r'data.split.test names "q", which "p" never is; it has x'):
+    with pytest.raises(
+        UserError, match=r'data.split.test lists "q", but "p" has no such value; it has x'
+    ):
         assigned(table, split={"by": "p", "val": ["y"], "test": ["q"]})
     with pytest.raises(UserError, match=r'"y" is in both val and test'):
         assigned(table, split={"by": "p", "val": ["y"], "test": ["y"]})

@@ -274,8 +274,8 @@ def test_stretches_cover_every_row_once(path, groups, rows):
 
 def test_what_cannot_be_streamed_is_said(tmp_path, path):
     for settings, said in (
-        ({"missing": "forward"}, "data.missing needs all rows in memory"),
-        ({"where": {"id": "s1"}}, "data.where needs all rows in memory"),
+        ({"missing": "forward"}, "data.missing does not work with engine.home"),
+        ({"where": {"id": "s1"}}, "data.where does not work with engine.home"),
     ):
         with pytest.raises(UserError, match=said):
             datasets.load_dataset(
@@ -292,7 +292,7 @@ def test_what_cannot_be_streamed_is_said(tmp_path, path):
         )
     mixed = waves(300).append_column("id", pa.array(["x", "y"] * 150))
     pa.parquet.write_table(mixed, tmp_path / "m.parquet", row_group_size=50)
-    with pytest.raises(UserError, match=r'row 3: series "x" goes on here'):
+    with pytest.raises(UserError, match=r'row 3: series "x" continues here'):
         datasets.load_dataset(
             small_config(
                 data={"path": str(tmp_path / "m.parquet"), "id": "id"}, engine={"home": "stream"}

@@ -95,7 +95,7 @@ def test_a_search_over_its_options(tmp_path):
         (f"{WHERE}:Nameless", "cannot be made with context"),
         (f"{WHERE}:Missing", "has no Missing"),
         ("no_such_module:Net", "No module named"),
-        (f"{WHERE}:torch", r"no torch\.nn\.Module"),
+        (f"{WHERE}:torch", r"is not a torch\.nn\.Module"),
     ],
 )
 def test_a_class_that_does_not_fit_is_named(tmp_path, kind, told):

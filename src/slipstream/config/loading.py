@@ -28,6 +28,8 @@ from slipstream.config.tune import Tune
 from slipstream.errors import UserError
 from slipstream.run_names import OUT, find_run, is_run
 
+TABLES = (".csv", ".tsv", ".parquet", ".arrow", ".feather", ".xlsx", ".gz", ".zip")
+"""Endings of files that are data and not settings"""
 ENCODER_SETTINGS = ("context", "scale", "channels", "inputs")
 """Settings of `[data]` that follow from a pre-trained encoder"""
 PATHS = (("data", "path"), ("data", "labels"))
@@ -154,12 +156,19 @@ def _join_lines(array: re.Match[str]) -> str:
 
 def _read_toml(path: Path) -> tuple[dict[str, Any], str]:
     """Read a config file; its paths are found from there on."""
+    if path.suffix.lower() in TABLES:
+        raise UserError(
+            f"{path}: is a table, not a config; write a TOML file that says [data] path = "
+            f'"{path.name}", and name that'
+        )
     text = ""
     try:
         text = path.read_text(encoding="utf-8-sig")
         settings = tomllib.loads(text)
     except FileNotFoundError:
         raise UserError(f"{path}: there is no such config file") from None
+    except IsADirectoryError:
+        raise UserError(f"{path}: is a folder; name a config file") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:

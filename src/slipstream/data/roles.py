@@ -42,13 +42,15 @@ def find_roles(table: DataTable, data: Data) -> tuple[Roles, list[str]]:
     targets = data.targets if data.labels is None else (LABEL,)
     notes = _describe_ambiguous_names(table, data)
     inputs = data.inputs
+    for name in inputs or ():
+        require_column(table, name, "data.inputs")
     if inputs is None:
         inputs, unused = _select_inputs(table, data)
         notes += [f"not used as inputs: {', '.join(unused)}"] if unused else []
     if data.labels is not None and LABEL in inputs:
         raise UserError(
-            f'{table.name}: has a column "{LABEL}" among its inputs, which is what data.labels '
-            "brings; rename it, or name it in data.ignore"
+            f'{table.name}: has an input "{LABEL}", the name of the column that data.labels adds; '
+            "rename it, or add it to data.ignore"
         )
     return Roles(inputs, targets or inputs, data.static), notes
 
@@ -70,7 +72,10 @@ def _select_inputs(table: DataTable, data: Data) -> tuple[tuple[str, ...], list[
         and (data.channels == "together" or name in (data.targets or free))
     )
     if not inputs:
-        raise UserError(f"{table.name}: has no numeric column to read; name data.inputs")
+        raise UserError(
+            f"{table.name}: has no numeric column to use as an input; set data.inputs (it has "
+            f"{', '.join(table.column_names[:20])})"
+        )
     used = set(inputs)
     return inputs, [name for name in free if name not in used]
 
@@ -121,9 +126,7 @@ def select_rows(table: DataTable, data: Data) -> Ints | range:
         present.append(f'"{name}" is {", ".join(texts[:10])}')
     if not keep.any():
         wanted = ", ".join(f"{name} = {value!r}" for name, value in data.where.items())
-        raise UserError(
-            f"{table.name}: no row has what data.where asks for ({wanted}); {'; '.join(present)}"
-        )
+        raise UserError(f"{table.name}: no row matches data.where ({wanted}); {'; '.join(present)}")
     return np.flatnonzero(keep)
 
 

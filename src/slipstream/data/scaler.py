@@ -232,9 +232,9 @@ class RunningStatistics:
             shift, size = 0.0, 1.0
             if kind != "none" and not (self.high[name] > low and deviation):  # may underflow
                 raise UserError(
-                    f'column "{name}" is {low:g} in every training row; it tells the model nothing '
-                    "and cannot be scaled: leave it out of data.inputs (or add it to data.ignore), "
-                    'or set data.scale = "none"'
+                    f'column "{name}" is {low:g} in every training row, so it cannot be scaled; '
+                    "leave it out of data.inputs (or add it to data.ignore), or set data.scale = "
+                    '"none"'
                 )
             if kind != "none":
                 standard = kind == "standard"

@@ -408,8 +408,9 @@ def _refuse_missing(series: _TableSeries, name: str, mask: Flags, inputs: dict[s
     }
     where = series.table.locate_cell(int(series.rows[np.flatnonzero(mask)[0]]), name)
     raise UserError(
-        f'{where}: is missing (in series "{series.name}": {missing.list_counts(counts)}); set '
-        'data.missing = "forward" to repeat the last known value, or "drop" to leave such rows out'
+        f'{where}: is missing (missing values of series "{series.name}": '
+        f'{missing.list_counts(counts)}); set data.missing = "forward" to repeat the last known '
+        'value, or "drop" to leave such rows out'
     )
 
 

@@ -13,7 +13,7 @@ from slipstream.config import Data, Signature, Split
 from slipstream.data.roles import normalize_value
 from slipstream.data.series import Ints, SeriesIndex
 from slipstream.errors import UserError
-from slipstream.text import format_count
+from slipstream.text import find_nearest, format_count
 
 SETS = ("train", "val", "test")
 TRAIN, VAL, TEST = range(len(SETS))
@@ -159,9 +159,11 @@ def _assign_values(index: SeriesIndex, data: Data) -> npt.NDArray[np.int8]:
             if listed.setdefault(text, which) != which:
                 raise UserError(f'data.split: "{value}" is in both {SETS[listed[text]]} and {name}')
             if text not in index.group_names:
+                nearest = find_nearest(text, index.group_names)
+                hint = f'did you mean "{nearest}"? It' if nearest else "it"
                 raise UserError(
-                    f'data.split.{name} names "{value}", which "{split.by}" never is; it has '
-                    f"{', '.join(index.group_names[:20])}"
+                    f'data.split.{name} lists "{value}", but "{split.by}" has no such value; '
+                    f"{hint} has {', '.join(index.group_names[:20])}"
                 )
     rest = UNUSED if split.train is not None else TRAIN
     return np.array([listed.get(name, rest) for name in index.group_names], dtype=np.int8)
@@ -301,9 +303,9 @@ def explain_empty_set(
     gaps = len(index.breaks) - len(index.series_names)
     leaves = f"data.split.walk_forward leaves fold {fold}" if fold else "data.split leaves"
     message = (
-        f"{leaves} no {name} window: its {format_count(rows, 'row')} hold no "
-        f"{max(data.horizon, 1)} target rows "
-        f"in one piece with {data.context} context rows"
+        f"{leaves} no {name} window: it has {format_count(rows, 'row')}, and a window needs "
+        f"{format_count(max(data.horizon, 1), 'target row')} there and {data.context} context rows "
+        "in one piece"
     )
     if gaps:
         message += (

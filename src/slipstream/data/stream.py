@@ -40,7 +40,11 @@ def should_stream(config: Config, tables: list[DataTable], roles: Roles) -> bool
     columns = len(set(roles.inputs) | set(roles.targets))
     needed_bytes = 4 * columns * sum(table.num_rows for table in tables)
     if home == "stream" and not on_disk:
-        raise UserError('engine.home = "stream" reads Parquet and Arrow files; convert the data')
+        name = next(table.name for table in tables if not table.row_groups)
+        raise UserError(
+            f'engine.home = "stream" reads Parquet and Arrow files, which {name} is not; convert '
+            'it, or set engine.home = "auto"'
+        )
     return home == "stream" or (on_disk and needed_bytes > machine.get_available_memory() / 2)
 
 
@@ -57,13 +61,13 @@ def refuse_unstreamable(data: Data) -> None:
     for setting, is_set in settings.items():
         if is_set:
             raise UserError(
-                f'{setting} needs all rows in memory, which engine.home = "stream" does without; '
-                "prepare the file beforehand, or choose another home"
+                f'{setting} does not work with engine.home = "stream", since it needs all rows in '
+                'memory; prepare the file beforehand, or set engine.home = "host"'
             )
     if data.split.walk_forward is not None:
         raise UserError(
-            'data.split.walk_forward needs all rows in memory, which engine.home = "stream" does '
-            'without; set engine.home = "host", or split once, by shares or rows'
+            'data.split.walk_forward does not work with engine.home = "stream", since it needs all '
+            'rows in memory; set engine.home = "host", or split once, by fractions or rows'
         )
 
 
@@ -209,8 +213,8 @@ class _IndexScan:
     def _begin_series(self, rows: DataTable, first: int, name: str) -> None:
         if name in self.known:
             raise UserError(
-                f'{rows.locate_row(first)}: series "{name}" goes on here, after another one; '
-                "to stream a table, keep each series' rows together (sort it by data.id)"
+                f'{rows.locate_row(first)}: series "{name}" continues here, after another one; '
+                "to stream a table, keep the rows of each series together (sort it by data.id)"
             )
         self.names.append(name)
         self.known.add(name)

@@ -54,7 +54,7 @@ def import_class(kind: str) -> type[nn.Module]:
         raise UserError(f'model.kind = "{kind}": {module} has no {name}')
     network = getattr(imported, name)
     if not (isinstance(network, type) and issubclass(network, nn.Module)):
-        raise UserError(f'model.kind = "{kind}": {name} is no torch.nn.Module')
+        raise UserError(f'model.kind = "{kind}": {name} is not a torch.nn.Module')
     return network
 
 

@@ -76,7 +76,7 @@ REFUSED = {
         text([[r[0], 3 if r[0] < 70 else r[0], r[2]] for r in ROWS]),
         "in every training row",
     ),
-    "short row": (text().replace("\n9,", "\n9\n9.5,", 1), "cells"),
+    "short row": (text().replace("\n9,", "\n9\n9.5,", 1), "has 1 cell where the header has"),
     "long row": (text().replace("\n9,", "\n9,1,2,3,4\n9.5,", 1), "cells"),
     "row of commas": (text() + ",,,,,\n", "cells"),
     "no file content": ("", "is empty"),

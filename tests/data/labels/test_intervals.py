@@ -164,7 +164,7 @@ def test_a_column_of_that_name_is_no_input_by_accident(tmp_path):
     path = tmp_path / "table.csv"
     frame = states().drop_columns(["state"]).to_pandas()
     frame.assign(label=1.0).to_csv(path, index=False)
-    with pytest.raises(UserError, match='has a column "label" among its inputs'):
+    with pytest.raises(UserError, match='has an input "label"'):
         load(path)
     assert ends(load(path, ignore=["label"])) == ENDS
 

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from slipstream.data.io import decimals, times
 from slipstream.data.io.table import DataTable, MemoryReader, release_memory
 from slipstream.errors import UserError
-from slipstream.text import find_nearest
+from slipstream.text import find_nearest, format_count
 
 NULLS = ["", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NAN", "-nan"]
 NULLS += ["null", "NULL", "None", "none"]
@@ -90,7 +90,8 @@ def read_numbers(table: DataTable, name: str, setting: str) -> npt.NDArray[np.fl
         value = "infinite" if np.isinf(result[wild[0]]) else result[wild[0]]
         raise UserError(
             f"{table.locate_cell(int(wild[0]), name)}: is {value} "
-            f"({len(wild)} such values); correct it, or leave it empty and set data.missing"
+            f"({format_count(len(wild), 'such value')}); correct it, or leave it empty and set "
+            "data.missing"
         )
     return result
 

@@ -35,6 +35,8 @@ MAGIC = {
     b"\x89HDF": "an HDF5 or MAT file; export it as CSV or Parquet",
     b"MATLAB": "a MAT file; export it as CSV or Parquet",
 }
+MOST_NULS = 0.1
+"""The share of NUL bytes from which on a file is not UTF-8"""
 MOST_REPEATS = 1000
 """How often Arrow lets a part of a regular expression repeat"""
 FIX = (
@@ -47,7 +49,9 @@ def read_csv(path: Path, name: str, head: bytes) -> tuple[pa.Table, str]:
     """Read a CSV file as text, and find its delimiter; `head` is how the file begins."""
     for magic, what in MAGIC.items():
         if head.startswith(magic):
-            raise UserError(f"{path}: is not text but {what}")
+            raise UserError(f"{path}: is {what}")
+    if head.count(b"\0") > MOST_NULS * len(head):
+        raise UserError(f"{path}: contains NUL bytes, as UTF-16 text does; save it as UTF-8")
     delimiter = _find_delimiter(head)
     names, lines = _read_header(path, name, delimiter)
     try:
@@ -88,7 +92,10 @@ def _read_header(path: Path, name: str, delimiter: str) -> tuple[list[str], int]
     filled = [name for name in names if not name.startswith(UNNAMED)]
     if filled and all(is_number(name) for name in filled):
         text = delimiter.join(cells)[:60]
-        raise UserError(f'{path}: line {lines} should name the columns, but reads "{text}"')
+        raise UserError(
+            f'{path}: line {lines} should name the columns, but reads "{text}"; add a line with '
+            "their names above it"
+        )
     return names, lines
 
 

@@ -36,8 +36,9 @@ def read_tables(data: Data, table: Any) -> list[DataTable]:
     """
     if table is not None:
         return [read_memory(table, decimal=data.decimal, time=data.time)]
-    if not data.paths:
-        raise UserError("data.path is not set; name a file or a folder, or pass a table")
+    if not data.paths or not all(data.paths):
+        what = "not set" if not data.paths else "empty"
+        raise UserError(f"data.path is {what}; name a file or a folder, or pass a table")
     if data.paths[0].startswith(SIMULATED):
         return [_simulate(data.paths[0])]
     if data.split.folders:
@@ -57,7 +58,9 @@ def read_tables(data: Data, table: Any) -> list[DataTable]:
 
 def _check_folders(data: Data) -> None:
     if len(data.paths) != 1 or not Path(data.paths[0]).is_dir():
-        raise UserError("data.split.folders needs data.path to be one folder")
+        raise UserError(
+            "data.split.folders needs data.path to be one folder, with train/, val/ and test/ in it"
+        )
     for name in SET_FOLDERS:
         if not (Path(data.paths[0]) / name).is_dir():
             raise UserError(f"data.split.folders: {data.paths[0]} has no folder {name}/")

@@ -33,7 +33,10 @@ def parse_times(
     bad = pc.index(pc.is_null(parsed), True).as_py()
     if bad < 0:
         return parsed, None
-    return bad, f'does not match data.time_format = "{time_format}"'
+    wrong = f'does not match data.time_format = "{time_format}"'
+    if "%" not in time_format:
+        return bad, f"{wrong}, which has no directives such as %d; {_suggest_format(text)}"
+    return bad, wrong
 
 
 def _parse_fractions(text: pa.ChunkedArray, time_format: str) -> pa.ChunkedArray:
