@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -60,3 +62,54 @@ def test_a_model_that_cannot_be_trained_says_why(monkeypatch):
     monkeypatch.setattr(pack.Pack, "_advance", broken)
     with pytest.raises(UserError, match="no such kernel"):
         chosen(2)
+
+
+def on_gpu(monkeypatch, ms, **how):
+    """Choose on a GPU whose packs take so many milliseconds a step, by their number of lanes."""
+    measured = []
+
+    def measure(_, num_lanes, *rest):
+        measured.append((num_lanes, rest[-1]))
+        if (value := ms(num_lanes)) is None:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return value
+
+    monkeypatch.setattr(pack_size, "_measure_pack", measure)
+    dataset = small_dataset(configured())
+    changes = [{"seed": seed, "train": {"batch": 64, "epochs": 10_000}} for seed in range(16)]
+    some = lanes_of(changes, dataset)
+    plan = replace(make_plan(some[0].config, data_bytes=0), device=torch.device("cuda"))
+    series = dataset.memory.series
+    return pack_size.choose_pack_size(some, dataset.signature, series, plan, **how), measured
+
+
+def test_a_gpu_begins_with_all_lanes_and_stops_where_fewer_are_slower(monkeypatch):
+    found, measured = on_gpu(monkeypatch, lambda lanes: 1.0 + 0.1 * lanes)
+    assert (found.mode, found.num_lanes) == ("together", 16)
+    assert measured == [(16, "together"), (16, "branches"), (8, "together"), (8, "branches")]
+
+
+def test_a_gpu_without_time_takes_all_lanes(monkeypatch):
+    found, measured = on_gpu(monkeypatch, lambda _: 1.0, limit_s=0.0)
+    assert (found.mode, found.num_lanes) == ("together", 16)
+    assert measured == [(16, "together")]
+
+
+def test_a_gpu_halves_what_does_not_fit(monkeypatch):
+    found, _ = on_gpu(monkeypatch, lambda lanes: 1.0 if lanes <= 4 else None)
+    assert (found.mode, found.num_lanes) == ("together", 4)
+    assert [item["places"] for item in found.evidence if item.get("out_of_memory")] == [
+        16,
+        16,
+        8,
+        8,
+    ]
+
+
+def test_measuring_is_limited_by_what_it_can_save():
+    plan = make_plan(configured(), data_bytes=0)
+    on_gpu = replace(plan, device=torch.device("cuda"))
+    assert pack_size.limit_measuring(1.0, 4, plan) == 0.0
+    assert pack_size.limit_measuring(100.0, 4, plan) == pack_size.MEASURE_LIMIT_S
+    assert pack_size.limit_measuring(4.0, 16, on_gpu) == 0.0
+    assert pack_size.limit_measuring(60.0, 16, on_gpu) == pytest.approx(6.0)

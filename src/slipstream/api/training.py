@@ -1,4 +1,4 @@
-"""`slipstream.train`, `pretrain`, `tune`, `probe` and `ensemble`: with progress, from Python's own values."""
+"""`slipstream.train`, `pretrain`, `tune`, `probe` and `ensemble`, with progress, from Python."""
 
 from __future__ import annotations
 
@@ -250,8 +250,8 @@ def ensemble(
     it like any other.
 
     Args:
-        members: Two or more runs, each as for `predict`; a search stands for its best settings, a run
-            with repeats for their mean or its best model, whichever validated better.
+        members: Two or more runs, each as for `predict`; a search stands for its best settings, a
+            run with repeats for their mean or its best model, whichever validated better.
         data: The table that the members were trained on, where they were not trained on a file.
         columns: The names of the columns, where `data` is a numpy array.
         name: The start of the new run folder's name.

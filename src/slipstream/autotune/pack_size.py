@@ -1,13 +1,14 @@
 """Choose how many lanes to train at a time, and in which mode, by timing a few steps of each."""
 
 import itertools
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from slipstream.autotune import timing
-from slipstream.autotune.measure import MEASURE_LIMIT_S
+from slipstream.autotune.measure import FIRST_TRIAL_S, MEASURE_LIMIT_S, SHARE_OF_RUN
 from slipstream.autotune.timing import OUT_OF_TIME, WORTHWHILE_RATIO
 from slipstream.config import Config, Signature
 from slipstream.data.windows import Series
@@ -21,6 +22,10 @@ from slipstream.errors import UserError
 RULE_OF_THUMB = "a rule of thumb"
 MAX_LANES = 64
 """Lanes at a time, where that is not measured"""
+PACK_TRIAL_S = 1.5
+"""What timing a pack takes on a GPU, most of it set-up and capture"""
+LANES_PER_STEP = 8
+"""Lanes whose step takes about as long as that of one model on a GPU"""
 
 
 def choose_mode(config: Config, signature: Signature, plan: Plan) -> tuple[LaneMode, str]:
@@ -47,6 +52,17 @@ def adapt_plan_to_pack(plan: Plan, mode: LaneMode, ms: float | None = None) -> P
     return replace(plan, cudnn=(), kernels=[], compile=False, reasons=reasons)
 
 
+def limit_measuring(guessed_s: float, num_lanes: int, plan: Plan) -> float:
+    """Return the seconds that measuring may take, from those of one model's training; 0 where
+    that is too little to measure anything."""
+    on_gpu = plan.device.type == "cuda"
+    models, trial_s = num_lanes, FIRST_TRIAL_S
+    if on_gpu:
+        models, trial_s = max(1, num_lanes // LANES_PER_STEP), PACK_TRIAL_S
+    limit_s = min(MEASURE_LIMIT_S, SHARE_OF_RUN * guessed_s * models)
+    return limit_s if limit_s >= trial_s else 0.0
+
+
 class PackChoice(NamedTuple):
     """How to train lanes together."""
 
@@ -67,19 +83,22 @@ def choose_pack_size(
 ) -> PackChoice:
     """Choose the mode and the number of lanes at a time that train all of these lanes soonest.
 
-    In each mode the number of lanes is doubled while that fits into memory and is worth it.
+    A GPU begins with all of them, which is nearly always right, and halves the number while that
+    is worth it; a CPU begins with one and doubles it. Measuring ends where it takes more time than
+    its share of the training.
     """
     evidence: list[dict[str, Any]] = []
     best: tuple[float, LaneMode, int] | None = None
-    speed: dict[LaneMode, float] = dict.fromkeys(modes, 0.0)
-    deadline = time.perf_counter() + limit_s
-    sizes = [*(2**i for i in range((len(lanes) - 1).bit_length())), len(lanes)]
-    for num_lanes, mode in itertools.product(sizes, modes):
-        if mode not in speed:
+    lowest_ms: dict[LaneMode, float] = dict.fromkeys(modes, math.inf)
+    deadline, trial_s = time.perf_counter() + limit_s, 0.0
+    shrinks = plan.device.type == "cuda"
+    for num_lanes, mode in itertools.product(_list_sizes(len(lanes), shrinks), modes):
+        if mode not in lowest_ms:
             continue
         entry: dict[str, Any] = {"mode": mode, "places": num_lanes}
         evidence.append(entry)
-        if best is not None and time.perf_counter() > deadline:
+        started_at = time.perf_counter()
+        if best is not None and started_at + trial_s > deadline:
             entry["skipped"] = OUT_OF_TIME
             break
         try:
@@ -89,20 +108,37 @@ def choose_pack_size(
             entry["out_of_memory"] = recovery.is_out_of_memory(error)
         if "failed" in entry:  # past the except block, whose traceback would pin the memory
             recovery.free_memory()
-            del speed[mode]
+            if not (shrinks and entry["out_of_memory"]):
+                del lowest_ms[mode]
             continue
+        trial_s = time.perf_counter() - started_at if shrinks else 0.0  # on a GPU, most is set-up
         windows = sum(lane.build_sampler().windows_per_step for lane in lanes[:num_lanes])
         entry |= {"ms": ms, "windows_per_s": 1e3 * windows / ms}
         total_ms = -(-len(lanes) // num_lanes) * ms  # packs of that size, one after the other
         if best is None or total_ms < best[0]:
             best = total_ms, mode, num_lanes
-        if num_lanes / ms * WORTHWHILE_RATIO < speed[mode]:
-            del speed[mode]
+            if shrinks:  # beyond its share of the training, measuring costs more than it can save
+                share_s = SHARE_OF_RUN * _estimate_run_s(lanes, total_ms)
+                deadline = min(deadline, time.perf_counter() + share_s)
+        if total_ms > WORTHWHILE_RATIO * lowest_ms[mode]:
+            del lowest_ms[mode]
         else:
-            speed[mode] = num_lanes / ms
+            lowest_ms[mode] = total_ms
     if best is None:
         raise UserError(f"no lane could be trained: {evidence[0].get('failed')}")
     return PackChoice(best[1], best[2], evidence)
+
+
+def _list_sizes(num_lanes: int, shrinks: bool) -> list[int]:
+    """List the numbers of lanes to try: powers of two up to all of them, or from all of them."""
+    sizes = [*(2**i for i in range((num_lanes - 1).bit_length())), num_lanes]
+    return sizes[::-1] if shrinks else sizes
+
+
+def _estimate_run_s(lanes: Sequence[Lane], step_ms: float) -> float:
+    """Estimate the seconds of training from those of a step of all lanes."""
+    steps = max(lane.build_sampler().num_steps * lane.config.train.epochs for lane in lanes)
+    return steps * step_ms / 1e3
 
 
 def _measure_pack(

@@ -238,8 +238,8 @@ def load_run_config(run: Run, overrides: Iterable[str] = ()) -> Config:
     """Load the run's config with overrides, after a check that its model was trained with it."""
     if (run.folder / ENSEMBLE_FILE).exists():
         raise UserError(
-            f"{run.folder}: is an ensemble, which has several models; name one of its members, such "
-            f"as {run.folder / 'members' / '1'}"
+            f"{run.folder}: is an ensemble, which has several models; name one of its members, "
+            f"such as {run.folder / 'members' / '1'}"
         )
     return runs.load_config(run, overrides, origin=read_origin(run))
 

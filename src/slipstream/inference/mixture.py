@@ -29,7 +29,7 @@ MAX_NUMBERS = 20_000_000
 ROUNDS = 200
 """Steps from one set of weights to a better one, where there is no closed form"""
 SMALLEST = 1e-9
-"""Relative to the mean, what the errors' products are raised by: copies of a model share a weight"""
+"""Relative to their mean, what is added to errors' products: copies of a model share a weight"""
 
 
 class FoldMixture(NamedTuple):

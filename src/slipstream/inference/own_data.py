@@ -24,7 +24,7 @@ def read_own_data(config: Config, trained: RunPredictors, table: Any = None) -> 
 
 
 def verify_own_data(run: Run, config: Config, trained: RunPredictors, dataset: Dataset) -> Dataset:
-    """Refuse data that the model's scaler or classes do not fit any more, and note other changes."""
+    """Refuse data that the model's scaler or classes no longer fit, and note other changes."""
     signature, scaler = trained.signature, trained.scaler
     if dataset.signature.classes != signature.classes:
         raise UserError(

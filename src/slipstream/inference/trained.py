@@ -1,4 +1,4 @@
-"""Load what a run predicts with, a model or an ensemble of runs, and bring it together with data."""
+"""Load what a run predicts with, a model or an ensemble of runs, together with its data."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def load_trained(
     ensemble: bool | None,
     allow_code: bool,
 ) -> TrainedRun:
-    """Load a run; of repeats or of an ensemble, `ensemble` chooses between the mean and the best."""
+    """Load a run; of repeats or an ensemble, `ensemble` chooses between the mean and the best."""
 
     def load(one: Run, name: str, ensemble: bool | None = None) -> Member:
         config = load_changed_config(one, overrides, own_data=own_data, targets=targets)

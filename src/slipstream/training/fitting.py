@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from slipstream import runs
-from slipstream.autotune import measure, pack_size
+from slipstream.autotune import pack_size
 from slipstream.autotune.timing import guess_duration_s
 from slipstream.config import Config
 from slipstream.data.dataset import Dataset
@@ -91,13 +91,12 @@ def plan_lanes(
     if obstacle:
         return LanePlan(lanes, plan, ONE_AT_A_TIME, 1, f"one after another: {obstacle}")
     config, signature = task.config, task.dataset.signature
-    share_s = measure.SHARE_OF_RUN * guess_duration_s(task, plan) * len(lanes)
-    limit_s = min(measure.MEASURE_LIMIT_S, share_s)
+    limit_s = pack_size.limit_measuring(guess_duration_s(task, plan), len(lanes), plan)
     mode, reason = pack_size.choose_mode(config, signature, plan)
     places = min(len(lanes), pack_size.MAX_LANES)
     if config.train.minutes is not None:
         reason, places = "all at a time, since train.minutes is for all of them", len(lanes)
-    elif config.engine.plan != "off" and limit_s >= measure.FIRST_TRIAL_S:
+    elif config.engine.plan != "off" and limit_s:
         assert task.series is not None
         choice = pack_size.choose_pack_size(lanes, signature, task.series, plan, limit_s=limit_s)
         ms = next(

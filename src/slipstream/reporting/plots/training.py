@@ -145,9 +145,8 @@ def _draw_time(phases: dict[str, float], total: float) -> Markup:
         bar += f'<i style="width:{100 * spent / whole:.2f}%;background:{colour}"></i>'
         legend += f'<span><i class="full" style="--colour:{colour}"></i>{escape(name)} '
         legend += f"{spent:.1f} s</span>"
-    return Markup(
-        f'<div class="chart"><div class="phases">{bar}</div><div class="legend">{legend}</div></div>'
-    )
+    strip = f'<div class="phases">{bar}</div>'
+    return Markup(f'<div class="chart">{strip}<div class="legend">{legend}</div></div>')
 
 
 def _draw_machine(samples: Sequence[dict[str, Any]]) -> Markup | None:
