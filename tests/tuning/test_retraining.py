@@ -7,13 +7,18 @@ import math
 
 import pyarrow as pa
 import pytest
+from optuna.trial import TrialState
 
 from slipstream import config as configs
 from slipstream import runs
 from slipstream.tuning import retraining
+from slipstream.tuning.budget import RetrainingPlan
+from slipstream.tuning.packing.trial import NOT_STARTED
 from slipstream.tuning.retraining import DEFAULT, Retraining
+from slipstream.tuning.storage.journal import OUT_OF_TIME
+from slipstream.tuning.summary import describe_limits
 from tests.conftest import small_config, waves
-from tests.tuning.searches import get_trials, make_settings, run_search
+from tests.tuning.searches import get_trials, make_settings, make_trial, run_search
 
 
 def test_the_test_set_is_not_read_before_the_retraining(tmp_path):
@@ -73,3 +78,47 @@ def test_a_seed_with_a_known_result_is_not_counted_again(tmp_path):
     later = Retraining(run, small_config(), entries)
     assert later.reopen(one.number).is_final
     assert len(later.results[DEFAULT].losses) == 1
+
+
+def test_a_search_with_time_for_one_trial_takes_its_losses_from_the_test_runs(tmp_path):
+    tune = {"trials": 2, "minutes": 30, "retrain": 1, "retrain_seeds": 2}
+    study, events = run_search(make_settings(tmp_path, tune=tune))
+    chosen, default = study.summary["retrained"]
+    assert not [event for event in events if event["event"] == "retrained"]
+    for result, name in ((chosen, "best"), (default, "default")):
+        lanes = runs.read_metrics(study.run / "retrained" / name)["lanes"]
+        assert result["losses"] == [lane["val_loss"] for lane in lanes]
+        assert len(result["losses"]) == 2
+    assert (chosen["trial"], chosen["chosen"]) == (study.summary["best"]["trial"], True)
+    assert runs.load_config(runs.open_run(study.run / "retrained" / "best")).train.minutes < 30
+    assert study.best.train.minutes is None
+
+
+def test_a_retraining_that_was_cut_off_ranks_behind_complete_ones():
+    config = configs.load({})
+    complete = retraining.RetrainedConfig(0, config, [0.5, 0.4], ["all epochs done"] * 2)
+    cut_off = retraining.RetrainedConfig(1, config, [0.1, 0.1], ["all epochs done", OUT_OF_TIME])
+    missing = retraining.RetrainedConfig(2, config, [])
+    ranked = sorted([missing, cut_off, complete], key=lambda one: one.rank)
+    assert [one.trial for one in ranked] == [0, 1, 2]
+    limits = describe_limits(
+        small_config(tune={"minutes": 1, "retrain": 3}),
+        [make_trial(number, TrialState.COMPLETE, 0.5) for number in range(3)],
+        [*ranked, retraining.RetrainedConfig(DEFAULT, config, [])],
+        {},
+        RetrainingPlan(3, 3),
+    )
+    assert list(limits) == ["tune.minutes cut off the retraining of trial 1, trial 2, the default"]
+
+
+def test_a_late_retraining_starts_nothing_and_ends_what_trains(tmp_path):
+    late = []
+    run = runs.create_run("t", out=str(tmp_path))
+    again = Retraining(run, small_config(), [(DEFAULT, small_config())], lambda: bool(late))
+    first = again.ask()
+    assert again.report(first, 1, 0.5) == ""
+    late.append(True)
+    assert again.report(first, 2, 0.4) == OUT_OF_TIME
+    assert again.ask() is None
+    again.fail(first, NOT_STARTED)  # which is no result
+    assert not again.results[DEFAULT].losses

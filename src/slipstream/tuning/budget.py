@@ -29,9 +29,14 @@ class RetrainingPlan(NamedTuple):
     num_trials: int
     num_seeds: int
 
+    @property
+    def has_choice(self) -> bool:
+        """Whether there are trials to choose from; else the test runs are all the retraining"""
+        return self.num_trials > 1
+
     def compute_retraining_s(self, model_s: float) -> float:
         """Return the seconds for the trials and the default, where a model takes `model_s`."""
-        return MARGIN * model_s * (self.num_trials + 1) * self.num_seeds
+        return MARGIN * model_s * (self.num_trials + 1) * self.num_seeds * self.has_choice
 
     def compute_test_s(self, model_s: float) -> float:
         """Return the seconds of the two test runs."""

@@ -39,6 +39,8 @@ class RetrainedConfig(NamedTuple):
     trial: int
     config: Config
     losses: list[float]
+    stopped: Sequence[str] = ()
+    """Why each of these trainings ended"""
 
     @property
     def mean_loss(self) -> float:
@@ -53,9 +55,16 @@ class RetrainedConfig(NamedTuple):
         return len(self.losses) - len(self.finite_losses)
 
     @property
-    def rank(self) -> tuple[int, float]:
-        """Lower is better: the number of failed seeds, then the mean loss of the others."""
-        return self.num_failed, statistics.fmean(self.finite_losses or [math.inf])
+    def is_cut_off(self) -> bool:
+        """Whether `tune.minutes` ended one of the trainings, or came before all of them"""
+        return not self.losses or any(OUT_OF_TIME in reason for reason in self.stopped)
+
+    @property
+    def rank(self) -> tuple[int, bool, float]:
+        """Lower is better: the number of failed seeds, then complete trainings before those that
+        were cut off, then the mean loss of the finite ones."""
+        mean = statistics.fmean(self.finite_losses or [math.inf])
+        return self.num_failed, self.is_cut_off, mean
 
 
 def get_first_seed(config: Config) -> int:
@@ -82,7 +91,7 @@ class Retraining(TrialSource):
             for seed in range(first, first + config.tune.retrain_seeds)
         ]
         known = {
-            (event["trial"], event["seed"]): event["loss"]
+            (event["trial"], event["seed"]): event
             for event in runs.read_events(run)
             if event["event"] == "retrained" and {"trial", "seed", "loss"} <= event.keys()
         }
@@ -91,8 +100,7 @@ class Retraining(TrialSource):
         self.pending = [i for i, run in enumerate(self.runs) if run[:2] not in known]
         for trial, seed, _ in self.runs:
             if (trial, seed) in known:
-                loss = known[trial, seed]
-                self.results[trial].losses.append(math.inf if loss is None else loss)
+                self._add(trial, known[trial, seed]["loss"], known[trial, seed])
 
     def ask(self) -> TrialRun | None:
         return self.reopen(self.pending[0]) if self.pending and not self.is_late() else None
@@ -116,9 +124,15 @@ class Retraining(TrialSource):
             return
         self._record(trial, math.inf, {"stopped": reason})
 
+    def _add(self, trial: int, loss: float | None, details: Mapping[str, Any]) -> None:
+        was = self.results[trial]
+        loss = math.inf if loss is None else loss
+        stopped = [*was.stopped, details.get("stopped", "")]
+        self.results[trial] = was._replace(losses=[*was.losses, loss], stopped=stopped)
+
     def _record(self, run: TrialRun, loss: float, details: Mapping[str, Any]) -> None:
         trial, seed, _ = self.runs[run.number]
-        self.results[trial].losses.append(loss)
+        self._add(trial, loss, details)
         self.finished.add((trial, seed))
         self.run.append("retrained", trial=trial, seed=seed, loss=loss, **details)
 

@@ -99,19 +99,23 @@ def finish_search(
     if plan.num_trials:
         limit = None if budget.tune.minutes is None or not is_new else budget
         model_s = search_result.get("model_s") or 0.0
-        limited = _limit_retraining(config, plan)
-        retrained = retraining.retrain_best(
-            run,
-            limited,
-            ranked[: plan.num_trials],
-            study.space,
-            datasets,
-            lambda: limit is not None and limit.left_s <= plan.compute_test_s(model_s),
-        )
+        limited, best = _limit_retraining(config, plan), ranked[: plan.num_trials]
+        if limit is None or plan.has_choice:
+            retrained = retraining.retrain_best(
+                run,
+                limited,
+                best,
+                study.space,
+                datasets,
+                lambda: limit is not None and limit.left_s <= plan.compute_test_s(model_s),
+            )
+        else:  # what the test runs reach comes later
+            retrained = [RetrainedConfig(best[0].number, chosen, [])]
+            retrained.append(RetrainedConfig(DEFAULT, config, []))
         chosen = retrained[0].config
         write(retrained, {}, TEST_PENDING)
         tests = retraining.run_tests(run, limited, retrained, datasets.table, limit)
-        summary = write(retrained, tests, None)
+        summary = write(_add_losses(retrained, tests), tests, None)
     run.append("end", seconds=summary["seconds"])
     return FinishedSearch(run.folder, chosen, summary, study.study)
 
@@ -139,6 +143,19 @@ def _limit_retraining(config: Config, plan: RetrainingPlan) -> Config:
     return config.model_copy(update={"tune": config.tune.model_copy(update=update)})
 
 
+def _add_losses(
+    retrained: Sequence[RetrainedConfig], tests: dict[str, dict[str, Any]]
+) -> list[RetrainedConfig]:
+    """Take the validation losses of settings that only the test runs have retrained from these."""
+    results = list(retrained)
+    for position, name in ((0, "best"), (-1, "default")):
+        lanes = tests[name].get("lanes") or []
+        if not results[position].losses:
+            losses = [lane["val_loss"] for lane in lanes]
+            results[position] = results[position]._replace(losses=losses)
+    return results
+
+
 def describe_limits(
     config: Config,
     trials: Sequence[FrozenTrial],
@@ -162,6 +179,13 @@ def describe_limits(
             f"tune.minutes left time to retrain {trials_left}, from {plan.num_seeds} of "
             f"{format_count(tune.retrain_seeds, 'seed')}"
         )
+    cut = [
+        "the default" if one.trial == DEFAULT else f"trial {one.trial}"
+        for one in retrained
+        if one.is_cut_off
+    ]
+    if cut and plan.has_choice:
+        yield f"tune.minutes cut off the retraining of {', '.join(cut)}"
     cut = [name for name, test in tests.items() if test.get("stopped") == TRAINING_OUT_OF_TIME]
     if cut:
         yield f"tune.minutes cut off the test run{'s' * (len(cut) > 1)} {' and '.join(cut)}"
