@@ -17,6 +17,7 @@ from slipstream.reporting.formatting import (
     format_number,
     format_seconds,
     format_step,
+    format_value,
 )
 from slipstream.reporting.plots.classification import format_time
 from slipstream.text import escape_controls
@@ -36,6 +37,7 @@ def render_page(name: str, **values: Any) -> str:
         "seconds": format_seconds,
         "time": format_time,
         "count": "{:,}".format,
+        "value": format_value,
         "plural": format_count,
         "moment": format_moment,
         "step": format_step,

@@ -127,8 +127,8 @@ def _describe_windows(predictions: Predictions, count: int, total: int, length: 
     if length == 1:
         return f"Every one of {total:,} test windows, each forecasting one row."
     return (
-        f"{count:,} of {total:,} test windows, end to end without overlap: every row is forecast "
-        f"once, 1 to {length} rows ahead."
+        f"{count:,} of {total:,} test windows, end to end without overlap: no row is forecast "
+        f"twice, each 1 to {length} rows ahead."
     )
 
 
