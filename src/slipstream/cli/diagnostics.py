@@ -16,7 +16,7 @@ def doctor(
     config: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[JOB]",
+            metavar="JOB",
             help="A TOML file: also look at its data and settings, and try what often helps.",
         ),
     ] = None,
