@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream import UserError, evaluate, predict, train
+from slipstream import UserError, evaluate, predict, runs, train
 from slipstream.config import Signature
 from slipstream.data import dataset as datasets
 from slipstream.data import missing, new_data, windows
@@ -214,6 +214,29 @@ def test_a_run_counts_the_windows_that_it_leaves_out(run):
     table = pa.parquet.read_table(run.run / "predictions.parquet")
     assert not {330, 390} & set(table["row"].to_pylist())
     assert np.isfinite(table["c"].to_numpy()).all()
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"train": {"repeats": 2}},
+        {"engine": {"home": "host"}},
+        {"engine": {"home": "loader"}},
+        {"engine": {"home": "stream", "workers": 0}},
+        {"train": {"repeats": 2}, "data": {"split": {"walk_forward": 2}}},
+        {"data": {"targets": ["b", "c"], "inputs": ["a"], "horizon": 3, "period": 4}},
+    ],
+    ids=str,
+)
+def test_windows_that_pad_a_batch_need_no_target(tmp_path, sections):
+    path = tmp_path / "t.parquet"
+    pa.parquet.write_table(without([*range(40), *GONE]), path, row_group_size=70)
+    data = ESTIMATE | {"path": str(path)} | sections.get("data", {})
+    result = train(small_config(tmp_path, **sections | {"data": data}), quiet=True)
+    assert np.isfinite(result.metrics["test"]["mae"])
+    assert "recovery" not in {event["event"] for event in runs.read_events(runs.Run(result.run))}
+    for one in filter(None, result.baselines.values()):
+        assert np.isfinite(one["metrics"]["test"]["mae"])
 
 
 def test_new_data_are_scored_where_targets_are_known_and_predicted_everywhere(run):

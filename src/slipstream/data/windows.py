@@ -46,6 +46,8 @@ class Series:
     """[T, 1]: 0, 1, 2 ..."""
     target_rows: Tensor
     """[H]: places of the target rows, counted from the window's start"""
+    has_unknown: bool = False
+    """Whether some targets are missing: NaN, and in no window of any set"""
 
     @property
     def inputs(self) -> Tensor:
@@ -79,6 +81,7 @@ def build_series(
         sequences_per_window=signature.sequences_per_window,
         context_rows=torch.arange(signature.context)[:, None],
         target_rows=signature.lead + torch.arange(signature.steps_out),
+        has_unknown=bool(values[:, len(signature.inputs) :].isnan().any()),
     )
 
 
@@ -95,6 +98,7 @@ def concatenate_series(every: Sequence[Series]) -> tuple[Series, list[int]]:
         values=torch.cat([one.values for one in every]),
         static=torch.cat(static) if static else None,
         offsets=torch.cat([every[0].offsets[:1], *moved]),
+        has_unknown=any(one.has_unknown for one in every),
     )
     return whole, firsts
 
@@ -112,7 +116,10 @@ def gather_inputs(series: Series, starts: Tensor) -> tuple[Tensor, Tensor | None
 def gather_raw(series: Series, starts: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     """Gather inputs [T, B, F], targets [B, H, C] and static [B, K], channels still together."""
     inputs, static = _gather_inputs(series, starts)
-    return inputs, series.targets[starts[..., None] + series.target_rows], static
+    targets = series.targets[starts[..., None] + series.target_rows]
+    if series.has_unknown:  # a window that pads a batch may have any target, but a finite one
+        targets = targets.nan_to_num(0.0)
+    return inputs, targets, static
 
 
 def _gather_inputs(series: Series, starts: Tensor) -> tuple[Tensor, Tensor | None]:
