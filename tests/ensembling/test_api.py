@@ -176,7 +176,7 @@ def test_edited_weights_are_refused(joined, tmp_path):
 
 
 def test_classes_have_the_weighted_mean_of_the_probabilities(tmp_path):
-    table, new = states(600), states(300, seed=5)
+    table, new = states(360), states(150, seed=5)
     sections = [{}, {"data": {"context": 12, "inputs": ["a"]}}]
     settings = merged(CLASSIFY, {"train": {"epochs": 2}})
     members = [train(tmp_path, table, **merged(settings, one)) for one in sections]

@@ -66,5 +66,10 @@ def test_a_member_that_only_adds_error_has_no_weight():
     assert fit_weights(np.stack([good, 3 * good]), "mse").tolist() == [1.0, 0.0]
 
 
+def test_a_classifier_that_only_adds_error_has_no_weight():
+    good = np.random.default_rng(0).uniform(0.3, 0.9, size=500)
+    assert fit_to_classes(np.stack([0.9 * good, good, 0.5 * good])).tolist() == [0.0, 1.0, 0.0]
+
+
 def test_members_without_error_count_the_same():
     assert fit_weights(np.zeros((2, 10)), "mae").tolist() == [0.5, 0.5]

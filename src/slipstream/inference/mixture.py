@@ -28,6 +28,10 @@ MAX_NUMBERS = 20_000_000
 """Errors that weights are fitted to; of more, an even sample"""
 ROUNDS = 200
 """Steps from one set of weights to a better one, where there is no closed form"""
+MIN_PROBABILITY = 1e-12
+"""What a true class that a member holds for impossible counts as"""
+NO_WEIGHT = 1e-6
+"""Weights below it are rounding errors"""
 SMALLEST = 1e-9
 """Relative to their mean, what is added to errors' products: copies of a model share a weight"""
 
@@ -111,17 +115,22 @@ def _read_probabilities(batch: PredictionBatch, _: Signature) -> Tensor:
 def fit_weights(errors: Floats, metric: str) -> Floats:
     """Return the weights whose mean error [M, N] has the lowest mean square, or absolute value."""
     weights = _minimize_square(errors @ errors.T)
-    best, lowest = weights, float(np.abs(weights @ errors).mean())
-    if metric != "mae" or not lowest:
+    if metric != "mae":
         return weights
+
+    def compute_error(weights: Floats) -> float:
+        return float(np.abs(weights @ errors).mean())
+
+    candidates = [*np.eye(len(errors)), weights]
     for _ in range(ROUNDS):  # least squares, in which each error counts by what it was, inverted
         sizes = np.abs(weights @ errors)
-        weights = _minimize_square((errors / np.maximum(sizes, 1e-6 * sizes.mean())) @ errors.T)
-        error = float(np.abs(weights @ errors).mean())
-        if error >= lowest * (1 - 1e-7):
+        if not sizes.any():
             break
-        best, lowest = weights, error
-    return best
+        weights = _minimize_square((errors / np.maximum(sizes, 1e-6 * sizes.mean())) @ errors.T)
+        candidates.append(weights)
+        if compute_error(weights) >= compute_error(candidates[-2]) * (1 - 1e-7):
+            break
+    return min(reversed(candidates), key=compute_error)
 
 
 def _minimize_square(products: Floats) -> Floats:
@@ -142,12 +151,25 @@ def _minimize_square(products: Floats) -> Floats:
 
 def fit_to_classes(probabilities: Floats) -> Floats:
     """Return the weights whose mean of the true classes' probabilities [M, N] has the lowest
-    log-loss, by expectation maximization."""
-    likely = np.maximum(probabilities, 1e-12)
-    weights = np.full(len(likely), 1 / len(likely))
-    for _ in range(ROUNDS):
-        shares = weights[:, None] * likely
-        weights = (shares / shares.sum(axis=0)).mean(axis=1)
-    weights = np.where(weights < 1e-4, 0.0, weights)
+    log-loss."""
+    from scipy import optimize
+
+    likely = np.maximum(probabilities, MIN_PROBABILITY)
+    count = len(likely)
+
+    def compute_loss(weights: Floats) -> tuple[float, Floats]:
+        mean = weights @ likely
+        return float(-np.log(mean).mean()), -(likely / mean).mean(axis=1)
+
+    solution = optimize.minimize(
+        compute_loss,
+        np.full(count, 1 / count),
+        jac=True,
+        method="SLSQP",
+        bounds=[(0.0, 1.0)] * count,
+        constraints={"type": "eq", "fun": lambda w: w.sum() - 1, "jac": np.ones_like},
+        options={"maxiter": ROUNDS, "ftol": 1e-10},
+    )
+    weights = np.where(solution.x < NO_WEIGHT, 0.0, solution.x)
     result: Floats = weights / weights.sum()
     return result
