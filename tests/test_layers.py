@@ -21,7 +21,8 @@ import slipstream
 
 SOURCE = Path(slipstream.__file__).parent
 LAYERS = [
-    {"errors", "events", "text"},
+    {"text"},
+    {"errors", "events"},
     {"checksums", "run_names"},
     {"config", "stats"},
     {"machine", "runs"},

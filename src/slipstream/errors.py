@@ -9,6 +9,8 @@ Exception
 Any other exception is a bug and exits with 1.
 """
 
+from slipstream.text import escape_controls
+
 
 class UserError(Exception):
     """A mistake in the config, the data or a call.
@@ -21,6 +23,10 @@ class UserError(Exception):
         except slipstream.UserError as error:
             print(error)
     """
+
+    def __str__(self) -> str:
+        """Return the message; a terminal must not act on what it quotes from files."""
+        return escape_controls(super().__str__())
 
 
 class DivergedError(UserError):

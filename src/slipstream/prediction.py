@@ -18,6 +18,7 @@ from slipstream.engine import recovery
 from slipstream.errors import UserError
 from slipstream.inference.trained import TrainedRun, load_trained
 from slipstream.scoring.predict import build_table, predict_batches
+from slipstream.text import escape_controls
 
 
 def predict(
@@ -45,7 +46,7 @@ def predict_with(
     plan, predictor = trained.first.plan, folds[-1]
     assert dataset.memory is not None
     for note in dataset.notes:
-        warnings.warn(note, stacklevel=2)
+        warnings.warn(escape_controls(note), stacklevel=2)
     with plan.flags():
         (chunk,) = dataset.iter_chunks("all", dataset.memory.series.to(plan.device), rows=0)
         if dataset.signature.horizon and not every:
