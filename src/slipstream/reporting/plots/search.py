@@ -148,9 +148,11 @@ def draw_history(trials: Sequence[Trial], metric: str) -> Markup:
         chart.dots(x, values, colour, size=size + hollow, hollow=hollow, label=label)
         mark_below(chart, lost, colour)
     finished = select_finished(trials)
-    best = np.minimum.accumulate([trial["value"] for trial in finished])
-    steps = np.repeat([*(trial["trial"] for trial in finished), last], 2)[1:]
-    chart.line(steps, np.repeat([*best, best[-1]], 2)[:-1], BEST, width=2.2, label="best so far")
+    if finished:
+        best = np.minimum.accumulate([trial["value"] for trial in finished])
+        steps = np.repeat([*(trial["trial"] for trial in finished), last], 2)[1:]
+        lowest = np.repeat([*best, best[-1]], 2)[:-1]
+        chart.line(steps, lowest, BEST, width=2.2, label="best so far")
     return chart.render()
 
 
