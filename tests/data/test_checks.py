@@ -90,7 +90,7 @@ def test_row_numbers_and_ids_are_named():
         changed("No", np.arange(1.0, 401.0)), inputs=["a", "No"], targets=["a"]
     )
     assert counter.startswith('input "No" rises by the same step')
-    assert '"No" (17 to 280 in training' in outside
+    assert '"No" (17 to 279 in training' in outside
     tables = [changed("station", [100.0 + 7 * i**2] * 200, waves(200, seed=i)) for i in range(4)]
     table = pa.concat_tables(tables).append_column("id", pa.array(np.repeat(list("wxyz"), 200)))
     split = {"by": "id", "val": ["y"], "test": ["z"]}

@@ -132,7 +132,7 @@ def summarize_suggestions(
     if not suggestions:
         return None
     listed = "; ".join(describe_settings(one.settings) for one in suggestions)
-    line = f"{OFTEN}: {listed}; measure the first two with: --advise"
+    line = f"{OFTEN}: {listed}; slipstream train JOB --advise measures the first two"
     return {"suggestions": [asdict(one) for one in suggestions], "trials": [], "lines": [line]}
 
 
