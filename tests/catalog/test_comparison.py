@@ -87,6 +87,11 @@ def test_the_page_holds_curves_and_tables_and_needs_nothing_else(tmp_path):
     assert "model.kind" in page
     assert "http" not in page
     assert "<script" not in page
+    comparison.write_html(tmp_path / "new" / "page.html")  # its own page is replaced
+    (tmp_path / "notes.html").write_text("precious")
+    with pytest.raises(UserError, match="name another file"):
+        comparison.write_html(tmp_path / "notes.html")
+    assert (tmp_path / "notes.html").read_text() == "precious"
 
 
 def test_damaged_unfinished_and_unlike_runs_are_compared_with_a_note(out, tmp_path):

@@ -146,6 +146,21 @@ def test_a_changed_config_and_a_missing_model_are_damage(out):
     assert (out / "one-20260101T000000Z").exists()
 
 
+@pytest.mark.parametrize("key", ["seconds", "epochs", "baselines", "spread", "judged_by", "scaled"])
+@pytest.mark.parametrize("value", [None, 3, "x", [], {}])
+def test_damage_without_checksums_is_survived(out, key, value):
+    (folder,) = out.glob("three-*")
+    (folder / "manifest.json").unlink()
+    config = folder / "config.toml"
+    config.write_text(config.read_text().rpartition("#")[0])  # as version 0.1 wrote it
+    summary = json.loads((folder / "metrics.json").read_text()) | {key: value}
+    (folder / "metrics.json").write_text(json.dumps(summary))
+    rows = slipstream.list_runs()
+    assert len(rows.to_pandas()) == 2
+    assert slipstream.show_run("three")["name"] == folder.name
+    assert slipstream.compare_runs(*rows).settings
+
+
 def test_other_folders_and_files_are_no_runs(out):
     for name in ("model", "checkpoints"):
         (out / "project" / name).mkdir(parents=True)

@@ -8,7 +8,15 @@ from typing import Any
 
 from slipstream.catalog.comparison import list_differences
 from slipstream.catalog.listing import find_listed
-from slipstream.catalog.rows import DAMAGED, FINISHED, RUNNING, RunFiles, make_row, read_files
+from slipstream.catalog.rows import (
+    DAMAGE_ERRORS,
+    DAMAGED,
+    FINISHED,
+    RUNNING,
+    RunFiles,
+    make_row,
+    read_files,
+)
 from slipstream.reporting import wording
 from slipstream.run_names import OUT
 
@@ -77,11 +85,14 @@ def _describe_verdict(files: RunFiles) -> str | None:
     if files.summary is None or files.state != FINISHED:
         return None
     summary = dict(files.summary)
-    if files.kind == "probe":
-        return str(summary["verdict"])
-    if files.kind == "search":
-        return wording.describe_search_verdict(summary)
-    return wording.describe_verdict(summary)
+    try:
+        if files.kind == "probe":
+            return str(summary["verdict"])
+        if files.kind == "search":
+            return wording.describe_search_verdict(summary)
+        return wording.describe_verdict(summary)
+    except DAMAGE_ERRORS:  # version 0.1 wrote no checksum that would have shown the damage
+        return None
 
 
 def suggest_command(files: RunFiles) -> str | None:

@@ -181,7 +181,11 @@ def iter_files(out: str | PathLike[str]) -> Iterable[RunFiles]:
         if str(out) == OUT:
             return  # nothing was trained here yet
         raise UserError(f"{out}: there is no such folder")
-    for one in sorted(folder.iterdir()):
+    try:
+        folders = sorted(folder.iterdir())
+    except OSError as error:
+        raise UserError(f"{out}: cannot be read ({error.strerror})") from None
+    for one in folders:
         if one.name[0] != "." and one.is_dir() and looks_like_run(one):
             files = read_files(one, only_listed=True)
             if one.is_dir():

@@ -207,7 +207,7 @@ def make_row(files: RunFiles, metric: str | None = None) -> RunRow:
     at = get_creation_time(files.folder)
     summary = files.summary or {}
     scores = read_scores(files.kind, summary, metric) if summary else Scores(metric or "")
-    epochs = summary.get("epochs")
+    epochs = _parse_number(summary.get("epochs"))
     if files.state in (RUNNING, STOPPED):
         epochs = read_last_epoch(files.folder)
     return RunRow(
@@ -225,9 +225,9 @@ def make_row(files: RunFiles, metric: str | None = None) -> RunRow:
         baseline=scores.baseline,
         baseline_error=scores.baseline_error,
         against_baseline=scores.against_baseline,
-        repeats=_get(files.config, "train", "repeats") or 1,
+        repeats=int(_parse_number(_get(files.config, "train", "repeats")) or 1),
         epochs=epochs,
-        seconds=summary.get("seconds"),
+        seconds=_parse_number(summary.get("seconds")),
         note=_describe_state(files, epochs),
     )
 
@@ -276,7 +276,10 @@ def get_creation_time(folder: Path) -> datetime:
             return datetime.strptime(match[1], "%Y%m%dT%H%M%S").replace(tzinfo=UTC)
         except ValueError:
             pass
-    seconds = get_start_time(folder) or folder.stat().st_mtime
+    try:
+        seconds = get_start_time(folder) or folder.stat().st_mtime
+    except OSError:  # it was removed meanwhile
+        seconds = time.time()
     return datetime.fromtimestamp(seconds, UTC).replace(microsecond=0)
 
 
@@ -299,6 +302,11 @@ def _join(names: list[Any], unit: str) -> str:
     if len(names) > MAX_NAMES:
         return f"{len(names)} {unit}"
     return " and ".join(map(str, names))
+
+
+def _parse_number(value: Any) -> float | None:
+    """Return a number as it is; None for what a damaged file may have in its place."""
+    return value if isinstance(value, int | float) else None
 
 
 def _get(config: Mapping[str, Any], section: str, key: str) -> Any:

@@ -94,8 +94,11 @@ def read_metric(result: Mapping[str, Any], which: str, metric: str) -> float | N
 def read_spread(result: Mapping[str, Any], metric: str) -> Mapping[str, Any] | None:
     """Return how a test metric varies over the repeats; None without repeats."""
     section = "scaled_spread" if metric.startswith(SCALED) else "spread"
-    spread = (result.get(section) or {}).get(metric.removeprefix(SCALED))
-    return spread if spread and spread["sd"] is not None else None
+    try:
+        spread: Mapping[str, Any] = result[section][metric.removeprefix(SCALED)]
+        return spread if spread["sd"] is not None and spread["n"] > 1 else None
+    except (LookupError, TypeError):  # also where version 0.1 wrote none
+        return None
 
 
 def rank(value: float | None, metric: str) -> float:

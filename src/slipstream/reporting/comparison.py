@@ -11,6 +11,8 @@ from slipstream.runs import Event, Run
 
 CURVES_IN = (".", "retrained/best", "fine-tuned")
 """Where a run, a search and a probe have the log of the model that they predict with"""
+MARK = b"Written by Slipstream"
+"""In the footer of every page"""
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 """Headings and rows"""
 
@@ -30,6 +32,8 @@ def write_comparison(
         missing=[name for name in folders if name not in curves],
     )
     try:
+        if path.exists() and MARK not in path.read_bytes():
+            raise UserError(f"{path}: exists, and is no page of Slipstream; name another file")
         path.parent.mkdir(parents=True, exist_ok=True)
         runs.write_text(path, page)
     except OSError as error:
