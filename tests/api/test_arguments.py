@@ -120,7 +120,11 @@ def test_no_message_names_an_option_of_the_command_line(message):
 
 def test_translated_messages_read_as_python():
     message = "stopped; resume with: slipstream train --resume runs/a-1"
-    assert translate(message) == 'stopped; resume with: train(resume="runs/a-1")'
+    assert translate(message) == 'stopped; resume with: slipstream.train(resume="runs/a-1")'
+    message = "slipstream tune --resume runs/a --storage URL --set tune.trials=N"
+    resumed = 'slipstream.tune(resume="runs/a", storage=URL, overrides="tune.trials=N")'
+    assert translate(message) == resumed
+    assert translate("see slipstream report runs/a") == 'see slipstream.report("runs/a")'
     assert translate("or pass --force") == "or pass force=True"
     message = "choose another with --set out=FOLDER"
     assert translate(message) == 'choose another with overrides="out=FOLDER"'

@@ -529,8 +529,8 @@ def test_a_stop_between_two_lines_of_the_log_leaves_the_same_log(tmp_path, monke
 )
 def test_a_run_out_of_time_goes_on_where_it_was_cut(tmp_path, monkeypatch, logs, validate_every):
     """The folds' epochs differ in length, so that lanes are cut in all kinds of places."""
-    train = {"repeats": 2, "validate_every": validate_every}
-    sections = merged(merged(FOLDS, DURABLE), {"train": train})
+    settings = {"repeats": 2, "validate_every": validate_every}
+    sections = merged(merged(FOLDS, DURABLE), {"train": settings})
     whole = slipstream.train(configured(tmp_path / "whole", **sections), waves(400)).run
     wanted = ended(runs.open_run(whole))
     limited = merged(sections, {"train": {"minutes": (logs - 0.5) / 60}})

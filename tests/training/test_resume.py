@@ -227,13 +227,13 @@ def test_other_settings_and_other_data_are_refused_by_name(tmp_path):
     table = waves(400)
     run = interrupted(configured(tmp_path), table, 12)
     before = sorted(path for path in run.folder.rglob("*"))
-    with pytest.raises(UserError, match=r"other settings .*\(model.hidden, train.lr\).*--force"):
+    with pytest.raises(UserError, match=r"other settings .*\(model.hidden, train.lr\).*force=True"):
         slipstream.train(
             data=table, resume=run.folder, overrides=("model.hidden=9", "train.lr=0.5")
         )
     other = table.to_pydict()
     other["a"][7] += 0.001
-    with pytest.raises(UserError, match=r"data are not those that it began with.*--force"):
+    with pytest.raises(UserError, match=r"data are not those that it began with.*force=True"):
         slipstream.train(data=other, resume=run.folder)
     assert sorted(path for path in run.folder.rglob("*")) == before
     seen = []

@@ -10,15 +10,15 @@ from slipstream.errors import Interrupted, ResumableError, UserError
 P = ParamSpec("P")
 T = TypeVar("T")
 PLACE = r"(?P<place>[^\s;,]+)"
+RESUME = re.compile(
+    rf"slipstream (?P<verb>train|tune|pretrain) --resume {PLACE}"
+    r"(?P<options>(?: --(?:storage|workers|set) [^\s;,]+)*)"
+)
 RULES: tuple[tuple[str, str], ...] = (
     (rf"the same command and --resume {PLACE}", r'the same call and folder="\g<place>"'),
-    (
-        rf"`?slipstream (?P<verb>train|tune|pretrain) --resume {PLACE}",
-        r'\g<verb>(resume="\g<place>")',
-    ),
-    (rf"slipstream report {PLACE} --out FOLDER", r'report("\g<place>", out=FOLDER)'),
-    (rf"slipstream train {PLACE}", r'train("\g<place>")'),
-    (r"slipstream (train|tune|pretrain|evaluate|predict|report)\b(?! -)", r"\1()"),
+    (rf"slipstream report {PLACE} --out FOLDER", r'slipstream.report("\g<place>", out=FOLDER)'),
+    (rf"slipstream (?P<verb>train|report) {PLACE}", r'slipstream.\g<verb>("\g<place>")'),
+    (r"slipstream (train|tune|pretrain|evaluate|predict|report)\b(?! -)", r"slipstream.\1"),
     (r"--allow-code \(in Python allow_code=True\)", "allow_code=True"),
     (r"--set takes", "overrides takes"),
     (r"--set (?P<what>[\w.]+=[^\s;,]+)", r'overrides="\g<what>"'),
@@ -34,9 +34,18 @@ RULES: tuple[tuple[str, str], ...] = (
 
 def translate(message: str) -> str:
     """Return a message with arguments of functions in the place of command-line options."""
+    message = RESUME.sub(_format_resume, message)
     for pattern, replacement in RULES:
         message = re.sub(pattern, replacement, message)
     return message.replace("allow-code=True", "allow_code=True")
+
+
+def _format_resume(command: re.Match[str]) -> str:
+    """Return the call that resumes as the command would."""
+    arguments = [f'resume="{command["place"]}"']
+    for name, value in re.findall(r"--(\w+) (\S+)", command["options"]):
+        arguments.append(f'overrides="{value}"' if name == "set" else f"{name}={value}")
+    return f"slipstream.{command['verb']}({', '.join(arguments)})"
 
 
 def speak_python(function: Callable[P, T]) -> Callable[P, T]:

@@ -97,14 +97,14 @@ def test_the_database_may_be_named_by_the_environment(tmp_path, monkeypatch):
     monkeypatch.delenv("SLIPSTREAM_STORAGE")
     with pytest.raises(
         UserError,
-        match=r"SLIPSTREAM_STORAGE, or resume with: slipstream tune --resume .* --storage URL",
+        match=r"SLIPSTREAM_STORAGE, or resume with: slipstream.tune\(resume=.*, storage=URL\)",
     ):
         slipstream.tune(resume=found.run)
 
 
 def test_a_search_with_a_journal_does_not_begin_anew_elsewhere(tmp_path, monkeypatch):
     found = slipstream.tune(make_config(tmp_path, trials=2))
-    with pytest.raises(UserError, match=r"study\.log, not in sqlite.* leave out --storage"):
+    with pytest.raises(UserError, match=r"study\.log, not in sqlite.* leave out storage"):
         slipstream.tune(resume=found.run, storage=f"sqlite:///{tmp_path}/other.db")
     monkeypatch.setenv("SLIPSTREAM_STORAGE", f"sqlite:///{tmp_path}/other.db")
     assert slipstream.tune(resume=found.run).summary["trials"]["finished"] == 2

@@ -98,7 +98,7 @@ def test_what_several_workers_cannot_do_is_refused_before_a_folder_is_made(tmp_p
     config = make_config(tmp_path)
     with pytest.raises(UserError, match=r"set data\.path instead of passing a table"):
         slipstream.tune(small_config(tmp_path / "runs"), waves(), workers=2)
-    with pytest.raises(UserError, match=r"--workers is -1; give a number from 1"):
+    with pytest.raises(UserError, match=r"workers is -1; give a number from 1"):
         slipstream.tune(config, workers=-1)
     with pytest.raises(UserError, match="names one GPU"):
         processes.check_config(small_config(data={"path": "x"}, engine={"device": "cuda:1"}), None)
