@@ -196,7 +196,7 @@ def test_not_even_one_window(tmp_path):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     task.model.register_forward_pre_hook(check)
-    with pytest.raises(UserError, match="not even one window fits"):
+    with pytest.raises(UserError, match="out of memory with a single window"):
         measure.find_batch_size(task, rules)
 
 

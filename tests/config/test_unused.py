@@ -17,7 +17,7 @@ from tests.conftest import KINDS, small_config
         ({"model": {"heads": 8}}, "model.heads = 8 has no effect: it is for transformer"),
         ({"model": {"kind": "nets:Mixer", "layers": 3}}, "your own class has layers of its own"),
         ({"model": {"layers": 1, "dropout": 0.3}}, "model.dropout = 0.3 has no effect"),
-        ({"train": {"momentum": 0.5}}, 'it goes with train.optimizer = "sgd", not "adamw"'),
+        ({"train": {"momentum": 0.5}}, 'it applies only with train.optimizer = "sgd", not "adamw"'),
         ({"train": {"quantiles": [0.5]}}, "train.quantiles = [0.5] has no effect"),
         ({"train": {"schedule": "step", "lr_min": 1e-5}}, "train.lr_min = 1e-05 has no effect"),
         ({"train": {"freeze_epochs": 3}}, "train.init_from, which is not set"),

@@ -144,9 +144,7 @@ def test_split_by_tells_long_ids_apart():
     ids=["data.id", "data.where", "data.split.by"],
 )
 def test_a_type_that_tells_no_rows_apart_is_named(cells, settings):
-    with pytest.raises(
-        UserError, match=r'column "c" \(data\.\S+\) holds .*; what tells rows apart'
-    ):
+    with pytest.raises(UserError, match=r'column "c" \(data\.\S+\) holds .*; it should be text'):
         build({"c": cells, "a": range(2)}, **settings)
 
 

@@ -330,5 +330,5 @@ def find_batch_size(task: TrainingTask, plan: Plan) -> tuple[int, list[dict[str,
         best, fastest, batch = batch, speed, 2 * batch
     if not best:
         remedies = recovery.suggest_remedies(task.config)
-        raise UserError(f"not even one window fits; what is left to try: {remedies}")
+        raise UserError(f"out of memory with a single window per pass; try {remedies}")
     return best, evidence

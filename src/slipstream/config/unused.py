@@ -81,10 +81,13 @@ def _find_in_train(config: Config) -> Iterator[tuple[str, str]]:
         for name, values in settings.items():
             if value not in values:
                 wanted = " or ".join(f'"{one}"' for one in values)
-                yield f"train.{name}", f'it goes with train.{choice} = {wanted}, not "{value}"'
+                yield (
+                    f"train.{name}",
+                    f'it applies only with train.{choice} = {wanted}, not "{value}"',
+                )
     if train.init_from is None:
         for name in ("freeze_epochs", "encoder_lr", "layer_decay"):
-            yield f"train.{name}", "it goes with train.init_from, which is not set"
+            yield f"train.{name}", "it applies only with train.init_from, which is not set"
 
 
 def _find_in_data(config: Config) -> Iterator[tuple[str, str]]:

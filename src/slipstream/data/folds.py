@@ -113,9 +113,9 @@ def find_search_folds(
         for name, some in fold.items():
             if not len(some):
                 raise UserError(
-                    f"tune.folds = {count}: fold {count - back} has no {name} windows; the "
-                    "validation rows must come after training rows of the same series, and so many "
-                    "times their length before them; lower it"
+                    f"tune.folds = {count}: fold {count - back} has no {name} windows; each fold "
+                    "validates on a block of rows before the last one's, so there must be that "
+                    "many blocks of training rows; reduce tune.folds"
                 )
         folds.append(fold)
     return (*folds, {"train": train, "val": val})

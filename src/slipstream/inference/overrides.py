@@ -34,10 +34,10 @@ def load_changed_config(
             continue
         if section == "data" and key in SELECTING:
             raise UserError(
-                f"{name} has no effect on new data, of which every window counts; take it out"
+                f"{name} has no effect on new data, of which every window counts; remove it"
             )
         raise UserError(
             f"{name} cannot be changed any more: the model was trained with "
-            f"{name} = {configs.format_setting(trained, name)}; take it out, or train another model"
+            f"{name} = {configs.format_setting(trained, name)}; remove it, or train another model"
         )
     return config

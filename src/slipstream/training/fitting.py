@@ -83,7 +83,7 @@ def plan_lanes(
         if mode != ONE_AT_A_TIME:
             if obstacle:
                 raise UserError(
-                    f"the run began with several models at a time, which does not go with "
+                    f"the run began with several models at a time, which does not work with "
                     f"{obstacle}; leave that as it was, or start a new run"
                 )
             plan = pack_size.adapt_plan_to_pack(plan, mode, None)

@@ -218,7 +218,9 @@ def test_new_data_have_the_models_numbers():
     found = new_data.load_new_data(config, dataset.signature, dataset.scaler, only, targets=True)
     assert set(numbers_of(found, "all").flatten().tolist()) == {1.0, 2.0}
     strange = with_labels(table, [*table["state"].to_pylist()[:-1], "odd"])
-    with pytest.raises(UserError, match=r'row 600, column "state": "odd" is no class of the model'):
+    with pytest.raises(
+        UserError, match=r'row 600, column "state": "odd" is not a class of the model'
+    ):
         new_data.load_new_data(config, dataset.signature, dataset.scaler, strange, targets=True)
     unlabelled = table.drop_columns(["state"])
     found = new_data.load_new_data(

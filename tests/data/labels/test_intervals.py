@@ -139,7 +139,7 @@ def test_files_are_named_with_or_without_their_ending(tmp_path):
         ),
         ("60,70,", {}, 'line 10, column "label": is empty'),
         ("60.5,60.7,up", {}, "line 10: no row of the series lies between start and end"),
-        ("60.5,70,up", {"time": None}, 'line 10, column "start": is no row number'),
+        ("60.5,70,up", {"time": None}, 'line 10, column "start": is not a row number'),
         ("60,70,up", {"time": None, "missing": "drop"}, 'data.missing = "drop" would shift them'),
         ("2020-01-01,70,up", {}, 'column "start": "2020-01-01" is not a number'),
         (

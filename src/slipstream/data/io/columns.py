@@ -121,8 +121,8 @@ def read_codes(
     dated = pa.types.is_temporal(kind) and not pa.types.is_interval(kind)
     if not (is_text(kind) or _is_numeric(kind) or dated):
         raise UserError(
-            f'{table.name}: column "{name}" ({setting}) holds {kind}; what tells rows apart is '
-            "text, a number, true or false, or a time: convert the column"
+            f'{table.name}: column "{name}" ({setting}) holds {kind}; it should be text, '
+            "numbers, true or false, or times: convert the column"
         )
     missing = pc.is_null(values, nan_is_null=True)
     if pc.any(missing).as_py():

@@ -198,7 +198,7 @@ def find_duplicates(tables: Sequence[DataTable]) -> list[str]:
         names.setdefault(path, file.name)
     for alike in _group_by_content(names):
         first, *others = (names[path] for path in alike)
-        same = f'has the same content as "{first}": its rows come twice'
+        same = f'has the same content as "{first}", so its rows are used twice'
         notes += [f'"{name}" {same}' for name in others]
     if len(notes) > MOST_NOTES:
         more = f"{len(notes) - MOST_NOTES:,} further files are read twice or have a copy"

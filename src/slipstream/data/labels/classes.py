@@ -140,7 +140,7 @@ def number_labels(
         if text not in place:
             row = int(np.flatnonzero(codes == code)[0])
             raise UserError(
-                f'{table.locate_cell(row, name)}: "{text}" is no class of the model, which knows '
+                f'{table.locate_cell(row, name)}: "{text}" is not a class of the model, which has '
                 f"{', '.join(classes[:20])}; correct it, or leave it empty"
             )
     return np.array([*(place[text] for text in texts), UNKNOWN], dtype=np.int64)[codes]

@@ -141,7 +141,7 @@ class SingleProgram:
         """Build the step with half the windows per pass and the effective batch kept."""
         if self.step.micro_batch == 1:
             raise UserError(
-                f"out of memory with a single window per pass ({why}); what is left to try: "
+                f"out of memory with a single window per pass ({why}); try "
                 f"{recovery.suggest_remedies(self.task.config)}"
             )
         batch = -(-self.step.micro_batch // 2)
