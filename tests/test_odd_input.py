@@ -116,7 +116,7 @@ def test_a_run_that_is_none(place, name, words):
         (("predict", "RUN", ""), "is empty; name a file or a folder"),
         (("predict", "RUN", LONG), "File name too long"),
         (("predict", "RUN", "PLACE/table.csv", "--out", "PLACE/folder.csv"), "is a folder; name a"),
-        (("predict", "RUN", "PLACE/table.csv", "--out", "PLACE/no/x.csv"), "cannot be written"),
+        (("predict", "RUN", "PLACE/table.csv", "--out", "PLACE/no/x.csv"), "there is no folder"),
         (("evaluate", "RUN", "--data", "PLACE/folder"), "folder: contains no .csv"),
         (("tune", "--resume", "RUN"), "is a training run, not a search; resume with: slipstream"),
         (("bench", "compare", "RUN", "RUN"), "results.json: is missing"),

@@ -77,6 +77,8 @@ def write_predictions(table: pa.Table, path: Path) -> None:
         raise UserError(f"{path}: predictions are written as .csv, .parquet or .arrow")
     if path.is_dir():  # it would be replaced, with all that is in it
         raise UserError(f"{path}: is a folder; name a file")
+    if not path.parent.is_dir():
+        raise UserError(f"{path}: there is no folder {path.parent}; create it first")
     try:
         with runs.replace_atomically(path) as temporary:
             if kind == ".csv":

@@ -34,7 +34,8 @@ def test_the_same_file_in_two_sets_is_noted(folders, engine):
     shutil.copy(folders / "train/x.parquet", folders / "test/other.parquet")
     found = load(folders, split={"folders": True}, engine=engine)
     assert found.notes == (
-        '"train/x.parquet" has the same content as "test/other.parquet", so its rows are used twice',
+        '"train/x.parquet" has the same content as "test/other.parquet", so its rows are used '
+        "twice",
     )
 
 

@@ -158,8 +158,8 @@ def _read_bounds(labels: DataTable, name: str, raw: RawSeries, data: Data) -> Ti
     wrong = np.flatnonzero(~(numbers == np.round(numbers)))
     if len(wrong):
         raise UserError(
-            f"{labels.locate_cell(int(wrong[0]), name)}: is not a row number; rows count from 0, or "
-            "name the time column (data.time)"
+            f"{labels.locate_cell(int(wrong[0]), name)}: is not a row number; rows count from 0; "
+            "or name the time column (data.time)"
         )
     return numbers.astype(np.int64)
 
