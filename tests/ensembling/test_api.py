@@ -209,6 +209,16 @@ def test_every_fold_has_weights_of_its_own(tmp_path):
     assert scored["metrics"] == pytest.approx(joined.metrics["test"], rel=1e-6)
     table = pa.parquet.read_table(joined.run / "predictions.parquet")
     assert set(table["fold"].to_pylist()) == {1, 2}
+    assert "those of the last fold" in slipstream.report(joined.run).read_text(encoding="utf-8")
+
+
+def test_streamed_data_are_refused_unless_they_are_loaded(tmp_path):
+    streams = {"engine": {"home": "stream"}, "train": {"epochs": 1}}
+    members = [train(tmp_path, waves(600), seed=seed, **streams) for seed in (0, 1)]
+    with pytest.raises(UserError, match=r'streamed, .*pass overrides="engine\.home=host"'):
+        slipstream.ensemble(members)
+    joined = slipstream.ensemble(members, overrides="engine.home=host")
+    assert joined.summary["windows"] == members[0].summary["windows"]
 
 
 def test_a_table_from_python_is_passed_again(tmp_path):

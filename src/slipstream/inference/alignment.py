@@ -77,11 +77,6 @@ def join_datasets(datasets: Sequence[Dataset], reference: int) -> JointData:
     this happens where members have different rows, and their splits different borders.
     """
     of = datasets[reference]
-    if any(one.memory is None for one in datasets):
-        raise UserError(
-            "an ensemble needs its data in memory, but here they are streamed; set engine.home to "
-            '"device" or "host"'
-        )
     assert of.memory is not None
     rows = [match_rows(of, one) for one in datasets]
     starts = [find_starts(of, one, match) for one, match in zip(datasets, rows, strict=True)]

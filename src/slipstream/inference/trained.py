@@ -16,6 +16,7 @@ from slipstream.data import new_data, windows
 from slipstream.data.dataset import Dataset
 from slipstream.data.windows import Series
 from slipstream.engine.plan import Plan
+from slipstream.errors import UserError
 from slipstream.inference import mixture
 from slipstream.inference.alignment import describe_left_out, join_datasets
 from slipstream.inference.mixture import FoldMixture
@@ -81,6 +82,11 @@ def load_own_sets(members: Sequence[Member], table: Any = None) -> list[Dataset]
         quantiles = {"quantiles": trained.signature.quantiles}
         signature = loaded[key].signature.model_copy(update=quantiles)
         dataset = replace(loaded[key], signature=signature)
+        if dataset.memory is None and len(members) > 1:
+            raise UserError(
+                f"{member.run.folder}: its data are streamed, but an ensemble needs them in "
+                "memory; pass --set engine.home=host"
+            )
         result.append(verify_own_data(member.run, member.config, trained, dataset))
     return result
 
