@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream import UserError, evaluate, predict, runs, train
+from slipstream import UserError, checksums, evaluate, predict, runs, train
 from slipstream.config import Signature
 from slipstream.data import dataset as datasets
 from slipstream.data import missing, new_data, windows
@@ -183,6 +184,15 @@ def test_a_set_without_any_target_is_refused():
         small_dataset(small_config(data=ESTIMATE), without(range(400)))
 
 
+def test_a_stream_without_any_target_is_refused(tmp_path):
+    path = tmp_path / "t.parquet"
+    pa.parquet.write_table(without(range(300)), path, row_group_size=70)
+    with pytest.raises(UserError, match=r"no train window has a target"):
+        datasets.load_dataset(
+            small_config(data=ESTIMATE | {"path": str(path)}, engine={"home": "stream"})
+        )
+
+
 def test_the_baselines_repeat_the_last_known_value_or_the_mean():
     settings = {"inputs": ["a", "b"], "targets": ["c"], "context": 8, "horizon": 2, "period": 4}
     config = small_config(data=settings)
@@ -259,3 +269,23 @@ def test_resampled_rows_with_an_unknown_part_are_unknown():
     assert found.left_out["all"] == 2
     batch = windows.gather(found.memory.series, found.memory.starts["all"])
     assert torch.isfinite(batch.targets).all()
+
+
+def test_a_run_that_scored_invented_targets_can_still_be_evaluated(tmp_path):
+    path = tmp_path / "t.parquet"
+    pa.parquet.write_table(without(GONE), path)
+    config = small_config(tmp_path, data=ESTIMATE | {"path": str(path)}, model={"kind": "linear"})
+    run = runs.Run(train(config, quiet=True).run)
+    model = {one.name: one.read_bytes() for one in run.model.iterdir()}
+    origin = json.loads(model["origin.json"])
+    del origin["left_out"], model["manifest.json"]
+    model["origin.json"] = json.dumps(origin).encode()
+    with runs.replace_atomically(run.model) as folder:
+        folder.mkdir()
+        for name, content in model.items():
+            (folder / name).write_bytes(content)
+        sums = {name: checksums.compute_sha256(folder / name) for name in model}
+        runs.write_json(folder / "manifest.json", sums)
+    scored = evaluate(run.folder)
+    assert scored["windows"] == 78
+    assert any("not quite those of training" in note for note in scored["notes"])

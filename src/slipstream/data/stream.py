@@ -281,5 +281,7 @@ def scan_values(
     scaler = statistics.to_scaler(kind)
     for name, parts in samples.items():
         sample = np.concatenate(parts)
-        scaling.refuse_lost_digits(name, sample[~np.isnan(sample)], scaler)
+        sample = sample[~np.isnan(sample)]
+        if len(sample):
+            scaling.refuse_lost_digits(name, sample, scaler)
     return scaler, missing.join_runs(runs)
