@@ -125,6 +125,7 @@ def test_translated_messages_read_as_python():
     resumed = 'slipstream.tune(resume="runs/a", storage=URL, overrides="tune.trials=N")'
     assert translate(message) == resumed
     assert translate("see slipstream report runs/a") == 'see slipstream.report("runs/a")'
+    assert translate("`slipstream runs out` lists") == 'slipstream.list_runs("out") lists'
     assert translate("or pass --force") == "or pass force=True"
     message = "choose another with --set out=FOLDER"
     assert translate(message) == 'choose another with overrides="out=FOLDER"'

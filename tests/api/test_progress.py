@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 
 import pytest
 
@@ -30,6 +32,15 @@ def test_training_shows_its_progress_unless_it_is_quiet(tmp_path, capsys):
     assert not shown.out
     slipstream.train(small_config(tmp_path), waves(), quiet=True)
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(("option", "shown"), [("", "loading torch"), (", quiet=True", "")])
+def test_the_first_prediction_says_that_torch_is_loading(option, shown):
+    code = f"import slipstream as s; s.predict('absent', 'x.csv'{option})"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ("loading torch" in done.stderr) == bool(shown)
+    assert "there is no such run folder" in done.stderr
 
 
 def test_events_are_frozen_and_typed(watched):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from slipstream.api.arguments import check_run, name_columns, parse_overrides
 from slipstream.api.evaluation import Evaluation
 from slipstream.api.messages import speak_python
+from slipstream.api.progress import show_loading
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,6 +28,7 @@ def evaluate(
     resample: bool = False,
     ensemble: bool | None = None,
     overrides: str | Iterable[str] | Mapping[str, Any] = (),
+    quiet: bool = False,
     allow_code: bool = False,
 ) -> Evaluation:
     """Compute the metrics of a run's model on one of its own sets or on new data.
@@ -45,6 +47,7 @@ def evaluate(
             was better on the validation set.
         overrides: Settings that override the run's config: "data.stride=4", a list of such
             texts, or a mapping.
+        quiet: Do not say that torch is being loaded, which takes seconds on first use.
         allow_code: Let the run's config import the network class that it names.
 
     Returns:
@@ -62,17 +65,18 @@ def evaluate(
     """
     folder, table = check_run(run), name_columns(data, columns)
     more = parse_overrides(overrides)
-    from slipstream import evaluation
+    with show_loading(quiet):
+        from slipstream import evaluation
 
-    scores = evaluation.evaluate(
-        folder,
-        table,
-        on=on,
-        resample=resample,
-        ensemble=ensemble,
-        overrides=more,
-        allow_code=allow_code,
-    )
+        scores = evaluation.evaluate(
+            folder,
+            table,
+            on=on,
+            resample=resample,
+            ensemble=ensemble,
+            overrides=more,
+            allow_code=allow_code,
+        )
     return Evaluation(scores)
 
 
@@ -86,6 +90,7 @@ def predict(
     resample: bool = False,
     ensemble: bool | None = None,
     overrides: str | Iterable[str] | Mapping[str, Any] = (),
+    quiet: bool = False,
     allow_code: bool = False,
 ) -> pa.Table:
     """Predict with a run's model, in physical units.
@@ -104,6 +109,7 @@ def predict(
         ensemble: True for the mean of all repeats, False for the single model; by default whichever
             was better on the validation set.
         overrides: Settings that override the run's config.
+        quiet: Do not say that torch is being loaded, which takes seconds on first use.
         allow_code: Let the run's config import the network class that it names.
 
     Returns:
@@ -120,17 +126,18 @@ def predict(
     """
     folder, table = check_run(run), name_columns(data, columns)
     more = parse_overrides(overrides)
-    from slipstream import prediction
+    with show_loading(quiet):
+        from slipstream import prediction
 
-    return prediction.predict(
-        folder,
-        table,
-        every=every,
-        resample=resample,
-        ensemble=ensemble,
-        overrides=more,
-        allow_code=allow_code,
-    )
+        return prediction.predict(
+            folder,
+            table,
+            every=every,
+            resample=resample,
+            ensemble=ensemble,
+            overrides=more,
+            allow_code=allow_code,
+        )
 
 
 @speak_python

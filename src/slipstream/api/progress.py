@@ -35,6 +35,17 @@ def show_progress(
         yield show
 
 
+@contextmanager
+def show_loading(quiet: bool) -> Iterator[None]:
+    """Say what takes the first seconds, in a process that has not loaded torch yet."""
+    if quiet or sys.stderr is None or "torch" in sys.modules:
+        yield
+        return
+    with _make_display("training") as display:
+        display.say("loading torch and the data ...")
+        yield
+
+
 def _pass_on(event: Logged, watch: Watch | None) -> None:
     if watch is not None:
         watch(parse_event(event))

@@ -65,7 +65,8 @@ def test_an_array_without_names_asks_for_them():
 
 @pytest.mark.parametrize("table", [3, object(), [1, 2], "rows"])
 def test_anything_else_is_refused_with_what_is_accepted(table):
-    with pytest.raises(UserError, match="pass a pandas, polars, duckdb or pyarrow table"):
+    kind = {int: "an int", object: "an object", list: "a list", str: "a str"}[type(table)]
+    with pytest.raises(UserError, match=f"data is {kind}; pass a pandas, polars, duckdb or"):
         to_arrow(table)
 
 

@@ -33,7 +33,9 @@ def to_arrow(table: Any, *, time: str | None = None) -> pa.Table:
     if hasattr(table, "dtype") and hasattr(table, "shape") and not hasattr(table, "columns"):
         table = _split_array(table)
     if not (isinstance(table, (pa.Table, Mapping)) or hasattr(table, "__arrow_c_stream__")):
-        raise UserError(f"data is a {type(table).__name__}; {ACCEPTED}")
+        kind = type(table).__name__
+        article = "an" if kind[0] in "aeiouAEIOU" else "a"
+        raise UserError(f"data is {article} {kind}; {ACCEPTED}")
     try:
         if _is_from(table, "pandas"):
             return _from_pandas(table, time)
