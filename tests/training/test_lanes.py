@@ -742,7 +742,7 @@ def test_more_patience_than_before(tmp_path):
 
 
 def test_seeds_that_would_run_over_are_refused(tmp_path):
-    with pytest.raises(UserError, match=r"seed = \d+ is too large for train.repeats = 2"):
+    with pytest.raises(UserError, match=r"seed = \d+ is too large: train.repeats = 2"):
         configured(tmp_path, train={"repeats": 2}, seed=2**63 - 1)
 
 
