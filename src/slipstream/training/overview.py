@@ -48,7 +48,7 @@ def _summarize_columns(dataset: Dataset) -> dict[str, dict[str, Any]]:
     signature, scaler = dataset.signature, dataset.scaler
     names = list(dict.fromkeys([*signature.inputs, *signature.targets]))
     lows: list[float | None] = [None] * len(names)
-    highs, missing = list(lows), [0] * len(names)
+    highs, missing = list(lows), list(lows)
     if dataset.memory is not None:
         values = dataset.memory.series.values.numpy()
         lows, highs = (

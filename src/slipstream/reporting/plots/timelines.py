@@ -29,7 +29,7 @@ def draw_timelines(data: dict[str, Any]) -> Markup | None:
     x = Scale(low, high if high > low else low + 1.0, dates=data["dates"])
     ticks = tuple((float(-at), shorten(row["name"], 22)) for at, row in enumerate(rows))
     y = Scale(0.5 - len(rows), 0.5, ticks=ticks)
-    label = "" if data["dates"] else data["time"] or "row"
+    label = "" if data["dates"] else data["time"] if data["range"] else "row"
     chart = Chart(x, y, label, "", 22 * len(rows) + 8, x_ticks=5)
     least = MIN_WIDTH * (x.high - x.low)
     for name, (colour, text) in SETS.items():
