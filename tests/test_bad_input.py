@@ -96,7 +96,7 @@ CONTENTS = {
     ),
     "constant": (text([[r[0], 5, r[2]] for r in ROWS]), 'column "a" is 5 in every training row'),
     "infinite": (changed(10, 1, "inf"), 'line 12, column "a": is infinite'),
-    "too short": (text(ROWS[:9]), "has 9 rows; shorten them"),
+    "too short": (text(ROWS[:9]), "has 9 rows of the"),
     "no window in a split": (text(ROWS[:14]), "leaves no val window"),
     "gaps everywhere": (
         text([[r[0] + 10 * (r[0] // 5), *r[1:]] for r in ROWS]),

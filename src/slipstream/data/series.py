@@ -419,8 +419,7 @@ def _describe_short(series: _TableSeries, data: Data, min_rows: int) -> str:
     if data.short == "error":
         raise UserError(
             f"data.context is {data.context} and data.horizon {data.horizon}, but series "
-            f'"{series.name}" has {format_count(rows, "row")}; shorten them, or leave such series '
-            "out "
-            '(data.short = "drop")'
+            f'"{series.name}" has {format_count(rows, "row")} of the {min_rows} needed; add rows, '
+            'leave such series out (data.short = "drop"), or train with a shorter window'
         )
     return f'"{series.name}": left out, its {rows} rows are fewer than the {min_rows} of one window'

@@ -71,7 +71,10 @@ def make_space(config: Config) -> dict[str, Any]:
         _refuse_unknown(name, config)
         change = INCOMPARABLE.get(name)
         if change and not (name == "train.batch" and "auto" not in _list_values(entry)):
-            raise UserError(f'tune.space has "{name}", which changes {change}')
+            fix = "" if ";" in change else "; remove it"
+            raise UserError(
+                f'tune.space has "{name}"; trials cannot be compared if it changes {change}{fix}'
+            )
         if _strip_index(name) in encoder.list_fixed_settings(config):
             fixed = "which the encoder of train.init_from determines"
             raise UserError(f'tune.space has "{name}", {fixed}')
