@@ -306,3 +306,10 @@ def test_one_thread_is_timed_first_unless_its_step_is_long():
     assert candidates.prefer_one_thread(config, RULES, 0.01).threads == 1
     assert candidates.prefer_one_thread(config, RULES, 10.0) is RULES
     assert candidates.prefer_one_thread(small_config(), RULES, 0.01) is RULES  # the user's number
+
+
+def test_a_run_is_no_longer_than_its_minutes():
+    assert measure.limit_duration(small_config(), 600.0) == 600.0
+    limited = small_config(train={"minutes": 2})
+    assert measure.limit_duration(limited, 600.0) == 120.0
+    assert measure.limit_duration(limited, 60.0) == 60.0

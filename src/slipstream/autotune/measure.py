@@ -62,7 +62,7 @@ def choose_plan(task: TrainingTask, plan: Plan) -> Plan:
     config = task.config
     if config.engine.plan == "off":
         return plan
-    guessed_s = guess_duration_s(task, plan)
+    guessed_s = limit_duration(config, guess_duration_s(task, plan))
     if SHARE_OF_RUN * guessed_s < FIRST_TRIAL_S:
         reason = "rules of thumb: the steps are too few to measure"
         return replace(plan, reasons=plan.reasons | {"plan": reason})
@@ -81,6 +81,12 @@ def choose_plan(task: TrainingTask, plan: Plan) -> Plan:
     return measured
 
 
+def limit_duration(config: Config, seconds: float) -> float:
+    """Return how long a training of so many seconds takes within `train.minutes`."""
+    minutes = config.train.minutes
+    return seconds if minutes is None else min(seconds, 60 * minutes)
+
+
 def measure_plan(task: TrainingTask, rules: Plan) -> tuple[Plan, bool]:
     """Return the fastest plan that keeps the losses, and whether every candidate had its time."""
     started_at, usage = time.perf_counter(), machine.read_cpu_usage()
@@ -92,7 +98,8 @@ def measure_plan(task: TrainingTask, rules: Plan) -> tuple[Plan, bool]:
         search.record_load(machine.compute_load(usage, machine.read_cpu_usage()))
     if best is None:
         return replace(search.plan, evidence=search.evidence), False
-    search.run_s = best.ms / 1e3 * count_steps(task) * task.config.train.epochs
+    all_s = best.ms / 1e3 * count_steps(task) * task.config.train.epochs
+    search.run_s = limit_duration(task.config, all_s)
     share_s = SHARE_OF_RUN * search.run_s
     deadline = started_at + min(MEASURE_LIMIT_S, share_s)
     for candidate in candidates.list_candidates(task.config, search.plan):

@@ -291,9 +291,8 @@ def describe_plan(plan: dict[str, Any], num_steps: int, expected_s: float) -> It
         captured = "step captured" if plan["capture"] else "step eager"
         choices.append(captured + _format_gain(plan, "capture = False", "eager", "capture"))
     if plan["micro_batch"]:
-        choices.append(
-            f"{format_count(plan['micro_batch'], 'window')} per pass ({reasons['micro_batch']})"
-        )
+        why = reasons.get("micro_batch", "more did not fit")  # a recovery gives no reason
+        choices.append(f"{format_count(plan['micro_batch'], 'window')} per pass ({why})")
     yield f"plan: {'; '.join(choices)}"
     why = f"; {reasons['plan']}" if "plan" in reasons else ""
     if plan["ms_per_step"] is not None:
