@@ -675,7 +675,8 @@ def test_a_batch_in_several_passes_trains_one_after_another(tmp_path, monkeypatc
 
     def in_passes(context):
         task, plan = prepare(context)
-        return task, replace(plan, micro_batch=7)
+        reasons = plan.reasons | {"micro_batch": "more did not fit"}
+        return task, replace(plan, micro_batch=7, reasons=reasons)
 
     monkeypatch.setattr(contexts, "prepare_task", in_passes)
     result = slipstream.train(config, waves(600))
