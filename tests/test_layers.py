@@ -211,6 +211,7 @@ def test_the_upper_and_lower_layers_do_without_torch():
     code = (
         "import sys, slipstream, slipstream.cli, slipstream.config, slipstream.errors, "
         "slipstream.api.training, slipstream.api.inference, slipstream.api.results, "
+        "slipstream.api.estimator, slipstream.api.model, "
         "slipstream.runs, slipstream.reporting.page; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -6,24 +6,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch import nn
-
-from slipstream import prediction, runs
+from slipstream import runs
 from slipstream.api.arguments import format_override, name_columns
 from slipstream.api.messages import speak_python
-from slipstream.autotune.rules import make_plan
 from slipstream.config import Config, Signature
-from slipstream.data.scaler import Scaler
-from slipstream.engine import checkpoint
 from slipstream.errors import UserError
-from slipstream.inference.trained import TrainedRun, load_trained
-from slipstream.models import permission
 from slipstream.runs import Run
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import torch
+    from torch import nn
 
+    from slipstream.data.scaler import Scaler
+    from slipstream.inference.trained import TrainedRun
 
 MAX_NAMES = 4
 """Columns that a model's text lists"""
@@ -64,7 +60,8 @@ class TrainedModel:
         signature = weights.signature
         self.run, self.config, self.scaler = weights.run.folder, weights.config, weights.scaler
         self.members, self.module = weights.models, weights.models[0]
-        self.inputs, self.targets, self.classes = _list_columns(signature)
+        self.inputs, self.targets = signature.inputs, signature.targets
+        self.classes = signature.classes
         self.context, self.horizon = signature.context, signature.horizon
         self._trained, self._reload = weights.trained, reload
 
@@ -87,6 +84,8 @@ class TrainedModel:
                 f"{self.run}: holds a pre-trained encoder, which predicts nothing yet; train a "
                 "model from it: slipstream.train(config, init_from=...)"
             )
+        from slipstream import prediction
+
         table = name_columns(data, columns)
         return prediction.predict_with(self._trained, table, every=every, resample=resample)
 
@@ -126,6 +125,8 @@ def load_model(
     folder: Path, *, ensemble: bool | None, device: str | None, allow_code: bool
 ) -> TrainedModel:
     """Load a run's model, those of an ensemble, or the encoder of a pre-training run."""
+    from slipstream.inference.trained import load_trained
+
     overrides = () if device is None else (format_override("engine.device", device),)
     reload = str(folder), ensemble, device, allow_code
     run = runs.open_run(folder)
@@ -148,6 +149,10 @@ def load_model(
 
 
 def _load_encoder(run: Run, overrides: tuple[str, ...], allow_code: bool) -> LoadedWeights:
+    from slipstream.autotune.rules import make_plan
+    from slipstream.engine import checkpoint
+    from slipstream.models import permission
+
     permission.require_permission(run.folder, allow_code=allow_code)
     config = checkpoint.load_run_config(run, overrides)
     plan = make_plan(config, data_bytes=0, training=False)
@@ -159,12 +164,6 @@ def _reload(
     folder: str, ensemble: bool | None, device: str | None, allow_code: bool
 ) -> TrainedModel:
     return load_model(Path(folder), ensemble=ensemble, device=device, allow_code=allow_code)
-
-
-def _list_columns(
-    signature: Signature,
-) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    return signature.inputs, signature.targets, signature.classes
 
 
 def _join(names: Sequence[str]) -> str:
