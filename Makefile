@@ -30,10 +30,10 @@ types: $(VENV)/dev
 	$(BIN)/mypy
 
 tests: $(VENV)/dev
-	$(BIN)/python -m pytest -n auto --dist loadgroup
+	$(BIN)/python -m pytest -n auto
 
 test-slow: $(VENV)/dev
-	$(BIN)/python -m pytest -n auto --dist loadgroup -m "slow and not gpu and not services"
+	$(BIN)/python -m pytest -n auto -m "slow and not gpu and not services"
 
 soak: $(VENV)/dev
 	$(BIN)/python -m tests.soak

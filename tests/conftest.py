@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,13 +30,22 @@ HUNG_S = 3600.0
 KINDS = ("lstm", "gru", "transformer", "mlp", "linear", "tcn")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Give the tests of a module that share a trained run to one worker, which trains it once."""
-    for item in items:
-        fixtures = getattr(item, "_fixtureinfo").name2fixturedefs  # noqa: B009
-        if any(one[-1].scope == "module" for one in fixtures.values()):
-            item.add_marker(pytest.mark.xdist_group(item.path.name))
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ModuleScheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return file if _shares_fixtures(config.rootpath / file) else nodeid
+
+    return ModuleScheduling(config, log)
+
+
+@functools.cache
+def _shares_fixtures(file: Path) -> bool:
+    return 'scope="module"' in file.read_text(encoding="utf-8")
 
 
 def slow(*values: Any) -> Any:

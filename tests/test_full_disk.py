@@ -50,7 +50,7 @@ def test_a_full_disk_ends_resumable_and_the_resume_is_accepted(tmp_path, job, ki
     with small_disk(tmp_path / "disk", kilobytes) as disk:
         config = configured(disk, train=JOBS[job])
         assert waited(forked(lambda: slipstream.train(config, table), log)) == 75, log.read_text()
-        assert "make room and resume with: slipstream train --resume" in log.read_text()
+        assert "make room and resume with: slipstream.train(resume=" in log.read_text()
         make_room(disk)
         run = runs.open_run(runs.find_last(str(disk)))
         code = waited(forked(lambda: slipstream.train(data=table, resume=run.folder), log))

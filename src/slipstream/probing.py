@@ -122,7 +122,7 @@ def _load_label_config(labels: Source, overrides: Iterable[str]) -> Config:
         raise UserError("the config to probe with is of a pre-training; name one that trains")
     if config.train.init_from is not None:
         raise UserError(
-            "train.init_from is set by the probe itself; remove it from the config of --probe"
+            "train.init_from is set by the probe itself; remove it from the probe's config"
         )
     if config.train.freeze_epochs >= config.train.epochs:
         raise UserError(

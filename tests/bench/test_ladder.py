@@ -20,7 +20,7 @@ from tests.bench.small import small_case
 def outcome():
     told = []
     found = ladder.measure_ladder(
-        [small_case()], minutes=0.3, watch=lambda what, share: told.append((what, share))
+        [small_case()], minutes=0.08, watch=lambda what, share: told.append((what, share))
     )
     assert all(0 <= share <= 1 for _, share in told)
     return found

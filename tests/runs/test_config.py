@@ -55,7 +55,7 @@ def test_whoever_edits_a_run_is_told_what_differs_and_what_to_do(stopped):
     whole = path.read_text()
     edited = re.sub(r"^lr = .*$", "lr = 0.5", whole, flags=re.MULTILINE)
     assert edited != whole
-    told = r"config.toml: was changed .*\(train.lr is 0.5, was 0.001\); undo that, .* --set"
+    told = r"config.toml: was changed .*\(train.lr is 0.5, was 0.001\); undo that, .* overrides"
     path.write_text(edited)
     try:
         for use in (
