@@ -202,6 +202,7 @@ def test_a_terminal_gets_a_bar_that_goes_away(job):
     os.close(controller)
 
 
+@pytest.mark.slow
 def test_bench_measures_compares_and_leaves_its_files(job, tmp_path):
     given = (job, *sets(), "--minutes", "0.05")
     for name in ("old", "new"):
@@ -232,6 +233,7 @@ def test_bench_refuses_what_it_does_not_know(tmp_path):
     assert "results.json: is missing" in found.stderr
 
 
+@pytest.mark.slow
 def test_profile_says_what_holds_a_step_back(job, tmp_path):
     found = invoke("profile", job, *sets(), "--steps", "3", "--out", tmp_path / "profiles")
     assert found.exit_code == 0, found.output

@@ -15,7 +15,7 @@ from slipstream.runs import Run
 from slipstream.terminal import notebook
 from slipstream.terminal.notebook import NotebookOutput
 from slipstream.terminal.training import TrainingDisplay
-from tests.conftest import small_config, waves
+from tests.conftest import slow, small_config, waves
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def test_training_shows_its_progress_unless_it_is_quiet(tmp_path, capsys):
     assert capsys.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize(("option", "shown"), [("", "loading torch"), (", quiet=True", "")])
+@pytest.mark.parametrize(("option", "shown"), [("", "loading torch"), slow(", quiet=True", "")])
 def test_the_first_prediction_says_that_torch_is_loading(option, shown):
     code = f"import slipstream as s; s.predict('absent', 'x.csv'{option})"
     command = [sys.executable, "-c", code]

@@ -47,6 +47,7 @@ def test_the_mean_lies_in_its_interval(before, factor):
     assert found.low - 1e-12 <= found.difference <= found.high + 1e-12
 
 
+@pytest.mark.slow
 def test_both_ways_see_the_same_windows_and_agree():
     outcome = parity.measure_parity(
         [small_case(epochs=2)], seeds=3, minutes=5.0, margin=0.005, watch=lambda _, __: None

@@ -186,6 +186,7 @@ def test_windows_that_are_skipped_are_never_put_together(path, monkeypatch, effe
     assert max(largest) <= 2 * batch
 
 
+@pytest.mark.slow
 def test_smaller_passes_take_the_same_windows_from_several_workers(path):
     """Where memory runs out in mid-epoch, the rest of it holds what was not trained on yet."""
     _, streamed, config = both(path, "series")

@@ -40,7 +40,7 @@ EVERYTHING = (
 )
 
 
-@pytest.fixture(params=[1, 3])
+@pytest.fixture(params=[slow(1), 3])
 def ahead(request, monkeypatch):
     """Rounds that a device has before the first one's losses are read."""
     for device in loop.ROUNDS_AHEAD:

@@ -14,7 +14,7 @@ from slipstream import UserError
 from slipstream.engine import recovery
 from slipstream.engine.progress import DIVERGED
 from slipstream.engine.single import SingleProgram
-from tests.conftest import KINDS, close, slow, waves
+from tests.conftest import KINDS, close, waves
 from tests.engine.test_loop import fit, of_kind
 from tests.limits import run_within
 
@@ -212,8 +212,8 @@ def test_three_times_is_enough(tmp_path):
     assert all(torch.isfinite(value).all() for value in result.weights.values())
 
 
-@pytest.mark.parametrize("runs_on", [5, slow(25)])
-def test_recoveries_leak_nothing(tmp_path, runs_on):
+@pytest.mark.slow
+def test_recoveries_leak_nothing(tmp_path):
     sections = {"train": {"epochs": 1, "batch": 256}, "model": {"kind": "linear"}}
 
     def tensors():
@@ -228,7 +228,7 @@ def test_recoveries_leak_nothing(tmp_path, runs_on):
     survive(3)
     gc.freeze()  # what is there already need not be looked through again and again
     before, memory = tensors(), psutil.Process().memory_info().rss
-    survive(runs_on)
+    survive(25)
     assert tensors() <= before + 5
     assert psutil.Process().memory_info().rss < memory + 30e6
     gc.unfreeze()

@@ -213,7 +213,7 @@ def test_every_fold_has_weights_of_its_own(tmp_path):
 
 
 def test_streamed_data_are_refused_unless_they_are_loaded(tmp_path):
-    streams = {"engine": {"home": "stream"}, "train": {"epochs": 1}}
+    streams = {"engine": {"home": "stream", "workers": 0}, "train": {"epochs": 1}}
     members = [train(tmp_path, waves(600), seed=seed, **streams) for seed in (0, 1)]
     with pytest.raises(UserError, match=r'streamed, .*pass overrides="engine\.home=host"'):
         slipstream.ensemble(members)

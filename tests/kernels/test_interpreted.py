@@ -17,11 +17,11 @@ pytest.importorskip("triton")
 @pytest.mark.parametrize(
     ("area", "drawn", "checks"),
     [
-        ("updates", 0, 20),
-        ("attention", 1, 12),
+        slow("updates", 0, 20),
+        slow("attention", 1, 12),
         ("fused", 0, 14),
         ("stepwise", 0, 16),
-        ("split", 0, 4),
+        slow("split", 0, 4),
         slow("attention", 12, 34),
         slow("stepwise", 3, 28),
         slow("split", 1, 10),

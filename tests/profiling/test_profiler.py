@@ -61,6 +61,7 @@ def looked_for(verdict, *given):
     return found
 
 
+@pytest.mark.slow
 def test_a_slow_loader_is_named():
     found = verdict_of(*job(model={"kind": "linear"}, batch=256, home="loader", workers=0))
     assert found["verdict"] == "loader-bound"

@@ -54,6 +54,7 @@ def hold_once(run):
         return "refused"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left", [None, "", STALE], ids=["no lock", "an empty one", "a stale one"])
 def test_of_two_simultaneous_takers_one_holds_the_lock_at_a_time(tmp_path, left):
     folders = [tmp_path / str(number) for number in range(PAIRS)]

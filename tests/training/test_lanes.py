@@ -601,9 +601,12 @@ ONE_BY_ONE = {
 }
 
 
+ONE_BY_ONE_MARKS = {"host": pytest.mark.gpu, "loader": pytest.mark.slow, "sync": pytest.mark.slow}
+
+
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, marks=[pytest.mark.gpu] * (case == "host")) for case in ONE_BY_ONE],
+    [pytest.param(case, marks=ONE_BY_ONE_MARKS.get(case, ())) for case in ONE_BY_ONE],
 )
 def test_what_cannot_share_a_program_trains_one_model_after_another(tmp_path, monkeypatch, case):
     """Each is the model that its seed gives alone, to the bit, also where the run was stopped."""

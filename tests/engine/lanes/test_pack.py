@@ -100,7 +100,7 @@ def same_as_alone(lanes, dataset, pack, losses, *, rel=1e-5):
     [("cpu", 20), slow("cpu", 100), pytest.param("cuda", 100, marks=pytest.mark.gpu)],
 )
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", [*KINDS, "bidirectional"])
+@pytest.mark.parametrize("kind", [*KINDS, slow("bidirectional")])
 def test_the_steps_of_every_lane_are_those_of_the_model_alone(kind, mode, device, steps):
     model = {"kind": kind}
     if kind == "bidirectional":
