@@ -132,6 +132,7 @@ def listed(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
+@pytest.mark.slow
 def test_a_bench_prints_its_folder(job):
     out = job.parent / "bench [/x]"
     found = checked("bench", "ladder", job, *sets(), "--minutes", "0.05", "--out", out)

@@ -24,7 +24,8 @@ from slipstream.kernels.rnn import (  # noqa: E402
     wide_kernels,
 )
 from slipstream.models.noise import rng  # noqa: E402
-from tests.conftest import slow  # noqa: E402
+
+pytestmark = pytest.mark.slow
 
 
 class Card(NamedTuple):
@@ -95,10 +96,10 @@ def _seen_by(flag, cubin):
     return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("card", [CARDS[-1], *map(slow, CARDS[:-1])], ids=str)
+@pytest.mark.parametrize("card", CARDS, ids=str)
 @pytest.mark.parametrize(
     ("kind", "H", "D"),
-    [("lstm", 128, 4), slow("gru", 128, 200), slow("lstm", 100, 40), slow("gru", 64, 10)],
+    [("lstm", 128, 4), ("gru", 128, 200), ("lstm", 100, 40), ("gru", 64, 10)],
 )
 def test_a_layer_fits(card, kind, H, D):
     inside, forward, backward = fused.fit_tiles(H, D, 2, room=card.shared, many=True)
@@ -127,7 +128,7 @@ def test_a_layer_fits(card, kind, H, D):
         assert needs.calls == 0, kernel
 
 
-@pytest.mark.parametrize("card", [CARDS[-1], *map(slow, CARDS[:-1])], ids=str)
+@pytest.mark.parametrize("card", CARDS, ids=str)
 def test_weight_gradients_fit(card):
     for H, D, of_x in ((128, 4, True), (128, 200, False), (64, 10, True)):
         constants = {"H": fused._round_up(H), "D": D, "DP": 16, "LSTM": True}
@@ -152,9 +153,9 @@ STEPS = [
     ("kind", "H", "W", "card"),
     [
         ("fp16", 256, 1, CARDS[-1]),
-        *(slow("fp16", 256, 1, card) for card in (TURING, *CARDS[:-1])),
-        *(slow("bf16", 136, 2, card) for card in (TURING, CARDS[-1])),
-        *(slow("fp32", 300, 2, card) for card in (TURING, CARDS[-1])),
+        *(("fp16", 256, 1, card) for card in (TURING, *CARDS[:-1])),
+        *(("bf16", 136, 2, card) for card in (TURING, CARDS[-1])),
+        *(("fp32", 300, 2, card) for card in (TURING, CARDS[-1])),
     ],
     ids=str,
 )
@@ -174,10 +175,8 @@ SPLIT_TYPES = STEP_TYPES | dict.fromkeys(("x", "hh", "y", "out", "slots", "grads
 SPLIT_TYPES |= dict.fromkeys(("carry", "dy"), "*fp16") | {"counters": "*i32"}
 
 
-@pytest.mark.parametrize("card", [CARDS[-1], *map(slow, CARDS[:-1])], ids=str)
-@pytest.mark.parametrize(
-    ("kind", "H", "W"), [("lstm", 256, 1), slow("gru", 200, 2), slow("lstm", 512, 1)]
-)
+@pytest.mark.parametrize("card", CARDS, ids=str)
+@pytest.mark.parametrize(("kind", "H", "W"), [("lstm", 256, 1), ("gru", 200, 2), ("lstm", 512, 1)])
 def test_a_split_layer_fits(card, kind, H, W):
     cut = [tile for tile in wide.TILES if wide.shared_bytes(tile, H, 2) <= card.shared]
     assert cut or H == 512
@@ -217,8 +216,8 @@ DRAW_TYPES = dict.fromkeys(("size", "batch", "key_lane", "key_window"), "i32")
 DRAW_TYPES |= {"keys": "*i64", "site": "i64"}
 
 
-@pytest.mark.parametrize("card", [CARDS[-1], slow(TURING), slow(CARDS[1])], ids=str)
-@pytest.mark.parametrize("sizes", [[("fp32", 64)], slow([("fp16", 256), ("fp16", 2048)])])
+@pytest.mark.parametrize("card", [CARDS[-1], TURING, CARDS[1]], ids=str)
+@pytest.mark.parametrize("sizes", [[("fp32", 64)], [("fp16", 256), ("fp16", 2048)]])
 def test_norms_and_draws_fit(card, sizes):
     for kind, D in sizes:
         types = NORM_TYPES | dict.fromkeys(("x", "out", "dy", "dx"), f"*{kind}")
@@ -241,14 +240,14 @@ ATTENTION_TYPES = dict.fromkeys(("T", "B"), "i32")
     ("kind", "T", "D", "precision", "card"),
     [
         ("fp16", 20, 8, "tf32", CARDS[-1]),
-        *(slow("fp16", 20, 8, "tf32", card) for card in CARDS[:-1]),
-        *(slow("fp16", 64, 64, "tf32", card) for card in CARDS),
-        *(slow("fp32", 64, 32, "tf32", card) for card in CARDS),
-        slow("bf16", 12, 5, "tf32", CARDS[1]),
-        slow("fp16", 32, 64, "tf32", CARDS[1]),
-        slow("fp32", 32, 64, "tf32", CARDS[1]),
-        slow("fp32", 32, 64, "ieee", CARDS[1]),
-        slow("fp32", 64, 32, "ieee", CARDS[1]),
+        *(("fp16", 20, 8, "tf32", card) for card in CARDS[:-1]),
+        *(("fp16", 64, 64, "tf32", card) for card in CARDS),
+        *(("fp32", 64, 32, "tf32", card) for card in CARDS),
+        ("bf16", 12, 5, "tf32", CARDS[1]),
+        ("fp16", 32, 64, "tf32", CARDS[1]),
+        ("fp32", 32, 64, "tf32", CARDS[1]),
+        ("fp32", 32, 64, "ieee", CARDS[1]),
+        ("fp32", 64, 32, "ieee", CARDS[1]),
     ],
     ids=str,
 )
