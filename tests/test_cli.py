@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from slipstream import __version__
 from slipstream.cli import app
-from tests.conftest import HUNG_S, waves
+from tests.conftest import HUNG_S, slow, waves
 
 SMALL = [
     "train.epochs=2",
@@ -155,7 +155,7 @@ def test_version_and_help():
     assert invoke().exit_code == 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, slow(signal.SIGTERM)])
 def test_an_interrupt_saves_and_exits_with_its_code(job, number, tmp_path):
     command = [sys.executable, "-m", "slipstream", "train", str(job)]
     command += sets("train.epochs=100000", "train.patience=off", "engine.log_every=5")

@@ -173,6 +173,7 @@ def test_a_plan_of_another_version_is_measured_anew(tmp_path, what):
     assert measure.compute_key(task, other) != key
 
 
+@pytest.mark.slow
 def test_a_batch_is_found_by_speed_and_by_what_fits(tmp_path):
     task, rules = made(tmp_path, table=waves(2000), model={"kind": "linear"})
     batch, evidence = measure.find_batch_size(task, rules)

@@ -43,6 +43,7 @@ def test_others_have_the_same_optimizer(optimizer):
     assert found == pytest.approx(trial.first_losses, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_bidirectional_layers_are_the_same_network():
     case = small_case()
     model = case.config.model.model_copy(update={"bidirectional": True, "layers": 2})
@@ -55,6 +56,7 @@ def test_bidirectional_layers_are_the_same_network():
     assert found == pytest.approx(trial.first_losses, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_lightning_can_ask_for_the_precision_of_products():
     """In a fresh process and after ours; torch refuses where the two ways to set it disagree."""
     code = (

@@ -18,7 +18,7 @@ from tests.soak import forked, waited
 from tests.tuning.searches import make_settings
 
 SIZE = 32 << 20
-LEVELS = (slow(16), 64, slow(280))
+LEVELS = (slow(16), slow(64), slow(280))
 """KiB that are free when a search begins"""
 
 
