@@ -12,31 +12,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from slipstream.reporting.figure_style import INK, MUTED, STYLE
+
 PICTURE = Path(__file__).parents[1] / "docs" / "lanes.svg"
-INK, MUTED, ENSEMBLE = "#1f2937", "#6b7280", "#7c3aed"
+ENSEMBLE = "#7c3aed"
 TRAIN, VALIDATION, TEST = "#bfdbfe", "#f59e0b", "#10b981"
-STYLE = {
-    "font.family": "sans-serif",
-    "font.size": 10,
-    "svg.fonttype": "none",
-    "text.parse_math": False,  # a column may be called $x
-    "axes.edgecolor": "#9ca3af",
-    "axes.labelcolor": INK,
-    "axes.titlesize": 10.5,
-    "axes.titlecolor": INK,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#eef0f3",
-    "text.color": INK,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "legend.frameon": False,
-    "legend.fontsize": 9,
-    "lines.linewidth": 1.4,
-}
 LANES = ((0, 0, 62), (1, 0, 48), (2, 0, 80), (3, 0, 55), (1, 48, 33), (3, 55, 37), (0, 62, 22))
 """Place, start and length of some lanes"""
 

@@ -20,7 +20,7 @@ UNITS = {
 }
 """Units by the last part of a column's name, as in voltage_mV"""
 QUANTITIES = {"voltage": "V", "current": "A", "power": "W", "time": "s", "duration": "s"}
-"""Quantities whose unit of one letter is told from other last letters, as in voltage_V"""
+"""Quantities that may end in a unit of one letter, as voltage_V does"""
 BRACKETS = re.compile(r"[\[(]([^\[\]()]{1,12})[\])]\s*$")
 METRIC_NAMES = {"log_loss": "log-loss", "balanced_accuracy": "balanced accuracy"}
 
