@@ -211,7 +211,7 @@ def draw_ends(trials: Sequence[Trial]) -> Markup:
     most = max(max(counts) for counts in epochs.values())
     edges = np.arange(-0.5, most + 1) if most <= MAX_BARS else np.linspace(-0.5, most + 0.5, 31)
     bars = {state: np.histogram(counts, edges)[0] for state, counts in epochs.items()}
-    highest = float(sum(bars.values()).max()) if bars else 1.0  # type: ignore[union-attr]
+    highest = float(np.sum(list(bars.values()), axis=0).max())
     x = Scale(-0.5, most + 0.5, whole=True)
     y = Scale(0.0, 1.05 * highest, whole=True)
     chart = Chart(x, y, "epochs", "trials that ended", 200)
