@@ -38,6 +38,8 @@ def name_type(annotation: Any) -> str:
         parts = [part for part in get_args(annotation) if part is not type(None)]
         if {str, int, float, bool} <= set(parts):
             return " or ".join(["value", *(name_type(p) for p in parts if get_origin(p))])
+        if all(hasattr(part, "model_fields") for part in parts):
+            return "table"
         named = [name_type(part) for part in parts]
         return " or ".join(dict.fromkeys(named))
     if origin is tuple:
@@ -86,6 +88,15 @@ def find_section(annotation: Any) -> Any:
     return next((part for part in parts if hasattr(part, "model_fields")), None)
 
 
+def list_steps(annotation: Any) -> Iterator[Any]:
+    """Yield the sections that an entry of a list may be: the steps of `data.prepare`."""
+    while get_origin(annotation) in (Annotated, tuple):
+        annotation = get_args(annotation)[0]
+    for part in get_args(annotation):
+        if hasattr(part, "model_fields") and "step" in part.model_fields:
+            yield part
+
+
 def page() -> str:
     parts = [INTRO, *build_rows(Config, "")]
     for name, field in Config.model_fields.items():
@@ -106,6 +117,10 @@ def page() -> str:
                 whose = "" if found is deeper.annotation else "An entry of "
                 parts += ["", f"### {whose}{name}.{inner}", "", inspect.getdoc(found), ""]
                 parts += build_rows(found, "" if whose else f"{name}.{inner}.")
+            for step in list_steps(deeper.annotation):
+                kind = step.model_fields["step"].default
+                parts += ["", f'### {name}.{inner}: step = "{kind}"', "", inspect.getdoc(step), ""]
+                parts += build_rows(step, "")
     return "\n".join(parts) + "\n"
 
 

@@ -4,9 +4,10 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from slipstream.config.base import Fraction, Names, PositiveFloat, Scalar, Scalars, Section
+from slipstream.config.prepare import LabelStep, PrepareStep, name_step, parse_steps
 
 SIMULATED = "simulated:"
 """Paths that start so name an embedded data set instead of a file."""
@@ -211,6 +212,11 @@ class Data(Section):
     gap, and no window crosses it. `inf`: rows are always consecutive."""
     short: Literal["error", "drop"] = "error"
     """Series with fewer rows than one window: raise an error or drop them."""
+    prepare: Annotated[tuple[PrepareStep, ...], Field(strict=False)] = ()
+    """Steps that turn the rows of the file into the rows that windows are cut from, in order:
+    `resample`, `filter`, `formula`, `calendar`, `join`, `label`, `unit`, `pad`, `clip`, `outliers`.
+    Each is a table `[[data.prepare]]`; docs/data.md explains them. `predict` and `evaluate` repeat
+    them."""
     period: PositiveInt | None = None
     """Rows of one season, for the seasonal baseline. Default: a day, week or year, by the time
     column's step."""
@@ -227,6 +233,11 @@ class Data(Section):
     @property
     def paths(self) -> tuple[str, ...]:
         return (self.path,) if isinstance(self.path, str) else self.path or ()
+
+    @field_validator("prepare", mode="before")
+    @classmethod
+    def _parse_prepare(cls, entries: Any) -> Any:
+        return parse_steps(entries)
 
     @model_validator(mode="before")
     @classmethod
@@ -290,6 +301,24 @@ class Data(Section):
                 raise ValueError(
                     f'data.channels = "independent" reads every target; add "{lost[0]}" to '
                     "data.inputs"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _check_labels(self) -> Self:
+        for number, step in enumerate(self.prepare, start=1):
+            if not isinstance(step, LabelStep):
+                continue
+            where = name_step(number, step)
+            if self.task != "classify" or self.targets != (step.name,):
+                raise ValueError(
+                    f'{where} makes classes; set data.task = "classify" and data.targets = '
+                    f'["{step.name}"]'
+                )
+            if step.name in (*(self.inputs or ()), *self.static):
+                raise ValueError(
+                    f'{where}: "{step.name}" is made from rows to come and can only be a target; '
+                    "remove it from data.inputs and data.static"
                 )
         return self
 

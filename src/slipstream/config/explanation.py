@@ -6,6 +6,7 @@ named with the file and line, or the option, that it comes from.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -89,6 +90,8 @@ KEY = r"""(?:[\w-]+|"[^"\n]*"|'[^'\n]*')"""
 TABLE_LINE = re.compile(rf"\s*\[\[?\s*({KEY}(?:\s*\.\s*{KEY})*)\s*\]")
 KEY_LINE = re.compile(rf"\s*({KEY}(?:\s*\.\s*{KEY})*)\s*=")
 DOTTED = re.compile(r"\b[a-z]+(?:\.[a-z_]+)+\b")
+STEP = re.compile(r"\bdata\.prepare, step (\d+)")
+STEP_HEADING = r"^[ \t]*\[\[\s*data\s*\.\s*prepare\s*\]\]"
 TOML_POSITION = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
 
 
@@ -122,6 +125,11 @@ class Origin:
             for key, option in self.overrides.items():
                 if key == path or (len(path) > 1 and key[: len(path)] == path[: len(key)]):
                     return option
+        if step := STEP.search(problem.message):
+            headings = re.finditer(STEP_HEADING, self.text, re.MULTILINE)
+            match = next(itertools.islice(headings, int(step[1]) - 1, None), None)
+            if match:
+                return f"{self.name}, line {self.text.count(chr(10), 0, match.start()) + 1}"
         lines = (find_line(self.text, path) for path in (*named, problem.path))
         line = next((line for line in lines if line), None)
         return f"{self.name}, line {line}" if line else self.name

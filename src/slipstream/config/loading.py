@@ -30,7 +30,7 @@ from slipstream.run_names import OUT, find_run, is_run
 
 TABLES = (".csv", ".tsv", ".parquet", ".arrow", ".feather", ".xlsx", ".gz", ".zip")
 """Endings of files that are data and not settings"""
-ENCODER_SETTINGS = ("context", "scale", "channels", "inputs")
+ENCODER_SETTINGS = ("context", "scale", "channels", "inputs", "prepare")
 """Settings of `[data]` that follow from a pre-trained encoder"""
 PATHS = (("data", "path"), ("data", "labels"))
 """Settings that name files and folders to read"""
@@ -55,6 +55,7 @@ def load(source: Config | str | Path | Mapping[str, Any], overrides: Iterable[st
         name = str(source)
     origin = Origin(name, text, dict(_apply_override(settings, each) for each in overrides))
     _map_paths(settings, lambda path: str(Path(path).absolute()))
+    _map_join_paths(settings, lambda path: str(Path(path).absolute()))
     _map_paths(settings, lambda name: _find_encoder(name, settings.get("out", OUT)), ENCODER)
     settings = _add_encoder_settings(settings)
     try:
@@ -189,6 +190,7 @@ def _read_toml(path: Path) -> tuple[dict[str, Any], str]:
         return str(beside) if is_run(beside) else each
 
     _map_paths(settings, resolve)
+    _map_join_paths(settings, resolve)
     _map_paths(settings, resolve_run, ENCODER)
     return settings, text
 
@@ -218,6 +220,19 @@ def _map_paths(
             settings[section] = values | {key: mapped}
 
 
+def _map_join_paths(settings: dict[str, Any], change: Callable[[str], str]) -> None:
+    """Change the paths of the tables that steps of `data.prepare` join."""
+    data = settings.get("data")
+    if not isinstance(data, dict) or not isinstance(data.get("prepare"), (list, tuple)):
+        return
+
+    def map_one(step: Any) -> Any:
+        has_path = isinstance(step, dict) and isinstance(step.get("path"), str) and step["path"]
+        return step | {"path": change(step["path"])} if has_path else step
+
+    settings["data"] = data | {"prepare": [map_one(step) for step in data["prepare"]]}
+
+
 def _find_encoder(name: str, out: Any) -> str:
     """Return the absolute path of the run that `train.init_from` names; an absolute path is not
     completed, since the config of a run has to mean the same run for ever."""
@@ -239,7 +254,8 @@ def _add_encoder_settings(settings: dict[str, Any]) -> dict[str, Any]:
     data, model, train = sections["data"], sections["model"], sections["train"]
     encoder = train.get("init_from")
     unset = [key for key in Model.model_fields if key not in model]
-    unset += [key for key in ENCODER_SETTINGS if key not in data]
+    # runs of version 0.1 lack data.prepare
+    unset += [key for key in ENCODER_SETTINGS if key not in (*data, "prepare")]
     if not isinstance(encoder, str) or not unset:
         return settings  # a run's own config is complete and needs no encoder folder
     try:

@@ -158,6 +158,8 @@ class _Source(NamedTuple):
 
 def _read_source(config: Config, table: Any) -> _Source:
     data = config.data
+    if data.prepare:
+        raise UserError("data.prepare: the steps are not carried out yet")
     tables = read_tables(data, table)
     roles, notes = find_roles(tables[0], data)
     notes += find_duplicates(tables)

@@ -1,0 +1,386 @@
+"""The steps of `[[data.prepare]]`: what happens to the rows between the file and the windows."""
+
+import datetime
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, Self, get_args
+
+from pydantic import Field, PositiveInt, ValidationError, model_validator
+
+from slipstream.config.base import Fraction, Names, PositiveFloat, Section
+from slipstream.config.explanation import explain, format_value
+from slipstream.text import find_nearest
+
+UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+UNITS_S |= {"w": 7 * 86400.0}
+DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
+Duration = PositiveFloat | str
+"""Seconds (the time column's own unit where times are numbers), or a text such as "15min" """
+
+
+def parse_duration(value: float | str, setting: str) -> float:
+    """Return a duration in seconds; "15min", "4h" and "1d" are accepted beside numbers."""
+    if not isinstance(value, str):
+        return float(value)
+    match = DURATION.fullmatch(value)
+    seconds = UNITS_S.get(match[2]) if match else None
+    if match is None or seconds is None or not float(match[1]) > 0:
+        raise ValueError(
+            f"{setting} is {format_value(value)}; it should be a number of seconds or a text such "
+            f'as "15min" ({", ".join(UNITS_S)})'
+        )
+    return float(match[1]) * seconds
+
+
+class ResampleStep(Section):
+    """One row every `every`, from gap to gap."""
+
+    step: Literal["resample"] = "resample"
+    every: Duration
+    """The new time step: seconds, or a text such as `"15min"`, `"4h"`."""
+    method: Literal["mean", "last", "linear", "nearest"] = "mean"
+    """`"mean"` of the rows since the new row before it, `"last"` known value, `"linear"` between
+    neighbours or the `"nearest"` row; the latter two look ahead."""
+    limit: Duration | None = None
+    """Gaps in time longer than this stay gaps. Default: three times the larger of the usual step
+    and `every`."""
+    lookahead: bool = False
+    """Accept that the step looks ahead."""
+
+    @model_validator(mode="after")
+    def _check_durations(self) -> Self:
+        parse_duration(self.every, "every")
+        if self.limit is not None:
+            parse_duration(self.limit, "limit")
+        return self
+
+
+class FilterStep(Section):
+    """Smooth columns over past rows."""
+
+    step: Literal["filter"] = "filter"
+    kind: Literal["ema", "moving_average", "median", "butterworth", "savgol"]
+    """Exponential or moving average, moving median, Butterworth low-pass, Savitzky-Golay."""
+    columns: Annotated[Names, Field(min_length=1)]
+    """The columns to filter."""
+    rows: PositiveInt | None = None
+    """Length in rows: the window, or the span of an exponential average."""
+    cutoff_hz: PositiveFloat | None = None
+    """Cut-off frequency of a Butterworth filter, below half of the sampling rate."""
+    order: PositiveInt | None = None
+    """Order of a Butterworth filter, or degree of the Savitzky-Golay polynomial (default 2)."""
+    centered: bool = False
+    """Use as many rows after as before each row; needs `lookahead`."""
+    into: str | Names | None = None
+    """Names of new columns; by default the columns are replaced."""
+    lookahead: bool = False
+    """Accept that the step looks ahead."""
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The columns that are written, one for each of `columns`."""
+        return self.columns if self.into is None else _to_names(self.into)
+
+    @model_validator(mode="after")
+    def _check_kind(self) -> Self:
+        needs, other = ("rows", "cutoff_hz")
+        if self.kind == "butterworth":
+            needs, other = other, needs
+        if getattr(self, needs) is None:
+            raise ValueError(f'kind = "{self.kind}" needs {needs}')
+        if getattr(self, other) is not None:
+            raise ValueError(f'kind = "{self.kind}" takes {needs}, not {other}; remove it')
+        if self.order is not None and self.kind not in ("butterworth", "savgol"):
+            raise ValueError(f'order does not apply to kind = "{self.kind}"; remove it')
+        if self.centered and self.kind in ("ema", "butterworth"):
+            raise ValueError(f'kind = "{self.kind}" cannot be centered; remove it')
+        if self.kind == "savgol" and self.rows is not None and self.rows <= (self.order or 2):
+            raise ValueError(
+                f"a polynomial of degree {self.order or 2} needs more rows; raise rows"
+            )
+        _check_outputs(self.columns, self.into)
+        return self
+
+
+class FormulaStep(Section):
+    """A new column from an expression over columns."""
+
+    step: Literal["formula"] = "formula"
+    name: Annotated[str, Field(min_length=1)]
+    """Name of the new column."""
+    value: Annotated[str, Field(min_length=1)]
+    """The expression, as in `"voltage * lag(current, 1)"`; names that are not identifiers stand in
+    backticks."""
+    lookahead: bool = False
+    """Accept that the step looks ahead, as `lag(x, -1)` does."""
+
+
+class CalendarStep(Section):
+    """Columns with the position of a row in the day, week and year."""
+
+    step: Literal["calendar"] = "calendar"
+    features: Annotated[
+        tuple[Literal["hour", "weekday", "day_of_year", "month"], ...], Field(strict=False)
+    ] = ()
+    """Each becomes two columns, its sine and cosine: `hour_sin`, `hour_cos`."""
+    holidays: Names = ()
+    """Dates such as `"2026-12-25"`; the column `holiday` is 1 on these days and 0 on others."""
+    zone: str | None = None
+    """The time zone of the calendar, as in `"Europe/Berlin"`, where the times are UTC. Default: the
+    times as they are written."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_dates(cls, settings: Any) -> Any:
+        if not isinstance(settings, dict) or not isinstance(
+            settings.get("holidays"), (list, tuple)
+        ):
+            return settings
+        dates = [
+            str(one) if isinstance(one, datetime.date) else one for one in settings["holidays"]
+        ]
+        return settings | {"holidays": dates}
+
+    @model_validator(mode="after")
+    def _check_dates(self) -> Self:
+        if not self.features and not self.holidays:
+            raise ValueError('features is missing, as in features = ["hour", "weekday"]')
+        for date in self.holidays:
+            try:
+                datetime.date.fromisoformat(date)
+            except ValueError:
+                raise ValueError(
+                    f'holidays has {format_value(date)}; write dates as "2026-12-25"'
+                ) from None
+        return self
+
+
+class JoinStep(Section):
+    """Columns of another table, as they were known at each row's time."""
+
+    step: Literal["join"] = "join"
+    path: str
+    """The file to join: CSV, Parquet or Arrow."""
+    time: str | None = None
+    """Its time column; by default the name of `data.time`."""
+    time_format: str | None = None
+    """Format of text in its time column; by default `data.time_format`."""
+    id: str | Names | None = None
+    """Columns that must be equal in both tables, beside the time."""
+    columns: Names | None = None
+    """The columns to take over. Default: every numeric column."""
+    prefix: str = ""
+    """Put before the names of the columns."""
+    period: Duration | None = None
+    """How much time a row of the file covers; needed with `label = "start"`."""
+    label: Literal["start", "end"] = "start"
+    """Where a row's time stamp lies: at the `"start"` of its period, so that it is known `period`
+    later, or at the `"end"`, when it is known."""
+    delay: Duration | None = None
+    """How much later than that a row becomes known."""
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return _to_names(self.id)
+
+    @property
+    def lag_s(self) -> float:
+        """Seconds from a row's time stamp to the time from which on it is known."""
+        period = parse_duration(self.period or 0.0, "period") if self.label == "start" else 0.0
+        return period + parse_duration(self.delay or 0.0, "delay")
+
+    @model_validator(mode="after")
+    def _check_period(self) -> Self:
+        if self.label == "start" and self.period is None:
+            raise ValueError(
+                "period is missing: a row is known at the end of its period; set it, as in "
+                'period = "4h", or set label = "end" where the time stamp is when it was known'
+            )
+        if not math.isfinite(self.lag_s):
+            raise ValueError("period and delay must be finite")
+        return self
+
+
+class LabelStep(Section):
+    """Classes from the rows to come: up, flat or down. Only ever a target."""
+
+    step: Literal["label"] = "label"
+    name: Annotated[str, Field(min_length=1)] = "label"
+    """Name of the new column, which `data.targets` has to name."""
+    column: str
+    """The column whose moves are labelled."""
+    kind: Literal["move", "barrier", "sign"] = "move"
+    """`"move"`: the change over the next `rows` rows, beyond `up` or `down`. `"barrier"`: which of
+    the two is reached first within these rows. `"sign"`: whether the value is higher or lower
+    then."""
+    rows: PositiveInt
+    """How many rows ahead."""
+    up: PositiveFloat | None = None
+    """The rise from which on the class is up: 0.006 for 0.6 %."""
+    down: PositiveFloat | None = None
+    """The fall from which on the class is down. Default: as `up`."""
+    relative: bool = True
+    """Whether `up` and `down` are shares of the column's value, not differences."""
+    high: str | None = None
+    """With `"barrier"`: the column that reaches the upper barrier, such as a bar's high."""
+    low: str | None = None
+    """With `"barrier"`: the column that reaches the lower barrier, such as a bar's low."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return ("down", "up") if self.kind == "sign" else ("down", "flat", "up")
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The columns that the label is computed from."""
+        return tuple(name for name in (self.column, self.high, self.low) if name is not None)
+
+    @model_validator(mode="after")
+    def _check_thresholds(self) -> Self:
+        if self.kind != "sign" and self.up is None:
+            raise ValueError(f'kind = "{self.kind}" needs up, as in up = 0.006')
+        names = ["high", "low"] if self.kind == "move" else []
+        names = ["up", "down", "high", "low"] if self.kind == "sign" else names
+        for name in names:
+            if getattr(self, name) is not None:
+                raise ValueError(f'{name} does not apply to kind = "{self.kind}"; remove it')
+        return self
+
+
+class UnitStep(Section):
+    """Convert columns to another unit: value * factor + offset."""
+
+    step: Literal["unit"] = "unit"
+    columns: Annotated[Names, Field(min_length=1)]
+    """The columns to convert, in place."""
+    factor: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+    """What values are multiplied by."""
+    offset: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    """What is added then."""
+    unit: Annotated[str, Field(min_length=1)]
+    """The new unit's name."""
+
+    @model_validator(mode="after")
+    def _check_factor(self) -> Self:
+        if not self.factor:
+            raise ValueError("factor is 0, which makes every value the same; correct it")
+        return self
+
+
+class PadStep(Section):
+    """Rows before each series' first: context only, never scored."""
+
+    step: Literal["pad"] = "pad"
+    rows: PositiveInt | None = None
+    """How many rows. Default: `data.context` - 1, so that every row of a series has a context."""
+    value: Literal["first", "zero"] = "first"
+    """What they hold: the first row's values, or zeros."""
+
+
+class ClipStep(Section):
+    """Limit columns to a range."""
+
+    step: Literal["clip"] = "clip"
+    columns: Annotated[Names, Field(min_length=1)]
+    """The columns to limit, in place."""
+    low: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    """The lowest value."""
+    high: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    """The highest value."""
+
+    @model_validator(mode="after")
+    def _check_limits(self) -> Self:
+        if self.low is None and self.high is None:
+            raise ValueError("low and high are both missing; set one of them")
+        if self.low is not None and self.high is not None and self.low >= self.high:
+            raise ValueError(f"low = {self.low:g} is not below high = {self.high:g}")
+        return self
+
+
+class OutliersStep(Section):
+    """Limit columns to a range that is fitted on the training rows, and stored with the model."""
+
+    step: Literal["outliers"] = "outliers"
+    columns: Annotated[Names, Field(min_length=1)]
+    """The columns to limit, in place."""
+    method: Literal["quantile", "robust_z"] = "robust_z"
+    """`"quantile"`: from one quantile to another. `"robust_z"`: so many deviations around the
+    median, of which one is 1.4826 times the median distance from it."""
+    low: Fraction = 0.001
+    """The lower quantile."""
+    high: Fraction = 0.999
+    """The upper quantile."""
+    z: PositiveFloat = 6.0
+    """Deviations from the median, for `"robust_z"`."""
+    action: Literal["clip", "missing"] = "clip"
+    """What happens to values outside: moved to the limit, or taken as missing (`data.missing`)."""
+
+    @model_validator(mode="after")
+    def _check_quantiles(self) -> Self:
+        if self.low >= self.high:
+            raise ValueError(f"low = {self.low:g} is not below high = {self.high:g}")
+        return self
+
+
+PrepareStep = (
+    ResampleStep
+    | FilterStep
+    | FormulaStep
+    | CalendarStep
+    | JoinStep
+    | LabelStep
+    | UnitStep
+    | PadStep
+    | ClipStep
+    | OutliersStep
+)
+STEPS: dict[str, type[Section]] = {
+    one.model_fields["step"].default: one for one in get_args(PrepareStep)
+}
+
+
+def name_step(number: int, step: PrepareStep | str) -> str:
+    """Name a step as messages do; steps are counted from 1."""
+    kind = step if isinstance(step, str) else step.step
+    return f"data.prepare, step {number} ({kind})"
+
+
+def parse_steps(entries: Any) -> Any:
+    """Return the steps of a list of tables; the message of a ValueError names the step."""
+    if isinstance(entries, Mapping) or not isinstance(entries, Iterable):
+        raise ValueError("data.prepare is a list of steps; write each below [[data.prepare]]")
+    return tuple(_parse_step(number, entry) for number, entry in enumerate(entries, start=1))
+
+
+def _parse_step(number: int, entry: Any) -> Any:
+    if isinstance(entry, get_args(PrepareStep)):
+        return entry
+    where = f"data.prepare, step {number}"
+    if not isinstance(entry, Mapping):
+        raise ValueError(f"{where} is {format_value(entry)}; it should be a table")
+    kind = entry.get("step")
+    if kind not in STEPS:
+        what = 'has no "step"' if kind is None else f"is {format_value(kind)}, which is no step"
+        nearest = find_nearest(kind, STEPS) if isinstance(kind, str) else None
+        hint = f'did you mean "{nearest}"?' if nearest else f"there are {', '.join(STEPS)}"
+        raise ValueError(f"{where} {what}; {hint}")
+    try:
+        return STEPS[kind].model_validate(dict(entry))
+    except ValidationError as error:
+        problems = "; ".join(one.message for one in explain(error, STEPS[kind]))
+        raise ValueError(f"{name_step(number, kind)}: {problems}") from None
+
+
+def _to_names(value: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else value or ()
+
+
+def _check_outputs(columns: tuple[str, ...], into: str | tuple[str, ...] | None) -> None:
+    for names in (columns, _to_names(into)):
+        if len(set(names)) < len(names):
+            raise ValueError("a column is named twice")
+    if into is not None and len(_to_names(into)) != len(columns):
+        raise ValueError(
+            f"columns has {len(columns)} names and into {len(_to_names(into))}; give one for each"
+        )
