@@ -43,11 +43,11 @@ LAYERS = [
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 ORDER = {
     "data": [
-        "io io.compression io.csv io.memory io.times labels missing simulated simulated.bars "
-        "simulated.cell windows",
-        "io.decimals io.table",
-        "io.columns io.disk",
-        "io.files labels.classes roles",
+        "io io.compression io.csv io.memory io.times labels missing prepare prepare.calendars "
+        "prepare.rolling prepare.spans simulated simulated.bars simulated.cell windows",
+        "io.decimals io.table prepare.filters prepare.joins prepare.resampling",
+        "io.columns io.disk prepare.functions",
+        "io.files labels.classes prepare.formulas roles",
         "prediction_columns series",
         "labels.intervals scaler splits",
         "folds labels.selection stream",

@@ -43,8 +43,8 @@ class ResampleStep(Section):
     """`"mean"` of the rows since the new row before it, `"last"` known value, `"linear"` between
     neighbours or the `"nearest"` row; the latter two look ahead."""
     limit: Duration | None = None
-    """Gaps in time longer than this stay gaps. Default: three times the larger of the usual step
-    and `every`."""
+    """Gaps in time longer than this stay gaps. Default: three times `every`; rows that usually lie
+    further apart need a limit."""
     lookahead: bool = False
     """Accept that the step looks ahead."""
 

@@ -1,0 +1,140 @@
+"""Hour, weekday, day of the year, month and holidays of timestamps.
+
+All of them follow from a row's own time stamp, so they are known for rows to come.
+"""
+
+import datetime as dt
+import zoneinfo
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from slipstream.errors import UserError
+from slipstream.text import find_nearest
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Times = npt.NDArray[Any]
+Feature = Literal["hour", "weekday", "day_of_year", "month", "holiday"]
+
+DAY_US = 86_400_000_000
+HOUR_US = 3_600_000_000
+MINUTE_US = 60_000_000
+THURSDAY = 3
+"""The weekday of 1 January 1970, counted from Monday"""
+
+
+def compute_calendar(
+    times: Times,
+    features: Sequence[str],
+    *,
+    holidays: Iterable[str | dt.date] = (),
+    zone: str | None = None,
+) -> dict[str, Floats]:
+    """Return the columns of the features: `hour` gives hour_sin and hour_cos, `holiday` one column.
+
+    The hour has its fraction, so 18:30 lies between 18:00 and 19:00; the day of the year and the
+    month are whole and begin at 0. A holiday is 1, another day 0. With a `zone`, such as
+    "Europe/Berlin", the times are read as UTC and the features are those of the local clock.
+    """
+    local = convert_to_local(times, zone)
+    dates = parse_dates(holidays)
+    columns: dict[str, Floats] = {}
+    for name in features:
+        if name == "holiday":
+            if not dates:
+                raise UserError('the feature "holiday" needs the dates: set holidays')
+            days = np.array(dates, dtype="datetime64[D]").astype(np.int64)
+            columns[name] = np.isin(local // DAY_US, days).astype(np.float64)
+        else:
+            angle = _compute_turns(local, name) * (2 * np.pi)
+            columns |= {f"{name}_sin": np.sin(angle), f"{name}_cos": np.cos(angle)}
+    return columns
+
+
+def name_columns(features: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of the columns that `compute_calendar` makes."""
+    pairs = ((name,) if name == "holiday" else (f"{name}_sin", f"{name}_cos") for name in features)
+    return tuple(name for pair in pairs for name in pair)
+
+
+def convert_to_local(times: Times | None, zone: str | None) -> Ints:
+    """Return timestamps as microseconds of the local clock; plain numbers have no calendar."""
+    if times is None or times.dtype != np.int64:
+        holds = "has no times" if times is None else "holds plain numbers, not dates"
+        raise UserError(f"data.time {holds}; the calendar needs dates or timestamps")
+    if zone is None:
+        return times
+    check_zone(zone)
+    utc = pa.array(times, pa.timestamp("us", "UTC")).cast(pa.timestamp("us", zone))
+    return np.asarray(pc.local_timestamp(utc).cast(pa.int64()).to_numpy(), dtype=np.int64)
+
+
+def check_zone(zone: str) -> None:
+    """Refuse the name of a time zone that does not exist."""
+    try:
+        zoneinfo.ZoneInfo(zone)
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
+        nearest = find_nearest(zone, zoneinfo.available_timezones())
+        hint = f'did you mean "{nearest}"?' if nearest else 'write one such as "Europe/Berlin"'
+        raise UserError(f'there is no time zone "{zone}"; {hint}') from None
+
+
+def parse_dates(dates: Iterable[str | dt.date]) -> list[dt.date]:
+    """Return the dates of a list of texts such as "2026-12-25"."""
+    result = []
+    for date in dates:
+        try:
+            result.append(dt.date.fromisoformat(date) if isinstance(date, str) else date)
+        except ValueError:
+            raise UserError(f'"{date}" is not a date; write it as in "2026-12-25"') from None
+    return result
+
+
+def compute_hour(local: Ints) -> Floats:
+    """Return the whole hour of the day, 0 to 23."""
+    return (local % DAY_US // HOUR_US).astype(np.float64)
+
+
+def compute_minute(local: Ints) -> Floats:
+    """Return the whole minute of the hour, 0 to 59."""
+    return (local % HOUR_US // MINUTE_US).astype(np.float64)
+
+
+def compute_weekday(local: Ints) -> Floats:
+    """Return the day of the week: 0 for Monday to 6 for Sunday."""
+    return ((local // DAY_US + THURSDAY) % 7).astype(np.float64)
+
+
+def compute_day_of_year(local: Ints) -> Floats:
+    """Return the day of the year: 1 for 1 January to 365 or 366."""
+    days = (local // DAY_US).astype("datetime64[D]")
+    first = days.astype("datetime64[Y]").astype("datetime64[D]")
+    return (days.astype(np.int64) - first.astype(np.int64) + 1).astype(np.float64)
+
+
+def compute_month(local: Ints) -> Floats:
+    """Return the month, 1 to 12."""
+    months = (local // DAY_US).astype("datetime64[D]").astype("datetime64[M]")
+    return (months.astype(np.int64) % 12 + 1).astype(np.float64)
+
+
+def _compute_turns(local: Ints, feature: str) -> Floats:
+    """Return how much of its circle a feature has gone round, from 0 to 1."""
+    match feature:
+        case "hour":
+            return (local % DAY_US) / DAY_US
+        case "weekday":
+            return compute_weekday(local) / 7
+        case "day_of_year":
+            return (compute_day_of_year(local) - 1) / 366
+        case "month":
+            return (compute_month(local) - 1) / 12
+    raise UserError(
+        f'there is no calendar feature "{feature}"; use hour, weekday, day_of_year, month or '
+        "holiday"
+    )

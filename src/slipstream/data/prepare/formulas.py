@@ -1,0 +1,372 @@
+"""Formulas: a new column from an expression over columns, numbers and the functions listed.
+
+A formula is not code. Its characters are checked first, then Python's parser makes a tree of it,
+and only the nodes listed here are taken over into a tree of our own; nothing is compiled or
+evaluated by Python. Names are columns; those that are not plain ASCII identifiers stand in
+backticks.
+"""
+
+import ast
+import re
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream.data.prepare.calendars import convert_to_local
+from slipstream.data.prepare.functions import FUNCTIONS, MOST_ROWS, OPERATORS, Function
+from slipstream.data.prepare.rolling import split_rows
+from slipstream.errors import UserError
+from slipstream.text import find_nearest
+
+Floats = npt.NDArray[np.float64]
+Times = npt.NDArray[Any]
+
+LONGEST = 1000
+DEEPEST = 50
+SHOWN = 80
+"""Characters of a formula that messages repeat"""
+LARGEST_EXPONENT = 16
+LARGEST_NUMBER = 1e30
+ALLOWED = re.compile(r"[A-Za-z0-9_.,()+\-*/%<>=! \t\r\n]")
+"""Outside of backticks; no quotes, brackets, braces, colons, semicolons, backslashes, nor @ or #"""
+QUOTED = re.compile("`([^`]*)`")
+MARK = "λ"
+"""Begins what stands for a name in backticks while Python parses; formulas cannot contain it"""
+BINARY: dict[type[ast.operator], str] = {
+    ast.Add: "+",
+    ast.Sub: "-",
+    ast.Mult: "*",
+    ast.Div: "/",
+    ast.FloorDiv: "//",
+    ast.Mod: "%",
+    ast.Pow: "**",
+}
+COMPARISONS: dict[type[ast.cmpop], str] = {
+    ast.Lt: "<",
+    ast.LtE: "<=",
+    ast.Gt: ">",
+    ast.GtE: ">=",
+    ast.Eq: "==",
+    ast.NotEq: "!=",
+}
+INSTEAD = {"&": "use and", "|": "use or", "~": "use not", "^": "use **", "[": "use lag(x, rows)"}
+"""What to write for characters that other languages have"""
+HINTS: dict[type[ast.AST], str] = {
+    ast.IfExp: "use where(condition, if_true, if_false)",
+    ast.Attribute: "a point belongs to a number only; put a column with a point in backticks",
+    ast.Tuple: "use commas between arguments only",
+    ast.Starred: "use commas between arguments only",
+    ast.GeneratorExp: "there are no loops",
+}
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number in a formula."""
+
+    value: float
+
+
+@dataclass(frozen=True)
+class ColumnName:
+    """A column in a formula."""
+
+    name: str
+    position: int
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A function or an operator in a formula, with its arguments."""
+
+    name: str
+    arguments: tuple["Node", ...]
+    rows: int | None = None
+
+    @property
+    def function(self) -> Function:
+        return OPERATORS[self.name] if self.name in OPERATORS else FUNCTIONS[self.name]
+
+
+Node = Number | ColumnName | Operation
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A checked formula."""
+
+    text: str
+    root: Node
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that it reads, each once, in the order of the text."""
+        return tuple(dict.fromkeys(leaf.name for leaf in _list_columns(self.root)))
+
+    @property
+    def needs_times(self) -> bool:
+        """Whether it uses the time stamps of the rows."""
+        return any(one.function.takes == "times" for one in _list_operations(self.root))
+
+    @property
+    def look_back(self) -> int | None:
+        """How many rows before a row its value depends on; None: on all of them."""
+        return _get_reach(self.root)[0]
+
+    @property
+    def look_ahead(self) -> int:
+        """How many rows after a row its value depends on."""
+        return _get_reach(self.root)[1]
+
+    def check_columns(self, known: Iterable[str]) -> None:
+        """Refuse a column that is not among the known ones."""
+        names = list(known)
+        for leaf in _list_columns(self.root):
+            if leaf.name not in names:
+                nearest = find_nearest(leaf.name, names)
+                listed = f"there are {', '.join(names[:20])}"
+                hint = f'did you mean "{nearest}"?' if nearest else listed
+                _refuse(self.text, leaf.position, f'no column "{leaf.name}"; {hint}')
+
+    def evaluate(self, columns: Mapping[str, Floats], times: Times | None = None) -> Floats:
+        """Return the column of a series; what is not finite is missing."""
+        self.check_columns(columns)
+        names = self.columns
+        local = convert_to_local(times, None) if self.needs_times else None
+        num_rows = len(columns[names[0]]) if names else len(local if local is not None else ())
+        back, ahead = _get_reach(self.root)
+        result = np.empty(num_rows)
+        parts = split_rows(num_rows, num_rows if back is None else back, ahead)
+        with np.errstate(all="ignore"):
+            for read, write, inner in parts:
+                some = {name: columns[name][read] for name in names}
+                stamps = None if local is None else local[read]
+                values = _evaluate(self.root, some, stamps, read.stop - read.start)
+                result[write] = np.broadcast_to(values, read.stop - read.start)[inner]
+        result[~np.isfinite(result)] = np.nan
+        return result
+
+
+def parse_formula(text: str) -> Formula:
+    """Return the formula of a text; anything but a formula is refused, with the position."""
+    if len(text) > LONGEST:
+        raise UserError(
+            f"the formula has {len(text):,} characters; at most {LONGEST:,} are allowed"
+        )
+    if not text.strip():
+        raise UserError("the formula is empty")
+    source, names = _replace_quoted(text)
+    root = _Parser(text, source, names).convert(_parse_python(text, source), 1)
+    formula = Formula(text, root)
+    if not formula.columns and not formula.needs_times:
+        raise UserError(f'formula "{text}": names no column')
+    return formula
+
+
+def _refuse(text: str, position: int, problem: str) -> NoReturn:
+    raise UserError(f'formula "{_shorten(text)}", position {position + 1}: {problem}')
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]} ..."
+
+
+def _replace_quoted(text: str) -> tuple[str, dict[str, str]]:
+    """Replace names in backticks by words of equal length, so that positions stay; check the
+    other characters."""
+    names: dict[str, str] = {}
+
+    def replace(match: re.Match[str]) -> str:
+        if not match[1].strip():
+            _refuse(text, match.start(), "there is no name between the backticks")
+        number = len(names)
+        word = f"{MARK}{chr(97 + number // 26)}{chr(97 + number % 26)}".ljust(len(match[0]), "_")
+        names[word] = match[1]
+        return word
+
+    spaces = QUOTED.sub(lambda match: " " * len(match[0]), text)
+    for position, character in enumerate(spaces):
+        if character == "`":
+            _refuse(text, position, "the backtick has no second one")
+        if not ALLOWED.fullmatch(character):
+            fix = INSTEAD.get(character, "put a column with such a name in backticks")
+            _refuse(text, position, f'"{character}" is not allowed in a formula; {fix}')
+    return re.sub(r"[\t\r\n]", " ", QUOTED.sub(replace, text)), names
+
+
+def _parse_python(text: str, source: str) -> ast.expr:
+    # leading spaces would be an indent; positions are corrected where they are used
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            return ast.parse(source.strip(), mode="eval").body
+    except SyntaxError as error:
+        start = len(source) - len(source.lstrip())
+        position = min(start + max((error.offset or 1) - 1, 0), len(text) - 1)
+        _refuse(text, position, f"not a formula, at {_quote_near(text, position)}")
+    except (ValueError, MemoryError, RecursionError, OverflowError):
+        problem = "nested too deep, or a number is too long"
+        raise UserError(f'formula "{_shorten(text)}": {problem}') from None
+
+
+def _quote_near(text: str, position: int) -> str:
+    return f'"{text[position : position + 20]}"'
+
+
+@dataclass(frozen=True)
+class _Parser:
+    """Takes over the allowed nodes of Python's tree."""
+
+    text: str
+    source: str
+    names: Mapping[str, str]
+
+    def convert(self, node: ast.expr, depth: int) -> Node:
+        if depth > DEEPEST:
+            self.refuse(node, f"nested more than {DEEPEST} deep; split it into several formulas")
+        match node:
+            case ast.Constant():
+                return Number(self.read_number(node))
+            case ast.Name(id=name):
+                return ColumnName(self.names.get(name, name), self.get_position(node))
+            case ast.UnaryOp(op=ast.UAdd(), operand=operand):
+                return self.convert(operand, depth + 1)
+            case ast.UnaryOp(op=ast.USub() | ast.Not() as sign, operand=operand):
+                name = "negate" if isinstance(sign, ast.USub) else "not"
+                return Operation(name, (self.convert(operand, depth + 1),))
+            case ast.BinOp(left=left, op=operator, right=right) if type(operator) in BINARY:
+                if isinstance(operator, ast.Pow):
+                    self.check_exponent(right)
+                sides = (self.convert(left, depth + 1), self.convert(right, depth + 1))
+                return Operation(BINARY[type(operator)], sides)
+            case ast.BoolOp(op=operation, values=values):
+                name = "and" if isinstance(operation, ast.And) else "or"
+                return self.chain(name, [self.convert(value, depth + 1) for value in values])
+            case ast.Compare():
+                return self.convert_comparison(node, depth)
+            case ast.Call():
+                return self.convert_call(node, depth)
+        hint = HINTS.get(type(node), "use columns, numbers, operators and functions only")
+        return self.refuse(node, f"{_quote_near(self.text, self.get_position(node))}: {hint}")
+
+    def chain(self, name: str, nodes: list[Node]) -> Node:
+        result = nodes[0]
+        for node in nodes[1:]:
+            result = Operation(name, (result, node))
+        return result
+
+    def convert_comparison(self, node: ast.Compare, depth: int) -> Node:
+        """Convert a < b < c to a < b and b < c."""
+        sides = [self.convert(side, depth + 1) for side in (node.left, *node.comparators)]
+        pairs: list[Node] = []
+        for operator, left, right in zip(node.ops, sides[:-1], sides[1:], strict=True):
+            if type(operator) not in COMPARISONS:
+                self.refuse(node, "compare with <, <=, >, >=, == or !=")
+            pairs.append(Operation(COMPARISONS[type(operator)], (left, right)))
+        return self.chain("and", pairs)
+
+    def convert_call(self, node: ast.Call, depth: int) -> Node:
+        if not isinstance(node.func, ast.Name) or node.func.id in self.names:
+            self.refuse(node, "only the functions of formulas can be called, by their names")
+        name = node.func.id
+        function = FUNCTIONS.get(name)
+        if function is None:
+            nearest = find_nearest(name, FUNCTIONS)
+            hint = f'did you mean "{nearest}"?' if nearest else f"there are {', '.join(FUNCTIONS)}"
+            self.refuse(node, f'no function "{name}"; {hint}')
+        if node.keywords:
+            self.refuse(node, f"arguments have no names; write {function.usage}")
+        values, rest = node.args[: function.num_values], node.args[function.num_values :]
+        takes_rows = function.takes in ("window", "shift")
+        optional = function.default_rows is not None
+        if len(values) < function.num_values or len(rest) > takes_rows:
+            self.refuse(node, f"{name} is called as {function.usage}")
+        if takes_rows and not rest and not optional:
+            self.refuse(node, f"{name} needs a number of rows; write {function.usage}")
+        rows = self.read_rows(rest[0], name, function) if rest else function.default_rows
+        arguments = tuple(self.convert(value, depth + 1) for value in values)
+        return Operation(name, arguments, rows)
+
+    def read_rows(self, node: ast.expr, name: str, function: Function) -> int:
+        value = _read_literal(node)
+        low = -MOST_ROWS if function.takes == "shift" else function.fewest_rows
+        if not isinstance(value, int) or not low <= value <= MOST_ROWS:
+            problem = (
+                f"the second argument of {name} is a whole number of rows, {low} to {MOST_ROWS}"
+            )
+            if name in ("min", "max"):
+                problem += f"; for the {name[:3]} of two values use {name}imum(a, b)"
+            self.refuse(node, problem)
+        return value
+
+    def read_number(self, node: ast.Constant) -> float:
+        value = _read_literal(node)
+        if value is None or abs(value) > LARGEST_NUMBER:
+            self.refuse(node, "use plain numbers up to 1e30, and 1 and 0 for true and false")
+        return float(value)
+
+    def check_exponent(self, node: ast.expr) -> None:
+        value = _read_literal(node)
+        if value is None or abs(value) > LARGEST_EXPONENT:
+            self.refuse(node, f"an exponent is a number up to {LARGEST_EXPONENT}; else use exp")
+
+    def get_position(self, node: ast.expr) -> int:
+        """Return the character at which a node begins; Python counts bytes."""
+        stripped = self.source.strip()
+        before = stripped.encode()[: node.col_offset].decode()
+        return len(before) + len(self.source) - len(self.source.lstrip())
+
+    def refuse(self, node: ast.expr, problem: str) -> NoReturn:
+        _refuse(self.text, self.get_position(node), problem)
+
+
+def _read_literal(node: ast.expr) -> int | float | None:
+    """Return a number with its sign; None for all other nodes, true and false among them."""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        positive = _read_literal(node.operand) if isinstance(node.operand, ast.Constant) else None
+        return None if positive is None else -positive
+    value = node.value if isinstance(node, ast.Constant) else None
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _list_columns(node: Node) -> list[ColumnName]:
+    if isinstance(node, Operation):
+        return [leaf for one in node.arguments for leaf in _list_columns(one)]
+    return [node] if isinstance(node, ColumnName) else []
+
+
+def _list_operations(node: Node) -> list[Operation]:
+    if not isinstance(node, Operation):
+        return []
+    return [node, *(one for argument in node.arguments for one in _list_operations(argument))]
+
+
+def _get_reach(node: Node) -> tuple[int | None, int]:
+    """Return how many rows a value looks back (None: to the first row) and ahead."""
+    if not isinstance(node, Operation):
+        return 0, 0
+    back, ahead = node.function.get_reach(node.rows)
+    reaches = [_get_reach(argument) for argument in node.arguments]
+    inner_back = [one for one, _ in reaches if one is not None]
+    bounded = back is not None and len(inner_back) == len(reaches)
+    furthest = max(inner_back, default=0) + (back or 0) if bounded else None
+    return furthest, max((one for _, one in reaches), default=0) + ahead
+
+
+def _evaluate(node: Node, columns: Mapping[str, Floats], local: Any, num_rows: int) -> Any:
+    if isinstance(node, Number):
+        return np.float64(node.value)
+    if isinstance(node, ColumnName):
+        return columns[node.name]
+    function = node.function
+    if function.takes == "times":
+        return function.compute(local)
+    values = [_evaluate(one, columns, local, num_rows) for one in node.arguments]
+    if function.takes == "values" and not function.unbounded:
+        return function.compute(*values)
+    column = np.ascontiguousarray(np.broadcast_to(values[0], num_rows))
+    return function.compute(column) if node.rows is None else function.compute(column, node.rows)
