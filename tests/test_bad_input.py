@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 from typer.testing import CliRunner
 
-from slipstream.cli import app
+from slipstream.cli.commands import app
 
 ROWS = [[i, (i * 7) % 11, (i * 5) % 13] for i in range(60)]
 SETTINGS = {

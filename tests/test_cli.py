@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from slipstream import __version__
-from slipstream.cli import app
+from slipstream.cli.commands import app
 from tests.conftest import HUNG_S, slow, waves
 
 SMALL = [

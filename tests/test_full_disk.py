@@ -13,7 +13,7 @@ import pytest
 import slipstream
 from slipstream import config as configs
 from slipstream import runs
-from slipstream.cli import app
+from slipstream.cli.commands import app
 from tests.conftest import waves
 from tests.soak import forked, waited
 from tests.training.test_resume import configured

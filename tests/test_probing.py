@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import slipstream
 from slipstream import UserError, probing, runs
 from slipstream import config as configs
-from slipstream.cli import app
+from slipstream.cli.commands import app
 from slipstream.data import dataset as datasets
 from slipstream.data import windows
 from slipstream.data.simulated import bars

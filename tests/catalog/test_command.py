@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from slipstream import runs
-from slipstream.cli import app
+from slipstream.cli.commands import app
 from tests.test_cli import invoke
 
 

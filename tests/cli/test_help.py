@@ -4,7 +4,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from slipstream.cli import app
+from slipstream.cli.commands import app
 
 
 @pytest.mark.parametrize("group", [(), ("runs",), ("bench",)], ids=" ".join)

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from slipstream.cli import app
+from slipstream.cli.commands import app
 from slipstream.doctor import find_problems, inventory, techniques
 from slipstream.doctor.techniques import TIMED_OUT, IsolatedTrial, Technique
 from slipstream.terminal.doctor import print_doctor

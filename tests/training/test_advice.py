@@ -11,7 +11,7 @@ import pytest
 import slipstream
 from slipstream import config as configs
 from slipstream import runs
-from slipstream.cli import app
+from slipstream.cli.commands import app
 from slipstream.doctor import examine_job
 from slipstream.training import advice
 from tests.conftest import small_config, small_dataset, waves

@@ -10,7 +10,7 @@ import pytest
 
 from slipstream import config as configs
 from slipstream import runs
-from slipstream.cli import app
+from slipstream.cli.commands import app
 from slipstream.errors import ResumableError
 from slipstream.tuning.storage import database
 from tests.conftest import slow

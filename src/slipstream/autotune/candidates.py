@@ -14,9 +14,9 @@ from slipstream.models import OWN_KERNELS
 from slipstream.text import format_count
 
 COMPILE_S = 8.0
-BUILDING_PAYS_S = 15.0
+BUILDING_PAYS_S = 2.0
 """Length of a run from which on our own kernels are built: that takes 2 s on 16 cores, 5 s on one,
-once per machine, and saves a third or more of the steps' time, whose guess is high"""
+once per machine and shape, and saves a third or more of the steps' time in this run and the next"""
 LONG_STEP_S = 1.0
 """Guess of a step on one thread from which on that is not the first thing to time"""
 NOTHING: Mapping[str, Any] = MappingProxyType({})

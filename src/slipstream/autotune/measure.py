@@ -63,13 +63,13 @@ def choose_plan(task: TrainingTask, plan: Plan) -> Plan:
     if config.engine.plan == "off":
         return plan
     guessed_s = limit_duration(config, guess_duration_s(task, plan))
-    if SHARE_OF_RUN * guessed_s < FIRST_TRIAL_S:
-        reason = "rules of thumb: the steps are too few to measure"
-        return replace(plan, reasons=plan.reasons | {"plan": reason})
     key = compute_key(task, plan)
     rules = candidates.prefer_own_kernels(config, plan, guessed_s)
     if config.engine.plan == "cached" and (saved := read_plan(key, rules)):
         return saved
+    if SHARE_OF_RUN * guessed_s < FIRST_TRIAL_S:
+        reason = "rules of thumb: the steps are too few to measure"
+        return replace(rules, reasons=rules.reasons | {"plan": reason})
     started_at = time.perf_counter()
     measured, is_complete = measure_plan(task, rules)
     reason = f"measured in {time.perf_counter() - started_at:.1f} s"

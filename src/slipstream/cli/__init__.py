@@ -1,45 +1,19 @@
 """The command line: the only place that parses arguments.
 
-Results go to stdout, everything else to stderr. Commands import torch when they run, not here.
+Results go to stdout, everything else to stderr. Commands that need torch have it imported by a
+thread while the rest of the command line is; others never import it.
 """
 
-from typing import Annotated
+import sys
 
-import typer
-
-from slipstream.cli.catalog import runs_app
-from slipstream.cli.diagnostics import bench_app, doctor, profile
-from slipstream.cli.runs import evaluate, predict, report
-from slipstream.cli.training import ensemble, pretrain, train, tune
-from slipstream.terminal.console import prepare_streams
-
-app = typer.Typer(
-    name="slipstream",
-    help="Train sequence models on time series as fast as the hardware allows.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+from slipstream.cli import startup
 
 
 def main() -> None:
-    prepare_streams()
-    app()
+    startup.begin(sys.argv[1:])
+    from slipstream.cli.commands import app
+    from slipstream.terminal.console import prepare_streams
 
-
-@app.callback(invoke_without_command=True)
-def _print_version(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
-) -> None:
-    if version:
-        from slipstream import __version__
-
-        print(__version__)
-        raise typer.Exit
-
-
-for command in (train, pretrain, tune, evaluate, predict, report, ensemble, doctor, profile):
-    app.command()(command)
-for group in (runs_app, bench_app):
-    app.add_typer(group)
+    with startup.record_exit_code():
+        prepare_streams()
+        app()

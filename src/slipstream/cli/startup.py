@@ -1,8 +1,69 @@
-"""Keeps imports that no command needs out of the way to the first step."""
+"""Shortens the way to the first step, and from the last one to the prompt.
 
+A thread imports torch while the command line is imported and the config is read, and creates the
+GPU's context while the data are. At the end the process leaves without dismantling torch, which
+takes up to half a second and has no effect outside of it.
+"""
+
+import atexit
+import importlib
+import os
 import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib.abc import MetaPathFinder
 from typing import Any
+
+NEED_TORCH = {"train", "pretrain", "tune", "evaluate", "predict", "ensemble", "profile"}
+_exit_code = 0
+
+
+def begin(args: Sequence[str]) -> None:
+    """Begin to import torch if the command needs it."""
+    if args and args[0] in NEED_TORCH and "--help" not in args:
+        # the first to register is the last to run
+        atexit.register(_leave)
+        threading.Thread(target=_import_torch, daemon=True).start()
+
+
+def _import_torch() -> None:
+    with suppress(Exception):  # the command imports it as well, and reports what is wrong
+        importlib.import_module("torch")
+
+
+def prepare_device(setting: str) -> None:
+    """Begin to prepare the device that `engine.device` names, as soon as torch is imported."""
+    threading.Thread(target=_prepare_device, args=(setting,), daemon=True).start()
+
+
+def _prepare_device(setting: str) -> None:
+    with suppress(Exception):  # as above
+        from slipstream import kernels, machine
+
+        kernels.prepare_device(machine.choose_device(setting))
+
+
+@contextmanager
+def record_exit_code() -> Iterator[None]:
+    """Have the process end with the exit code of what runs within."""
+    global _exit_code
+    try:
+        yield
+    except SystemExit as stop:
+        _exit_code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        raise
+    except BaseException:
+        _exit_code = 1
+        raise
+
+
+def _leave() -> None:
+    """End the process, once every other thing that waits for its end is done."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+    os._exit(_exit_code)
 
 
 class _PandasRefusal(MetaPathFinder):

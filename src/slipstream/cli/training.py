@@ -25,7 +25,7 @@ from slipstream.cli.options import (
     parse_path,
 )
 from slipstream.cli.output import Printer, handle_errors, print_result
-from slipstream.cli.startup import avoid_pandas
+from slipstream.cli.startup import avoid_pandas, prepare_device
 from slipstream.errors import Interrupted, UserError
 from slipstream.terminal.console import SafeStream
 from slipstream.terminal.results import print_ensemble, print_probe, print_search, print_training
@@ -170,6 +170,8 @@ def tune(
     with handle_errors(as_json):
         overrides = list_overrides(set_, out)
         loaded, earlier = load_job(config, resume, overrides, demo="search", kinds=("search",))
+        if loaded and workers is None and on is None:
+            prepare_device(loaded.engine.device)
         with SearchDisplay(quiet) as display:
             display.say(LOADING)
             avoid_pandas()
@@ -229,6 +231,8 @@ def _train(
     always, kinds = ([PRETRAIN_OVERRIDE], ["pretrain"]) if command == "pretrain" else ([], KINDS)
     name, advise = options.pop("resume"), options.pop("advise", False)
     loaded, resume = load_job(config, name, overrides, always, demo="demo", kinds=kinds)
+    if loaded:
+        prepare_device(loaded.engine.device)
     with TrainingDisplay(quiet) as display:
         display.say(LOADING)
         avoid_pandas()

@@ -22,3 +22,13 @@ def is_triton_usable(device: torch.device) -> bool:
     from slipstream.kernels import dropout
 
     return dropout.can_launch(device)
+
+
+def prepare_device(device: torch.device) -> None:
+    """Have the driver and the libraries ready that a first step would otherwise wait for."""
+    if device.type != "cuda":
+        return
+    for dtype in (torch.float32, torch.float16):
+        square = torch.zeros(16, 16, device=device, dtype=dtype)
+        (square @ square).sum()
+    is_triton_usable(device)

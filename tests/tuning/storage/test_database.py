@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import slipstream
 from slipstream import config as configs
-from slipstream.cli import app
+from slipstream.cli.commands import app
 from slipstream.errors import UserError
 from slipstream.tuning.storage import database
 from tests.tuning.searches import make_config

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from slipstream.engine.plan import Plan
 from slipstream.engine.single.step import SingleStep, build_step
 from slipstream.engine.single.task import TrainingTask
 from slipstream.errors import UserError
-from slipstream.models import build
+from slipstream.models import OWN_KERNELS, build
 from slipstream.text import format_count
 
 
@@ -117,16 +118,16 @@ class SingleProgram:
         self._survive(self.step.flush)
 
     def _survive(self, action: Program) -> None:
-        """Run steps; where memory runs out, run those that are missing in halves."""
+        """Run steps; where one fails, run those that are missing in a way that may work."""
         while True:
             try:
                 action()
                 return
-            except recovery.MEMORY_ERRORS as error:
-                why = recovery.explain_shortage(error)
+            except Exception as error:
+                recover = self._find_remedy(error)
             # past the except block, whose traceback would pin the failed step's tensors
             position = int(self.step.buffers.cursor)
-            self._halve(why)
+            recover()
             self.step.batches.start_epoch(self._epoch.number, at=position)
             self.step.buffers.begin(at=position)
             action = self._catch_up
@@ -136,6 +137,25 @@ class SingleProgram:
         for _ in range(self._requested - int(self.step.buffers.cursor)):
             self.step.advance()
         self.step.flush()
+
+    def _find_remedy(self, error: Exception) -> Program:
+        """Return what helps against an error of a step; raise one that nothing helps against."""
+        why = recovery.first_line(error)
+        if recovery.is_out_of_memory(error):
+            return partial(self._halve, why)
+        # a compiler of kernels may raise anything
+        if OWN_KERNELS in self.plan.cudnn and self.task.config.engine.cudnn == "auto":
+            return partial(self._leave_own_kernels, why)
+        raise error
+
+    def _leave_own_kernels(self, why: str) -> None:
+        """Build the step with cuDNN's layers."""
+        self.step.close()
+        self.task.run.append("fallback", what="cuDNN instead of our own kernels", why=why)
+        reasons = self.plan.reasons | {"cudnn": f"our own kernels failed: {why}"}
+        cudnn = ("persistent",) * len(self.plan.cudnn)
+        self.plan = replace(self.plan, cudnn=cudnn, reasons=reasons)
+        self._step = build_step(self.task, self.plan, like=self.step)
 
     def _halve(self, why: str) -> None:
         """Build the step with half the windows per pass and the effective batch kept."""
@@ -156,9 +176,9 @@ class SingleProgram:
         while True:
             try:
                 return self._validate(should_stop)
-            except recovery.MEMORY_ERRORS as error:
-                why = recovery.explain_shortage(error)
-            self._halve(why)
+            except Exception as error:
+                recover = self._find_remedy(error)
+            recover()
 
     def _validate(self, should_stop: Callable[[], bool]) -> list[float] | None:
         current = self.step
