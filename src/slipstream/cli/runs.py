@@ -19,7 +19,7 @@ from slipstream.cli.options import (
     parse_path,
 )
 from slipstream.cli.output import handle_errors, print_result
-from slipstream.cli.startup import avoid_pandas
+from slipstream.cli.startup import import_modules
 from slipstream.errors import UserError
 from slipstream.terminal.results import print_evaluation, print_prediction, print_report
 
@@ -41,8 +41,8 @@ def evaluate(
 ) -> None:
     """Score a trained model on its own test set or on new data."""
     with handle_errors(as_json):
-        avoid_pandas()
-        from slipstream.evaluation import evaluate as run_evaluation
+        with import_modules():
+            from slipstream.evaluation import evaluate as run_evaluation
 
         options: dict[str, Any] = {
             "resample": resample,
@@ -79,9 +79,9 @@ def predict(
             raise UserError(f"{out}: exists; pass --force to replace it, or name another file")
         from slipstream import runs
 
-        avoid_pandas()
-        from slipstream.prediction import predict as run_prediction
-        from slipstream.prediction import write_predictions
+        with import_modules():
+            from slipstream.prediction import predict as run_prediction
+            from slipstream.prediction import write_predictions
 
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

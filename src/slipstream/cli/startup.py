@@ -6,6 +6,7 @@ takes up to half a second and has no effect outside of it.
 """
 
 import atexit
+import gc
 import importlib
 import os
 import sys
@@ -15,7 +16,7 @@ from contextlib import contextmanager, suppress
 from importlib.abc import MetaPathFinder
 from typing import Any
 
-NEED_TORCH = {"train", "pretrain", "tune", "evaluate", "predict", "ensemble", "profile"}
+NEED_TORCH = {"train", "pretrain", "tune", "evaluate", "predict", "ensemble"}
 _exit_code = 0
 
 
@@ -24,6 +25,7 @@ def begin(args: Sequence[str]) -> None:
     if args and args[0] in NEED_TORCH and "--help" not in args:
         # the first to register is the last to run
         atexit.register(_leave)
+        gc.disable()  # until all is imported: torch makes a million objects that stay
         threading.Thread(target=_import_torch, daemon=True).start()
 
 
@@ -72,6 +74,15 @@ class _PandasRefusal(MetaPathFinder):
     def find_spec(self, fullname: str, *_: Any) -> None:
         if fullname == "pandas":
             raise ModuleNotFoundError("no command needs pandas", name=fullname)
+
+
+@contextmanager
+def import_modules() -> Iterator[None]:
+    """Import what a command needs: without pandas, and without looking for garbage among it."""
+    avoid_pandas()
+    yield
+    gc.freeze()
+    gc.enable()
 
 
 def avoid_pandas() -> None:

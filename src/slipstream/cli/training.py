@@ -25,7 +25,7 @@ from slipstream.cli.options import (
     parse_path,
 )
 from slipstream.cli.output import Printer, handle_errors, print_result
-from slipstream.cli.startup import avoid_pandas, prepare_device
+from slipstream.cli.startup import import_modules, prepare_device
 from slipstream.errors import Interrupted, UserError
 from slipstream.terminal.console import SafeStream
 from slipstream.terminal.results import print_ensemble, print_probe, print_search, print_training
@@ -119,8 +119,8 @@ def pretrain(
 
         with TrainingDisplay(quiet) as display:
             display.say(LOADING)
-            avoid_pandas()
-            from slipstream.probing import probe as run_probe
+            with import_modules():
+                from slipstream.probing import probe as run_probe
 
             result = run_probe(
                 configs.load_demo("bars") if probe is None else config,
@@ -174,8 +174,8 @@ def tune(
             prepare_device(loaded.engine.device)
         with SearchDisplay(quiet) as display:
             display.say(LOADING)
-            avoid_pandas()
-            from slipstream.tuning import tune as run_search
+            with import_modules():
+                from slipstream.tuning import tune as run_search
 
             _warn_about_password(storage)
             study = run_search(
@@ -208,7 +208,8 @@ def ensemble(
     with handle_errors(as_json):
         with TrainingDisplay(quiet) as display:
             display.say(LOADING)
-            from slipstream.ensembling import ensemble as join_runs
+            with import_modules():
+                from slipstream.ensembling import ensemble as join_runs
 
             overrides = tuple(set_ or ())
             options: dict[str, Any] = {"watch": display.show, "allow_code": allow_code}
@@ -235,8 +236,8 @@ def _train(
         prepare_device(loaded.engine.device)
     with TrainingDisplay(quiet) as display:
         display.say(LOADING)
-        avoid_pandas()
-        from slipstream import training
+        with import_modules():
+            from slipstream import training
 
         result = getattr(training, command)(
             loaded,

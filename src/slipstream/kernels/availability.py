@@ -1,10 +1,13 @@
 """Whether Triton kernels can run."""
 
+import threading
 from functools import cache
 from importlib.util import find_spec
 
 import torch
 from torch import Tensor
+
+_trying = threading.Lock()
 
 
 def should_use_triton(tensor: Tensor) -> bool:
@@ -13,10 +16,15 @@ def should_use_triton(tensor: Tensor) -> bool:
     return tensor.is_cuda and not torch.compiler.is_compiling() and is_triton_usable(tensor.device)
 
 
-@cache
 def is_triton_usable(device: torch.device) -> bool:
     """Whether Triton is installed, the GPU is Turing or later, and a kernel compiles and runs on
     it, which needs a C compiler."""
+    with _trying:  # `prepare_device` may be at it in another thread
+        return _try_triton(device)
+
+
+@cache
+def _try_triton(device: torch.device) -> bool:
     if find_spec("triton") is None or torch.cuda.get_device_capability(device) < (7, 5):
         return False
     from slipstream.kernels import dropout

@@ -59,20 +59,23 @@ def simulate(seed: int = 0) -> pa.Table:
     temperature, mode = ambient.copy(), np.zeros(cells, dtype=int)
     fluctuation = np.zeros(cells)
     running = np.ones(cells, dtype=bool)
-    rows: list[list[tuple[float, ...]]] = [[] for _ in range(cells)]
+    decay1, decay2 = 1 - np.exp(-1 / TAU1_S), 1 - np.exp(-1 / TAU2_S)
+    records: list[tuple[Array, ...]] = []
+    recorded: list[npt.NDArray[np.bool_]] = []
 
     for second in range(LONGEST_S):
         change = draw.random(cells) < CHANGE_PROBABILITY
         mode = np.where(change, draw.integers(len(MEAN_A), size=cells), mode)
         kick = draw.standard_normal(cells) * np.sqrt(2 / FLUCTUATION_S)
         fluctuation += -fluctuation / FLUCTUATION_S + kick
-        current = np.clip(MEAN_A[mode] + SPREAD_A[mode] * fluctuation, -12.0, 5.0)
+        current = MEAN_A[mode] + SPREAD_A[mode] * fluctuation
+        current = np.minimum(np.maximum(current, -12.0), 5.0)
 
         cold = np.exp(ACTIVATION_K * (1 / (temperature + 273.15) - 1 / 298.15)) * spread
         r0 = R0_OHM * cold * (1 + 0.8 * np.exp(-soc / 0.08))
         r1, r2 = R1_OHM * cold, R2_OHM * cold
-        v1 += (r1 * current - v1) * (1 - np.exp(-1 / TAU1_S))
-        v2 += (r2 * current - v2) * (1 - np.exp(-1 / TAU2_S))
+        v1 += (r1 * current - v1) * decay1
+        v2 += (r2 * current - v2) * decay2
         voltage = open_circuit_voltage(soc) + r0 * current + v1 + v2
         soc = np.minimum(soc + current / capacity_as, 1.0)
         heat = current**2 * r0 + v1**2 / r1 + v2**2 / r2
@@ -82,21 +85,23 @@ def simulate(seed: int = 0) -> pa.Table:
         if not running.any():
             break
         if second % RECORD_EVERY_S == 0:
+            noise = draw.standard_normal((3, cells))
             measured = (
-                voltage + 0.002 * draw.standard_normal(cells),
-                current + offset_a + 0.02 * draw.standard_normal(cells),
-                temperature + 0.1 * draw.standard_normal(cells),
+                voltage + 0.002 * noise[0],
+                current + offset_a + 0.02 * noise[1],
+                temperature + 0.1 * noise[2],
                 100 * soc,
             )
-            for i in np.flatnonzero(running):
-                rows[i].append((second, *(float(column[i]) for column in measured), float(mode[i])))
-    return _make_table(rows)
+            records.append((np.full(cells, second), *measured, mode))
+            recorded.append(running.copy())
+    return _make_table(np.array(records), np.array(recorded))
 
 
-def _make_table(rows: list[list[tuple[float, ...]]]) -> pa.Table:
-    lengths = [len(recorded) for recorded in rows]
-    names = [f"cell-{i:02d}" for i in range(1, len(rows) + 1)]
-    time_s, *measured, mode = np.array([row for recorded in rows for row in recorded]).T
+def _make_table(records: Array, recorded: npt.NDArray[np.bool_]) -> pa.Table:
+    """Join the records [time, column, cell] that count, [time, cell], cell after cell."""
+    lengths = recorded.sum(axis=0)
+    names = [f"cell-{i:02d}" for i in range(1, len(lengths) + 1)]
+    time_s, *measured, mode = records.transpose(1, 2, 0)[:, recorded.T]
     columns = ("voltage_V", "current_A", "temperature_degC", "soc_percent")
     return pa.table(
         {
