@@ -125,7 +125,7 @@ def test_a_search_prints_its_names(job):
     found = checked("tune", job, *sets(*more, space))
     (run,) = (path for path in (job.parent / "runs [kW]").iterdir() if "study.log" in listed(path))
     assert f"model: {run}/retrained/best" in found.stdout
-    assert f"training {run}/retrained/best, to be tested" in found.stderr
+    assert f"testing {run}/retrained/best" in found.stderr
 
 
 def listed(folder: Path) -> set[str]:

@@ -102,8 +102,7 @@ def test_without_a_terminal_there_is_a_line_per_trial(searched):
     assert any(line.startswith("pack 1: trial") for line in lines)
     assert "searched for" in found.stderr
     assert sum(line.startswith("the defaults, seed 100") for line in lines) == 2
-    assert f"training {run}/retrained/best, to be tested" in found.stderr
-    assert "lanes: 2 seeds = 2 models" in found.stderr
+    assert f"testing {run}/retrained/best: 2 retrained models" in found.stderr
     assert "\x1b" not in found.output
 
 

@@ -51,13 +51,23 @@ def test_what_is_retrained_fits_into_its_time_and_is_the_most_that_does(
 
 def test_fewer_trials_are_retrained_before_fewer_seeds():
     tune = Tune(retrain=5, retrain_seeds=3)
-    plans = [plan_retraining(tune, 1.0, limit) for limit in (30, 20, 12, 5, 1)]
+    plans = [plan_retraining(tune, 1.0, limit) for limit in (30, 12, 8, 5, 1)]
     assert plans == [(5, 3), (2, 3), (1, 3), (1, 2), (0, 0)]
+    plans = [plan_retraining(tune, 1.0, limit, with_tests=True) for limit in (30, 20, 15, 10)]
+    assert plans == [(5, 3), (2, 3), (1, 3), (1, 2)]
 
 
-def test_a_single_trial_is_retrained_by_its_test_run_alone():
-    assert RetrainingPlan(2, 3).compute_seconds(1.0) == pytest.approx(1.2 * (9 + 6))
-    assert RetrainingPlan(1, 3).compute_seconds(1.0) == pytest.approx(1.2 * 6)
+def test_only_tests_of_further_folds_take_time_of_their_own():
+    plan = RetrainingPlan(2, 3)
+    assert plan.compute_seconds(1.0) == pytest.approx(1.2 * 9)
+    assert plan.compute_seconds(1.0, with_tests=True) == pytest.approx(1.2 * (9 + 6))
+    clock = Clock()
+    for walks, end in ((False, 54.0), (True, 54.0 - 1.2 * 6)):
+        budget = SearchBudget(Tune(minutes=1), 40, 0.0, 0.0, clock, with_tests=walks)
+        clock.now = end - 0.1
+        assert not budget.is_late(plan, 1.0)
+        clock.now = end + 0.1
+        assert budget.is_late(plan, 1.0)
 
 
 def test_a_model_costs_what_the_trials_took_for_their_epochs():

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from optuna.trial import TrialState
 
+from slipstream import Interrupted, runs, training, tuning
 from slipstream import config as configs
-from slipstream import runs
 from slipstream.tuning import retraining
 from slipstream.tuning.budget import RetrainingPlan
 from slipstream.tuning.packing.trial import NOT_STARTED
@@ -59,6 +61,147 @@ def test_the_best_are_retrained_and_compared_with_the_default(tmp_path):
         assert summary["comparison"][whose]["mean"] == pytest.approx(sum(errors) / len(errors))
 
 
+def count(events, name):
+    return sum(event["event"] == name for event in events)
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory):
+    """A search that retrained two of its trials, and its events; its data file is gone since the
+    first event."""
+    folder = tmp_path_factory.mktemp("searched")
+    table, events = waves(400), []
+    settings = make_settings(folder, table, tune={"retrain": 2, "retrain_seeds": 2, "trials": 4})
+    settings["model"] |= {"dropout": 0.1}
+
+    def watch(event):
+        events.append(event)
+        (folder / "waves.parquet").unlink(missing_ok=True)
+
+    return tuning.tune(settings, watch=watch), events, table
+
+
+def test_nothing_is_trained_twice_and_the_data_are_loaded_once(searched):
+    study, events, _ = searched
+    assert count(events, "lane") == 4 + 3 * 2
+    losses = [event["loss"] for event in events if event["event"] == "retrained"]
+    assert len(losses) == 3 * 2
+    assert all((study.run / "retrained" / name).is_dir() for name in ("best", "default"))
+    assert not (study.run / "retraining").exists()
+    assert not list((study.run / "packs").glob("*"))
+
+
+@pytest.fixture(scope="module")
+def alone(searched, tmp_path_factory):
+    """The config of the test run, trained as a run of its own."""
+    study, _, table = searched
+    config = configs.load(study.run / "retrained" / "best" / "config.toml")
+    out = {"out": str(tmp_path_factory.mktemp("alone"))}
+    return training.train(configs.replace_settings(config, out), table)
+
+
+def test_the_retrained_best_is_the_run_that_training_it_alone_gives(searched, alone):
+    study, _, _ = searched
+    folder = study.run / "retrained" / "best"
+    mine, theirs = runs.read_metrics(folder), runs.read_metrics(alone.run)
+    assert {path.name for path in alone.run.iterdir()} <= {path.name for path in folder.iterdir()}
+    assert theirs.keys() <= mine.keys()
+    for section in ("metrics", "scaled"):
+        for which, expected in theirs[section].items():
+            for name, value in expected.items():
+                assert mine[section][which][name] == pytest.approx(value, rel=1e-4, abs=1e-6)
+    for one, other in zip(mine["lanes"], theirs["lanes"], strict=True):
+        assert one["val_loss"] == pytest.approx(other["val_loss"], rel=1e-5)
+        names = ("lane", "seed", "best", "best_epoch", "epochs", "steps", "stopped")
+        assert {name: one[name] for name in names} == {name: other[name] for name in names}
+    assert mine["baselines"] == theirs["baselines"]
+    tables = [pq.read_table(run / "predictions.parquet") for run in (folder, alone.run)]
+    assert tables[0].schema == tables[1].schema
+    for name, values in tables[1].to_pydict().items():
+        if not isinstance(values[0], str):  # the name of the file, or of the table
+            assert tables[0][name].to_pylist() == pytest.approx(values, rel=1e-3, abs=1e-4)
+
+
+def test_the_log_of_the_retrained_best_is_that_of_its_lanes(searched, alone):
+    study, _, _ = searched
+    epochs = []
+    for folder in (study.run / "retrained" / "best", alone.run):
+        every = runs.read_events(runs.Run(folder))
+        some = [event for event in every if event["event"] == "epoch"]
+        by_lane = sorted(some, key=lambda event: (event["lane"], event["epoch"]))
+        epochs.append([(e["lane"], e["epoch"], e["step"], e["best"]) for e in by_lane])
+    assert epochs[0] == epochs[1]
+    for name in ("start", "log", "lane", "trained", "scoring", "end"):
+        assert count(runs.read_events(runs.Run(study.run / "retrained" / "best")), name), name
+
+
+def test_the_retrained_best_can_be_trained_further(searched, alone):
+    study, _, table = searched
+    more = {"data": table, "overrides": ("train.epochs=5",)}
+    folder = shutil.copytree(study.run / "retrained" / "best", alone.run.parent / "further")
+    mine, theirs = (training.train(resume=run, **more).summary for run in (folder, alone.run))
+    for one, other in zip(mine["lanes"], theirs["lanes"], strict=True):
+        assert one["epochs"] == other["epochs"] == 5
+        assert one["val_loss"] == pytest.approx(other["val_loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize("moment", ["retrained", "scoring"])
+def test_a_search_that_is_killed_after_the_retraining_trains_nothing_again(tmp_path, moment):
+    settings = make_settings(tmp_path, tune={"retrain": 1, "retrain_seeds": 2, "trials": 2})
+    events = []
+
+    def kill(event):
+        events.append(event)
+        if event["event"] == moment and count(events, "retrained") == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises((KeyboardInterrupt, Interrupted)):
+        tuning.tune(settings, watch=kill)
+    folder = runs.find_last(str(tmp_path / "runs"))
+    study, later = run_search(None, resume=folder)
+    assert not count(later, "lane")
+    assert not count(later, "epoch")
+    assert study.summary["comparison"]
+    losses = {one["what"]: sorted(one["losses"]) for one in study.summary["retrained"]}
+    lanes = runs.read_metrics(folder / "retrained" / "default")["lanes"]
+    assert losses["default"] == sorted(lane["val_loss"] for lane in lanes)
+
+
+def test_a_damaged_lane_is_trained_again_by_the_test_run(tmp_path):
+    settings = make_settings(tmp_path, tune={"retrain": 1, "retrain_seeds": 2, "trials": 2})
+    events = []
+
+    def kill(event):
+        events.append(event)
+        if count(events, "retrained") == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tuning.tune(settings, watch=kill)
+    folder = runs.find_last(str(tmp_path / "runs"))
+    (folder / "retraining" / "default-1001" / "rows.safetensors").write_bytes(b"")
+    study, later = run_search(None, resume=folder)
+    assert count(later, "lane") == 1
+    losses = {one["what"]: sorted(one["losses"]) for one in study.summary["retrained"]}
+    lanes = runs.read_metrics(folder / "retrained" / "default")["lanes"]
+    assert losses["default"] == pytest.approx(sorted(lane["val_loss"] for lane in lanes))
+
+
+@pytest.mark.slow
+def test_the_test_runs_of_a_walk_forward_split_train_only_the_later_folds(tmp_path):
+    settings = make_settings(tmp_path, tune={"retrain": 1, "retrain_seeds": 2, "trials": 2})
+    settings["data"]["split"] = {"walk_forward": 2}
+    study, events = run_search(settings)
+    test = runs.read_metrics(study.run / "retrained" / "best")
+    assert len(test["folds"]) > 1
+    assert count(events, "lane") == 2 + 4 + 2 * 2 * (len(test["folds"]) - 1)
+    config = configs.load(study.run / "retrained" / "best" / "config.toml")
+    alone = training.train(configs.replace_settings(config, {"out": str(tmp_path / "alone")}))
+    for one, other in zip(test["lanes"], alone.summary["lanes"], strict=True):
+        assert (one["fold"], one["seed"]) == (other["fold"], other["seed"])
+        assert one["val_loss"] == pytest.approx(other["val_loss"], rel=1e-5)
+
+
 def test_the_trial_with_fewer_failed_seeds_is_chosen():
     config = configs.load({})
     losses = {0: [0.1, math.inf], 1: [math.inf, math.inf], 2: [0.9, 0.8], 3: [0.2, math.nan]}
@@ -80,17 +223,16 @@ def test_a_seed_with_a_known_result_is_not_counted_again(tmp_path):
     assert len(later.results[DEFAULT].losses) == 1
 
 
-def test_a_search_with_time_for_one_trial_takes_its_losses_from_the_test_runs(tmp_path):
+def test_a_search_with_time_for_one_trial_retrains_it_once(tmp_path):
     tune = {"trials": 2, "minutes": 30, "retrain": 1, "retrain_seeds": 2}
     study, events = run_search(make_settings(tmp_path, tune=tune))
     chosen, default = study.summary["retrained"]
-    assert not [event for event in events if event["event"] == "retrained"]
+    assert count(events, "lane") == 2 + 4
     for result, name in ((chosen, "best"), (default, "default")):
         lanes = runs.read_metrics(study.run / "retrained" / name)["lanes"]
-        assert result["losses"] == [lane["val_loss"] for lane in lanes]
+        assert sorted(result["losses"]) == sorted(lane["val_loss"] for lane in lanes)
         assert len(result["losses"]) == 2
     assert (chosen["trial"], chosen["chosen"]) == (study.summary["best"]["trial"], True)
-    assert runs.load_config(runs.open_run(study.run / "retrained" / "best")).train.minutes < 30
     assert study.best.train.minutes is None
 
 

@@ -116,11 +116,8 @@ class CheckpointWriter:
     def _save(self, saved: Checkpoint, best_step: int) -> str:
         if saved.ready is not None:
             saved.ready.synchronize()
-        folder = self.run.checkpoints / f"step-{saved.step}"
-        facts = {"format": FORMAT, "config": self.run.origin.get("config")} | saved.metadata
         try:
-            self.run.checkpoints.mkdir(exist_ok=True)
-            write_folder(folder, saved.tensors, {STATE_FILE: facts})
+            write_checkpoint(self.run, saved)
             steps = sorted(step for step in list_steps(self.run) if step <= saved.step)
             for step in set(list_steps(self.run)) - {*steps[-2:], best_step}:
                 runs.remove(self.run.checkpoints / f"step-{step}")
@@ -160,6 +157,13 @@ def list_steps(run: Run) -> list[int]:
     """List the steps that have a checkpoint, oldest first."""
     names = [folder.name.removeprefix("step-") for folder in run.checkpoints.glob("step-*")]
     return sorted(int(name) for name in names if name.isdecimal())
+
+
+def write_checkpoint(run: Run, saved: Checkpoint) -> None:
+    """Write checkpoints/step-N."""
+    facts = {"format": FORMAT, "config": run.origin.get("config")} | saved.metadata
+    run.checkpoints.mkdir(exist_ok=True)
+    write_folder(run.checkpoints / f"step-{saved.step}", saved.tensors, {STATE_FILE: facts})
 
 
 def write_folder(folder: Path, tensors: Mapping[str, Tensors], facts: Mapping[str, Any]) -> None:

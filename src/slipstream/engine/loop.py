@@ -86,6 +86,8 @@ class LanePolicy(NamedTuple):
     """Why a lane in the middle of an epoch has to end, once others have been judged"""
     drop_ended: bool = False
     """Drop a lane once `next_lane` has seen its result"""
+    keeps_rows: Callable[[Lane], bool] = lambda _: False
+    """Whether the result of a lane that has ended is to contain its rows"""
 
 
 class Round(NamedTuple):
@@ -401,7 +403,10 @@ class TrainingLoop:
     def _end(self, place: int, stop_reason: str) -> None:
         """End a lane, and give its place to the next one."""
         state, policy = self.state, self.policy
-        result = state.end(place, stop_reason, keep_rows=not policy.drop_ended)
+        result = state.get_lane(place)
+        if policy.keeps_rows(result.lane):
+            result.rows = state.copy_rows(place)
+        state.end(place, stop_reason, keep_rows=not policy.drop_ended)
         state.events.end_lane(result)
         lane = policy.next_lane(result) if policy.next_lane else None
         if lane is not None:

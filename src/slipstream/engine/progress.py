@@ -100,6 +100,8 @@ class LaneResult:
     progress: Progress = field(default_factory=Progress)
     weights: dict[str, Tensor] = field(default_factory=dict)
     """Of the best validation, under the model's own names; none where no loss was finite"""
+    rows: dict[str, Tensor] = field(default_factory=dict)
+    """What training has changed, on the host, where a `LanePolicy` keeps it"""
     stop_reason: str = ""
     """Why it ended; empty while it trains"""
     signal_number: int = 0
@@ -108,6 +110,11 @@ class LaneResult:
     @property
     def train(self) -> Train:
         return self.lane.config.train
+
+    @property
+    def has_best(self) -> bool:
+        """Whether a validation loss was finite"""
+        return math.isfinite(self.progress.best_loss)
 
 
 @dataclass(frozen=True)

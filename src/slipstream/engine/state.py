@@ -4,7 +4,6 @@ A single model is one lane in a program with one place. A lane has a place while
 for one, or has ended; what training changed of lanes without a place is on the host.
 """
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -134,7 +133,7 @@ class TrainingState:
         """Go on with half as many lanes at a time, each from the step that it has reached."""
         active = self.list_active()
         for place, result in active:
-            self.rows[result.number] = self._copy_rows(place, result.progress)
+            self.rows[result.number] = self.copy_rows(place)
         self.waiting[:0] = [result for _, result in active]
         self.close()
         self._program = None  # its memory has to be free before the smaller one is built
@@ -147,31 +146,31 @@ class TrainingState:
     def _read_rows(self, place: int) -> Rows:
         return {name: tensor[place] for name, tensor in self.program.state().items()}
 
-    def _copy_rows(self, place: int, progress: Progress) -> Rows:
+    def copy_rows(self, place: int) -> Rows:
         """Copy a lane's rows to the host."""
-        spared = () if progress.done else (GOOD, LOSSES)  # an epoch that begins needs none of them
+        done = self.get_lane(place).progress.done
+        spared = () if done else (GOOD, LOSSES)  # an epoch that begins needs none of them
         return {
             name: row.detach().to("cpu", copy=True)
             for name, row in self._read_rows(place).items()
             if not name.startswith(spared)
         }
 
-    def end(self, place: int, stop_reason: str, *, keep_rows: bool) -> LaneResult:
+    def end(self, place: int, stop_reason: str, *, keep_rows: bool) -> None:
         """End a lane and empty its place. It keeps its best weights, and its rows in case that it
         is to go on later."""
         result = self.get_lane(place)
         result.stop_reason = stop_reason
         result.weights = self._find_best_weights(result, self._read_rows(place))
         if keep_rows:
-            self.rows[result.number] = self._copy_rows(place, result.progress)
+            self.rows[result.number] = self.copy_rows(place)
             self.ended.append(result)
         self.places[place] = None
         self.program.leave(place)
-        return result
 
     def _find_best_weights(self, result: LaneResult, rows: Rows) -> dict[str, Tensor]:
         """A lane's best weights so far; none where no validation was finite."""
-        if not math.isfinite(result.progress.best_loss):
+        if not result.has_best:
             return {}
         return self.program.best_weights(rows, result.lane)
 
@@ -290,10 +289,12 @@ def restore(
     state = TrainingState(build, events, limit=metadata["limit"], num_entered=metadata["entered"])
     state.steps = checkpoint.step
     state.setup_s, state.train_s, state.validate_s = metadata["seconds"]
-    results = {e["number"]: _parse_lane(e, lanes, same_configs) for e in metadata["lanes"]}
+    results = {
+        e["number"]: parse_lane(e, lanes, same_config=same_configs) for e in metadata["lanes"]
+    }
     active = [number for number in metadata["places"] if number is not None]
     state.waiting = [results.pop(number) for number in (*active, *metadata["waiting"])]
-    state.rows = _split_rows(checkpoint)
+    state.rows = split_rows(checkpoint)
     reopened = []
     for one in results.values():
         if can_go_on(one.stop_reason, one.progress, one.train):
@@ -311,9 +312,13 @@ def restore(
     return state
 
 
-def _parse_lane(
-    entry: Mapping[str, Any], lanes: Sequence[Lane] | Mapping[int, Lane], same_config: bool
+def parse_lane(
+    entry: Mapping[str, Any],
+    lanes: Sequence[Lane] | Mapping[int, Lane],
+    *,
+    same_config: bool = False,
 ) -> LaneResult:
+    """Return a lane as its entry in a checkpoint describes it."""
     number, lane = entry["number"], lanes[entry["number"]]
     before = Config.model_validate_json(entry["config"])
     changed = configs.list_differences(before, lane.config) if same_config else []
@@ -329,7 +334,7 @@ def can_go_on(stop_reason: str, progress: Progress, train: Train) -> bool:
     return by_itself and not progress.find_stop_reason(train)
 
 
-def _split_rows(checkpoint: Checkpoint) -> dict[int, Rows]:
+def split_rows(checkpoint: Checkpoint) -> dict[int, Rows]:
     """The rows of every lane, by its number."""
     rows: dict[int, Rows] = {}
     for place, number in enumerate(checkpoint.metadata["places"]):

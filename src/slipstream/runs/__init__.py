@@ -26,7 +26,15 @@ from slipstream.runs.folder import (
     write_metrics,
 )
 from slipstream.runs.lock import DISK_FULL, find_holder
-from slipstream.runs.log import Event, get_log_size, read_events, read_log, sum_parts, truncate_log
+from slipstream.runs.log import (
+    Event,
+    add_event,
+    get_log_size,
+    read_events,
+    read_log,
+    sum_parts,
+    truncate_log,
+)
 from slipstream.runs.origin import describe_origin
 
 __all__ = [
@@ -34,6 +42,7 @@ __all__ = [
     "DISK_FULL",
     "Event",
     "Run",
+    "add_event",
     "create_locked",
     "create_run",
     "describe_origin",

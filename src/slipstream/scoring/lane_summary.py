@@ -138,10 +138,14 @@ def _score_fold(
     )
 
 
-def score_fold_baselines(task: TrainingTask, folds: Sequence[FoldSums]) -> list[FoldSums]:
-    """Add the baselines of each fold, fitted on its own training windows, and save them."""
-    scored = []
-    for fold in folds:
+def score_fold_baselines(
+    task: TrainingTask, folds: Sequence[FoldSums], scored: list[BaselineSums]
+) -> list[FoldSums]:
+    """Add the baselines of each fold, fitted on its own training windows, and save them.
+
+    `scored` has them already where another run on the same data did this; else it has them then.
+    """
+    for fold in folds[len(scored) :]:
         narrow = fold.group.narrow_task(task)
         load_chunks = summary.make_chunk_loader(narrow)
         scored.append(summary.score_baselines(narrow.dataset, load_chunks))

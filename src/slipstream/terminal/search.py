@@ -64,6 +64,11 @@ class SearchDisplay:
 
     def _start_training(self, event: dict[str, Any]) -> None:
         self._close()
+        if _is_trained(event):
+            models = format_count(event["pack"]["lanes"], "retrained model")
+            self.say(f"testing {event['run']}: {models}")
+            self.training = None
+            return
         if event["event"] == "start" and "run" in event:
             self.say(f"training {event['run']}, to be tested")
         self.training = TrainingDisplay(self.quiet, self.notebook)
@@ -248,6 +253,12 @@ def describe_start(event: dict[str, Any]) -> str:
 def describe_retrained(event: dict[str, Any]) -> str:
     name = "the defaults" if event["trial"] == DEFAULT else f"trial {event['trial']}"
     return f"{name}, seed {event['seed']}: {_format_loss(event['loss'])}, {event['stopped']}"
+
+
+def _is_trained(event: dict[str, Any]) -> bool:
+    """Whether a test run starts with all of its models trained."""
+    pack = event.get("pack") or {}
+    return event["event"] == "start" and pack.get("done") == pack.get("lanes") is not None
 
 
 def _format_loss(value: float | None) -> str:

@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from slipstream.engine.single import TrainingTask, build_task, seed_generators
 from slipstream.errors import ResumableError
 from slipstream.models import build
 from slipstream.runs import Run
+from slipstream.scoring.summary import BaselineSums
 from slipstream.text import format_count
 from slipstream.training import advice
 from slipstream.training import encoder as encoders
@@ -63,6 +64,8 @@ class RunContext:
     """By `time.perf_counter`"""
     spent_s: float = 0.0
     """The duration of the run before it was resumed"""
+    baselines: list[BaselineSums] = field(default_factory=list)
+    """Those of each fold, once scored; runs on the same data can share them"""
 
     def summarize_init(self) -> dict[str, Any]:
         """Return the summary's entry on the encoder that training starts from, if there is one."""

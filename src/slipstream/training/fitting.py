@@ -17,6 +17,7 @@ from slipstream.engine import loop
 from slipstream.engine import state as states
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.events import LaneEvents, SingleEvents
+from slipstream.engine.lanes import ended
 from slipstream.engine.lanes.capacity import compute_capacity
 from slipstream.engine.lanes.gradients import LaneMode
 from slipstream.engine.lanes.lane import Lane
@@ -87,7 +88,8 @@ def plan_lanes(
                     f"{obstacle}; leave that as it was, or start a new run"
                 )
             plan = pack_size.adapt_plan_to_pack(plan, mode, None)
-        return LanePlan(lanes, plan, mode, places, "as it began")
+        reason = checkpoint.metadata.get("why", "as it began")
+        return LanePlan(lanes, plan, mode, places, reason)
     if obstacle:
         return LanePlan(lanes, plan, ONE_AT_A_TIME, 1, f"one after another: {obstacle}")
     config, signature = task.config, task.dataset.signature
@@ -148,18 +150,14 @@ def fit_lanes(
 ) -> tuple[FitResult, LanePlan]:
     """Train to the end, or until a signal; the plan comes back as it ran."""
     checkpoint, config, run = context.start.checkpoint, task.config, context.run
-    lanes = lane_plan.lanes
-    several = trains_lanes(config)
-    events = (LaneEvents if several else SingleEvents)(run, monitor)
-    build = partial(_build_program, task, lane_plan, checkpoint)
-    extra = {"data": task.fingerprint} | ({"pack": lane_plan.summarize()} if several else {})
-    # a custom model may draw while it trains
-    with seed_generators(config.seed, lane_plan.plan.device), loop.catch_signals() as stop:
-        if checkpoint is None:
-            state = states.start(lanes, build, events, num_places=lane_plan.places)
-        else:
-            state = states.restore(checkpoint, lanes, build, events, same_configs=False)
-        result = loop.fit(state, stop, extra_state=lambda: extra)
+    events = (LaneEvents if trains_lanes(config) else SingleEvents)(run, monitor)
+    signature, result = task.dataset.signature, None
+    if checkpoint is not None:
+        result = ended.read_results(checkpoint, lane_plan.lanes, signature, lane_plan.plan)
+    if result is None:
+        result = _train(task, lane_plan, checkpoint, events)
+    else:
+        events.end(result)
     contexts.restore_folder(run, config, context.config)
     context.seconds["set-up"] += result.setup_s
     context.seconds.update(training=result.train_s, validation=result.validate_s)
@@ -167,6 +165,23 @@ def fit_lanes(
     if result.limit < lane_plan.places:
         lane_plan = replace(lane_plan, places=result.limit, reason="more did not fit into memory")
     return result, replace(lane_plan, plan=plan)
+
+
+def _train(
+    task: TrainingTask, lane_plan: LanePlan, checkpoint: Checkpoint | None, events: LaneEvents
+) -> FitResult:
+    config, lanes = task.config, lane_plan.lanes
+    build = partial(_build_program, task, lane_plan, checkpoint)
+    extra: dict[str, Any] = {"data": task.fingerprint}
+    if trains_lanes(config):
+        extra["pack"] = lane_plan.summarize()
+    # a custom model may draw while it trains
+    with seed_generators(config.seed, lane_plan.plan.device), loop.catch_signals() as stop:
+        if checkpoint is None:
+            state = states.start(lanes, build, events, num_places=lane_plan.places)
+        else:
+            state = states.restore(checkpoint, lanes, build, events, same_configs=False)
+        return loop.fit(state, stop, extra_state=lambda: extra)
 
 
 def _build_program(

@@ -44,7 +44,7 @@ def train_lanes(context: RunContext) -> FinishedRun:
                 scored = lane_summary.score_folds(task, plan, groups)
             with time_phase(seconds, "baselines"):
                 run.append("scoring", what="the baselines")
-                scored = lane_summary.score_fold_baselines(task, scored)
+                scored = lane_summary.score_fold_baselines(task, scored, context.baselines)
             if plan.device.type == "cuda":
                 recovery.free_memory()
     assert best is not None

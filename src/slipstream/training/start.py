@@ -26,10 +26,12 @@ from slipstream.errors import Interrupted, ResumableError, UserError
 from slipstream.models import custom, permission
 from slipstream.run_names import ENSEMBLE_FILE
 from slipstream.runs import DISK_FULL, Event, Run
+from slipstream.scoring.summary import BaselineSums
 from slipstream.text import format_count
-from slipstream.training import fitting, lanes, single
+from slipstream.training import fitting, lanes, single, trained_lanes
 from slipstream.training.context import RunContext, RunStart, load_dataset, time_phase
 from slipstream.training.result import FinishedRun
+from slipstream.training.trained_lanes import LoadedData, TrainedLane
 
 
 def train(
@@ -111,7 +113,7 @@ def train_or_resume(
 
     A run of other settings is replaced.
     """
-    if (folder / "config.toml").exists() and _is_run_of(folder, config):
+    if is_run_of(folder, config):
         if (folder / "metrics.json").exists():
             return runs.read_metrics(folder)
         return train(None, data, resume=folder, watch=watch).summary
@@ -119,8 +121,51 @@ def train_or_resume(
     return train(config, data, folder=folder, watch=watch).summary
 
 
-def _is_run_of(folder: Path, config: Config) -> bool:
-    """Whether a run has these settings; where it is and how it is run does not matter."""
+def finish_trained(
+    folder: Path,
+    config: Config,
+    data: LoadedData,
+    trained: Mapping[int, TrainedLane],
+    *,
+    why: str,
+    watch: Callable[[Event], None] | None,
+    baselines: list[BaselineSums],
+) -> dict[str, Any]:
+    """Create the run of a config whose lanes were trained elsewhere, `why` says where; score them,
+    write everything and return the summary.
+
+    `trained` has the lanes by their number in the run; lanes that are missing there are trained
+    first. A run on the same data takes over and extends `baselines`.
+    """
+    began, text = time.perf_counter(), runs.format_config(config)
+    saved = trained_lanes.make_checkpoint(config, data, trained, why)
+
+    def fill(run: Run) -> None:
+        run.origin["config"] = text
+        trained_lanes.write_lanes(run, saved, trained)
+
+    created = runs.create_locked(
+        config.name,
+        out=config.out,
+        files={"config.toml": text},
+        folder=folder,
+        watch=watch,
+        fill=fill,
+    )
+    with created as run, _keep_traceback(run):
+        spent_s = sum(saved.metadata["seconds"])
+        run = replace(run, started_at=began - spent_s)
+        plan = Plan.from_dict(saved.metadata["plan"])
+        start = RunStart(data.fingerprint, plan, True, saved, data.init)
+        context = RunContext(run, config, data.dataset, start, {}, began, spent_s, baselines)
+        return _run(context).summary
+
+
+def is_run_of(folder: Path, config: Config) -> bool:
+    """Whether a folder is a run with these settings; where it is and how it is run does not
+    matter."""
+    if not (folder / "config.toml").exists():
+        return False
     ignored = {"name", "out", "data.path", "data.labels", "train.minutes"}
     ignored |= {"train.batch"} if config.train.batch == "auto" else set()
     changed = set(configs.list_differences(runs.load_config(Run(folder)), config)) - ignored

@@ -29,21 +29,14 @@ class RetrainingPlan(NamedTuple):
     num_trials: int
     num_seeds: int
 
-    @property
-    def has_choice(self) -> bool:
-        """Whether there are trials to choose from; else the test runs are all the retraining"""
-        return self.num_trials > 1
-
-    def compute_retraining_s(self, model_s: float) -> float:
+    def compute_seconds(self, model_s: float, *, with_tests: bool = False) -> float:
         """Return the seconds for the trials and the default, where a model takes `model_s`."""
-        return MARGIN * model_s * (self.num_trials + 1) * self.num_seeds * self.has_choice
+        test_s = self.compute_test_s(model_s) if with_tests else 0.0
+        return MARGIN * model_s * (self.num_trials + 1) * self.num_seeds + test_s
 
     def compute_test_s(self, model_s: float) -> float:
-        """Return the seconds of the two test runs."""
+        """Return the seconds of test runs that train models of their own, for further folds."""
         return MARGIN * model_s * 2 * self.num_seeds
-
-    def compute_seconds(self, model_s: float) -> float:
-        return self.compute_retraining_s(model_s) + self.compute_test_s(model_s)
 
 
 NO_RETRAINING = RetrainingPlan(0, 0)
@@ -54,13 +47,16 @@ def list_retraining_plans(tune: Tune) -> Iterator[RetrainingPlan]:
     for num_seeds in range(tune.retrain_seeds, MIN_SEEDS - 1, -1):
         for num_trials in range(tune.retrain, 0, -1):
             yield RetrainingPlan(num_trials, num_seeds)
-    yield NO_RETRAINING
 
 
-def plan_retraining(tune: Tune, model_s: float, limit_s: float) -> RetrainingPlan:
-    """Return the most that can be retrained and tested within the limit."""
-    plans = list_retraining_plans(tune)
-    return next(plan for plan in plans if plan.compute_seconds(model_s) <= max(limit_s, 0.0))
+def plan_retraining(
+    tune: Tune, model_s: float, limit_s: float, *, with_tests: bool = False
+) -> RetrainingPlan:
+    """Return the most that can be retrained, and tested, within the limit."""
+    for plan in list_retraining_plans(tune):
+        if plan.compute_seconds(model_s, with_tests=with_tests) <= max(limit_s, 0.0):
+            return plan
+    return NO_RETRAINING
 
 
 @dataclass
@@ -112,10 +108,13 @@ class SearchBudget:
     """By earlier parts of the search"""
     started_at: float = field(default_factory=time.perf_counter)
     clock: Callable[[], float] = time.perf_counter
+    with_tests: bool = False
+    """Whether the test runs train further folds of a walk-forward split"""
 
     @classmethod
     def of(cls, config: Config, spent_s: float, started_at: float) -> Self:
-        return cls(config.tune, config.train.epochs, spent_s, started_at)
+        walks = config.data.split.walk_forward is not None
+        return cls(config.tune, config.train.epochs, spent_s, started_at, with_tests=walks)
 
     @property
     def total_s(self) -> float:
@@ -141,7 +140,8 @@ class SearchBudget:
             return 0.0
         if model_s is None:
             return most_s
-        return plan_retraining(self.tune, model_s, most_s).compute_seconds(model_s)
+        plan = plan_retraining(self.tune, model_s, most_s, with_tests=self.with_tests)
+        return plan.compute_seconds(model_s, with_tests=self.with_tests)
 
     def is_over(self, model_s: float | None, ahead_s: float = 0.0) -> bool:
         """Whether the trials' time ends within the next `ahead_s` seconds."""
@@ -150,5 +150,9 @@ class SearchBudget:
     def plan_retraining(self, model_s: float | None) -> RetrainingPlan:
         """Return what can be retrained and tested in the time that is left."""
         if math.isinf(self.total_s):
-            return next(list_retraining_plans(self.tune))
-        return plan_retraining(self.tune, model_s or 0.0, self.left_s)
+            return next(list_retraining_plans(self.tune), NO_RETRAINING)
+        return plan_retraining(self.tune, model_s or 0.0, self.left_s, with_tests=self.with_tests)
+
+    def is_late(self, plan: RetrainingPlan, model_s: float) -> bool:
+        """Whether what is retrained has to end, so that the tests have their time."""
+        return self.left_s <= (plan.compute_test_s(model_s) if self.with_tests else 0.0)

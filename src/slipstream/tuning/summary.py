@@ -99,22 +99,18 @@ def finish_search(
     if plan.num_trials:
         limit = None if budget.tune.minutes is None or not is_new else budget
         model_s = search_result.get("model_s") or 0.0
-        limited, best = _limit_retraining(config, plan), ranked[: plan.num_trials]
-        if limit is None or plan.has_choice:
-            retrained = retraining.retrain_best(
-                run,
-                limited,
-                best,
-                study.space,
-                datasets,
-                lambda: limit is not None and limit.left_s <= plan.compute_test_s(model_s),
-            )
-        else:  # what the test runs reach comes later
-            retrained = [RetrainedConfig(best[0].number, chosen, [])]
-            retrained.append(RetrainedConfig(DEFAULT, config, []))
+        limited = _limit_retraining(config, plan)
+        retrained = retraining.retrain_best(
+            run,
+            limited,
+            ranked[: plan.num_trials],
+            study.space,
+            datasets,
+            lambda: limit is not None and limit.is_late(plan, model_s),
+        )
         chosen = retrained[0].config
         write(retrained, {}, TEST_PENDING)
-        tests = retraining.run_tests(run, limited, retrained, datasets.table, limit)
+        tests = retraining.run_tests(run, limited, retrained, datasets, limit)
         summary = write(_add_losses(retrained, tests), tests, None)
     run.append("end", seconds=summary["seconds"])
     return FinishedSearch(run.folder, chosen, summary, study.study)
@@ -184,7 +180,7 @@ def describe_limits(
         for one in retrained
         if one.is_cut_off
     ]
-    if cut and plan.has_choice:
+    if cut:
         yield f"tune.minutes cut off the retraining of {', '.join(cut)}"
     cut = [name for name, test in tests.items() if test.get("stopped") == TRAINING_OUT_OF_TIME]
     if cut:

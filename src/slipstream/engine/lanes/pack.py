@@ -28,6 +28,7 @@ from slipstream.engine.lanes import flat_optim, gradients
 from slipstream.engine.lanes.capacity import PackCapacity, check_capacity, compute_capacity
 from slipstream.engine.lanes.gradients import LaneMode
 from slipstream.engine.lanes.lane import EpochStart, Lane
+from slipstream.engine.lanes.rows import narrow_rows, read_weights
 from slipstream.engine.plan import Plan
 from slipstream.kernels import precompile, should_use_triton
 from slipstream.models import Noise, build, padding
@@ -266,10 +267,12 @@ class Pack:
         return self.best_weights({"best": rows[place]}, self._lane(place))
 
     def best_weights(self, rows: Mapping[str, Tensor], lane: Lane) -> dict[str, Tensor]:
-        row = rows["best"].to(self.plan.device)
-        views = gradients.view_weights(row[None], self._layout)
-        own = {name: view[0].detach() for name, view in views.items()}
-        return padding.unpad_weights(own, lane.config.model, self.capacity.model, self._tokens)
+        row, model = rows["best"].to(self.plan.device), self.capacity.model
+        return read_weights(row, self._layout, lane, model, self.signature)
+
+    def narrow_rows(self, rows: Mapping[str, Tensor], lane: Lane) -> dict[str, Tensor]:
+        """Return the rows of a lane that has ended as they are in a pack of its own width."""
+        return narrow_rows(rows, self._layout, lane, self.capacity.model, self.signature)
 
     def restore(self, place: int, rows: Mapping[str, Tensor]) -> None:
         for name, tensor in self.state().items():
@@ -277,9 +280,7 @@ class Pack:
                 tensor[place].copy_(rows[name])
 
     def describe(self) -> dict[str, Any]:
-        capacity = self.capacity._asdict()
-        capacity |= {name: capacity[name].model_dump_json() for name in ("config", "model")}
-        return {"capacity": capacity}
+        return describe_capacity(self.capacity)
 
     def compact(self, places: Sequence[int]) -> Pack:
         data = self.signature, self.series
@@ -396,6 +397,13 @@ class Pack:
         loss = self._passes.validate(rows, shares)
         self.buffers["val_losses"].index_copy_(1, self._val_cursor, loss[:, None])
         self._val_cursor.add_(1)
+
+
+def describe_capacity(capacity: PackCapacity) -> dict[str, Any]:
+    """Return what a checkpoint contains of a pack."""
+    values = capacity._asdict()
+    values |= {name: values[name].model_dump_json() for name in ("config", "model")}
+    return {"capacity": values}
 
 
 def parse_capacity(metadata: Mapping[str, Any]) -> PackCapacity:

@@ -1,5 +1,7 @@
 """Loads the data of trials, once for each distinct `[data]`, and keeps it on the device."""
 
+from __future__ import annotations
+
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,6 +21,7 @@ from slipstream.engine.plan import Plan
 from slipstream.engine.single import resolve_class_weights
 from slipstream.errors import UserError
 from slipstream.training.context import load_dataset
+from slipstream.training.encoder import EncoderMatch
 
 MAX_DATASETS = 4
 Starts = dict[str, Tensor]
@@ -37,8 +40,20 @@ class TrialData:
     first_fold: Starts
     """The windows of the first fold, in the copy of the split"""
     fingerprint: str
-    init: Mapping[str, Tensor]
-    """The weights of a pre-trained encoder that models start from, if there is one"""
+    encoder: EncoderMatch | None
+    """The pre-trained encoder that models start from, if there is one"""
+
+    @property
+    def init(self) -> Mapping[str, Tensor]:
+        """The weights of the encoder"""
+        return self.encoder.weights if self.encoder else {}
+
+    def select_folds(self, num_folds: int) -> TrialData:
+        """Return the data for trials of so many folds: all, or the split itself for one."""
+        if num_folds == len(self.folds):
+            return self
+        (*_, split) = self.folds
+        return replace(self, folds=(split,), first_fold=split)
 
     def make_plan(self, config: Config) -> tuple[Plan, LaneMode]:
         """Plan a pack of models with this config."""
@@ -95,5 +110,5 @@ class DatasetCache:
             (*shifted, last),
             earlier[0].starts if earlier else last,
             dataset.compute_fingerprint(),
-            init.weights if init else {},
+            init,
         )

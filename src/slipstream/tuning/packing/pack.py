@@ -10,12 +10,14 @@ from typing import Any
 import torch
 
 from slipstream import config as configs
+from slipstream import runs
 from slipstream.config import Config
 from slipstream.engine import checkpoint, loop
 from slipstream.engine import state as states
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.events import LaneEvents
 from slipstream.engine.lanes.capacity import PackCapacity, check_capacity, compute_capacity
+from slipstream.engine.lanes.ended import EndedLane
 from slipstream.engine.lanes.gradients import LaneMode
 from slipstream.engine.lanes.lane import Lane
 from slipstream.engine.lanes.pack import Pack, parse_capacity
@@ -25,6 +27,8 @@ from slipstream.engine.progress import LaneResult
 from slipstream.engine.state import TrainingState
 from slipstream.errors import UserError
 from slipstream.runs import Event, Run
+from slipstream.training import trained_lanes
+from slipstream.training.trained_lanes import TrainedLane
 from slipstream.tuning.packing import grouping
 from slipstream.tuning.packing.dataset_cache import DatasetCache, TrialData
 from slipstream.tuning.packing.grouping import PackShape
@@ -60,14 +64,16 @@ class TrialPack:
         """Lanes of started trials that wait for a place"""
         self.lane_owners: list[tuple[int, int]] = []
         """Trial number and fold of each lane, in the order in which the lanes started"""
+        self.lane_starts: list[tuple[float, float]] = []
+        """The seconds of training and validation of the pack before each lane"""
         self.was_interrupted = False
         """A signal stopped the pack, which wrote a checkpoint"""
 
     def start(
         self, shape: PackShape, trials: Sequence[TrialRun], stop: StopRequest, *, max_lanes: int
     ) -> None:
-        data = self.data = self.datasets.get(trials[0].config)
         self.trials = list(trials)
+        data = self.data = self._load_data()
         self.shapes = [shape, *{self._get_shape(trial) for trial in trials}]
         every = [lane for trial in trials for lane in _make_lanes(trial, data)]
         self.num_lanes = min(len(every), max_lanes)
@@ -81,6 +87,7 @@ class TrialPack:
         self.capacity = compute_capacity(room, places=self.num_lanes)
         with self._use_device():
             self.lane_owners = [lane.owner for lane in first]
+            self.lane_starts = [(0.0, 0.0)] * len(first)
             self.search_run.append(
                 "pack",
                 trials=[trial.number for trial in trials],
@@ -93,6 +100,10 @@ class TrialPack:
             build = partial(self._build, mode)
             state = states.start(first, build, TrialEvents(self), num_places=self.num_lanes)
             self._start_rounds(state, stop)
+
+    def _load_data(self) -> TrialData:
+        data = self.datasets.get(self.trials[0].config)
+        return data.select_folds(max(trial.num_folds for trial in self.trials))
 
     def _build(self, mode: LaneMode, num_places: int) -> Pack:
         signature, series = self.data.dataset.signature, self.data.series
@@ -108,13 +119,17 @@ class TrialPack:
         self.shapes = [
             PackShape(program, batch, tuple(widths)) for program, batch, widths in search["shapes"]
         ]
+        runs.truncate_log(self.run, metadata["log_bytes"])
         self.lane_owners = [(number, fold) for number, fold in search["lane_owners"]]
+        self.lane_starts = [(train_s, validate_s) for train_s, validate_s in search["lane_starts"]]
         self.num_lanes = metadata["limit"]
         active = {lane["number"]: self.lane_owners[lane["number"]] for lane in metadata["lanes"]}
         owners = {number for number, _ in [*active.values(), *search["queue"]]}
         self.trials = [self._restore_trial(number, search) for number in sorted(owners)]
+        if all(trial.is_final for trial in self.trials):
+            return False
         self.pool.start(self.trials)
-        data = self.data = self.datasets.get(self.trials[0].config)
+        data = self.data = self._load_data()
         lanes = {trial.number: _make_lanes(trial, data) for trial in self.trials}
         self.queue.extend(lanes[number][fold] for number, fold in search["queue"])
         self.plan, self.capacity = Plan.from_dict(metadata["plan"]), parse_capacity(metadata)
@@ -150,6 +165,7 @@ class TrialPack:
             self._judge,
             lambda one: _get_owner(one)[0].stop_reason,
             drop_ended=True,
+            keeps_rows=lambda lane: isinstance(lane, TrialLane) and lane.trial.keeps_lane,
         )
         extra, self.state = self._get_search_state, state
         self.rounds = loop.train_rounds(state, stop, policy=policy, extra_state=extra)
@@ -202,6 +218,8 @@ class TrialPack:
         is_last = trial.finish_fold(fold, ended)
         if not trial.is_final:
             self.pool.source.finish_fold(trial, fold)
+        if trial.keeps_lane:
+            trial.trained = self._describe_lane(ended)
         if is_last:
             self.trials.remove(trial)
             self.pool.finish(trial)
@@ -212,14 +230,37 @@ class TrialPack:
             return None
         lane = self.queue.popleft()
         self.lane_owners.append(lane.owner)
+        state = self._get_state()
+        self.lane_starts.append((state.train_s, state.validate_s))
         return lane
+
+    def _get_state(self) -> TrainingState:
+        assert self.state is not None
+        return self.state
+
+    def _describe_lane(self, ended: LaneResult) -> TrainedLane:
+        """Return a lane with all that a run of it needs."""
+        state = self._get_state()
+        program = state.program
+        assert isinstance(program, Pack)
+        train_s, validate_s = self.lane_starts[ended.number]
+        lane = EndedLane(
+            program.narrow_rows(ended.rows, ended.lane),
+            ended.progress,
+            ended.stop_reason,
+            program.plan,
+            program.mode,
+            (state.setup_s, state.train_s - train_s, state.validate_s - validate_s),
+        )
+        events = runs.read_events(self.run)
+        return TrainedLane(lane, list(trained_lanes.select_events(events, ended.number)))
 
     def _get_shape(self, trial: TrialRun) -> PackShape:
         return grouping.get_pack_shape(trial.config, self.data.series.values.device.type)
 
     def _fits(self, trial: TrialRun) -> bool:
         """Whether the trial can join without a new capture."""
-        if self._get_shape(trial) not in self.shapes:
+        if self._get_shape(trial) not in self.shapes or trial.num_folds > len(self.data.folds):
             return False
         try:
             for lane in _make_lanes(trial, self.data):
@@ -247,6 +288,7 @@ class TrialPack:
         search = {
             "shapes": list(self.shapes),
             "lane_owners": list(self.lane_owners),
+            "lane_starts": list(self.lane_starts),
             "queue": [lane.owner for lane in self.queue],
             "fold_results": results,
             "val_losses": {number: trial.incomplete_epochs for number, trial in trials.items()},
@@ -275,6 +317,7 @@ def _get_owner(result: LaneResult) -> tuple[TrialRun, int]:
 
 
 def _make_lanes(trial: TrialRun, data: TrialData) -> list[TrialLane]:
+    data = data.select_folds(trial.num_folds)
     config = data.apply_class_weights(trial.config)
     folds = enumerate(data.folds)
     return [TrialLane(config, starts, trial, fold, init=data.init) for fold, starts in folds]

@@ -14,6 +14,7 @@ from torch import Tensor
 from slipstream.config import Config
 from slipstream.engine.lanes.lane import Lane
 from slipstream.engine.progress import LaneResult
+from slipstream.training.trained_lanes import TrainedLane
 
 NOT_STARTED = "not started: tune.minutes left no time for it"
 
@@ -47,9 +48,14 @@ class TrialRun:
     fold_results: dict[int, FoldResult] = field(default_factory=dict)
     weights: dict[str, Tensor] = field(default_factory=dict)
     """The best weights of the last fold"""
+    keeps_lane: bool = False
+    """Whether a run is to be made from its lane"""
+    trained: TrainedLane | None = None
+    """The lane, once it has ended"""
 
     def copy_untrained(self) -> TrialRun:
-        return replace(self, stop_reason="", val_losses={}, fold_results={}, weights={})
+        empty: dict[str, Any] = {"val_losses": {}, "fold_results": {}, "weights": {}}
+        return replace(self, stop_reason="", trained=None, **empty)
 
     def record_validation(self, epoch: int, fold: int, loss: float) -> float | None:
         """Return the mean over the folds once every fold has validated this epoch."""
@@ -186,7 +192,7 @@ class TrialPool:
         self.running.remove(trial)
         if not trial.is_final:
             self.source.finish(trial)
-        trial.weights = {}
+        trial.weights, trial.trained = {}, None
 
     def withdraw(self, trials: Sequence[TrialRun]) -> list[TrialRun]:
         """Remove those of the trials that are running, and return them."""

@@ -1,0 +1,126 @@
+"""Lanes that another run has trained, such as the pack of a search: saved, and made a run's own."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from slipstream import runs
+from slipstream.autotune.pack_size import MAX_LANES
+from slipstream.checksums import read_verified
+from slipstream.config import Config
+from slipstream.data.dataset import Dataset
+from slipstream.engine import checkpoint
+from slipstream.engine.checkpoint import Checkpoint
+from slipstream.engine.lanes import ended
+from slipstream.engine.lanes.ended import EndedLane
+from slipstream.engine.plan import Plan
+from slipstream.engine.progress import parse_progress
+from slipstream.engine.single import resolve_class_weights
+from slipstream.errors import UserError
+from slipstream.runs import Event, Run
+from slipstream.training import fitting
+from slipstream.training.encoder import EncoderMatch
+
+ROWS, METADATA = "rows.safetensors", "lane.json"
+LOGGED = ("epoch", "lane", "recovery")
+"""Events of one lane"""
+
+
+@dataclass(frozen=True)
+class TrainedLane:
+    """A lane that has ended, and what the log of its pack contains of it."""
+
+    lane: EndedLane
+    events: list[Event]
+
+
+@dataclass(frozen=True)
+class LoadedData:
+    """Data that this process has loaded already."""
+
+    dataset: Dataset
+    fingerprint: str
+    init: EncoderMatch | None = None
+    """The encoder that `train.init_from` names"""
+
+
+def select_events(events: Iterable[Event], number: int) -> Iterator[Event]:
+    """Yield what the log of a pack contains of a lane, as that of lane 0."""
+    for event in events:
+        if event["event"] in LOGGED and event.get("lane") == number:
+            yield event | {"lane": 0}
+        elif event["event"] == "log" and str(number) in event["losses"]:
+            yield event | {"losses": {"0": event["losses"][str(number)]}}
+
+
+def save_lane(folder: Path, trained: TrainedLane) -> None:
+    """Write a lane to a folder of its own."""
+    one = trained.lane
+    facts = {
+        "progress": asdict(one.progress),
+        "stopped": one.stop_reason,
+        "plan": one.plan.to_dict(),
+        "mode": one.mode,
+        "seconds": one.seconds,
+        "events": trained.events,
+    }
+    folder.parent.mkdir(exist_ok=True)
+    checkpoint.write_folder(folder, {ROWS: one.rows}, {METADATA: facts})
+
+
+def load_lane(folder: Path) -> TrainedLane | None:
+    """Read a lane; None if it was not saved or is damaged, since it can be trained again."""
+    try:
+        files = read_verified(folder)
+        rows = checkpoint.parse_tensors(files[ROWS], folder / ROWS)
+    except (UserError, KeyError):
+        return None
+    facts = json.loads(files[METADATA])
+    setup_s, train_s, validate_s = facts["seconds"]
+    one = EndedLane(
+        rows,
+        parse_progress(facts["progress"]),
+        facts["stopped"],
+        Plan.from_dict(facts["plan"]),
+        facts["mode"],
+        (setup_s, train_s, validate_s),
+    )
+    return TrainedLane(one, facts["events"])
+
+
+def make_checkpoint(
+    config: Config, data: LoadedData, trained: Mapping[int, TrainedLane], why: str
+) -> Checkpoint:
+    """Return the checkpoint of a run of these lanes, by their number in it; the others wait."""
+    settings = resolve_class_weights(config, data.dataset)
+    init = data.init.weights if data.init else {}
+    lanes = fitting.build_lanes(settings, data.dataset, init)
+    first = next(iter(trained.values())).lane
+    places = min(len(lanes), MAX_LANES)
+    pack = fitting.LanePlan(lanes, first.plan, first.mode, places, why).summarize()
+    extra = {"data": data.fingerprint, "pack": pack, "why": why}
+    known = {number: one.lane for number, one in trained.items()}
+    return ended.make_checkpoint(lanes, known, max_lanes=places, extra=extra)
+
+
+def write_lanes(run: Run, saved: Checkpoint, trained: Mapping[int, TrainedLane]) -> None:
+    """Write the log and the checkpoint of a run whose lanes, or some of them, are trained."""
+    for event in _merge_events(trained):
+        runs.add_event(run.log, event)
+    saved.metadata["log_bytes"] = runs.get_log_size(run)
+    checkpoint.write_checkpoint(run, saved)
+
+
+def _merge_events(trained: Mapping[int, TrainedLane]) -> list[Event]:
+    """Return the events of all lanes in the order of time; losses of one step in one event."""
+    logs: dict[tuple[float, int], Event] = {}
+    others: list[Event] = []
+    for number, one in trained.items():
+        for event in one.events:
+            if event["event"] == "log":
+                log = logs.setdefault((event["at_s"], event["step"]), event | {"losses": {}})
+                log["losses"][number] = event["losses"]["0"]
+            else:
+                others.append(event | {"lane": number})
+    return sorted([*logs.values(), *others], key=lambda event: float(event["at_s"]))
