@@ -10,8 +10,6 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from slipstream.errors import UserError
 from slipstream.text import find_nearest
@@ -23,7 +21,9 @@ Feature = Literal["hour", "weekday", "day_of_year", "month", "holiday"]
 
 DAY_US = 86_400_000_000
 HOUR_US = 3_600_000_000
+QUARTER_US = 900_000_000
 MINUTE_US = 60_000_000
+EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 THURSDAY = 3
 """The weekday of 1 January 1970, counted from Monday"""
 
@@ -70,8 +70,13 @@ def convert_to_local(times: Times | None, zone: str | None) -> Ints:
     if zone is None:
         return times
     check_zone(zone)
-    utc = pa.array(times, pa.timestamp("us", "UTC")).cast(pa.timestamp("us", zone))
-    return np.asarray(pc.local_timestamp(utc).cast(pa.int64()).to_numpy(), dtype=np.int64)
+    clock = zoneinfo.ZoneInfo(zone)
+    quarters = times // QUARTER_US  # clocks change at quarters of an hour only
+    begins = np.flatnonzero(np.diff(quarters, prepend=quarters[:1] - 1))
+    moments = (EPOCH + dt.timedelta(minutes=15 * int(one)) for one in quarters[begins])
+    offsets = [moment.astimezone(clock).utcoffset() or dt.timedelta() for moment in moments]
+    shifts = np.array([one // dt.timedelta(microseconds=1) for one in offsets], dtype=np.int64)
+    return times + np.repeat(shifts, np.diff(begins, append=len(times)))
 
 
 def check_zone(zone: str) -> None:

@@ -157,12 +157,15 @@ def _filter_window(values: Floats, kind: str, rows: int, order: int, ahead: int)
 
 
 def _filter_polynomial(values: Floats, rows: int, order: int, ahead: int) -> Floats:
-    """Return the value at each row of a polynomial fitted around it, or to the rows up to it."""
+    """Return the value at each row of a polynomial fitted around it, or to the rows up to it.
+
+    The weights add up to 1; those of differences from the row keep a constant as it is.
+    """
     weights = signal.savgol_coeffs(rows, order, pos=rows - 1 - ahead, use="dot")
     before = np.full(rows - 1 - ahead, values[0])
     after = np.full(ahead, values[-1])
     padded = np.concatenate([before, values, after])
     result = np.zeros(len(values))
     for weight, first in zip(weights, range(rows), strict=True):
-        result += weight * padded[first : first + len(values)]
-    return result
+        result += weight * (padded[first : first + len(values)] - values)
+    return values + result

@@ -103,10 +103,10 @@ def resample(
             'not later than the row before; sort the file, or set data.unsorted = "sort"'
         )
     step, longest = get_lengths(times, every, limit)
-    if 2 * np.count_nonzero(steps > longest) > len(steps):
+    if limit is None and 2 * np.count_nonzero(steps > longest) > len(steps):
         raise UserError(
-            f"most rows are further apart than the limit ({longest:g} in the unit of the times); "
-            "set a limit that is at least the usual step between rows"
+            f"most rows are further apart than {DEFAULT_STEPS} times every = {every}; set limit, "
+            "to the usual step between rows or more"
         )
     del steps
     grid = _make_grid(times, step, longest, method)

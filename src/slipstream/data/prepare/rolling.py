@@ -91,11 +91,11 @@ def compute_known_median(values: Floats, rows: int) -> Floats:
     (num_missing,) = _merge_windows((missing.astype(np.float64),), rows, _add)
     result = _rank_windows(filled, rows)
     partial = np.flatnonzero(num_missing)
-    windows = np.lib.stride_tricks.sliding_window_view(padded, rows)
-    some_rows = max(CHUNK_ROWS * 16 // rows, 1)
-    for begin in range(0, len(partial), some_rows):
-        some = partial[begin : begin + some_rows]
-        result[some] = _find_known_medians(windows[some])
+    num_windows = max(CHUNK_ROWS * 16 // rows, 1)
+    for begin in range(0, len(partial), num_windows):
+        some = partial[begin : begin + num_windows]
+        windows = np.lib.stride_tricks.sliding_window_view(padded, rows)[some]
+        result[some] = _find_known_medians(windows)
     return result
 
 
