@@ -18,9 +18,12 @@ from slipstream.data.folds import Fold
 from slipstream.data.io.files import find_duplicates, read_tables
 from slipstream.data.io.table import DataTable, concatenate_tables
 from slipstream.data.labels import classes, intervals, selection
+from slipstream.data.prepare.chain.frames import POSITION, mark_positions
+from slipstream.data.prepare.chain.operations import Limits
+from slipstream.data.prepare.chain.tables import PrepareChain, Replay
 from slipstream.data.roles import Roles, adapt_to_pretraining, find_roles, sort_roles
 from slipstream.data.scaler import Scaler, complete_scaler, fit_scaler, scale_static
-from slipstream.data.series import Flags, Ints, RawSeries, SeriesIndex, Times
+from slipstream.data.series import Flags, Ints, RawSeries, SeriesIndex, Times, prepare_series
 from slipstream.data.stream import StreamedSeries
 from slipstream.data.windows import Series, WindowChunk
 from slipstream.errors import UserError
@@ -49,6 +52,10 @@ class Dataset:
     """Of a search, the folds before the split itself, the earliest first"""
     left_out: dict[str, int] = field(default_factory=dict)
     """Windows without a target, by set, of all folds together; they are not in `num_windows`"""
+    limits: dict[str, Limits] = field(default_factory=dict)
+    """The ranges that steps of `data.prepare` were fitted to, by the step's number"""
+    latency: int = 0
+    """How many rows after a row its inputs are known, because steps look ahead"""
 
     @property
     def data_bytes(self) -> int:
@@ -126,18 +133,25 @@ class SearchFold:
 
 
 def load_dataset(
-    config: Config, table: Any = None, *, known: Scaler | None = None, num_folds: int = 1
+    config: Config,
+    table: Any = None,
+    *,
+    known: Scaler | None = None,
+    num_folds: int = 1,
+    replay: Replay | None = None,
 ) -> Dataset:
     """Read, check, split, scale and index what `config.data` names, or the table passed instead.
 
     Columns that are `known` to a scaler are scaled by it; the others are fitted on these rows. A
     search has `num_folds`, back from the validation block; a table that stays on disk has none.
+    `replay` has what steps of `data.prepare` were fitted to, where they are not to be fitted again.
     """
-    source = _read_source(config, table)
+    source = _read_source(config, table, replay, num_folds)
     if stream.should_stream(config, source.tables, source.roles):
         dataset = _load_stream(config, source, known)
     else:
         dataset = _load_memory(config, source, known, num_folds)
+    dataset = replace(dataset, limits=source.limits, latency=source.latency)
     if not dataset.signature.classes:
         return dataset
     names, counts = dataset.signature.classes, dataset.count_classes()
@@ -154,15 +168,52 @@ class _Source(NamedTuple):
     roles: Roles
     classes: tuple[str, ...]
     notes: list[str]
+    limits: dict[str, Limits] = {}
+    latency: int = 0
 
 
-def _read_source(config: Config, table: Any) -> _Source:
+def _read_source(config: Config, table: Any, replay: Replay | None, num_folds: int) -> _Source:
     data = config.data
-    if data.prepare:
-        raise UserError("data.prepare: the steps are not carried out yet")
+    if not data.prepare:
+        tables = read_tables(data, table)
+        return _find_source(config, data, tables, find_duplicates(tables))
+    chain = PrepareChain(data, replay=replay)
     tables = read_tables(data, table)
+    notes = find_duplicates(tables)
+    if chain.is_fitted:
+        prepared = chain.apply(tables)
+    else:
+        draft = chain.draft(tables)
+        source = _find_source(config, draft.data, draft.tables, [])
+        prepared = chain.fit(tables, _mark_training_rows(config, source, num_folds))
+    source = _find_source(config, prepared.data, prepared.tables, [*notes, *prepared.notes])
+    return source._replace(limits=prepared.limits, latency=prepared.latency)
+
+
+def _mark_training_rows(config: Config, source: _Source, num_folds: int) -> Flags:
+    """Mark the training rows by their position before the first step of `data.prepare`; those of
+    the first fold, where there are several."""
+    data, roles, min_rows = source.data, source.roles, source.data.context + source.data.horizon
+    raw, names, _ = intervals.prepare_with_labels(
+        source.tables, data, roles, source.classes, min_rows
+    )
+    signature = _build_signature(config, roles, raw.index.step, names)
+    split = _split_windows(raw, data, signature)
+    training = split.training
+    if num_folds > 1:
+        first = _find_search_folds(raw, signature, split, data, num_folds)[0]
+        training = folds.select_known_rows(training, first["train"], raw.index, signature)
+    counted = Roles(roles.inputs, (POSITION,), roles.static)
+    tables = [replace(one, column_names=(*one.column_names, POSITION)) for one in source.tables]
+    positions = prepare_series(tables, data, counted, min_rows=min_rows).read_column(POSITION)
+    return mark_positions(positions, training, raw.index.offsets)
+
+
+def _find_source(
+    config: Config, data: Data, tables: list[DataTable], before: Sequence[str]
+) -> _Source:
     roles, notes = find_roles(tables[0], data)
-    notes += find_duplicates(tables)
+    notes += before
     if config.masked:
         roles, data = adapt_to_pretraining(roles, data)
     else:
@@ -248,10 +299,7 @@ def _load_search_folds(
     raw: RawSeries, signature: Signature, split: _Sets, data: Data, known: Scaler | None, count: int
 ) -> tuple[SearchFold, ...]:
     """Scale the folds before the split itself, each without its own validation rows."""
-    # later folds of a walk-forward split are for tests
-    starts = split.folds[0].starts if split.folds else split.starts
-    offsets = torch.from_numpy(raw.index.offsets)
-    every = folds.find_search_folds(starts, count, offsets, signature, data.split.purge)
+    every = _find_search_folds(raw, signature, split, data, count)
     scaled = []
     for number, fold in enumerate(every[:-1], start=1):
         rows = folds.select_known_rows(split.training, fold["train"], raw.index, signature)
@@ -261,6 +309,16 @@ def _load_search_folds(
             raise UserError(f"tune.folds = {count}, fold {number}: {error}") from None
         scaled.append(SearchFold(fold, series))
     return tuple(scaled)
+
+
+def _find_search_folds(
+    raw: RawSeries, signature: Signature, split: _Sets, data: Data, count: int
+) -> tuple[dict[str, Tensor], ...]:
+    # later folds of a walk-forward split are for tests
+    starts = split.folds[0].starts if split.folds else split.starts
+    offsets = torch.from_numpy(raw.index.offsets)
+    purge = max(data.split.purge, raw.index.look_ahead)
+    return folds.find_search_folds(starts, count, offsets, signature, purge)
 
 
 def _load_stream(config: Config, source: _Source, known: Scaler | None) -> Dataset:

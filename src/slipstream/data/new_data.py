@@ -13,8 +13,10 @@ from slipstream.config import Config, Data, Signature, Split
 from slipstream.data import missing, splits
 from slipstream.data.dataset import Dataset, HostSeries
 from slipstream.data.io.files import find_duplicates, read_tables
+from slipstream.data.io.table import DataTable
 from slipstream.data.labels import classes
 from slipstream.data.labels.intervals import prepare_with_labels
+from slipstream.data.prepare.chain.tables import PrepareChain, Replay
 from slipstream.data.roles import Roles
 from slipstream.data.scaler import Scaler, order_columns, scale_series
 from slipstream.data.series import MICROSECONDS, Floats, RawSeries, SeriesIndex, prepare_series
@@ -37,27 +39,36 @@ def load_new_data(
     *,
     targets: bool,
     resample: bool = False,
+    replay: Replay | None = None,
 ) -> Dataset:
     """Load new data for a trained model, a path or a table, as one set named "all".
 
     With `targets`, windows are those whose target rows are known. Without, targets may be absent,
-    and windows are those whose context is known, up to each series' last row.
+    and windows are those whose context is known, up to each series' last row. `replay` has what
+    steps of `data.prepare` were fitted to.
     """
     split = Split(train=0.7, val=0.1, test=0.2)
     data = config.data.model_copy(update={"where": {}, "split": split})
     if isinstance(source, (str, os.PathLike)):
         data, source = data.model_copy(update={"path": str(source)}), None
     known = signature.horizon if targets else 0
-    raw = _read_series(data, signature, source, targets, min_rows=signature.context + known)
+    data, tables, notes = _read_prepared(data, signature, source, targets, replay)
+    min_rows = signature.context + known
+    raw = _read_series(data, signature, tables, targets, min_rows=min_rows)
     if _needs_resampling(raw.index, signature, resample):
         if targets and signature.classes:
             raise UserError(
                 "labels cannot be resampled: what lies between two classes is neither; bring the "
                 f"rows and their labels to the step {signature.step:g} beforehand"
             )
+        if raw.index.padding is not None:
+            raise UserError(
+                "rows that data.prepare pads cannot be resampled; add a resample step before pad, "
+                f"or bring the rows to the step {signature.step:g} beforehand"
+            )
         raw = resample_series(raw, signature.step or 0.0)
     index = raw.index
-    rows, lead = splits.assign_all(index.num_rows), signature.context - (not known)
+    rows, lead = splits.assign_all(index), signature.context - (not known)
     stride = data.stride if targets else 1
     ranges = splits.find_ranges(
         index.breaks, rows, which=0, lead=lead, steps_out=max(known, 1), stride=stride
@@ -69,7 +80,7 @@ def load_new_data(
         with_targets, left_out = splits.exclude_unknown({"all": ranges}, index, signature)
         ranges = with_targets["all"]
     num_windows = {"all": len(ranges)}
-    notes = missing.describe_left_out(left_out, num_windows, signature)
+    notes += missing.describe_left_out(left_out, num_windows, signature)
     series = scale_series(raw, scaler, signature)
     return Dataset(
         signature=signature,
@@ -83,21 +94,33 @@ def load_new_data(
     )
 
 
-def _read_series(
-    data: Data, signature: Signature, source: Any, targets: bool, *, min_rows: int
-) -> RawSeries:
-    """Read the series, with labels numbered as the model does."""
+def _read_prepared(
+    data: Data, signature: Signature, source: Any, targets: bool, replay: Replay | None
+) -> tuple[Data, list[DataTable], list[str]]:
+    """Read the tables and repeat the steps that the model's inputs, and targets, come from."""
+    if not data.prepare:
+        tables = read_tables(data, source)
+        return data, tables, find_duplicates(tables)
+    needed = (*signature.inputs, *signature.static, *(signature.targets if targets else ()))
+    chain = PrepareChain(data, needed, replay)
     tables = read_tables(data, source)
+    notes = find_duplicates(tables)
+    prepared = chain.apply(tables)
+    return prepared.data, prepared.tables, [*notes, *prepared.notes]
+
+
+def _read_series(
+    data: Data, signature: Signature, tables: list[DataTable], targets: bool, *, min_rows: int
+) -> RawSeries:
+    """Return the series, with labels numbered as the model does."""
     roles = Roles(signature.inputs, signature.targets, signature.static)
     needs_labels = targets or signature.targets[0] in signature.inputs
     if signature.classes and data.labels is None and needs_labels:
         label, names = signature.targets[0], signature.classes
         tables, _ = classes.encode_labels(tables, label, "data.targets", names)
     if targets:
-        raw = prepare_with_labels(tables, data, roles, signature.classes, min_rows)[0]
-    else:
-        raw = prepare_series(tables, data, roles, min_rows=min_rows, targets=False)
-    return replace(raw, notes=(*find_duplicates(tables), *raw.notes))
+        return prepare_with_labels(tables, data, roles, signature.classes, min_rows)[0]
+    return prepare_series(tables, data, roles, min_rows=min_rows, targets=False)
 
 
 def _needs_resampling(index: SeriesIndex, signature: Signature, resample: bool) -> bool:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from slipstream.config import Data
+from slipstream.config import Data, Split
 from slipstream.data import missing
 from slipstream.data.io.columns import read_numbers, read_times
 from slipstream.data.io.table import DataTable
@@ -51,6 +51,10 @@ class SeriesIndex:
     """[runs, 2]: rows without a target, each run from one row to before another"""
     missing_inputs: dict[str, int] = field(default_factory=dict)
     """Number of values that were missing before they were filled or their rows dropped"""
+    padding: Ints | None = None
+    """Rows at the beginning of each series that are context only; None where there are none"""
+    look_ahead: int = 0
+    """Rows ahead that values may depend on, because of a step of `data.prepare`"""
 
     @property
     def num_rows(self) -> int:
@@ -101,11 +105,15 @@ class _TableSeries:
     """Which of `rows` remain, where some were dropped because a value is missing"""
     unknown: Flags | None = None
     """Which of the remaining rows lack a target; None where none does"""
+    padded: Flags | None = None
+    """Which rows are context only; None where none is"""
 
     def take(self, rows: Ints) -> _TableSeries:
         """Return these rows, in this order; the caller has to correct the breaks."""
         time = None if self.time is None else self.time[rows]
-        return replace(self, time=time, breaks=self.breaks[rows], groups=self.groups[rows])
+        padded = None if self.padded is None else self.padded[rows]
+        breaks, groups = self.breaks[rows], self.groups[rows]
+        return replace(self, time=time, breaks=breaks, groups=groups, padded=padded)
 
     def pick(self, column: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the table's column at `rows`; a view where they stand together."""
@@ -167,6 +175,8 @@ def prepare_series(
         has_dates=time is not None and is_date(time),
         unknown=_join_unknown(every),
         missing_inputs=dict(missing_inputs),
+        padding=_count_padding(every),
+        look_ahead=max(table.look_ahead for table in tables),
     )
     return RawSeries(
         index=index,
@@ -176,6 +186,24 @@ def prepare_series(
         time=time,
         notes=tuple(notes),
     )
+
+
+class OrderedRows(NamedTuple):
+    """The rows of one series in a table, in time order."""
+
+    name: str
+    rows: Ints | range
+    time: Times | None
+    step: float | None
+    """The usual step: seconds for timestamps, else in the column's own unit"""
+
+
+def iter_ordered(table: DataTable, data: Data) -> Iterator[OrderedRows]:
+    """Yield the rows of each series that `data.where` selects, in time order."""
+    whole = data.model_copy(update={"split": Split(train=0.7, val=0.1, test=0.2)})
+    for raw in _split_table(table, whole, Roles((), ()), {}):
+        series, step = _order(raw, data)
+        yield OrderedRows(series.name, series.rows, series.time, step)
 
 
 def make_unique(names: list[str]) -> tuple[str, ...]:
@@ -237,9 +265,9 @@ def _split_table(
     """Yield the series of one table, rows in file order."""
     static = {name: read_numbers(table, name, "data.static") for name in roles.static}
     time = None if data.time is None else read_times(table, data.time, data.time_format)
-    series, names = identify_series(table, data)
-    groups = find_split_groups(table, data, series, names, group_names)
-    order, bounds = _sort_by_series(select_rows(table, data), series, names)
+    codes, names = identify_series(table, data)
+    groups = find_split_groups(table, data, codes, names, group_names)
+    order, bounds = _sort_by_series(select_rows(table, data), codes, names)
     for name, begin, end in zip(names, bounds[:-1], bounds[1:], strict=True):
         if begin == end:
             continue
@@ -248,7 +276,9 @@ def _split_table(
         at: Any = slice(begin, end) if isinstance(order, range) else rows
         times = None if time is None else time[at]
         fixed = _read_static(table, static, rows, name)
-        yield _TableSeries(name, table, rows, fixed, times, np.arange(len(rows)) == 0, groups[at])
+        breaks = np.arange(len(rows)) == 0
+        series = _TableSeries(name, table, rows, fixed, times, breaks, groups[at])
+        yield series if table.padded is None else replace(series, padded=table.padded[at])
 
 
 def _sort_by_series(
@@ -385,6 +415,12 @@ def _join_unknown(every: list[_TableSeries]) -> Ints:
             parts.append(first + missing.encode_runs(series.unknown))
         first += len(series.breaks)
     return missing.join_runs(parts)
+
+
+def _count_padding(every: list[_TableSeries]) -> Ints | None:
+    """Return the number of padded rows of each series; None where there are none."""
+    counts = [0 if series.padded is None else int(series.padded.sum()) for series in every]
+    return np.array(counts) if any(counts) else None
 
 
 def _drop_rows(series: _TableSeries, dropped: Flags) -> _TableSeries:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,9 +55,48 @@ class SplitAssignment:
         return int((self.ends - self.begins)[self.sets == which].sum())
 
 
-def assign_all(num_rows: int) -> SplitAssignment:
-    """Assign every row to the first set."""
-    return SplitAssignment(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int8), num_rows)
+def assign_all(index: SeriesIndex) -> SplitAssignment:
+    """Assign every row to the first set, except for padded ones."""
+    begins, sets = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int8)
+    return _exclude_padding(index, SplitAssignment(begins, sets, index.num_rows))
+
+
+def _exclude_padding(index: SeriesIndex, assignment: SplitAssignment) -> SplitAssignment:
+    """Take padded rows, at the beginning of each series, out of every set."""
+    if index.padding is None:
+        return assignment
+    sets = np.full(index.num_rows, UNUSED, dtype=np.int8)
+    for begin, end, which in zip(assignment.begins, assignment.ends, assignment.sets, strict=True):
+        sets[begin:end] = which
+    for begin, count in zip(index.offsets, index.padding, strict=False):
+        sets[begin : begin + count] = UNUSED
+    return _encode_runs(index, sets)
+
+
+def _purge(index: SeriesIndex, assignment: SplitAssignment) -> SplitAssignment:
+    """Take rows that look ahead to another set's out of their own."""
+    if not index.look_ahead:
+        return assignment
+    borders = np.union1d(assignment.begins, index.offsets[:-1])
+    sets = assignment.sets[np.searchsorted(assignment.begins, borders, side="right") - 1]
+    ends = np.append(borders[1:], index.num_rows)
+    last = index.offsets[np.searchsorted(index.offsets, borders, side="right")]
+    begins, refined = [], []
+    for run, (begin, end) in enumerate(zip(borders.tolist(), ends.tolist(), strict=True)):
+        which = int(sets[run])
+        reach = min(end + index.look_ahead, int(last[run]))
+        later = range(run + 1, int(np.searchsorted(borders, reach)))
+        other = next((at for at in later if sets[at] not in (which, UNUSED)), None)
+        begins.append(begin)
+        refined.append(which)
+        if other is not None and which != UNUSED:
+            first = max(int(borders[other]) - index.look_ahead, begin)
+            if first == begin:
+                refined[-1] = UNUSED
+            else:
+                begins.append(first)
+                refined.append(UNUSED)
+    return SplitAssignment(np.array(begins), np.array(refined, dtype=np.int8), index.num_rows)
 
 
 def assign_first_split(index: SeriesIndex, data: Data) -> SplitAssignment:
@@ -73,15 +111,25 @@ def assign_rows(index: SeriesIndex, data: Data) -> SplitAssignment:
     split = data.split
     if split.by is not None or split.folders:
         by_group = _assign_values(index, data) if split.by is not None else _assign_folders(index)
-        return SplitAssignment(index.group_begins, by_group[index.group_codes], index.num_rows)
+        sets_of_runs = by_group[index.group_codes]
+        groups = SplitAssignment(index.group_begins, sets_of_runs, index.num_rows)
+        return _purge(index, _exclude_padding(index, groups))
     begins, sets = [], []
-    for start, stop in itertools.pairwise(index.offsets):
+    for start, stop in iter_own_rows(index):
         borders = start + np.cumsum([0, *_count_rows(data, int(stop - start))])
         for which in range(len(SETS) + 1):
             if borders[which] < stop and (which == UNUSED or borders[which] < borders[which + 1]):
                 begins.append(int(borders[which]))
                 sets.append(which)
-    return SplitAssignment(np.array(begins), np.array(sets, dtype=np.int8), index.num_rows)
+    shares = SplitAssignment(np.array(begins), np.array(sets, dtype=np.int8), index.num_rows)
+    return _purge(index, _exclude_padding(index, shares))
+
+
+def iter_own_rows(index: SeriesIndex) -> Iterator[tuple[int, int]]:
+    """Yield where each series' own rows begin and end, after those that pad it."""
+    padding = np.zeros(len(index.series_names), np.int64) if index.padding is None else index.padding
+    for begin, end, count in zip(index.offsets, index.offsets[1:], padding, strict=False):
+        yield int(begin + count), int(end)
 
 
 def assign_walk_forward(index: SeriesIndex, split: Split) -> tuple[SplitAssignment, ...]:
@@ -89,8 +137,8 @@ def assign_walk_forward(index: SeriesIndex, split: Split) -> tuple[SplitAssignme
     folds = []
     for fold in range(split.walk_forward or 0):
         sets = np.full(index.num_rows, UNUSED, dtype=np.int8)
-        for start, stop in itertools.pairwise(index.offsets):
-            _write_fold(sets[start:stop], split, fold)
+        for start, stop in iter_own_rows(index):
+            _write_fold(sets[start:stop], split, fold, max(split.purge, index.look_ahead))
         folds.append(_encode_runs(index, sets))
     return tuple(folds)
 
@@ -103,9 +151,9 @@ def merge_test_blocks(index: SeriesIndex, folds: Sequence[SplitAssignment]) -> S
     return _encode_runs(index, sets)
 
 
-def _write_fold(sets: npt.NDArray[np.int8], split: Split, fold: int) -> None:
+def _write_fold(sets: npt.NDArray[np.int8], split: Split, fold: int, purge: int) -> None:
     """Write one series' sets. What does not fit before its start is cut off."""
-    num_rows, folds, purge = len(sets), split.walk_forward or 1, split.purge
+    num_rows, folds = len(sets), split.walk_forward or 1
     assert isinstance(split.val, float)
     assert isinstance(split.test, float)
     block = int(num_rows * split.test / folds + 1e-9)  # 0.29 * 100 is a little less than 29

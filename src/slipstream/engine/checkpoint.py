@@ -26,6 +26,7 @@ from torch import Tensor
 from slipstream import runs
 from slipstream.checksums import MANIFEST, compute_sha256, read_verified
 from slipstream.config import Config, Engine, Signature
+from slipstream.data.prepare.chain.operations import Limits
 from slipstream.data.scaler import Scaler
 from slipstream.errors import UserError
 from slipstream.models import MaskedAutoencoder, WindowPredictor, build
@@ -38,6 +39,8 @@ FORMAT = 2
 SHARE_OF_TIME = 0.01
 """The share of the training time that checkpoints after validations may cost"""
 ORIGIN = "origin.json"
+PREPARE_FILE = "prepare.json"
+"""What steps of `data.prepare` were fitted to"""
 Tensors = dict[str, Tensor]
 
 
@@ -228,10 +231,19 @@ def parse_tensors(content: bytes, path: Path) -> Tensors:
 
 
 def save_model(
-    run: Run, weights: Mapping[str, Tensor], signature: Signature, scaler: Scaler
+    run: Run,
+    weights: Mapping[str, Tensor],
+    signature: Signature,
+    scaler: Scaler,
+    limits: Mapping[str, Limits] | None = None,
 ) -> None:
-    """Write model/: everything that evaluate and predict need besides the config."""
+    """Write model/: everything that evaluate and predict need besides the config.
+
+    `limits` are the ranges that steps of `data.prepare` were fitted to.
+    """
     facts = {"signature.json": signature.model_dump(), "scaler.json": asdict(scaler)}
+    if limits:
+        facts[PREPARE_FILE] = {"limits": limits}
     if run.origin:
         facts[ORIGIN] = run.origin
     host = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
@@ -253,6 +265,15 @@ def read_origin(run: Run) -> dict[str, Any]:
     fingerprint. Runs of version 0.1 have no such file."""
     origin: dict[str, Any] = json.loads(read_verified(run.model).get(ORIGIN, b"{}"))
     return origin
+
+
+def read_limits(run: Run) -> dict[str, Limits]:
+    """Read the ranges that steps of `data.prepare` were fitted to, by the step's number."""
+    content = json.loads(read_verified(run.model).get(PREPARE_FILE, b"{}"))
+    return {
+        number: {name: (low, high) for name, (low, high) in ranges.items()}
+        for number, ranges in content.get("limits", {}).items()
+    }
 
 
 def count_parameters(run: Run) -> int:

@@ -10,17 +10,20 @@ from slipstream import config as configs
 from slipstream.config import Config
 from slipstream.data import dataset as datasets
 from slipstream.data.dataset import Dataset
+from slipstream.data.prepare.chain.tables import Replay
 from slipstream.engine import checkpoint
 from slipstream.errors import UserError
 from slipstream.runs import Run
 from slipstream.scoring.ensemble import RunPredictors
 
 
-def read_own_data(config: Config, trained: RunPredictors, table: Any = None) -> Dataset:
+def read_own_data(
+    config: Config, trained: RunPredictors, replay: Replay, table: Any = None
+) -> Dataset:
     """Load the data of a run, or the table that it was trained on."""
     # a run that started from an encoder has the encoder's scaler, which is not fitted again
     known = trained.scaler.select(trained.signature.inputs) if config.train.init_from else None
-    return datasets.load_dataset(config, table, known=known)
+    return datasets.load_dataset(config, table, known=known, replay=replay)
 
 
 def verify_own_data(run: Run, config: Config, trained: RunPredictors, dataset: Dataset) -> Dataset:
@@ -38,7 +41,8 @@ def verify_own_data(run: Run, config: Config, trained: RunPredictors, dataset: D
             "windows without a target are left out, which was not so when this run was trained: "
             "its sets are not quite those of training"
         )
-        dataset = datasets.load_dataset(config, known=scaler)
+        replay = Replay(checkpoint.read_limits(run))
+        dataset = datasets.load_dataset(config, known=scaler, replay=replay)
         return replace(dataset, notes=(*dataset.notes, note))
     for name, shift in scaler.shift.items():
         now = dataset.scaler.shift.get(name, math.nan), dataset.scaler.size.get(name, math.nan)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +14,9 @@ from slipstream.autotune.rules import make_plan
 from slipstream.config import Config
 from slipstream.data import new_data, windows
 from slipstream.data.dataset import Dataset
+from slipstream.data.prepare.chain.tables import Replay
 from slipstream.data.windows import Series
+from slipstream.engine import checkpoint
 from slipstream.engine.plan import Plan
 from slipstream.errors import UserError
 from slipstream.inference import mixture
@@ -47,10 +49,24 @@ class Member:
     plan: Plan
     trained: RunPredictors
 
-    def load_new(self, data: Any, *, targets: bool, resample: bool) -> Dataset:
+    def load_new(
+        self,
+        data: Any,
+        *,
+        targets: bool,
+        resample: bool,
+        joins: Mapping[str, Any] | None = None,
+    ) -> Dataset:
+        """Load new data; `joins` are tables to join instead of those that the config names."""
         trained = self.trained
         return new_data.load_new_data(
-            self.config, trained.signature, trained.scaler, data, targets=targets, resample=resample
+            self.config,
+            trained.signature,
+            trained.scaler,
+            data,
+            targets=targets,
+            resample=resample,
+            replay=Replay(checkpoint.read_limits(self.run), joins or {}),
         )
 
 
@@ -78,7 +94,8 @@ def load_own_sets(members: Sequence[Member], table: Any = None) -> list[Dataset]
         if member.config.train.init_from:  # scaled as its encoder's data were
             key = str(member.run.folder)
         if key not in loaded:
-            loaded[key] = read_own_data(member.config, trained, table)
+            replay = Replay(checkpoint.read_limits(member.run))
+            loaded[key] = read_own_data(member.config, trained, replay, table)
         quantiles = {"quantiles": trained.signature.quantiles}
         signature = loaded[key].signature.model_copy(update=quantiles)
         dataset = replace(loaded[key], signature=signature)

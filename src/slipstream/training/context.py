@@ -82,7 +82,10 @@ def load_dataset(
     """
     encoder = encoders.load_encoder(settings)
     known = encoder.scaler if encoder else None
-    dataset = datasets.load_dataset(settings, data, known=known, num_folds=num_folds)
+    replay = encoders.select_limits(encoder, settings) if encoder else None
+    dataset = datasets.load_dataset(
+        settings, data, known=known, num_folds=num_folds, replay=replay
+    )
     before = (*checks.find_suspicious(dataset), *list_unused(settings))
     dataset = replace(dataset, notes=(*before, *dataset.notes))
     if encoder is None:
@@ -175,7 +178,7 @@ def restore_folder(run: Run, settings: Config, requested: Config) -> None:
 
 def save_model(run: Run, weights: Mapping[str, Tensor], dataset: Dataset) -> None:
     """Write model/, or a temporary folder elsewhere if the run folder cannot be written to."""
-    content = weights, dataset.signature, dataset.scaler
+    content = weights, dataset.signature, dataset.scaler, dataset.limits
     try:
         checkpoint.save_model(run, *content)
     except OSError as error:

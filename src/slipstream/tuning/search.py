@@ -202,4 +202,6 @@ class OptunaSearch:
             temporary.mkdir()
             (temporary / "config.toml").write_text(text, encoding="utf-8")
             folder = Run(temporary, origin={"config": text})
-            checkpoint.save_model(folder, trial.weights, dataset.signature, dataset.scaler)
+            checkpoint.save_model(
+                folder, trial.weights, dataset.signature, dataset.scaler, dataset.limits
+            )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from slipstream.data.io import csv
@@ -83,6 +84,12 @@ class DataTable:
     """First rows of the groups that a file on disk is best read by; empty in memory"""
     file_column: str | None = None
     """The column with the file of each row, in a concatenated table"""
+    source_rows: npt.NDArray[np.int64] | None = None
+    """The row of the files that each row was made from, where steps of `data.prepare` made it"""
+    padded: npt.NDArray[np.bool_] | None = None
+    """Rows that are no series' own, before its first; None where there are none"""
+    look_ahead: int = 0
+    """How many rows ahead a value may depend on, because of a step of `data.prepare`"""
 
     @cached_property
     def column_set(self) -> frozenset[str]:
@@ -99,6 +106,8 @@ class DataTable:
     def locate_row(self, row: int) -> str:
         """Name the file and the line of a row."""
         row += self.first_row
+        if self.source_rows is not None:
+            row = int(self.source_rows[row])
         for file in self.files[:-1]:
             if row < file.num_rows:
                 return file.locate_row(row)

@@ -23,15 +23,16 @@ def split_stratified(
     A window's class is that of its first target row. Windows that share a row with one of a later
     set are left out.
     """
-    rows = splits.assign_all(index.num_rows)
+    rows = splits.assign_all(index)
     ranges = splits.find_set_windows(index.breaks, rows, 0, data, signature)
     starts = ranges.exclude(index.unknown, signature).list_starts()
     sets = _assign_windows(starts, numbers[starts + signature.lead], index, data)
     length = signature.lead + signature.steps_out
+    reach = length + index.look_ahead
     by_set = {name: starts[sets == which] for which, name in enumerate(SETS)}
-    by_set["val"] = _drop_overlapping(by_set["val"], by_set["test"], length, index.num_rows)
+    by_set["val"] = _drop_overlapping(by_set["val"], by_set["test"], reach, index.num_rows)
     later = np.union1d(by_set["val"], by_set["test"])
-    by_set["train"] = _drop_overlapping(by_set["train"], later, length, index.num_rows)
+    by_set["train"] = _drop_overlapping(by_set["train"], later, reach, index.num_rows)
     for name, some in by_set.items():
         if not len(some):
             raise UserError(
@@ -61,14 +62,14 @@ def _cover_rows(starts: Ints, length: int, num_rows: int) -> Flags:
     """Mark the rows that windows of a length hold."""
     change = np.zeros(num_rows + 1, dtype=np.int64)
     np.add.at(change, starts, 1)
-    np.add.at(change, starts + length, -1)
+    np.add.at(change, np.minimum(starts + length, num_rows), -1)
     return np.asarray(np.cumsum(change)[:-1] > 0)
 
 
 def _drop_overlapping(starts: Ints, others: Ints, length: int, num_rows: int) -> Ints:
     """Return the windows that share no row with the others."""
     before = np.concatenate([[0], np.cumsum(_cover_rows(others, length, num_rows))])
-    free: Flags = before[starts + length] == before[starts]
+    free: Flags = before[np.minimum(starts + length, num_rows)] == before[starts]
     return starts[free]
 
 

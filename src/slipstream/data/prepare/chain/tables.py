@@ -1,0 +1,304 @@
+"""Carry out the steps of `data.prepare` on the tables of a data set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from slipstream.config import Data
+from slipstream.config.prepare import JoinStep, OutliersStep, PadStep, ResampleStep
+from slipstream.data.io import csv
+from slipstream.data.io.columns import is_numeric, require_column
+from slipstream.data.io.table import DataTable, MemoryReader, release_memory
+from slipstream.data.prepare.chain.frames import SeriesFrame, build_table, split_frames
+from slipstream.data.prepare.chain.joined import JoinedTable, RowKeys, read_joins
+from slipstream.data.prepare.chain.operations import JoinedRows, Limits, apply_step, fit_limits
+from slipstream.data.prepare.chain.plan import PlannedStep, StepPlan, plan_steps, select_steps
+from slipstream.data.series import Flags
+from slipstream.errors import UserError
+from slipstream.text import format_count
+
+FindLimits = Callable[[PlannedStep, Sequence[SeriesFrame]], Limits | None]
+"""Returns the ranges of an outliers step; None where there are none yet"""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What steps take from a trained model and from the user, instead of the config."""
+
+    limits: Mapping[str, Limits] | None = None
+    """The ranges that outliers steps were fitted to, by the step's number"""
+    joins: Mapping[str, Any] = field(default_factory=dict)
+    """Other tables or paths to join, by the file's name or the prefix of its columns"""
+
+
+class PreparedTables(NamedTuple):
+    """The tables after all steps."""
+
+    tables: list[DataTable]
+    data: Data
+    """The settings for these tables"""
+    notes: list[str]
+    limits: dict[str, Limits]
+    """The ranges of the outliers steps, by the step's number"""
+    latency: int = 0
+    """How many rows after a row its inputs are known"""
+
+
+class PrepareChain:
+    """The steps of a data set, ready to be carried out on its tables."""
+
+    def __init__(
+        self, data: Data, needed: Collection[str] | None = None, replay: Replay | None = None
+    ) -> None:
+        """`needed` are the columns that a model reads; by default, all that steps make."""
+        self.data, self.replay = data, replay or Replay()
+        self.joins = read_joins(data, self.replay.joins)
+        joined = {number: join.column_names for number, join in self.joins.items()}
+        self.plan = plan_steps(data, joined)
+        if needed is None and data.inputs is not None:
+            needed = (*data.inputs, *(data.targets or ()), *data.static)
+        self.needed = needed
+        if needed is not None:
+            self.plan = select_steps(self.plan, needed)
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether a range is still to be fitted on the training rows."""
+        fits = any(isinstance(step.config, OutliersStep) for step in self.plan.steps)
+        return self.replay.limits is not None or not fits
+
+    def draft(self, tables: Sequence[DataTable]) -> PreparedTables:
+        """Return the tables as they are without the ranges that are to be fitted."""
+        return self._run(tables, lambda *_: None, final=False)
+
+    def fit(self, tables: Sequence[DataTable], training: Flags) -> PreparedTables:
+        """Return the tables with ranges fitted on the rows that `training` marks by position."""
+        return self._run(tables, lambda step, frames: fit_limits(step, frames, training))
+
+    def apply(self, tables: Sequence[DataTable]) -> PreparedTables:
+        """Return the tables with the ranges of a trained model."""
+        known = self.replay.limits or {}
+        return self._run(tables, lambda step, _: known[str(step.number)])
+
+    def _run(
+        self, tables: Sequence[DataTable], find_limits: FindLimits, *, final: bool = True
+    ) -> PreparedTables:
+        plan, data = self.plan, self.data
+        features = list_features(plan, data)
+        every = self._split(tables, final=final)
+        limits: dict[str, Limits] = {}
+        for step in plan.steps:
+            found = None
+            if isinstance(step.config, OutliersStep):
+                found = find_limits(step, [frame for some in every for frame in some])
+                limits |= {} if found is None else {str(step.number): found}
+            for table, frames in zip(tables, every, strict=True):
+                if isinstance(step.config, PadStep):
+                    frames[:] = [_drop_unknown(frame, plan, features)[0] for frame in frames]
+                self._apply(step, table, frames, found)
+        latency = plan.count_ahead(features)
+        ahead = plan.count_ahead([*features, *(data.targets or ())])
+        notes = _describe_reach(plan, features, latency, data)
+        stored = self._list_stored(every)
+        built = []
+        for table, frames in zip(tables, every, strict=True):
+            notes += self._finish(table, frames, features)
+            made = build_table(table, frames, stored, plan.labels, data.time)
+            built.append(replace(made, look_ahead=ahead))
+        release_memory()
+        after = data.model_copy(update={"where": {}})
+        return PreparedTables(built, after, notes, limits, latency)
+
+    def _split(self, tables: Sequence[DataTable], *, final: bool) -> list[list[SeriesFrame]]:
+        """Return each table's series, with the columns that steps work on."""
+        every: list[list[SeriesFrame]] = []
+        first = 0
+        for table in tables:
+            check_columns(self.plan, table)
+            names = self.plan.list_sources()
+            if self.plan.changes_rows:
+                names = dict.fromkeys(self._list_values(table), "data.inputs") | names
+            frames = split_frames(table, self.data, names, first)
+            first += sum(frame.num_rows for frame in frames)
+            every.append(frames)
+            if final and isinstance(table.reader, MemoryReader):
+                for name in self._list_stored([frames]):  # need not stay in memory beside the new
+                    table.reader.columns.pop(name, None)
+        return every
+
+    def _list_values(self, table: DataTable) -> list[str]:
+        """Return the columns of a table that hold values, not labels or ids."""
+        data = self.data
+        reserved = {data.time, data.split.by, *data.ids, *data.static, table.file_column}
+        if data.task == "classify":
+            reserved |= set(data.targets or ())
+        free = [name for name in table.column_names if name not in reserved]
+        if self.needed is not None:
+            return [name for name in free if name in self.needed]
+        return [
+            name
+            for name in free
+            if name not in data.ignore
+            and not name.startswith(csv.UNNAMED)
+            and is_numeric(table, name)
+        ]
+
+    def _list_stored(self, every: Sequence[Sequence[SeriesFrame]]) -> list[str]:
+        """Return the columns that are taken from the frames, not from the file."""
+        written = self.plan.written
+        if not self.plan.changes_rows:
+            return list(written)
+        frames = [frame for some in every for frame in some]
+        return list(dict.fromkeys((*(frames[0].columns if frames else ()), *written)))
+
+    def _apply(
+        self, step: PlannedStep, table: DataTable, frames: list[SeriesFrame], limits: Limits | None
+    ) -> None:
+        """Replace the frames of a table by those after a step."""
+        join = self.joins.get(step.number)
+        keys = None if join is None else join.find_keys(table)
+        for i, frame in enumerate(frames):
+            joined = None
+            if join is not None and keys is not None:
+                joined = _select_rows(join, keys, frame, table)
+            try:
+                frames[i] = apply_step(
+                    step, frame, context=self.data.context, limits=limits, joined=joined
+                )
+            except UserError as error:
+                where = table.name if frame.name == table.name else f'{table.name}, "{frame.name}"'
+                raise UserError(f"{where}: {step.where}: {error}") from None
+            if not frames[i].num_rows:
+                raise UserError(f'{table.name}: {step.where} leaves "{frame.name}" without a row')
+
+    def _finish(
+        self, table: DataTable, frames: list[SeriesFrame], features: Collection[str]
+    ) -> list[str]:
+        """Cut off the rows that are not known at both ends of each series; return notes."""
+        plan, notes, counts = self.plan, [], []
+        provisional = plan.count_ahead(features) - _count_final(plan)
+        complete = []
+        for frame in frames:
+            known, dropped = _drop_unknown(frame, plan, features)
+            end = known.num_rows - provisional
+            if end <= 0 or not known.num_rows:
+                what = (
+                    f'series "{frame.name}" has {format_count(frame.num_rows, "row")}, of which '
+                    "data.prepare leaves none: its steps look back or ahead further, or a join "
+                    "has no earlier row"
+                )
+                if self.data.short == "error":
+                    raise UserError(
+                        f"{table.name}: {what}; leave such series out (data.short = "
+                        '"drop"), or shorten the steps'
+                    )
+                notes.append(f"left out, {what}")
+                continue
+            complete.append(known.cut(0, end))
+            counts.append(dropped)
+        if not complete:
+            raise UserError(f"{table.name}: data.prepare leaves no series with a row")
+        frames[:] = complete
+        if any(counts):
+            most = max(counts)
+            rows = "the first row" if most == 1 else f"the first {most:,} rows"
+            up_to = "up to " if len(set(counts)) > 1 else ""
+            of = "" if len(counts) == 1 else " of each series"
+            notes.append(
+                f'"{table.name}": data.prepare leaves out {up_to}{rows}{of}, before every column '
+                "has a value"
+            )
+        return notes
+
+
+def check_columns(plan: StepPlan, table: DataTable) -> None:
+    """Refuse steps that read columns which neither the table nor a step before has, and steps that
+    make columns which exist already."""
+    known = dict.fromkeys(table.column_names)
+    for step in plan.steps:
+        if step.formula is not None:
+            try:
+                step.formula.check_columns(known)
+            except UserError as error:
+                raise UserError(f"{table.name}: {step.where}: {error}") from None
+        else:
+            wider = replace(table, column_names=tuple(known))
+            for name in step.reads:
+                require_column(wider, name, step.where)
+        for name in step.writes:
+            if name in known and name not in step.reads:
+                fix = "set prefix" if isinstance(step.config, JoinStep) else "choose another name"
+                raise UserError(
+                    f'{table.name}: {step.where} makes "{name}", but there is a column of that '
+                    f"name; {fix}"
+                )
+        known |= dict.fromkeys(step.writes)
+
+
+def list_features(plan: StepPlan, data: Data) -> list[str]:
+    """Return the columns made by steps that a model may read."""
+    if data.inputs is not None:
+        used = {*data.inputs, *data.static}
+        return [name for name in plan.written if name in used]
+    only_targets = data.horizon == 0 or data.task == "classify"
+    excluded = {*(data.targets or () if only_targets else ()), *data.ignore, *plan.labels}
+    return [name for name in plan.written if name not in excluded]
+
+
+def _count_final(plan: StepPlan) -> int:
+    """Return the rows of look-ahead that need no cut: linear resampling makes no row too early."""
+    steps = (step for step in plan.steps if isinstance(step.config, ResampleStep))
+    return sum(step.look_ahead for step in steps if step.config.method == "linear")
+
+
+def _drop_unknown(
+    frame: SeriesFrame, plan: StepPlan, features: Collection[str]
+) -> tuple[SeriesFrame, int]:
+    """Return the rows from which on every feature has a value, as far as steps look back, and how
+    many rows of the series are cut off."""
+    first = 0
+    for name in features:
+        if name not in frame.columns:
+            continue  # a later step makes it
+        back = plan.look_back.get(name, 0)
+        most = frame.num_rows if name in plan.joined else back or 0
+        head = np.isnan(frame.columns[name][: most + 1])
+        first = max(first, int(head.argmin()) if not head.all() else len(head) - 1 + bool(most))
+    return frame.cut(first, frame.num_rows), max(first - frame.padding, 0)
+
+
+def _select_rows(
+    join: JoinedTable, keys: RowKeys, frame: SeriesFrame, table: DataTable
+) -> JoinedRows | None:
+    """Return the joined rows of a series; its rows must agree in their id."""
+    own = np.unique(keys.codes[np.asarray(frame.rows)])
+    if len(own) > 1:
+        raise UserError(
+            f'{table.name}: {join.where}: the rows of series "{frame.name}" differ in '
+            f"{', '.join(join.step.ids)}; name it in data.id as well"
+        )
+    return join.by_id.get(keys.keys[own[0]])
+
+
+def _describe_reach(
+    plan: StepPlan, features: Collection[str], latency: int, data: Data
+) -> list[str]:
+    """Note how far inputs and targets look ahead."""
+    notes = []
+    if latency:
+        rows = format_count(latency, "row")
+        notes.append(
+            f"data.prepare: inputs look {rows} ahead, so a prediction comes {rows} late (its "
+            "latency), and these rows are purged at every split border"
+        )
+    ahead = plan.count_ahead(data.targets or ())
+    if ahead > latency and plan.steps:
+        rows = format_count(ahead, "row")
+        notes.append(
+            f"data.prepare: targets look {rows} ahead; these rows are purged at every split border"
+        )
+    return notes
