@@ -44,12 +44,16 @@ RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 ORDER = {
     "data": [
         "io io.compression io.csv io.memory io.times labels missing prepare prepare.calendars "
-        "prepare.rolling prepare.spans simulated simulated.bars simulated.cell windows",
+        "prepare.chain prepare.chain.replay prepare.rolling prepare.spans simulated "
+        "simulated.bars simulated.cell windows",
         "io.decimals io.table prepare.filters prepare.joins prepare.resampling",
         "io.columns io.disk prepare.functions",
         "io.files labels.classes prepare.formulas roles",
-        "prediction_columns series",
-        "labels.intervals scaler splits",
+        "prediction_columns prepare.chain.plan series",
+        "labels.intervals prepare.chain.frames prepare.labelling scaler splits",
+        "prepare.chain.operations",
+        "prepare.chain.joined",
+        "prepare.chain.tables",
         "folds labels.selection stream",
         "dataset",
         "checks new_data",

@@ -19,8 +19,7 @@ from slipstream.data.io.files import find_duplicates, read_tables
 from slipstream.data.io.table import DataTable, concatenate_tables
 from slipstream.data.labels import classes, intervals, selection
 from slipstream.data.prepare.chain.frames import POSITION, mark_positions
-from slipstream.data.prepare.chain.operations import Limits
-from slipstream.data.prepare.chain.tables import PrepareChain, Replay
+from slipstream.data.prepare.chain.replay import Limits, Replay
 from slipstream.data.roles import Roles, adapt_to_pretraining, find_roles, sort_roles
 from slipstream.data.scaler import Scaler, complete_scaler, fit_scaler, scale_static
 from slipstream.data.series import Flags, Ints, RawSeries, SeriesIndex, Times, prepare_series
@@ -168,7 +167,7 @@ class _Source(NamedTuple):
     roles: Roles
     classes: tuple[str, ...]
     notes: list[str]
-    limits: dict[str, Limits] = {}
+    limits: dict[str, Limits]
     latency: int = 0
 
 
@@ -177,6 +176,8 @@ def _read_source(config: Config, table: Any, replay: Replay | None, num_folds: i
     if not data.prepare:
         tables = read_tables(data, table)
         return _find_source(config, data, tables, find_duplicates(tables))
+    from slipstream.data.prepare.chain.tables import PrepareChain  # takes a while to import
+
     chain = PrepareChain(data, replay=replay)
     tables = read_tables(data, table)
     notes = find_duplicates(tables)
@@ -223,7 +224,7 @@ def _find_source(
     if data.task == "classify" and data.labels is None:
         tables, names = classes.encode_labels(tables, roles.targets[0], "data.targets")
         classes.refuse_too_few(names, f'column "{roles.targets[0]}"')
-    return _Source(data, tables, roles, names, notes)
+    return _Source(data, tables, roles, names, notes, {})
 
 
 def _load_memory(config: Config, source: _Source, known: Scaler | None, num_folds: int) -> Dataset:

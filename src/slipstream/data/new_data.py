@@ -16,7 +16,7 @@ from slipstream.data.io.files import find_duplicates, read_tables
 from slipstream.data.io.table import DataTable
 from slipstream.data.labels import classes
 from slipstream.data.labels.intervals import prepare_with_labels
-from slipstream.data.prepare.chain.tables import PrepareChain, Replay
+from slipstream.data.prepare.chain.replay import Replay
 from slipstream.data.roles import Roles
 from slipstream.data.scaler import Scaler, order_columns, scale_series
 from slipstream.data.series import MICROSECONDS, Floats, RawSeries, SeriesIndex, prepare_series
@@ -102,6 +102,8 @@ def _read_prepared(
         tables = read_tables(data, source)
         return data, tables, find_duplicates(tables)
     needed = (*signature.inputs, *signature.static, *(signature.targets if targets else ()))
+    from slipstream.data.prepare.chain.tables import PrepareChain  # takes a while to import
+
     chain = PrepareChain(data, needed, replay)
     tables = read_tables(data, source)
     notes = find_duplicates(tables)

@@ -127,7 +127,9 @@ def assign_rows(index: SeriesIndex, data: Data) -> SplitAssignment:
 
 def iter_own_rows(index: SeriesIndex) -> Iterator[tuple[int, int]]:
     """Yield where each series' own rows begin and end, after those that pad it."""
-    padding = np.zeros(len(index.series_names), np.int64) if index.padding is None else index.padding
+    padding = (
+        np.zeros(len(index.series_names), np.int64) if index.padding is None else index.padding
+    )
     for begin, end, count in zip(index.offsets, index.offsets[1:], padding, strict=False):
         yield int(begin + count), int(end)
 

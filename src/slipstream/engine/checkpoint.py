@@ -26,7 +26,7 @@ from torch import Tensor
 from slipstream import runs
 from slipstream.checksums import MANIFEST, compute_sha256, read_verified
 from slipstream.config import Config, Engine, Signature
-from slipstream.data.prepare.chain.operations import Limits
+from slipstream.data.prepare.chain.replay import Limits
 from slipstream.data.scaler import Scaler
 from slipstream.errors import UserError
 from slipstream.models import MaskedAutoencoder, WindowPredictor, build

@@ -10,7 +10,7 @@ from slipstream import config as configs
 from slipstream.config import Config
 from slipstream.data import dataset as datasets
 from slipstream.data.dataset import Dataset
-from slipstream.data.prepare.chain.tables import Replay
+from slipstream.data.prepare.chain.replay import Replay
 from slipstream.engine import checkpoint
 from slipstream.errors import UserError
 from slipstream.runs import Run

@@ -14,7 +14,7 @@ from slipstream.autotune.rules import make_plan
 from slipstream.config import Config
 from slipstream.data import new_data, windows
 from slipstream.data.dataset import Dataset
-from slipstream.data.prepare.chain.tables import Replay
+from slipstream.data.prepare.chain.replay import Replay
 from slipstream.data.windows import Series
 from slipstream.engine import checkpoint
 from slipstream.engine.plan import Plan

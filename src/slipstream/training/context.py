@@ -83,9 +83,7 @@ def load_dataset(
     encoder = encoders.load_encoder(settings)
     known = encoder.scaler if encoder else None
     replay = encoders.select_limits(encoder, settings) if encoder else None
-    dataset = datasets.load_dataset(
-        settings, data, known=known, num_folds=num_folds, replay=replay
-    )
+    dataset = datasets.load_dataset(settings, data, known=known, num_folds=num_folds, replay=replay)
     before = (*checks.find_suspicious(dataset), *list_unused(settings))
     dataset = replace(dataset, notes=(*before, *dataset.notes))
     if encoder is None:

@@ -4,6 +4,7 @@ The encoder of a predicting model is its core without pool and head; the pre-tra
 same names for these weights.
 """
 
+import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from slipstream import checksums, runs
 from slipstream.config import Config, Signature
+from slipstream.data.prepare.chain.replay import Limits, Replay
 from slipstream.data.scaler import Scaler
 from slipstream.engine import checkpoint
 from slipstream.engine.optim import CORE, is_encoder_weight
@@ -30,6 +32,8 @@ class PretrainedEncoder:
     signature: Signature
     scaler: Scaler
     weights: dict[str, Tensor]
+    limits: dict[str, Limits]
+    """The ranges that its steps of `data.prepare` were fitted to"""
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,15 @@ def load_encoder(config: Config) -> PretrainedEncoder | None:
     path = run.model / "weights.safetensors"
     weights = checkpoint.parse_tensors(files[path.name], path)
     scaler = Scaler(**json.loads(files["scaler.json"])).select(signature.inputs)
-    return PretrainedEncoder(str(run.folder), theirs, signature, scaler, weights)
+    limits = checkpoint.read_limits(run)
+    return PretrainedEncoder(str(run.folder), theirs, signature, scaler, weights, limits)
+
+
+def select_limits(encoder: PretrainedEncoder, config: Config) -> Replay:
+    """Return the ranges of the encoder's steps that this config has too, in the same place."""
+    pairs = zip(encoder.config.data.prepare, config.data.prepare, strict=False)
+    same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return Replay({number: one for number, one in encoder.limits.items() if int(number) <= same})
 
 
 def match_weights(

@@ -33,8 +33,14 @@ def label_rows(columns: dict[str, Floats], step: LabelStep) -> Floats:
 def _get_distances(now: Floats, step: LabelStep) -> tuple[Floats, Floats]:
     """Return how far up and down the thresholds are; NaN where there is no share of a value."""
     assert step.up is not None
-    size = np.where(now == 0, np.nan, np.abs(now)) if step.relative else np.where(now == now, 1.0, now)
-    return step.up * size, (step.down or step.up) * size
+    size: Floats = np.abs(now)
+    if step.relative:
+        size[size == 0] = np.nan
+    else:
+        size = np.where(np.isnan(now), np.nan, 1.0)
+    up: Floats = size * step.up
+    down: Floats = size * (step.down or step.up)
+    return up, down
 
 
 def _number_moves(up: Flags, down: Flags) -> Floats:

@@ -59,7 +59,8 @@ class SeriesFrame:
         """Return the row of the file that each row was made from."""
         if isinstance(self.rows, range) and isinstance(self.origin, range):
             return self.rows[self.origin.start : self.origin.stop]
-        return np.asarray(self.rows)[np.asarray(self.origin)]
+        rows: Ints = np.asarray(self.rows)[np.asarray(self.origin)]
+        return rows
 
 
 def split_frames(
@@ -76,9 +77,7 @@ def split_frames(
         picked = {name: values[at] for name, values in numbers.items()}
         every = range(len(rows))
         frames.append(
-            SeriesFrame(
-                series.name, rows, first_position, series.time, series.step, picked, every
-            )
+            SeriesFrame(series.name, rows, first_position, series.time, series.step, picked, every)
         )
         first_position += len(rows)
     return frames
@@ -188,4 +187,3 @@ def _to_classes(values: Floats, names: tuple[str, ...]) -> pa.DictionaryArray:
 def _to_times(parts: Sequence[Times | None]) -> pa.Array:
     times = _concatenate([part for part in parts if part is not None])
     return pa.array(times).cast(pa.timestamp("us")) if is_date(times) else pa.array(times)
-

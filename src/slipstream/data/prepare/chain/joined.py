@@ -133,7 +133,8 @@ def _refuse_order(table: DataTable, data: Data, rows: Ints, first: int, backward
 
 def _read_keys(table: DataTable, ids: tuple[str, ...], setting: str) -> RowKeys:
     """Return the key of each row; one for all of them where there are no ids."""
-    codes, keys = np.broadcast_to(np.zeros(1, dtype=np.int64), table.num_rows), [()]
+    codes = np.broadcast_to(np.zeros(1, dtype=np.int64), table.num_rows)
+    keys: list[Key] = [()]
     for name in ids:
         more, texts = read_codes(table, name, setting)
         pairs, codes = np.unique(codes * len(texts) + more, return_inverse=True)

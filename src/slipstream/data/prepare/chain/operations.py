@@ -23,11 +23,10 @@ from slipstream.config.prepare import (
 from slipstream.data.prepare import calendars, filters, joins, labelling, resampling
 from slipstream.data.prepare.chain.frames import SeriesFrame
 from slipstream.data.prepare.chain.plan import PlannedStep, list_features
+from slipstream.data.prepare.chain.replay import Limits
 from slipstream.data.series import MICROSECONDS, Flags, Floats, Times, is_date
 from slipstream.errors import UserError
 
-Limits = dict[str, tuple[float, float]]
-"""The lowest and the highest value of each column"""
 TO_DEVIATION = 1.4826
 """Median distances from the median to standard deviations, for a normal distribution"""
 
@@ -61,9 +60,7 @@ def apply_step(
             assert frame.times is not None
             features, dates = list_features(config), config.holidays
             return frame.write(
-                calendars.compute_calendar(
-                    frame.times, features, holidays=dates, zone=config.zone
-                )
+                calendars.compute_calendar(frame.times, features, holidays=dates, zone=config.zone)
             )
         case JoinStep() as config:
             return frame.write(_join(frame, step, config, joined))
@@ -144,9 +141,7 @@ def _limit(
     return result
 
 
-def fit_limits(
-    step: PlannedStep, frames: Sequence[SeriesFrame], training: Flags
-) -> Limits:
+def fit_limits(step: PlannedStep, frames: Sequence[SeriesFrame], training: Flags) -> Limits:
     """Fit the range of each column on the training rows, which `training` marks by position."""
     config = step.config
     assert isinstance(config, OutliersStep)

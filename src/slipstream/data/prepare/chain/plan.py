@@ -119,13 +119,13 @@ class StepPlan:
 
     def list_sources(self) -> dict[str, str]:
         """Return the columns that steps read from the file, and the first step that does."""
-        made: set[str] = set()
+        new: set[str] = set()
         sources: dict[str, str] = {}
         for step in self.steps:
             for name in step.reads:
-                if name not in made:
+                if name not in new:
                     sources.setdefault(name, step.where)
-            made |= set(step.writes)
+            new |= set(step.writes)
         return sources
 
 
@@ -134,13 +134,13 @@ def plan_steps(data: Data, joined: Mapping[int, tuple[str, ...]] | None = None) 
 
     Without them, which takes no file, columns that a join brings are not known yet.
     """
-    steps = []
+    steps: list[PlannedStep] = []
     labels: dict[str, str] = {}
     resampled = padded = False
     for number, config in enumerate(data.prepare, start=1):
         where = name_step(number, config)
         try:
-            step = _plan_step(number, config, data, (joined or {}).get(number, ()))
+            step = _plan_step(number, config, (joined or {}).get(number, ()))
         except UserError as error:
             raise UserError(f"{where}: {error}") from None
         _check_time(config, step, data, where)
@@ -156,7 +156,9 @@ def plan_steps(data: Data, joined: Mapping[int, tuple[str, ...]] | None = None) 
         if isinstance(config, ResampleStep):
             ahead = [one for one in steps if one.look_ahead]
             if resampled or padded or ahead:
-                what = f"{ahead[0].where} looks ahead" if ahead else "another one or pad precedes it"
+                what = (
+                    f"{ahead[0].where} looks ahead" if ahead else "another one or pad precedes it"
+                )
                 raise UserError(f"{where}: {what}; put it first")
             resampled = True
         if isinstance(config, PadStep):
@@ -179,9 +181,7 @@ def select_steps(plan: StepPlan, needed: Collection[str]) -> StepPlan:
     return replace(plan, steps=tuple(reversed(steps)))
 
 
-def _plan_step(
-    number: int, config: PrepareStep, data: Data, joined: tuple[str, ...]
-) -> PlannedStep:
+def _plan_step(number: int, config: PrepareStep, joined: tuple[str, ...]) -> PlannedStep:
     step = PlannedStep(number, config)
     match config:
         case ResampleStep():
@@ -211,8 +211,7 @@ def _plan_step(
 
 def list_features(config: CalendarStep) -> tuple[str, ...]:
     """Return the features of a calendar, the holidays last."""
-    features = tuple(name for name in config.features if name != "holiday")
-    return (*features, "holiday") if config.holidays else features
+    return (*config.features, "holiday") if config.holidays else config.features
 
 
 def _plan_filter(step: PlannedStep, config: FilterStep) -> PlannedStep:

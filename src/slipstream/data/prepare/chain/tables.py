@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,24 +15,15 @@ from slipstream.data.io.columns import is_numeric, require_column
 from slipstream.data.io.table import DataTable, MemoryReader, release_memory
 from slipstream.data.prepare.chain.frames import SeriesFrame, build_table, split_frames
 from slipstream.data.prepare.chain.joined import JoinedTable, RowKeys, read_joins
-from slipstream.data.prepare.chain.operations import JoinedRows, Limits, apply_step, fit_limits
+from slipstream.data.prepare.chain.operations import JoinedRows, apply_step, fit_limits
 from slipstream.data.prepare.chain.plan import PlannedStep, StepPlan, plan_steps, select_steps
+from slipstream.data.prepare.chain.replay import Limits, Replay
 from slipstream.data.series import Flags
 from slipstream.errors import UserError
 from slipstream.text import format_count
 
-FindLimits = Callable[[PlannedStep, Sequence[SeriesFrame]], Limits | None]
-"""Returns the ranges of an outliers step; None where there are none yet"""
-
-
-@dataclass(frozen=True)
-class Replay:
-    """What steps take from a trained model and from the user, instead of the config."""
-
-    limits: Mapping[str, Limits] | None = None
-    """The ranges that outliers steps were fitted to, by the step's number"""
-    joins: Mapping[str, Any] = field(default_factory=dict)
-    """Other tables or paths to join, by the file's name or the prefix of its columns"""
+FindLimits = Callable[[PlannedStep, Sequence[SeriesFrame]], Limits]
+"""Returns the ranges of an outliers step; empty where there are none yet"""
 
 
 class PreparedTables(NamedTuple):
@@ -67,13 +58,13 @@ class PrepareChain:
 
     @property
     def is_fitted(self) -> bool:
-        """Whether a range is still to be fitted on the training rows."""
-        fits = any(isinstance(step.config, OutliersStep) for step in self.plan.steps)
-        return self.replay.limits is not None or not fits
+        """Whether no range is to be fitted on the training rows."""
+        fitted = (step for step in self.plan.steps if isinstance(step.config, OutliersStep))
+        return all(str(step.number) in self.replay.limits for step in fitted)
 
     def draft(self, tables: Sequence[DataTable]) -> PreparedTables:
         """Return the tables as they are without the ranges that are to be fitted."""
-        return self._run(tables, lambda *_: None, final=False)
+        return self._run(tables, lambda *_: {}, final=False)
 
     def fit(self, tables: Sequence[DataTable], training: Flags) -> PreparedTables:
         """Return the tables with ranges fitted on the rows that `training` marks by position."""
@@ -81,8 +72,7 @@ class PrepareChain:
 
     def apply(self, tables: Sequence[DataTable]) -> PreparedTables:
         """Return the tables with the ranges of a trained model."""
-        known = self.replay.limits or {}
-        return self._run(tables, lambda step, _: known[str(step.number)])
+        return self._run(tables, lambda *_: {})
 
     def _run(
         self, tables: Sequence[DataTable], find_limits: FindLimits, *, final: bool = True
@@ -92,23 +82,24 @@ class PrepareChain:
         every = self._split(tables, final=final)
         limits: dict[str, Limits] = {}
         for step in plan.steps:
-            found = None
+            fitted: Limits = {}
             if isinstance(step.config, OutliersStep):
-                found = find_limits(step, [frame for some in every for frame in some])
-                limits |= {} if found is None else {str(step.number): found}
+                frames = [frame for some in every for frame in some]
+                fitted = self.replay.limits.get(str(step.number)) or find_limits(step, frames)
+                limits[str(step.number)] = fitted
             for table, frames in zip(tables, every, strict=True):
                 if isinstance(step.config, PadStep):
                     frames[:] = [_drop_unknown(frame, plan, features)[0] for frame in frames]
-                self._apply(step, table, frames, found)
+                self._apply(step, table, frames, fitted)
         latency = plan.count_ahead(features)
         ahead = plan.count_ahead([*features, *(data.targets or ())])
-        notes = _describe_reach(plan, features, latency, data)
+        notes = _describe_reach(plan, latency, data)
         stored = self._list_stored(every)
         built = []
         for table, frames in zip(tables, every, strict=True):
             notes += self._finish(table, frames, features)
-            made = build_table(table, frames, stored, plan.labels, data.time)
-            built.append(replace(made, look_ahead=ahead))
+            result = build_table(table, frames, stored, plan.labels, data.time)
+            built.append(replace(result, look_ahead=ahead))
         release_memory()
         after = data.model_copy(update={"where": {}})
         return PreparedTables(built, after, notes, limits, latency)
@@ -156,7 +147,7 @@ class PrepareChain:
         return list(dict.fromkeys((*(frames[0].columns if frames else ()), *written)))
 
     def _apply(
-        self, step: PlannedStep, table: DataTable, frames: list[SeriesFrame], limits: Limits | None
+        self, step: PlannedStep, table: DataTable, frames: list[SeriesFrame], limits: Limits
     ) -> None:
         """Replace the frames of a table by those after a step."""
         join = self.joins.get(step.number)
@@ -251,8 +242,11 @@ def list_features(plan: StepPlan, data: Data) -> list[str]:
 
 def _count_final(plan: StepPlan) -> int:
     """Return the rows of look-ahead that need no cut: linear resampling makes no row too early."""
-    steps = (step for step in plan.steps if isinstance(step.config, ResampleStep))
-    return sum(step.look_ahead for step in steps if step.config.method == "linear")
+    return sum(
+        step.look_ahead
+        for step in plan.steps
+        if isinstance(step.config, ResampleStep) and step.config.method == "linear"
+    )
 
 
 def _drop_unknown(
@@ -284,9 +278,7 @@ def _select_rows(
     return join.by_id.get(keys.keys[own[0]])
 
 
-def _describe_reach(
-    plan: StepPlan, features: Collection[str], latency: int, data: Data
-) -> list[str]:
+def _describe_reach(plan: StepPlan, latency: int, data: Data) -> list[str]:
     """Note how far inputs and targets look ahead."""
     notes = []
     if latency:
