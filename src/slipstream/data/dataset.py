@@ -187,7 +187,9 @@ def _read_source(config: Config, table: Any, replay: Replay | None, num_folds: i
         draft = chain.draft(tables)
         source = _find_source(config, draft.data, draft.tables, [])
         prepared = chain.fit(tables, _mark_training_rows(config, source, num_folds))
-    source = _find_source(config, prepared.data, prepared.tables, [*notes, *prepared.notes])
+    source = _find_source(
+        config, prepared.data, prepared.tables, [*notes, *prepared.notes, *prepared.left_out]
+    )
     return source._replace(limits=prepared.limits, latency=prepared.latency)
 
 

@@ -108,7 +108,7 @@ def _read_prepared(
     tables = read_tables(data, source)
     notes = find_duplicates(tables)
     prepared = chain.apply(tables)
-    return prepared.data, prepared.tables, [*notes, *prepared.notes]
+    return prepared.data, prepared.tables, [*notes, *prepared.left_out]
 
 
 def _read_series(

@@ -38,14 +38,12 @@ def _get_distances(now: Floats, step: LabelStep) -> tuple[Floats, Floats]:
         size[size == 0] = np.nan
     else:
         size = np.where(np.isnan(now), np.nan, 1.0)
-    up: Floats = size * step.up
-    down: Floats = size * (step.down or step.up)
-    return up, down
+    return size * step.up, size * (step.down or step.up)
 
 
 def _number_moves(up: Flags, down: Flags) -> Floats:
     """Return 2 for up, 0 for down and 1 for neither, or for both."""
-    return 1.0 + up - down
+    return 1.0 + up.astype(np.float64) - down
 
 
 def _find_first_barrier(now: Floats, high: Floats, low: Floats, step: LabelStep) -> Floats:

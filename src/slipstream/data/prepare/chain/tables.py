@@ -33,6 +33,9 @@ class PreparedTables(NamedTuple):
     data: Data
     """The settings for these tables"""
     notes: list[str]
+    """On how the steps work"""
+    left_out: list[str]
+    """Notes on series without a row that is known"""
     limits: dict[str, Limits]
     """The ranges of the outliers steps, by the step's number"""
     latency: int = 0
@@ -95,14 +98,15 @@ class PrepareChain:
         ahead = plan.count_ahead([*features, *(data.targets or ())])
         notes = _describe_reach(plan, latency, data)
         stored = self._list_stored(every)
-        built = []
+        built, left_out = [], []
         for table, frames in zip(tables, every, strict=True):
-            notes += self._finish(table, frames, features)
+            dropped, without = self._finish(table, frames, features)
+            notes, left_out = [*notes, *dropped], [*left_out, *without]
             result = build_table(table, frames, stored, plan.labels, data.time)
             built.append(replace(result, look_ahead=ahead))
         release_memory()
         after = data.model_copy(update={"where": {}})
-        return PreparedTables(built, after, notes, limits, latency)
+        return PreparedTables(built, after, notes, left_out, limits, latency)
 
     def _split(self, tables: Sequence[DataTable], *, final: bool) -> list[list[SeriesFrame]]:
         """Return each table's series, with the columns that steps work on."""
@@ -168,9 +172,10 @@ class PrepareChain:
 
     def _finish(
         self, table: DataTable, frames: list[SeriesFrame], features: Collection[str]
-    ) -> list[str]:
-        """Cut off the rows that are not known at both ends of each series; return notes."""
-        plan, notes, counts = self.plan, [], []
+    ) -> tuple[list[str], list[str]]:
+        """Cut off the rows that are not known at both ends of each series; return notes on that and
+        on series that have no others."""
+        plan, notes, without, counts = self.plan, [], [], []
         provisional = plan.count_ahead(features) - _count_final(plan)
         complete = []
         for frame in frames:
@@ -187,7 +192,7 @@ class PrepareChain:
                         f"{table.name}: {what}; leave such series out (data.short = "
                         '"drop"), or shorten the steps'
                     )
-                notes.append(f"left out, {what}")
+                without.append(f"left out: {what}")
                 continue
             complete.append(known.cut(0, end))
             counts.append(dropped)
@@ -203,7 +208,7 @@ class PrepareChain:
                 f'"{table.name}": data.prepare leaves out {up_to}{rows}{of}, before every column '
                 "has a value"
             )
-        return notes
+        return notes, without
 
 
 def check_columns(plan: StepPlan, table: DataTable) -> None:
