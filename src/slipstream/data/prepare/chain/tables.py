@@ -98,7 +98,8 @@ class PrepareChain:
         ahead = plan.count_ahead([*features, *(data.targets or ())])
         notes = _describe_reach(plan, latency, data)
         stored = self._list_stored(every)
-        built, left_out = [], []
+        built: list[DataTable] = []
+        left_out: list[str] = []
         for table, frames in zip(tables, every, strict=True):
             dropped, without = self._finish(table, frames, features)
             notes, left_out = [*notes, *dropped], [*left_out, *without]
