@@ -138,6 +138,18 @@ ASKED = {
     "misspelt key": ({"train__epocs": 3}, 'did you mean "epochs"'),
     "misspelt section": ({"modle__kind": "gru"}, 'did you mean "model"'),
     "wrong type": ({"train__epochs": "many"}, 'train.epochs is "many"'),
+    "noise on an unknown column": (
+        {"augment__jitter": "{bb=0.1}"},
+        'augment.jitter has "bb", which is not an input; did you mean "b"?',
+    ),
+    "negative noise": ({"augment__jitter": "{a=-0.1}"}, 'augment.jitter is {"a": -0.1}'),
+    "noise for other inputs": ({"augment__jitter": "[0.1]"}, "augment.jitter lists 1 numbers"),
+    "an empty range": ({"model__output_range": "[3, 3]"}, "model.output_range = [3, 3] is empty"),
+    "an unknown activation": ({"model__activation": "relu6"}, 'model.activation is "relu6"'),
+    "low rates that rise": (
+        {"train__exploit_epochs": 2, "train__exploit_lr": 1e-9},
+        "train.exploit_lr_min = 1e-07 is above train.exploit_lr = 1e-09",
+    ),
     "out of range": ({"model__dropout": 1.5}, "model.dropout is 1.5"),
     "cuda": ({"engine__device": "cuda:77"}, 'engine.device is "cuda:77"'),
     "fp16 on a cpu": ({"engine__precision": "fp16"}, 'engine.precision is "fp16"'),

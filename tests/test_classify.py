@@ -217,7 +217,7 @@ def test_the_ensemble_is_the_mean_of_probabilities(repeated):
     likely = []
     for number in "012":
         weights = {k.removeprefix(f"{number}/"): v for k, v in kept.items() if k[0] == number}
-        predict = ensemble.build_predictor(weights, config, trained.signature, chosen)
+        predict = ensemble.build_predictor(weights, config, dataset, chosen)
         (chunk,) = score.predict_batches(predict, [piece], truth=False)
         likely.append(chunk.prediction[:, 0, 0].softmax(-1))
     mean = torch.stack(likely).mean(0)

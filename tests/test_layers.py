@@ -61,7 +61,7 @@ ORDER = {
     "engine": [
         "batches batches.source checkpoint lanes optim plan recovery",
         "batches.host capture lanes.flat_optim lanes.lane objective",
-        "batches.augmented batches.stream progress step",
+        "batches.augmented batches.stream lanes.schedule progress step",
         "lanes.capacity lanes.gradients single.task",
         "lanes.rows",
         "lanes.pack single.step",

@@ -29,6 +29,7 @@ __all__ = [
     "Epoch",
     "Estimate",
     "Event",
+    "Exploit",
     "Fallback",
     "LaneEnd",
     "Log",
@@ -132,6 +133,27 @@ class Epoch(Event):
     lr: float | None = None
     seconds: float | None = None
     """Duration of the epoch so far"""
+    lane: int | None = None
+    """The model, counted from 0, where several train"""
+    trial: int | None = None
+    """The trial of a search"""
+    phase: str | None = None
+    """"exploit" once the low learning rate of `train.exploit_epochs` has begun"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exploit(Event):
+    """Patience has run out: training goes on from the best weights at a low learning rate."""
+
+    epoch: float
+    """Epochs done"""
+    step: int
+    best_epoch: float
+    best_loss: float
+    epochs: int
+    """Epochs at the low rate, `train.exploit_epochs`"""
+    lr: float
+    """Learning rate that they begin with"""
     lane: int | None = None
     """The model, counted from 0, where several train"""
     trial: int | None = None
@@ -316,6 +338,7 @@ CLASSES: dict[str, type[Event]] = {
     "estimate": Estimate,
     "review": ThreadsReviewed,
     "recovery": Recovery,
+    "exploit": Exploit,
     "fallback": Fallback,
     "trouble": Trouble,
     "probe": ProbeStep,

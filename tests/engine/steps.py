@@ -12,8 +12,10 @@ import torch
 from slipstream.autotune.rules import make_plan
 from slipstream.config import Config
 from slipstream.data.dataset import Dataset
-from slipstream.engine import optim, plan
+from slipstream.engine import plan
 from slipstream.engine.batches import augmented
+from slipstream.engine.lanes.lane import EpochStart
+from slipstream.engine.lanes.schedule import compute_lrs
 from slipstream.engine.single import TrainingTask, build_step
 from slipstream.models import build
 from slipstream.runs import Run
@@ -54,7 +56,7 @@ def run_steps(
         epoch = 0
         while len(losses) < steps:
             job.batches.start_epoch(epoch)
-            rates = optim.compute_lrs(config.train, epoch, job.batches.num_steps)
+            rates = compute_lrs(config.train, EpochStart(epoch), job.batches.num_steps)
             job.buffers.begin(rates, first=len(losses))
             wanted = min(job.batches.num_steps, steps - len(losses))
             with around():

@@ -30,7 +30,11 @@ from tests.engine.steps import make_task
 
 EVERYTHING = (
     {"train": {"epochs": 3, "lr": 0.01}},
-    {"seed": 5, "train": {"epochs": 12, "patience": 2, "min_delta": 0.05, "batch": 20}},
+    {
+        "seed": 5,
+        "train": {"epochs": 12, "patience": 2, "min_delta": 0.05, "batch": 20}
+        | {"exploit_epochs": 2, "exploit_lr": 1e-3},
+    },
     {
         "seed": 2,
         "model": {"hidden": 5, "dropout": 0.0},
@@ -224,6 +228,19 @@ def test_a_time_limit_ends_all_with_a_validation(tmp_path):
     fits, _ = trained(some, dataset, tmp_path, policy=LanePolicy(lambda one: one.lane))
     assert len(fits) == 2  # nobody comes when the time is over
     assert all(one.stop_reason == OUT_OF_TIME and one.weights for one in fits)
+
+
+def test_lanes_begin_their_low_rate_each_at_its_own_time(tmp_path):
+    dataset = small_dataset(configured())
+    never = {"patience": 2, "min_delta": 10.0, "exploit_epochs": 2}
+    changes = [{"train": never}, {"seed": 1, "train": never | {"patience": 1}}, {"seed": 2}]
+    some = lanes_of(changes, dataset)
+    (first, second, third), run = trained(some, dataset, tmp_path)
+    begun = [event for event in runs.read_events(run) if event["event"] == "exploit"]
+    assert [(event["lane"], event["epoch"]) for event in begun] == [(1, 2), (0, 3)]
+    assert (first.progress.epochs, second.progress.epochs) == (5, 4)
+    assert first.stop_reason == "no improvement, then 2 epochs at a low rate"
+    assert third.progress.exploit_from is None
 
 
 def ended(fits):

@@ -57,6 +57,34 @@ def test_patience_and_min_delta_end_it_early(tmp_path):
     assert result.progress.best_epoch == 1
 
 
+def test_the_low_rate_begins_at_the_best_weights(tmp_path):
+    """At a rate of almost nothing the model stays the best one."""
+    low = {"exploit_epochs": 3, "exploit_lr": 1e-30, "exploit_lr_min": 0.0}
+    result, events, _, _ = fit(
+        tmp_path, train={"epochs": 50, "patience": 2, "min_delta": 10.0, "validate_every": 2} | low
+    )
+    first, *others = of_kind(events, "epoch")
+    assert [event["epoch"] for event in (first, *others)] == [2, 4, 6, 8, 9]
+    assert [event.get("phase") for event in others] == [None, None, "exploit", "exploit"]
+    assert others[0]["val_loss"] != first["val_loss"] == others[2]["val_loss"]
+    assert others[3]["val_loss"] == first["val_loss"]
+    (event,) = of_kind(events, "exploit")
+    assert (event["epoch"], event["best_epoch"], event["epochs"]) == (6, 2, 3)
+    assert result.stop_reason == "no improvement, then 3 epochs at a low rate"
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "rmsprop"])
+def test_a_better_model_of_the_low_rate_is_kept(tmp_path, optimizer):
+    wild = {"lr": 0.3, "schedule": "constant", "patience": 1, "optimizer": optimizer}
+    low = {"exploit_epochs": 4, "exploit_lr": 3e-3}
+    result, events, _, _ = fit(tmp_path, train={"epochs": 50} | wild | low)
+    before = [e["val_loss"] for e in of_kind(events, "epoch") if "phase" not in e]
+    after = [e for e in of_kind(events, "epoch") if "phase" in e]
+    assert len(after) == 4
+    assert result.progress.best_loss == min(e["val_loss"] for e in after) < min(before)
+    assert all(e["lr"] <= 3e-3 for e in after)
+
+
 def test_validation_happens_every_so_many_epochs_and_at_the_end(tmp_path):
     result, events, _, _ = fit(tmp_path, train={"epochs": 5, "validate_every": 2})
     assert [event["epoch"] for event in of_kind(events, "epoch")] == [2, 4, 5]

@@ -11,6 +11,7 @@ from slipstream.config.train import KINDS
 from slipstream.data import windows
 from slipstream.engine import objective
 from slipstream.engine.lanes.lane import Lane
+from slipstream.engine.single import resolve_settings
 from slipstream.errors import UserError
 from slipstream.models import Noise, build
 from slipstream.models.noise import masks
@@ -285,3 +286,16 @@ def test_without_augmentation_not_a_bit_changes():
     asked = configs.load(merged(SMALL, {"model": {"kind": "gru", "dropout": 0.0}, "augment": {}}))
     again = run_steps(asked, dataset, steps=10)
     assert plain[0] == again[0]
+
+
+@pytest.mark.parametrize("scale", ["standard", "minmax", "none"])
+def test_noise_by_column_is_the_same_in_physical_units_however_it_is_scaled(scale):
+    how = {"augment": {"jitter": {"c": 0.05}}, "data": {"scale": scale}}
+    config = small_config(**how)
+    dataset = small_dataset(config)
+    resolved = resolve_settings(config, dataset)
+    amounts = dict(zip(dataset.signature.inputs, resolved.augment.jitter, strict=True))
+    assert amounts["a"] == amounts["b"] == 0.0
+    physical = amounts["c"] * dataset.scaler.size["c"]
+    assert physical == pytest.approx(0.05 * dataset.scaler.deviation["c"])
+    assert resolve_settings(resolved, dataset) == resolved

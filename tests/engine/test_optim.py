@@ -1,86 +1,12 @@
 from __future__ import annotations
 
 import inspect
-import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from slipstream.config import Train
 from slipstream.engine import optim
-
-STEPS = 4
-
-
-def all_rates(train: Train) -> list[float]:
-    return [
-        rate for epoch in range(train.epochs) for rate in optim.compute_lrs(train, epoch, STEPS)
-    ]
-
-
-def torch_rates(train: Train, make, *, per_step: bool) -> list[float]:
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=train.lr)
-    schedule = make(optimizer)
-    found = []
-    for _ in range(train.epochs):
-        for _ in range(STEPS):
-            found.append(optimizer.param_groups[0]["lr"])
-            optimizer.step()
-            if per_step:
-                schedule.step()
-        if not per_step:
-            schedule.step()
-    return found
-
-
-def test_constant():
-    assert set(all_rates(Train(schedule="constant", epochs=3))) == {1e-3}
-    assert set(all_rates(Train(schedule="plateau", epochs=3))) == {1e-3}
-
-
-def test_step_cuts_like_torch():
-    train = Train(schedule="step", epochs=12, step_epochs=5, step_factor=0.5)
-    wanted = torch_rates(
-        train, lambda o: torch.optim.lr_scheduler.StepLR(o, 5, 0.5), per_step=False
-    )
-    assert all_rates(train) == pytest.approx(wanted)
-
-
-def test_cosine_falls_like_torch():
-    train = Train(schedule="cosine", epochs=6, lr_min=1e-5)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR
-    wanted = torch_rates(train, lambda o: scheduler(o, 6 * STEPS, 1e-5), per_step=True)
-    assert all_rates(train) == pytest.approx(wanted)
-
-
-def test_restarts_like_torch():
-    train = Train(schedule="restarts", epochs=14, restart_epochs=2, restart_growth=2)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts
-    wanted = torch_rates(train, lambda o: scheduler(o, 2 * STEPS, 2), per_step=True)
-    assert all_rates(train) == pytest.approx(wanted)
-
-
-def test_warm_up_rises_in_equal_steps_to_the_full_rate():
-    train = Train(schedule="cosine", epochs=10, warmup_epochs=2)
-    found = all_rates(train)
-    assert found[:8] == pytest.approx([1e-3 * (i + 1) / 8 for i in range(8)])
-    assert found[8] == pytest.approx(1e-3)
-    assert found[-1] < 1e-5
-
-
-@given(
-    st.sampled_from(["constant", "step", "plateau", "cosine", "restarts"]),
-    st.floats(0, 5),
-    st.integers(1, 30),
-    st.floats(0, 1e-3),
-)
-def test_no_schedule_leaves_its_bounds(schedule, warmup, epochs, lr_min):
-    train = Train(schedule=schedule, warmup_epochs=warmup, epochs=epochs, lr_min=lr_min)
-    assert all(
-        0 < rate <= train.lr * (1 + 1e-12) or math.isclose(rate, 0) for rate in all_rates(train)
-    )
 
 
 def stepped(optimizer_name, gradient, *, clip=None, scaled=True):

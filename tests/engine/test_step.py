@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from slipstream.engine import optim
 from slipstream.engine.batches.source import shuffle_starts
+from slipstream.engine.lanes.lane import EpochStart
+from slipstream.engine.lanes.schedule import compute_lrs
 from slipstream.models import build
 from slipstream.objectives import compute_window_losses
 from tests.conftest import KINDS, close, small_config, small_dataset
@@ -23,7 +24,7 @@ def plain_loop(config, dataset, *, steps):
     effective = train.batch * train.accumulate
     while len(losses) < steps:
         order = shuffle_starts(dataset.memory.starts["train"], seed=config.seed, epoch=epoch)
-        rates = optim.compute_lrs(train, epoch, -(-len(order) // effective))
+        rates = compute_lrs(train, EpochStart(epoch), -(-len(order) // effective))
         for at, starts in enumerate(order.split(effective)):
             if len(losses) == steps:
                 break

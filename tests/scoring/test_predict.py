@@ -26,7 +26,8 @@ def made(**sections):
     time = np.datetime64("2024-01-01T00", "us") + np.arange(3000) * np.timedelta64(1, "h")
     dataset = small_dataset(config, table.set_column(0, "time", pa.array(time)))
     model = build(config.model, dataset.signature).eval()
-    predict = score.make_predictor(model, make_plan(config, data_bytes=0))
+    how = dataset.signature, dataset.scaler
+    predict = score.make_predictor(model, make_plan(config, data_bytes=0), *how)
     return config, dataset, predict
 
 

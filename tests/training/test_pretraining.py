@@ -26,7 +26,7 @@ from slipstream.data import windows
 from slipstream.engine import checkpoint, optim
 from slipstream.models import build
 from slipstream.models.noise import masks
-from slipstream.models.noise.augment import augment
+from slipstream.models.noise.augment import SequenceLayout, augment
 from slipstream.training import encoder
 from tests.conftest import SMALL, close, merged, slow, waves
 from tests.training.test_resume import ended, same, stopping_at
@@ -199,10 +199,10 @@ def test_the_future_changes_nothing_of_a_past_window(table):
             starts = torch.cat([dataset.memory.starts[name] for name in ("train", "val")])
             batch = windows.gather(dataset.memory.series, starts)
             mask = masks.mask_windows(config.pretrain, batch.inputs, None)
-            shared, shares = dataset.signature.model_shared, torch.ones(len(starts))
+            layout, shares = SequenceLayout(dataset.signature.model_shared), torch.ones(len(starts))
             how = Augment(**dict.fromkeys(KINDS, 0.3))
             changed = augment(
-                how, torch.tensor(1), batch.inputs, batch.targets, shared=shared, shares=shares
+                how, torch.tensor(1), batch.inputs, batch.targets, layout=layout, shares=shares
             )
             found = (starts, batch.inputs, batch.targets, mask, changed.inputs, changed.targets)
             seen.append((asdict(dataset.scaler), *found))

@@ -36,7 +36,11 @@ JOBS = {
         "train": {"optimizer": "rmsprop", "schedule": "restarts", "restart_epochs": 2},
     },
     "validated every second epoch": {"train": {"validate_every": 2}},
-    "augmented": {"augment": {"jitter": 0.1, "warp": 0.3, "mixup": 0.4}},
+    "at a low rate in the end": {
+        "model": {"kind": "mlp"},
+        "train": {"patience": 1, "min_delta": 10.0, "exploit_epochs": 3, "exploit_lr": 1e-3},
+    },
+    "augmented": {"augment": {"jitter": {"b": 0.1}, "warp": 0.3, "mixup": 0.4}},
     "masked": {"train": {"objective": "masked", "epochs": 3, "batch": 32}},
 }
 
@@ -206,10 +210,11 @@ class Clock:
 def test_a_run_out_of_time_goes_on_where_it_was_cut(tmp_path, monkeypatch, job, cut):
     """9 steps an epoch, whose 4th, 8th and last look at the clock. The validation at the cut is one
     that an unbroken run does not have."""
-    config, table = configured(tmp_path / "a", job), waves(400)
+    by_epochs = {"epochs": 5, "schedule": "step", "step_epochs": 2} | JOBS[job].get("train", {})
+    config, table = configured(tmp_path / "a", job, train=by_epochs), waves(400)
     wanted = ended(runs.open_run(slipstream.train(config, table).run))
     with monkeypatch.context() as patch:
-        limited = {"epochs": 5, "minutes": (cut - 0.5) / 60} | JOBS[job].get("train", {})
+        limited = by_epochs | {"minutes": (cut - 0.5) / 60}
         config = configured(tmp_path / "b", job, train=limited)
         result = training.train(config, table, watch=Clock(patch))
     run = runs.open_run(result.run)
@@ -220,6 +225,71 @@ def test_a_run_out_of_time_goes_on_where_it_was_cut(tmp_path, monkeypatch, job, 
     assert (last["step"], last["epoch"]) == (cut, pytest.approx(cut / 9))
     assert result.summary["best_epoch"] > 0
     slipstream.train(data=table, resume=run.folder, overrides=("train.minutes=60",))
+    same(ended(run), wanted)
+
+
+def list_rates(run):
+    return [event["lr"] for event in runs.read_events(run) if event["event"] == "log"]
+
+
+def test_a_cosine_ends_when_the_time_does_and_rises_again_with_more_of_it(tmp_path, monkeypatch):
+    """45 steps of 9 an epoch, one a second, of which 20 fit into the time."""
+    table, minutes = waves(400), 20 / 60
+    with monkeypatch.context() as patch:
+        config = configured(tmp_path, train={"minutes": minutes})
+        run = runs.open_run(training.train(config, table, watch=Clock(patch)).run)
+        rates = list_rates(run)
+        assert len(rates) == 7
+        assert rates == sorted(rates, reverse=True)
+        assert rates[0] > 9e-4
+        assert rates[-1] < 1e-5
+        doubled = ("train.minutes=0.6666",)
+        training.train(data=table, resume=run.folder, overrides=doubled, watch=Clock(patch))
+    more = list_rates(run)
+    assert more[:7] == rates
+    assert 3e-4 < more[7] < 7e-4  # half of the time is left
+    assert more[7:] == sorted(more[7:], reverse=True)
+    assert more[-1] < 3e-5
+
+
+@pytest.mark.parametrize("step", [7, 12])
+def test_a_stopped_run_keeps_its_place_in_the_time(tmp_path, monkeypatch, step):
+    """The same speed before and after gives the same learning rates."""
+    table = waves(400)
+    with monkeypatch.context() as patch:
+        config = configured(tmp_path / "a", train={"minutes": 20 / 60})
+        whole = training.train(config, table, watch=Clock(patch))
+    with monkeypatch.context() as patch:
+        config, clock = configured(tmp_path / "b", train={"minutes": 20 / 60}), Clock(patch)
+        stop = stopping_at(step)
+        with pytest.raises(Interrupted):
+            training.train(config, table, watch=lambda event: (clock(event), stop(event)))
+        run = runs.open_run(runs.find_last(config.out))
+        training.train(data=table, resume=run.folder, watch=clock)
+    wanted = {e["step"]: e["lr"] for e in runs.read_events(runs.open_run(whole.run)) if "lr" in e}
+    rates = {e["step"]: e["lr"] for e in runs.read_events(run) if "lr" in e}
+    shared = sorted(wanted.keys() & rates.keys())
+    assert shared[-1] > step
+    assert [rates[at] for at in shared] == pytest.approx([wanted[at] for at in shared], rel=1e-6)
+
+
+def test_more_time_than_the_epochs_take_changes_no_bit(tmp_path, monkeypatch):
+    table = waves(400)
+    wanted = ended(runs.open_run(slipstream.train(configured(tmp_path / "a"), table).run))
+    with monkeypatch.context() as patch:
+        config = configured(tmp_path / "b", train={"minutes": 1})
+        run = runs.open_run(training.train(config, table, watch=Clock(patch)).run)
+    same(ended(run), wanted)
+
+
+def test_a_run_that_lost_patience_goes_on_at_a_low_rate_when_told_to(tmp_path):
+    table, hasty = waves(400), {"patience": 1, "min_delta": 10.0}
+    low = {"exploit_epochs": 2, "exploit_lr": 1e-3}
+    at_once = configured(tmp_path / "a", train=hasty | low)
+    wanted = ended(runs.open_run(slipstream.train(at_once, table).run))
+    run = runs.open_run(slipstream.train(configured(tmp_path / "b", train=hasty), table).run)
+    more = ("train.exploit_epochs=2", "train.exploit_lr=1e-3")
+    slipstream.train(data=table, resume=run.folder, overrides=more)
     same(ended(run), wanted)
 
 

@@ -42,6 +42,20 @@ def test_every_kind_of_entry():
     assert (one.model.kind, one.train.lr, one.data.context) == ("gru", 0.005, 48)
 
 
+def test_noise_by_column_activations_and_low_rates_can_be_searched():
+    space = {
+        "augment.jitter.a": {"low": 0.01, "high": 0.1},
+        "model.activation": ["relu", "silu"],
+        "train.exploit_epochs": [0, 5],
+    }
+    settings = {"model": {"kind": "mlp"}, "augment": {"jitter": {"b": 0.2}}}
+    config = configs.load(settings | {"tune": {"space": space}})
+    params = {"augment.jitter.a": 0.05, "model.activation": "silu", "train.exploit_epochs": 5}
+    one = spaces.apply_params(config, spaces.make_space(config), params)
+    assert one.augment.jitter == {"a": 0.05, "b": 0.2}
+    assert (one.model.activation, one.train.exploit_epochs) == ("silu", 5)
+
+
 def test_the_default_space_fits_every_kind_of_model():
     for kind in KINDS:
         config = configs.load({"model": {"kind": kind}})

@@ -98,7 +98,7 @@ def measure_plan(task: TrainingTask, rules: Plan) -> tuple[Plan, bool]:
         search.record_load(machine.compute_load(usage, machine.read_cpu_usage()))
     if best is None:
         return replace(search.plan, evidence=search.evidence), False
-    all_s = best.ms / 1e3 * count_steps(task) * task.config.train.epochs
+    all_s = best.ms / 1e3 * count_steps(task) * task.config.train.max_epochs
     search.run_s = limit_duration(task.config, all_s)
     share_s = SHARE_OF_RUN * search.run_s
     deadline = started_at + min(MEASURE_LIMIT_S, share_s)

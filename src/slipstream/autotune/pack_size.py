@@ -137,7 +137,7 @@ def _list_sizes(num_lanes: int, shrinks: bool) -> list[int]:
 
 def _estimate_run_s(lanes: Sequence[Lane], step_ms: float) -> float:
     """Estimate the seconds of training from those of a step of all lanes."""
-    steps = max(lane.build_sampler().num_steps * lane.config.train.epochs for lane in lanes)
+    steps = max(lane.build_sampler().num_steps * lane.config.train.max_epochs for lane in lanes)
     return steps * step_ms / 1e3
 
 

@@ -11,7 +11,9 @@ import torch
 
 from slipstream import machine
 from slipstream.config import Config
-from slipstream.engine import capture, optim, recovery
+from slipstream.engine import capture, recovery
+from slipstream.engine.lanes.lane import EpochStart
+from slipstream.engine.lanes.schedule import compute_lrs
 from slipstream.engine.plan import Plan
 from slipstream.engine.single import SingleStep, TrainingTask, build_step
 from slipstream.models import OWN_KERNELS
@@ -56,14 +58,14 @@ def estimate_duration(task: TrainingTask, plan: Plan) -> dict[str, Any]:
     """Return how long training takes without validations, and whether that was measured."""
     if plan.ms_per_step is None:
         return {"expected_s": guess_duration_s(task, plan), "expected_is": "guessed"}
-    expected_s = plan.ms_per_step / 1e3 * count_steps(task) * task.config.train.epochs
+    expected_s = plan.ms_per_step / 1e3 * count_steps(task) * task.config.train.max_epochs
     return {"expected_s": expected_s, "expected_is": "measured"}
 
 
 def guess_duration_s(task: TrainingTask, plan: Plan) -> float:
     """Guess very roughly how many seconds training takes, from multiplications and kernel calls."""
     cores = machine.count_available_cores()
-    return guess_step_s(task, plan, cores) * count_exact_steps(task) * task.config.train.epochs
+    return guess_step_s(task, plan, cores) * count_exact_steps(task) * task.config.train.max_epochs
 
 
 def count_exact_steps(task: TrainingTask) -> float:
@@ -147,7 +149,7 @@ def time_first_steps(program: SingleStep, config: Config, steps: int) -> float:
     """Return the seconds of an epoch's first steps; the epoch is set up before the clock starts."""
     num_steps = program.batches.num_steps
     program.batches.start_epoch(0)
-    program.buffers.begin(optim.compute_lrs(config.train, 0, num_steps), first=0)
+    program.buffers.begin(compute_lrs(config.train, EpochStart(), num_steps), first=0)
     steps = min(steps, num_steps)
     return time_steps(program.advance, steps, program.plan.device, program.flush)
 

@@ -13,7 +13,9 @@ from slipstream.autotune.measure import choose_plan, find_batch_size
 from slipstream.autotune.rules import make_plan
 from slipstream.config import Config, replace_settings
 from slipstream.data.dataset import Dataset
-from slipstream.engine import capture, optim
+from slipstream.engine import capture
+from slipstream.engine.lanes.lane import EpochStart
+from slipstream.engine.lanes.schedule import compute_lrs
 from slipstream.engine.plan import Plan
 from slipstream.engine.single import TrainingTask, build_step, build_task, seed_generators
 from slipstream.runs import Run
@@ -112,7 +114,7 @@ class TrainingWorkload(TimedWorkload):
             epoch = self.steps_done // self.num_steps
             job.flush()
             job.batches.start_epoch(epoch)
-            rates = optim.compute_lrs(self.config.train, epoch, self.num_steps)
+            rates = compute_lrs(self.config.train, EpochStart(epoch), self.num_steps)
             job.buffers.begin(rates, first=self.steps_done)
         job.advance()
         if self.config.engine.sync:

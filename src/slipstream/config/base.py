@@ -14,6 +14,9 @@ Fraction = Annotated[float, Field(gt=0, lt=1)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Weights = Annotated[tuple[PositiveFloat, ...], Field(strict=False, min_length=2)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Interval = Annotated[tuple[Finite, Finite], Field(strict=False)]
+"""From, to"""
 
 PATTERN_WORDS: dict[str, str] = {}
 """What texts of a pattern are, for messages"""

@@ -6,7 +6,15 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
-from slipstream.config.base import Fraction, Names, PositiveFloat, Scalar, Scalars, Section
+from slipstream.config.base import (
+    Fraction,
+    Interval,
+    Names,
+    PositiveFloat,
+    Scalar,
+    Scalars,
+    Section,
+)
 from slipstream.config.prepare import LabelStep, PrepareStep, name_step, parse_steps
 
 SIMULATED = "simulated:"
@@ -342,6 +350,8 @@ class Signature(Section):
     """To classify: their names, numbered in this order. Empty where numbers are predicted."""
     decoder: int = 0
     """Hidden units of a pre-trained encoder's decoder; 0 for a model that predicts."""
+    output_range: Interval | None = None
+    """Limits of the predictions, in physical units."""
 
     @property
     def masked(self) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from slipstream.config.base import Scalar, Scalars, Section, Sizes, match_pattern
+from slipstream.config.base import Interval, Scalar, Scalars, Section, Sizes, match_pattern
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ SPECS = {
         search=("kernel_size",),
         calls_per_layer=12,
     ),
-    "mlp": ModelSpec(network="slipstream.models.mlp:FeedForward"),
+    "mlp": ModelSpec(network="slipstream.models.mlp:FeedForward", settings=("activation",)),
     "linear": ModelSpec(network="slipstream.models.mlp:FeedForward", has_hidden=False),
 }
 CUSTOM = ModelSpec(
@@ -154,9 +154,16 @@ class Model(Section):
     """Transformer: position encoding."""
     expansion: PositiveInt = 2
     """Transformer: width of the feed-forward part, as a multiple of `hidden`."""
+    activation: Literal["relu", "gelu", "silu", "elu", "leaky_relu", "tanh"] = "relu"
+    """MLP: the function after each hidden layer."""
     kernel_size: PositiveInt = 3
     """TCN: tokens that a convolution reads. Layer n reads them 2^n tokens apart, so that the last
     token sees `1 + 2 * (kernel_size - 1) * (2^layers - 1)` of them."""
+
+    output_range: Interval | None = None
+    """Limits of the predictions, lowest and highest, in the units of the data: `[0, 100]`. What the
+    model predicts beyond them becomes the limit, in scores, predictions, quantiles and intervals;
+    the loss sees the model's own output, so that it still learns there."""
 
     @property
     def spec(self) -> ModelSpec:
@@ -197,6 +204,12 @@ class Model(Section):
             raise ValueError(
                 f'the layers of model.kind = "{self.kind}" have one width; give model.hidden as '
                 "one number"
+            )
+        if self.output_range is not None and self.output_range[0] >= self.output_range[1]:
+            low, high = self.output_range
+            raise ValueError(
+                f"model.output_range = [{low:g}, {high:g}] is empty; give the lowest prediction "
+                "first, then the highest"
             )
         divisor = self.spec.width_divisor
         if divisor and self.sizes[0] % getattr(self, divisor):

@@ -10,6 +10,8 @@ from slipstream.config.base import Fraction, NonNegative, PositiveFloat, Section
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 Chance = Annotated[float, Field(gt=0, le=1)]
+ColumnAmounts = dict[str, NonNegative]
+Amounts = Annotated[tuple[NonNegative, ...], Field(strict=False, min_length=1)]
 KINDS = ("jitter", "scaling", "volatility", "warp", "slice", "mixup", "cutmix")
 
 
@@ -71,6 +73,14 @@ class Train(Section):
     """Maximum norm of the gradient."""
     patience: PositiveInt | Literal["off"] = 10
     """Stop after this many validations without improvement."""
+    exploit_epochs: Annotated[int, Field(ge=0)] = 0
+    """Epochs at a low learning rate after `patience` has run out, from the best weights so far and
+    with a new optimizer state; 0 is none. They come on top of `epochs`, and all of them are
+    trained. The best weights of both phases are the model."""
+    exploit_lr: PositiveFloat = 1e-5
+    """Learning rate at the start of these epochs."""
+    exploit_lr_min: NonNegative = 1e-7
+    """Learning rate at their end; it falls along a cosine."""
     min_delta: NonNegative = 0.0
     """An improvement is a validation loss lower than the best by more than this."""
     validate_every: PositiveInt = 1
@@ -79,7 +89,9 @@ class Train(Section):
     """Validation metric for early stopping and the best weights: the training loss, or an error of
     the point prediction in standardised units."""
     minutes: PositiveFloat | None = None
-    """Stop training after this time, also in mid-epoch; a run resumed with more continues there."""
+    """Stop training after this time, also in mid-epoch; a run resumed with more continues there.
+    Where the time ends before the epochs do, warm-up and cosine follow the time: the learning rate
+    reaches its end when the time does, and the result depends on the speed of the machine."""
     repeats: PositiveInt = 1
     """Number of models to train, from the seeds `seed`, `seed + 1` and so on. The one with the
     lowest validation loss is the run's model; all of them form an ensemble."""
@@ -97,6 +109,11 @@ class Train(Section):
     """With `init_from`: factor of that rate from each layer of the encoder to the one below it; 1
     trains all alike."""
 
+    @property
+    def max_epochs(self) -> int:
+        """The most epochs that training can take."""
+        return self.epochs + (0 if self.patience == "off" else self.exploit_epochs)
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if list(self.quantiles) != sorted(set(self.quantiles)):
@@ -105,6 +122,11 @@ class Train(Section):
             raise ValueError(
                 f"train.lr_min = {self.lr_min:g} is above train.lr = {self.lr:g}; reduce it"
             )
+        if self.exploit_epochs and self.exploit_lr_min > self.exploit_lr:
+            raise ValueError(
+                f"train.exploit_lr_min = {self.exploit_lr_min:g} is above train.exploit_lr = "
+                f"{self.exploit_lr:g}; reduce it"
+            )
         return self
 
 
@@ -112,8 +134,10 @@ class Augment(Section):
     """Random changes of training windows in every step; validation and test windows never change.
     Each kind has a strength (0 is off) and a probability per window."""
 
-    jitter: NonNegative = 0.0
-    """Noise on every value: its standard deviation, in scaled units."""
+    jitter: NonNegative | ColumnAmounts | Amounts = 0.0
+    """Noise on every value: its standard deviation, in scaled units. Or a table with the columns
+    that get noise, `{ current = 0.02 }`: in standard deviations of the column over the training
+    rows, however it is scaled. A list has one number per input, in scaled units."""
     jitter_chance: Chance = 0.5
     """Probability per window."""
     scaling: NonNegative = 0.0
@@ -165,4 +189,10 @@ class Augment(Section):
     @property
     def kinds(self) -> tuple[str, ...]:
         """The kinds that are on."""
-        return tuple(kind for kind in KINDS if getattr(self, kind) > 0)
+        return tuple(kind for kind in KINDS if _is_on(getattr(self, kind)))
+
+
+def _is_on(strength: float | ColumnAmounts | Amounts) -> bool:
+    if isinstance(strength, dict):
+        strength = tuple(strength.values())
+    return any(strength) if isinstance(strength, tuple) else strength > 0

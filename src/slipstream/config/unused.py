@@ -59,6 +59,8 @@ def _find_in_model(config: Config) -> Iterator[tuple[str, str]]:
         yield from ((f"model.{name}", f"{kind} {what}") for name in names)
     elif spec.is_recurrent and len(model.sizes) == 1:
         yield "model.dropout", "it drops between layers, and there is one"
+    if config.data.task == "classify" or config.masked:
+        yield "model.output_range", "it limits predicted numbers, and there are none"
     others = {name for other in SPECS.values() for name in other.settings} - set(spec.settings)
     for name in sorted(others):
         yield f"model.{name}", f"it is for {' and '.join(list_kinds(name))}, not {kind}"
@@ -85,6 +87,10 @@ def _find_in_train(config: Config) -> Iterator[tuple[str, str]]:
                     f"train.{name}",
                     f'it applies only with train.{choice} = {wanted}, not "{value}"',
                 )
+    for name in ("exploit_lr", "exploit_lr_min") if not train.exploit_epochs else ():
+        yield f"train.{name}", "it applies only with train.exploit_epochs, which is 0"
+    if train.patience == "off":
+        yield "train.exploit_epochs", 'they begin when patience runs out, and it is "off"'
     if train.init_from is None:
         for name in ("freeze_epochs", "encoder_lr", "layer_decay"):
             yield f"train.{name}", "it applies only with train.init_from, which is not set"

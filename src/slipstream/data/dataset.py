@@ -20,7 +20,13 @@ from slipstream.data.io.table import DataTable, concatenate_tables
 from slipstream.data.labels import classes, intervals, selection
 from slipstream.data.prepare.chain.frames import POSITION, mark_positions
 from slipstream.data.prepare.chain.replay import Limits, Replay
-from slipstream.data.roles import Roles, adapt_to_pretraining, find_roles, sort_roles
+from slipstream.data.roles import (
+    Roles,
+    adapt_to_pretraining,
+    find_roles,
+    refuse_unknown_jitter,
+    sort_roles,
+)
 from slipstream.data.scaler import Scaler, complete_scaler, fit_scaler, scale_static
 from slipstream.data.series import Flags, Ints, RawSeries, SeriesIndex, Times, prepare_series
 from slipstream.data.stream import StreamedSeries
@@ -222,6 +228,7 @@ def _find_source(
     else:
         prediction_columns.refuse_clashes(config, tables[0], roles)
     roles = sort_roles(roles)
+    refuse_unknown_jitter(config.augment.jitter, roles.inputs)
     names: tuple[str, ...] = ()
     if data.task == "classify" and data.labels is None:
         tables, names = classes.encode_labels(tables, roles.targets[0], "data.targets")
@@ -371,6 +378,7 @@ def _build_signature(
         step=step,
         classes=names,
         decoder=config.pretrain.decoder if config.masked else 0,
+        output_range=config.model.output_range,
     )
 
 

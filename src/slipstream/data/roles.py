@@ -1,6 +1,7 @@
 """The role of a table's columns and rows: inputs and targets, series, groups of the split."""
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from slipstream.data.io import csv
 from slipstream.data.io.columns import is_numeric, read_codes, require_column
 from slipstream.data.io.table import FILE_COLUMN, DataTable
 from slipstream.errors import UserError
+from slipstream.text import find_nearest
 
 Ints = npt.NDArray[np.int64]
 
@@ -89,6 +91,21 @@ def _describe_ambiguous_names(table: DataTable, data: Data) -> list[str]:
         what = "is the column of that name, not the series' name"
         notes.append(f'data.split.by = "{SERIES}" {what}')
     return notes
+
+
+def refuse_unknown_jitter(jitter: Any, inputs: Sequence[str]) -> None:
+    """Raise a UserError for noise on a column that is no input, with the nearest name."""
+    for name in jitter if isinstance(jitter, Mapping) else ():
+        if name not in inputs:
+            nearest = find_nearest(name, inputs)
+            hint = f'did you mean "{nearest}"?' if nearest else f"inputs are {', '.join(inputs)}"
+            raise UserError(f'augment.jitter has "{name}", which is not an input; {hint}')
+    if isinstance(jitter, tuple) and len(jitter) != len(inputs):
+        raise UserError(
+            f"augment.jitter lists {len(jitter)} numbers, but the inputs are "
+            f"{len(inputs)}: {', '.join(inputs)}; name the columns instead, as in "
+            f'augment.jitter = {{ "{inputs[0]}" = 0.02 }}'
+        )
 
 
 def adapt_to_pretraining(roles: Roles, data: Data) -> tuple[Roles, Data]:

@@ -9,8 +9,8 @@ from dataclasses import asdict
 from typing import NamedTuple
 
 from slipstream import runs
+from slipstream.engine.lanes.schedule import compute_lr
 from slipstream.engine.monitor import DurationEstimate, Monitor
-from slipstream.engine.optim import compute_lr
 from slipstream.engine.plan import Plan, ThreadReview
 from slipstream.engine.progress import DIVERGED, FitResult, LaneResult
 from slipstream.engine.single import SingleProgram
@@ -79,11 +79,22 @@ class LaneEvents:
             train_loss=validation.train_loss,
             val_loss=validation.val_loss,
             best=validation.is_best,
+            **({} if at.exploit_from is None else {"phase": "exploit"}),
         )
 
     def report_divergence(self, result: LaneResult, remedy: str) -> None:
         step = result.progress.step
         self.run.append("recovery", lane=result.number, what=DIVERGED, remedy=remedy, step=step)
+
+    def report_exploit(self, result: LaneResult) -> None:
+        """Log that the epochs at a low learning rate begin, from the best weights."""
+        self.run.append("exploit", lane=result.number, **self._describe_exploit(result))
+
+    def _describe_exploit(self, result: LaneResult) -> dict[str, float]:
+        at, train = result.progress, result.train
+        where = {"epoch": at.epoch, "step": at.step}
+        best = {"best_epoch": at.best_epoch, "best_loss": at.best_loss}
+        return where | best | {"epochs": train.exploit_epochs, "lr": train.exploit_lr}
 
     def report_shortage(self, limit: int, steps: int, why: str) -> None:
         lanes = "1 lane" if limit == 1 else f"{limit} lanes"
@@ -126,7 +137,7 @@ class SingleEvents(LaneEvents):
     def begin_epochs(self, num_steps: int, result: LaneResult | None) -> None:
         self._epoch_started = self._logged_at = time.perf_counter()
         if self._estimate is None and result is not None:
-            self._estimate = DurationEstimate(self.run, num_steps * result.train.epochs)
+            self._estimate = DurationEstimate(self.run, num_steps * result.train.max_epochs)
             self._compares = not result.progress.step
 
     def record_step(self, program: StepProgram, step: int) -> None:
@@ -166,7 +177,7 @@ class SingleEvents(LaneEvents):
             step=at.step,
             epoch=at.epoch,
             loss=one.mean,
-            lr=at.rate * compute_lr(train, at.epochs, at.done - 1, one.num_steps),
+            lr=at.rate * compute_lr(train, at.next_epoch(), at.done - 1, one.num_steps),
             steps_per_s=len(one.losses) / (now - self._logged_at),
         )
         self._logged_at = now
@@ -175,12 +186,17 @@ class SingleEvents(LaneEvents):
     def record_epoch(self, result: LaneResult, validation: Validation, **_: float) -> None:
         at, num_steps = result.progress, validation.num_steps
         epoch, done = (at.epochs, at.done) if at.done else (at.epochs - 1, num_steps)
-        lr = validation.rate * compute_lr(result.train, epoch, done - 1, num_steps)
+        lr = validation.rate * compute_lr(
+            result.train, at.describe_epoch(epoch, done), done - 1, num_steps
+        )
         seconds = time.perf_counter() - self._epoch_started
         super().record_epoch(result, validation, lr=lr, seconds=seconds)
 
     def report_divergence(self, result: LaneResult, remedy: str) -> None:
         self.run.append("recovery", what=DIVERGED, remedy=remedy, step=result.progress.step)
+
+    def report_exploit(self, result: LaneResult) -> None:
+        self.run.append("exploit", **self._describe_exploit(result))
 
     def end_lane(self, result: LaneResult) -> None:
         """The end of the only lane is that of training."""

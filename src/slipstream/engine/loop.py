@@ -24,6 +24,7 @@ from slipstream.engine import recovery
 from slipstream.engine import state as states
 from slipstream.engine.checkpoint import CheckpointSchedule, CheckpointWriter
 from slipstream.engine.events import LoggedLosses, SingleEvents, Validation
+from slipstream.engine.lanes import schedule
 from slipstream.engine.lanes.lane import Lane
 from slipstream.engine.plan import Plan, ThreadReview, plan_review
 from slipstream.engine.progress import DIVERGED, INTERRUPTED, OUT_OF_TIME, FitResult, LaneResult
@@ -35,6 +36,8 @@ EMPTY_SHARE = 0.25
 """Share of places without a lane from which a smaller program is built"""
 ROUNDS_AHEAD = {"cuda": 2, "cpu": 1}
 """Rounds in flight at a time"""
+FIRST_PACE, MAX_PACES = 0.05, 200
+"""Share of the time after which schedules follow it, and how often they are fitted to it at most"""
 NextLane = Callable[[LaneResult], Lane | None]
 """Returns the lane that takes the place of one that has ended, if any"""
 StopVerdict = Callable[[Sequence[tuple[LaneResult, float]]], Sequence[str]]
@@ -176,6 +179,8 @@ class TrainingLoop:
             self.review = plan_review(program.plan, is_open=is_open)
         self.log_every = self.state.config.engine.log_every
         self.started_at = time.perf_counter() - self.state.train_s - self.state.validate_s
+        self.paced_at = self._measure_elapsed()
+        """When the schedules were last fitted to the time"""
 
     def run(self) -> Generator[Round, None, None]:
         """Train round by round until every lane has ended, time is over or a stop is requested."""
@@ -213,6 +218,7 @@ class TrainingLoop:
 
     def _launch(self) -> str:
         """Launch the next rounds; return why memory ran out, if it did."""
+        self._follow_time()
         program, active, ahead = self.state.program, self.state.list_active(), self.in_flight
         left = min(program.num_steps(place) - one.progress.done for place, one in active)
         left -= sum(one.steps for one in ahead)
@@ -260,8 +266,12 @@ class TrainingLoop:
         end all that are missing."""
         program = self.state.program
         for place, one in self.state.list_active():
-            coming = one.progress.epochs + 1
-            more = coming < one.train.epochs
+            at, num_steps = one.progress, program.num_steps(place)
+            coming = at.describe_epoch(at.epochs, at.done)
+            coming = coming._replace(
+                number=coming.number + 1, steps_before=coming.steps_before + num_steps, step=0
+            )
+            more = coming.number < one.train.max_epochs
             if more and program.prepare(place, coming) and not self.is_epoch_end:
                 return
 
@@ -271,6 +281,8 @@ class TrainingLoop:
         if current.event is not None:
             current.event.synchronize()  # the round's only host sync
         state.steps, state.losses = state.steps + current.steps, current.losses
+        if state.timed_from is None and current.steps:
+            state.timed_from = self._measure_elapsed(), state.steps
         diverged, logged = set(), []
         for place, one in state.list_active():
             at, num_steps = one.progress, state.program.num_steps(place)
@@ -286,9 +298,43 @@ class TrainingLoop:
         return diverged
 
     def _is_out_of_time(self) -> bool:
+        return self._measure_elapsed() > self._find_time_limit()
+
+    def _measure_elapsed(self) -> float:
+        """The seconds of training so far, validations and earlier parts of the run included."""
+        return time.perf_counter() - self.started_at
+
+    def _find_time_limit(self) -> float:
         minutes = [one.train.minutes for _, one in self.state.list_active()]
-        limit_s = min((60 * limit for limit in minutes if limit), default=math.inf)
-        return time.perf_counter() - self.started_at > limit_s
+        return min((60 * limit for limit in minutes if limit), default=math.inf)
+
+    def _follow_time(self) -> None:
+        """Fit the schedules to the time that is left, where it ends before the epochs do.
+
+        The speed is that of all steps so far but the first ones; in the first part of the time it
+        is not known well enough.
+        """
+        state, limit_s, now_s = self.state, self._find_time_limit(), self._measure_elapsed()
+        is_known = state.steps > 0 and now_s >= FIRST_PACE * limit_s
+        if not is_known or now_s < self.paced_at + limit_s / MAX_PACES:
+            return
+        self.paced_at = now_s
+        since_s, since_steps = state.timed_from or (0.0, 0)
+        if state.steps == since_steps:
+            since_s, since_steps = 0.0, 0
+        steps_in_time = (limit_s - now_s) * (state.steps - since_steps) / (now_s - since_s)
+        launched = sum(one.steps for one in self.in_flight)
+        epochs = {}
+        for place, one in state.list_active():
+            at, num_steps = one.progress, state.program.num_steps(place)
+            epoch = at.next_epoch()._replace(step=at.done + launched)
+            if schedule.follows_time(one.train, epoch):
+                left = steps_in_time - launched
+                at.pace = schedule.choose_pace(one.train, epoch, num_steps, left)
+                if at.pace != epoch.pace:
+                    epochs[place] = epoch._replace(pace=at.pace)
+        if epochs:
+            state.program.update_rates(epochs)
 
     def _roll_back(self, place: int) -> None:
         """Return a lane to its epoch's start, in fp32 or at half its learning rate, or end it."""
@@ -340,7 +386,7 @@ class TrainingLoop:
             if reason:
                 self._end(place, reason)
             else:
-                starts[place] = one.progress.next_epoch()
+                starts[place] = state.start_epoch(place)
         state.begin(starts)
         if due and policy.stop_now:
             for place, one in state.list_active():

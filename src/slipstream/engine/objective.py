@@ -16,7 +16,7 @@ from slipstream.data.windows import Batch
 from slipstream.engine.plan import Plan
 from slipstream.models import Noise
 from slipstream.models.noise import augment, masks
-from slipstream.models.noise.augment import AugmentedBatch
+from slipstream.models.noise.augment import AugmentedBatch, SequenceLayout
 from slipstream.objectives import (
     compute_collapse_penalty,
     compute_masked_losses,
@@ -31,9 +31,8 @@ validation, nothing is dropped and masks are always the same"""
 
 def build_objective(config: Config, signature: Signature, plan: Plan, *, drops: bool) -> Objective:
     """Build the objective of a run; `drops` says whether the model receives the noise."""
-    settings = ObjectiveSettings(
-        config, signature.sequences_per_window, signature.model_shared, plan, drops
-    )
+    layout = augment.make_layout(config.augment, signature, plan.device)
+    settings = ObjectiveSettings(config, layout, plan, drops)
     return partial(_reconstruction_losses if signature.masked else _prediction_losses, settings)
 
 
@@ -47,9 +46,7 @@ class ObjectiveSettings(NamedTuple):
     """What an objective needs besides the windows."""
 
     config: Config
-    fold: int
-    shared: int
-    """How many of the last inputs of a sequence are its first targets"""
+    layout: SequenceLayout
     plan: Plan
     drops: bool
 
@@ -59,8 +56,11 @@ class ObjectiveSettings(NamedTuple):
         how = self.config.augment.for_step
         if noise is None or not how.kinds:
             return AugmentedBatch(inputs, targets, None, None)
-        options = {"shared": self.shared, "fold": self.fold}
-        return augment.augment(how, noise.key, inputs, targets, shares=shares, **options)
+        return augment.augment(how, noise.key, inputs, targets, layout=self.layout, shares=shares)
+
+    @property
+    def fold(self) -> int:
+        return self.layout.fold
 
     def by_window(self, losses: Tensor) -> Tensor:
         """Average over the sequences that one window becomes."""

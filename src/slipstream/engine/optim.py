@@ -1,10 +1,9 @@
-"""Optimizers, learning-rate schedules, the fp16 loss scale, and the weight groups of an encoder.
+"""Optimizers, the fp16 loss scale, and the weight groups of an encoder.
 
 Learning rate and loss scale are device tensors: a captured graph would freeze a Python float.
 """
 
 import inspect
-import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -64,35 +63,6 @@ def build_optimizer(
 def clear_grads(optimizer: torch.optim.Optimizer, *, set_to_none: bool) -> None:
     """Call `optimizer.zero_grad()` without its wrapper, which would load the compiler."""
     inspect.unwrap(torch.optim.Optimizer.zero_grad)(optimizer, set_to_none=set_to_none)
-
-
-def compute_lrs(train: Train, epoch: int, steps: int) -> list[float]:
-    """Compute the learning rate of each step of an epoch, before plateau cuts."""
-    return [compute_lr(train, epoch, step, steps) for step in range(steps)]
-
-
-def compute_lr(train: Train, epoch: int, step: int, steps: int) -> float:
-    """Compute the learning rate of one step of an epoch, before plateau cuts."""
-    now, one_step = epoch + step / steps, 1 / steps
-    if now < train.warmup_epochs:
-        return train.lr * min((now + one_step) / train.warmup_epochs, 1.0)
-    match train.schedule:
-        case "cosine":
-            length = max(train.epochs - train.warmup_epochs, one_step)
-            return _cosine(train, (now - train.warmup_epochs) / length)
-        case "restarts":
-            start, length = train.warmup_epochs, float(train.restart_epochs)
-            while now >= start + length:
-                start, length = start + length, length * train.restart_growth
-            return _cosine(train, (now - start) / length)
-        case "step":
-            return train.lr * float(train.step_factor ** (epoch // train.step_epochs))
-        case _:
-            return train.lr
-
-
-def _cosine(train: Train, progress: float) -> float:
-    return train.lr_min + (train.lr - train.lr_min) * (1 + math.cos(math.pi * progress)) / 2
 
 
 @dataclass(frozen=True)

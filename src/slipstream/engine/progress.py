@@ -8,9 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from slipstream.config import Train
-from slipstream.engine.lanes.lane import EpochStart, Lane
+from slipstream.engine.lanes.lane import EpochStart, Lane, Pace
 from slipstream.engine.optim import is_frozen
 from slipstream.engine.plan import Plan
+from slipstream.text import format_count
 
 ALL_EPOCHS, NO_IMPROVEMENT = "all epochs done", "no improvement"
 DIVERGED = "the loss is no longer finite"
@@ -40,6 +41,10 @@ class Progress:
     rate: float = 1.0
     """What plateaus and recoveries have left of the learning rate"""
     rollbacks: int = 0
+    exploit_from: int | None = None
+    """Epochs before those at a low learning rate, once they have begun"""
+    pace: Pace | None = None
+    """How the schedule goes on; None while it follows the epochs"""
 
     def record_steps(self, count: int, num_steps: int) -> None:
         self.step, self.done = self.step + count, self.done + count
@@ -64,7 +69,8 @@ class Progress:
             return False
         self.since_best += 1
         self.since_cut += 1
-        if train.schedule == "plateau" and self.since_cut >= train.plateau_patience:
+        is_plateau = train.schedule == "plateau" and self.exploit_from is None
+        if is_plateau and self.since_cut >= train.plateau_patience:
             self.rate = max(self.rate * train.plateau_factor, train.lr_min / train.lr)
             self.since_cut = 0
         return False
@@ -72,22 +78,64 @@ class Progress:
     def is_validation_due(self, train: Train) -> bool:
         """Whether the current epoch ends with a validation."""
         epoch = self.epochs + 1
-        return not epoch % train.validate_every or epoch == train.epochs
+        return not epoch % train.validate_every or epoch == self._find_last_epoch(train)
+
+    def _find_last_epoch(self, train: Train) -> int:
+        """The epoch with which the current phase ends at the latest."""
+        if self.exploit_from is None:
+            return train.epochs
+        return self.exploit_from + train.exploit_epochs
 
     def find_stop_reason(self, train: Train) -> str:
         """Why training ends after the epochs that are done; empty if it goes on."""
-        if train.patience != "off" and self.since_best >= train.patience:
-            return f"{NO_IMPROVEMENT} in {train.patience} validations"
-        return ALL_EPOCHS if self.epochs >= train.epochs else ""
+        is_over = self.epochs >= self._find_last_epoch(train)
+        if self.exploit_from is not None:
+            then = f"then {format_count(self.epochs - self.exploit_from, 'epoch')} at a low rate"
+            return f"{NO_IMPROVEMENT}, {then}" if is_over else ""
+        if self._is_out_of_patience(train):
+            reason = f"{NO_IMPROVEMENT} in {train.patience} validations"
+            return "" if self.is_exploit_due(train) else reason
+        return ALL_EPOCHS if is_over else ""
+
+    def _is_out_of_patience(self, train: Train) -> bool:
+        return train.patience != "off" and self.since_best >= train.patience
+
+    def is_exploit_due(self, train: Train) -> bool:
+        """Whether the epochs at a low learning rate begin now."""
+        is_first = self.exploit_from is None and not self.done
+        has_best = math.isfinite(self.best_loss)
+        wanted = train.exploit_epochs > 0 and self._is_out_of_patience(train)
+        return wanted and is_first and has_best
+
+    def begin_exploit(self) -> None:
+        """Begin the epochs at a low learning rate; cuts and recoveries of before do not count."""
+        self.exploit_from, self.pace, self.rate = self.epochs, None, 1.0
+
+    def change_time(self, before: Train, now: Train) -> None:
+        """Have the schedule follow another time: of one twice as long, half as much has passed."""
+        if self.pace is None or now.minutes is None or before.minutes is None:
+            self.pace = None
+            return
+        position = self.pace.find_position(self.step) * before.minutes / now.minutes
+        by_epochs = self.epoch - (self.exploit_from or 0)
+        self.pace = Pace(self.step, max(position, by_epochs), 0.0)
 
     def next_epoch(self) -> EpochStart:
-        before = self.step - self.done
-        return EpochStart(self.epochs, self.rate, steps_before=before, step=self.done)
+        return self.describe_epoch(self.epochs, self.done)
+
+    def describe_epoch(self, number: int, done: int) -> EpochStart:
+        """The current epoch, or the one that has just ended, with so many of its steps done."""
+        before = self.step - done
+        return EpochStart(number, self.rate, before, done, self.exploit_from, self.pace)
 
 
 def parse_progress(values: Mapping[str, Any]) -> Progress:
-    best = values["best_loss"]  # JSON has no infinity
-    return Progress(**(dict(values) | {"best_loss": math.inf if best is None else best}))
+    best, pace = values["best_loss"], values.get("pace")
+    parsed = {
+        "best_loss": math.inf if best is None else best,  # JSON has no infinity
+        "pace": None if pace is None else Pace(*pace),
+    }
+    return Progress(**(dict(values) | parsed))
 
 
 @dataclass

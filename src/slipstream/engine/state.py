@@ -53,6 +53,9 @@ class TrainingState:
     setup_s: float = 0.0
     train_s: float = 0.0
     validate_s: float = 0.0
+    timed_from: tuple[float, int] | None = None
+    """Seconds and steps of the program after its first steps, which take longer: since then its
+    speed is measured"""
     losses: Tensor = field(default_factory=lambda: torch.zeros(0))
     """[K, S]: as last read"""
     _program: StepProgram | None = None
@@ -120,8 +123,18 @@ class TrainingState:
                 rows = self.rows.pop(result.number, {})
                 if rows:
                     self.program.restore(place, rows)
-                starts[place] = result.progress.next_epoch()
+                starts[place] = self.start_epoch(place)
         self.begin(starts)
+
+    def start_epoch(self, place: int) -> EpochStart:
+        """Say where a lane's next epoch begins, or goes on. The epochs at a low learning rate begin
+        here, from the best weights."""
+        result = self.get_lane(place)
+        if result.progress.is_exploit_due(result.train):
+            self.program.load_best(place)
+            result.progress.begin_exploit()
+            self.events.report_exploit(result)
+        return result.progress.next_epoch()
 
     def begin(self, epochs: Mapping[int, EpochStart]) -> None:
         if epochs:
@@ -257,6 +270,7 @@ def take_checkpoint(state: TrainingState, extra: Mapping[str, Any]) -> Checkpoin
         "waiting": [one.number for one in state.waiting],
         "entered": state.num_entered,
         "seconds": [state.setup_s, state.train_s, state.validate_s],
+        "timed_from": state.timed_from,
         "log_bytes": runs.get_log_size(state.run),
     }
     named = {name: rows for name, rows in tensors.items() if rows}
@@ -289,6 +303,8 @@ def restore(
     state = TrainingState(build, events, limit=metadata["limit"], num_entered=metadata["entered"])
     state.steps = checkpoint.step
     state.setup_s, state.train_s, state.validate_s = metadata["seconds"]
+    since = metadata.get("timed_from")  # runs of version 0.1 have none
+    state.timed_from = None if since is None else (since[0], since[1])
     results = {
         e["number"]: parse_lane(e, lanes, same_config=same_configs) for e in metadata["lanes"]
     }
@@ -325,6 +341,8 @@ def parse_lane(
     if changed:
         raise UserError(f"lane {number} has other settings than before ({', '.join(changed)})")
     progress = progresses.parse_progress(entry["progress"])
+    if before.train.minutes != lane.config.train.minutes:
+        progress.change_time(before.train, lane.config.train)
     return LaneResult(number, lane, progress, stop_reason=entry["stopped"])
 
 

@@ -50,11 +50,18 @@ class StepProgram(Protocol):
     def num_steps(self, place: int) -> int:
         """Count the steps of one of the lane's epochs."""
 
-    def prepare(self, place: int, epoch: int) -> bool:
+    def prepare(self, place: int, epoch: EpochStart) -> bool:
         """Lay out an epoch on the host, so that `begin` has less to do; False if it was already."""
 
     def begin(self, epochs: Mapping[int, EpochStart]) -> None:
         """Start epochs, by place. From an epoch's first step on, `go_back` leads there."""
+
+    def update_rates(self, epochs: Mapping[int, EpochStart]) -> None:
+        """Change the learning rates of epochs that have begun, by place; steps that were launched
+        keep theirs. There is no host sync."""
+
+    def load_best(self, place: int) -> None:
+        """Put a lane that is between two epochs back to its best weights, with no moments."""
 
     def advance(self) -> None:
         """Run one step of every lane, without a host sync."""
@@ -124,6 +131,15 @@ class EpochBuffers:
         if first is not None:
             self.first_step.fill_(first)
         self.cursor.fill_(at)
+
+    def update_rates(self, rates: list[float]) -> None:
+        """Replace the rates once the steps that were launched are done, without a host sync."""
+        self.rates.copy_(send(torch.tensor(rates), self.rates.device))
+
+
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy from the host in the order of the device's work, for which the host does not wait."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def build_buffers(num_steps: int, device: torch.device) -> EpochBuffers:

@@ -96,8 +96,8 @@ def load_own_sets(members: Sequence[Member], table: Any = None) -> list[Dataset]
         if key not in loaded:
             replay = Replay(checkpoint.read_limits(member.run))
             loaded[key] = read_own_data(member.config, trained, replay, table)
-        quantiles = {"quantiles": trained.signature.quantiles}
-        signature = loaded[key].signature.model_copy(update=quantiles)
+        own = {name: getattr(trained.signature, name) for name in ("quantiles", "output_range")}
+        signature = loaded[key].signature.model_copy(update=own)
         dataset = replace(loaded[key], signature=signature)
         if dataset.memory is None and len(members) > 1:
             raise UserError(
@@ -217,8 +217,12 @@ def bind_members(
     member predicts for these, in the reference's scaling."""
     dataset, starts = join_datasets(datasets, reference)
     quantiles = {member.trained.signature.quantiles for member in members}
-    common = quantiles.pop() if len(quantiles) == 1 else ()
-    signature = dataset.signature.model_copy(update={"quantiles": common})
+    ranges = {member.trained.signature.output_range for member in members}
+    common = {
+        "quantiles": quantiles.pop() if len(quantiles) == 1 else (),
+        "output_range": ranges.pop() if len(ranges) == 1 else None,
+    }
+    signature = dataset.signature.model_copy(update=common)
     dataset = replace(dataset, signature=signature)
     device = members[reference].plan.device
     placed: dict[int, Series] = {}

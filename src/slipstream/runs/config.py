@@ -17,6 +17,7 @@ CHECKSUM = "# SHA-256 of the lines above: "
 """Start of the last line, which an edit by hand leaves unchanged"""
 CHANGEABLE_ON_RESUME = {
     *("name", "out", "data.path", "data.labels", "train.epochs", "train.patience", "train.minutes"),
+    *("train.exploit_epochs", "train.exploit_lr", "train.exploit_lr_min"),
     *("engine.device", "engine.log_every", "engine.checkpoint_minutes", "engine.plan"),
     *("engine.async_checkpoints", "engine.monitor"),
 }

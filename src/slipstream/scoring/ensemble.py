@@ -266,7 +266,7 @@ def load_predictors(
             raise UserError(
                 f"{run.folder}: holds one model, not an ensemble; train several with train.repeats"
             )
-        only = FoldPredictor(make_predictor(model.eval(), plan), None)
+        only = FoldPredictor(make_predictor(model.eval(), plan, signature, scaler), None)
         return RunPredictors(signature, scaler, "the model", [only], [model])
     files = checksums.read_verified(folder)
     metadata = json.loads(files[METADATA])
@@ -288,7 +288,7 @@ def load_predictors(
                 if name.startswith(prefix)
             }
             models.append(_build_model(weights, config, signature, plan))
-        predictors = [make_predictor(model, plan) for model in models]
+        predictors = [make_predictor(model, plan, signature, scaler) for model in models]
         half_widths = to_half_widths(fold["reach"][uses], scaler, signature.targets)
         folds.append(FoldPredictor(average_predictors(predictors, signature), half_widths))
     count = len(metadata["folds"][-1]["lanes"])
@@ -298,10 +298,11 @@ def load_predictors(
 
 
 def build_predictor(
-    weights: Mapping[str, Tensor], config: Config, signature: Signature, plan: Plan
+    weights: Mapping[str, Tensor], config: Config, dataset: Dataset, plan: Plan
 ) -> Predictor:
     """Return the predictor of the model with these weights."""
-    return make_predictor(_build_model(weights, config, signature, plan), plan)
+    model = _build_model(weights, config, dataset.signature, plan)
+    return make_predictor(model, plan, dataset.signature, dataset.scaler)
 
 
 def _build_model(

@@ -109,10 +109,8 @@ def _score_fold(
     task: TrainingTask, plan: Plan, group: FoldLanes, write: Callable[[pa.Table], None]
 ) -> FoldSums:
     dataset, fits = task.dataset, group.fits_with_model
-    signature, load_chunks = dataset.signature, summary.make_chunk_loader(task, with_time=True)
-    predictors = [
-        ensemble.build_predictor(fit.weights, task.config, signature, plan) for fit in fits
-    ]
+    load_chunks = summary.make_chunk_loader(task, with_time=True)
+    predictors = [ensemble.build_predictor(fit.weights, task.config, dataset, plan) for fit in fits]
     best = min(range(len(fits)), key=lambda i: fits[i].progress.best_loss)
     positions = {MODEL: best} | ({ENSEMBLE: len(fits)} if len(fits) > 1 else {})
 

@@ -1,5 +1,6 @@
 """Predictions over every window of a set, their sums, and the table that stores them."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -8,8 +9,10 @@ import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
+from slipstream.config import Signature
 from slipstream.data import prediction_columns, windows
 from slipstream.data.dataset import Dataset
+from slipstream.data.scaler import Scaler
 from slipstream.data.series import MICROSECONDS
 from slipstream.data.windows import Series, WindowChunk
 from slipstream.engine import objective, recovery
@@ -33,19 +36,42 @@ def get_task_metrics(dataset: Dataset) -> TaskMetrics:
     return classification if dataset.signature.classes else regression
 
 
-def make_predictor(model: nn.Module, plan: Plan) -> Predictor:
-    """Return a function from windows to the model's predictions."""
+def make_predictor(model: nn.Module, plan: Plan, signature: Signature, scaler: Scaler) -> Predictor:
+    """Return a function from windows to the model's predictions, within `model.output_range`."""
+    limits = _scale_limits(signature, scaler, plan.device)
 
     def predict_part(series: Series, starts: Tensor) -> Tensor:
         inputs, static = windows.gather_inputs(series, starts)
         static = None if static is None else static.to(plan.device)
-        return objective.forward(model, inputs.to(plan.device), static, plan=plan)
+        raw = objective.forward(model, inputs.to(plan.device), static, plan=plan)
+        if limits is None:
+            return raw
+        num_channels = signature.sequences_per_window
+        merged = windows.merge_channels(raw, num_channels).clamp(*limits)
+        return windows.separate_channels(merged, num_channels)
 
     def predict(series: Series, starts: Tensor) -> Tensor:
         parts = list(split_if_full(lambda some: predict_part(series, some), starts))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     return predict
+
+
+def _scale_limits(
+    signature: Signature, scaler: Scaler, device: torch.device
+) -> tuple[Tensor, Tensor] | None:
+    """Return the lowest and the highest prediction, each [C, 1], scaled and rounded outwards, so
+    that the limits themselves are exact in physical units."""
+    if signature.output_range is None or signature.classes:
+        return None
+    scaled = torch.tensor(
+        [
+            [[(edge - scaler.shift[name]) / scaler.size[name]] for name in signature.targets]
+            for edge in signature.output_range
+        ]
+    )
+    low, high = scaled.nextafter(torch.tensor([-math.inf, math.inf])[:, None, None]).to(device)
+    return low, high
 
 
 def split_if_full(compute: Callable[[Tensor], Part], starts: Tensor) -> Iterator[Part]:

@@ -191,18 +191,22 @@ def build_columns(
         def to_physical(values: Tensor, shift: float = shift, size: float = size) -> Any:
             return (values.double() * size + shift).cpu().numpy().ravel()
 
+        def limit(values: Any) -> Any:  # scaled ones are limited but for rounding, intervals not
+            edges = signature.output_range
+            return values if edges is None else values.clip(*edges)
+
         names = prediction_columns.name_columns(target, signature.quantiles)
         if batch.truth is not None:
             yield names.truth, to_physical(batch.truth[..., i])
         value = point[..., i]
-        yield names.predicted, to_physical(value)
+        yield names.predicted, limit(to_physical(value))
         for q, name in enumerate(names.quantiles):
-            yield name, to_physical(batch.prediction[..., i, q])
+            yield name, limit(to_physical(batch.prediction[..., i, q]))
         for level, half_width in (half_widths or {}).items():
             offset = half_width[:, i].to(value.device).double()
             low, high = names.intervals[level]
-            yield low, to_physical(value.double() - offset)
-            yield high, to_physical(value.double() + offset)
+            yield low, limit(to_physical(value.double() - offset))
+            yield high, limit(to_physical(value.double() + offset))
 
 
 def compare_on_test(

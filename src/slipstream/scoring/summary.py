@@ -44,7 +44,8 @@ def make_chunk_loader(task: TrainingTask, *, with_time: bool = False) -> ChunkLo
 
 def score_model(task: TrainingTask, plan: Plan) -> SetSums:
     """Return the sums over every set, and write the test set's predictions."""
-    predict, dataset = make_predictor(task.model, plan), task.dataset
+    dataset = task.dataset
+    predict = make_predictor(task.model, plan, dataset.signature, dataset.scaler)
 
     def predict_set(which: str) -> Iterator[PredictionBatch]:
         load_chunks = make_chunk_loader(task, with_time=which == "test")

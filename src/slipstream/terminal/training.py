@@ -63,6 +63,9 @@ class TrainingDisplay:
                 text = self.lanes.end_lane(event)
                 if not self.bar:
                     self.say(text)
+            case "exploit" if self.lanes:
+                name = self.lanes.name_lane(event["lane"])
+                self.say(f"{name}: {describe_exploit(event)}")
             case "trained":
                 self._close_bar()
                 self.say(self.lanes.summarize() if self.lanes else describe_end(event))
@@ -167,6 +170,8 @@ def describe_event(event: dict[str, Any]) -> str:
             return str(event["what"])
         case "thaw":
             return f"from epoch {event['epoch']} on, {event['what']} is trained too"
+        case "exploit":
+            return describe_exploit(event)
         case "fallback":
             return f"{event['what']}: {event['why']}"
         case "recovery":
@@ -184,6 +189,13 @@ def describe_event(event: dict[str, Any]) -> str:
         case "scoring":
             return f"scoring {event['what']} ..."
     return ""
+
+
+def describe_exploit(event: dict[str, Any]) -> str:
+    """Describe the epochs at a low learning rate, which begin."""
+    best = f"the best weights (epoch {format_epoch(event['best_epoch'])})"
+    epochs = format_count(event["epochs"], "epoch")
+    return f"patience ran out; {epochs} from {best} at a learning rate of {event['lr']:g}"
 
 
 def describe_review(event: dict[str, Any]) -> str:

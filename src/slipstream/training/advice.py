@@ -275,7 +275,8 @@ def _validate(workload: TrainingWorkload, dataset: Dataset) -> dict[str, float]:
     task = workload.task
     task.model.eval()
     chunks = dataset.iter_chunks("val", task.series, rows=0)
-    sums = accumulate(predict_batches(make_predictor(task.model, workload.plan), chunks), dataset)
+    predict = make_predictor(task.model, workload.plan, dataset.signature, dataset.scaler)
+    sums = accumulate(predict_batches(predict, chunks), dataset)
     task.model.train()
     scores = sums.compute()
     headline = get_task_metrics(dataset).HEADLINE

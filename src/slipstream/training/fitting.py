@@ -137,7 +137,7 @@ def announce(task: TrainingTask, plan: Plan, num_steps: int, **more: Any) -> Non
         windows=count_windows(dataset) if several else dataset.num_windows,
         series=len(dataset.index.series_names),
         parameters=task.num_parameters,
-        epochs=task.config.train.epochs,
+        epochs=task.config.train.max_epochs,
         steps_per_epoch=num_steps,
         plan=plan.to_dict(),
         **more,

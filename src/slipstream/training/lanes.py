@@ -64,7 +64,7 @@ def _announce(task: TrainingTask, lane_plan: LanePlan, checkpoint: Checkpoint | 
     rounds, kind = -(-len(lane_plan.lanes) // lane_plan.places), "guessed"
     expected_s = guess_duration_s(task, plan) * len(lane_plan.lanes)
     if plan.ms_per_step is not None:
-        expected_s, kind = plan.ms_per_step / 1e3 * steps * train.epochs * rounds, "measured"
+        expected_s, kind = plan.ms_per_step / 1e3 * steps * train.max_epochs * rounds, "measured"
     pack = {
         **lane_plan.summarize(),
         "folds": len(dataset.folds),

@@ -252,7 +252,11 @@ def _describe_start(run: Run, config: Config, saved: Checkpoint | None) -> dict[
         lanes = f"{ended} of {num_lanes} lanes done" if saved else "no lane done"
         return {"step": saved.step if saved else 0, "lanes": lanes}
     progress = parse_progress(entries[0]["progress"]) if entries else Progress()
-    if finished and progress.epochs >= config.train.epochs:
+    if (
+        finished
+        and progress.epochs >= config.train.epochs
+        and progress.find_stop_reason(config.train)
+    ):
         raise UserError(
             f"{run.folder}: is finished, after {format_count(progress.epochs, 'epoch')}; to train "
             "it further, "

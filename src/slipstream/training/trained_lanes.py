@@ -16,7 +16,7 @@ from slipstream.engine.lanes import ended
 from slipstream.engine.lanes.ended import EndedLane
 from slipstream.engine.plan import Plan
 from slipstream.engine.progress import parse_progress
-from slipstream.engine.single import resolve_class_weights
+from slipstream.engine.single import resolve_settings
 from slipstream.errors import UserError
 from slipstream.runs import Event, Run
 from slipstream.training import fitting
@@ -93,7 +93,7 @@ def make_checkpoint(
     config: Config, data: LoadedData, trained: Mapping[int, TrainedLane], why: str
 ) -> Checkpoint:
     """Return the checkpoint of a run of these lanes, by their number in it; the others wait."""
-    settings = resolve_class_weights(config, data.dataset)
+    settings = resolve_settings(config, data.dataset)
     init = data.init.weights if data.init else {}
     lanes = fitting.build_lanes(settings, data.dataset, init)
     first = next(iter(trained.values())).lane

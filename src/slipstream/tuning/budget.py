@@ -114,7 +114,7 @@ class SearchBudget:
     @classmethod
     def of(cls, config: Config, spent_s: float, started_at: float) -> Self:
         walks = config.data.split.walk_forward is not None
-        return cls(config.tune, config.train.epochs, spent_s, started_at, with_tests=walks)
+        return cls(config.tune, config.train.max_epochs, spent_s, started_at, with_tests=walks)
 
     @property
     def total_s(self) -> float:

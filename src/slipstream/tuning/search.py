@@ -41,8 +41,8 @@ class OptunaSearch:
         """Set if other workers may use the study"""
         self.num_trials = count_trials(config.tune, study.space)
         self.running: dict[int, Trial] = {}
-        self.budget = budget or SearchBudget(config.tune, config.train.epochs)
-        self.costs = TrainingCosts(config.train.epochs)
+        self.budget = budget or SearchBudget(config.tune, config.train.max_epochs)
+        self.costs = TrainingCosts(config.train.max_epochs)
         self.started_at = time.perf_counter() - self.budget.spent_s
         ranked = rank_trials(study.get_trials(TrialState.COMPLETE))
         self.best_value = ranked[0].values[0] if ranked else math.inf

@@ -126,7 +126,7 @@ def _refuse_unknown(name: str, config: Config) -> None:
     sections = {name: v for name, v in config.model_dump().items() if isinstance(v, dict)}
     known = {f"{section}.{key}" for section, values in sections.items() for key in values}
     base = _strip_index(name)
-    if base not in known | {"seed"} and not name.startswith("model.options."):
+    if base not in known | {"seed"} and not name.startswith(("model.options.", "augment.jitter.")):
         nearest = find_nearest(base, known)
         hint = f'; did you mean "{nearest}"?' if nearest else ""
         raise UserError(f'tune.space has "{name}", which is not a setting{hint}')

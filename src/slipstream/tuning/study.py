@@ -59,7 +59,7 @@ def open_study(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
             sampler = make_sampler(tune, space, seed_offset=seed_offset)
-            pruner = make_pruner(tune, config.train.epochs)
+            pruner = make_pruner(tune, config.train.max_epochs)
         study = optuna.create_study(
             study_name=name, storage=storage, sampler=sampler, pruner=pruner, load_if_exists=True
         )

@@ -12,7 +12,7 @@ from slipstream.config import Augment
 from slipstream.data import windows
 from slipstream.engine.batches import augmented
 from slipstream.models import Noise
-from slipstream.models.noise.augment import augment
+from slipstream.models.noise.augment import SequenceLayout, augment
 from tests.conftest import close, merged, small_config, small_dataset, waves
 from tests.engine.steps import run_steps
 from tests.training.test_resume import ended, same, stopping_at
@@ -63,9 +63,8 @@ def test_copies_hold_augmented_windows_in_the_order_of_the_series(shape, told):
             key,
             batch.inputs,
             batch.targets,
-            shared=signature.model_shared,
+            layout=SequenceLayout(signature.model_shared, signature.sequences_per_window),
             shares=torch.ones(len(starts)),
-            fold=signature.sequences_per_window,
         )
         got = copies.gather(copy, index)
         sequences = (

@@ -16,6 +16,7 @@ from slipstream.engine.lanes import pack as packs
 from slipstream.engine.lanes.capacity import check_compatible
 from slipstream.engine.lanes.gradients import _start_threads
 from slipstream.engine.lanes.lane import EpochStart, Lane
+from slipstream.engine.single import resolve_settings
 from tests.conftest import KINDS, close, slow, small_config, small_dataset, waves
 from tests.engine.steps import run_steps
 
@@ -93,6 +94,22 @@ def same_as_alone(lanes, dataset, pack, losses, *, rel=1e-5):
         )
         assert all(found[name].shape == weights[name].shape for name in names)
         close(flat, reference, rel=rel)
+
+
+@pytest.mark.parametrize("activation", ["silu", slow("gelu"), slow("tanh"), slow("elu")])
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+def test_lanes_of_other_activations_and_with_noise_by_column_are_those_alone(activation, device):
+    """Units that pad a narrower lane stay at zero; noise reaches the columns that it names."""
+    dataset = small_dataset(configured())
+    model = BASE["model"] | {"kind": "mlp", "activation": activation}
+    changes = {"augment": {"jitter": {"a": 0.3, "c": 0.1}, "jitter_chance": 1.0}}
+    lanes = [
+        Lane(resolve_settings(lane.config, dataset), lane.starts)
+        for lane in lanes_of(MIXED, dataset, model=model, device=device, **changes)
+    ]
+    pack = packed(lanes, dataset, "together", capture=device == "cuda")
+    losses = train(pack, steps=12)
+    same_as_alone(lanes, dataset, pack, losses, rel=1e-5 if device == "cpu" else 1e-3)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from torch.func import vmap
 
 from slipstream.config import Augment
 from slipstream.config.train import KINDS
-from slipstream.models.noise.augment import augment
-from tests.conftest import close
+from slipstream.models.noise.augment import SequenceLayout, augment, make_layout
+from tests.conftest import close, small_config, small_dataset
 
 T, B, F, H = 24, 200, 3, 4
 KEY = torch.tensor(11)
@@ -24,7 +24,7 @@ def windows(batch=B):
 def changed(how, key=KEY, *, batch=B, shared=F, shares=None, fold=1):
     inputs, targets = windows(batch)
     shares = torch.ones(batch // fold) if shares is None else shares
-    return augment(how, key, inputs, targets, shared=shared, shares=shares, fold=fold)
+    return augment(how, key, inputs, targets, layout=SequenceLayout(shared, fold), shares=shares)
 
 
 def on(kind, strength=0.4, chance=1.0):
@@ -56,7 +56,9 @@ def test_the_chance_is_the_share_of_windows_it_meets_and_others_keep_every_bit(k
 def test_a_window_does_not_depend_on_its_neighbours(kind):
     whole = changed(on(kind))
     inputs, targets = windows()
-    few = augment(on(kind), KEY, inputs[:, :50], targets[:50], shared=F, shares=torch.ones(50))
+    few = augment(
+        on(kind), KEY, inputs[:, :50], targets[:50], layout=SequenceLayout(F), shares=torch.ones(50)
+    )
     close(whole.inputs[:, :50], few.inputs, rel=1e-6)
     close(whole.targets[:50], few.targets, rel=1e-6)
 
@@ -98,7 +100,12 @@ def test_volatility_keeps_the_mean_and_stretches_moves_and_targets_alike():
 def test_a_warp_never_runs_backwards_and_keeps_both_ends(strength):
     rising = torch.arange(float(T))[:, None, None].expand(T, B, F).contiguous()
     found = augment(
-        on("warp", strength), KEY, rising, torch.zeros(B, H, F), shared=0, shares=torch.ones(B)
+        on("warp", strength),
+        KEY,
+        rising,
+        torch.zeros(B, H, F),
+        layout=SequenceLayout(0),
+        shares=torch.ones(B),
     ).inputs
     assert (found.diff(dim=0) > 0).all()
     assert float(found[0].abs().max()) < 1e-5
@@ -109,7 +116,12 @@ def test_a_warp_never_runs_backwards_and_keeps_both_ends(strength):
 def test_a_slice_is_the_windows_end_stretched():
     rising = torch.arange(float(T))[:, None, None].expand(T, B, F).contiguous()
     found = augment(
-        on("slice", 0.5), KEY, rising, torch.zeros(B, H, F), shared=0, shares=torch.ones(B)
+        on("slice", 0.5),
+        KEY,
+        rising,
+        torch.zeros(B, H, F),
+        layout=SequenceLayout(0),
+        shares=torch.ones(B),
     ).inputs
     assert float((found[-1] - (T - 1)).abs().max()) < 1e-4
     first = found[0, :, 0]
@@ -156,10 +168,33 @@ def test_lanes_are_augmented_as_each_would_be_alone():
     keys, shares = torch.tensor([5, 6]), torch.ones(40)
 
     def one(key, inputs):
-        found = augment(how, key, inputs, targets, shared=F, shares=shares)
+        found = augment(how, key, inputs, targets, layout=SequenceLayout(F), shares=shares)
         return found.inputs, found.targets, found.blend
 
     both = vmap(one)(keys, torch.stack([inputs, 2 * inputs]))
     for lane, (key, given) in enumerate(zip(keys, (inputs, 2 * inputs), strict=True)):
         for found, wanted in zip(both, one(key, given), strict=True):
             close(found[lane], wanted, rel=1e-6)
+
+
+def test_noise_by_column_reaches_no_other_column():
+    inputs, targets = windows()
+    how = on("jitter", (0.0, 0.5, 2.0))
+    layout = SequenceLayout(0, jitter=torch.tensor([how.jitter]))
+    noise = augment(how, KEY, inputs, targets, layout=layout, shares=torch.ones(B)).inputs - inputs
+    assert not noise[..., 0].any()
+    close(noise[..., 1].std(), 0.5, rel=0.05)
+    close(noise[..., 2].std(), 2.0, rel=0.05)
+    alike = changed(on("jitter", 0.5)).inputs - inputs
+    assert torch.equal(noise[..., 1], alike[..., 1])  # the same draws as of one number
+
+
+def test_noise_of_independent_channels_is_that_of_each():
+    config = small_config(data={"channels": "independent", "horizon": 2, "targets": ["a", "b"]})
+    signature = small_dataset(config).signature
+    others = len(signature.inputs) - 2
+    amounts = tuple(float(i) for i in range(len(signature.inputs)))
+    layout = make_layout(Augment(jitter=amounts), signature, torch.device("cpu"))
+    assert layout.fold == 2
+    assert layout.jitter[:, :-1].tolist() == [list(amounts[:others])] * 2
+    assert layout.jitter[:, -1].tolist() == list(amounts[others:])

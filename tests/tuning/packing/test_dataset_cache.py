@@ -101,7 +101,7 @@ def test_a_folds_validation_labels_do_not_weigh_what_it_trains_on():
     names = sorted(set(content["state"]))
     content["state"] = [names[0] if i in rows else v for i, v in enumerate(content["state"])]
     again = DatasetCache(config, pa.table(content)).get(config)
-    weights = [one.apply_class_weights(config).train.class_weights for one in (ready, again)]
+    weights = [one.resolve_settings(config).train.class_weights for one in (ready, again)]
     assert weights[0] == weights[1] != "balanced"
 
 

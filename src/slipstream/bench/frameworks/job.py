@@ -13,7 +13,8 @@ from slipstream.bench.frameworks import lightning_loop, plain_loop
 from slipstream.bench.frameworks.workload import PeerSettings, apply_flags, build_loader
 from slipstream.config import Config
 from slipstream.data import dataset as datasets
-from slipstream.engine import optim
+from slipstream.engine.lanes.lane import EpochStart
+from slipstream.engine.lanes.schedule import compute_lrs
 from slipstream.models import permission
 
 
@@ -23,7 +24,9 @@ def run_job(config: Config, peer: PeerSettings) -> None:
     batches = build_loader(config, dataset, peer)
     val_batches = build_loader(config, dataset, peer, "val")
     epochs = range(config.train.epochs)
-    rates = [rate for e in epochs for rate in optim.compute_lrs(config.train, e, len(batches))]
+    rates = [
+        rate for e in epochs for rate in compute_lrs(config.train, EpochStart(e), len(batches))
+    ]
     framework = lightning_loop if peer.framework == "lightning" else plain_loop
     with apply_flags(peer):
         framework.train(config, dataset, peer, rates, batches, val_batches)

@@ -28,7 +28,7 @@ from slipstream.bench.frameworks.workload import (
 )
 from slipstream.config import Config
 from slipstream.data.dataset import Dataset
-from slipstream.engine.single import resolve_class_weights
+from slipstream.engine.single import resolve_settings
 
 PRECISIONS = {"fp32": "32-true", "tf32": "32-true", "fp16": "16-mixed", "bf16": "bf16-mixed"}
 
@@ -45,7 +45,7 @@ def _build_module(
     """Build the LightningModule; `rates` are the learning rates of a whole job."""
     import lightning
 
-    config = resolve_class_weights(config, dataset)
+    config = resolve_settings(config, dataset)
 
     class Module(lightning.LightningModule):
         def __init__(self) -> None:

@@ -26,14 +26,14 @@ from slipstream.bench.frameworks.workload import (
 )
 from slipstream.config import Config
 from slipstream.data.dataset import Dataset
-from slipstream.engine.single import resolve_class_weights
+from slipstream.engine.single import resolve_settings
 
 
 class PlainLoop:
     """A loop without any framework."""
 
     def __init__(self, config: Config, dataset: Dataset, peer: PeerSettings) -> None:
-        self.config, self.dataset, self.peer = resolve_class_weights(config, dataset), dataset, peer
+        self.config, self.dataset, self.peer = resolve_settings(config, dataset), dataset, peer
         self.device = machine.choose_device(config.engine.device)
         self.model = build_network(config, dataset).to(self.device)
         self.parameters = list(self.model.parameters())

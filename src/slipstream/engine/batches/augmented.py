@@ -144,6 +144,7 @@ def _augment_windows(config: Config, dataset: Dataset) -> Iterator[Batch]:
     memory, signature = dataset.memory, dataset.signature
     assert memory is not None
     first = Noise(torch.tensor(config.seed), torch.tensor(0.0))
+    layout = augment.make_layout(config.augment, signature, torch.device("cpu"))
     for copy in range(config.augment.cache):
         for number, starts in enumerate(memory.starts["train"].split(CHUNK)):
             batch = windows.gather(memory.series, starts)
@@ -152,9 +153,8 @@ def _augment_windows(config: Config, dataset: Dataset) -> Iterator[Batch]:
                 first.for_pass(torch.tensor(-1 - copy), number).key,  # no step of a run is negative
                 batch.inputs,
                 batch.targets,
-                shared=signature.model_shared,
+                layout=layout,
                 shares=torch.ones(len(starts)),
-                fold=signature.sequences_per_window,
             )
             yield Batch(changed.inputs, None, changed.targets)
 

@@ -16,7 +16,8 @@ MAY_DIFFER = {
     *("train.warmup_epochs", "train.lr_min", "train.step_epochs", "train.step_factor"),
     *("train.plateau_patience", "train.plateau_factor", "train.restart_epochs"),
     *("train.restart_growth", "train.batch", "train.epochs", "train.clip", "train.patience"),
-    *("train.min_delta", "train.validate_every", "train.minutes"),
+    *("train.min_delta", "train.validate_every", "train.minutes", "train.exploit_epochs"),
+    *("train.exploit_lr", "train.exploit_lr_min"),
 }
 """Settings in which lanes of one pack may differ"""
 

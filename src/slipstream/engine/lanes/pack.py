@@ -21,10 +21,10 @@ from torch import Tensor
 from slipstream.config import Config, Model, Signature
 from slipstream.config.base import hash_seed
 from slipstream.data.windows import Series
-from slipstream.engine import objective, optim
+from slipstream.engine import objective, optim, step
 from slipstream.engine.batches.source import EpochSampler, Program
 from slipstream.engine.capture import CapturedProgram, raise_closed
-from slipstream.engine.lanes import flat_optim, gradients
+from slipstream.engine.lanes import flat_optim, gradients, schedule
 from slipstream.engine.lanes.capacity import PackCapacity, check_capacity, compute_capacity
 from slipstream.engine.lanes.gradients import LaneMode
 from slipstream.engine.lanes.lane import EpochStart, Lane
@@ -37,10 +37,11 @@ from slipstream.models import Noise, build, padding
 class EpochLayout(NamedTuple):
     """An epoch on the host, in the pack's shapes."""
 
-    number: int
+    epoch: EpochStart
     rows: Tensor
     shares: Tensor
     rates: Tensor
+    """[S], in float64, before cuts"""
 
 
 def build_pack(
@@ -201,31 +202,40 @@ class Pack:
         assert lane is not None
         return lane
 
-    def prepare(self, place: int, epoch: int) -> bool:
+    def prepare(self, place: int, epoch: EpochStart) -> bool:
         layout = self._layouts.get(place)
-        if layout is not None and layout.number == epoch:
+        if layout is not None and layout.epoch.number == epoch.number:
             return False
         lane, capacity = self._lane(place), self.capacity
-        sampler = lane.build_sampler()
         shape = (capacity.steps, capacity.passes, capacity.batch)
-        rows, shares = (_widen(part, shape) for part in sampler.sample_epoch(epoch))
-        lrs = optim.compute_lrs(lane.config.train, epoch, sampler.num_steps)
-        rates = torch.zeros(capacity.steps, dtype=torch.float64)
-        rates[: len(lrs)] = torch.tensor(lrs, dtype=torch.float64)
-        self._layouts[place] = EpochLayout(epoch, rows, shares, rates)
+        sampled = lane.build_sampler().sample_epoch(epoch.number)
+        rows, shares = (_widen(part, shape) for part in sampled)
+        self._layouts[place] = EpochLayout(epoch, rows, shares, self._compute_rates(place, epoch))
         return True
+
+    def _compute_rates(self, place: int, epoch: EpochStart) -> Tensor:
+        lane = self._lane(place)
+        num_steps = lane.build_sampler().num_steps
+        lrs = schedule.compute_lrs(lane.config.train, epoch, num_steps)
+        rates = torch.zeros(self.capacity.steps, dtype=torch.float64)
+        rates[: len(lrs)] = torch.tensor(lrs, dtype=torch.float64)
+        return rates
 
     def begin(self, epochs: Mapping[int, EpochStart]) -> None:
         for place, epoch in epochs.items():
-            self.prepare(place, epoch.number)
+            self.prepare(place, epoch)
         places = list(epochs)
         layouts = [self._layouts.pop(place) for place in places]
+        rates = []
+        for place, layout in zip(places, layouts, strict=True):
+            epoch = epochs[place]
+            is_current = epoch.has_schedule_of(layout.epoch)
+            base = layout.rates if is_current else self._compute_rates(place, epoch)
+            rates.append(epoch.rate * base)
         values = {
             "rows": torch.stack([one.rows for one in layouts]),
             "shares": torch.stack([one.shares for one in layouts]),
-            "rates": torch.stack(
-                [epochs[k].rate * one.rates for k, one in zip(places, layouts, strict=True)]
-            ).float(),
+            "rates": torch.stack(rates).float(),
             "cursor": torch.tensor([epochs[place].step for place in places]),
             "before": torch.tensor([epochs[place].steps_before for place in places]),
             "active": torch.ones(len(places), dtype=torch.bool),
@@ -239,6 +249,18 @@ class Pack:
         _copy(self.live, self.good, self._at([k for k in places if not epochs[k].step]))
         self._running |= set(places)
         self._passes.select(self._running)
+
+    def update_rates(self, epochs: Mapping[int, EpochStart]) -> None:
+        rates = [one.rate * self._compute_rates(place, one) for place, one in epochs.items()]
+        device = self.plan.device
+        index = step.send(torch.tensor(list(epochs)), device)
+        self.buffers["rates"].index_copy_(0, index, step.send(torch.stack(rates).float(), device))
+
+    def load_best(self, place: int) -> None:
+        self.live["weights"][place].copy_(self.best[place])
+        for name in ("first", "second", "count", "encoder_count"):
+            if name in self.live:
+                self.live[name][place].zero_()
 
     def _at(self, places: Sequence[int]) -> Tensor:
         return torch.tensor(places, dtype=torch.int64, device=self.plan.device)

@@ -5,7 +5,7 @@ from slipstream.engine.single.step import SingleStep, build_step
 from slipstream.engine.single.task import (
     TrainingTask,
     build_task,
-    resolve_class_weights,
+    resolve_settings,
     seed_generators,
 )
 
@@ -15,6 +15,6 @@ __all__ = [
     "TrainingTask",
     "build_step",
     "build_task",
-    "resolve_class_weights",
+    "resolve_settings",
     "seed_generators",
 ]

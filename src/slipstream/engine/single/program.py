@@ -83,7 +83,7 @@ class SingleProgram:
         assert train.batch != "auto"
         return -(-self.task.dataset.num_windows["train"] // (train.batch * train.accumulate))
 
-    def prepare(self, place: int, epoch: int) -> bool:
+    def prepare(self, place: int, epoch: EpochStart) -> bool:
         return False  # batch sources do that in a thread of their own
 
     def begin(self, epochs: Mapping[int, EpochStart]) -> None:
@@ -107,6 +107,21 @@ class SingleProgram:
         epoch, before = self._epoch.number + 1, self._epoch.steps_before
         self.task.run.append("thaw", what="the encoder", epoch=epoch, step=before)
         self._step = build_step(self.task, self.plan, like=self.step, frozen=False)
+
+    def update_rates(self, epochs: Mapping[int, EpochStart]) -> None:
+        (self._epoch,) = epochs.values()
+        self.step.update_rates(self._epoch)
+
+    def load_best(self, place: int) -> None:
+        for name, tensor in self._model_state().items():
+            tensor.copy_(self.best[name])
+        if self._step is None:  # it is about to be restored
+            names = [name for name in self._restored if name.startswith("live.optimizer.")]
+            for name in names:
+                del self._restored[name]
+        else:  # in place: a captured step reads them where they are
+            for tensor in self._optimizer_state().values():
+                tensor.zero_()
 
     def advance(self) -> None:
         self._requested += 1
@@ -224,12 +239,15 @@ class SingleProgram:
     def _collect_state(self) -> dict[str, Tensor]:
         """The tensors that a step changes: those of the model, the optimizer and the scale."""
         tensors = {f"model.{name}": tensor for name, tensor in self._model_state().items()}
-        optimizer = self.step.optimizer
+        tensors |= self._optimizer_state() | _scale_state(self.step.update.scale)
+        return {name: tensor.detach() for name, tensor in tensors.items()}
+
+    def _optimizer_state(self) -> dict[str, Tensor]:
+        optimizer, tensors = self.step.optimizer, dict[str, Tensor]()
         for i, param in enumerate(_list_params(optimizer)):
             state = sorted(optimizer.state.get(param, {}).items())
             tensors |= {f"optimizer.{i}.{name}": t for name, t in state if isinstance(t, Tensor)}
-        tensors |= _scale_state(self.step.update.scale)
-        return {name: tensor.detach() for name, tensor in tensors.items()}
+        return tensors
 
     def state(self) -> dict[str, Tensor]:
         groups = {"live": self._collect_state(), "good": self._good, "best": self.best}

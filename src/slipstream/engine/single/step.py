@@ -24,6 +24,7 @@ from slipstream.engine.batches.source import (
 )
 from slipstream.engine.batches.stream import StreamBatching, StreamSource
 from slipstream.engine.capture import CapturedProgram
+from slipstream.engine.lanes import schedule
 from slipstream.engine.lanes.lane import EpochStart
 from slipstream.engine.objective import Objective
 from slipstream.engine.optim import ParameterUpdate
@@ -62,11 +63,18 @@ class SingleStep:
 
     def begin(self, epoch: EpochStart) -> None:
         """Start an epoch, or go on within it."""
-        rates = optim.compute_lrs(self.train, epoch.number, self.batches.num_steps)
         if epoch.step < self.batches.num_steps:
             self.batches.start_epoch(epoch.number, at=epoch.step)
-        rates = [epoch.rate * rate for rate in rates]
+        rates = self._compute_rates(epoch)
         self.buffers.begin(rates, at=epoch.step, first=epoch.steps_before)
+
+    def update_rates(self, epoch: EpochStart) -> None:
+        """Have the steps that are still to be launched follow another pace."""
+        self.buffers.update_rates(self._compute_rates(epoch))
+
+    def _compute_rates(self, epoch: EpochStart) -> list[float]:
+        rates = schedule.compute_lrs(self.train, epoch, self.batches.num_steps)
+        return [epoch.rate * rate for rate in rates]
 
     def failures(self) -> dict[str, str]:
         return {name: p.failure for name, p in self.captured.items() if p.failure}

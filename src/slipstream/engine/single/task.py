@@ -83,7 +83,7 @@ def build_task(
     init: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> TrainingTask:
     """Build the model, from `init` as far as it goes; put it and the data where the plan says."""
-    config = resolve_class_weights(config, dataset)
+    config = resolve_settings(config, dataset)
     model = build(config.model, dataset.signature)
     if init:
         model.load_state_dict(init, strict=False)
@@ -95,10 +95,19 @@ def build_task(
     return TrainingTask(config, model, dataset, series, run, fingerprint, init, copies)
 
 
-def resolve_class_weights(config: Config, dataset: Dataset) -> Config:
-    """Replace balanced class weights by the numbers that they are for this data."""
-    if config.train.class_weights != "balanced":
+def resolve_settings(config: Config, dataset: Dataset) -> Config:
+    """Replace balanced class weights, and noise by column, by the numbers that they are for this
+    data."""
+    train, augment, scaler = config.train, config.augment, dataset.scaler
+    if train.class_weights != "balanced" and not isinstance(augment.jitter, dict):
         return config
-    weights = selection.balance_weights(dataset.count_classes())
-    train = config.train.model_copy(update={"class_weights": weights})
-    return config.model_copy(update={"train": train})
+    if train.class_weights == "balanced":
+        weights = selection.balance_weights(dataset.count_classes())
+        train = train.model_copy(update={"class_weights": weights})
+    if isinstance(augment.jitter, dict):
+        jitter = tuple(
+            augment.jitter.get(name, 0.0) * scaler.deviation[name] / scaler.size[name]
+            for name in dataset.signature.inputs
+        )
+        augment = augment.model_copy(update={"jitter": jitter})
+    return config.model_copy(update={"train": train, "augment": augment})

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from slipstream.config import Augment
+from slipstream.config import Augment, Signature
 from slipstream.config.train import KINDS
 from slipstream.models.noise import rng
 
@@ -36,6 +36,28 @@ class AugmentedBatch(NamedTuple):
     """[B]: the sequence that was blended in"""
     blend: Tensor | None
     """[B]: how much of it; 0 where nothing was"""
+
+
+class SequenceLayout(NamedTuple):
+    """What the columns of a sequence are."""
+
+    shared: int
+    """How many of the last inputs are the first targets"""
+    fold: int = 1
+    """Sequences that one window becomes"""
+    jitter: Tensor | None = None
+    """[fold, F]: noise of each column, scaled, where it differs between them"""
+
+
+def make_layout(how: Augment, signature: Signature, device: torch.device) -> SequenceLayout:
+    """Make the layout of a signature's sequences; noise of columns lies on the device, since a
+    captured step cannot bring it there."""
+    fold, jitter = signature.sequences_per_window, None
+    if isinstance(how.jitter, tuple):
+        others, own = how.jitter[: len(how.jitter) - fold], how.jitter[-fold:]
+        rows = [how.jitter] if fold == 1 else [(*others, one) for one in own]
+        jitter = torch.tensor(rows, device=device)
+    return SequenceLayout(signature.model_shared, fold, jitter)
 
 
 class WindowDraws(NamedTuple):
@@ -69,11 +91,11 @@ def augment(
     inputs: Tensor,
     targets: Tensor,
     *,
-    shared: int,
+    layout: SequenceLayout,
     shares: Tensor,
-    fold: int = 1,
 ) -> AugmentedBatch:
     """Apply every kind that is on. Windows of no share [B / fold] are nobody's partner."""
+    shared, fold = layout.shared, layout.fold
     batch = inputs.shape[1]
     kinds = {kind: WindowDraws(key, kind, batch) for kind in how.kinds}
     if "warp" in kinds or "slice" in kinds:
@@ -83,7 +105,7 @@ def augment(
     if "scaling" in kinds:
         inputs, targets = _scaling(how, kinds["scaling"], inputs, targets, shared)
     if "jitter" in kinds:
-        inputs = _jitter(how, kinds["jitter"], inputs)
+        inputs = _jitter(how, kinds["jitter"], inputs, layout.jitter)
     if not blends_windows(how):
         return AugmentedBatch(inputs, targets, None, None)
     return _blend(how, kinds, key, inputs, targets, shares, fold)
@@ -94,10 +116,16 @@ def blends_windows(how: Augment) -> bool:
     return how.mixup > 0 or how.cutmix > 0
 
 
-def _jitter(how: Augment, draws: WindowDraws, inputs: Tensor) -> Tensor:
+def _jitter(how: Augment, draws: WindowDraws, inputs: Tensor, by_column: Tensor | None) -> Tensor:
     rows, batch, columns = inputs.shape
     noise = draws.normal(1, rows * columns).view(rows, columns, batch).transpose(1, 2)
-    return inputs + how.jitter * noise * draws.selects(how)[:, None]
+    strength: float | Tensor
+    if by_column is None:
+        assert isinstance(how.jitter, float), "columns are resolved before training"
+        strength = how.jitter
+    else:
+        strength = by_column.repeat(batch // len(by_column), 1)
+    return inputs + strength * noise * draws.selects(how)[:, None]
 
 
 def _scaling(

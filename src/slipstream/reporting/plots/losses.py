@@ -61,6 +61,7 @@ def draw_losses(events: Events, best_epoch: float, label: str) -> Markup:
         chart.line(x, y, SKY, width=1, label="training, step by step")
     _draw_both(chart, epochs)
     chart.vline(best_epoch, note="best")
+    mark_exploit(chart, events)
     return chart.render()
 
 
@@ -75,7 +76,15 @@ def draw_lane_losses(events: Events, lanes: Events, label: str) -> Markup:
         chart.lines(points, FAINT, label="validation of the others")
     _draw_both(chart, by_lane[model["lane"]])
     chart.vline(model["best_epoch"], note="best")
+    mark_exploit(chart, events, model["lane"])
     return chart.render()
+
+
+def mark_exploit(chart: Chart, events: Events, lane: int = 0) -> None:
+    """Mark where the epochs at a low learning rate began, if they did."""
+    for e in events:
+        if e["event"] == "exploit" and e.get("lane", 0) == lane:
+            chart.vline(e["epoch"], dash="6 3", note="low rate")
 
 
 def describe_curves(epochs: Events) -> str:

@@ -71,6 +71,7 @@ def _draw_rates(events: Rows) -> Markup | None:
         Scale(0.0, max(x) or 1.0, whole=True), cover(y, zero=True), "epoch", "", 90, y_ticks=3
     )
     chart.line(x, y, PURPLE)
+    losses.mark_exploit(chart, events)
     return chart.render()
 
 

@@ -18,7 +18,7 @@ from slipstream.data.folds import Fold
 from slipstream.data.windows import Series
 from slipstream.engine.lanes.gradients import LaneMode
 from slipstream.engine.plan import Plan
-from slipstream.engine.single import resolve_class_weights
+from slipstream.engine.single import resolve_settings
 from slipstream.errors import UserError
 from slipstream.training.context import load_dataset
 from slipstream.training.encoder import EncoderMatch
@@ -62,10 +62,10 @@ class TrialData:
         mode, _ = pack_size.choose_mode(config, self.dataset.signature, plan)
         return pack_size.adapt_plan_to_pack(plan, mode), mode
 
-    def apply_class_weights(self, config: Config) -> Config:
-        """Resolve balanced class weights from the training windows of the first fold: all folds of
-        a pack share them, and the first fold must not use labels of later ones."""
-        return resolve_class_weights(config, self.dataset.select_fold(Fold("", self.first_fold)))
+    def resolve_settings(self, config: Config) -> Config:
+        """Resolve what depends on the data; class weights from the training windows of the first
+        fold: all folds of a pack share them, and the first must not use labels of later ones."""
+        return resolve_settings(config, self.dataset.select_fold(Fold("", self.first_fold)))
 
 
 class DatasetCache:

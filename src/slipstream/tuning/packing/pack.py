@@ -81,7 +81,7 @@ class TrialPack:
         self.queue.extend(every[self.num_lanes :])
         widest = _widen(trials[0].config, shape)
         extremes = (widest, *self.pool.source.list_extremes(widest))
-        largest = [data.apply_class_weights(config) for config in extremes]
+        largest = [data.resolve_settings(config) for config in extremes]
         self.plan, mode = data.make_plan(widest)
         room = [*every, *(Lane(config, fold) for config in largest for fold in data.folds)]
         self.capacity = compute_capacity(room, places=self.num_lanes)
@@ -318,7 +318,7 @@ def _get_owner(result: LaneResult) -> tuple[TrialRun, int]:
 
 def _make_lanes(trial: TrialRun, data: TrialData) -> list[TrialLane]:
     data = data.select_folds(trial.num_folds)
-    config = data.apply_class_weights(trial.config)
+    config = data.resolve_settings(trial.config)
     folds = enumerate(data.folds)
     return [TrialLane(config, starts, trial, fold, init=data.init) for fold, starts in folds]
 
