@@ -1,4 +1,4 @@
-"""Kills, stops, damages and starves real runs, and counts what became of them.
+"""Kills, stops, damages and starves real runs, and counts what became of them; and random formulas.
 
     make soak                        all of it, about five minutes on two cores
     python -m tests.soak --short     a sample, as in the tests
@@ -39,9 +39,12 @@ from slipstream import config as configs
 from slipstream.engine import checkpoint
 from slipstream.errors import ResumableError
 from tests.conftest import waves
+from tests.data.prepare import hostile
 from tests.training.test_resume import JOBS, configured, ended
 
 KILLS, EARLY_KILLS, STOPS, DAMAGES, SEARCH_KILLS = 200, 40, 40, 200, 10
+FORMULAS = 100_000
+"""Random texts, of which each is refused or evaluated as a formula"""
 PACKS = {
     "repeats": {"train": {"repeats": 3, "epochs": 4}},
 }
@@ -353,6 +356,11 @@ class Soak:
             fine = code == 2 and not mark.exists()
             self.tell("malicious files", "survived" if fine else "wrong", f"{name}: {code}")
 
+    def formulas(self, count: int, seed: int) -> None:
+        for outcome, number in hostile.fuzz(count, seed).items():
+            self.counts["formulas: tried"] += number
+            self.counts[f"formulas: {outcome}"] += number
+
 
 def outcome(job: str, run: runs.Run) -> tuple[Any, ...]:
     """All that must be the same in a broken run; of a pack, every lane's."""
@@ -478,6 +486,7 @@ def share(folder: Path, number: int, of: int, scale: float, seed: int) -> Counte
         stop = signal.SIGTERM if i // of % 2 else signal.SIGINT
         soak.broken(jobs[i // of % len(jobs)], stop)
     soak.damaged(int(DAMAGES * scale) // of)
+    soak.formulas(int(FORMULAS * scale) // of, seed + number)
     print(f"the slowest stop took {soak.slowest_stop:.2f} s", flush=True)
     if number == 0:
         every = len(LEVELS_KB) // max(int(len(LEVELS_KB) * scale), 1)

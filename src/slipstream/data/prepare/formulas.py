@@ -34,6 +34,8 @@ LARGEST_NUMBER = 1e30
 ALLOWED = re.compile(r"[A-Za-z0-9_.,()+\-*/%<>=! \t\r\n]")
 """Outside of backticks; no quotes, brackets, braces, colons, semicolons, backslashes, nor @ or #"""
 QUOTED = re.compile("`([^`]*)`")
+BESIDE = re.compile(r"[A-Za-z0-9_`]")
+"""What would make one name with that in backticks"""
 MARK = "λ"
 """Begins what stands for a name in backticks while Python parses; formulas cannot contain it"""
 BINARY: dict[type[ast.operator], str] = {
@@ -183,6 +185,12 @@ def _replace_quoted(text: str) -> tuple[str, dict[str, str]]:
     def replace(match: re.Match[str]) -> str:
         if not match[1].strip():
             _refuse(text, match.start(), "there is no name between the backticks")
+        around = (
+            text[max(match.start() - 1, 0) : match.start()],
+            text[match.end() : match.end() + 1],
+        )
+        if any(BESIDE.fullmatch(character) for character in around):
+            _refuse(text, match.start(), "an operator is missing beside the backticks")
         number = len(names)
         word = f"{MARK}{chr(97 + number // 26)}{chr(97 + number % 26)}".ljust(len(match[0]), "_")
         names[word] = match[1]
