@@ -27,6 +27,8 @@ def pad_weights(
     weights: Mapping[str, Tensor], model: Model, to: Model, tokens: int
 ) -> dict[str, Tensor]:
     """Return a model's weights in the shapes of a wider one; `tokens` is its sequence length."""
+    if model.sizes == to.sizes:
+        return dict(weights)
     padded = {}
     for name, weight in weights.items():
         grid, shape = _map_axes(name, weight.shape, model, to, tokens)
@@ -39,6 +41,8 @@ def unpad_weights(
     weights: Mapping[str, Tensor], model: Model, to: Model, tokens: int
 ) -> dict[str, Tensor]:
     """Undo `pad_weights`: return the part of a padded model's weights that is the model's own."""
+    if model.sizes == to.sizes:
+        return {name: weight.clone() for name, weight in weights.items()}
     own = {}
     for name, weight in weights.items():
         grid, _ = _map_axes(name, weight.shape, model, to, tokens, padded=True)

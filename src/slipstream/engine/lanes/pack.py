@@ -83,6 +83,8 @@ class Pack:
         self.plan, self.mode = plan, mode
         self.lanes: list[Lane | None] = [None] * num_places
         self._running: set[int] = set()
+        self._used: set[int] = set()
+        """Places that have had a lane, whose rows are not zeros"""
         self._layouts: dict[int, EpochLayout] = {}
         passes, drops = capacity.passes, capacity.drops
         job = gradients.LaneContext(
@@ -96,6 +98,8 @@ class Pack:
             with precompile():  # no lane is active yet, so this changes only losses
                 self._advance()
                 self._check()
+            for name in ("losses", "val_losses"):
+                self.buffers[name].zero_()
         self.advance: Program = self._advance
         self.validate_batch: Program = self._check
         if plan.capture:
@@ -159,10 +163,12 @@ class Pack:
 
     def put(self, place: int, lane: Lane) -> None:
         check_capacity(lane, self.capacity)
-        self.leave(place)
+        if place in self._used:
+            self.leave(place)
+            for tensor in self.tensors().values():
+                tensor[place].zero_()
+        self._used.add(place)
         self.lanes[place] = lane
-        for tensor in self.tensors().values():
-            tensor[place].zero_()
         train, model = lane.config.train, lane.config.model
         device = self.plan.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -311,6 +317,7 @@ class Pack:
         for name, tensor in smaller.tensors().items():
             tensor.copy_(mine[name].index_select(0, index))
         smaller.lanes = [self.lanes[place] for place in places]
+        smaller._used = set(range(len(places)))
         smaller._running = {new for new, old in enumerate(places) if old in self._running}
         smaller._passes.select(smaller._running)
         self.close()
