@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from slipstream import UserError
+from slipstream import UserError, runs
 from slipstream.autotune import pack_size
 from slipstream.autotune.rules import make_plan
 from slipstream.engine.lanes import pack
 from tests.conftest import small_dataset
 from tests.engine.lanes.test_pack import configured, lanes_of
+from tests.engine.steps import make_task
 
 SHORT = {"train": {"batch": 64}, "model": {"kind": "mlp"}}
 
@@ -113,3 +114,63 @@ def test_measuring_is_limited_by_what_it_can_save():
     assert pack_size.limit_measuring(100.0, 4, plan) == pack_size.MEASURE_LIMIT_S
     assert pack_size.limit_measuring(4.0, 16, on_gpu) == 0.0
     assert pack_size.limit_measuring(60.0, 16, on_gpu) == pytest.approx(6.0)
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    """A task with its lanes and its plan, and a cache of its own."""
+    monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path / "cache"))
+    config = configured(**SHORT | {"engine": {"plan": "cached"}})
+    dataset = small_dataset(config)
+    rules = make_plan(config, data_bytes=0)
+    task = make_task(config, dataset, rules, runs.create_run("t", out=str(tmp_path)))
+    return task, lanes_of([{"seed": seed} for seed in range(3)], dataset, **SHORT), rules
+
+
+def test_a_choice_is_remembered_for_the_same_job(job):
+    task, lanes, rules = job
+    first = pack_size.recall_or_choose(task, lanes, rules, 10.0)
+    again = pack_size.recall_or_choose(task, lanes, rules, 10.0)
+    assert (first.reason, again.reason) == ("measured", "measured before")
+    assert (again.mode, again.num_lanes) == (first.mode, first.num_lanes)
+    assert again.evidence == first.evidence
+    fewer = pack_size.recall_or_choose(task, lanes[:2], rules, 10.0)
+    assert fewer.reason == "measured"
+
+
+def test_a_choice_that_lacked_memory_is_not_remembered(job, monkeypatch):
+    task, lanes, rules = job
+    advance = pack.Pack._advance
+
+    def small(self):
+        if len(self.lanes) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        advance(self)
+
+    monkeypatch.setattr(pack.Pack, "_advance", small)
+    assert pack_size.recall_or_choose(task, lanes, rules, 10.0).num_lanes == 1
+    monkeypatch.undo()
+    assert pack_size.recall_or_choose(task, lanes, rules, 10.0).reason == "measured"
+
+
+def test_no_more_lanes_are_tried_than_are_expected_to_fit():
+    found = chosen(8, modes=("together",), most=2)
+    assert max(item["places"] for item in found.evidence) == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("hidden", [32, 128])
+def test_the_estimate_of_memory_is_above_what_lanes_take(hidden):
+    wide = {"train": {"batch": 256}, "model": {"kind": "lstm", "hidden": hidden}}
+    config = configured(**wide | {"engine": {"device": "cuda"}})
+    dataset = small_dataset(config)
+    rules = make_plan(config, data_bytes=0)
+    task = make_task(config, dataset, rules)
+    lanes = lanes_of([{"seed": seed} for seed in range(16)], dataset, **wide)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    ms = pack_size._measure_pack(lanes, 16, dataset.signature, task.series, rules, "together")
+    taken = torch.cuda.max_memory_allocated() - before
+    assert ms > 0
+    assert 16 * pack_size.estimate_bytes(task, lanes[0], rules) > taken

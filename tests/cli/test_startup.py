@@ -77,3 +77,27 @@ def test_arrow_does_without_pandas_and_others_can_still_import_it():
         "import pandas; assert pa.table(pandas.DataFrame({'a': [1]})).num_rows == 1"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def run_command(*args):
+    return subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "slipstream", *args],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_command_that_fails_while_torch_is_imported_keeps_its_exit_code_and_message(tmp_path):
+    done = run_command("train", str(tmp_path / "absent.toml"), "--json")
+    assert done.returncode == 2
+    assert "there is no such config file" in done.stderr
+    assert "there is no such config file" in done.stdout
+
+
+def test_help_imports_no_torch():
+    done = run_command("train", "--help")
+    assert done.returncode == 0
+    assert "Train a model" in done.stdout
+    assert not any(line.endswith(" torch") for line in done.stderr.splitlines())

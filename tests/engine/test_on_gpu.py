@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +22,7 @@ from slipstream.data import dataset as datasets
 from slipstream.engine import loop, recovery
 from slipstream.engine.lanes.lane import EpochStart
 from slipstream.engine.single import SingleProgram
-from slipstream.models import build, set_execution
+from slipstream.models import OWN_KERNELS, build, set_execution
 from tests.conftest import HUNG_S, KINDS, close, small_config, small_dataset, waves
 from tests.engine.steps import make_task, run_steps
 from tests.labelled import NAMES, class_config, states
@@ -331,3 +332,26 @@ def test_twenty_kills_on_the_gpu():
     found = subprocess.run(command, capture_output=True, text=True, timeout=HUNG_S)
     assert found.returncode == 0, found.stderr[-3000:]
     assert "0 lost, 0 wrong, 20 tried" in found.stdout
+
+
+def test_kernels_of_ours_that_fail_are_left_for_cudnn(tmp_path, monkeypatch):
+    from slipstream.kernels.rnn import fused  # needs Triton
+
+    config = cuda_config(
+        tmp_path, model={"kind": "lstm", "hidden": 32}, engine={"precision": "fp16"}
+    )
+    dataset = small_dataset(config)
+    plan = make_plan(config, data_bytes=0)
+    run = runs.create_run("own", out=str(tmp_path))
+    plan = replace(plan, cudnn=(OWN_KERNELS,) * len(plan.cudnn))
+    task = make_task(config, dataset, plan, run)
+
+    def refuse(*_, **__):
+        raise ValueError("out of resource: shared memory")
+
+    monkeypatch.setattr(fused, "launch", refuse)
+    result = loop.fit_task(task, plan)
+    assert result.plan.cudnn == ("persistent",) * len(plan.cudnn)
+    assert "shared memory" in result.plan.reasons["cudnn"]
+    assert any(event["event"] == "fallback" for event in runs.read_events(run))
+    assert result.lanes[0].weights

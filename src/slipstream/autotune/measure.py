@@ -267,7 +267,7 @@ def compute_key(task: TrainingTask, plan: Plan) -> str:
 
 def read_plan(key: str, plan: Plan) -> Plan | None:
     """Return the plan with the choices that were measured before; None if there are none."""
-    saved = _read_all().get(key)
+    saved = read_cache(key)
     if not saved:
         return None
     choices = saved["choices"] | {"cudnn": tuple(saved["choices"]["cudnn"])}
@@ -283,10 +283,21 @@ def write_plan(key: str, plan: Plan, rules: Plan) -> None:
         if rules.reasons.get(name) != reason and name != "plan"
     }
     choices = {name: getattr(plan, name) for name in CHOICES}
+    write_cache(key, {"choices": choices, "reasons": reasons})
+
+
+def read_cache(key: str) -> dict[str, Any] | None:
+    """Return what was saved under a key; None if nothing was."""
+    saved = _read_all().get(key)
+    return saved if isinstance(saved, dict) else None
+
+
+def write_cache(key: str, entry: dict[str, Any]) -> None:
+    """Save an entry under a key."""
     path = runs.get_cache_folder() / CACHE
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        runs.write_json(path, _read_all() | {key: {"choices": choices, "reasons": reasons}})
+        runs.write_json(path, _read_all() | {key: entry})
     except OSError:
         pass  # a cache that cannot be written costs the next run a few seconds
 

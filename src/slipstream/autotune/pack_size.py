@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from slipstream.autotune import timing
+import torch
+
+from slipstream.autotune import measure, timing
 from slipstream.autotune.measure import FIRST_TRIAL_S, MEASURE_LIMIT_S, SHARE_OF_RUN
 from slipstream.autotune.timing import OUT_OF_TIME, WORTHWHILE_RATIO
 from slipstream.config import Config, Signature
@@ -17,6 +19,7 @@ from slipstream.engine.lanes import gradients, pack
 from slipstream.engine.lanes.gradients import GRADIENTS, LaneMode
 from slipstream.engine.lanes.lane import EpochStart, Lane
 from slipstream.engine.plan import Plan
+from slipstream.engine.single import TrainingTask
 from slipstream.errors import UserError
 
 RULE_OF_THUMB = "a rule of thumb"
@@ -24,6 +27,14 @@ MAX_LANES = 64
 """Lanes at a time, where that is not measured"""
 PACK_TRIAL_S = 1.5
 """What timing a pack takes on a GPU, most of it set-up and capture"""
+USABLE_SHARE = 0.8
+"""Of a GPU's free memory, for lanes"""
+COPIES_OF_WEIGHTS = 10
+"""Weights, both moments, all three as they were when the epoch began, the best, the gradients"""
+KEPT_PER_UNIT = 16
+"""Numbers that a layer keeps for the backward pass, or makes in it, of one unit at one step"""
+BYTES_PER_ROW = 24
+"""Of a window in an epoch's order, on the GPU and on the way to it"""
 LANES_PER_STEP = 8
 """Lanes whose step takes about as long as that of one model on a GPU"""
 
@@ -70,6 +81,48 @@ class PackChoice(NamedTuple):
     num_lanes: int
     evidence: list[dict[str, Any]]
     """Every candidate: its time and windows a second of all its lanes, or why it has none"""
+    reason: str = "measured"
+
+
+def recall_or_choose(
+    task: TrainingTask, lanes: Sequence[Lane], plan: Plan, limit_s: float
+) -> PackChoice:
+    """Choose as `choose_pack_size` does, or as it did for the same job on this machine."""
+    key = f"{measure.compute_key(task, plan)} {len(lanes)} lanes"
+    is_cached = task.config.engine.plan == "cached"
+    if is_cached and (saved := measure.read_cache(key)):
+        return PackChoice(saved["mode"], saved["places"], saved["evidence"], "measured before")
+    assert task.series is not None
+    data, most = (task.dataset.signature, task.series), count_fitting(task, lanes, plan)
+    choice = choose_pack_size(lanes, *data, plan, limit_s=limit_s, most=most)
+    # another process may have had the memory, which the next run then has
+    if not any(entry.get("out_of_memory") for entry in choice.evidence):
+        entry = {"mode": choice.mode, "places": choice.num_lanes, "evidence": choice.evidence}
+        measure.write_cache(key, entry)
+    return choice
+
+
+def count_fitting(task: TrainingTask, lanes: Sequence[Lane], plan: Plan) -> int:
+    """Estimate how many lanes fit into the GPU's free memory; at least one."""
+    if plan.device.type != "cuda":
+        return len(lanes)
+    free_bytes, _ = torch.cuda.mem_get_info(plan.device)
+    needed = max(estimate_bytes(task, lane, plan) for lane in lanes)
+    return max(1, int(USABLE_SHARE * free_bytes / needed))
+
+
+def estimate_bytes(task: TrainingTask, lane: Lane, plan: Plan) -> float:
+    """Estimate the memory of one lane, rather too high: its weights with all that belongs to them,
+    the order of its windows, and what the layers keep for the backward pass."""
+    model, sampler, signature = lane.config.model, lane.build_sampler(), task.dataset.signature
+    tokens = 1 if model.spec.flattens else signature.context // model.patch
+    directions = 2 if model.bidirectional else 1
+    units = sum(model.sizes) * directions if model.spec.has_hidden else len(signature.inputs)
+    item = 2 if plan.precision in ("fp16", "bf16") else 4
+    windows = sampler.windows_per_pass * signature.sequences_per_window
+    per_window = tokens * (KEPT_PER_UNIT * units + len(signature.inputs)) * item
+    rows = sampler.num_steps * sampler.windows_per_step * BYTES_PER_ROW
+    return COPIES_OF_WEIGHTS * 4 * task.num_parameters + windows * per_window + rows
 
 
 def choose_pack_size(
@@ -80,8 +133,10 @@ def choose_pack_size(
     *,
     modes: Sequence[LaneMode] = tuple(GRADIENTS),
     limit_s: float = MEASURE_LIMIT_S,
+    most: int | None = None,
 ) -> PackChoice:
-    """Choose the mode and the number of lanes at a time that train all of these lanes soonest.
+    """Choose the mode and the number of lanes at a time, up to `most`, that train all of these
+    lanes soonest.
 
     A GPU begins with all of them, which is nearly always right, and halves the number while that
     is worth it; a CPU begins with one and doubles it. Measuring ends where it takes more time than
@@ -90,9 +145,10 @@ def choose_pack_size(
     evidence: list[dict[str, Any]] = []
     best: tuple[float, LaneMode, int] | None = None
     lowest_ms: dict[LaneMode, float] = dict.fromkeys(modes, math.inf)
+    most = min(most or len(lanes), len(lanes))
     deadline, trial_s = time.perf_counter() + limit_s, 0.0
     shrinks = plan.device.type == "cuda"
-    for num_lanes, mode in itertools.product(_list_sizes(len(lanes), shrinks), modes):
+    for num_lanes, mode in itertools.product(_list_sizes(most, shrinks), modes):
         if mode not in lowest_ms:
             continue
         entry: dict[str, Any] = {"mode": mode, "places": num_lanes}

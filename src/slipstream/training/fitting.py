@@ -95,19 +95,18 @@ def plan_lanes(
     config, signature = task.config, task.dataset.signature
     limit_s = pack_size.limit_measuring(guess_duration_s(task, plan), len(lanes), plan)
     mode, reason = pack_size.choose_mode(config, signature, plan)
-    places = min(len(lanes), pack_size.MAX_LANES)
+    places = min(len(lanes), pack_size.MAX_LANES, pack_size.count_fitting(task, lanes, plan))
     if config.train.minutes is not None:
         reason, places = "all at a time, since train.minutes is for all of them", len(lanes)
     elif config.engine.plan != "off" and limit_s:
-        assert task.series is not None
-        choice = pack_size.choose_pack_size(lanes, signature, task.series, plan, limit_s=limit_s)
+        choice = pack_size.recall_or_choose(task, lanes, plan, limit_s)
         ms = next(
             one["ms"]
             for one in choice.evidence
             if "ms" in one and (one["mode"], one["places"]) == (choice.mode, choice.num_lanes)
         )
         plan = pack_size.adapt_plan_to_pack(plan, choice.mode, ms)
-        return LanePlan(lanes, plan, choice.mode, choice.num_lanes, "measured", choice.evidence)
+        return LanePlan(lanes, plan, choice.mode, choice.num_lanes, choice.reason, choice.evidence)
     return LanePlan(lanes, pack_size.adapt_plan_to_pack(plan, mode, None), mode, places, reason)
 
 
