@@ -14,6 +14,7 @@ import torch
 
 from slipstream import runs
 from slipstream.data.dataset import Dataset
+from slipstream.data.new_data import explain_unknown_future, has_full_context
 from slipstream.engine import recovery
 from slipstream.errors import UserError
 from slipstream.inference.trained import TrainedRun, load_trained
@@ -58,13 +59,17 @@ def predict_with(
 
 
 def _find_last_windows(dataset: Dataset, starts: torch.Tensor) -> torch.Tensor:
-    """Return the first rows of the windows whose context ends with its series."""
-    last = torch.from_numpy(dataset.index.offsets[1:]) - dataset.signature.context
+    """Return the first rows of the windows whose context ends with what is known of a series."""
+    index, signature = dataset.index, dataset.signature
+    last = torch.from_numpy(index.offsets[1:] - index.ahead) - signature.context
     is_window = torch.isin(last, starts)
     if not is_window.all():
-        name = dataset.index.series_names[int((~is_window).nonzero()[0])]
+        series = int((~is_window).nonzero()[0])
+        if signature.future and has_full_context(index, signature, series):
+            raise UserError(explain_unknown_future(index, signature, series))
+        name = index.series_names[series]
         raise UserError(
-            f'series "{name}" has a gap within its last {dataset.signature.context} rows, so there '
+            f'series "{name}" has a gap within its last {signature.context} rows, so there '
             "is no full context to forecast from"
         )
     return last

@@ -30,6 +30,7 @@ SHAPES = {
     "one series": {},
     "series": {"id": "id"},
     "static": {"id": "id", "static": ["k"]},
+    "future": {"id": "id", "static": ["k"], "future": ["b"]},
     "independent": {"channels": "independent", "inputs": ["a", "b"], "targets": ["a", "b"]},
     "estimate": {"horizon": 0, "targets": ["c"], "inputs": ["a", "b"]},
     "by": {"id": "id", "split": {"by": "id", "val": ["s1"], "test": ["s2"]}},
@@ -100,6 +101,8 @@ def test_pieces_hold_every_window_once_whatever_their_size(path, shape, rows):
             torch.testing.assert_close(other[0], window[0], atol=1e-5, rtol=1e-5)
             torch.testing.assert_close(other[1], window[1], atol=1e-5, rtol=1e-5)
             assert (other[2] is None) == (window[2] is None)
+            if shape == "future":
+                torch.testing.assert_close(other[2], window[2], atol=1e-5, rtol=1e-5)
             assert other[3:] == window[3:]
 
 

@@ -96,6 +96,7 @@ def test_gather_agrees_with_slicing(context, horizon, channels, inputs, targets,
             "targets": targets,
             "static": ["k"],
             "id": "id",
+            "future": [name for name in inputs if name not in targets] if horizon else [],
         }
     )
     dataset = small_dataset(config, table)
@@ -128,6 +129,10 @@ def test_gather_agrees_with_slicing(context, horizon, channels, inputs, targets,
                 wanted = column(name)[first : first + max(horizon, 1)]
                 torch.testing.assert_close(batch.targets[sequence, :, c], wanted)
             assert float(batch.static[sequence, 0]) == pytest.approx(static, rel=1e-6)
+            ahead = batch.static[sequence, 1:].view(horizon or 1, len(signature.future))
+            for u, name in enumerate(signature.future):
+                assert name == signature.inputs[u]
+                torch.testing.assert_close(ahead[:, u], column(name)[first : first + horizon])
             sequence += 1
     assert batch.inputs.shape[1] == sequence
     whole = windows.merge_channels(batch.targets, series.sequences_per_window)

@@ -104,7 +104,7 @@ def test_the_gpu_trains_as_the_cpu_does():
 def test_no_step_waits_for_the_device(optimizer, precision, loss):
     config = small_config(
         engine={"device": "cuda", "precision": precision},
-        data={"static": ["k"]},
+        data={"static": ["k"], "future": ["b"]},
         train={"optimizer": optimizer, "loss": loss, "accumulate": 2},
     )
     table = waves(900).append_column("k", pa.array([1.0] * 900))

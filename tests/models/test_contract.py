@@ -32,6 +32,12 @@ VARIANTS = {
     "estimate": {"data": {"horizon": 0, "targets": ["c"]}},
     "partly shared": {"data": {"inputs": ["a", "b"], "targets": ["b", "c"]}},
     "static": {"data": {"static": ["k"], "id": "id"}},
+    "future": {"data": {"future": ["a"], "static": ["k"], "id": "id"}},
+    "future of windows": {"data": {"future": ["a", "c"]}, "model": {"normalize": "window"}},
+    "future of channels": {
+        "data": {"future": ["a"], "channels": "independent"},
+        "model": {"normalize": "last"},
+    },
 }
 
 

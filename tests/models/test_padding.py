@@ -30,7 +30,7 @@ VARIANTS = {
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_padding_keeps_outputs_and_gradients_and_is_undone(variant):
-    data = {"static": ["k"], "id": "id"}
+    data = {"static": ["k"], "id": "id", "future": ["b"]}
     one_width = SPECS[VARIANTS[variant]["kind"]].has_one_width
     narrow, wide = (
         small_config(model=VARIANTS[variant] | {"hidden": sizes, "layers": 2}, data=data)

@@ -192,6 +192,10 @@ class Data(Section):
     label_rows: Literal["end", "every"] = "end"
     """Meaning of a row of `labels`: the one window that ends at its end, or every window whose
     target rows lie between its start and its end."""
+    future: Names = ()
+    """Columns that are known ahead, over the horizon: the calendar, prices, planned loads. They are
+    inputs too, whether or not `inputs` lists them; the model reads them also for the rows that it
+    predicts, and `slipstream predict` needs them for the rows after the last one."""
     static: Names = ()
     """Numeric columns that are constant within a series; they are added at the model's head."""
     ignore: Names = ()
@@ -283,9 +287,9 @@ class Data(Section):
 
     @model_validator(mode="after")
     def _check_roles(self) -> Self:
-        for key in ("inputs", "targets"):
+        for key in ("inputs", "targets", "future"):
             names = getattr(self, key)
-            if names is not None and not names:
+            if names is not None and not names and key != "future":
                 raise ValueError(f"data.{key} is empty; name at least one column, or remove it")
             if names is not None and len(set(names)) < len(names):
                 double = next(name for name in names if names.count(name) > 1)
@@ -303,6 +307,7 @@ class Data(Section):
             )
         if self.horizon == 0 and self.channels == "independent":
             raise ValueError('data.channels = "independent" needs data.horizon to be at least 1')
+        self._check_future()
         if self.channels == "independent" and self.inputs and self.targets:
             lost = sorted(set(self.targets) - set(self.inputs))
             if lost:
@@ -330,6 +335,21 @@ class Data(Section):
                 )
         return self
 
+    def _check_future(self) -> None:
+        if self.future and not self.horizon:
+            raise ValueError(
+                "data.future names columns known over the rows to come, but with data.horizon = 0 "
+                "the model predicts the window's last row, which it reads anyway; list them in "
+                "data.inputs instead, or set data.horizon"
+            )
+        others = {"targets": self.targets or (), "static": self.static, "ignore": self.ignore}
+        for key, names in others.items():
+            for name in self.future:
+                if name in names:
+                    raise ValueError(
+                        f'data.future and data.{key} both name "{name}"; remove it from one of them'
+                    )
+
 
 class Signature(Section):
     """Columns in the order that the weights expect, and the window's shape."""
@@ -352,6 +372,8 @@ class Signature(Section):
     """Hidden units of a pre-trained encoder's decoder; 0 for a model that predicts."""
     output_range: Interval | None = None
     """Limits of the predictions, in physical units."""
+    future: Names = ()
+    """The first inputs: those that are known over the horizon as well."""
 
     @property
     def masked(self) -> bool:
@@ -367,6 +389,18 @@ class Signature(Section):
     def steps_out(self) -> int:
         """Predicted rows per window; an encoder predicts all of its rows."""
         return self.context if self.masked else max(self.horizon, 1)
+
+    @property
+    def future_shape(self) -> tuple[int, int]:
+        """Rows and columns that a model reads of the horizon."""
+        return (self.horizon, len(self.future)) if self.future and not self.masked else (0, 0)
+
+    @property
+    def static_width(self) -> int:
+        """Numbers that a model reads beside the context: static columns, and rows of the horizon
+        one after the other."""
+        rows, columns = self.future_shape
+        return len(self.static) + rows * columns
 
     @property
     def sequences_per_window(self) -> int:

@@ -107,17 +107,19 @@ def _find_copies(dataset: Dataset) -> Iterator[str]:
     """Note inputs that give away a target of the same row, up to a factor and an offset of their
     own in each series."""
     signature = dataset.signature
-    if signature.horizon or signature.masked:
+    inputs = signature.future if signature.horizon else signature.inputs
+    if not inputs or signature.masked:
         return
+    remedy = "remove it from data.future" if signature.horizon else "name it in data.ignore"
     is_copy = _is_code_of if signature.classes else _is_same
     samples = list(_sample_series(dataset))
     columns = order_columns(signature)
-    for target in range(len(signature.inputs), len(columns)):
-        for i, name in enumerate(signature.inputs):
+    for target in range(len(columns) - len(signature.targets), len(columns)):
+        for i, name in enumerate(inputs):
             if samples and all(is_copy(some[:, i], some[:, target]) for some in samples):
                 yield (
                     f'input "{name}" tells the target "{columns[target]}" of the same row; if it '
-                    "is not known when the model is used, name it in data.ignore"
+                    f"is not known when the model is used, {remedy}"
                 )
 
 

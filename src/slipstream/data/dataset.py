@@ -379,6 +379,7 @@ def _build_signature(
         classes=names,
         decoder=config.pretrain.decoder if config.masked else 0,
         output_range=config.model.output_range,
+        future=roles.future,
     )
 
 

@@ -22,6 +22,7 @@ from slipstream.data.scaler import Scaler, order_columns, scale_series
 from slipstream.data.series import MICROSECONDS, Floats, RawSeries, SeriesIndex, prepare_series
 from slipstream.data.windows import Series
 from slipstream.errors import UserError
+from slipstream.text import format_count
 
 STEP_TOLERANCE = 0.02
 """By how much the step of new data may differ from training's"""
@@ -45,7 +46,9 @@ def load_new_data(
 
     With `targets`, windows are those whose target rows are known. Without, targets may be absent,
     and windows are those whose context is known, up to each series' last row. `replay` has what
-    steps of `data.prepare` were fitted to.
+    steps of `data.prepare` were fitted to. A model that reads `data.future` needs these columns for
+    the rows to predict; they may come as further rows at the end of each series, in which nothing
+    else is known.
     """
     split = Split(train=0.7, val=0.1, test=0.2)
     data = config.data.model_copy(update={"where": {}, "split": split})
@@ -68,11 +71,12 @@ def load_new_data(
             )
         raw = resample_series(raw, signature.step or 0.0)
     index = raw.index
-    rows, lead = splits.assign_all(index), signature.context - (not known)
-    stride = data.stride if targets else 1
-    ranges = splits.find_ranges(
-        index.breaks, rows, which=0, lead=lead, steps_out=max(known, 1), stride=stride
-    )
+    if signature.future and not targets:
+        ranges, lacking = _find_windows_ahead(index, signature)
+        notes += lacking
+    else:
+        stride = data.stride if targets else 1
+        ranges = _find_windows(index, signature.context, known, stride)
     if not len(ranges):
         raise UserError(splits.explain_empty_set("full", index, index.num_rows, data))
     left_out = {"all": 0}
@@ -91,6 +95,55 @@ def load_new_data(
         period=None,
         notes=(*notes, *_describe_outliers(raw, series, scaler, signature), *raw.notes),
         memory=HostSeries(series, {"all": torch.from_numpy(ranges.list_starts())}, raw.time),
+    )
+
+
+def _find_windows(index: SeriesIndex, context: int, known: int, stride: int) -> splits.WindowRanges:
+    """Find the windows of which the context and so many rows after it lie in one piece."""
+    rows, lead = splits.assign_all(index), context - (not known)
+    return splits.find_ranges(
+        index.breaks, rows, which=0, lead=lead, steps_out=max(known, 1), stride=stride
+    )
+
+
+def _find_windows_ahead(
+    index: SeriesIndex, signature: Signature
+) -> tuple[splits.WindowRanges, list[str]]:
+    """Find the windows with a full context and rows to predict, and note how many lack the rows."""
+
+    def find(known: int) -> splits.WindowRanges:
+        ranges = _find_windows(index, signature.context, known, 1)
+        owner = np.searchsorted(index.offsets, ranges.first, side="right") - 1
+        ends = (index.offsets[1:] - index.ahead)[owner]
+        return ranges.restrict(0, ends - signature.context + 1)
+
+    every, ranges = find(0), find(signature.horizon)
+    if len(every) and not len(ranges):
+        raise UserError(explain_unknown_future(index, signature, 0))
+    count = len(every) - len(ranges)
+    what = f"windows of which the rows to predict lack {', '.join(signature.future)} (data.future)"
+    return ranges, [f"left out {what}: {count:,} of {len(every):,}"] if count else []
+
+
+def has_full_context(index: SeriesIndex, signature: Signature, series: int) -> bool:
+    """Return whether a series has no gap in the context that ends with its last known row."""
+    end = int(index.offsets[1:][series] - index.ahead[series])
+    inside = (index.breaks > end - signature.context) & (index.breaks < end)
+    return not inside.any()
+
+
+def explain_unknown_future(index: SeriesIndex, signature: Signature, series: int) -> str:
+    """Say how many rows a series needs at its end to be forecast from its last known one."""
+    rows, ahead = signature.horizon, int(index.ahead[series])
+    end = int(index.offsets[series + 1])
+    breaks = index.breaks[(index.breaks >= end - ahead) & (index.breaks < end)]
+    in_line = int(breaks[0]) - (end - ahead) if len(breaks) else ahead
+    has = "no such row" if not in_line else f"{format_count(in_line, 'such row')} in line"
+    names = ", ".join(signature.future)
+    return (
+        f"the model reads {names} (data.future) also for the {rows} rows that it predicts, so "
+        f'append {format_count(rows, "row")} with {names} to series "{index.series_names[series]}" '
+        f"and leave its other inputs empty there; it has {has}"
     )
 
 
@@ -115,7 +168,7 @@ def _read_series(
     data: Data, signature: Signature, tables: list[DataTable], targets: bool, *, min_rows: int
 ) -> RawSeries:
     """Return the series, with labels numbered as the model does."""
-    roles = Roles(signature.inputs, signature.targets, signature.static)
+    roles = Roles(signature.inputs, signature.targets, signature.static, signature.future)
     needs_labels = targets or signature.targets[0] in signature.inputs
     if signature.classes and data.labels is None and needs_labels:
         label, names = signature.targets[0], signature.classes
@@ -172,19 +225,23 @@ def resample_series(raw: RawSeries, step: float) -> RawSeries:
             parts.append(new)
         return np.concatenate(parts)
 
-    unknown = np.zeros(index.num_rows)
+    unknown, ahead = np.zeros(index.num_rows), np.zeros(index.num_rows)
     for first, past in index.unknown:
         unknown[first:past] = 1.0
+    for past, count in zip(index.offsets[1:], index.ahead, strict=True):
+        ahead[past - count : past] = 1.0
+    begins = np.array([*offsets, breaks[-1]])
     return replace(
         raw,
         index=replace(
             index,
-            offsets=np.array([*offsets, breaks[-1]]),
+            offsets=begins,
             breaks=np.array(breaks[:-1]),
             group_begins=np.zeros(1, dtype=np.int64),
             group_codes=np.zeros(1, dtype=np.int64),
             step=step,
             unknown=missing.encode_runs(resample(unknown) > 0),
+            ahead=np.add.reduceat((resample(ahead) > 0).astype(np.int64), begins[:-1]),
         ),
         read_column=lambda name: resample(raw.read_column(name)),
         time=np.concatenate(times),

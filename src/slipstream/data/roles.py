@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,8 @@ class Roles:
     inputs: tuple[str, ...]
     targets: tuple[str, ...]
     static: tuple[str, ...] = ()
+    future: tuple[str, ...] = ()
+    """Inputs that are known over the horizon as well"""
     masked: bool = False
     """Whether rows of the inputs are to be filled in, as in pre-training"""
 
@@ -44,17 +46,26 @@ def find_roles(table: DataTable, data: Data) -> tuple[Roles, list[str]]:
     targets = data.targets if data.labels is None else (LABEL,)
     notes = _describe_ambiguous_names(table, data)
     inputs = data.inputs
+    for name in data.future:
+        require_column(table, name, "data.future")
     for name in inputs or ():
         require_column(table, name, "data.inputs")
     if inputs is None:
         inputs, unused = _select_inputs(table, data)
         notes += [f"not used as inputs: {', '.join(unused)}"] if unused else []
+    inputs = (*(name for name in data.future if name not in inputs), *inputs)
     if data.labels is not None and LABEL in inputs:
         raise UserError(
             f'{table.name}: has an input "{LABEL}", the name of the column that data.labels adds; '
             "rename it, or add it to data.ignore"
         )
-    return Roles(inputs, targets or inputs, data.static), notes
+    forecast = tuple(name for name in inputs if name not in data.future)
+    if not (targets or forecast):
+        raise UserError(
+            f"{table.name}: every input is known ahead (data.future), so nothing is left to "
+            "forecast; name data.targets"
+        )
+    return Roles(inputs, targets or forecast, data.static, data.future), notes
 
 
 def _select_inputs(table: DataTable, data: Data) -> tuple[tuple[str, ...], list[str]]:
@@ -113,18 +124,20 @@ def adapt_to_pretraining(roles: Roles, data: Data) -> tuple[Roles, Data]:
     targets = roles.targets if data.channels == "independent" else ()
     split = data.split.model_copy(update={"stratified": False})
     unused = {"horizon": 0, "static": (), "task": "regress", "labels": None, "split": split}
-    return Roles(roles.inputs, targets, masked=True), data.model_copy(update=unused)
+    roles = Roles(roles.inputs, targets, future=roles.future, masked=True)
+    return roles, data.model_copy(update=unused)
 
 
 def sort_roles(roles: Roles) -> Roles:
-    """Sort the columns: only inputs first, then those with both roles, then only targets."""
+    """Sort the columns: only inputs first, of these the ones known ahead, then those with both
+    roles, then only targets."""
     inputs, targets = set(roles.inputs), set(roles.targets)
     both = [name for name in roles.targets if name in inputs]
-    return Roles(
-        inputs=(*(name for name in roles.inputs if name not in targets), *both),
+    others = (name for name in roles.inputs if name not in targets and name not in roles.future)
+    return replace(
+        roles,
+        inputs=(*roles.future, *others, *both),
         targets=(*both, *(name for name in roles.targets if name not in inputs)),
-        static=roles.static,
-        masked=roles.masked,
     )
 
 

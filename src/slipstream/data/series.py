@@ -27,6 +27,8 @@ Times = npt.NDArray[Any]
 """Microseconds (int64) for dates and timestamps, float64 for plain numbers."""
 MICROSECONDS = 1e6
 DAY_S = 86400.0
+FUTURE = "data.future"
+"""The setting that names columns known ahead"""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ class SeriesIndex:
     """Rows at the beginning of each series that are context only; None where there are none"""
     look_ahead: int = 0
     """Rows ahead that values may depend on, because of a step of `data.prepare`"""
+    ahead: Ints = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
+    """[series] or [1]: rows at its end of which only the columns of `data.future` are known"""
 
     @property
     def num_rows(self) -> int:
@@ -107,6 +111,8 @@ class _TableSeries:
     """Which of the remaining rows lack a target; None where none does"""
     padded: Flags | None = None
     """Which rows are context only; None where none is"""
+    ahead: int = 0
+    """Rows at the end of which only the columns of `data.future` are known"""
 
     def take(self, rows: Ints) -> _TableSeries:
         """Return these rows, in this order; the caller has to correct the breaks."""
@@ -121,16 +127,24 @@ class _TableSeries:
             return column[self.rows.start : self.rows.stop]
         return column[self.rows]
 
+    def find_missing(self, column: Floats, setting: str) -> Flags:
+        """Mark the missing values of a column; those of rows ahead are not expected to be known."""
+        mask: Flags = np.isnan(self.pick(column))
+        if self.ahead and setting != FUTURE:
+            mask[-self.ahead :] = False
+        return mask
+
 
 def prepare_series(
     tables: Sequence[DataTable], data: Data, roles: Roles, *, min_rows: int, targets: bool = True
 ) -> RawSeries:
     """Assemble the series of all tables; one with fewer than `min_rows` is refused or dropped.
 
-    `data.missing` is about inputs. Rows that lack only a target stay, marked in the index.
+    `data.missing` is about inputs. Rows that lack only a target stay, marked in the index. Rows at
+    the end that have only what is known ahead stay too where targets are not needed.
     """
     roles = roles if targets else replace(roles, targets=())
-    settings = dict.fromkeys(roles.inputs, "data.inputs")
+    settings = dict.fromkeys(roles.inputs, "data.inputs") | dict.fromkeys(roles.future, FUTURE)
     settings |= dict.fromkeys(roles.targets, "data.targets")
     inputs = {name: settings[name] for name in roles.inputs}
     group_names: dict[str, int] = {}
@@ -140,12 +154,13 @@ def prepare_series(
     steps: dict[float, str] = {}
     for table in tables:
         ordered = [_order(raw, data) for raw in _split_table(table, data, roles, group_names)]
-        complete = [series for series, _ in ordered]
+        complete, horizon = [series for series, _ in ordered], 0 if targets else data.horizon
+        complete = _find_ahead(complete, inputs, horizon, notes) if roles.future else complete
         if data.missing != "error":
             complete = _drop_incomplete(complete, inputs, data, notes, missing_inputs)
         complete = _mark_unknown(complete, roles, data)
         for series, (_, step) in zip(complete, ordered, strict=True):
-            if len(series.breaks) < min_rows:
+            if len(series.breaks) - series.ahead < min_rows:
                 notes.append(_describe_short(series, data, min_rows))
                 continue
             every.append(series)
@@ -177,6 +192,7 @@ def prepare_series(
         missing_inputs=dict(missing_inputs),
         padding=_count_padding(every),
         look_ahead=max(table.look_ahead for table in tables),
+        ahead=np.array([series.ahead for series in every], dtype=np.int64),
     )
     return RawSeries(
         index=index,
@@ -238,7 +254,7 @@ def _read_column(
         for series in some:
             values = series.pick(column)
             if name in inputs and policy == "error":
-                _refuse_missing(series, name, np.isnan(values), inputs)
+                _refuse_missing(series, name, series.find_missing(column, settings[name]), inputs)
             elif name in inputs and policy == "forward":
                 values = missing.fill_forward(values)
             parts.append(values if series.retained is None else values[series.retained])
@@ -363,6 +379,39 @@ def _refuse_order(series: _TableSeries, data: Data, steps: Times) -> None:
     )
 
 
+def _find_ahead(
+    every: list[_TableSeries], inputs: dict[str, str], horizon: int, notes: list[str]
+) -> list[_TableSeries]:
+    """Count the rows at the end of a table's series that have no input but what is known ahead.
+
+    Where every input is known ahead, the last `horizon` rows are those to predict. Without a
+    horizon to predict, such rows are left out.
+    """
+    others = {name: setting for name, setting in inputs.items() if setting != FUTURE}
+    ends = [0 if others else len(series.breaks) - horizon for series in every]
+    for name, setting in others.items():
+        known = ~np.isnan(_read_numbers(every[0].table, name, setting))
+        for i, series in enumerate(every):
+            mine = series.pick(known)
+            last = len(mine) - int(mine[::-1].argmax()) if mine.any() else 0
+            ends[i] = max(ends[i], last)
+    marked = [
+        replace(series, ahead=len(series.breaks) - end) if end > 0 else series
+        for series, end in zip(every, ends, strict=True)
+    ]
+    return marked if horizon else [_leave_out_ahead(series, notes) for series in marked]
+
+
+def _leave_out_ahead(series: _TableSeries, notes: list[str]) -> _TableSeries:
+    """Return the series without its rows ahead, which have nothing to learn from."""
+    if not series.ahead:
+        return series
+    end = len(series.breaks) - series.ahead
+    rows = format_count(series.ahead, "row")
+    notes.append(f'"{series.name}": left out {rows} at its end, of which only data.future is known')
+    return replace(series.take(np.arange(end)), rows=series.rows[:end], ahead=0)
+
+
 def _drop_incomplete(
     every: list[_TableSeries],
     inputs: dict[str, str],
@@ -375,9 +424,9 @@ def _drop_incomplete(
     dropped: list[Flags] = [np.zeros(len(series.breaks), dtype=bool) for series in every]
     absent: list[dict[str, Ints]] = [{} for _ in every]
     for name, setting in inputs.items():
-        unknown = np.isnan(_read_numbers(every[0].table, name, setting))
+        column = _read_numbers(every[0].table, name, setting)
         for series, rows, by_column in zip(every, dropped, absent, strict=True):
-            mask = series.pick(unknown)
+            mask = series.find_missing(column, setting)
             if mask.any():
                 rows |= mask if data.missing == "drop" else np.logical_and.accumulate(mask)
                 by_column[name] = np.flatnonzero(mask)
@@ -432,14 +481,15 @@ def _drop_rows(series: _TableSeries, dropped: Flags) -> _TableSeries:
     # break or is dropped
     restarts = np.cumsum(series.breaks | dropped)[retained]
     breaks = np.diff(restarts, prepend=restarts[0] - 1) > 0
-    return replace(series.take(retained), retained=retained, breaks=breaks)
+    ahead = int((retained >= len(dropped) - series.ahead).sum())
+    return replace(series.take(retained), retained=retained, breaks=breaks, ahead=ahead)
 
 
 def _refuse_missing(series: _TableSeries, name: str, mask: Flags, inputs: dict[str, str]) -> None:
     if not mask.any():
         return
     counts = {
-        other: int(np.isnan(series.pick(_read_numbers(series.table, other, setting))).sum())
+        other: int(series.find_missing(_read_numbers(series.table, other, setting), setting).sum())
         for other, setting in inputs.items()
     }
     where = series.table.locate_cell(int(series.rows[np.flatnonzero(mask)[0]]), name)

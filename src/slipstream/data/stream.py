@@ -135,7 +135,8 @@ class StreamedSeries:
 def _find_settings(signature: Signature) -> dict[str, str]:
     """Return the columns of a series, in order, and the setting that names each."""
     settings = dict.fromkeys(scaling.order_columns(signature), "data.targets")
-    return settings | dict.fromkeys(signature.inputs, "data.inputs")
+    settings |= dict.fromkeys(signature.inputs, "data.inputs")
+    return settings | dict.fromkeys(signature.future, series.FUTURE)
 
 
 def _iter_slices(table: DataTable) -> Iterator[DataTable]:

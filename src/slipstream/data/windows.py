@@ -1,6 +1,7 @@
 """A window is a start row. Batches are gathered from the series on the device that holds them.
 
-Shapes: T context rows, H predicted rows, B windows, F inputs, C targets, K static columns.
+Shapes: T context rows, H predicted rows, B windows, F inputs, C targets, K numbers beside the
+context: static columns, then the rows of the U inputs that are known ahead, one after the other.
 With independent channels a window becomes C sequences of one target each, side by side.
 """
 
@@ -35,7 +36,7 @@ class Series:
     values: Tensor
     """[rows, columns]: inputs first, targets last, those that are both between"""
     static: Tensor | None
-    """[series, K]"""
+    """[series, static columns]"""
     offsets: Tensor
     """[series + 1]"""
     num_inputs: int
@@ -46,6 +47,8 @@ class Series:
     """[T, 1]: 0, 1, 2 ..."""
     target_rows: Tensor
     """[H]: places of the target rows, counted from the window's start"""
+    num_future: int = 0
+    """U: the first inputs, which are known over the target rows as well"""
     has_unknown: bool = False
     """Whether some targets are missing: NaN, and in no window of any set"""
 
@@ -81,6 +84,7 @@ def build_series(
         sequences_per_window=signature.sequences_per_window,
         context_rows=torch.arange(signature.context)[:, None],
         target_rows=signature.lead + torch.arange(signature.steps_out),
+        num_future=signature.future_shape[1],
         has_unknown=bool(values[:, len(signature.inputs) :].isnan().any()),
     )
 
@@ -123,8 +127,16 @@ def gather_raw(series: Series, starts: Tensor) -> tuple[Tensor, Tensor, Tensor |
 
 
 def _gather_inputs(series: Series, starts: Tensor) -> tuple[Tensor, Tensor | None]:
-    inputs = series.inputs[starts[..., None, :] + series.context_rows]
-    return inputs, None if series.static is None else series.static[series.find_series(starts)]
+    return series.inputs[starts[..., None, :] + series.context_rows], gather_static(series, starts)
+
+
+def gather_static(series: Series, starts: Tensor) -> Tensor | None:
+    """Gather what is known of the windows beside their context, [B, K]."""
+    static = None if series.static is None else series.static[series.find_series(starts)]
+    if not series.num_future:
+        return static
+    ahead = series.values[:, : series.num_future][starts[..., None] + series.target_rows]
+    return ahead.flatten(-2) if static is None else torch.cat([static, ahead.flatten(-2)], dim=-1)
 
 
 def split_channels(inputs: Tensor, targets: Tensor, static: Tensor | None, series: Series) -> Batch:

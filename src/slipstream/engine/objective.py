@@ -32,7 +32,8 @@ validation, nothing is dropped and masks are always the same"""
 def build_objective(config: Config, signature: Signature, plan: Plan, *, drops: bool) -> Objective:
     """Build the objective of a run; `drops` says whether the model receives the noise."""
     layout = augment.make_layout(config.augment, signature, plan.device)
-    settings = ObjectiveSettings(config, layout, plan, drops)
+    rows, columns = signature.future_shape
+    settings = ObjectiveSettings(config, layout, plan, drops, rows * columns)
     return partial(_reconstruction_losses if signature.masked else _prediction_losses, settings)
 
 
@@ -49,6 +50,8 @@ class ObjectiveSettings(NamedTuple):
     layout: SequenceLayout
     plan: Plan
     drops: bool
+    ahead: int
+    """How many of the last static numbers are known rows of the horizon"""
 
     def augment(self, batch: Batch, shares: Tensor, noise: Noise | None) -> AugmentedBatch:
         """Augment the windows, in training only."""
@@ -99,11 +102,17 @@ def _prediction_losses(
     shares: Tensor,
     noise: Noise | None,
 ) -> Tensor:
-    """Compare predictions with the targets; those of blended windows with the targets of both."""
+    """Compare predictions with the targets; those of blended windows with the targets of both, from
+    rows ahead that are blended alike."""
     train = settings.config.train
     inputs, targets, partner, share = settings.augment(batch, shares, noise)
     dropping = noise if settings.drops else None
-    prediction = forward(model, inputs, batch.static, dropping, plan=settings.plan)
+    static = batch.static
+    if settings.ahead and partner is not None and share is not None and static is not None:
+        fixed, ahead = static.split([static.shape[-1] - settings.ahead, settings.ahead], dim=-1)
+        ahead = ahead + (ahead.index_select(0, partner) - ahead) * share[:, None]
+        static = torch.cat([fixed, ahead], dim=-1)
+    prediction = forward(model, inputs, static, dropping, plan=settings.plan)
     losses = compute_window_losses(prediction, targets, train)
     if partner is not None and share is not None:
         others = compute_window_losses(prediction, targets.index_select(0, partner), train)

@@ -3,7 +3,9 @@
 The class is made with the keywords `context`, `inputs`, `static` and `outputs` (rows of a window,
 its columns, constant columns, and numbers to give for one window) and with those of
 `[model.options]`. Its `forward(inputs, static)` takes [T, B, inputs] and [B, static] or None, and
-gives [B, outputs].
+gives [B, outputs]. Where `data.future` names columns, the class is made with `horizon` and `future`
+too (rows to predict, columns known of them), and its forward takes [B, horizon, future] as a third
+argument.
 """
 
 import importlib
@@ -17,6 +19,7 @@ from torch import Tensor, nn
 from slipstream.config import Model
 from slipstream.errors import UserError
 from slipstream.models import permission
+from slipstream.models.layers import split_future
 from slipstream.models.noise.rng import Noise
 
 _checked: set[tuple[Any, ...]] = set()
@@ -63,9 +66,13 @@ class CustomNetwork(nn.Module):
 
     recompute = False
 
-    def __init__(self, model: Model, **shape: int) -> None:
+    def __init__(self, model: Model, *, future: tuple[int, int], **shape: int) -> None:
         super().__init__()
         kind = import_class(model.kind)
+        self.future = future
+        if future[0]:
+            shape["static"] -= future[0] * future[1]
+            shape |= {"horizon": future[0], "future": future[1]}
         try:
             self.inner = kind(**shape, **model.options)
         except TypeError as error:
@@ -79,19 +86,23 @@ class CustomNetwork(nn.Module):
             _checked.add(key)
 
     def forward(self, inputs: Tensor, static: Tensor | None, noise: Noise | None = None) -> Tensor:
-        out: Tensor = self.inner(inputs, static)
+        if static is None or not self.future[0]:
+            out: Tensor = self.inner(inputs, static)
+        else:
+            fixed, future = split_future(static, self.future)
+            out = self.inner(inputs, fixed if fixed.shape[-1] else None, future)
         return out
 
     @torch.no_grad()
     def _check_outputs(
-        self, kind: str, context: int, inputs: int, static: int, outputs: int
+        self, kind: str, context: int, inputs: int, static: int, outputs: int, **_: int
     ) -> None:
         """Refuse a class whose outputs have another shape."""
         before = self.inner.training
         self.inner.eval()
-        beside = torch.zeros(2, static) if static else None
+        width = static + self.future[0] * self.future[1]
         with torch.random.fork_rng([]):
-            out = self.inner(torch.zeros(context, 2, inputs), beside)
+            out = self(torch.zeros(context, 2, inputs), torch.zeros(2, width) if width else None)
         self.inner.train(before)
         if not isinstance(out, Tensor) or tuple(out.shape) != (2, outputs):
             shape = list(out.shape) if isinstance(out, Tensor) else type(out).__name__

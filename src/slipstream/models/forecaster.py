@@ -58,23 +58,26 @@ class WindowPredictor(nn.Module):
         self.normalize = model.normalize
         self.steps, self.quantiles = signature.steps_out, signature.outputs
         self.targets, self.shared = signature.model_targets, signature.model_shared
+        self.future = len(signature.future)
         self.core = load_network(model)(
             model,
             context=signature.context,
             inputs=signature.model_inputs,
-            static=len(signature.static),
+            static=signature.static_width,
             outputs=self.steps * self.targets * self.quantiles,
+            future=signature.future_shape,
         )
 
     def forward(self, inputs: Tensor, static: Tensor | None, noise: Noise | None = None) -> Tensor:
         """Predict; without noise, nothing is dropped."""
         centre = spread = None
         if self.normalize == "last":
-            centre = inputs[-1]
+            centre = _leave_out(inputs[-1], self.future, 0.0)
             inputs = inputs - centre
         elif self.normalize == "window":
             variance, centre = torch.var_mean(inputs, dim=0, correction=0)
-            spread = torch.sqrt(variance + SMALLEST_VARIANCE)
+            spread = _leave_out(torch.sqrt(variance + SMALLEST_VARIANCE), self.future, 1.0)
+            centre = _leave_out(centre, self.future, 0.0)
             inputs = (inputs - centre) / spread
         out: Tensor = self.core(inputs, static, noise).float()
         out = out.view(-1, self.steps, self.targets, self.quantiles)
@@ -99,7 +102,7 @@ class MaskedAutoencoder(nn.Module):
     def __init__(self, model: Model, signature: Signature) -> None:
         super().__init__()
         self.normalize, self.patch = model.normalize, model.patch
-        self.inputs = signature.model_inputs
+        self.inputs, self.future = signature.model_inputs, len(signature.future)
         self.token = nn.Parameter(torch.randn(self.inputs) * 0.02)
         core = load_network(model)(
             model, context=signature.context, inputs=self.inputs, static=0, outputs=None
@@ -117,6 +120,8 @@ class MaskedAutoencoder(nn.Module):
         if self.normalize == "none":
             return self._fill(inputs, mask, noise, places)
         centre, spread = _visible_scale(inputs, mask, self.normalize)
+        centre = _leave_out(centre, self.future, 0.0)
+        spread = _leave_out(spread, self.future, 1.0)
         rows, tokens = self._fill((inputs - centre) / spread, mask, noise, places)
         return rows * spread + centre, tokens
 
@@ -137,6 +142,12 @@ class MaskedAutoencoder(nn.Module):
     def _decode(self, tokens: Tensor) -> Tensor:
         filled: Tensor = self.decoder["out"](F.gelu(self.decoder["hidden"](tokens)))
         return filled.float()
+
+
+def _leave_out(by_column: Tensor, count: int, value: float) -> Tensor:
+    """Set a value for the first columns, those known ahead: an hour or a holiday means what it is,
+    however far from the window's others."""
+    return F.pad(by_column[..., count:], (count, 0), value=value) if count else by_column
 
 
 def _visible_scale(inputs: Tensor, mask: Tensor, kind: str) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,10 @@ from slipstream.models.noise.rng import Noise
 
 SMALLEST_VARIANCE = 1e-5
 """Of a window, where it is divided by"""
+NO_FUTURE = (0, 0)
+"""Rows and columns that are known ahead, where none are"""
+ROW_UNITS = 64
+"""Hidden units of a row decoder"""
 
 
 def to_patches(inputs: Tensor, patch: int) -> Tensor:
@@ -47,6 +51,13 @@ def apply_linear(layer: Any, x: Tensor) -> Tensor:
     return linear(x, layer.weight, layer.bias)
 
 
+def split_future(static: Tensor, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Split static [B, K] into the static columns and the rows of this shape that end it."""
+    ahead = shape[0] * shape[1]
+    fixed, future = static.split([static.shape[-1] - ahead, ahead], dim=-1)
+    return fixed, future.unflatten(-1, shape)
+
+
 class Pool(nn.Module):
     """A sequence [T, B, D] to one vector per window."""
 
@@ -72,15 +83,45 @@ class Pool(nn.Module):
 
 
 class Head(nn.Module):
-    """Features [B, D] and static [B, K] to the outputs of one window, flat."""
+    """Features [B, D] and static [B, K] to the outputs of one window, flat.
 
-    def __init__(self, features: int, static: int, outputs: int) -> None:
+    Where static ends with rows that are known ahead, `ahead` adds to each predicted row.
+    """
+
+    def __init__(
+        self, features: int, static: int, outputs: int, future: tuple[int, int] = NO_FUTURE
+    ) -> None:
         super().__init__()
         self.linear = nn.Linear(features + static, outputs)
+        self.ahead = RowDecoder(features, static, outputs, future) if future[0] else None
 
     def forward(self, features: Tensor, static: Tensor | None) -> Tensor:
         joined = features if static is None else torch.cat([features, static], dim=-1)
-        return apply_linear(self.linear, joined)
+        out = apply_linear(self.linear, joined)
+        return out if self.ahead is None or static is None else out + self.ahead(features, static)
+
+
+class RowDecoder(nn.Module):
+    """What each row that is known ahead adds to the outputs of that row: a small network over the
+    row and the window's features, the same for every row.
+
+    The head's linear layer sees all rows ahead, which suffices for sums and lags. This adds what is
+    not linear, and what depends on the window.
+    """
+
+    def __init__(self, features: int, static: int, outputs: int, future: tuple[int, int]) -> None:
+        super().__init__()
+        self.shape = future
+        rows, columns = future
+        self.window = nn.Linear(features + static - rows * columns, ROW_UNITS)
+        self.row = nn.Linear(columns, ROW_UNITS)
+        self.out = nn.Linear(ROW_UNITS, outputs // rows)
+
+    def forward(self, features: Tensor, static: Tensor) -> Tensor:
+        fixed, future = split_future(static, self.shape)
+        window = apply_linear(self.window, torch.cat([features, fixed], dim=-1))
+        row = apply_linear(self.row, future)
+        return apply_linear(self.out, torch.relu(row + window[:, None])).flatten(1)
 
 
 class SequenceNetwork(nn.Module):
@@ -92,13 +133,20 @@ class SequenceNetwork(nn.Module):
     width: int
     recompute = False
 
-    def add_head(self, model: Model, context: int, static: int, outputs: int | None) -> None:
+    def add_head(
+        self,
+        model: Model,
+        context: int,
+        static: int,
+        outputs: int | None,
+        future: tuple[int, int],
+    ) -> None:
         """Add the pool and head above tokens of the network's width."""
         self.pool = self.head = None
         if outputs is not None:
             length, both = context // model.patch, model.bidirectional
             self.pool = Pool(model.pool, width=self.width, length=length, bidirectional=both)
-            self.head = Head(self.pool.out, static, outputs)
+            self.head = Head(self.pool.out, static, outputs, future)
 
     def encode(self, inputs: Tensor, noise: Noise | None = None) -> Tensor:
         """Return tokens [T / patch, B, D]."""
@@ -124,8 +172,10 @@ def call_layer(layer: Callable[..., Tensor], *args: Any, recompute: bool) -> Ten
 def load_network(model: Model) -> Any:
     """Import the class that the model's spec names.
 
-    Every network is made with `(model, context=, inputs=, static=, outputs=)` and maps inputs
-    [T, B, F], static [B, K] or None, and noise or None to [B, outputs]. One that reads sequences is
+    Every network is made with `(model, context=, inputs=, static=, outputs=, future=)` and maps
+    inputs [T, B, F], static [B, K] or None, and noise or None to [B, outputs]. The last numbers of
+    static are rows that are known ahead, as many and as long as `future` says. One that reads
+    sequences is
     an encoder where `outputs` is None: it has a `width` and returns its tokens, and `input_weights`
     matches the names of the weights that meet the inputs. One whose spec says `can_pad` has
     `unit_axes`, which `models.padding` reads.

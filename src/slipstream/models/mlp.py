@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from slipstream.config import Model
-from slipstream.models.layers import Head, apply_linear, flatten_time
+from slipstream.models.layers import NO_FUTURE, Head, apply_linear, flatten_time
 from slipstream.models.noise.rng import Noise, dropout
 from slipstream.models.padding import Axis
 
@@ -26,7 +26,14 @@ class FeedForward(nn.Module):
     """Hidden layers with their activation and dropout; none at all for the linear model."""
 
     def __init__(
-        self, model: Model, *, context: int, inputs: int, static: int, outputs: int
+        self,
+        model: Model,
+        *,
+        context: int,
+        inputs: int,
+        static: int,
+        outputs: int,
+        future: tuple[int, int] = NO_FUTURE,
     ) -> None:
         super().__init__()
         width = context * inputs
@@ -36,7 +43,7 @@ class FeedForward(nn.Module):
             # by the names of a sequence of linear, activation and dropout, which saved weights have
             self.body[str(3 * depth)] = nn.Linear(width, size)
             width = size
-        self.head = Head(width, static, outputs)
+        self.head = Head(width, static, outputs, future if self.body else NO_FUTURE)
 
     @staticmethod
     def unit_axes(name: list[str], _: Model) -> tuple[Axis, ...]:

@@ -77,6 +77,8 @@ def _find_axes(name: str, model: Model, tokens: int, dims: int) -> Sequence[Axis
     flat = model.spec.is_sequential and model.pool == "flatten"
     axes: tuple[Axis, ...]
     match name.split(".")[1:]:
+        case ["head", "ahead", "row" | "out", *_]:
+            axes = (None, None)
         case ["head", *_]:
             axes = (None, (end, ways * tokens if flat else ways))
         case ["pool", *_] | ["hidden", *_]:  # the second is a decoder's, on top of an encoder

@@ -15,7 +15,13 @@ from torch import Tensor, nn
 
 from slipstream.config import Model
 from slipstream.kernels import rnn_layer
-from slipstream.models.layers import SequenceNetwork, apply_norm, call_layer, to_patches
+from slipstream.models.layers import (
+    NO_FUTURE,
+    SequenceNetwork,
+    apply_norm,
+    call_layer,
+    to_patches,
+)
 from slipstream.models.noise.rng import Noise, dropout
 from slipstream.models.padding import Axis
 
@@ -29,7 +35,14 @@ class Recurrent(SequenceNetwork):
     input_weights = re.compile(r"core\.layers\.0\.weight_ih_l0(_reverse)?")
 
     def __init__(
-        self, model: Model, *, context: int, inputs: int, static: int, outputs: int | None
+        self,
+        model: Model,
+        *,
+        context: int,
+        inputs: int,
+        static: int,
+        outputs: int | None,
+        future: tuple[int, int] = NO_FUTURE,
     ) -> None:
         super().__init__()
         self.patch = model.patch
@@ -51,7 +64,7 @@ class Recurrent(SequenceNetwork):
         if model.layer_norm:
             self.norms = nn.ModuleList(nn.LayerNorm(size * directions) for size in model.sizes)
         self.width = width
-        self.add_head(model, context, static, outputs)
+        self.add_head(model, context, static, outputs, future)
 
     @staticmethod
     def unit_axes(name: list[str], model: Model) -> tuple[Axis, ...]:

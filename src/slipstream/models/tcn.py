@@ -12,7 +12,13 @@ from torch.nn import functional as F
 
 from slipstream.config import Model
 from slipstream.kernels import causal_conv
-from slipstream.models.layers import SequenceNetwork, apply_linear, call_layer, to_patches
+from slipstream.models.layers import (
+    NO_FUTURE,
+    SequenceNetwork,
+    apply_linear,
+    call_layer,
+    to_patches,
+)
 from slipstream.models.noise.rng import Noise, dropout
 from slipstream.models.padding import Axis
 
@@ -23,7 +29,14 @@ class TCN(SequenceNetwork):
     input_weights = re.compile(r"core\.embed\.weight")
 
     def __init__(
-        self, model: Model, *, context: int, inputs: int, static: int, outputs: int | None
+        self,
+        model: Model,
+        *,
+        context: int,
+        inputs: int,
+        static: int,
+        outputs: int | None,
+        future: tuple[int, int] = NO_FUTURE,
     ) -> None:
         super().__init__()
         self.patch = model.patch
@@ -33,7 +46,7 @@ class TCN(SequenceNetwork):
             ResidualBlock(self.width, model.kernel_size, dilation=2**depth)
             for depth in range(len(model.sizes))
         )
-        self.add_head(model, context, static, outputs)
+        self.add_head(model, context, static, outputs, future)
 
     def encode(self, inputs: Tensor, noise: Noise | None = None) -> Tensor:
         tokens = apply_linear(self.embed, to_patches(inputs, self.patch))

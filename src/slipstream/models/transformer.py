@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from slipstream.config import Model
 from slipstream.kernels import attention, linear
 from slipstream.models.layers import (
+    NO_FUTURE,
     SequenceNetwork,
     apply_linear,
     apply_norm,
@@ -27,7 +28,14 @@ class Transformer(SequenceNetwork):
     input_weights = re.compile(r"core\.embed\.weight")
 
     def __init__(
-        self, model: Model, *, context: int, inputs: int, static: int, outputs: int | None
+        self,
+        model: Model,
+        *,
+        context: int,
+        inputs: int,
+        static: int,
+        outputs: int | None,
+        future: tuple[int, int] = NO_FUTURE,
     ) -> None:
         super().__init__()
         width, tokens = model.sizes[0], context // model.patch
@@ -43,7 +51,7 @@ class Transformer(SequenceNetwork):
         )
         self.norm = nn.LayerNorm(width)
         self.width = width
-        self.add_head(model, context, static, outputs)
+        self.add_head(model, context, static, outputs, future)
 
     def encode(self, inputs: Tensor, noise: Noise | None = None) -> Tensor:
         tokens = apply_linear(self.embed, to_patches(inputs, self.patch)) + self.positions

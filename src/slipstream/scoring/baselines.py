@@ -42,8 +42,9 @@ LOGISTIC_PENALTIES = (1.0, 1e-1, 1e-2, 1e-3, 1e-4)
 """Penalties to choose from, the strongest first: each starts from the solution of the one before"""
 MAX_ITERATIONS = 200
 
-Batches = Iterable[tuple[Tensor, Tensor]]
-"""Inputs [T, B, F] or features [B, D], and targets [B, H, C] or labels [B, H]"""
+Batches = Iterable[tuple[Tensor, ...]]
+"""Inputs [T, B, F], targets [B, H, C] and, where some are known, rows ahead [B, H, U]; or features
+[B, D] and labels [B, H]"""
 
 
 def fit_baselines(dataset: Dataset, load_chunks: ChunkLoader) -> dict[str, Baseline]:
@@ -87,8 +88,9 @@ def restore_baseline(
                 past, period = _gather_past(series, starts, state), int(state["period"])
                 return predict_seasonal(past, steps, period)[..., None]
             case "ridge":
-                inputs, _ = windows.gather_inputs(series, starts)
-                return Ridge.from_state(state).predict(inputs, steps)[..., None]
+                inputs, static = windows.gather_inputs(series, starts)
+                ahead = _select_ahead(static, signature)
+                return Ridge.from_state(state).predict(inputs, steps, ahead)[..., None]
             case "majority":
                 return state["log_probs"].to(starts.device).expand(len(starts), steps, 1, -1)
             case "logistic":
@@ -98,6 +100,14 @@ def restore_baseline(
         raise AssertionError(name)
 
     return Baseline(what, predict, state)
+
+
+def _select_ahead(static: Tensor | None, signature: Signature) -> Tensor | None:
+    """Return the rows that are known ahead, [B, H, U], of what is known beside the context."""
+    rows, columns = signature.future_shape
+    if static is None or not rows:
+        return None
+    return static[:, -rows * columns :].view(-1, rows, columns)
 
 
 def _gather_past(series: Series, starts: Tensor, state: Mapping[str, Tensor]) -> Tensor:
@@ -147,17 +157,18 @@ def _make_seasonal(dataset: Dataset, load_chunks: ChunkLoader) -> Baseline:
 
 def _fit_ridge(dataset: Dataset, load_chunks: ChunkLoader) -> Baseline:
     signature = dataset.signature
-    features = min(signature.context * signature.model_inputs, MAX_FEATURES)
+    rows, columns = signature.future_shape
+    features = min(signature.context * signature.model_inputs + rows * columns, MAX_FEATURES)
     work = features**2 * signature.sequences_per_window
     max_windows = max(int(RIDGE_WORK / work), EVAL_BATCH)
     if signature.model_inputs >= WIDE_INPUTS:  # each window is compared with each other
         max_windows = MAX_FEATURES
     stride = -(-dataset.num_windows["train"] // max_windows)
 
-    def load(which: str) -> Iterator[tuple[Tensor, Tensor]]:
-        return (
-            (batch.inputs, batch.targets) for batch in _iter_batches(load_chunks, which, stride)
-        )
+    def load(which: str) -> Iterator[tuple[Tensor, ...]]:
+        for batch in _iter_batches(load_chunks, which, stride):
+            ahead = _select_ahead(batch.static, signature)
+            yield (batch.inputs, batch.targets, *(() if ahead is None else (ahead,)))
 
     ridge = fit_ridge(
         load("train"),
@@ -165,8 +176,10 @@ def _fit_ridge(dataset: Dataset, load_chunks: ChunkLoader) -> Baseline:
         context=signature.context,
         inputs=signature.model_inputs,
         relative=signature.model_shared == signature.model_targets,
+        future=signature.future_shape,
     )
-    what = f"least squares on the window's rows, from {_describe(stride)}"
+    rows_read = "the window's rows and those known ahead" if rows else "the window's rows"
+    what = f"least squares on {rows_read}, from {_describe(stride)}"
     return restore_baseline("ridge", what, ridge.to_state(), signature)
 
 
@@ -182,7 +195,7 @@ def _fit_majority(dataset: Dataset, load_chunks: ChunkLoader) -> Baseline:
 
 def _fit_logistic(dataset: Dataset, load_chunks: ChunkLoader) -> Baseline:
     signature = dataset.signature
-    features = len(STATISTICS) * len(signature.inputs) + len(signature.static)
+    features = len(STATISTICS) * len(signature.inputs) + signature.static_width
     outputs = signature.steps_out * len(signature.classes)
     work = LOGISTIC_WORK / (LOGISTIC_PASSES * features * outputs)
     max_windows = max(int(min(work, LOGISTIC_NUMBERS / features)), EVAL_BATCH)
@@ -220,23 +233,31 @@ class RidgeFeatures(NamedTuple):
     """Rows averaged into one, so that features stay few"""
     relative: bool
     """Whether rows and targets count from the window's last row: where every target is an input"""
+    future: int = 0
+    """U: the first inputs, which stay as they are and of which rows ahead are known"""
 
-    def build(self, inputs: Tensor) -> Tensor:
-        """Return the rows, averaged from the end, and a one: [T, B, F] to [B, D + 1], float64."""
+    def build(self, inputs: Tensor, ahead: Tensor | None = None) -> Tensor:
+        """Return the rows, averaged from the end, those ahead, and a one: [T, B, F] to [B, D + 1],
+        float64."""
         if self.relative:
-            inputs = inputs - inputs[-1]
+            inputs = torch.cat(
+                [inputs[..., : self.future], (inputs - inputs[-1])[..., self.future :]], dim=-1
+            )
         if self.pooled > 1:
             full = inputs[inputs.shape[0] % self.pooled :]
             means = full.unflatten(0, (-1, self.pooled)).mean(dim=1)
             inputs = torch.cat([means, inputs[-1:]])
-        return _append_one(inputs.transpose(0, 1).flatten(1).double())
+        parts = [inputs.transpose(0, 1).flatten(1)]
+        if ahead is not None:
+            parts += [some.mean(dim=1) for some in ahead.split(self.pooled, dim=1)]
+        return _append_one(torch.cat(parts, dim=1).double())
 
     def build_pairs(self, batches: Batches) -> Batches:
         """Yield features [B, D + 1] and targets [B, H * C] of every batch."""
-        for inputs, targets in batches:
+        for inputs, targets, *ahead in batches:
             if self.relative:
                 targets = targets - inputs[-1][:, None, -targets.shape[2] :]
-            yield self.build(inputs), targets.flatten(1).double()
+            yield self.build(inputs, *ahead), targets.flatten(1).double()
 
 
 @dataclass(frozen=True)
@@ -259,12 +280,13 @@ class Ridge:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Tensor]) -> Ridge:
-        features = RidgeFeatures(int(state["pooled"]), bool(state["relative"]))
+        future = int(state.get("future", 0))  # a ridge fitted by 0.1 has none
+        features = RidgeFeatures(int(state["pooled"]), bool(state["relative"]), future)
         return cls(state["weights"], float(state["penalty"]), features, state.get("basis"))
 
-    def predict(self, inputs: Tensor, steps: int) -> Tensor:
+    def predict(self, inputs: Tensor, steps: int, ahead: Tensor | None = None) -> Tensor:
         """Return predictions [B, H, C]."""
-        features = self.features.build(inputs)
+        features = self.features.build(inputs, ahead)
         if self.basis is not None:
             features = features @ self.basis
         out: Tensor = (features @ self.weights).float().unflatten(1, (steps, -1))
@@ -273,9 +295,18 @@ class Ridge:
         return out + inputs[-1][:, None, -out.shape[2] :]
 
 
-def fit_ridge(train: Batches, val: Batches, *, context: int, inputs: int, relative: bool) -> Ridge:
-    """Solve in closed form."""
-    features = RidgeFeatures(-(-context * inputs // MAX_FEATURES), relative)
+def fit_ridge(
+    train: Batches,
+    val: Batches,
+    *,
+    context: int,
+    inputs: int,
+    relative: bool,
+    future: tuple[int, int] = (0, 0),
+) -> Ridge:
+    """Solve in closed form; `future` has the rows and columns that are known ahead."""
+    numbers = context * inputs + future[0] * future[1]
+    features = RidgeFeatures(-(-numbers // MAX_FEATURES), relative, future[1])
     if inputs >= WIDE_INPUTS:
         return _fit_wide(train, val, features)
     xx, xy, _, count = _sum_moments(train, features)

@@ -57,7 +57,9 @@ def _summarize_columns(dataset: Dataset) -> dict[str, dict[str, Any]]:
         missing = np.isnan(values).sum(axis=0).tolist()
     columns = {}
     for name, low, high, count in zip(names, lows, highs, missing, strict=True):
-        roles = [role for role in ("inputs", "targets") if name in getattr(signature, role)]
+        roles = [
+            role for role in ("inputs", "targets", "future") if name in getattr(signature, role)
+        ]
         absent = dataset.index.missing_inputs.get(name, count)
         column: dict[str, Any] = {"roles": roles, "missing": absent}
         is_label = bool(signature.classes) and name in signature.targets

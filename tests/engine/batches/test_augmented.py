@@ -43,6 +43,7 @@ SHAPES = {
     "plain": {},
     "channels": {"data": {"channels": "independent"}},
     "static": {"data": {"static": ["k"], "id": "id"}},
+    "future": {"data": {"future": ["b"], "channels": "independent"}},
     "masked": {"train": {"objective": "masked", "batch": 32, "epochs": 2}},
 }
 
@@ -73,8 +74,8 @@ def test_copies_hold_augmented_windows_in_the_order_of_the_series(shape, told):
         ).flatten()
         assert torch.equal(got.inputs, wanted.inputs[:, sequences])
         assert torch.equal(got.targets, wanted.targets[sequences])
-        if shape == "static":
-            assert torch.equal(got.static, batch.static[index])
+        if shape in ("static", "future"):
+            assert torch.equal(got.static, batch.static[sequences])
     plain = config.model_copy(update={"augment": Augment()})
     changed, unchanged = (run_steps(one, dataset, steps=12)[0] for one in (config, plain))
     assert all(one != other for one, other in zip(changed, unchanged, strict=True))

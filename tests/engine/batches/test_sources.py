@@ -72,6 +72,7 @@ SHAPES = {
     "plain": {},
     "independent": {"data": {"channels": "independent"}},
     "static": {"data": {"static": ["k"], "scale": "none"}},
+    "future": {"data": {"future": ["b"], "channels": "independent"}},
     "accumulate": {"train": {"accumulate": 3, "batch": 17}},
 }
 

@@ -393,6 +393,16 @@ def test_lanes_read_static_columns():
         same_as_alone(lanes, dataset, pack, train(pack, steps=10))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_lanes_read_rows_ahead(kind):
+    sections = {"data": {"future": ["b"]}, "model": BASE["model"] | {"kind": kind}}
+    dataset = small_dataset(configured(**sections))
+    lanes = lanes_of(MIXED[2:4], dataset, **sections)
+    for mode in MODES:
+        pack = packed(lanes, dataset, mode)
+        same_as_alone(lanes, dataset, pack, train(pack, steps=5))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("mode", MODES)

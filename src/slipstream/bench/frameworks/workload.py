@@ -132,7 +132,7 @@ def build_network(config: Config, dataset: Dataset) -> nn.Module:
         model.spec.is_recurrent
         and (model.pool, model.normalize, model.patch) == ("last", "none", 1)
         and len(set(model.sizes)) == 1
-        and not (dataset.signature.static or model.layer_norm or dataset.signature.masked)
+        and not (dataset.signature.static_width or model.layer_norm or dataset.signature.masked)
     )
     return PlainRecurrent(config, ours) if is_usual else ours
 

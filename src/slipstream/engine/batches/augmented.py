@@ -47,17 +47,16 @@ class AugmentedCopies:
     targets: Tensor
     """[N, W, C, H, targets of a sequence]"""
     series: Series
-    """On the host, for static columns"""
+    """On the host, for what is known beside the context"""
     starts: Tensor
     """[W]: the windows' first rows"""
 
     def gather(self, copy: int, index: Tensor) -> Batch:
         """Return some windows of a copy, as `windows.gather` does."""
         inputs, targets = self.inputs[copy][index], self.targets[copy][index]
-        series, static = self.series, None
-        if series.static is not None:
-            static = series.static[series.find_series(self.starts[index])]
-            static = static.repeat_interleave(series.sequences_per_window, dim=0)
+        static = windows.gather_static(self.series, self.starts[index])
+        if static is not None:
+            static = static.repeat_interleave(self.series.sequences_per_window, dim=0)
         return Batch(inputs.flatten(0, 1).transpose(0, 1), static, targets.flatten(0, 1))
 
     def build_sampler(self, per_step: int, per_pass: int, seed: int | None) -> EpochSampler:

@@ -155,9 +155,8 @@ class WindowDataset(Dataset[Any]):
         first = start + self.lead
         inputs = self.inputs[start : start + self.context]
         targets = self.targets[first : first + self.steps]
-        if self.series.static is None:
-            return inputs, targets
-        return inputs, targets, self.series.static[self.series.find_series(torch.tensor(start))]
+        static = windows.gather_static(self.series, torch.tensor(start))
+        return (inputs, targets) if static is None else (inputs, targets, static)
 
 
 class _BatchSampler:

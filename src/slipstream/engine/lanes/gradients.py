@@ -95,7 +95,8 @@ def explain_vmap_refusal(model: Model, signature: Signature) -> str:
         module = build(model, signature).train()
         weights = {name: torch.stack([w, w]).detach() for name, w in module.named_parameters()}
         inputs = torch.zeros(2, signature.context, 2, signature.model_inputs)
-        static = torch.zeros(2, 2, len(signature.static)) if signature.static else None
+        beside = signature.static_width
+        static = torch.zeros(2, 2, beside) if beside else None
 
         def one(weights: dict[str, Tensor], *args: Any) -> Tensor:
             prediction: Tensor = functional_call(module, weights, args)
