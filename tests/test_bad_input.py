@@ -81,7 +81,10 @@ CONTENTS = {
     "no header": (text(header="0,1,2"), "line 1 should name the columns"),
     "not utf-8": (text().replace("time", "t").encode() + b"99,\xe9,1\n", "line 62: is not UTF-8"),
     "not utf-8 in the header": (b"t\xefme,a,b\n1,2,3\n", "line 1: is not UTF-8"),
-    "utf-16": (text().encode("utf-16"), "UTF-16 text; save it as UTF-8"),
+    "utf-16": (
+        text().encode("utf-16"),
+        'UTF-16 text; set data.encoding = "utf-16", or save it as UTF-8',
+    ),
     "gzip named csv": (gzip.compress(text().encode()), "gzip data; rename it to .csv.gz"),
     "parquet named csv": (b"PAR1 and so on", "rename it to .parquet"),
     "excel named csv": (b"PK\x03\x04 and so on", "a ZIP or Excel file"),

@@ -43,11 +43,13 @@ LAYERS = [
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 ORDER = {
     "data": [
-        "io io.compression io.csv io.memory io.times labels missing prepare prepare.calendars "
-        "prepare.chain prepare.chain.replay prepare.rolling prepare.spans simulated "
-        "simulated.bars simulated.cell windows",
+        "io io.compression io.layout io.memory io.options io.times labels missing prepare "
+        "prepare.calendars prepare.chain prepare.chain.replay prepare.rolling prepare.spans "
+        "simulated simulated.bars simulated.cell windows",
+        "io.csv",
         "io.decimals io.table prepare.filters prepare.joins prepare.resampling",
         "io.columns io.disk prepare.functions",
+        "io.marks",
         "io.files labels.classes prepare.formulas roles",
         "prediction_columns prepare.chain.plan series",
         "labels.intervals prepare.chain.frames prepare.labelling scaler splits",

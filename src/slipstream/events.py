@@ -20,7 +20,7 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 __all__ = [
@@ -81,6 +81,8 @@ class Start(Event):
     """How several models (repeats, folds) train at a time"""
     notes: list[str]
     """What is remarkable about the data"""
+    files: list[dict[str, Any]] = field(default_factory=list)
+    """What was read from each file (of the first 100): name, format, rows, columns, notes"""
 
 
 @dataclass(frozen=True, kw_only=True)

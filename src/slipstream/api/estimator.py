@@ -261,7 +261,7 @@ class Forecaster:
         if not hasattr(self, "result_"):
             raise _make_not_fitted("this Forecaster is not fitted yet; call fit first")
         names = self.feature_names_in_.tolist()
-        return tables.read_inputs(X, names=names, time=self.result_.config.data.time)
+        return tables.read_inputs(X, names=names, time=self.result_.config.data.time_column)
 
 
 def _to_source(config: Any) -> Any:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 Scalar = str | int | float | bool
 Scalars = Annotated[tuple[Scalar, ...], Field(strict=False)]
+Marks = Annotated[tuple[str | int | float, ...], Field(strict=False)]
 Sizes = Annotated[tuple[PositiveInt, ...], Field(strict=False, min_length=1)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 PositiveFloat = Annotated[float, Field(gt=0)]

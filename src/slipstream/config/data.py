@@ -1,14 +1,16 @@
 """Where the series are, and how they become windows."""
 
+import codecs
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import AfterValidator, Field, PositiveInt, field_validator, model_validator
 
 from slipstream.config.base import (
     Fraction,
     Interval,
+    Marks,
     Names,
     PositiveFloat,
     Scalar,
@@ -22,6 +24,18 @@ SIMULATED = "simulated:"
 WILDCARD = re.compile(r"[*?\[]")
 WALK_FORWARD_SHARES = {"val": 0.1, "test": 0.2}
 """Default shares of each series that `walk_forward` sets aside, as in the default split"""
+
+
+def check_encoding(name: str) -> str:
+    """Refuse the name of an encoding that Python does not know."""
+    try:
+        codecs.lookup(name)
+    except LookupError:
+        raise ValueError(
+            f'data.encoding = "{name}" is no encoding; use "utf-8", "cp1252", "latin-1", "utf-16" '
+            "or another one of Python's"
+        ) from None
+    return name
 
 
 def find_matches(pattern: Path) -> tuple[Path, list[Path]]:
@@ -158,14 +172,17 @@ class Data(Section):
     """Where the series are and how they become windows."""
 
     path: str | Names | None = None
-    """A file, a folder, a pattern (`"cells/*.csv"`) or a list of them: CSV, Parquet or Arrow, also
-    compressed (`.csv.gz`, or a `.zip` with one of them inside). A file is one series unless `id`
-    names a column. `"simulated:cell"` and `"simulated:bars"` are embedded: a battery, a market."""
+    """A file, a folder, a pattern (`"cells/*.csv"`) or a list of them: CSV, Parquet, Arrow, Excel
+    or MATLAB, also compressed (`.csv.gz`, or a `.zip` with one of them inside). A file is one
+    series unless `id` names a column. `"simulated:cell"` and `"simulated:bars"` are embedded: a
+    battery, a market."""
     task: Literal["regress", "classify"] = "regress"
     """`"regress"` predicts numbers; `"classify"` predicts one of several classes (the target is a
     column of integers or text, or comes from `labels`)."""
-    time: str | None = None
-    """The column that orders the rows and reveals gaps: timestamps, dates or numbers."""
+    time: str | Names | None = None
+    """The column that orders the rows and reveals gaps: timestamps, dates or numbers. Several
+    columns (`["Date", "Time"]`) are joined by a space, or added where they hold dates and times of
+    day."""
     time_format: str | None = None
     """Format of text in the time column, as for Python's strptime (`"%d.%m.%Y %H:%M"`, with `%f`
     for fractions of a second); ISO 8601 needs none."""
@@ -173,6 +190,20 @@ class Data(Section):
     """The decimal mark of numbers that are text, as in a CSV file. Default: a point; a comma where
     semicolons or tabs separate the cells and no comma can be a thousands separator (1,5 but not
     1,199)."""
+    na: Marks = ()
+    """Numbers or texts that mean "missing" (`[-200, "no data"]`), in every column; empty cells,
+    `NA`, `n/a`, `NaN` and `null` always do."""
+    skip_rows: Annotated[int, Field(ge=0)] | None = None
+    """Lines above the row of names, in CSV and Excel. Default: lines of text above the names are
+    recognised."""
+    encoding: Annotated[str, AfterValidator(check_encoding)] | None = None
+    """Encoding of text files, as Python names it (`"cp1252"`, `"utf-16"`). Default: UTF-8."""
+    sheet: str | Names | None = None
+    """Excel: the sheet, a pattern or a list of them; `"*"` reads every sheet as a series. Default:
+    the only sheet that is not empty."""
+    variable: str | None = None
+    """MATLAB: the struct, table or matrix that holds the columns (`"meas"`, `"log.cell(2)"`).
+    Default: the only one in the file, or its vectors of equal length."""
     id: str | Names | None = None
     """The column or columns that identify the series of a long table. Several files then form one
     table; `"file"` means a row's file where no column has that name."""
@@ -237,6 +268,19 @@ class Data(Section):
     test = [...] }`, `{ folders = true }` or `{ walk_forward = 6 }`. A window belongs to the set
     that holds its target rows; its context may reach back over the border. To classify, also shares
     of each class (`stratified`)."""
+
+    @property
+    def time_columns(self) -> tuple[str, ...]:
+        return (self.time,) if isinstance(self.time, str) else self.time or ()
+
+    @property
+    def time_column(self) -> str | None:
+        """The column of times; of several columns, the one that they are joined to."""
+        return " ".join(self.time_columns) or None
+
+    @property
+    def sheets(self) -> tuple[str, ...]:
+        return (self.sheet,) if isinstance(self.sheet, str) else self.sheet or ()
 
     @property
     def ids(self) -> tuple[str, ...]:

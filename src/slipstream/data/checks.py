@@ -99,7 +99,7 @@ def _find_codes(dataset: Dataset) -> Iterator[str]:
                 yield (
                     f'column "{name}": {format_number(100 * is_code.mean(), figures=2)} % of the '
                     f"values are {value:.6g}, "
-                    f'all others {around}; if it means "missing", leave such cells empty'
+                    f'all others {around}; if it means "missing", set data.na = [{value:.6g}]'
                 )
 
 

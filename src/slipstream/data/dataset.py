@@ -15,8 +15,8 @@ from torch import Tensor
 from slipstream.config import Config, Data, Signature
 from slipstream.data import folds, missing, prediction_columns, splits, stream
 from slipstream.data.folds import Fold
-from slipstream.data.io.files import find_duplicates, read_tables
-from slipstream.data.io.table import DataTable, concatenate_tables
+from slipstream.data.io.files import describe_files, read_tables
+from slipstream.data.io.table import DataTable, SourceFile, concatenate_tables
 from slipstream.data.labels import classes, intervals, selection
 from slipstream.data.prepare.chain.frames import POSITION, mark_positions
 from slipstream.data.prepare.chain.replay import Limits, Replay
@@ -34,6 +34,7 @@ from slipstream.data.windows import Series, WindowChunk
 from slipstream.errors import UserError
 
 COUNT_ROWS = 1_000_000
+MAX_FILES = 100
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class Dataset:
     period: int | None
     """Rows of one season, where known."""
     notes: tuple[str, ...]
+    files: tuple[SourceFile, ...] = ()
+    """What was read, file by file"""
     memory: HostSeries | None = None
     """The series themselves, unless they are streamed"""
     stream: StreamedSeries | None = None
@@ -66,6 +69,10 @@ class Dataset:
     def data_bytes(self) -> int:
         columns = len(set(self.signature.inputs) | set(self.signature.targets))
         return 4 * columns * self.index.num_rows
+
+    def summarize_files(self) -> list[dict[str, Any]]:
+        """Return what was read from each file, of the first ones where there are many."""
+        return [file.summarize() for file in self.files[:MAX_FILES]]
 
     def compute_fingerprint(self) -> str:
         """Hash the content: the values themselves, or the statistics of a streamed table."""
@@ -176,17 +183,21 @@ class _Source(NamedTuple):
     limits: dict[str, Limits]
     latency: int = 0
 
+    @property
+    def files(self) -> tuple[SourceFile, ...]:
+        return tuple(file for table in self.tables for file in table.files)
+
 
 def _read_source(config: Config, table: Any, replay: Replay | None, num_folds: int) -> _Source:
     data = config.data
     if not data.prepare:
         tables = read_tables(data, table)
-        return _find_source(config, data, tables, find_duplicates(tables))
+        return _find_source(config, data, tables, describe_files(tables))
     from slipstream.data.prepare.chain.tables import PrepareChain  # takes a while to import
 
     chain = PrepareChain(data, replay=replay)
     tables = read_tables(data, table)
-    notes = find_duplicates(tables)
+    notes = describe_files(tables)
     if chain.is_fitted:
         prepared = chain.apply(tables)
     else:
@@ -258,6 +269,7 @@ def _load_memory(config: Config, source: _Source, known: Scaler | None, num_fold
         num_windows={name: len(some) for name, some in split.starts.items()},
         period=data.period or raw.index.infer_period(),
         notes=(*notes, *raw.notes),
+        files=source.files,
         memory=HostSeries(series, split.starts, raw.time),
         folds=split.folds,
         left_out=split.left_out,
@@ -358,6 +370,7 @@ def _load_stream(config: Config, source: _Source, known: Scaler | None) -> Datas
             *source.notes,
             *missing.describe_left_out(left_out, num_windows, signature),
         ),
+        files=source.files,
         stream=StreamedSeries(table, data, signature, scaler, index, scaled, ranges),
     )
 

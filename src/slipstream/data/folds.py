@@ -150,7 +150,7 @@ def _format_times(data: Data, *times: Any) -> list[str]:
     """Format dates, to the day, minute or second where nothing finer is needed, or numbers."""
     if not is_date(np.asarray(times)):
         first, *others = (f"{time:.15g}" for time in times)
-        return [f"{data.time} {first}", *others]
+        return [f"{data.time_column} {first}", *others]
     dates = np.array(times, dtype="datetime64[us]")
     rounded = (dates.astype(f"datetime64[{unit}]") for unit in ("D", "m", "s"))
     shortest = next((some for some in rounded if (some == dates).all()), dates)

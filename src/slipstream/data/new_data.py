@@ -12,7 +12,7 @@ import torch
 from slipstream.config import Config, Data, Signature, Split
 from slipstream.data import missing, splits
 from slipstream.data.dataset import Dataset, HostSeries
-from slipstream.data.io.files import find_duplicates, read_tables
+from slipstream.data.io.files import describe_files, read_tables
 from slipstream.data.io.table import DataTable
 from slipstream.data.labels import classes
 from slipstream.data.labels.intervals import prepare_with_labels
@@ -153,13 +153,13 @@ def _read_prepared(
     """Read the tables and repeat the steps that the model's inputs, and targets, come from."""
     if not data.prepare:
         tables = read_tables(data, source)
-        return data, tables, find_duplicates(tables)
+        return data, tables, describe_files(tables)
     needed = (*signature.inputs, *signature.static, *(signature.targets if targets else ()))
     from slipstream.data.prepare.chain.tables import PrepareChain  # takes a while to import
 
     chain = PrepareChain(data, needed, replay)
     tables = read_tables(data, source)
-    notes = find_duplicates(tables)
+    notes = describe_files(tables)
     prepared = chain.apply(tables)
     return prepared.data, prepared.tables, [*notes, *prepared.left_out]
 

@@ -52,7 +52,7 @@ def _list_names(config: Config, table: DataTable, targets: Iterable[str]) -> Ite
     data = config.data
     yield from (SERIES, ROW)
     yield from (FOLD,) if data.split.walk_forward is not None else ()
-    if data.time in table.column_names:  # another check refuses a missing column
+    if data.time_column in table.column_names:  # another check refuses a missing column
         yield TIME
     yield from (STEP,) if data.horizon else ()
     quantiles = config.train.quantiles if config.train.loss == "quantile" else ()

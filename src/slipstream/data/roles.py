@@ -72,7 +72,15 @@ def _select_inputs(table: DataTable, data: Data) -> tuple[tuple[str, ...], list[
     """Return the default inputs, and the columns without a role."""
     for name in data.targets or ():
         require_column(table, name, "data.targets")
-    reserved = {data.time, data.split.by, *data.ids, *data.static, *data.where, *data.ignore}
+    reserved = {
+        *data.time_columns,
+        data.time_column,
+        data.split.by,
+        *data.ids,
+        *data.static,
+        *data.where,
+        *data.ignore,
+    }
     if data.horizon == 0 or data.task == "classify":
         reserved |= set(data.targets or ())
     reserved.add(table.file_column)

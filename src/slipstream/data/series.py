@@ -280,7 +280,9 @@ def _split_table(
 ) -> Iterator[_TableSeries]:
     """Yield the series of one table, rows in file order."""
     static = {name: read_numbers(table, name, "data.static") for name in roles.static}
-    time = None if data.time is None else read_times(table, data.time, data.time_format)
+    time = None
+    if data.time_column is not None:
+        time = read_times(table, data.time_column, data.time_format)
     codes, names = identify_series(table, data)
     groups = find_split_groups(table, data, codes, names, group_names)
     order, bounds = _sort_by_series(select_rows(table, data), codes, names)
@@ -366,7 +368,7 @@ def is_date(time: Times) -> bool:
 
 def _refuse_order(series: _TableSeries, data: Data, steps: Times) -> None:
     first = int(np.flatnonzero(steps <= 0)[0])
-    here = series.table.locate_cell(int(series.rows[first + 1]), str(data.time))
+    here = series.table.locate_cell(int(series.rows[first + 1]), str(data.time_column))
     before = series.table.locate_row(int(series.rows[first]))
     if steps[first] == 0:
         raise UserError(

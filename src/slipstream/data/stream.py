@@ -116,8 +116,8 @@ class StreamedSeries:
         local = torch.from_numpy(np.concatenate([[0], inside - first, [past - first]]))
         static = None if self.static is None else self.static[ids]
         time = None
-        if with_time and self.data.time is not None:
-            time = read_times(rows, self.data.time, self.data.time_format)
+        if with_time and self.data.time_column is not None:
+            time = read_times(rows, self.data.time_column, self.data.time_format)
         built = windows.build_series(torch.from_numpy(values), static, local, self.signature)
         starts = torch.from_numpy(ranges.list_starts() - first)
         return WindowChunk(built, starts, first, ids, time)
@@ -195,7 +195,9 @@ class _IndexScan:
         """Take in the next rows of the table."""
         data = self.data
         codes, names = identify_series(rows, data)
-        time = None if data.time is None else read_times(rows, data.time, data.time_format)
+        time = None
+        if data.time_column is not None:
+            time = read_times(rows, data.time_column, data.time_format)
         static = [read_numbers(rows, name, "data.static") for name in self.static_names]
         groups = find_split_groups(rows, data, codes, names, self.group_names)
         for row in np.flatnonzero(np.diff(groups, prepend=groups[:1] - 1)):
@@ -235,8 +237,8 @@ class _IndexScan:
         if steps.min() <= 0:
             row = later + int(np.flatnonzero(steps <= 0)[0])
             raise UserError(
-                f"{rows.locate_cell(row, str(self.data.time))}: not later than the row before it, "
-                f'within series "{self.names[-1]}"; sort the file by time'
+                f"{rows.locate_cell(row, str(self.data.time_column))}: not later than the row "
+                f'before it, within series "{self.names[-1]}"; sort the file by time'
             )
         if self.usual_step is None:  # the first rows of a series determine its usual step
             self.usual_step = series.find_usual_step(steps)

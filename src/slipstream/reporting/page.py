@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ def _write_run_report(run: Run, to: Path) -> Path:
             timelines=draw_timelines(summary.get("data") or {}),
             target_unit=_find_shared_unit(summary),
             target_baselines=_find_target_baselines(summary),
-            unit=find_unit,
+            unit=partial(_get_unit, summary),
             **_draw_plots(run.folder, summary, events),
         )
     return write_report(page, of=run.folder, to=to)
@@ -134,10 +135,16 @@ def _draw_plots(folder: Path, summary: dict[str, Any], events: list[Event]) -> d
     return {"plots": plots, "examples": series, "sampled": predictions.sampled}
 
 
+def _get_unit(summary: dict[str, Any], column: str) -> str:
+    """Return a column's unit, as its file or its name has it; empty where it is not known."""
+    columns = (summary.get("data") or {}).get("columns", {})
+    return columns.get(column, {}).get("unit") or find_unit(column)
+
+
 def _find_shared_unit(summary: dict[str, Any]) -> str:
     """Return the unit of all targets; empty where they differ or it is not known."""
     detail = summary["detail"].get("test", {})
-    units = {find_unit(target) for target in detail.get("per_target", ())}
+    units = {_get_unit(summary, target) for target in detail.get("per_target", ())}
     return units.pop() if len(units) == 1 else ""
 
 

@@ -96,6 +96,8 @@ class TrainingDisplay:
 
     def _start(self, event: dict[str, Any]) -> None:
         counts, plan = event["windows"], event["plan"]
+        if event.get("files"):
+            self.say(describe_files(event["files"]))
         test = f", {counts['test']:,} test" if counts["test"] else ""
         self.say(
             f"{event['series']:,} series; windows: {counts['train']:,} training, "
@@ -196,6 +198,18 @@ def describe_exploit(event: dict[str, Any]) -> str:
     best = f"the best weights (epoch {format_epoch(event['best_epoch'])})"
     epochs = format_count(event["epochs"], "epoch")
     return f"patience ran out; {epochs} from {best} at a learning rate of {event['lr']:g}"
+
+
+def describe_files(files: list[dict[str, Any]]) -> str:
+    """Say what was read: the only file, or how many of each format."""
+    rows = format_count(sum(file["rows"] for file in files), "row")
+    if len(files) == 1:
+        (file,) = files
+        columns = format_count(file["columns"], "column")
+        return f"read {file['name']} ({file['format']}): {rows}, {columns}"
+    formats = collections.Counter(file["format"].partition(",")[0] for file in files)
+    listed = ", ".join(f"{count:,} {name}" for name, count in formats.most_common())
+    return f"read {len(files):,} files ({listed}): {rows}"
 
 
 def describe_review(event: dict[str, Any]) -> str:

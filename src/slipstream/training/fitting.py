@@ -141,6 +141,7 @@ def announce(task: TrainingTask, plan: Plan, num_steps: int, **more: Any) -> Non
         plan=plan.to_dict(),
         **more,
         notes=dataset.notes,
+        files=dataset.summarize_files(),
     )
 
 

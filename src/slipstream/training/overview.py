@@ -26,11 +26,13 @@ def summarize_data(dataset: Dataset, config: Config) -> dict[str, Any]:
         "series": len(index.series_names),
         "rows": index.num_rows,
         "gaps": len(index.breaks) - len(index.series_names),
-        "time": config.data.time,
+        "time": config.data.time_column,
         "dates": index.has_dates and time is not None,
         "step": index.step,
         "range": None if time is None else [_to_number(time.min()), _to_number(time.max())],
         "columns": _summarize_columns(dataset),
+        "num_files": len(dataset.files),
+        "files": dataset.summarize_files(),
     }
     if config.data.split.stratified:  # windows of one series are in several sets
         return summary | {"rows_by_set": None, "timelines": []}
@@ -55,6 +57,7 @@ def _summarize_columns(dataset: Dataset) -> dict[str, dict[str, Any]]:
             reduce(values, axis=0).tolist() for reduce in (np.fmin.reduce, np.fmax.reduce)
         )
         missing = np.isnan(values).sum(axis=0).tolist()
+    units = {name: unit for file in dataset.files for name, unit in file.units.items()}
     columns = {}
     for name, low, high, count in zip(names, lows, highs, missing, strict=True):
         roles = [
@@ -62,6 +65,8 @@ def _summarize_columns(dataset: Dataset) -> dict[str, dict[str, Any]]:
         ]
         absent = dataset.index.missing_inputs.get(name, count)
         column: dict[str, Any] = {"roles": roles, "missing": absent}
+        if name in units:
+            column["unit"] = units[name]
         is_label = bool(signature.classes) and name in signature.targets
         if name in scaler.size and not is_label:
             shift, size = scaler.shift[name], scaler.size[name]

@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream import UserError
+from slipstream import config as configs
 from slipstream.data.io import columns, csv
 from slipstream.data.io.files import read_file
+from slipstream.data.io.options import ReadOptions
 
 ROWS = [f"{i},{i * 7 % 11}.5,note {i}" for i in range(400)]
 
@@ -130,3 +132,86 @@ def test_an_empty_line_of_one_column_is_a_missing_value(tmp_path, end):
 def test_an_empty_line_of_several_columns_is_nothing(tmp_path):
     source = read(tmp_path, ["1,2", "", "3,4"], header="a,b")
     assert source.num_rows == 2
+
+
+BLOCK = "Tester 5000\nCell;A7\nStart;2024-01-01 12:00\n\n"
+TABLE = "time;voltage;current\ns;V;A\n0;3,5;1\n1;3,6;1\n2;bad;1\n"
+
+
+def test_a_block_above_the_names_and_a_row_of_units_are_recognised(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text(BLOCK + TABLE)
+    source = read_file(path, name="t.csv")
+    assert source.column_names == ("time", "voltage", "current")
+    (file,) = source.files
+    assert file.units == {"time": "s", "voltage": "V", "current": "A"}
+    assert file.format == "CSV, semicolons, decimal comma"
+    assert [note[:40] for note in file.notes] == [
+        "lines 1 to 4 are above the names (data.s",
+        "a row of units is below the names: time ",
+    ]
+    assert columns.read_numbers(source, "time", "x").tolist() == [0, 1, 2]
+    with pytest.raises(UserError, match=r't.csv, line 9, column "voltage": "bad"'):
+        columns.read_numbers(source, "voltage", "x")
+
+
+def test_lines_above_the_names_can_be_counted_instead(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("a,b\nc,d\nx,y\n1,2\n")
+    source = read_file(path, name="t.csv", options=ReadOptions(skip_rows=2))
+    assert source.column_names == ("x", "y")
+    assert source.files[0].notes == ()
+    with pytest.raises(UserError, match=r"empty below line 9 \(data.skip_rows\)"):
+        read_file(path, name="t.csv", options=ReadOptions(skip_rows=9))
+    path.write_text("a,b\n1,2,3\n3,4\n5,6,7\n8,9\n")
+    with pytest.raises(UserError, match=r"t.csv, line 2: has 3 cells .* set data.skip_rows"):
+        read_file(path, name="t.csv")
+
+
+def test_empty_columns_and_rows_at_the_end_are_left_out_with_a_note(tmp_path):
+    source = read(tmp_path, ["1,2,,", "3,4,,", ",,,", ", ,,"], header="a,b,,")
+    assert source.column_names == ("a", "b")
+    assert source.num_rows == 2
+    assert source.files[0].notes == (
+        "2 empty columns at the end left out",
+        "2 empty rows at the end left out",
+    )
+    source = read(tmp_path, ["1,2,", "3,4,"], header="a,b")
+    assert source.column_names == ("a", "b")
+    source = read(tmp_path, ["1,2,x", ",,", "3,4,"], header="a,b,")
+    assert source.column_names == ("a", "b", "column_3")  # a value without a name stays
+    assert source.num_rows == 3
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "utf-16", "utf-16-le", "UTF8"])
+def test_other_encodings_are_read_by_name(tmp_path, encoding):
+    path = tmp_path / "t.csv"
+    path.write_bytes("Zeit;Größe\n0;1,5\n1;bad\n".encode(encoding))
+    if encoding != "UTF8":
+        with pytest.raises(UserError, match=r"t.csv.*data.encoding"):
+            read_file(path, name="t.csv")
+    source = read_file(path, name="t.csv", options=ReadOptions(encoding=encoding))
+    assert source.column_names == ("Zeit", "Größe")
+    with pytest.raises(UserError, match=r't.csv, line 3, column "Größe": "bad"'):
+        columns.read_numbers(source, "Größe", "x")
+
+
+def test_text_that_is_not_of_the_encoding_is_refused(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_bytes("a;Größe\n0;1\n".encode("cp1252"))
+    for encoding in ("ascii", "utf-16"):
+        with pytest.raises(UserError, match=rf"^{path}: is not {encoding} text \(data.encoding"):
+            read_file(path, name="t.csv", options=ReadOptions(encoding=encoding))
+    path.write_bytes("a,b\n0,1,2\n".encode("utf-16"))
+    with pytest.raises(UserError, match=r"^t.csv, line 2: has 3 cells"):
+        read_file(path, name="t.csv", options=ReadOptions(encoding="utf-16"))
+    with pytest.raises(UserError, match=r'data.encoding = "klingon" is no encoding'):
+        configs.load({"data": {"encoding": "klingon"}})
+
+
+@pytest.mark.parametrize("cell", ["1 234,5", "1'234.5", "1\u202f234,5", "1.234.567,8"])
+def test_thousands_separators_are_refused_with_the_fix(tmp_path, cell):
+    source = read(tmp_path, [f"0;{cell}", "1;2"], header="t;a")
+    assert columns.is_numeric(source, "a")
+    with pytest.raises(UserError, match=r't.csv, line 2, column "a": .*thousands separators; writ'):
+        columns.read_numbers(source, "a", "x")

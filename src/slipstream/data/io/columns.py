@@ -12,21 +12,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from slipstream.data.io import decimals, times
+from slipstream.data.io.layout import NULLS
 from slipstream.data.io.table import DataTable, MemoryReader, release_memory
 from slipstream.errors import UserError
 from slipstream.text import find_nearest, format_count
 
-NULLS = ["", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NAN", "-nan"]
-NULLS += ["null", "NULL", "None", "none"]
 LARGEST = 1e30
 """Beyond it, squares leave the range of float32."""
 HEAD_ROWS = 1000
 
 
-def parse_text(table: DataTable, *, keep_text: Collection[str | None]) -> None:
+def parse_text(
+    table: DataTable, *, keep_text: Collection[str | None], na: Collection[str] = ()
+) -> None:
     """Replace the text of a CSV table by float64, in place, in columns that hold only numbers.
 
-    `keep_text` names columns that are compared as text, where 007 is not 7, or read as times.
+    `keep_text` names columns that are compared as text, where 007 is not 7, or read as times. `na`
+    are texts that mean "missing", beside the usual ones.
     Text and numbers of all columns are never in memory together.
     """
     reader = table.reader
@@ -36,9 +38,9 @@ def parse_text(table: DataTable, *, keep_text: Collection[str | None]) -> None:
         values = reader.columns[name]
         if name in keep_text or name == table.file_column:
             continue
-        if _to_numbers(table, values.slice(0, HEAD_ROWS)) is None:
+        if _to_numbers(table, _drop_texts(values.slice(0, HEAD_ROWS), na)) is None:
             continue
-        if (numbers := _to_numbers(table, values)) is not None:
+        if (numbers := _to_numbers(table, _drop_texts(values, na))) is not None:
             filled = numbers.fill_null(np.nan).combine_chunks()
             reader.columns[name] = pa.chunked_array([filled])
     release_memory()
@@ -182,8 +184,15 @@ def _is_numeric(kind: pa.DataType) -> bool:
 
 def _clean(values: pa.ChunkedArray) -> pa.ChunkedArray:
     """Trim text; null where it is missing."""
-    text = pc.utf8_trim_whitespace(values.cast(pa.string()))
-    return pc.if_else(pc.is_in(text, value_set=pa.array(NULLS)), pa.scalar(None, pa.string()), text)
+    return _drop_texts(pc.utf8_trim_whitespace(values.cast(pa.string())), NULLS)
+
+
+def _drop_texts(values: pa.ChunkedArray, na: Collection[str]) -> pa.ChunkedArray:
+    """Return text with nulls in place of some; they are compared without spaces around them."""
+    if not na:
+        return values
+    is_missing = pc.is_in(pc.utf8_trim_whitespace(values), value_set=pa.array(na))
+    return pc.if_else(is_missing, pa.scalar(None, pa.string()), values)
 
 
 def _cast(text: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray | None:

@@ -1,4 +1,4 @@
-"""Compressed files: gzip, and ZIP archives with one table inside.
+"""Compressed files, gzip and ZIP archives with one table inside, and text in other encodings.
 
 They are unpacked into a temporary folder that is removed when the process ends, so that readers map
 them into memory, and read them by row group, like any other file.
@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import cache
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -18,6 +18,7 @@ from slipstream.errors import UserError
 
 SUFFIXES = (".gz", ".zip")
 MOST_NAMES = 5
+BLOCK_CHARACTERS = 1 << 20
 ERRORS = (zipfile.BadZipFile, gzip.BadGzipFile, EOFError, zlib.error, NotImplementedError)
 """What damaged files raise"""
 
@@ -30,7 +31,7 @@ class UnpackedFile(NamedTuple):
     """The compressed file's path, and the name of the file inside if it is an archive"""
 
 
-_unpacked: dict[tuple[Path, int, int], UnpackedFile] = {}
+_unpacked: dict[tuple[Path, int, int, str], UnpackedFile] = {}
 
 
 def is_readable(path: Path, formats: Collection[str]) -> bool:
@@ -43,12 +44,21 @@ def is_readable(path: Path, formats: Collection[str]) -> bool:
 
 def unpack(path: Path, formats: Collection[str]) -> UnpackedFile:
     """Unpack a file, once per process while it stays the same."""
+    unpack_one = _unpack_zip if path.suffix.lower() == ".zip" else _unpack_gzip
+    return _write_once(path, "", lambda: unpack_one(path, formats))
+
+
+def transcode(path: Path, encoding: str) -> UnpackedFile:
+    """Return a text file as UTF-8, written once per process while it stays the same."""
+    return _write_once(path, encoding, lambda: _transcode(path, encoding))
+
+
+def _write_once(path: Path, encoding: str, write: Callable[[], UnpackedFile]) -> UnpackedFile:
     status = path.stat()
-    key = (path.resolve(), status.st_size, status.st_mtime_ns)
+    key = (path.resolve(), status.st_size, status.st_mtime_ns, encoding)
     if key not in _unpacked:
         try:
-            unpack_one = _unpack_zip if path.suffix.lower() == ".zip" else _unpack_gzip
-            _unpacked[key] = unpack_one(path, formats)
+            _unpacked[key] = write()
         except ERRORS as error:
             raise UserError(f"{path}: cannot be unpacked ({error}); it is damaged") from None
         except OSError as error:
@@ -57,6 +67,22 @@ def unpack(path: Path, formats: Collection[str]) -> UnpackedFile:
                 f"({error.strerror or error}); set TMPDIR to another folder, or unpack it yourself"
             ) from None
     return _unpacked[key]
+
+
+def _transcode(path: Path, encoding: str) -> UnpackedFile:
+    target = _make_path(path.name)
+    line = 1
+    with target.open("w", encoding="utf-8", newline="") as file:
+        try:
+            with path.open(encoding=encoding, newline="") as content:
+                while block := content.read(BLOCK_CHARACTERS):
+                    file.write(block)
+                    line += block.count("\n")
+        except UnicodeError as error:
+            raise UserError(
+                f"{path}: is not {encoding} text (data.encoding; from line {line} on: {error})"
+            ) from None
+    return UnpackedFile(target, str(path))
 
 
 def _unpack_gzip(path: Path, formats: Collection[str]) -> UnpackedFile:
@@ -101,10 +127,14 @@ def _is_hidden(member: zipfile.ZipInfo) -> bool:
 
 
 def _copy(content: gzip.GzipFile | IO[bytes], name: str) -> Path:
-    folder = Path(tempfile.mkdtemp(dir=_make_folder().name))
-    with (folder / name).open("wb") as file:
+    path = _make_path(name)
+    with path.open("wb") as file:
         shutil.copyfileobj(content, file, 1 << 20)
-    return folder / name
+    return path
+
+
+def _make_path(name: str) -> Path:
+    return Path(tempfile.mkdtemp(dir=_make_folder().name)) / name
 
 
 @cache

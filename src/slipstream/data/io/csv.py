@@ -3,12 +3,14 @@
 Files in which a quote swallows rows, since it never closes or closes in a later row, are refused.
 """
 
+import contextlib
 import csv
 import itertools
 import mmap
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,24 +18,32 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
+from slipstream.data.io import layout
+from slipstream.data.io.layout import Layout, is_number
 from slipstream.errors import UserError
 from slipstream.text import format_count
 
 Ints = npt.NDArray[np.int64]
+Record = tuple[int, int, list[str]]
+"""First line, last line and cells"""
 
 BLOCK_BYTES, COUNT_BYTES = 16 << 20, 1 << 20
 """Bytes that are parsed at a time, and searched for line breaks"""
+DELIMITERS = ",;\t"
+HEAD_RECORDS, HEAD_CELLS = 100, 100_000
+"""Records among which the names are looked for"""
 UNNAMED = "column_"
 """The name of a column without one is this and its position."""
 MAGIC = {
     b"\x1f\x8b": "gzip data; rename it to .csv.gz",
-    b"PK\x03\x04": "a ZIP or Excel file; rename it to .zip, or export it as CSV",
+    b"PK\x03\x04": "a ZIP or Excel file; rename it to .zip or .xlsx",
     b"PAR1": "Parquet data; rename it to .parquet",
     b"ARROW1": "Arrow data; rename it to .arrow",
-    b"\xff\xfe": "UTF-16 text; save it as UTF-8",
-    b"\xfe\xff": "UTF-16 text; save it as UTF-8",
-    b"\x89HDF": "an HDF5 or MAT file; export it as CSV or Parquet",
-    b"MATLAB": "a MAT file; export it as CSV or Parquet",
+    b"\xff\xfe": 'UTF-16 text; set data.encoding = "utf-16", or save it as UTF-8',
+    b"\xfe\xff": 'UTF-16 text; set data.encoding = "utf-16", or save it as UTF-8',
+    b"\x89HDF": "an HDF5 file; export it as CSV or Parquet",
+    b"MATLAB": "a MAT file; rename it to .mat",
+    b"\xd0\xcf\x11\xe0": "an Excel file (.xls); correct the ending of its name",
 }
 MOST_NULS = 0.1
 """The share of NUL bytes from which on a file is not UTF-8"""
@@ -45,15 +55,34 @@ FIX = (
 )
 
 
-def read_csv(path: Path, name: str, head: bytes) -> tuple[pa.Table, str]:
-    """Read a CSV file as text, and find its delimiter; `head` is how the file begins."""
+class CsvFile(NamedTuple):
+    """The text of a file, and how it is laid out."""
+
+    table: pa.Table
+    delimiter: str
+    header_lines: int
+    """Lines above the first row of values"""
+    lines_above: int
+    """Lines above the names"""
+    units: dict[str, str]
+    notes: tuple[str, ...]
+
+
+def read_csv(path: Path, name: str, head: bytes, skip_rows: int | None = None) -> CsvFile:
+    """Read a CSV file as text, and find its layout; `head` is how the file begins.
+
+    Lines of text above the names are recognised, or counted by `skip_rows`.
+    """
     for magic, what in MAGIC.items():
         if head.startswith(magic):
             raise UserError(f"{path}: is {what}")
     if head.count(b"\0") > MOST_NULS * len(head):
-        raise UserError(f"{path}: contains NUL bytes, as UTF-16 text does; save it as UTF-8")
-    delimiter = _find_delimiter(head)
-    names, lines = _read_header(path, name, delimiter)
+        raise UserError(
+            f"{path}: contains NUL bytes, as UTF-16 text does; set data.encoding, as in "
+            '"utf-16-le", or save it as UTF-8'
+        )
+    delimiter, first, lines, header = _read_header(path, name, head, skip_rows)
+    names = [name or f"{UNNAMED}{i}" for i, name in enumerate(header.names, start=1)]
     try:
         table = pa.csv.read_csv(
             path,
@@ -68,38 +97,121 @@ def read_csv(path: Path, name: str, head: bytes) -> tuple[pa.Table, str]:
         )
     except (pa.ArrowException, OSError) as error:
         _refuse_bad_text(path)
-        _refuse_ragged(path, name, delimiter, len(names))
+        _refuse_ragged(path, name, delimiter, len(names), lines)
         raise UserError(f"{path}: cannot be read as CSV: {summarize_error(error)}") from None
     refuse_swallowed(path, name, table, delimiter)
-    if len(names) == 1:  # a file of one column may end with blank lines
-        filled = np.flatnonzero(pc.not_equal(table.column(0), "").to_numpy())
-        table = table.slice(0, int(filled[-1]) + 1 if len(filled) else 0)
-    return table, delimiter
+    table, notes = _drop_empty(table, header.names)
+    return CsvFile(table, delimiter, lines, first - 1, header.units, notes)
 
 
-def _read_header(path: Path, name: str, delimiter: str) -> tuple[list[str], int]:
-    """Return the columns' names and the number of lines above the rows."""
+def _drop_empty(table: pa.Table, names: list[str]) -> tuple[pa.Table, tuple[str, ...]]:
+    """Drop empty rows and unnamed empty columns at the end of a table; say so."""
+    notes = []
+    num_columns = table.num_columns
+    while num_columns > 1 and not names[num_columns - 1] and is_blank(table[num_columns - 1]):
+        num_columns -= 1
+    if dropped := table.num_columns - num_columns:
+        notes.append(f"{format_count(dropped, 'empty column')} at the end left out")
+        table = table.select(list(range(num_columns)))
+    num_rows = _count_filled_rows(table)
+    dropped = table.num_rows - num_rows
+    if dropped and num_columns > 1:  # a file of one column may end with blank lines
+        notes.append(f"{format_count(dropped, 'empty row')} at the end left out")
+    return table.slice(0, num_rows), tuple(notes)
+
+
+def _count_filled_rows(table: pa.Table) -> int:
+    """Count the rows up to the last one that is not blank."""
+    last = table.slice(max(table.num_rows - 1, 0))
+    if not all(is_blank(column) for column in last.columns):
+        return int(table.num_rows)
+    filled = (pc.not_equal(pc.utf8_trim_whitespace(column), "") for column in table.columns)
+    rows = (np.flatnonzero(flags.to_numpy()) for flags in filled)
+    return max((int(some[-1]) + 1 for some in rows if len(some)), default=0)
+
+
+def is_blank(cells: pa.ChunkedArray) -> bool:
+    """Return whether no cell holds more than spaces."""
+    if len(cells) and cells[0].as_py().strip():
+        return False
+    return bool(pc.all(pc.equal(pc.utf8_trim_whitespace(cells), ""), min_count=0).as_py())
+
+
+class _Header(NamedTuple):
+    delimiter: str
+    first_line: int
+    """The line of the names, the first if there are two; 1 where only blank lines are above"""
+    lines: int
+    """Lines above the first row of values"""
+    layout: Layout
+
+
+def _read_header(path: Path, name: str, head: bytes, skip_rows: int | None) -> _Header:
+    """Find the delimiter, the names and the units among the first records."""
     try:
-        records = iter_records(path, delimiter)
-        lines, cells = next(((last, cells) for _, last, cells in records if cells), (0, []))
+        delimiter, records = _find_delimiter(path, head, skip_rows)
     except UnicodeDecodeError:
         _refuse_bad_text(path)
         raise
-    if not cells:
-        raise UserError(f"{path}: the file is empty")
-    refuse_open(path, name, cells[-1], delimiter)
-    names = [cell.strip() or f"{UNNAMED}{i}" for i, cell in enumerate(cells, start=1)]
-    filled = [name for name in names if not name.startswith(UNNAMED)]
+    rows = [cells for _, _, cells in records]
+    header = layout.find_layout(rows, search=skip_rows is None)
+    if header is None:
+        after = f" below line {skip_rows} (data.skip_rows)" if skip_rows else ""
+        raise UserError(f"{path}: the file is empty{after}")
+    refuse_open(path, name, rows[header.first_name_row][-1], delimiter)
+    lines = records[header.first_value_row - 1][1]
+    filled = [name for name in header.names if name]
     if filled and all(is_number(name) for name in filled):
-        text = delimiter.join(cells)[:60]
+        text = delimiter.join(rows[header.first_name_row])[:60]
         raise UserError(
             f'{path}: line {lines} should name the columns, but reads "{text}"; add a line with '
             "their names above it"
         )
-    return names, lines
+    above = any(rows[: header.first_name_row])
+    first_line = records[header.first_name_row][0] if above else 1
+    return _Header(delimiter, first_line, lines, header)
 
 
-def iter_records(path: Path, delimiter: str) -> Iterator[tuple[int, int, list[str]]]:
+def _find_delimiter(path: Path, head: bytes, skip_rows: int | None) -> tuple[str, list[Record]]:
+    """Return the delimiter and the first records.
+
+    It is the most frequent of comma, semicolon and tab in the first line, outside quotes, unless
+    only another one shows names above numbers.
+    """
+    lines = head.removeprefix(b"\xef\xbb\xbf").splitlines()[skip_rows or 0 :]
+    first = next((line for line in lines if line.strip()), b"")
+    outside = b"".join(first.split(b'"')[::2])
+    usual = max(DELIMITERS, key=lambda mark: outside.count(mark.encode()))
+    records = _read_records(path, usual, skip_rows)
+    if skip_rows is None and layout.find_names([cells for _, _, cells in records]) is None:
+        others = {}
+        for mark in DELIMITERS.replace(usual, ""):
+            with contextlib.suppress(UserError):
+                others[mark] = _read_records(path, mark, skip_rows)
+        fitting = {
+            mark: len(some[at][2])
+            for mark, some in others.items()
+            if (at := layout.find_names([cells for _, _, cells in some])) is not None
+        }
+        best = max(fitting, key=lambda mark: fitting[mark], default=usual)
+        if fitting.get(best, 0) > 1:
+            return best, others[best]
+    return usual, records
+
+
+def _read_records(path: Path, delimiter: str, skip_rows: int | None) -> list[Record]:
+    """Read the first records below the lines to skip."""
+    records, cells = [], 0
+    for record in iter_records(path, delimiter):
+        if record[0] > (skip_rows or 0):
+            records.append(record)
+            cells += len(record[2])
+        if len(records) >= HEAD_RECORDS or (cells >= HEAD_CELLS and len(records) > 3):
+            break
+    return records
+
+
+def iter_records(path: Path, delimiter: str) -> Iterator[Record]:
     """Yield each record with its first and last line; slow, so for the header and errors only."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, delimiter=delimiter)
@@ -117,23 +229,23 @@ def iter_records(path: Path, delimiter: str) -> Iterator[tuple[int, int, list[st
             raise UserError(f"{path}, line {first}: cannot be read as CSV: {error}") from None
 
 
-def find_line(path: Path, delimiter: str, columns: int, row: int) -> int | None:
+def find_line(path: Path, delimiter: str, columns: int, header_lines: int, row: int) -> int | None:
     """Return the line in which a row below the header begins."""
     rows = iter_records(path, delimiter)
-    next((cells for _, _, cells in rows if cells), None)  # the header
-    lines = (first for first, _, cells in rows if cells or columns == 1)
+    lines = (first for first, _, cells in rows if first > header_lines and (cells or columns == 1))
     return next(itertools.islice(lines, row, None), None)
 
 
-def _refuse_ragged(path: Path, name: str, delimiter: str, wanted: int) -> None:
+def _refuse_ragged(path: Path, name: str, delimiter: str, wanted: int, header_lines: int) -> None:
     for first, _, cells in iter_records(path, delimiter):
-        if cells and len(cells) != wanted:
+        if first > header_lines and cells and len(cells) != wanted:
             refuse_open(path, name, cells[-1], delimiter)
+            hint = ""
+            if first <= HEAD_RECORDS and header_lines == 1:
+                hint = "; if other lines stand above the names, set data.skip_rows to their number"
             raise UserError(
                 f"{name}, line {first}: has {format_count(len(cells), 'cell')} where the header "
-                "has "
-                f"{wanted}; "
-                f'it reads "{delimiter.join(cells)[:60]}"'
+                f'has {wanted}; it reads "{delimiter.join(cells)[:60]}"{hint}'
             )
 
 
@@ -143,15 +255,8 @@ def _refuse_bad_text(path: Path) -> None:
             try:
                 line.decode("utf-8")
             except UnicodeDecodeError:
-                fix = "is not UTF-8 text; save the file as UTF-8"
+                fix = 'is not UTF-8 text; set data.encoding, as in "cp1252", or save it as UTF-8'
                 raise UserError(f"{path}, line {at}: {fix}") from None
-
-
-def _find_delimiter(head: bytes) -> str:
-    """Return the most frequent of comma, semicolon and tab in the first line, outside"""
-    first = head.lstrip(b"\xef\xbb\xbf\r\n ").split(b"\n", 1)[0]
-    outside = b"".join(first.split(b'"')[::2])
-    return max(",;\t", key=lambda mark: outside.count(mark.encode()))
 
 
 def summarize_error(error: Exception) -> str:
@@ -242,15 +347,6 @@ def _find_swallowed(table: pa.Table, index: int, rows: Ints, delimiter: str) -> 
 
 def _split_lines(cell: str) -> list[str]:
     return re.split(r"\r\n|\r|\n", cell)
-
-
-def is_number(cell: str, *, comma: bool = False) -> bool:
-    """Return whether a cell is a number; with `comma`, also one with a decimal comma."""
-    try:
-        float(cell.replace(",", ".") if comma else cell)
-    except ValueError:
-        return False
-    return True
 
 
 def _find_line(path: Path, cell: str, delimiter: str) -> int:

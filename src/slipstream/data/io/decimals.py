@@ -13,7 +13,14 @@ WITH_COMMA = (
     r"|^[+-]?\d{1,3}(?:,\d{3})+(?:\.\d*)?$|^[+-]?\d{1,3}(?:\.\d{3})+,\d*$"
 )
 """Numbers with a decimal comma or separated thousands, whichever it may be"""
-LOOKS = f"{NUMBER}|{WITH_COMMA}"
+_SPACES = " '\u2019\u00a0\u202f"
+THOUSANDS = (
+    rf"^[+-]?\d{{1,3}}(?:[{_SPACES}]\d{{3}})+(?:[.,]\d*)?$"
+    r"|^[+-]?\d{1,3}(?:,\d{3}){2,}(?:\.\d*)?$|^[+-]?\d{1,3}(?:\.\d{3}){2,}(?:,\d*)?$"
+    r"|^[+-]?\d{1,3}(?:,\d{3})+\.\d*$|^[+-]?\d{1,3}(?:\.\d{3})+,\d*$"
+)
+"""Numbers that certainly have separators between thousands: 1 234,5 and 1,234.5"""
+LOOKS = f"{NUMBER}|{WITH_COMMA}|{THOUSANDS}"
 _EXPONENT = r"[eE][+-]?\d+"
 CERTAIN = (
     rf"^[+-]?(?:\d*MARK(?:\d{{1,2}}|\d{{4,}})(?:{_EXPONENT})?"
@@ -49,6 +56,11 @@ def normalize_decimals(
 
 def explain_mark(cell: str, mark: str | None) -> str | None:
     """Say what is wrong with a number's comma or point; None if it is no number at all."""
+    if re.match(THOUSANDS, cell):
+        return (
+            "has thousands separators; write numbers without them, as in 1234.5 (data.decimal only "
+            "names the decimal mark)"
+        )
     if mark == "," and re.match(NUMBER, cell):
         return (
             "has a point, but the comma is the decimal mark here; write numbers without thousands "

@@ -30,7 +30,7 @@ def read_parquet(path: Path, name: str) -> DataTable:
     except ERRORS as error:
         raise _explain(path, "Parquet", error) from None
     groups = tuple(np.cumsum([0, *counts[:-1]]).tolist())
-    source = SourceFile(name, sum(counts), len(names), path)
+    source = SourceFile(name, sum(counts), len(names), path, "Parquet")
     return make_table(_ParquetReader(path, groups), source, names, groups)
 
 
@@ -44,7 +44,7 @@ def read_arrow(path: Path, name: str) -> DataTable:
     counts = [batch.num_rows for batch in table.to_batches()]
     groups = tuple(np.cumsum([0, *counts[:-1]]).tolist())
     names = tuple(table.column_names)
-    source = SourceFile(name, table.num_rows, len(names), path)
+    source = SourceFile(name, table.num_rows, len(names), path, "Arrow")
     return make_table(_ArrowReader(path), source, names, groups)
 
 

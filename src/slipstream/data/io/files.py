@@ -1,18 +1,22 @@
 """The files that a config names, each read as its ending says; files read twice are noted."""
 
+import codecs
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from slipstream.checksums import compute_sha256
 from slipstream.config import SIMULATED, Data, find_matches
-from slipstream.data.io import columns, compression, csv, decimals, disk
-from slipstream.data.io.compression import is_readable
+from slipstream.data.io import columns, compression, csv, decimals, disk, marks
+from slipstream.data.io.compression import UnpackedFile, is_readable
+from slipstream.data.io.options import ReadOptions
 from slipstream.data.io.table import (
     FILE_COLUMN,
     DataTable,
+    SourceFile,
     concatenate_tables,
     read_memory,
     wrap_table,
@@ -23,37 +27,57 @@ from slipstream.text import find_nearest
 
 READERS = {".csv": "csv", ".tsv": "csv", ".txt": "csv", ".parquet": "parquet", ".pq": "parquet"}
 READERS |= {".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow"}
+DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs"}
 ENDINGS = (*READERS, *compression.SUFFIXES)
 SET_FOLDERS = ("train", "val", "test")
 HEAD_BYTES = END_BYTES = 1 << 16
+HIDDEN = (".", "~$")
+"""How names begin that folders hide: of hidden files, and of those that Excel has open"""
 MOST_NOTES = 5
+PLAIN = ReadOptions()
 
 
 def read_tables(data: Data, table: Any) -> list[DataTable]:
     """Read the tables that the config names, or take over the one passed in their place.
 
-    Their columns have a type from here on: numbers in a CSV are parsed once, now.
+    Their columns have a type from here on: numbers in a CSV are parsed once, now. Cells that mean
+    "missing" by `data.na` are null, and times over several columns have a column of their own.
     """
     if table is not None:
-        return [read_memory(table, decimal=data.decimal, time=data.time)]
-    if not data.paths or not all(data.paths):
+        tables = [read_memory(table, decimal=data.decimal, time=data.time_column)]
+    elif not data.paths or not all(data.paths):
         what = "not set" if not data.paths else "empty"
         raise UserError(f"data.path is {what}; name a file or a folder, or pass a table")
-    if data.paths[0].startswith(SIMULATED):
-        return [_simulate(data.paths[0])]
+    elif data.paths[0].startswith(SIMULATED):
+        tables = [_simulate(data.paths[0])]
+    else:
+        tables = _read_paths(data)
+    return [
+        marks.join_times(marks.mark_missing(each, data.na), data.time_columns) for each in tables
+    ]
+
+
+def _read_paths(data: Data) -> list[DataTable]:
     if data.split.folders:
         _check_folders(data)
-    tables = list(read_files(data.paths, decimal=data.decimal))
+    tables = list(read_files(data.paths, ReadOptions.from_data(data)))
+    formats = {bool(table.delimiter) for table in tables}
+    if len(formats) > 1:  # the numbers of a CSV join those of other formats
+        _parse_text(tables, data)
     if data.split.folders:  # a set's files stay tables of their own
         if FILE_COLUMN in data.ids:
             tables = [concatenate_tables([each]) for each in tables]
     elif data.ids and (len(tables) > 1 or FILE_COLUMN in data.ids):
         tables = [concatenate_tables(tables)]
-    compared = data.targets if data.task == "classify" and data.targets else ()
-    keep_text = {data.time, data.split.by, *data.ids, *data.where, *compared}
-    for each in tables:
-        columns.parse_text(each, keep_text=keep_text)
+    _parse_text(tables, data)
     return tables
+
+
+def _parse_text(tables: Sequence[DataTable], data: Data) -> None:
+    compared = data.targets if data.task == "classify" and data.targets else ()
+    keep_text = {*data.time_columns, data.split.by, *data.ids, *data.where, *compared}
+    for each in tables:
+        columns.parse_text(each, keep_text=keep_text, na=marks.list_texts(data.na))
 
 
 def _check_folders(data: Data) -> None:
@@ -74,13 +98,13 @@ def _simulate(path: str) -> DataTable:
     return wrap_table(embedded[path](), path)
 
 
-def read_files(paths: Iterable[str], *, decimal: str | None = None) -> Iterator[DataTable]:
+def read_files(paths: Iterable[str], options: ReadOptions = PLAIN) -> Iterator[DataTable]:
     """Read every file of the paths; a folder stands for the files below it, and a pattern for those
     that match, in order of name."""
     for path in map(Path, paths):
         folder, files = _expand(path)
         for file in files:
-            yield read_file(file, name=file.relative_to(folder).as_posix(), decimal=decimal)
+            yield from read_parts(file, name=file.relative_to(folder).as_posix(), options=options)
 
 
 def _expand(path: Path) -> tuple[Path, list[Path]]:
@@ -103,7 +127,7 @@ def _select_readable(folder: Path, files: Iterable[Path]) -> list[Path]:
         for file in files
         if file.is_file()
         and is_readable(file, READERS)
-        and not any(part.startswith(".") for part in file.relative_to(folder).parts)
+        and not any(part.startswith(HIDDEN) for part in file.relative_to(folder).parts)
     ]
 
 
@@ -125,22 +149,36 @@ def list_files(folder: Path) -> list[Path]:
 
 
 def read_file(
-    path: Path, *, name: str, setting: str = "data.path", decimal: str | None = None
+    path: Path, *, name: str, setting: str = "data.path", options: ReadOptions = PLAIN
 ) -> DataTable:
-    """Read one file; `decimal` is the decimal mark of its text, where that is configured."""
+    """Read a file that is one table."""
+    return read_parts(path, name=name, setting=setting, options=options)[0]
+
+
+def read_parts(
+    path: Path, *, name: str, setting: str = "data.path", options: ReadOptions = PLAIN
+) -> list[DataTable]:
+    """Read the tables of one file: one, or one per sheet where the options name several sheets.
+
+    `files` of a table says what was read: the format with its details, units, and notes.
+    """
     head = _read_head(path, setting) if path.suffix.lower() in ("", *ENDINGS) else b""
     if path.suffix.lower() not in ENDINGS:
         known = ", ".join(ENDINGS)
         raise UserError(f'{path}: unsupported format "{path.suffix or path.name}"; use {known}')
     if path.suffix.lower() in READERS:
-        return _read_plain(path, name, head, decimal)
+        return _read_plain(path, name, head, options)
     unpacked = compression.unpack(path, READERS)
     inner = unpacked.label.removeprefix(str(path))
     try:
         head = _read_head(unpacked.path, setting)
-        return _read_plain(unpacked.path, name + inner, head, decimal)
+        return _read_plain(unpacked.path, name + inner, head, options)
     except UserError as error:
-        raise UserError(str(error).replace(str(unpacked.path), unpacked.label)) from None
+        raise _rename(error, unpacked) from None
+
+
+def _rename(error: UserError, unpacked: UnpackedFile) -> UserError:
+    return UserError(str(error).replace(str(unpacked.path), unpacked.label))
 
 
 def _read_head(path: Path, setting: str) -> bytes:
@@ -168,18 +206,89 @@ def _suggest_file(path: Path) -> str:
     return f'; did you mean "{nearest}"?' if nearest else ""
 
 
-def _read_plain(path: Path, name: str, head: bytes, decimal: str | None) -> DataTable:
+def _read_plain(path: Path, name: str, head: bytes, options: ReadOptions) -> list[DataTable]:
     match READERS[path.suffix.lower()]:
         case "csv":
-            text, delimiter = csv.read_csv(path, name, head)
-            if decimal is None and delimiter != ",":
-                decimal = decimals.find_mark(text)
-            table = wrap_table(text, name, path=path, delimiter=delimiter)
+            table = _read_text(path, name, head, options)
         case "parquet":
-            table = disk.read_parquet(path, name)
+            table = replace(disk.read_parquet(path, name), decimal=options.decimal)
         case _:
-            table = disk.read_arrow(path, name)
+            table = replace(disk.read_arrow(path, name), decimal=options.decimal)
+    return [table]
+
+
+def _read_text(path: Path, name: str, head: bytes, options: ReadOptions) -> DataTable:
+    if options.encoding is None or codecs.lookup(options.encoding).name == "utf-8":
+        return _read_csv(path, name, head, options)
+    unpacked = compression.transcode(path, options.encoding)
+    try:
+        return _read_csv(unpacked.path, name, _read_head(unpacked.path, ""), options)
+    except UserError as error:
+        raise _rename(error, unpacked) from None
+
+
+def _read_csv(path: Path, name: str, head: bytes, options: ReadOptions) -> DataTable:
+    file = csv.read_csv(path, name, head, options.skip_rows)
+    decimal = options.decimal
+    if decimal is None and file.delimiter != ",":
+        decimal = decimals.find_mark(file.table)
+    details = [DELIMITERS[file.delimiter]] if file.delimiter != "," else []
+    details += ["decimal comma"] if decimal == "," else []
+    details += [options.encoding] if options.encoding else []
+    table = wrap_table(
+        file.table,
+        name,
+        path=path,
+        format=", ".join(["CSV", *details]),
+        delimiter=file.delimiter,
+        header_lines=file.header_lines,
+        units=file.units,
+        notes=(*describe_layout(file.lines_above, file.units, options), *file.notes),
+    )
     return replace(table, decimal=decimal)
+
+
+def describe_layout(lines_above: int, units: Mapping[str, str], options: ReadOptions) -> list[str]:
+    """Note lines that were found above the names, and the units below them."""
+    notes = []
+    if lines_above and options.skip_rows is None:
+        lines = "line 1 is" if lines_above == 1 else f"lines 1 to {lines_above} are"
+        notes.append(f"{lines} above the names (data.skip_rows = {lines_above})")
+    if units:
+        listed = ", ".join(f"{name} [{unit}]" for name, unit in islice(units.items(), MOST_NOTES))
+        more = f" and {len(units) - MOST_NOTES} more" * (len(units) > MOST_NOTES)
+        notes.append(f"a row of units is below the names: {listed}{more}")
+    return notes
+
+
+def describe_files(tables: Sequence[DataTable]) -> list[str]:
+    """Return the notes on what was read from the files, and on files that are read twice."""
+    files = [file for table in tables for file in table.files]
+    by_note: dict[str, list[str]] = {}
+    for file in files:
+        for note in file.notes:
+            by_note.setdefault(note, []).append(file.name)
+    notes = []
+    for note, names in by_note.items():
+        more = f" and {len(names) - 1:,} more files" if len(names) > 2 else ""
+        which = f'"{names[0]}"{more}' if len(names) != 2 else " and ".join(f'"{n}"' for n in names)
+        notes.append(f"{which}: {note}")
+    return [*notes, *_describe_units(files), *find_duplicates(tables)]
+
+
+def _describe_units(files: Sequence[SourceFile]) -> list[str]:
+    """Note columns whose unit differs from file to file."""
+    first: dict[str, tuple[str, str]] = {}
+    notes = {}
+    for file in files:
+        for column, unit in file.units.items():
+            known, name = first.setdefault(column, (unit, file.name))
+            if known != unit:
+                notes[column] = (
+                    f'column "{column}" is in {known} in "{name}", but in {unit} in "{file.name}"; '
+                    "bring the files to one unit"
+                )
+    return list(notes.values())
 
 
 def find_duplicates(tables: Sequence[DataTable]) -> list[str]:
@@ -190,7 +299,7 @@ def find_duplicates(tables: Sequence[DataTable]) -> list[str]:
     names: dict[Path, str] = {}
     notes = []
     for file in (file for table in tables for file in table.files):
-        if file.path is None:
+        if file.path is None or file.part:
             continue
         path = file.path.resolve()
         if path in names:

@@ -7,7 +7,7 @@ column.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -54,15 +54,39 @@ class SourceFile(NamedTuple):
     num_rows: int
     num_columns: int
     path: Path | None = None
+    format: str = ""
+    """The format with its details, in words"""
     delimiter: str | None = None
     """Set for CSV files"""
+    header_lines: int = 0
+    """Lines or rows of the file above the first row of values; 0 where rows are counted"""
+    part: str = ""
+    """The sheet of a workbook of which several are read"""
+    units: Mapping[str, str] = {}
+    """Units by column, where the file has them apart from the names"""
+    scalars: tuple[str, ...] = ()
+    """Columns that repeat one value of the file, which are no inputs by default"""
+    notes: tuple[str, ...] = ()
+    """What was left out or read in a way that the user should know"""
+
+    def summarize(self) -> dict[str, Any]:
+        """Return what was read, for people and for metrics.json."""
+        return {
+            "name": self.name,
+            "format": self.format or "table in memory",
+            "rows": self.num_rows,
+            "columns": self.num_columns,
+            "notes": list(self.notes),
+        }
 
     def locate_row(self, row: int) -> str:
         if self.path is not None and self.delimiter is not None:
-            line = csv.find_line(self.path, self.delimiter, self.num_columns, row)
+            line = csv.find_line(
+                self.path, self.delimiter, self.num_columns, self.header_lines, row
+            )
             if line is not None:
                 return f"{self.name}, line {line}"
-        return f"{self.name}, row {row + 1}"
+        return f"{self.name}, row {self.header_lines + row + 1}"
 
 
 @dataclass(frozen=True)
@@ -136,12 +160,10 @@ def read_memory(table: Any, *, decimal: str | None = None, time: str | None = No
     return replace(wrap_table(to_arrow(table, time=time), "data"), decimal=decimal)
 
 
-def wrap_table(
-    table: pa.Table, name: str, *, path: Path | None = None, delimiter: str | None = None
-) -> DataTable:
-    """Return an Arrow table as ours; it may come from a CSV file."""
+def wrap_table(table: pa.Table, name: str, **details: Any) -> DataTable:
+    """Return an Arrow table as ours; `details` are those of the file that it comes from."""
     names = tuple(table.column_names)
-    source = SourceFile(name, table.num_rows, len(names), path, delimiter)
+    source = SourceFile(name, table.num_rows, len(names), **details)
     return make_table(MemoryReader(dict(zip(names, table.columns, strict=True))), source, names)
 
 
@@ -181,7 +203,8 @@ class _ConcatenatedReader:
 def _concatenate_readers(tables: Sequence[DataTable], file_column: str) -> ColumnReader:
     readers = [table.reader for table in tables]
     columns = [reader.columns for reader in readers if isinstance(reader, MemoryReader)]
-    if len(columns) < len(readers):
+    types = [{name: values.type for name, values in each.items()} for each in columns]
+    if len(columns) < len(readers) or any(some != types[0] for some in types):
         return _ConcatenatedReader(tuple(tables), file_column)
     joined = {
         name: pa.chunked_array([chunk for each in columns for chunk in each[name].chunks])

@@ -15,7 +15,16 @@ DATES = (
     *("%Y/%m/%d", "%Y.%m.%d", "%Y%m%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y"),
     *("%d.%m.%y", "%d/%m/%y", "%m/%d/%y", "%b %d %Y", "%b %d, %Y", "%d %b %Y", "%d-%b-%Y"),
 )
-CLOCKS = ("", " %H:%M:%S", " %H:%M", "T%H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
+CLOCKS = (
+    "",
+    " %H:%M:%S",
+    " %H:%M",
+    "T%H:%M:%S",
+    " %I:%M %p",
+    " %I:%M:%S %p",
+    " %H.%M.%S",
+    " %H.%M",
+)
 
 
 def parse_times(

@@ -14,7 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from slipstream.data.io.columns import NULLS, is_text, read_column
+from slipstream.data.io.columns import is_text, read_column
+from slipstream.data.io.layout import NULLS
 from slipstream.data.io.table import DataTable
 from slipstream.errors import UserError
 

@@ -14,6 +14,8 @@ import numpy as np
 from slipstream.config import Data
 from slipstream.data.io.columns import read_codes, read_numbers, read_times
 from slipstream.data.io.files import READERS, read_file
+from slipstream.data.io.marks import mark_missing
+from slipstream.data.io.options import ReadOptions
 from slipstream.data.io.table import DataTable
 from slipstream.data.labels import classes
 from slipstream.data.missing import encode_runs
@@ -52,7 +54,9 @@ def attach_labels(
     labelled intervals; `known` are the classes of a trained model."""
     assert data.labels is not None
     path = Path(data.labels)
-    labels = read_file(path, name=path.name, setting=SETTING, decimal=data.decimal)
+    options = ReadOptions.from_data(data).for_side_table()
+    table = read_file(path, name=path.name, setting=SETTING, options=options)
+    labels = mark_missing(table, data.na)
     codes, texts = classes.read_labels(labels, LABEL, SETTING)
     if (codes == classes.UNKNOWN).any():
         row = int(np.flatnonzero(codes == classes.UNKNOWN)[0])
@@ -145,7 +149,7 @@ def _read_bounds(labels: DataTable, name: str, raw: RawSeries, data: Data) -> Ti
             wanted, present = ("dates", "numbers") if is_date(raw.time) else ("numbers", "dates")
             raise UserError(
                 f'{labels.name}: column "{name}" ({SETTING}) holds {present}, but the data\'s time '
-                f'"{data.time}" holds {wanted}'
+                f'"{data.time_column}" holds {wanted}'
             )
         return times
     if data.missing == "drop" or data.where:

@@ -82,6 +82,7 @@ def _read_join(step: JoinStep, where: str, source: Any, data: Data) -> JoinedTab
         "where": {},
         "task": "regress",
         "time_format": step.time_format or data.time_format,
+        **dict.fromkeys(("skip_rows", "sheet", "variable")),  # it is laid out as it is
     }
     theirs = data.model_copy(update=settings)
     try:
@@ -93,9 +94,9 @@ def _read_join(step: JoinStep, where: str, source: Any, data: Data) -> JoinedTab
 
 
 def _split_join(step: JoinStep, where: str, table: DataTable, data: Data) -> JoinedTable:
-    assert data.time is not None
-    times = read_times(table, data.time, data.time_format, "time")
-    reserved = {data.time, table.file_column, *step.ids}
+    assert data.time_column is not None
+    times = read_times(table, data.time_column, data.time_format, "time")
+    reserved = {*data.time_columns, data.time_column, table.file_column, *step.ids}
     names = step.columns
     if names is None:
         free = (name for name in table.column_names if name not in reserved)
@@ -118,7 +119,7 @@ def _split_join(step: JoinStep, where: str, table: DataTable, data: Data) -> Joi
 
 
 def _refuse_order(table: DataTable, data: Data, rows: Ints, first: int, backwards: bool) -> None:
-    here = table.locate_cell(int(rows[first + 1]), str(data.time))
+    here = table.locate_cell(int(rows[first + 1]), str(data.time_column))
     before = table.locate_row(int(rows[first]))
     if backwards:
         raise UserError(

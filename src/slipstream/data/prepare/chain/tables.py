@@ -103,7 +103,7 @@ class PrepareChain:
         for table, frames in zip(tables, every, strict=True):
             dropped, without = self._finish(table, frames, features)
             notes, left_out = [*notes, *dropped], [*left_out, *without]
-            result = build_table(table, frames, stored, plan.labels, data.time)
+            result = build_table(table, frames, stored, plan.labels, data.time_column)
             built.append(replace(result, look_ahead=ahead))
         release_memory()
         after = data.model_copy(update={"where": {}})
@@ -129,7 +129,14 @@ class PrepareChain:
     def _list_values(self, table: DataTable) -> list[str]:
         """Return the columns of a table that hold values, not labels or ids."""
         data = self.data
-        reserved = {data.time, data.split.by, *data.ids, *data.static, table.file_column}
+        reserved = {
+            *data.time_columns,
+            data.time_column,
+            data.split.by,
+            *data.ids,
+            *data.static,
+            table.file_column,
+        }
         if data.task == "classify":
             reserved |= set(data.targets or ())
         free = [name for name in table.column_names if name not in reserved]
