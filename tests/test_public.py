@@ -85,7 +85,7 @@ def test_signatures_of_the_verbs():
     assert of(slipstream.pretrain) == [*job, *shown, "force"]
     more = ["storage", "workers", "on", "model", "allow_code"]
     assert of(slipstream.tune) == [*job, "init_from", *shown, *more]
-    more = ["resample", "ensemble", "overrides", "quiet", "allow_code"]
+    more = ["resample", "ensemble", "joins", "overrides", "quiet", "allow_code"]
     assert of(slipstream.evaluate) == ["run", "data", "columns", "on", *more]
     assert of(slipstream.predict) == ["run", "data", "columns", "every", *more]
     assert of(slipstream.report) == ["run", "out"]

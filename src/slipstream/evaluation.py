@@ -31,6 +31,7 @@ def evaluate(
     on: str = "test",
     resample: bool = False,
     ensemble: bool | None = None,
+    joins: Mapping[str, Any] | None = None,
     overrides: tuple[str, ...] = (),
     allow_code: bool = False,
 ) -> dict[str, Any]:
@@ -47,9 +48,14 @@ def evaluate(
         allow_code=allow_code,
     )
     if data is None:
+        if joins:
+            raise UserError("joins are for new data; pass the rows to score as well (--data)")
         datasets = load_own_sets(trained.members)
     else:
-        datasets = [one.load_new(data, targets=True, resample=resample) for one in trained.members]
+        datasets = [
+            one.load_new(data, targets=True, resample=resample, joins=joins)
+            for one in trained.members
+        ]
     dataset, fold_predictors, members = trained.bind(datasets, [which])
     plan, signature = trained.first.plan, dataset.signature
     if len(dataset.folds) > len(fold_predictors):

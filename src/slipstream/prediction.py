@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +30,28 @@ def predict(
     every: bool = False,
     resample: bool = False,
     ensemble: bool | None = None,
+    joins: Mapping[str, Any] | None = None,
     overrides: tuple[str, ...] = (),
     allow_code: bool = False,
 ) -> pa.Table:
     """Predict with a run's model; `slipstream.predict` documents the arguments."""
     trained = load_trained(run, overrides=overrides, ensemble=ensemble, allow_code=allow_code)
-    return predict_with(trained, data, every=every, resample=resample)
+    return predict_with(trained, data, every=every, resample=resample, joins=joins)
 
 
 @recovery.explain_out_of_memory()
 def predict_with(
-    trained: TrainedRun, data: Any, *, every: bool = False, resample: bool = False
+    trained: TrainedRun,
+    data: Any,
+    *,
+    every: bool = False,
+    resample: bool = False,
+    joins: Mapping[str, Any] | None = None,
 ) -> pa.Table:
     """Predict with what is loaded already."""
-    datasets = [one.load_new(data, targets=False, resample=resample) for one in trained.members]
+    datasets = [
+        one.load_new(data, targets=False, resample=resample, joins=joins) for one in trained.members
+    ]
     dataset, folds, _ = trained.bind(datasets, ["all"])
     plan, predictor = trained.first.plan, folds[-1]
     assert dataset.memory is not None

@@ -27,6 +27,7 @@ def evaluate(
     on: str = "test",
     resample: bool = False,
     ensemble: bool | None = None,
+    joins: Mapping[str, Any] | None = None,
     overrides: str | Iterable[str] | Mapping[str, Any] = (),
     quiet: bool = False,
     allow_code: bool = False,
@@ -45,6 +46,8 @@ def evaluate(
         resample: Resample new data to the time step that the model was trained on.
         ensemble: True for the mean of all repeats, False for the single model; by default whichever
             was better on the validation set.
+        joins: Tables or paths for the joins of `data.prepare`, instead of the files that the
+            model was trained with: {"weather.csv": frame}, by the file's name.
         overrides: Settings that override the run's config: "data.stride=4", a list of such
             texts, or a mapping.
         quiet: Do not say that torch is being loaded, which takes seconds on first use.
@@ -74,6 +77,7 @@ def evaluate(
             on=on,
             resample=resample,
             ensemble=ensemble,
+            joins=joins,
             overrides=more,
             allow_code=allow_code,
         )
@@ -89,6 +93,7 @@ def predict(
     every: bool = False,
     resample: bool = False,
     ensemble: bool | None = None,
+    joins: Mapping[str, Any] | None = None,
     overrides: str | Iterable[str] | Mapping[str, Any] = (),
     quiet: bool = False,
     allow_code: bool = False,
@@ -108,6 +113,8 @@ def predict(
         resample: Resample rows to the time step that the model was trained on.
         ensemble: True for the mean of all repeats, False for the single model; by default whichever
             was better on the validation set.
+        joins: Tables or paths for the joins of `data.prepare`, instead of the files that the
+            model was trained with: {"weather.csv": frame}, by the file's name.
         overrides: Settings that override the run's config.
         quiet: Do not say that torch is being loaded, which takes seconds on first use.
         allow_code: Let the run's config import the network class that it names.
@@ -135,6 +142,7 @@ def predict(
             every=every,
             resample=resample,
             ensemble=ensemble,
+            joins=joins,
             overrides=more,
             allow_code=allow_code,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -77,6 +77,7 @@ class TrainedModel:
         columns: Sequence[str] | None = None,
         every: bool = False,
         resample: bool = False,
+        joins: Mapping[str, Any] | None = None,
     ) -> pa.Table:
         """Predict new data in physical units; the arguments are those of `slipstream.predict`."""
         if self._trained is None:
@@ -87,7 +88,8 @@ class TrainedModel:
         from slipstream import prediction
 
         table = name_columns(data, columns)
-        return prediction.predict_with(self._trained, table, every=every, resample=resample)
+        options: dict[str, Any] = {"every": every, "resample": resample, "joins": joins}
+        return prediction.predict_with(self._trained, table, **options)
 
     def __repr__(self) -> str:
         count = sum(weight.numel() for weight in self.module.parameters())

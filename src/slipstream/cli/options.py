@@ -69,7 +69,30 @@ AllowCode = Annotated[
     typer.Option("--allow-code", help="Let the run's config import the network class it names."),
 ]
 
+Joins = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--join",
+        metavar="NAME=FILE",
+        help="Join this file instead of the one that data.prepare names, as in "
+        "weather.csv=weather-new.csv; repeatable.",
+    ),
+]
+
 DATA_HELP = "A file or folder with the columns that the model was trained on."
+
+
+def parse_joins(joins: Sequence[str] | None) -> dict[str, str]:
+    """Return the files of --join, by the name of the file that each replaces."""
+    from slipstream.errors import UserError
+
+    result = {}
+    for text in joins or ():
+        name, equals, path = text.partition("=")
+        if not (name and equals and path):
+            raise UserError(f'--join: "{text}" is not of the form NAME=FILE')
+        result[name] = path
+    return result
 
 
 def list_overrides(set_: Sequence[str] | None, out: Path | None) -> tuple[str, ...]:

@@ -10,12 +10,14 @@ from slipstream.cli.options import (
     DATA_HELP,
     AllowCode,
     Ensemble,
+    Joins,
     Json,
     Quiet,
     Resample,
     RunFolder,
     Set,
     folder_option,
+    parse_joins,
     parse_path,
 )
 from slipstream.cli.output import handle_errors, print_result
@@ -34,6 +36,7 @@ def evaluate(
     ] = "test",
     resample: Resample = False,
     ensemble: Ensemble = None,
+    join: Joins = None,
     allow_code: AllowCode = False,
     set_: Set = None,
     as_json: Json = False,
@@ -47,6 +50,7 @@ def evaluate(
         options: dict[str, Any] = {
             "resample": resample,
             "ensemble": ensemble,
+            "joins": parse_joins(join),
             "allow_code": allow_code,
         }
         result = run_evaluation(run, data, on=on, overrides=tuple(set_ or ()), **options)
@@ -65,6 +69,7 @@ def predict(
     ] = False,
     resample: Resample = False,
     ensemble: Ensemble = None,
+    join: Joins = None,
     allow_code: AllowCode = False,
     set_: Set = None,
     as_json: Json = False,
@@ -88,6 +93,7 @@ def predict(
             options: dict[str, Any] = {
                 "resample": resample,
                 "ensemble": ensemble,
+                "joins": parse_joins(join),
                 "allow_code": allow_code,
             }
             run = runs.find_run(run)

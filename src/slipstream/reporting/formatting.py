@@ -60,6 +60,18 @@ def format_step(seconds: float, is_date: bool) -> str:
     return f"{seconds:,.6g} s"
 
 
+def describe_step(step: Mapping[str, Any]) -> str:
+    """Describe a step of `data.prepare` in one line."""
+    if step["step"] == "formula":
+        return f"{step['name']} = {step['value']}"
+    settings = [
+        f"{key} {', '.join(map(str, value)) if isinstance(value, list | tuple) else value}"
+        for key, value in step.items()
+        if key != "step"
+    ]
+    return f"{step['step']} ({', '.join(settings)})" if settings else str(step["step"])
+
+
 def format_value(value: Any) -> str:
     """Format a setting's value; floats with four significant figures."""
     if isinstance(value, bool):

@@ -12,6 +12,7 @@ from markupsafe import Markup
 from slipstream import runs
 from slipstream.errors import ResumableError, UserError
 from slipstream.reporting.formatting import (
+    describe_step,
     format_count,
     format_moment,
     format_number,
@@ -41,6 +42,7 @@ def render_page(name: str, **values: Any) -> str:
         "plural": format_count,
         "moment": format_moment,
         "step": format_step,
+        "describe_step": describe_step,
     }
     environment.filters |= formats
     style = _read_template("page.css")

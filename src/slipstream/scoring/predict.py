@@ -141,7 +141,8 @@ def build_table(
     owner = np.repeat(np.searchsorted(offsets, starts, side="right") - 1, steps)
     rows = (starts[:, None] + signature.lead + np.arange(steps)).ravel()
     names = pa.DictionaryArray.from_arrays(owner.astype(np.int32), list(dataset.index.series_names))
-    columns = [(prediction_columns.SERIES, names), (prediction_columns.ROW, rows - offsets[owner])]
+    first = offsets[:-1] + (0 if dataset.index.padding is None else dataset.index.padding)
+    columns = [(prediction_columns.SERIES, names), (prediction_columns.ROW, rows - first[owner])]
     if chunk.time is not None:
         columns.append((prediction_columns.TIME, _compute_times(chunk, dataset, rows, owner)))
     if signature.horizon:

@@ -34,6 +34,8 @@ def summarize_data(dataset: Dataset, config: Config) -> dict[str, Any]:
         "num_files": len(dataset.files),
         "files": dataset.summarize_files(),
     }
+    if config.data.prepare:
+        summary["prepare"] = _summarize_steps(dataset, config)
     if config.data.split.stratified:  # windows of one series are in several sets
         return summary | {"rows_by_set": None, "timelines": []}
     assignments = _assign_rows(dataset, config)
@@ -42,6 +44,21 @@ def summarize_data(dataset: Dataset, config: Config) -> dict[str, Any]:
     return summary | {
         "rows_by_set": rows_by_set,
         "timelines": list(_list_timelines(dataset, assignments)),
+    }
+
+
+def _summarize_steps(dataset: Dataset, config: Config) -> dict[str, Any]:
+    """Return the steps of `data.prepare`, the ranges they were fitted to, and the latency."""
+    step = dataset.index.step
+    return {
+        "steps": [
+            one.model_dump(exclude_defaults=True) | {"step": one.step}
+            for one in config.data.prepare
+        ],
+        "limits": dataset.limits,
+        "look_ahead": dataset.index.look_ahead,
+        "latency_rows": dataset.latency,
+        "latency": None if step is None else dataset.latency * step,
     }
 
 
