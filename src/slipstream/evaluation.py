@@ -47,15 +47,7 @@ def evaluate(
         ensemble=ensemble,
         allow_code=allow_code,
     )
-    if data is None:
-        if joins:
-            raise UserError("joins are for new data; pass the rows to score as well (--data)")
-        datasets = load_own_sets(trained.members)
-    else:
-        datasets = [
-            one.load_new(data, targets=True, resample=resample, joins=joins)
-            for one in trained.members
-        ]
+    datasets = _load_datasets(trained, data, resample=resample, joins=joins)
     dataset, fold_predictors, members = trained.bind(datasets, [which])
     plan, signature = trained.first.plan, dataset.signature
     if len(dataset.folds) > len(fold_predictors):
@@ -97,6 +89,18 @@ def evaluate(
         "plan": plan.to_dict(),
         "notes": [*dataset.notes, *notes],
     }
+
+
+def _load_datasets(
+    trained: TrainedRun, data: Any, *, resample: bool, joins: Mapping[str, Any] | None
+) -> list[Dataset]:
+    """Return each member's own data, or new data."""
+    if data is not None:
+        options: dict[str, Any] = {"targets": True, "resample": resample, "joins": joins}
+        return [one.load_new(data, **options) for one in trained.members]
+    if joins:
+        raise UserError("joins are for new data; pass the rows to score as well (--data)")
+    return load_own_sets(trained.members)
 
 
 class _Fold(NamedTuple):
