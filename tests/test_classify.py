@@ -109,7 +109,7 @@ def test_the_summary_says_what_there_is(trained):
         *("run", "name", "metrics", "windows", "baselines", "judged_by", "beaten_by", "classes"),
         *("intervals", "against_majority", "steps", "epochs", "best_epoch", "stopped"),
         *("parameters", "windows_per_s", "plan", "monitor", "estimate", "notes", "seconds"),
-        *("seconds_by_phase", "data", "finished_at", "command", "windows_without_target"),
+        *("seconds_by_phase", "time", "data", "finished_at", "command", "windows_without_target"),
     }
     assert summary["classes"] == list(NAMES)
     saved = runs.read_json(result.run / "metrics.json")

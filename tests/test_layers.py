@@ -22,7 +22,7 @@ import slipstream
 SOURCE = Path(slipstream.__file__).parent
 LAYERS = [
     {"text"},
-    {"errors", "events"},
+    {"errors", "events", "phases"},
     {"checksums", "run_names"},
     {"config", "stats"},
     {"machine", "runs"},

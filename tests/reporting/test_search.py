@@ -161,7 +161,7 @@ def test_a_person_gets_settings_figures_and_a_verdict(searched):
     assert "Optuna took" in told
     assert f"slipstream train {run}/best.toml" in told
     assert f"model: {run}/retrained/best" in told
-    assert f"report: {run}/report.html" in told
+    assert f"run: {run}\n" in told
     assert describe_search_verdict(json.loads(found.stdout)) in told
 
 

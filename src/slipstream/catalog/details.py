@@ -18,6 +18,7 @@ from slipstream.catalog.rows import (
     read_files,
 )
 from slipstream.reporting import wording
+from slipstream.reporting.formatting import format_seconds
 from slipstream.run_names import OUT
 
 RESUME = {
@@ -46,8 +47,9 @@ def show_run(name: str | PathLike[str], *, out: str | PathLike[str] = OUT) -> di
 
     Returns:
         A dict with the fields of `RunRow`, `settings` that differ from the defaults, the `summary`
-        that the run ended with (None if it has not ended), its `verdict`, the path of its `report`,
-        and `next`: the command that uses, resumes or removes the run.
+        that the run ended with (None if it has not ended), its `verdict`, where the
+        `time` went, the path of its `report`, and `next`: the command
+        that uses, resumes or removes the run.
 
     Raises:
         UserError: There is no such run.
@@ -63,6 +65,7 @@ def show_run(name: str | PathLike[str], *, out: str | PathLike[str] = OUT) -> di
         "settings": _list_settings(files),
         "summary": summary,
         "verdict": _describe_verdict(files),
+        "time": _describe_time(files),
         "report": str(report) if report.exists() else None,
         "next": suggest_command(files),
     }
@@ -92,6 +95,16 @@ def _describe_verdict(files: RunFiles) -> str | None:
             return wording.describe_search_verdict(summary)
         return wording.describe_verdict(summary)
     except DAMAGE_ERRORS:  # version 0.1 wrote no checksum that would have shown the damage
+        return None
+
+
+def _describe_time(files: RunFiles) -> str | None:
+    """Say where the time of a finished run went."""
+    summary = files.summary or {}
+    try:
+        parts = wording.describe_time(summary)
+        return f"{format_seconds(wording.get_total_s(summary))}: {parts}" if parts else None
+    except DAMAGE_ERRORS:
         return None
 
 

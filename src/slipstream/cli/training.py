@@ -27,8 +27,15 @@ from slipstream.cli.options import (
 from slipstream.cli.output import Printer, handle_errors, print_result
 from slipstream.cli.startup import import_modules, prepare_device
 from slipstream.errors import Interrupted, UserError
+from slipstream.phases import PhaseTimer, find_process_start
 from slipstream.terminal.console import SafeStream
-from slipstream.terminal.results import print_ensemble, print_probe, print_search, print_training
+from slipstream.terminal.results import (
+    print_ensemble,
+    print_probe,
+    print_report,
+    print_search,
+    print_training,
+)
 from slipstream.terminal.search import SearchDisplay
 from slipstream.terminal.training import LOADING, TrainingDisplay
 
@@ -132,8 +139,7 @@ def pretrain(
                 watch=display.show,
                 folder=resume,
             )
-            report = _draw_report(result.run, display)
-        _print_summary(result.summary, report, as_json, quiet, print_probe)
+        _finish(result.summary, Output(as_json, quiet, print_probe))
 
 
 def tune(
@@ -168,7 +174,7 @@ def tune(
     Many trials train at a time; they stop early where they fall behind.
     """
     with handle_errors(as_json):
-        overrides = list_overrides(set_, out)
+        overrides, timer = list_overrides(set_, out), PhaseTimer(find_process_start())
         loaded, earlier = load_job(config, resume, overrides, demo="search", kinds=("search",))
         if loaded and workers is None and on is None:
             prepare_device(loaded.engine.device)
@@ -187,9 +193,9 @@ def tune(
                 workers=_parse_workers(workers),
                 on=_parse_cluster(on),
                 allow_code=allow_code,
+                timer=timer,
             )
-            report = _draw_report(study.run, display)
-        _print_summary(study.summary, report, as_json, quiet, print_search)
+        _finish(study.summary, Output(as_json, quiet, print_search), timer)
 
 
 def ensemble(
@@ -214,8 +220,7 @@ def ensemble(
             overrides = tuple(set_ or ())
             options: dict[str, Any] = {"watch": display.show, "allow_code": allow_code}
             result = join_runs(run, name=name, out=out, overrides=overrides, **options)
-            report = _draw_report(result.run, display)
-        _print_summary(result.summary, report, as_json, quiet, print_ensemble)
+        _finish(result.summary, Output(as_json, quiet, print_ensemble))
 
 
 def _train(
@@ -227,6 +232,7 @@ def _train(
     **options: Any,
 ) -> None:
     """Run the training or pre-training, and write its report."""
+    timer = PhaseTimer(find_process_start())
     from slipstream.config import PRETRAIN_OVERRIDE
 
     always, kinds = ([PRETRAIN_OVERRIDE], ["pretrain"]) if command == "pretrain" else ([], KINDS)
@@ -244,11 +250,14 @@ def _train(
             overrides=() if loaded else overrides,
             watch=lambda event: _watch(event, display),
             resume=resume,
+            timer=timer,
             **options,
         )
-        summary = _advise(result, loaded, display) if advise else result.summary
-        report = _draw_report(result.run, display)
-    _print_summary(summary, report, as_json, quiet, print_training)
+        summary = result.summary
+        if advise:
+            summary = _advise(result, loaded, display)
+            summary["time"] = timer.extend(summary["time"], "advice_s")
+    _finish(summary, Output(as_json, quiet, print_training), timer)
 
 
 def _advise(result: FinishedRun, config: Config | None, display: TrainingDisplay) -> dict[str, Any]:
@@ -272,6 +281,14 @@ def _watch(event: Event, display: TrainingDisplay) -> None:
             threading.Thread(target=importlib.import_module, args=(module,), daemon=True).start()
 
 
+class Output(NamedTuple):
+    """How a summary is printed."""
+
+    as_json: bool
+    quiet: bool
+    print_text: Printer
+
+
 class DrawnReport(NamedTuple):
     """The report of a run, or the signal that came while it was drawn."""
 
@@ -279,29 +296,47 @@ class DrawnReport(NamedTuple):
     signal_number: int = 0
 
 
-def _draw_report(run: Path, display: TrainingDisplay | SearchDisplay) -> DrawnReport:
-    """Draw the report. The run is complete by then, so an interrupt only leaves the report out."""
-    try:
-        display.say("writing the report ...")
-        from slipstream.reporting.page import report
-
-        return DrawnReport(report(run))
-    except KeyboardInterrupt:
-        return DrawnReport(None, int(signal.SIGINT))
-    except Interrupted as stop:
-        return DrawnReport(None, stop.signal_number)
-
-
-def _print_summary(
-    summary: dict[str, Any], report: DrawnReport, as_json: bool, quiet: bool, printer: Printer
-) -> None:
-    """Print the summary; after an interrupt also the command that draws the report, and exit."""
+def _finish(summary: dict[str, Any], output: Output, timer: PhaseTimer | None = None) -> None:
+    """Print the summary, then draw the report; JSON has the path of the report, and comes last."""
+    closed = None
+    if not output.as_json:
+        try:
+            print_result(summary, *output)
+        except SystemExit as stop:  # the reader of stdout has gone
+            closed = stop
+    report = _draw_report(summary, timer)
     path = report.path and str(report.path)
-    print_result(summary | {"report": path}, as_json, quiet, printer)
+    if output.as_json:
+        print_result(summary | {"report": path}, *output)
+    elif not closed:
+        paths = {"run": summary["run"], "report": path}
+        print_result(paths, *output._replace(print_text=print_report))
+    if closed:
+        raise closed
     if path is None:
         message = "the run is complete, but its report was interrupted; draw it with: slipstream "
         SafeStream(sys.stderr).write(f"slipstream: {message}report {summary['run']}\n")
         raise SystemExit(128 + report.signal_number)
+
+
+def _draw_report(summary: dict[str, Any], timer: PhaseTimer | None) -> DrawnReport:
+    """Draw the report, and count its time. The run is complete by then, so an interrupt only leaves
+    the report out."""
+    from slipstream import runs
+
+    folder = Path(summary["run"])
+    try:
+        from slipstream.reporting.page import report
+
+        path = report(folder)
+        if timer is not None:
+            summary["time"] = timer.extend(summary["time"], "report_s")
+            runs.update_metrics(folder, time=summary["time"])
+        return DrawnReport(path)
+    except KeyboardInterrupt:
+        return DrawnReport(None, int(signal.SIGINT))
+    except Interrupted as stop:
+        return DrawnReport(None, stop.signal_number)
 
 
 def _warn_about_password(storage: str | None) -> None:

@@ -2,8 +2,10 @@
 
 import gc
 import re
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple, Self
 
 import torch
 
@@ -19,6 +21,16 @@ def raise_closed() -> None:
     raise RuntimeError("the program is closed")
 
 
+class CaptureSeconds(NamedTuple):
+    """The time that steps took for building kernels and recording, not for their numbers."""
+
+    training: float = 0.0
+    validation: float = 0.0
+
+    def add(self, other: Self) -> Self:
+        return type(self)(self.training + other.training, self.validation + other.validation)
+
+
 class CapturedProgram:
     """A program as a CUDA graph.
 
@@ -29,6 +41,8 @@ class CapturedProgram:
 
     def __init__(self, program: Program, device: torch.device, *, steps: int = 1) -> None:
         self.failure: str | None = None
+        self.setup_s = 0.0
+        """The host's time in the first calls, which build kernels, and in recording"""
         self._program = program
         self._device = device
         self._side = torch.cuda.Stream(device)
@@ -39,8 +53,12 @@ class CapturedProgram:
         self._many: torch.cuda.CUDAGraph | None = None
 
     def __call__(self) -> None:
-        if self._eager_left or self.failure:
-            self._eager_left = max(self._eager_left - 1, 0)
+        if self._eager_left:
+            began = time.perf_counter()
+            self._eager_left -= 1
+            self._run_eagerly()
+            self.setup_s += time.perf_counter() - began
+        elif self.failure:
             self._run_eagerly()
         elif self._steps == 1:
             self._replay_one()
@@ -89,6 +107,7 @@ class CapturedProgram:
     def _record(self, steps: int) -> torch.cuda.CUDAGraph | None:
         if self.failure:
             return None
+        began = time.perf_counter()
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         # cuBLAS never frees its workspaces. They lie in the middle of cached memory, which then
         # cannot be returned, so they are cleared before the recording and after it
@@ -108,6 +127,7 @@ class CapturedProgram:
             return None
         finally:
             torch._C._cuda_clearCublasWorkspaces()
+            self.setup_s += time.perf_counter() - began
         return graph
 
 

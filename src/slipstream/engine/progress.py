@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from slipstream.config import Train
+from slipstream.engine.capture import CaptureSeconds
 from slipstream.engine.lanes.lane import EpochStart, Lane, Pace
 from slipstream.engine.optim import is_frozen
 from slipstream.engine.plan import Plan
@@ -183,3 +184,5 @@ class FitResult:
     setup_s: float
     train_s: float
     validate_s: float
+    capture_s: CaptureSeconds = field(default_factory=CaptureSeconds)
+    """The part of these that is set-up, since the start or the last resume"""

@@ -18,6 +18,7 @@ from slipstream.config import Config, Train
 from slipstream.engine import checkpoint as checkpoints
 from slipstream.engine import progress as progresses
 from slipstream.engine import recovery
+from slipstream.engine.capture import CaptureSeconds
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.events import LaneEvents
 from slipstream.engine.lanes.lane import EpochStart, Lane
@@ -56,6 +57,8 @@ class TrainingState:
     timed_from: tuple[float, int] | None = None
     """Seconds and steps of the program after its first steps, which take longer: since then its
     speed is measured"""
+    captured_s: CaptureSeconds = field(default_factory=CaptureSeconds)
+    """Of the programs before the current one"""
     losses: Tensor = field(default_factory=lambda: torch.zeros(0))
     """[K, S]: as last read"""
     _program: StepProgram | None = None
@@ -149,6 +152,7 @@ class TrainingState:
             self.rows[result.number] = self.copy_rows(place)
         self.waiting[:0] = [result for _, result in active]
         self.close()
+        self.captured_s = self.captured_s.add(self.program.capture_s())
         self._program = None  # its memory has to be free before the smaller one is built
         recovery.free_memory()
         self.limit = -(-len(active) // 2)
@@ -191,7 +195,10 @@ class TrainingState:
         """Build a smaller program where at least such a share of the places is empty."""
         places = [place for place, _ in self.list_active()]
         if places and len(self.places) - len(places) >= share * len(self.places):
-            self._program = self.program.compact(places)
+            smaller = self.program.compact(places)
+            if smaller is not self._program:
+                self.captured_s = self.captured_s.add(self.program.capture_s())
+                self._program = smaller
             self.places = [self.places[place] for place in places]
 
     def mark_stopped(self, stop_reason: str, signal_number: int) -> None:
@@ -215,6 +222,7 @@ class TrainingState:
             self.steps,
             signal_number,
             *(self.setup_s, self.train_s, self.validate_s),
+            self.captured_s.add(self.program.capture_s()),
         )
 
     def close(self) -> None:

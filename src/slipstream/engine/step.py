@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.engine.batches.source import BatchSource, MicroBatch, Program
+from slipstream.engine.capture import CaptureSeconds
 from slipstream.engine.lanes.lane import EpochStart, Lane
 from slipstream.engine.objective import Objective
 from slipstream.engine.optim import ParameterUpdate
@@ -104,6 +105,9 @@ class StepProgram(Protocol):
 
     def failures(self) -> dict[str, str]:
         """Programs that could not be captured, and why."""
+
+    def capture_s(self) -> CaptureSeconds:
+        """The time that building kernels and recording took within the steps."""
 
     def close(self) -> None:
         """Release workers, threads, graphs and memory."""

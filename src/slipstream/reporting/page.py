@@ -95,6 +95,7 @@ def _write_run_report(run: Run, to: Path) -> Path:
             rows=_build_rows(summary),
             verdict=wording.describe_verdict(summary),
             is_beaten=wording.is_beaten(summary),
+            total_s=wording.get_total_s(summary),
             energy=wording.format_energy(summary),
             usage=list(wording.describe_usage(summary)),
             estimate=wording.describe_estimate(summary),

@@ -49,6 +49,7 @@ def write_search_report(run: Run, to: Path) -> Path:
         verdict=wording.describe_search_verdict(summary),
         good=has_gain and not summary["test"]["best"]["beaten_by"],
         notes=list(wording.describe_search(summary)),
+        total_s=wording.get_total_s(summary),
         states=wording.list_states(summary["trials"]),
         pruning=wording.describe_pruning(summary, count_epochs(trials, config)),
         gain="–" if gain is None else f"{-gain:+.0f} %",

@@ -16,6 +16,9 @@ from slipstream.reporting.formatting import (
 )
 from slipstream.text import format_count
 
+MIN_PART_S = 0.05
+"""Seconds from which on a part of the time is mentioned"""
+TIME_NAMES = {"startup": "start-up", "earlier": "earlier starts"}
 MIN_THROTTLED = 0.01
 """Share of the time from which on throttling of the GPU is reported"""
 GPU_USAGE = (
@@ -127,6 +130,27 @@ def is_beaten(summary: dict[str, Any]) -> bool:
         r2 = _read_r2(summary)
         return r2 is not None and r2 <= 0
     return not all(beats_majority(summary, "model", key) for key in LOWER_IS_BETTER)
+
+
+def get_total_s(summary: Mapping[str, Any]) -> float:
+    """Return the time from the command to the result; version 0.1 left out the start-up."""
+    return float((summary.get("time") or {}).get("wall_s", summary["seconds"]))
+
+
+def list_time_parts(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Return the seconds of each part of the time by its name; of version 0.1, of each phase."""
+    if "time" not in summary:
+        return dict(summary.get("seconds_by_phase") or {})
+    sums = ("wall_s", "process_s")
+    parts = {name.removesuffix("_s"): s for name, s in summary["time"].items() if name not in sums}
+    return {TIME_NAMES.get(name, name): seconds for name, seconds in parts.items()}
+
+
+def describe_time(summary: Mapping[str, Any]) -> str:
+    """List where the time went, without parts that took next to nothing; empty where that is not
+    known."""
+    parts = {name: s for name, s in list_time_parts(summary).items() if s >= MIN_PART_S}
+    return ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in parts.items())
 
 
 def format_energy(summary: dict[str, Any]) -> str:

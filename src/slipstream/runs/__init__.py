@@ -22,6 +22,7 @@ from slipstream.runs.folder import (
     open_run,
     read_metrics,
     remove_manifest,
+    update_metrics,
     verify_files,
     write_metrics,
 )
@@ -70,6 +71,7 @@ __all__ = [
     "sum_parts",
     "to_json",
     "truncate_log",
+    "update_metrics",
     "verify_files",
     "write_json",
     "write_metrics",

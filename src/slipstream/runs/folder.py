@@ -228,9 +228,28 @@ def write_metrics(run: Run, summary: dict[str, Any], *, name: str = METRICS) -> 
     text = disk.to_json(summary) + "\n"
     files = [run.folder / name for name in LISTED if (run.folder / name).is_file()]
     sums = {path.name: _compute_sum(path) for path in files}
-    sums[name] = hashlib.sha256(text.encode()).hexdigest()
+    sums[name] = _hash_text(text)
     disk.write_json(run.folder / MANIFEST, sums)
     disk.write_text(run.folder / name, text)
+
+
+def update_metrics(folder: Path, **values: Any) -> dict[str, Any]:
+    """Change entries of a finished run's metrics.json; return all of them.
+
+    There is no manifest in between, so that a kill leaves a run that can be read.
+    """
+    metrics, manifest = read_metrics(folder) | values, folder / MANIFEST
+    text = disk.to_json(metrics) + "\n"
+    sums = read_json(manifest) if manifest.exists() else None
+    remove(manifest)
+    disk.write_text(folder / METRICS, text)
+    if sums is not None:
+        disk.write_json(manifest, sums | {METRICS: _hash_text(text)})
+    return metrics
+
+
+def _hash_text(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def remove_manifest(run: Run) -> None:

@@ -38,16 +38,17 @@ def print_training(summary: dict[str, Any], console: Console) -> None:
         print_text(console, f"latent: {spread}; {constant}")
     for line in wording.describe_lanes(summary):
         print_text(console, line)
-    total = f"{format_seconds(summary['seconds'])} in total"
+    total = f"{format_seconds(wording.get_total_s(summary))} in total"
     if before_s := summary.get("seconds_before_resume"):
         total += f", {format_seconds(before_s)} of it before the resume"
     cost = ", ".join(filter(None, (total, wording.format_energy(summary))))
     speed = f"{summary['windows_per_s']:,.0f} training windows per second"
     print_text(console, f"{cost}; {speed}; {summary['stopped']}")
+    print_text(console, f"time: {wording.describe_time(summary)}")
     for line in (wording.describe_estimate(summary), *wording.describe_usage(summary)):
         if line:
             print_text(console, line)
-    _print_paths(summary, console)
+    print_text(console, f"run: {escape_to_line(summary['run'])}")
 
 
 def print_ensemble(summary: dict[str, Any], console: Console) -> None:
@@ -68,7 +69,7 @@ def print_ensemble(summary: dict[str, Any], console: Console) -> None:
         print_text(console, line)
     _print_notes(summary, console)
     print_text(console, f"{format_seconds(summary['seconds'])} in total")
-    _print_paths(summary, console)
+    print_text(console, f"run: {escape_to_line(summary['run'])}")
 
 
 def print_evaluation(result: dict[str, Any], console: Console) -> None:
@@ -122,7 +123,12 @@ def print_prediction(result: dict[str, Any], console: Console) -> None:
 
 
 def print_report(result: dict[str, Any], console: Console) -> None:
-    print_text(console, f"report: {result['report']}")
+    """Print the path of the report; with none, the command that draws it."""
+    if result["report"] is None:
+        run = escape_to_line(result["run"])
+        print_text(console, f"report: not drawn; draw it with: slipstream report {run}")
+    else:
+        print_text(console, f"report: {escape_to_line(result['report'])}")
 
 
 def print_probe(summary: dict[str, Any], console: Console) -> None:
@@ -140,19 +146,7 @@ def print_probe(summary: dict[str, Any], console: Console) -> None:
     print_text(console, summary["verdict"])
     total, encoder = (format_seconds(one["seconds"]) for one in (summary, summary["encoder"]))
     print_text(console, f"{total} in total, {encoder} of it pre-training")
-    _print_paths(summary, console)
-
-
-def _print_paths(summary: dict[str, Any], console: Console) -> None:
-    run = escape_to_line(summary["run"])
-    print_text(console, f"run: {run}\nreport: {_describe_report(summary)}")
-
-
-def _describe_report(summary: dict[str, Any]) -> str:
-    """Return the path of the report; with none, the command that draws it."""
-    if summary["report"] is None:
-        return f"not drawn; draw it with: slipstream report {escape_to_line(summary['run'])}"
-    return escape_to_line(summary["report"])
+    print_text(console, f"run: {escape_to_line(summary['run'])}")
 
 
 def _print_notes(result: dict[str, Any], console: Console) -> None:
@@ -170,12 +164,13 @@ def print_search(summary: dict[str, Any], console: Console) -> None:
     print_text(console, wording.describe_search_verdict(summary), "bold")
     for line in wording.describe_search(summary):
         print_text(console, line)
+    print_text(console, f"time: {wording.describe_time(summary)}")
     was_tested = summary["test"].get("best", {}).get("metrics")
     model = "retrained/best" if was_tested else "best"
     run, best = escape_to_line(summary["run"]), escape_to_line(summary["best_config"])
     print_text(
         console,
-        f"run: {run}\nreport: {_describe_report(summary)}\nmodel: {run}/{model}\n"
+        f"run: {run}\nmodel: {run}/{model}\n"
         f"best settings: {best}; train with them: slipstream train {best}",
     )
 

@@ -54,6 +54,7 @@ def print_run(details: dict[str, Any], row: RunRow, console: Console) -> None:
         "data": row.data,
         "model": row.model and f"{row.model}" + (f", {row.repeats} repeats" * (row.repeats > 1)),
         "trained": _describe_training(row),
+        "time": details["time"],
         "test": _describe_error(row),
         "verdict": details["verdict"],
         "note": row.note,

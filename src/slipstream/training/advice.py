@@ -16,7 +16,6 @@ from slipstream.config import Config
 from slipstream.data import dataset as datasets
 from slipstream.data.dataset import Dataset
 from slipstream.errors import UserError
-from slipstream.runs import Run
 from slipstream.scoring.predict import (
     accumulate,
     get_task_metrics,
@@ -141,8 +140,7 @@ def advise_run(folder: Path, config: Config, tell: Callable[[str], None]) -> dic
     metrics = runs.read_metrics(folder)
     advice = measure_suggestions(config, result=metrics, tell=tell)
     notes = [note for note in metrics["notes"] if not note.startswith(OFTEN)]
-    metrics |= {"advice": advice, "notes": [*notes, *advice["lines"]]}
-    runs.write_metrics(Run(folder), metrics)
+    metrics = runs.update_metrics(folder, advice=advice, notes=[*notes, *advice["lines"]])
     return {name: value for name, value in metrics.items() if name != "detail"}
 
 

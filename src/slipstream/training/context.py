@@ -5,8 +5,7 @@ That is: load the windows, build the task, settle the plan; later save the model
 
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from slipstream.engine.plan import Plan
 from slipstream.engine.single import TrainingTask, build_task, seed_generators
 from slipstream.errors import ResumableError
 from slipstream.models import build
+from slipstream.phases import EARLIER, PhaseTimer
 from slipstream.runs import Run
 from slipstream.scoring.summary import BaselineSums
 from slipstream.text import format_count
@@ -34,6 +34,9 @@ from slipstream.training import encoder as encoders
 from slipstream.training.encoder import EncoderMatch, PretrainedEncoder
 from slipstream.training.overview import summarize_data
 from slipstream.training.result import FinishedRun
+
+FIT_PHASES = ("set-up", "training", "validation")
+"""The phases whose seconds a checkpoint has"""
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,7 @@ class RunContext:
     """As requested: values that are left to measuring are not in it yet"""
     dataset: Dataset
     start: RunStart
-    seconds: dict[str, float]
-    """The duration of each phase so far"""
+    timer: PhaseTimer
     started_at: float
     """By `time.perf_counter`"""
     spent_s: float = 0.0
@@ -120,16 +122,16 @@ def build_monitor(context: RunContext) -> monitor.Monitor:
 
 def prepare_task(context: RunContext) -> tuple[TrainingTask, Plan]:
     """Build the model, put the data in place and settle the plan; write config and plan."""
-    run, dataset, start, seconds = context.run, context.dataset, context.start, context.seconds
+    run, dataset, start, timer = context.run, context.dataset, context.start, context.timer
     chosen, init = start.plan, start.init.weights if start.init else {}
     with seed_generators(context.config.seed, chosen.device):
         if start.init is not None and start.checkpoint is None:
             run.append("init", **start.init.summary)
-        with time_phase(seconds, "set-up"):
+        with timer.time("set-up"):
             task = build_task(
                 context.config, dataset, chosen, run, fingerprint=start.fingerprint, init=init
             )
-        with time_phase(seconds, "plan"):
+        with timer.time("plan"):
             if not start.plan_is_final:
                 task, chosen = _settle(task, chosen)
     runs.remove_manifest(run)
@@ -158,13 +160,6 @@ def _settle(task: TrainingTask, chosen: Plan) -> tuple[TrainingTask, Plan]:
         chosen = replace(chosen, reasons=chosen.reasons | {"batch": reason}, evidence=evidence)
     decided = choose_plan(task, chosen)
     return task, replace(decided, evidence=[*chosen.evidence, *decided.evidence])
-
-
-@contextmanager
-def time_phase(seconds: dict[str, float], phase: str) -> Iterator[None]:
-    began = time.perf_counter()
-    yield
-    seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - began
 
 
 def restore_folder(run: Run, settings: Config, requested: Config) -> None:
@@ -203,7 +198,7 @@ def finish_run(context: RunContext, summary: dict[str, Any], detail: dict[str, A
     """Write the summary, with the duration of the run and of its phases, from its first start."""
     run, spent_s = context.run, context.spent_s
     summary["seconds"] = spent_s + time.perf_counter() - context.started_at
-    summary["seconds_by_phase"] = context.seconds | _time_earlier_phases(context)
+    summary["seconds_by_phase"] = context.timer.seconds | _time_earlier_phases(context)
     if spent_s:
         summary["seconds_before_resume"] = spent_s
     summary["data"] = summarize_data(context.dataset, context.config)
@@ -211,10 +206,18 @@ def finish_run(context: RunContext, summary: dict[str, Any], detail: dict[str, A
         suggested = advice.summarize_suggestions(context.config, context.dataset, summary)
         if suggested is not None:
             summary |= {"advice": suggested, "notes": [*summary["notes"], *suggested["lines"]]}
-    summary |= runs.describe_origin()
+    summary |= runs.describe_origin() | {"time": summarize_time(context)}
     runs.write_metrics(run, summary | {"detail": detail})
     run.append("end", seconds=summary["seconds"])
     return FinishedRun(run.folder, summary)
+
+
+def summarize_time(context: RunContext) -> dict[str, float]:
+    """Return where the time went; the command adds the report's, once that is drawn."""
+    checkpoint, before = context.start.checkpoint, _time_earlier_phases(context)
+    if checkpoint and before:
+        before |= dict(zip(FIT_PHASES, checkpoint.metadata["seconds"], strict=True))
+    return context.timer.summarize(before=before)
 
 
 def _time_earlier_phases(context: RunContext) -> dict[str, float]:
@@ -222,4 +225,4 @@ def _time_earlier_phases(context: RunContext) -> dict[str, float]:
     the checkpoint go on from there."""
     checkpoint = context.start.checkpoint
     counted = sum(checkpoint.metadata["seconds"]) if checkpoint else 0.0
-    return {"earlier starts": max(context.spent_s - counted, 0.0)} if context.spent_s else {}
+    return {EARLIER: max(context.spent_s - counted, 0.0)} if context.spent_s else {}

@@ -31,7 +31,7 @@ from slipstream.models.custom import list_buffers
 from slipstream.scoring.summary import count_windows
 from slipstream.text import format_count
 from slipstream.training import context as contexts
-from slipstream.training.context import RunContext
+from slipstream.training.context import FIT_PHASES, RunContext
 
 ONE_AT_A_TIME = SingleProgram.mode
 
@@ -158,9 +158,8 @@ def fit_lanes(
         result = _train(task, lane_plan, checkpoint, events)
     else:
         events.end(result)
+    _count_seconds(context, result)
     contexts.restore_folder(run, config, context.config)
-    context.seconds["set-up"] += result.setup_s
-    context.seconds.update(training=result.train_s, validation=result.validate_s)
     plan = contexts.record_plan(run, result.plan, result.failures)
     if result.limit < lane_plan.places:
         lane_plan = replace(lane_plan, places=result.limit, reason="more did not fit into memory")
@@ -182,6 +181,24 @@ def _train(
         else:
             state = states.restore(checkpoint, lanes, build, events, same_configs=False)
         return loop.fit(state, stop, extra_state=lambda: extra)
+
+
+def _count_seconds(context: RunContext, result: FitResult) -> None:
+    """Count the time of training, set-up and validation; a checkpoint's is in the result too."""
+    timer, checkpoint = context.timer, context.start.checkpoint
+    fitted = dict(zip(FIT_PHASES, (result.setup_s, result.train_s, result.validate_s), strict=True))
+    timer.seconds |= fitted | {"set-up": timer.seconds["set-up"] + result.setup_s}
+    before = checkpoint.metadata["seconds"] if checkpoint else (0.0, 0.0, 0.0)
+    setup_s, _, validate_s = map(operator.sub, fitted.values(), before)
+    timer.end("training")  # with checkpoints, and what else comes between its steps
+    captures = result.capture_s
+    timer.move(
+        {
+            "set-up": setup_s + captures.training + captures.validation,
+            "validation": validate_s - captures.validation,
+        },
+        source="training",
+    )
 
 
 def _build_program(

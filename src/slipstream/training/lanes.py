@@ -14,19 +14,19 @@ from slipstream.scoring import lane_summary
 from slipstream.text import format_count
 from slipstream.training import context as contexts
 from slipstream.training import fitting
-from slipstream.training.context import RunContext, time_phase
+from slipstream.training.context import RunContext
 from slipstream.training.fitting import LanePlan
 from slipstream.training.result import FinishedRun
 
 
 def train_lanes(context: RunContext) -> FinishedRun:
     """Train all lanes, score each, keep them, and write everything."""
-    run, dataset, seconds = context.run, context.dataset, context.seconds
+    run, dataset, timer = context.run, context.dataset, context.timer
     checkpoint = context.start.checkpoint
     with contexts.build_monitor(context) as monitor:
         task, plan = contexts.prepare_task(context)
         lanes = fitting.build_lanes(task.config, dataset, task.init)
-        with time_phase(seconds, "plan"):
+        with timer.time("plan"):
             lane_plan = fitting.plan_lanes(task, lanes, plan, checkpoint)
         with lane_plan.plan.flags():
             _announce(task, lane_plan, checkpoint)
@@ -39,16 +39,16 @@ def train_lanes(context: RunContext) -> FinishedRun:
             if fit.signal_number:
                 raise _describe_interrupt(run, fit, len(lanes), best)
             lane_summary.refuse_failed(groups)
-            with time_phase(seconds, "scoring"):
+            with timer.time("scoring"):
                 run.append("scoring", what=format_count(len(lanes), "model"))
                 scored = lane_summary.score_folds(task, plan, groups)
-            with time_phase(seconds, "baselines"):
+            with timer.time("baselines"):
                 run.append("scoring", what="the baselines")
                 scored = lane_summary.score_fold_baselines(task, scored, context.baselines)
             if plan.device.type == "cuda":
                 recovery.free_memory()
     assert best is not None
-    with time_phase(seconds, "scoring"):
+    with timer.time("scoring"):
         summary, detail = lane_summary.summarize_lanes(task, scored)
     lane_summary.save_folds(task, scored, summary["uses"])
     summary |= fitting.summarize_training(task, fit, lane_plan, best) | context.summarize_init()

@@ -15,7 +15,7 @@ from slipstream.scoring import masked, summary
 from slipstream.text import format_epoch
 from slipstream.training import context as contexts
 from slipstream.training import fitting
-from slipstream.training.context import RunContext, time_phase
+from slipstream.training.context import RunContext
 from slipstream.training.fitting import ONE_AT_A_TIME, LanePlan
 from slipstream.training.result import FinishedRun
 
@@ -24,22 +24,22 @@ EXAMPLES = "reconstructions.parquet"
 
 def train_single(context: RunContext) -> FinishedRun:
     """Train, score and write everything."""
-    run, seconds = context.run, context.seconds
+    run, timer = context.run, context.timer
     with contexts.build_monitor(context) as monitor:
         task, plan = contexts.prepare_task(context)
         with plan.flags():
             fit, lane_plan = _fit_model(context, task, plan, monitor)
-            with time_phase(seconds, "scoring"):
+            with timer.time("scoring"):
                 run.append("scoring", what="the model")
                 sums = summary.score_model(task, lane_plan.plan)
-            with time_phase(seconds, "baselines"):
+            with timer.time("baselines"):
                 run.append("scoring", what="the baselines")
                 load_chunks = summary.make_chunk_loader(task)
                 baselines = summary.score_baselines(task.dataset, load_chunks)
                 summary.save_scored_baselines(run, [baselines])
             if plan.device.type == "cuda":
                 recovery.free_memory()
-    with time_phase(seconds, "scoring"):
+    with timer.time("scoring"):
         scores, detail = summary.summarize_scores(run, task.config, task.dataset, sums, baselines)
     result: dict[str, Any] = {
         **scores,
@@ -62,7 +62,7 @@ def train_encoder(context: RunContext) -> FinishedRun:
         with plan.flags():
             fit, lane_plan = _fit_model(context, task, plan, monitor)
             plan = lane_plan.plan
-            with time_phase(context.seconds, "scoring"):
+            with context.timer.time("scoring"):
                 run.append("scoring", what="the encoder")
                 load_chunks = summary.make_chunk_loader(task)
                 mean = masked.compute_training_mean(dataset, load_chunks).to(plan.device)

@@ -24,12 +24,13 @@ from slipstream.engine.plan import Plan
 from slipstream.engine.progress import Progress, parse_progress
 from slipstream.errors import Interrupted, ResumableError, UserError
 from slipstream.models import custom, permission
+from slipstream.phases import PhaseTimer
 from slipstream.run_names import ENSEMBLE_FILE
 from slipstream.runs import DISK_FULL, Event, Run
 from slipstream.scoring.summary import BaselineSums
 from slipstream.text import format_count
 from slipstream.training import fitting, lanes, single, trained_lanes
-from slipstream.training.context import RunContext, RunStart, load_dataset, time_phase
+from slipstream.training.context import RunContext, RunStart, load_dataset
 from slipstream.training.result import FinishedRun
 from slipstream.training.trained_lanes import LoadedData, TrainedLane
 
@@ -45,12 +46,13 @@ def train(
     folder: Path | None = None,
     model: type[nn.Module] | None = None,
     allow_code: bool = False,
+    timer: PhaseTimer | None = None,
 ) -> FinishedRun:
     """Train a model, or resume a run; `slipstream.train` documents the arguments.
 
-    `watch` is called with every event as it is logged: a dict.
+    `watch` is called with every event as it is logged: a dict. `timer` has the time before.
     """
-    began = time.perf_counter()
+    began, timer = time.perf_counter(), timer or PhaseTimer()
     if model is not None:
         overrides = (*overrides, f"model.kind={custom.format_class_path(model)}")
     if resume is not None:
@@ -67,19 +69,19 @@ def train(
                 f"{earlier.folder}"
             )
         with runs.lock_run(earlier), _keep_traceback(earlier):
-            return _resume(earlier, config, overrides, data, force, began)
+            return _resume(earlier, config, overrides, data, force, (timer, began))
     if config is None:
         raise UserError("there is neither a config nor a run to resume")
     settings = configs.load(config, overrides)
     permission.allow_classes(settings)
-    dataset, start, seconds = _load(settings, data)
+    dataset, start = _load(settings, data, timer)
     files = {"config.toml": runs.format_config(settings)}
     created = runs.create_locked(
         settings.name, out=settings.out, files=files, folder=folder, watch=watch
     )
     with created as run, _keep_traceback(run):
         run = replace(run, started_at=began)
-        return _run(RunContext(run, settings, dataset, start, seconds, began))
+        return _run(RunContext(run, settings, dataset, start, timer, began))
 
 
 def pretrain(
@@ -90,6 +92,7 @@ def pretrain(
     watch: Callable[[Event], None] | None = None,
     resume: str | Path | None = None,
     force: bool = False,
+    timer: PhaseTimer | None = None,
 ) -> FinishedRun:
     """Pre-train an encoder; `slipstream.pretrain` documents the arguments."""
     if config is not None:
@@ -103,7 +106,8 @@ def pretrain(
                 f"--resume {earlier.folder}"
             )
         resume = earlier.folder
-    return train(config, data, overrides=overrides, watch=watch, resume=resume, force=force)
+    options: dict[str, Any] = {"overrides": overrides, "resume": resume, "force": force}
+    return train(config, data, watch=watch, timer=timer, **options)
 
 
 def train_or_resume(
@@ -137,7 +141,7 @@ def finish_trained(
     `trained` has the lanes by their number in the run; lanes that are missing there are trained
     first. A run on the same data takes over and extends `baselines`.
     """
-    began, text = time.perf_counter(), runs.format_config(config)
+    began, timer, text = time.perf_counter(), PhaseTimer(), runs.format_config(config)
     saved = trained_lanes.make_checkpoint(config, data, trained, why)
 
     def fill(run: Run) -> None:
@@ -157,7 +161,7 @@ def finish_trained(
         run = replace(run, started_at=began - spent_s)
         plan = Plan.from_dict(saved.metadata["plan"])
         start = RunStart(data.fingerprint, plan, True, saved, data.init)
-        context = RunContext(run, config, data.dataset, start, {}, began, spent_s, baselines)
+        context = RunContext(run, config, data.dataset, start, timer, began, spent_s, baselines)
         return _run(context).summary
 
 
@@ -181,14 +185,16 @@ def _run(context: RunContext) -> FinishedRun:
     return single.train_single(context)
 
 
-def _load(settings: Config, data: Any) -> tuple[Dataset, RunStart, dict[str, float]]:
-    """Load the windows and make the rules-of-thumb plan; the seconds of each phase come along."""
-    seconds: dict[str, float] = {}
-    with time_phase(seconds, "data"):
+def _load(settings: Config, data: Any, timer: PhaseTimer) -> tuple[Dataset, RunStart]:
+    """Load the windows and make the rules-of-thumb plan."""
+    timer.end("start-up")
+    with timer.time("data"):
         init, dataset = load_dataset(settings, data)
+        fingerprint = dataset.compute_fingerprint()
     streamed = dataset.stream is not None
-    plan = make_plan(settings, data_bytes=dataset.data_bytes, streamed=streamed)
-    return dataset, RunStart(dataset.compute_fingerprint(), plan, init=init), seconds
+    with timer.time("plan"):
+        plan = make_plan(settings, data_bytes=dataset.data_bytes, streamed=streamed)
+    return dataset, RunStart(fingerprint, plan, init=init)
 
 
 def _resume(
@@ -197,8 +203,10 @@ def _resume(
     overrides: tuple[str, ...],
     data: Any,
     force: bool,
-    began: float,
+    clock: tuple[PhaseTimer, float],
 ) -> FinishedRun:
+    """Continue a run; `clock` is its timer, and when `train` was called."""
+    timer, began = clock
     saved, wrong = _read_newest(run)
     was = runs.load_config(run, origin=saved.metadata if saved else None)
     settings = configs.load(was if config is None else config, overrides)
@@ -206,12 +214,12 @@ def _resume(
         settings = configs.replace_settings(settings, {"train.batch": was.train.batch})
     changed = _refuse_changes(run, was, settings, force)
     at = _describe_start(run, settings, saved)
-    dataset, start, seconds = _load(settings, data)
+    dataset, start = _load(settings, data, timer)
     spent_s = runs.sum_parts(run)
     if saved is None:
         runs.truncate_log(run, 0)
         run.append("resume", **at, differs="", spent_s=spent_s)
-        return _run(RunContext(run, settings, dataset, start, seconds, began, spent_s))
+        return _run(RunContext(run, settings, dataset, start, timer, began, spent_s))
     if start.fingerprint != saved.metadata["data"] and not force:
         raise UserError(
             f"{run.folder}: the data are not those that it began with; start a new run, or pass "
@@ -225,7 +233,7 @@ def _resume(
     run.append("resume", **at, differs=differs, spent_s=spent_s)
     keep = then.device == now.device and not changed
     start = replace(start, plan=then if keep else now, plan_is_final=keep, checkpoint=saved)
-    return _run(RunContext(run, settings, dataset, start, seconds, began, spent_s))
+    return _run(RunContext(run, settings, dataset, start, timer, began, spent_s))
 
 
 def _read_newest(run: Run) -> tuple[Checkpoint | None, list[str]]:

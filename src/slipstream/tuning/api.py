@@ -19,6 +19,7 @@ from slipstream.config import Config
 from slipstream.engine import monitor, recovery
 from slipstream.errors import Interrupted, ResumableError, UserError
 from slipstream.models import custom, permission
+from slipstream.phases import PhaseTimer
 from slipstream.runs import Event, Run
 from slipstream.tuning import sharing
 from slipstream.tuning import space as spaces
@@ -48,9 +49,13 @@ def tune(
     on: Literal["ray"] | None = None,
     model: type[nn.Module] | None = None,
     allow_code: bool = False,
+    timer: PhaseTimer | None = None,
 ) -> FinishedSearch:
-    """Search for the best settings; `slipstream.tune` documents the arguments."""
-    started_at = time.perf_counter()
+    """Search for the best settings; `slipstream.tune` documents the arguments.
+
+    `timer` has the time before.
+    """
+    started_at, timer = time.perf_counter(), timer or PhaseTimer()
     if model is not None:
         overrides = (*overrides, f"model.kind={custom.format_class_path(model)}")
     run = None if resume is None else runs.open_run(resume, watch, kinds=("search",))
@@ -67,13 +72,16 @@ def tune(
     check_config(settings)
     spaces.make_space(settings)  # report mistakes in the space first
     launcher = make_launcher(settings, data, run, storage=storage, workers=workers, on=on)
+    timer.end("start-up")
     datasets = DatasetCache(settings, data)
     datasets.get(settings)  # report problems with the data before a folder is created
+    timer.end("data")
     if run is None:
         files = {"config.toml": runs.format_config(settings)}
         run = runs.create_run(settings.name, out=settings.out, files=files, watch=watch)
     with runs.lock_run(run), _explain_resume(run, launcher):
-        return _search(run, launcher, datasets, started_at=started_at, resumed=resume is not None)
+        clock, resumed = (timer, started_at), resume is not None
+        return _search(run, launcher, datasets, clock, resumed=resumed)
 
 
 def _load_resumed_config(
@@ -97,9 +105,18 @@ def _load_resumed_config(
 
 
 def _search(
-    run: Run, launcher: Launcher, datasets: DatasetCache, *, started_at: float, resumed: bool
+    run: Run,
+    launcher: Launcher,
+    datasets: DatasetCache,
+    clock: tuple[PhaseTimer, float],
+    *,
+    resumed: bool,
 ) -> FinishedSearch:
-    """Run the trials, unless an earlier part of the search has finished them, and conclude."""
+    """Run the trials, unless an earlier part of the search has finished them, and conclude.
+
+    `clock` is the search's timer, and when `tune` was called.
+    """
+    timer, started_at = clock
     config, data = launcher.config, datasets.get(launcher.config)
     device = data.series.values.device
     parallel = count_parallel_trials(config, device.type, launcher.num_workers)
@@ -126,7 +143,8 @@ def _search(
             result = _find_result(run, config) or launcher.run(
                 run, study, datasets, parallel=parallel, budget=budget, resumed=resumed
             )
-            return finish_search(run, config, study, datasets, result, budget)
+            timer.end("searching")
+            return finish_search(run, config, study, datasets, result, (budget, timer))
     except Interrupted as stop:
         message = f"stopped with {_count_done(study)} of {config.tune.trials} trials done"
         raise Interrupted(message, signal_number=stop.signal_number) from None

@@ -20,6 +20,7 @@ from slipstream import runs, stats
 from slipstream.config import Config
 from slipstream.engine.progress import OUT_OF_TIME as TRAINING_OUT_OF_TIME
 from slipstream.errors import UserError
+from slipstream.phases import EARLIER, SEARCH_PARTS, PhaseTimer
 from slipstream.runs import Event, Run
 from slipstream.scoring.summary import get_error, get_error_over_seeds
 from slipstream.text import format_count
@@ -65,9 +66,10 @@ def finish_search(
     study: TimedStudy,
     datasets: DatasetCache,
     search_result: Event,
-    budget: SearchBudget,
+    clock: tuple[SearchBudget, PhaseTimer],
 ) -> FinishedSearch:
     """Retrain the best trials, test the chosen settings and the default, and write the summary."""
+    budget, timer = clock
     trials = sharing.select_counted(study.get_trials())
     runs.remove_manifest(run)
     runs.write_json(run.folder / "trials.json", [describe_trial(trial) for trial in trials])
@@ -91,6 +93,8 @@ def finish_search(
         requested = {"of_trials": config.tune.retrain, "of_seeds": config.tune.retrain_seeds}
         summary |= {"retraining": plan._asdict() | requested, "pending": pending}
         summary |= {"seconds": budget.elapsed_s, **runs.describe_origin()}
+        before = {EARLIER: budget.spent_s} if budget.spent_s else {}
+        summary["time"] = timer.summarize(SEARCH_PARTS, before=before)
         runs.write_metrics(run, summary)
         return summary
 
@@ -108,9 +112,11 @@ def finish_search(
             datasets,
             lambda: limit is not None and limit.is_late(plan, model_s),
         )
+        timer.end("retraining")
         chosen = retrained[0].config
         write(retrained, {}, TEST_PENDING)
         tests = retraining.run_tests(run, limited, retrained, datasets, limit)
+        timer.end("scoring")
         summary = write(_add_losses(retrained, tests), tests, None)
     run.append("end", seconds=summary["seconds"])
     return FinishedSearch(run.folder, chosen, summary, study.study)

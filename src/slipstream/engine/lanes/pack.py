@@ -23,7 +23,7 @@ from slipstream.config.base import hash_seed
 from slipstream.data.windows import Series
 from slipstream.engine import objective, optim, step
 from slipstream.engine.batches.source import EpochSampler, Program
-from slipstream.engine.capture import CapturedProgram, raise_closed
+from slipstream.engine.capture import CapturedProgram, CaptureSeconds, raise_closed
 from slipstream.engine.lanes import flat_optim, gradients, schedule
 from slipstream.engine.lanes.capacity import PackCapacity, check_capacity, compute_capacity
 from slipstream.engine.lanes.gradients import LaneMode
@@ -351,6 +351,11 @@ class Pack:
         named = {"training step": self.advance, "validation step": self.validate_batch}
         captured = {k: one for k, one in named.items() if isinstance(one, CapturedProgram)}
         return {name: one.failure for name, one in captured.items() if one.failure}
+
+    def capture_s(self) -> CaptureSeconds:
+        steps = self.advance, self.validate_batch
+        spent = (one.setup_s if isinstance(one, CapturedProgram) else 0.0 for one in steps)
+        return CaptureSeconds(*spent)
 
     def close(self) -> None:
         """Release threads, graphs and programs: bound methods would keep the pack alive."""

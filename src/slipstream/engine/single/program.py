@@ -13,6 +13,7 @@ from torch import Tensor
 from slipstream.config.base import hash_seed
 from slipstream.engine import optim, recovery
 from slipstream.engine.batches.source import Program
+from slipstream.engine.capture import CaptureSeconds
 from slipstream.engine.lanes.lane import EpochStart, Lane
 from slipstream.engine.optim import LossScale
 from slipstream.engine.plan import Plan
@@ -45,6 +46,8 @@ class SingleProgram:
         self._restored: dict[str, Tensor] = {}
         """Rows that wait for the step to be built"""
         self._is_used = False
+        self._captured_s = CaptureSeconds()
+        """Of the lanes before"""
 
     @property
     def step(self) -> SingleStep:
@@ -59,7 +62,7 @@ class SingleProgram:
         """Give the place to a lane. The first one starts from the task's model as it is, each later
         one from weights drawn from its own seed."""
         self.close()
-        self._step = None
+        self._captured_s, self._step = self.capture_s(), None
         self.task = self.task.for_lane(lane)
         if self._is_used:
             self._draw_weights(lane)
@@ -292,6 +295,9 @@ class SingleProgram:
 
     def failures(self) -> dict[str, str]:
         return self._step.failures() if self._step else {}
+
+    def capture_s(self) -> CaptureSeconds:
+        return self._captured_s.add(self._step.capture_s() if self._step else CaptureSeconds())
 
     def close(self) -> None:
         if self._step is not None:

@@ -23,7 +23,7 @@ from slipstream.engine.batches.source import (
     Program,
 )
 from slipstream.engine.batches.stream import StreamBatching, StreamSource
-from slipstream.engine.capture import CapturedProgram
+from slipstream.engine.capture import CapturedProgram, CaptureSeconds
 from slipstream.engine.lanes import schedule
 from slipstream.engine.lanes.lane import EpochStart
 from slipstream.engine.objective import Objective
@@ -78,6 +78,10 @@ class SingleStep:
 
     def failures(self) -> dict[str, str]:
         return {name: p.failure for name, p in self.captured.items() if p.failure}
+
+    def capture_s(self) -> CaptureSeconds:
+        spent = {name: program.setup_s for name, program in self.captured.items()}
+        return CaptureSeconds(spent.get(TRAINING, 0.0), spent.get(VALIDATION, 0.0))
 
     def kernels(self) -> list[str]:
         """The decisive ones of the training step, where it was captured."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup, escape
 
+from slipstream.reporting import wording
 from slipstream.reporting.formatting import choose_layout
 from slipstream.reporting.plots import losses
 from slipstream.reporting.plots.chart import (
@@ -56,7 +57,7 @@ def draw_training(summary: dict[str, Any], events: Rows) -> dict[str, Any]:
         plots["rates"] = _draw_rates(events)
     return plots | {
         "remark": losses.describe_curves(epochs),
-        "time": _draw_time(summary["seconds_by_phase"], summary["seconds"]),
+        "time": _draw_time(wording.list_time_parts(summary), wording.get_total_s(summary)),
         "machine": _draw_machine([e for e in events if e["event"] == "monitor"]),
     }
 

@@ -1,0 +1,113 @@
+"""Where the time of a run goes. Every moment belongs to one phase, so that the phases add up."""
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+
+PARTS = {
+    "startup_s": ("start-up",),
+    "data_s": ("data",),
+    "plan_s": ("plan",),
+    "kernels_s": ("set-up",),
+    "training_s": ("training",),
+    "validation_s": ("validation",),
+    "scoring_s": ("scoring", "baselines"),
+    "report_s": ("report",),
+}
+"""The parts of a run's time, and their phases"""
+SEARCH_PARTS = {
+    "startup_s": ("start-up",),
+    "data_s": ("data",),
+    "searching_s": ("searching",),
+    "retraining_s": ("retraining",),
+    "scoring_s": ("scoring",),
+    "report_s": ("report",),
+}
+"""Those of a search"""
+EARLIER = "earlier starts"
+"""The phase of a resumed run's earlier time that is in no other"""
+NO_SECONDS: Mapping[str, float] = MappingProxyType({})
+
+
+class PhaseTimer:
+    """Times the phases of a run.
+
+    `seconds` has the time between the begin and the end of each phase. In the parts of `summarize`,
+    the time between two phases counts for the later one.
+    """
+
+    def __init__(self, started_at: float | None = None) -> None:
+        self.started_at = time.perf_counter() if started_at is None else started_at
+        """By `time.perf_counter`"""
+        self.seconds: dict[str, float] = {}
+        self._gapless: dict[str, float] = {}
+        self._since = self.started_at
+
+    @contextmanager
+    def time(self, phase: str) -> Iterator[None]:
+        """Count the time of a block for a phase."""
+        began = time.perf_counter()
+        yield
+        _add(self.seconds, phase, time.perf_counter() - began)
+        self.end(phase)
+
+    def end(self, phase: str) -> None:
+        """End a phase that began where the last one ended."""
+        now = time.perf_counter()
+        _add(self._gapless, phase, now - self._since)
+        self._since = now
+
+    def move(self, seconds: Mapping[str, float], *, source: str) -> None:
+        """Count some seconds of a phase for others."""
+        for phase, spent_s in seconds.items():
+            _add(self._gapless, phase, spent_s)
+            _add(self._gapless, source, -spent_s)
+
+    def summarize(
+        self,
+        parts: Mapping[str, tuple[str, ...]] = PARTS,
+        *,
+        before: Mapping[str, float] = NO_SECONDS,
+    ) -> dict[str, float]:
+        """Return the parts and their sum, `wall_s`, up to now; what comes after the last phase is
+        the report's.
+
+        `before` are the phases before a resume: `earlier_s` is what none of the parts has of them,
+        and `process_s` is the time since the resume.
+        """
+        spent = dict(self._gapless)
+        process_s = time.perf_counter() - self.started_at
+        _add(spent, "report", process_s - sum(spent.values()))
+        for phase, spent_s in before.items():
+            _add(spent, phase, spent_s)
+        result = {name: sum(spent.get(one, 0.0) for one in parts[name]) for name in parts}
+        if before:
+            result |= {"earlier_s": spent.get(EARLIER, 0.0), "process_s": process_s}
+        return result | {"wall_s": sum(spent.values())}
+
+    def extend(self, parts: Mapping[str, float], part: str) -> dict[str, float]:
+        """Return the parts of `summarize` with the time since then, which is another one's."""
+        since_s = time.perf_counter() - self.started_at - parts.get("process_s", parts["wall_s"])
+        sums = [part, *(name for name in ("process_s", "wall_s") if name in parts)]
+        return dict(parts) | {name: parts.get(name, 0.0) + since_s for name in sums}
+
+
+def _add(seconds: dict[str, float], phase: str, spent_s: float) -> None:
+    seconds[phase] = seconds.get(phase, 0.0) + spent_s
+
+
+def find_process_start() -> float:
+    """Return when this process started, by `time.perf_counter`."""
+    if sys.platform == "linux" and (stat := Path("/proc/self/stat")).exists():
+        # psutil adds the time of the last boot, which is known to a second only
+        ticks = int(stat.read_text(encoding="utf-8").rpartition(")")[2].split()[19])
+        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    else:
+        import psutil
+
+        age_s = time.time() - psutil.Process().create_time()
+    return time.perf_counter() - age_s
