@@ -14,9 +14,12 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.abc import MetaPathFinder
+from importlib.util import find_spec
 from typing import Any
 
 NEED_TORCH = {"train", "pretrain", "tune", "evaluate", "predict", "ensemble"}
+GPU_FILES = ("/dev/nvidiactl", "/dev/dxg")
+"""Present where an NVIDIA driver is, the second one in Windows' Linux"""
 _exit_code = 0
 
 
@@ -27,11 +30,19 @@ def begin(args: Sequence[str]) -> None:
         atexit.register(_leave)
         gc.disable()  # until all is imported: torch makes a million objects that stay
         threading.Thread(target=_import_torch, daemon=True).start()
+        if any(map(os.path.exists, GPU_FILES)) and find_spec("triton"):
+            threading.Thread(target=_import_triton, daemon=True).start()
 
 
 def _import_torch() -> None:
     with suppress(Exception):  # the command imports it as well, and reports what is wrong
         importlib.import_module("torch")
+
+
+def _import_triton() -> None:
+    """Import Triton and have it read its own files, which a first kernel would wait for."""
+    with suppress(Exception):
+        importlib.import_module("triton.runtime.cache").triton_key()
 
 
 def prepare_device(setting: str) -> None:

@@ -29,6 +29,8 @@ from slipstream.scoring.batch import (
 )
 
 Part = TypeVar("Part")
+GPU_ROWS, MAX_GPU_WINDOWS = 1 << 18, 8 * EVAL_BATCH
+"""Context rows and windows that a GPU predicts at a time"""
 
 
 def get_task_metrics(dataset: Dataset) -> TaskMetrics:
@@ -87,6 +89,14 @@ def split_if_full(compute: Callable[[Tensor], Part], starts: Tensor) -> Iterator
         yield from split_if_full(compute, half)
 
 
+def count_per_pass(series: Series) -> int:
+    """Return how many windows are predicted at a time: more on a GPU, which waits for each pass."""
+    if not series.values.is_cuda:
+        return EVAL_BATCH
+    rows = len(series.context_rows) * series.sequences_per_window
+    return max(EVAL_BATCH, min(GPU_ROWS // rows, MAX_GPU_WINDOWS))
+
+
 @torch.inference_mode()
 def predict_batches(
     predict: Predictor, chunks: Iterable[WindowChunk], *, truth: bool = True
@@ -94,7 +104,7 @@ def predict_batches(
     """Yield predictions for every window of the chunks."""
     for chunk in chunks:
         series = chunk.series
-        for some in chunk.starts.split(EVAL_BATCH):
+        for some in chunk.starts.split(count_per_pass(series)):
             starts = some.to(series.values.device)
             raw, known = predict(series, starts), None
             if truth:
