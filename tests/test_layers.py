@@ -55,6 +55,7 @@ ORDER = {
         "labels.intervals prepare.chain.frames prepare.labelling scaler splits",
         "prepare.chain.operations",
         "prepare.chain.joined",
+        "prepare.chain.lazy",
         "prepare.chain.tables",
         "folds labels.selection stream",
         "dataset",

@@ -182,6 +182,8 @@ class _Source(NamedTuple):
     notes: list[str]
     limits: dict[str, Limits]
     latency: int = 0
+    features: tuple[str, ...] = ()
+    """The columns that steps of `data.prepare` make, of those that a model may read"""
 
     @property
     def files(self) -> tuple[SourceFile, ...]:
@@ -198,7 +200,9 @@ def _read_source(config: Config, table: Any, replay: Replay | None, num_folds: i
     chain = PrepareChain(data, replay=replay)
     tables = read_tables(data, table)
     notes = describe_files(tables)
-    if chain.is_fitted:
+    if stream.should_stream(config, tables, Roles(chain.list_inputs(tables[0]), ())):
+        prepared = chain.stream(tables)
+    elif chain.is_fitted:
         prepared = chain.apply(tables)
     else:
         draft = chain.draft(tables)
@@ -207,7 +211,8 @@ def _read_source(config: Config, table: Any, replay: Replay | None, num_folds: i
     source = _find_source(
         config, prepared.data, prepared.tables, [*notes, *prepared.notes, *prepared.left_out]
     )
-    return source._replace(limits=prepared.limits, latency=prepared.latency)
+    limits, latency = prepared.limits, prepared.latency
+    return source._replace(limits=limits, latency=latency, features=chain.features)
 
 
 def _mark_training_rows(config: Config, source: _Source, num_folds: int) -> Flags:
@@ -350,9 +355,14 @@ def _load_stream(config: Config, source: _Source, known: Scaler | None) -> Datas
         table = concatenate_tables(source.tables)
         data = data.model_copy(update={"id": data.id or table.file_column})
     index, static = stream.scan_index(table, data, roles.static)
+    if data.prepare:
+        from slipstream.data.prepare.chain.lazy import mark_unknown_rows
+
+        index = mark_unknown_rows(table, index, source.features)
+        index = replace(index, look_ahead=source.tables[0].look_ahead)
     signature = _build_signature(config, roles, index.step, source.classes)
     assignment, ranges = splits.find_windows(index, data, signature)
-    scaler, unknown = stream.scan_values(table, signature, assignment, data.scale)
+    scaler, unknown = stream.scan_values(table, signature, assignment, data.scale, index)
     index = replace(index, unknown=unknown)
     ranges, left_out = splits.exclude_unknown(ranges, index, signature)
     num_windows = {name: len(some) for name, some in ranges.items()}

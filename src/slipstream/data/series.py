@@ -64,6 +64,15 @@ class SeriesIndex:
     def num_rows(self) -> int:
         return int(self.offsets[-1])
 
+    def mask_padding(self, begin: int, end: int) -> Flags:
+        """Mark the padded ones among the rows from `begin` to before `end`."""
+        mask = np.zeros(end - begin, dtype=bool)
+        if self.padding is not None:
+            for first, count in zip(self.offsets, self.padding, strict=False):
+                low, high = np.clip([first, first + count], begin, end) - begin
+                mask[low:high] = True
+        return mask
+
     def infer_period(self) -> int | None:
         """Rows per day for steps below a day, per week for days, per year for weeks to quarters."""
         if self.step is None or not self.has_dates:

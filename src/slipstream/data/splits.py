@@ -68,8 +68,7 @@ def _exclude_padding(index: SeriesIndex, assignment: SplitAssignment) -> SplitAs
     sets = np.full(index.num_rows, UNUSED, dtype=np.int8)
     for begin, end, which in zip(assignment.begins, assignment.ends, assignment.sets, strict=True):
         sets[begin:end] = which
-    for begin, count in zip(index.offsets, index.padding, strict=False):
-        sets[begin : begin + count] = UNUSED
+    sets[index.mask_padding(0, index.num_rows)] = UNUSED
     return _encode_runs(index, sets)
 
 

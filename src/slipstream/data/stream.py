@@ -249,7 +249,11 @@ class _IndexScan:
 
 
 def scan_values(
-    table: DataTable, signature: Signature, assignment: SplitAssignment, kind: str
+    table: DataTable,
+    signature: Signature,
+    assignment: SplitAssignment,
+    kind: str,
+    index: SeriesIndex,
 ) -> tuple[Scaler, Ints]:
     """Fit a scaler on the training rows in a second pass, and find the runs of rows without a
     target; missing inputs are refused."""
@@ -262,10 +266,11 @@ def scan_values(
         end = rows.first_row + rows.num_rows
         training = np.flatnonzero(assignment.mask(TRAIN, rows.first_row, end))
         unknown = np.zeros(rows.num_rows, dtype=bool)
+        unused = index.mask_padding(rows.first_row, end)
         for name, setting in _find_settings(signature).items():
             column = read_numbers(rows, name, setting)
             is_label = bool(signature.classes) and name in signature.targets
-            absent = np.isnan(column) | (is_label & (column < 0))
+            absent = (np.isnan(column) | (is_label & (column < 0))) & ~unused
             if absent.any() and name in signature.inputs:
                 row = int(np.flatnonzero(absent)[0])
                 raise UserError(

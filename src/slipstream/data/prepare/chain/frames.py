@@ -98,7 +98,7 @@ def build_table(
     for name in stored:
         values = _concatenate([frame.columns.pop(name) for frame in frames])
         if name in labels:
-            columns[name] = pa.chunked_array([_to_classes(values, labels[name])])
+            columns[name] = pa.chunked_array([to_classes(values, labels[name])])
         else:
             columns[name] = pa.chunked_array([pa.array(values)])
         del values  # before the next one is joined
@@ -177,7 +177,7 @@ def _concatenate(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _to_classes(values: Floats, names: tuple[str, ...]) -> pa.DictionaryArray:
+def to_classes(values: Floats, names: tuple[str, ...]) -> pa.DictionaryArray:
     """Return class numbers as text; NaN is no label."""
     unknown = np.isnan(values)
     codes = pa.array(np.where(unknown, 0, values).astype(np.int8), mask=unknown)

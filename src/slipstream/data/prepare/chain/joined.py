@@ -16,7 +16,7 @@ from slipstream.data.io.files import read_tables
 from slipstream.data.io.table import DataTable, concatenate_tables
 from slipstream.data.prepare.chain.operations import JoinedRows
 from slipstream.data.roles import normalize_value
-from slipstream.data.series import Ints
+from slipstream.data.series import MICROSECONDS, Ints, Times, is_date
 from slipstream.errors import UserError
 
 Key = tuple[str, ...]
@@ -43,6 +43,11 @@ class JoinedTable:
     def find_keys(self, table: DataTable) -> RowKeys:
         """Return the key of every row of the table that is joined to."""
         return _read_keys(table, self.step.ids, self.where)
+
+    def find_first_known(self, joined: JoinedRows, times: Times) -> Any:
+        """Return the time from which on a row is known, in the unit of these times."""
+        unit = MICROSECONDS if is_date(times) else 1.0
+        return joined.times[0] + self.step.lag_s * unit
 
 
 def read_joins(data: Data, replaced: Mapping[str, Any]) -> dict[int, JoinedTable]:

@@ -15,6 +15,7 @@ from slipstream.data.io.columns import is_numeric, require_column
 from slipstream.data.io.table import DataTable, MemoryReader, release_memory
 from slipstream.data.prepare.chain.frames import SeriesFrame, build_table, split_frames
 from slipstream.data.prepare.chain.joined import JoinedTable, RowKeys, read_joins
+from slipstream.data.prepare.chain.lazy import LazyReader, refuse_unstreamable_steps
 from slipstream.data.prepare.chain.operations import JoinedRows, apply_step, fit_limits
 from slipstream.data.prepare.chain.plan import PlannedStep, StepPlan, plan_steps, select_steps
 from slipstream.data.prepare.chain.replay import Limits, Replay
@@ -60,10 +61,34 @@ class PrepareChain:
             self.plan = select_steps(self.plan, needed)
 
     @property
+    def features(self) -> tuple[str, ...]:
+        """The columns made by steps that a model may read."""
+        return tuple(list_features(self.plan, self.data))
+
+    def list_inputs(self, table: DataTable) -> tuple[str, ...]:
+        """Return the columns that a model may read, from the file or made by steps."""
+        return tuple(dict.fromkeys((*self._list_values(table), *self.features)))
+
+    @property
     def is_fitted(self) -> bool:
         """Whether no range is to be fitted on the training rows."""
         fitted = (step for step in self.plan.steps if isinstance(step.config, OutliersStep))
         return all(str(step.number) in self.replay.limits for step in fitted)
+
+    def stream(self, tables: Sequence[DataTable]) -> PreparedTables:
+        """Return tables that stay on disk, whose columns are computed as they are read."""
+        plan, data = self.plan, self.data
+        refuse_unstreamable_steps(plan, self.replay.limits)
+        features, limits = self.features, dict(self.replay.limits)
+        lazy = []
+        for table in tables:
+            check_columns(plan, table)
+            new = (name for name in plan.written if name not in table.column_set)
+            reader = LazyReader(table, data, plan, self.joins, limits)
+            names = (*table.column_names, *new)
+            ahead = plan.count_ahead([*features, *(data.targets or ())])
+            lazy.append(replace(table, column_names=names, reader=reader, look_ahead=ahead))
+        return PreparedTables(lazy, data, _describe_reach(plan, 0, data), [], limits)
 
     def draft(self, tables: Sequence[DataTable]) -> PreparedTables:
         """Return the tables as they are without the ranges that are to be fitted."""
@@ -81,7 +106,7 @@ class PrepareChain:
         self, tables: Sequence[DataTable], find_limits: FindLimits, *, final: bool = True
     ) -> PreparedTables:
         plan, data = self.plan, self.data
-        features = list_features(plan, data)
+        features = self.features
         every = self._split(tables, final=final)
         limits: dict[str, Limits] = {}
         for step in plan.steps:
