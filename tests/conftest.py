@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from slipstream import config as configs
 from slipstream.config import Config
 from slipstream.data import dataset as datasets
 from slipstream.data.dataset import Dataset
+from slipstream.kernels import build_library, find_compiler, find_library
 
 torch.set_num_threads(1)  # tests run side by side
 hypothesis.settings.register_profile("untimed", deadline=None)  # no timing is asserted
@@ -46,6 +47,25 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 @functools.cache
 def _shares_fixtures(file: Path) -> bool:
     return 'scope="module"' in file.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def native_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the C kernels are compiled, once for all tests."""
+    return tmp_path_factory.mktemp("native")
+
+
+@pytest.fixture(scope="module")
+def native_kernels(native_folder: Path) -> Iterator[None]:
+    """The kernels in C for recurrent layers; afterwards they are as if they had not been built."""
+    if find_compiler() is None:
+        pytest.skip("there is no C compiler")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLIPSTREAM_CACHE", str(native_folder))
+        find_library.cache_clear()
+        assert build_library()
+        yield
+    find_library.cache_clear()
 
 
 def slow(*values: Any) -> Any:

@@ -23,7 +23,10 @@ def test_cudnn_is_tried_first_where_our_own_kernels_are_the_start():
     chosen = make_plan(config, data_bytes=0)
     own = replace(chosen, cudnn=("off", "off"))
     first = next(candidates.list_candidates(config, own))
-    assert (first.name, first.change(own)) == ("cudnn = persistent", ("persistent", "persistent"))
+    assert (first.name, first.change(own)) == (
+        "cudnn = PyTorch's layers",
+        ("persistent", "persistent"),
+    )
     assert next(candidates.list_candidates(config, chosen)).setting != "cudnn"
     layers = [one.change(own) for one in candidates.list_cudnn_algorithms([8, 16])]
     assert layers == [("standard", "persistent"), ("persistent", "standard")]

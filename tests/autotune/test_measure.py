@@ -30,7 +30,8 @@ def cache(tmp_path, monkeypatch):
 
 
 def made(tmp_path, table=None, **sections):
-    engine = {"plan": "measure", "threads": "auto"} | sections.pop("engine", {})
+    engine = {"plan": "measure", "threads": "auto", "cudnn": "persistent"}
+    engine |= sections.pop("engine", {})
     train = {"epochs": 100_000} | sections.pop("train", {})
     config = small_config(tmp_path, engine=engine, train=train, **sections)
     dataset = small_dataset(config, table)

@@ -6,10 +6,10 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from slipstream import machine
-from slipstream.autotune.rules import MAX_OWN_HIDDEN
+from slipstream.autotune.rules import MAX_OWN_HIDDEN, can_use_native_kernels
 from slipstream.config import Config
 from slipstream.engine.plan import Plan
-from slipstream.kernels import is_triton_usable
+from slipstream.kernels import build_library, is_triton_usable
 from slipstream.models import OWN_KERNELS
 from slipstream.text import format_count
 
@@ -27,6 +27,8 @@ def prefer_own_kernels(config: Config, plan: Plan, guessed_s: float) -> Plan:
 
     In a short run, building them would take longer than they save.
     """
+    if plan.device.type == "cpu":
+        return _prefer_native_kernels(config, plan, guessed_s)
     precision = plan.precision if config.engine.precision != "auto" else "fp16"
     fits = plan.device.type == "cuda" and config.model.spec.is_recurrent
     fits = fits and config.engine.cudnn == "auto" and precision in ("fp16", "bf16")
@@ -39,6 +41,18 @@ def prefer_own_kernels(config: Config, plan: Plan, guessed_s: float) -> Plan:
     if precision != plan.precision:
         reasons["precision"] = "what our own kernels are made for"
     return replace(plan, cudnn=own, precision=precision, reasons=reasons)
+
+
+def _prefer_native_kernels(config: Config, plan: Plan, guessed_s: float) -> Plan:
+    """Put our kernels for a CPU into the plan, and compile them if that pays."""
+    is_open = config.engine.cudnn == "auto" and can_use_native_kernels(config)
+    if not is_open or OWN_KERNELS in plan.cudnn or guessed_s < BUILDING_PAYS_S:
+        return plan
+    if not build_library():
+        reasons = plan.reasons | {"cudnn": "our own kernels need a C compiler"}
+        return replace(plan, reasons=reasons)
+    reasons = plan.reasons | {"cudnn": "our own kernels, compiled now"}
+    return replace(plan, cudnn=(OWN_KERNELS,) * len(plan.cudnn), reasons=reasons)
 
 
 def prefer_one_thread(config: Config, plan: Plan, guessed_step_s: float) -> Plan:
@@ -111,7 +125,8 @@ def list_candidates(config: Config, plan: Plan) -> Iterator[PlanCandidate]:
     engine, recurrent = config.engine, config.model.spec.is_recurrent
     on_gpu = plan.device.type == "cuda"
     if OWN_KERNELS in plan.cudnn and engine.cudnn == "auto":
-        yield PlanCandidate("cudnn", "persistent", use_persistent_cudnn)
+        name = "persistent" if on_gpu else "PyTorch's layers"
+        yield PlanCandidate("cudnn", name, use_persistent_cudnn)
     if on_gpu and engine.precision == "auto":
         hint = machine.find_gpu_hint(plan.hardware["gpu"])
         half = ["fp16", "bf16"] if hint and hint.half == "fp16" else ["bf16", "fp16"]
@@ -124,10 +139,12 @@ def list_candidates(config: Config, plan: Plan) -> Iterator[PlanCandidate]:
         cores = machine.count_available_cores()
         for one in make_candidates("threads", *sorted({1, max(cores // 2, 1), cores})):
             yield one._replace(most_gain=max(one.value / plan.threads, 1.0))
-    if not on_gpu and recurrent:
-        yield from make_candidates("onednn", True, False)
-    if not on_gpu and engine.precision == "auto" and machine.has_fast_bf16():
-        yield from make_candidates("precision", "bf16")
+    if not on_gpu and (OWN_KERNELS not in plan.cudnn or engine.cudnn == "auto"):
+        torch_layers = get_cudnn_override("fp32", plan)
+        if recurrent:
+            yield from make_candidates("onednn", True, False, also=torch_layers)
+        if engine.precision == "auto" and machine.has_fast_bf16():
+            yield from make_candidates("precision", "bf16", also=torch_layers)
     if on_gpu and recurrent and engine.cudnn == "auto":
         yield from list_cudnn_algorithms(config.model.sizes)
     if engine.fused == "auto":
@@ -142,7 +159,7 @@ def list_candidates(config: Config, plan: Plan) -> Iterator[PlanCandidate]:
 
 def get_cudnn_override(precision: str, plan: Plan) -> Mapping[str, Any]:
     """Return the change to cuDNN that a wide precision needs: our own kernels hold no more than
-    half as many units in it."""
+    half as many units in it. On a CPU they compute in fp32 only."""
     if OWN_KERNELS not in plan.cudnn or precision in ("fp16", "bf16"):
         return NOTHING
     return {"cudnn": use_persistent_cudnn(plan)}

@@ -30,6 +30,7 @@ from slipstream.engine import recovery
 from slipstream.engine.plan import Plan
 from slipstream.engine.single import TrainingTask
 from slipstream.errors import UserError
+from slipstream.kernels import find_compiler
 from slipstream.machine import CpuLoad
 from slipstream.models import OWN_KERNELS
 from slipstream.text import format_count, format_ms, format_number, format_speedup
@@ -215,7 +216,8 @@ class PlanSearch:
         elif result.ms < self._get_worthwhile_ratio(other) * best.ms:
             slower = candidates.describe_value(candidate.setting, before)
             reason = format_speedup(slower, best.ms, result.ms)
-            self.reasons[candidate.setting], self.plan = reason, other
+            self.reasons |= dict.fromkeys([candidate.setting, *candidate.also], reason)
+            self.plan = other
             return result
         elif candidate.setting == "threads":
             figures = f"{format_ms(best.ms)} a step, {format_number(result.ms, figures=3)} with"
@@ -261,6 +263,7 @@ def compute_key(task: TrainingTask, plan: Plan) -> str:
         "signature": task.dataset.signature.model_dump(exclude={"step"}),
         "home": plan.home,
         "hardware": plan.hardware,
+        "compiler": plan.device.type == "cpu" and find_compiler() is not None,
     }
     return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:32]
 

@@ -6,6 +6,8 @@ from slipstream import machine
 from slipstream.config import Config
 from slipstream.engine.plan import Plan
 from slipstream.errors import UserError
+from slipstream.kernels import build_library, find_library
+from slipstream.models import OWN_KERNELS
 
 MAX_OWN_HIDDEN = 512
 """Hidden units up to which our own recurrent kernels have been faster than cuDNN's"""
@@ -18,6 +20,7 @@ HALF_PAYS = 20_000
 SMALL_ON_ARM = 2048
 """Hidden units times batch up to which oneDNN's LSTM has been faster on Arm"""
 REQUESTED = "requested"
+BUILT = "our own kernels, which were built here before"
 
 
 def make_plan(
@@ -152,9 +155,32 @@ def _choose_threads(config: Config) -> tuple[int, str]:
 
 def _choose_cudnn(config: Config, device: torch.device) -> tuple[str, str]:
     requested, model = config.engine.cudnn, config.model
-    if requested == "off" and model.spec.is_recurrent and device.type == "cuda":
+    if device.type == "cpu":
+        return _choose_cpu_layers(config)
+    if requested == "off" and model.spec.is_recurrent:
         _refuse_own_kernels(max(model.sizes), recent=machine.has_tf32(device))
     return ("persistent", "as PyTorch chooses") if requested == "auto" else (requested, REQUESTED)
+
+
+def _choose_cpu_layers(config: Config) -> tuple[str, str]:
+    """Choose our own kernels, if they are requested or have been built here before."""
+    requested = config.engine.cudnn
+    if not can_use_native_kernels(config) or requested in ("persistent", "standard"):
+        return "persistent", "PyTorch's recurrent layers"
+    if requested == "auto":
+        is_ready = find_library() is not None
+        return (OWN_KERNELS, BUILT) if is_ready else ("persistent", "our own kernels are not built")
+    if not build_library():
+        return "persistent", "our own kernels need a C compiler that works"
+    return OWN_KERNELS, REQUESTED
+
+
+def can_use_native_kernels(config: Config) -> bool:
+    """Whether our kernels for a CPU do what a config requests: they compute in fp32, and store what
+    the backward pass needs."""
+    engine = config.engine
+    fits = engine.precision in ("auto", "fp32") and not engine.recompute
+    return config.model.spec.is_recurrent and fits
 
 
 def _refuse_own_kernels(hidden: int, *, recent: bool) -> None:

@@ -40,9 +40,10 @@ class Engine(Section):
     steps_per_graph: PositiveInt = 1
     """CUDA: training steps recorded into one graph."""
     cudnn: Literal["auto", "persistent", "standard", "off"] = "auto"
-    """CUDA, recurrent models: cuDNN's persistent or standard algorithm; `"off"`: our own kernels,
-    for up to 512 hidden units on Ampere and newer GPUs. `"auto"` measures, and starts with our own
-    kernels in runs that are long enough to pay for compiling them."""
+    """Recurrent models. CUDA: cuDNN's persistent or standard algorithm; `"off"`: our own kernels,
+    for up to 512 hidden units on Ampere and newer GPUs. CPU: PyTorch's layers, or with `"off"` our
+    own kernels, which need a C compiler (gcc or clang) and compute in fp32. `"auto"` measures, and
+    starts with our own kernels in runs that are long enough to pay for compiling them."""
     cudnn_benchmark: bool = False
     """CUDA: let cuDNN time its convolutions; recurrent models have none."""
     compile: bool | Literal["auto"] = "auto"

@@ -14,7 +14,9 @@ from typing import Any, Self
 import torch
 
 from slipstream import machine
+from slipstream.kernels import NATIVE_KERNELS
 from slipstream.machine import CpuLoad, CpuUsage
+from slipstream.models import OWN_KERNELS
 from slipstream.text import format_count, format_speedup
 
 SLOW_RATIO = 1.5
@@ -39,7 +41,7 @@ class Plan:
     steps_per_graph: int
     cudnn: tuple[str, ...]
     """By recurrent layer: "persistent", which is PyTorch's own choice, or "standard"; "off" for all
-    of them: our own kernels"""
+    of them: our own kernels, also on a CPU"""
     cudnn_benchmark: bool
     compile: bool
     fused: bool
@@ -67,6 +69,12 @@ class Plan:
     def autocast(self) -> torch.dtype | None:
         """The type that matrix operands are cast to, if any"""
         return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.precision)
+
+    @property
+    def native_kernels(self) -> list[str]:
+        """Our kernels for a CPU, if recurrent layers run on them"""
+        on_cpu = self.device.type == "cpu"
+        return NATIVE_KERNELS if on_cpu and OWN_KERNELS in self.cudnn else []
 
     def flags(self) -> AbstractContextManager[None]:
         """Set torch's global flags as the plan needs them; they are restored at the end."""

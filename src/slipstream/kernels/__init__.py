@@ -13,13 +13,19 @@ from slipstream.kernels.availability import (
 from slipstream.kernels.conv import causal_conv
 from slipstream.kernels.launch import precompile
 from slipstream.kernels.linear import linear
+from slipstream.kernels.native.library import build_library, find_compiler, find_library
+from slipstream.kernels.native.rnn import KERNELS as NATIVE_KERNELS
 from slipstream.kernels.rnn.dispatch import rnn_layer
 from slipstream.kernels.rnn.weights import LayerWeights
 
 __all__ = [
+    "NATIVE_KERNELS",
     "LayerWeights",
     "attention",
+    "build_library",
     "causal_conv",
+    "find_compiler",
+    "find_library",
     "is_triton_usable",
     "linear",
     "precompile",

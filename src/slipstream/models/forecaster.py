@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from slipstream.config import Model, Signature
+from slipstream.kernels import find_library
 from slipstream.models.layers import SMALLEST_VARIANCE, load_network
 from slipstream.models.noise.masks import gather_rows
 from slipstream.models.noise.rng import Noise
@@ -45,7 +46,9 @@ def set_execution(
     core.recompute = recompute
     if algorithms:
         core.algorithms = algorithms
-        core.use_own_kernels = algorithms[0] == OWN_KERNELS and next(model.parameters()).is_cuda
+        on_cuda = next(model.parameters()).is_cuda
+        usable = on_cuda or find_library() is not None
+        core.use_own_kernels = algorithms[0] == OWN_KERNELS and usable
     if compiled and core._compiled_call_impl is None:
         core.compile()
 

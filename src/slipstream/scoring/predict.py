@@ -19,6 +19,7 @@ from slipstream.engine import objective, recovery
 from slipstream.engine.plan import Plan
 from slipstream.engine.step import EVAL_BATCH
 from slipstream.errors import UserError
+from slipstream.models import set_execution
 from slipstream.scoring import classification, regression
 from slipstream.scoring.batch import (
     ChunkLoader,
@@ -41,6 +42,8 @@ def get_task_metrics(dataset: Dataset) -> TaskMetrics:
 def make_predictor(model: nn.Module, plan: Plan, signature: Signature, scaler: Scaler) -> Predictor:
     """Return a function from windows to the model's predictions, within `model.output_range`."""
     limits = _scale_limits(signature, scaler, plan.device)
+    if plan.native_kernels:
+        set_execution(model, algorithms=plan.cudnn, recompute=False, compiled=False)
 
     def predict_part(series: Series, starts: Tensor) -> Tensor:
         inputs, static = windows.gather_inputs(series, starts)

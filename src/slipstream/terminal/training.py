@@ -311,6 +311,8 @@ def describe_plan(plan: dict[str, Any], num_steps: int, expected_s: float) -> It
     choices = [plan["precision"] + _format_gain(plan, "precision = fp32", "fp32", "precision")]
     if plan["device"] == "cpu":
         choices.append(f"{format_count(plan['threads'], 'thread')} ({reasons['threads']})")
+        if "off" in plan["cudnn"]:
+            choices.append(describe_kernels(plan))
     else:
         if plan["cudnn"]:
             choices.append(describe_kernels(plan))
@@ -338,7 +340,11 @@ def describe_kernels(plan: dict[str, Any]) -> str:
     """Name the recurrent kernels: ours, or cuDNN's algorithms, as measured where known."""
     reason = plan["reasons"]["cudnn"]
     if "off" in plan["cudnn"]:
-        return f"our own recurrent kernels ({reason})"
+        name = "our own recurrent kernels"
+        if plan["device"] == "cpu":
+            other = "PyTorch's layers"
+            return name + _format_gain(plan, f"cudnn = {other}", other, "cudnn")
+        return f"{name} ({reason})"
     ran = "persistent" if any("Persist" in name for name in plan["kernels"]) else "standard"
     names = {ran} if plan["kernels"] else set(plan["cudnn"])
     return f"cuDNN {' and '.join(sorted(names))} ({reason})"

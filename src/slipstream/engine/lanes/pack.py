@@ -330,7 +330,9 @@ class Pack:
         """Nothing is put off: a graph holds one step."""
 
     def kernels(self) -> list[str]:
-        return self.advance.kernels() if isinstance(self.advance, CapturedProgram) else []
+        if isinstance(self.advance, CapturedProgram):
+            return self.advance.kernels()
+        return self.plan.native_kernels
 
     def score(
         self, places: Sequence[int], should_stop: Callable[[], bool] = lambda: False

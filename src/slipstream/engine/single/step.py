@@ -84,9 +84,9 @@ class SingleStep:
         return CaptureSeconds(spent.get(TRAINING, 0.0), spent.get(VALIDATION, 0.0))
 
     def kernels(self) -> list[str]:
-        """The decisive ones of the training step, where it was captured."""
+        """The decisive ones of the training step, where it was captured, and ours on a CPU."""
         program = self.captured.get(TRAINING)
-        return program.kernels() if program else []
+        return program.kernels() if program else self.plan.native_kernels
 
     def flush(self) -> None:
         for program in self.captured.values():

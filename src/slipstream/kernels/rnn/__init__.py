@@ -1,9 +1,10 @@
-"""Recurrent layers: one definition, and four ways to compute it. docs/kernels.md derives them.
+"""Recurrent layers: one definition, and five ways to compute it. docs/kernels.md derives them.
 
     reference     the definition, in plain PyTorch
     fused         all time steps in one Triton kernel; the weights of a layer fit on one processor
     wide          the same for 129 to 512 units, by programs that exchange their outputs each step
     cell, eager   step by step: a product, then one Triton kernel or PyTorch operations
+    native.rnn    all time steps in one call of C code, for a CPU (`slipstream.kernels.native`)
     dispatch      chooses
 
 Shapes: K lanes (models), W directions, L = K * W, T steps, B windows, D inputs, H hidden units,

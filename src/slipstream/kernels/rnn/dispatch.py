@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from slipstream.kernels.availability import is_triton_usable
+from slipstream.kernels.native import rnn as native
 from slipstream.kernels.precision import operand_format
 from slipstream.kernels.rnn import stepwise
 from slipstream.kernels.rnn.weights import LayerWeights, StepwiseOptions
@@ -33,6 +34,8 @@ def rnn_layer_of_lanes(kind: str, last: bool, x: Tensor, *weights: Tensor) -> Te
         )
     )
     dtype, precision = operand_format(x)
+    if native.is_supported(x, dtype):
+        return native.run_layer(kind, last, x, stacked)
     if not (x.is_cuda and is_triton_usable(x.device)):
         return stepwise.run_layer(StepwiseOptions(kind, last, dtype), x, stacked)
     from slipstream.kernels.rnn import fused, wide

@@ -1,0 +1,1 @@
+"""Layers in C for CPUs, compiled on the machine that runs them."""

@@ -1,0 +1,96 @@
+"""The C library: found in the cache, or compiled there by the machine's own C compiler."""
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slipstream import runs
+from slipstream.machine.limits import read_cpu_info
+
+SOURCE = Path(__file__).with_name("rnn.c")
+HEADER = Path(__file__).with_name("vectors.h")
+COMPILERS = ("cc", "gcc", "clang")
+FLAGS = ("-std=gnu11", "-O3", "-shared", "-fPIC")
+NATIVE = ("-march=native",)
+COMPILE_LIMIT_S = 120.0
+"""A compiler that takes longer is stopped"""
+
+
+def find_compiler() -> str | None:
+    """Find a C compiler that has GCC's vector types; None on Windows, whose own has not."""
+    if sys.platform == "win32":
+        return None
+    requested = os.environ.get("CC", "").split()[:1]
+    return next(filter(None, map(shutil.which, (*requested, *COMPILERS))), None)
+
+
+def get_path() -> Path:
+    """Return where the library is or will be: one for each version of its source and each kind of
+    processor."""
+    cpu = read_cpu_info()
+    source = SOURCE.read_bytes() + HEADER.read_bytes()
+    key = (source, sys.platform, cpu.name, sorted(cpu.flags))
+    name = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
+    return runs.get_cache_folder() / "native" / f"rnn-{name}.so"
+
+
+def build_library() -> bool:
+    """Compile the library unless it is there; return whether it can be used."""
+    if find_library() is not None:
+        return True
+    compiler = find_compiler()
+    if compiler is None or not any(_compile(compiler, flags) for flags in (NATIVE, ())):
+        return False
+    find_library.cache_clear()
+    return find_library() is not None
+
+
+def _compile(compiler: str, flags: tuple[str, ...]) -> bool:
+    """Compile into a temporary folder, then move the result in one step: others may do the same."""
+    path = get_path()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            built = Path(folder) / path.name
+            command = [compiler, *FLAGS, *flags, "-o", str(built), str(SOURCE)]
+            subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_LIMIT_S)
+            built.replace(path)
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return True
+
+
+@cache
+def find_library() -> Any:
+    """Load the library if it was built before; None if not, or if it cannot be loaded."""
+    try:
+        path = get_path()
+        library = ctypes.CDLL(str(path)) if path.is_file() else None
+    except OSError:
+        return None
+    return library
+
+
+@cache
+def find_threading() -> tuple[int | None, int | None]:
+    """Find the functions of the OpenMP library that torch itself runs on, so that one pool of
+    threads serves both: to run a function in several threads, and to number these."""
+    folder = Path(torch.__file__).parent / "lib"
+    for name in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
+        try:
+            torch_library = ctypes.CDLL(str(folder / name))
+            functions = torch_library.GOMP_parallel, torch_library.omp_get_thread_num
+        except (OSError, AttributeError):
+            continue
+        run, number = (ctypes.cast(one, ctypes.c_void_p).value for one in functions)
+        return run, number
+    return None, None
