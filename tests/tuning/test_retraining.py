@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import signal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,9 +19,16 @@ from slipstream.tuning.budget import RetrainingPlan
 from slipstream.tuning.packing.trial import NOT_STARTED
 from slipstream.tuning.retraining import DEFAULT, Retraining
 from slipstream.tuning.storage.journal import OUT_OF_TIME
+from slipstream.tuning.study import open_study
 from slipstream.tuning.summary import describe_limits
 from tests.conftest import small_config, waves
-from tests.tuning.searches import get_trials, make_settings, make_trial, run_search
+from tests.tuning.searches import (
+    check_same_results,
+    get_trials,
+    make_settings,
+    make_trial,
+    run_search,
+)
 
 
 def test_the_test_set_is_not_read_before_the_retraining(tmp_path):
@@ -202,6 +210,66 @@ def test_the_test_runs_of_a_walk_forward_split_train_only_the_later_folds(tmp_pa
         assert one["val_loss"] == pytest.approx(other["val_loss"], rel=1e-5)
 
 
+ALIKE = {"train.lr": {"low": 1e-3, "high": 3e-2, "log": True}}
+
+
+def is_filler(event):
+    """Whether a model of the retraining is validated."""
+    return event["event"] == "epoch" and event["trial"] < 0
+
+
+def test_the_end_of_a_search_trains_the_default_and_the_best_in_its_empty_places(tmp_path):
+    tune = {"retrain": 1, "retrain_seeds": 2, "trials": 5, "parallel": 4, "space": ALIKE}
+    settings = make_settings(tmp_path, train={"epochs": 6}, tune=tune)
+    whole, events = run_search(settings | {"out": str(tmp_path / "whole")})
+    names = [event["event"] for event in events]
+    early = events[: names.index("searched")]
+    assert sum(map(is_filler, early)) > 0
+    assert names.count("retrained") >= 4
+    stopped = []
+
+    def stop_once(event):
+        if is_filler(event) and not stopped:
+            stopped.append(event)
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        tuning.tune(settings, watch=stop_once)
+    study, _ = run_search(None, resume=runs.find_last(str(tmp_path / "runs")))
+    check_same_results(study, whole)
+    for one, other in zip(study.summary["retrained"], whole.summary["retrained"], strict=True):
+        assert one["what"] == other["what"]
+        assert sorted(one["losses"]) == pytest.approx(sorted(other["losses"]), rel=1e-5)
+
+
+def test_a_candidate_that_others_overtake_is_dropped(tmp_path):
+    config = small_config(tmp_path, tune={"retrain": 1, "retrain_seeds": 2, "space": ALIKE})
+    run = runs.create_run("t", out=str(tmp_path))
+    study = open_study(config, run.folder, None, "search")
+    for value in (0.5, 0.4):
+        study.tell(study.ask(), TrialState.COMPLETE, value, {})
+    first, second = study.get_trials()
+    again = Retraining(run, config, study)
+    again.set_candidates([first])
+    default = [again.ask(), again.ask()]
+    one = again.fill_place(lambda _: True)
+    assert [trial.config.train.lr for trial in default] == [config.train.lr] * 2
+    assert one.config.train.lr == first.params["train.lr"]
+    again.set_candidates([second])
+    assert one.stop_reason == retraining.NOT_CHOSEN
+    again.finish(one)
+    others = [again.ask(), again.ask()]
+    assert [trial.config.train.lr for trial in others] == [second.params["train.lr"]] * 2
+    assert again.ask() is None
+    again.fail(others[0], "planted")
+    assert [result.trial for result in again.rank()] == [1, DEFAULT]
+    later = Retraining(run, config, study)
+    later.set_candidates([second])
+    assert later.results[1].losses == [math.inf]
+    assert {trial.number for trial in (*default, one, *others)} >= set(later.pending)
+    assert later.reopen(0).is_final
+
+
 def test_the_trial_with_fewer_failed_seeds_is_chosen():
     config = configs.load({})
     losses = {0: [0.1, math.inf], 1: [math.inf, math.inf], 2: [0.9, 0.8], 3: [0.2, math.nan]}
@@ -212,13 +280,12 @@ def test_the_trial_with_fewer_failed_seeds_is_chosen():
 def test_a_seed_with_a_known_result_is_not_counted_again(tmp_path):
     """Its pack may resume from a checkpoint before its end."""
     run = runs.create_run("t", out=str(tmp_path))
-    entries = [(DEFAULT, small_config())]
-    first = Retraining(run, small_config(), entries)
+    first = Retraining(run, small_config())
     one = first.ask()
     first.fail(one, "planted")
     assert first.reopen(one.number).is_final
     assert not first.ask().is_final
-    later = Retraining(run, small_config(), entries)
+    later = Retraining(run, small_config())
     assert later.reopen(one.number).is_final
     assert len(later.results[DEFAULT].losses) == 1
 
@@ -256,7 +323,8 @@ def test_a_retraining_that_was_cut_off_ranks_behind_complete_ones():
 def test_a_late_retraining_starts_nothing_and_ends_what_trains(tmp_path):
     late = []
     run = runs.create_run("t", out=str(tmp_path))
-    again = Retraining(run, small_config(), [(DEFAULT, small_config())], lambda: bool(late))
+    again = Retraining(run, small_config())
+    again.is_late = lambda: bool(late)
     first = again.ask()
     assert again.report(first, 1, 0.5) == ""
     late.append(True)

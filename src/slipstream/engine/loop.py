@@ -58,9 +58,9 @@ class StopRequest:
 
 
 @contextmanager
-def catch_signals() -> Iterator[StopRequest]:
+def catch_signals(stop: StopRequest | None = None) -> Iterator[StopRequest]:
     """Turn the first SIGINT or SIGTERM into a request; a second one acts at once."""
-    stop = StopRequest()
+    stop = stop or StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return

@@ -157,7 +157,7 @@ class SearchProgress:
                 self.num_packs, self.num_lanes = self.num_packs + 1, event["places"]
             case "log":
                 self.num_lanes = len(event["losses"])
-            case "epoch" if not self.is_over:
+            case "epoch" if not self.is_over and event["trial"] >= 0:  # else it is retrained
                 self.running[event["trial"]] = event["epoch"], event["val_loss"]
             case "trial":
                 self.counts[event["state"]] += 1

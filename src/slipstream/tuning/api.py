@@ -25,6 +25,8 @@ from slipstream.tuning import sharing
 from slipstream.tuning import space as spaces
 from slipstream.tuning.budget import SearchBudget
 from slipstream.tuning.packing.dataset_cache import DatasetCache
+from slipstream.tuning.packing.scheduler import PackScheduler
+from slipstream.tuning.retraining import fill_places
 from slipstream.tuning.storage.database import mask_url
 from slipstream.tuning.storage.journal import STATE_NAMES
 from slipstream.tuning.study import TimedStudy, count_trials
@@ -138,16 +140,20 @@ def _search(
         storage=launcher.storage and mask_url(launcher.storage),
     )
     check_logged(run)
+    search = launcher.make_search(run, study, datasets, budget)
+    source = fill_places(search, device.type) if launcher.is_alone else search
+    scheduler = PackScheduler(run, datasets, source, parallel=parallel)
     try:
         with monitor.Monitor(run, device, on=config.engine.monitor):
-            result = _find_result(run, config) or launcher.run(
-                run, study, datasets, parallel=parallel, budget=budget, resumed=resumed
-            )
+            result = _find_result(run, config)
+            result = result or launcher.run(search, scheduler, resumed=resumed)
             timer.end("searching")
-            return finish_search(run, config, study, datasets, result, (budget, timer))
+            return finish_search(search, scheduler, result, timer)
     except Interrupted as stop:
         message = f"stopped with {_count_done(study)} of {config.tune.trials} trials done"
         raise Interrupted(message, signal_number=stop.signal_number) from None
+    finally:
+        scheduler.close()
 
 
 def _count_done(study: TimedStudy) -> int:

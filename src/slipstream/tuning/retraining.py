@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState
 
 from slipstream import config as configs
-from slipstream import runs
+from slipstream import machine, runs
+from slipstream.autotune.pack_size import LANES_PER_STEP
 from slipstream.config import Config
 from slipstream.errors import DivergedError
 from slipstream.runs import Run
@@ -29,7 +30,9 @@ from slipstream.tuning.budget import SearchBudget
 from slipstream.tuning.packing.dataset_cache import DatasetCache
 from slipstream.tuning.packing.scheduler import PackScheduler
 from slipstream.tuning.packing.trial import NOT_STARTED, TrialRun, TrialSource
+from slipstream.tuning.search import OptunaSearch
 from slipstream.tuning.storage.journal import OUT_OF_TIME
+from slipstream.tuning.study import TimedStudy, rank_trials
 
 DEFAULT = -1
 """Stands for a trial number: the config without a search"""
@@ -37,6 +40,7 @@ MIN_TEST_S = 1.0
 """Models that have yet to be trained have at least this time, however late it is"""
 LANES = "retraining"
 """The folder of the retrained lanes, until the test runs are made from them"""
+NOT_CHOSEN = "other trials became better"
 SEED_OFFSET = 1000
 """From the seed of the config to the first seed of the retraining"""
 
@@ -86,37 +90,89 @@ def get_lane_folder(run: Run, trial: int, seed: int) -> Path:
 
 
 class Retraining(TrialSource):
-    """A source with one trial for each config and seed; resumes from the run's events."""
+    """A source with one trial for each config and seed, the default's first.
 
-    def __init__(
-        self,
-        run: Run,
-        config: Config,
-        entries: Sequence[tuple[int, Config]],
-        is_late: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self.run, self.is_late = run, is_late
-        self.results = {trial: RetrainedConfig(trial, entry, []) for trial, entry in entries}
+    It takes known results from the run's events. Its trials have negative numbers, since they may
+    train beside those of the search.
+    """
+
+    def __init__(self, run: Run, config: Config, study: TimedStudy | None = None) -> None:
+        self.run, self.config, self.study = run, config, study
+        self.is_late: Callable[[], bool] = lambda: False
+        """Cuts off what trains, at its next validation"""
         first = get_first_seed(config)
-        self.runs = [
-            (trial, seed, entry.model_copy(update={"seed": seed}))
-            for trial, entry in entries
-            for seed in range(first, first + config.tune.retrain_seeds)
-        ]
-        known = {
+        self.seeds = range(first, first + config.tune.retrain_seeds)
+        self.known = {
             (event["trial"], event["seed"]): event
             for event in runs.read_events(run)
             if event["event"] == "retrained" and {"trial", "seed", "loss"} <= event.keys()
         }
-        self.finished = set(known)
-        """Trial and seed of each known result"""
-        self.pending = [i for i, run in enumerate(self.runs) if run[:2] not in known]
-        for trial, seed, _ in self.runs:
-            if (trial, seed) in known:
-                self._add(trial, known[trial, seed]["loss"], known[trial, seed])
+        self.results: dict[int, RetrainedConfig] = {}
+        self.pending: list[int] = []
+        """Numbers of the trials that have yet to start"""
+        self.running: dict[int, TrialRun] = {}
+        default = configs.replace_settings(config, {"train.metric": config.tune.metric})
+        self._add(DEFAULT, default)
+
+    def _add(self, trial: int, config: Config) -> None:
+        self.results[trial] = RetrainedConfig(trial, config, [])
+        for position, seed in enumerate(self.seeds):
+            number = -1 - len(self.seeds) * (trial + 1) - position
+            if event := self.known.get((trial, seed)):
+                self._add_result(trial, event["loss"], event)
+            elif number not in self.running:
+                self.pending.append(number)
+
+    def _parse(self, number: int) -> tuple[int, int]:
+        """Return the trial of the search, and the seed."""
+        trial, position = divmod(-1 - number, len(self.seeds))
+        return trial - 1, self.seeds[position]
+
+    def set_candidates(self, trials: Sequence[FrozenTrial]) -> None:
+        """Retrain these trials beside the default, and no others."""
+        chosen = {trial.number for trial in trials}
+        for trial in self.results.keys() - chosen - {DEFAULT}:
+            del self.results[trial]
+        self.pending = [one for one in self.pending if self._parse(one)[0] in self.results]
+        for number, run in self.running.items():
+            if self._parse(number)[0] not in self.results:
+                run.stop_reason = NOT_CHOSEN
+        for candidate in trials:
+            if candidate.number not in self.results:
+                self._add(candidate.number, self._make_config(candidate))
+
+    def _make_config(self, trial: FrozenTrial) -> Config:
+        assert self.study is not None
+        return spaces.apply_params(self.config, self.study.space, trial.params)
+
+    def rank(self) -> list[RetrainedConfig]:
+        """Return the results: the chosen trial first, the default last."""
+        trials = [result for trial, result in self.results.items() if trial != DEFAULT]
+        return [*sorted(trials, key=lambda result: result.rank), self.results[DEFAULT]]
 
     def ask(self) -> TrialRun | None:
-        return self.reopen(self.pending[0]) if self.pending and not self.is_late() else None
+        return self._start(self.pending[0]) if self.pending and not self.is_late() else None
+
+    def fill_place(self, fits: Callable[[TrialRun], bool]) -> TrialRun | None:
+        for number in self.pending if not self.is_late() else ():
+            if fits(self._make_run(number)):
+                return self._start(number)
+        return None
+
+    def _make_run(self, number: int) -> TrialRun:
+        trial, seed = self._parse(number)
+        if trial not in self.results:  # it was a candidate before a kill
+            config = self._make_config(self._get_trial(trial))
+        else:
+            config = self.results[trial].config
+        is_final = (trial, seed) in self.known
+        config = config.model_copy(update={"seed": seed})
+        return TrialRun(number, config, is_final=is_final, keeps_lane=True)
+
+    def _start(self, number: int) -> TrialRun:
+        self.pending = [other for other in self.pending if other != number]
+        self.running[number] = self._make_run(number)
+        return self.running[number]
 
     def is_over(self) -> bool:
         return self.is_late()
@@ -125,54 +181,111 @@ class Retraining(TrialSource):
         return OUT_OF_TIME if self.is_late() else ""
 
     def reopen(self, number: int) -> TrialRun:
-        self.pending = [other for other in self.pending if other != number]
-        trial, seed, config = self.runs[number]
-        is_final = (trial, seed) in self.finished
-        return TrialRun(number, config, is_final=is_final, keeps_lane=not is_final)
+        """Return a trial again; one of the search has ended, even if its pack was killed before."""
+        if number < 0:
+            return self._start(number)
+        config = self._make_config(self._get_trial(number))
+        return TrialRun(number, config, self.config.tune.folds or 1, is_final=True)
+
+    def _get_trial(self, number: int) -> FrozenTrial:
+        assert self.study is not None
+        return self.study.get_trials()[number]
 
     def finish(self, trial: TrialRun) -> None:
+        del self.running[trial.number]
+        if trial.stop_reason == NOT_CHOSEN:
+            if self._parse(trial.number)[0] in self.results:  # it was chosen again
+                self.pending.append(trial.number)
+            return
         if trial.trained is not None:  # saved before it counts: a kill cannot separate the two
-            folder = get_lane_folder(self.run, *self.runs[trial.number][:2])
+            folder = get_lane_folder(self.run, *self._parse(trial.number))
             trained_lanes.save_lane(folder, trial.trained)
         self._record(trial, trial.score, trial.summarize())
 
     def fail(self, trial: TrialRun, reason: str) -> None:
-        if reason == NOT_STARTED:
-            return
-        self._record(trial, math.inf, {"stopped": reason})
+        self.running.pop(trial.number, None)
+        if reason != NOT_STARTED and trial.number < 0:
+            self._record(trial, math.inf, {"stopped": reason})
 
-    def _add(self, trial: int, loss: float | None, details: Mapping[str, Any]) -> None:
+    def _add_result(self, trial: int, loss: float | None, details: Mapping[str, Any]) -> None:
+        if trial not in self.results:
+            return
         was = self.results[trial]
         loss = math.inf if loss is None else loss
         stopped = [*was.stopped, details.get("stopped", "")]
         self.results[trial] = was._replace(losses=[*was.losses, loss], stopped=stopped)
 
     def _record(self, run: TrialRun, loss: float, details: Mapping[str, Any]) -> None:
-        trial, seed, _ = self.runs[run.number]
-        self._add(trial, loss, details)
-        self.finished.add((trial, seed))
+        trial, seed = self._parse(run.number)
+        self.known[trial, seed] = {"loss": loss, **details}
+        self._add_result(trial, loss, details)
         self.run.append("retrained", trial=trial, seed=seed, loss=loss, **details)
 
 
-def retrain_best(
-    run: Run,
-    config: Config,
-    best: Sequence[FrozenTrial],
-    space: Mapping[str, Any],
-    datasets: DatasetCache,
-    is_late: Callable[[], bool] = lambda: False,
-) -> list[RetrainedConfig]:
-    """Retrain the best trials and the default; return the chosen one first, the default last.
+class FilledSearch(TrialSource):
+    """A search whose empty places train what is retrained after it: the default, and the best
+    trials so far once few trials are left. Those that others overtake are dropped."""
 
-    What trains when `is_late` says so is cut off at its next validation.
-    """
-    default = configs.replace_settings(config, {"train.metric": config.tune.metric})
-    entries = [(trial.number, spaces.apply_params(config, space, trial.params)) for trial in best]
-    retraining = Retraining(run, config, [*entries, (DEFAULT, default)], is_late)
-    PackScheduler(run, datasets, retraining, parallel=max(len(retraining.runs), 1)).train()
-    results = retraining.results
-    ranked = sorted((results[trial] for trial, _ in entries), key=lambda result: result.rank)
-    return [*ranked, results[DEFAULT]]
+    def __init__(self, search: OptunaSearch, retraining: Retraining, *, few: int) -> None:
+        self.search, self.retraining, self.few = search, retraining, few
+        self._num_left = math.inf
+        """Trials in training when the candidates were last chosen"""
+
+    def _choose(self, number: int) -> TrialSource:
+        return self.search if number >= 0 else self.retraining
+
+    def ask(self) -> TrialRun | None:
+        return self.search.ask()
+
+    def is_over(self) -> bool:
+        return self.search.is_over()
+
+    def list_extremes(self, config: Config) -> Sequence[Config]:
+        return self.search.list_extremes(config)
+
+    def reopen(self, number: int) -> TrialRun:
+        return self._choose(number).reopen(number)
+
+    def report(self, trial: TrialRun, epoch: int, loss: float) -> str:
+        return self._choose(trial.number).report(trial, epoch, loss)
+
+    def finish_fold(self, trial: TrialRun, fold: int) -> None:
+        self._choose(trial.number).finish_fold(trial, fold)
+
+    def finish(self, trial: TrialRun) -> None:
+        self._choose(trial.number).finish(trial)
+
+    def fail(self, trial: TrialRun, reason: str) -> None:
+        self._choose(trial.number).fail(trial, reason)
+
+    def fill_place(self, fits: Callable[[TrialRun], bool]) -> TrialRun | None:
+        search, num_left = self.search, len(self.search.running)
+        if num_left < min(self.few, self._num_left):
+            self._num_left = num_left
+            ranked = rank_trials(search.study.get_trials(TrialState.COMPLETE))
+            self.retraining.set_candidates(ranked[: search.config.tune.retrain])
+        return self.retraining.fill_place(fits)
+
+
+def fill_places(search: OptunaSearch, device: str) -> TrialSource:
+    """Return a search that fills its empty places, unless others share it or its time is limited:
+    what is retrained then depends on the time that is left."""
+    tune = search.config.tune
+    if search.membership is not None or not tune.retrain or tune.minutes is not None:
+        return search
+    spare = LANES_PER_STEP if device == "cuda" else machine.count_available_cores()
+    retraining = Retraining(search.run, search.config, search.study)
+    return FilledSearch(search, retraining, few=max(spare // (tune.folds or 1), 1))
+
+
+def retrain_best(
+    retraining: Retraining, best: Sequence[FrozenTrial], scheduler: PackScheduler
+) -> list[RetrainedConfig]:
+    """Retrain the best trials and the default; return the chosen one first, the default last."""
+    retraining.set_candidates(best)
+    scheduler.pool.source = retraining
+    scheduler.train()
+    return retraining.rank()
 
 
 def run_tests(

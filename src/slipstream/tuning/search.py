@@ -17,14 +17,14 @@ from slipstream.tuning import sharing
 from slipstream.tuning import space as spaces
 from slipstream.tuning.budget import SearchBudget, TrainingCosts
 from slipstream.tuning.packing.dataset_cache import DatasetCache
-from slipstream.tuning.packing.trial import NOT_STARTED, TrialRun
+from slipstream.tuning.packing.trial import NOT_STARTED, TrialRun, TrialSource
 from slipstream.tuning.sharing import StudyMembership
 from slipstream.tuning.storage.journal import OUT_OF_TIME, name_state
 from slipstream.tuning.study import PRUNED, REASSIGNED, TimedStudy, count_trials, rank_trials
 
 
-class OptunaSearch:
-    """A `TrialSource` that asks a study for trials and tells it their results."""
+class OptunaSearch(TrialSource):
+    """A source that asks a study for trials and tells it their results."""
 
     def __init__(
         self,
@@ -50,14 +50,20 @@ class OptunaSearch:
         """The lowest loss of the trials that were cut off"""
         self.interrupted: list[TrialRun] = []
         """Trials that ran when the search was interrupted; without a checkpoint they start again"""
+        self.is_exhausted = False
+        """All trials have started; workers of a shared study may get those of others later"""
 
     def is_over(self) -> bool:
         """Whether another epoch would take time that retraining and reports need."""
         return self.budget.is_over(self.costs.estimate_model_s(), self.costs.epoch_s)
 
+    def is_finished(self) -> bool:
+        """Whether all trials have ended."""
+        return self.is_exhausted and not self.running and not self.interrupted
+
     def ask(self) -> TrialRun | None:
         """Return an interrupted trial, or a new one from the study."""
-        while not self.is_over():
+        while not self.is_over() and not self.is_exhausted:
             if self.interrupted:
                 return self.interrupted.pop(0)
             if self.membership:
@@ -65,6 +71,7 @@ class OptunaSearch:
             trials = self.study.get_trials()
             has_retry = any(trial.state == TrialState.WAITING for trial in trials)
             if not has_retry and sharing.count_started(trials) >= self.num_trials:
+                self.is_exhausted = self.membership is None
                 return None
             trial = self.study.ask()
             if self.membership is not None:

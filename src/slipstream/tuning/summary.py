@@ -27,11 +27,11 @@ from slipstream.text import format_count
 from slipstream.tuning import retraining, sharing
 from slipstream.tuning import space as spaces
 from slipstream.tuning.budget import RetrainingPlan, SearchBudget
-from slipstream.tuning.packing.dataset_cache import DatasetCache
-from slipstream.tuning.retraining import DEFAULT, RetrainedConfig
+from slipstream.tuning.packing.scheduler import PackScheduler
+from slipstream.tuning.retraining import DEFAULT, FilledSearch, RetrainedConfig, Retraining
+from slipstream.tuning.search import OptunaSearch
 from slipstream.tuning.storage.journal import CUT_OFF, NOTES, OUT_OF_TIME, STATE_NAMES
 from slipstream.tuning.study import (
-    TimedStudy,
     compute_importances,
     describe_trial,
     get_score,
@@ -61,15 +61,13 @@ class FinishedSearch:
 
 
 def finish_search(
-    run: Run,
-    config: Config,
-    study: TimedStudy,
-    datasets: DatasetCache,
-    search_result: Event,
-    clock: tuple[SearchBudget, PhaseTimer],
+    search: OptunaSearch, scheduler: PackScheduler, search_result: Event, timer: PhaseTimer
 ) -> FinishedSearch:
-    """Retrain the best trials, test the chosen settings and the default, and write the summary."""
-    budget, timer = clock
+    """Retrain the best trials, test the chosen settings and the default, and write the summary.
+
+    The scheduler continues with what the end of the search has begun to retrain.
+    """
+    run, config, study, budget = search.run, search.config, search.study, search.budget
     trials = sharing.select_counted(study.get_trials())
     runs.remove_manifest(run)
     runs.write_json(run.folder / "trials.json", [describe_trial(trial) for trial in trials])
@@ -103,19 +101,16 @@ def finish_search(
     if plan.num_trials:
         limit = None if budget.tune.minutes is None or not is_new else budget
         model_s = search_result.get("model_s") or 0.0
-        limited = _limit_retraining(config, plan)
-        retrained = retraining.retrain_best(
-            run,
-            limited,
-            ranked[: plan.num_trials],
-            study.space,
-            datasets,
-            lambda: limit is not None and limit.is_late(plan, model_s),
-        )
+        limited, source = _limit_retraining(config, plan), scheduler.pool.source
+        again = Retraining(run, limited, study)
+        if isinstance(source, FilledSearch):
+            again = source.retraining
+        again.is_late = lambda: limit is not None and limit.is_late(plan, model_s)
+        retrained = retraining.retrain_best(again, ranked[: plan.num_trials], scheduler)
         timer.end("retraining")
         chosen = retrained[0].config
         write(retrained, {}, TEST_PENDING)
-        tests = retraining.run_tests(run, limited, retrained, datasets, limit)
+        tests = retraining.run_tests(run, limited, retrained, search.datasets, limit)
         timer.end("scoring")
         summary = write(_add_losses(retrained, tests), tests, None)
     run.append("end", seconds=summary["seconds"])

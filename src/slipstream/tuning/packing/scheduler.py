@@ -5,7 +5,7 @@ next trial that fits takes its place, without a new capture.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -40,37 +40,51 @@ class PackScheduler:
         self.packs: list[TrialPack] = []
         self.max_lanes: dict[PackShape, int] = {}
         """Lanes that fit into memory, for shapes that ran out of it"""
+        self.stop = StopRequest()
         self.num_packs = 0
         """Packs started so far, by earlier parts of the search too"""
         self._grouped: list[TrialRun] = []
         self._groups: list[TrialGroup] = []
         """The groups of the trials in `_grouped`"""
 
-    def train(self) -> None:
-        """Resume interrupted packs, then train until the source has no more trials."""
-        with catch_signals() as stop:
-            try:
+    def train(self, is_done: Callable[[], bool] = lambda: False) -> None:
+        """Resume interrupted packs, then train until the source has no more trials, or until
+        `is_done` says so: the next call then continues with the packs that are left."""
+        with catch_signals(self.stop), self._close_on_error():
+            if not self.packs:
                 for folder in sorted(self.folder.glob("*")):
                     self.num_packs = max(self.num_packs, int(folder.name))
-                    self._resume(folder, stop)
-                self.pool.fill()
-                while self.packs or (self.pool.waiting and not stop.requested):
-                    if not stop.requested:
-                        self.pool.fill()
-                        if self.pool.source.is_over():
-                            self.pool.drop_waiting()
-                        self._start_packs(stop)
-                    self._advance()
-                if stop.requested:
-                    raise Interrupted("stopped", signal_number=stop.signal_number)
-            finally:
-                for pack in self.packs:
-                    pack.close()
+                    self._resume(folder)
+            self.pool.fill()
+            while self.packs or (self.pool.waiting and not self.stop.requested):
+                if not self.stop.requested:
+                    self.pool.fill()
+                    if is_done():
+                        return
+                    if self.pool.source.is_over():
+                        self.pool.drop_waiting()
+                    self._start_packs()
+                self._advance()
+            if self.stop.requested:
+                raise Interrupted("stopped", signal_number=self.stop.signal_number)
+
+    @contextmanager
+    def _close_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Release the memory of all packs."""
+        for pack in self.packs:
+            pack.close()
 
     def _make_pack(self, folder: Path) -> TrialPack:
         return TrialPack(self.pool, self.datasets, Run(folder, self.run.watch), self.run)
 
-    def _resume(self, folder: Path, stop: StopRequest) -> None:
+    def _resume(self, folder: Path) -> None:
         """Resume a pack from its newest checkpoint, or delete its folder if there is none."""
         pack = self._make_pack(folder)
         if not checkpoint.list_steps(pack.run):
@@ -78,11 +92,11 @@ class PackScheduler:
             return
         self.packs.append(pack)
         with self._recover(pack):
-            if not pack.resume(stop):
+            if not pack.resume(self.stop):
                 self.packs.remove(pack)
                 runs.remove(folder)
 
-    def _start_packs(self, stop: StopRequest) -> None:
+    def _start_packs(self) -> None:
         """Form packs of waiting trials. A few trials wait for more of their shape while other packs
         train and the source has more, since a pack has a minimum cost."""
         pool = self.pool
@@ -100,9 +114,9 @@ class PackScheduler:
             enough = pool.is_exhausted or len(group.trials) >= MIN_TRIALS
             if self.packs and (len(self.packs) >= MAX_PACKS[device] or not enough):
                 continue
-            self._start(group, stop)
+            self._start(group)
 
-    def _start(self, group: TrialGroup, stop: StopRequest) -> None:
+    def _start(self, group: TrialGroup) -> None:
         self.num_packs += 1
         folder = self.folder / f"{self.num_packs:04d}"
         folder.mkdir(parents=True)
@@ -111,7 +125,7 @@ class PackScheduler:
         self.packs.append(pack)
         limit = self.max_lanes.get(group.shape, MAX_LANES)
         with self._recover(pack):
-            pack.start(group.shape, group.trials, stop, max_lanes=limit)
+            pack.start(group.shape, group.trials, self.stop, max_lanes=limit)
 
     def _advance(self) -> None:
         """Train one round of whichever pack finishes its steps first: waiting for a particular pack

@@ -135,13 +135,17 @@ class TrialSource(Protocol):
         """Whether no further trial may start."""
         return False
 
+    def fill_place(self, fits: Callable[[TrialRun], bool]) -> TrialRun | None:
+        """Return a trial that fits into a place which would stay empty; None without one."""
+        return None
+
     def list_extremes(self, config: Config) -> Sequence[Config]:
         """List variants of `config` that later trials of the same pack may need memory for."""
         return ()
 
 
 class TrialPool:
-    """At most `parallel` trials that wait or train."""
+    """At most `parallel` trials that wait or train, and what is retrained beside them."""
 
     def __init__(self, source: TrialSource, *, parallel: int) -> None:
         self.source, self.parallel = source, parallel
@@ -156,7 +160,7 @@ class TrialPool:
             self.waiting.append(trial)
 
     def _ask(self) -> TrialRun | None:
-        if len(self.waiting) + len(self.running) >= self.parallel:
+        if sum(not one.keeps_lane for one in (*self.waiting, *self.running)) >= self.parallel:
             return None
         trial = self.source.ask()
         self.is_exhausted = trial is None
@@ -174,15 +178,20 @@ class TrialPool:
         self.running += trials
 
     def start_fitting(self, fits: Callable[[TrialRun], bool]) -> TrialRun | None:
-        """Start the first waiting trial that fits, or a new one; new ones that do not fit wait."""
+        """Start the first waiting trial that fits, or a new one; new ones that do not fit wait.
+
+        What is retrained forms packs of its own, or fills places that would stay empty.
+        """
         if self.source.is_over():
             return None
-        trial = next(filter(fits, self.waiting), None)
+        trials = (trial for trial in self.waiting if not trial.keeps_lane)
+        trial = next(filter(fits, trials), None)
         while trial is None and (new := self._ask()):
-            if fits(new):
+            if not new.keeps_lane and fits(new):
                 trial = new
             else:
                 self.waiting.append(new)
+        trial = trial or self.source.fill_place(fits)
         if trial is not None:
             self.start([trial])
         return trial

@@ -15,6 +15,7 @@ from slipstream.tuning import sharing
 from slipstream.tuning import space as spaces
 from slipstream.tuning.budget import SearchBudget
 from slipstream.tuning.packing.dataset_cache import DatasetCache
+from slipstream.tuning.packing.scheduler import PackScheduler
 from slipstream.tuning.search import OptunaSearch
 from slipstream.tuning.sharing import StudyMembership
 from slipstream.tuning.storage import database, journal
@@ -59,29 +60,31 @@ class Launcher:
         offset = self._get_seed_offset(run)
         return open_study(self.config, run.folder, url, name, seed_offset=offset)
 
-    def run(
-        self,
-        run: Run,
-        study: TimedStudy,
-        datasets: DatasetCache,
-        *,
-        parallel: int,
-        budget: SearchBudget,
-        resumed: bool,
-    ) -> Event:
+    @property
+    def is_alone(self) -> bool:
+        """Whether this process runs the trials"""
+        return self.num_workers == 1 and self.cluster is None
+
+    def make_search(
+        self, run: Run, study: TimedStudy, datasets: DatasetCache, budget: SearchBudget
+    ) -> OptunaSearch:
+        """Return the search as this process takes part in it."""
+        membership = None
+        if self.is_alone and self.get_storage_url(run) is not None:
+            membership = StudyMembership(study, sharing.read_worker_id(run))
+        return OptunaSearch(self.config, study, run, datasets, membership, budget=budget)
+
+    def run(self, search: OptunaSearch, scheduler: PackScheduler, *, resumed: bool) -> Event:
         """Run the search until no trial is left; return the "searched" event."""
-        if self.num_workers == 1 and self.cluster is None:
-            membership = None
-            if self.get_storage_url(run) is not None:
-                membership = StudyMembership(study, sharing.read_worker_id(run))
-            search = OptunaSearch(self.config, study, run, datasets, membership, budget=budget)
+        run, study, budget = search.run, search.study, search.budget
+        if self.is_alone:
             if resumed:
                 study.study.sampler.reseed_rng()  # else it would sample the same trials again
-            return run_search(run, search, parallel=parallel, resumed=resumed)
+            return run_search(search, scheduler, resumed=resumed)
         started_at = time.perf_counter()
         folders = (run.folder / "workers").glob("*")
         sharing.refresh_heartbeats(study, [sharing.read_worker_id(Run(one)) for one in folders])
-        tasks = self._make_tasks(run, study, parallel, budget.elapsed_s)
+        tasks = self._make_tasks(run, study, scheduler.pool.parallel, budget.elapsed_s)
         if self.cluster == "ray":
             result = ray_cluster.run_workers(run, tasks)
         else:

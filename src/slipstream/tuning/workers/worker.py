@@ -56,17 +56,17 @@ class WorkerTask:
     heartbeat: tuple[int, int] = database.HEARTBEAT
 
 
-def run_search(run: Run, search: OptunaSearch, *, parallel: int, resumed: bool) -> Event:
+def run_search(search: OptunaSearch, scheduler: PackScheduler, *, resumed: bool) -> Event:
     """Train trials until neither this worker nor another one has any left.
 
-    Returns the "searched" event, even if it could not be written to the log.
+    Returns the "searched" event, even if it could not be written to the log. The scheduler may
+    have packs left, of what is retrained after the search.
     """
-    scheduler = PackScheduler(run, search.datasets, search, parallel=parallel)
     membership = search.membership
     with membership.send_heartbeats(search.running) if membership else nullcontext():
         if resumed:
             search.resume_interrupted()
-        scheduler.train()
+        scheduler.train(search.is_finished)
         while membership and not search.is_over() and membership.others_are_busy():
             with catch_signals() as stop:
                 time.sleep(PAUSE_S)
@@ -80,7 +80,7 @@ def run_search(run: Run, search: OptunaSearch, *, parallel: int, resumed: bool) 
         "model_s": search.costs.estimate_model_s(),
         "asked": get_budget(search.config),
     }
-    run.append("searched", **result)
+    search.run.append("searched", **result)
     return result
 
 
@@ -108,7 +108,8 @@ def run_worker(task: WorkerTask, watch: Callable[[Event], None] | None) -> None:
             search = OptunaSearch(
                 config, study, run, DatasetCache(config), membership, budget=budget
             )
-            run_search(run, search, parallel=task.parallel, resumed=True)
+            scheduler = PackScheduler(run, search.datasets, search, parallel=task.parallel)
+            run_search(search, scheduler, resumed=True)
         except StorageInternalError as error:
             raise make_storage_error(task.storage_url, error) from None
 
