@@ -35,7 +35,7 @@ from slipstream.models import Noise, build, padding
 
 
 class EpochLayout(NamedTuple):
-    """An epoch on the host, in the pack's shapes."""
+    """An epoch in the pack's shapes; its rows and shares are on the device, or on the way there."""
 
     epoch: EpochStart
     rows: Tensor
@@ -215,7 +215,7 @@ class Pack:
         lane, capacity = self._lane(place), self.capacity
         shape = (capacity.steps, capacity.passes, capacity.batch)
         sampled = lane.build_sampler().sample_epoch(epoch.number)
-        rows, shares = (_widen(part, shape) for part in sampled)
+        rows, shares = (_send(_widen(part, shape), self.plan.device) for part in sampled)
         self._layouts[place] = EpochLayout(epoch, rows, shares, self._compute_rates(place, epoch))
         return True
 
@@ -461,6 +461,13 @@ def _widen(part: Tensor, shape: tuple[int, int, int]) -> Tensor:
     steps, passes, batch = part.shape
     whole[:steps, :passes, :batch] = part.numpy()
     return torch.from_numpy(whole)
+
+
+def _send(part: Tensor, device: torch.device) -> Tensor:
+    """Copy to the device without waiting for what it is doing."""
+    if device.type == "cpu":
+        return part
+    return part.pin_memory().to(device, non_blocking=True)
 
 
 def _copy(source: Mapping[str, Tensor], to: Mapping[str, Tensor], index: Tensor) -> None:
