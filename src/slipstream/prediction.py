@@ -15,7 +15,11 @@ import torch
 
 from slipstream import runs
 from slipstream.data.dataset import Dataset
-from slipstream.data.new_data import explain_unknown_future, has_full_context
+from slipstream.data.new_data import (
+    describe_unknown_future,
+    explain_unknown_future,
+    has_full_context,
+)
 from slipstream.engine import recovery
 from slipstream.errors import UserError
 from slipstream.inference.trained import TrainedRun, load_trained
@@ -55,11 +59,12 @@ def predict_with(
     dataset, folds, _ = trained.bind(datasets, ["all"])
     plan, predictor = trained.first.plan, folds[-1]
     assert dataset.memory is not None
-    for note in dataset.notes:
+    only_last = dataset.signature.horizon > 0 and not every
+    for note in (*dataset.notes, *(() if only_last else describe_unknown_future(dataset))):
         warnings.warn(escape_controls(note), stacklevel=2)
     with plan.flags():
         (chunk,) = dataset.iter_chunks("all", dataset.memory.series.to(plan.device), rows=0)
-        if dataset.signature.horizon and not every:
+        if only_last:
             chunk = chunk._replace(starts=_find_last_windows(dataset, chunk.starts))
         batches = predict_batches(predictor.predict, [chunk], truth=False)
         tables = [build_table(batch, dataset, predictor.half_widths) for batch in batches]

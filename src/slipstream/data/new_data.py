@@ -71,26 +71,24 @@ def load_new_data(
             )
         raw = resample_series(raw, signature.step or 0.0)
     index = raw.index
+    left_out = {"all": 0}
     if signature.future and not targets:
-        ranges, lacking = _find_windows_ahead(index, signature)
-        notes += lacking
+        ranges, left_out["all"] = _find_windows_ahead(index, signature)
     else:
         stride = data.stride if targets else 1
         ranges = _find_windows(index, signature.context, known, stride)
     if not len(ranges):
         raise UserError(splits.explain_empty_set("full", index, index.num_rows, data))
-    left_out = {"all": 0}
     if targets:
         with_targets, left_out = splits.exclude_unknown({"all": ranges}, index, signature)
         ranges = with_targets["all"]
-    num_windows = {"all": len(ranges)}
-    notes += missing.describe_left_out(left_out, num_windows, signature)
+        notes += missing.describe_left_out(left_out, {"all": len(ranges)}, signature)
     series = scale_series(raw, scaler, signature)
     return Dataset(
         signature=signature,
         scaler=scaler,
         index=index,
-        num_windows=num_windows,
+        num_windows={"all": len(ranges)},
         left_out=left_out,
         period=None,
         notes=(*notes, *_describe_outliers(raw, series, scaler, signature), *raw.notes),
@@ -108,8 +106,9 @@ def _find_windows(index: SeriesIndex, context: int, known: int, stride: int) -> 
 
 def _find_windows_ahead(
     index: SeriesIndex, signature: Signature
-) -> tuple[splits.WindowRanges, list[str]]:
-    """Find the windows with a full context and rows to predict, and note how many lack the rows."""
+) -> tuple[splits.WindowRanges, int]:
+    """Find the windows with a full context and all rows to predict, and count those that lack
+    such rows."""
 
     def find(known: int) -> splits.WindowRanges:
         ranges = _find_windows(index, signature.context, known, 1)
@@ -120,9 +119,16 @@ def _find_windows_ahead(
     every, ranges = find(0), find(signature.horizon)
     if len(every) and not len(ranges):
         raise UserError(explain_unknown_future(index, signature, 0))
-    count = len(every) - len(ranges)
-    what = f"windows of which the rows to predict lack {', '.join(signature.future)} (data.future)"
-    return ranges, [f"left out {what}: {count:,} of {len(every):,}"] if count else []
+    return ranges, len(every) - len(ranges)
+
+
+def describe_unknown_future(dataset: Dataset) -> list[str]:
+    """Note how many windows are left out because what is to be known ahead is not."""
+    count = dataset.left_out["all"]
+    total = count + dataset.num_windows["all"]
+    names = ", ".join(dataset.signature.future)
+    what = f"windows of which the rows to predict lack {names} (data.future)"
+    return [f"left out {what}: {count:,} of {total:,}"] if count else []
 
 
 def has_full_context(index: SeriesIndex, signature: Signature, series: int) -> bool:
@@ -158,6 +164,8 @@ def _read_prepared(
     from slipstream.data.prepare.chain.tables import PrepareChain  # takes a while to import
 
     chain = PrepareChain(data, needed, replay)
+    if signature.future and not targets and chain.plan.makes_from_times(signature.future):
+        chain.ahead = signature.horizon
     tables = read_tables(data, source)
     notes = describe_files(tables)
     prepared = chain.apply(tables)

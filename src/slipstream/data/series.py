@@ -152,6 +152,7 @@ def prepare_series(
     `data.missing` is about inputs. Rows that lack only a target stay, marked in the index. Rows at
     the end that have only what is known ahead stay too where targets are not needed.
     """
+    observed = [name for name in roles.inputs if name in roles.targets]
     roles = roles if targets else replace(roles, targets=())
     settings = dict.fromkeys(roles.inputs, "data.inputs") | dict.fromkeys(roles.future, FUTURE)
     settings |= dict.fromkeys(roles.targets, "data.targets")
@@ -163,8 +164,10 @@ def prepare_series(
     steps: dict[float, str] = {}
     for table in tables:
         ordered = [_order(raw, data) for raw in _split_table(table, data, roles, group_names)]
-        complete, horizon = [series for series, _ in ordered], 0 if targets else data.horizon
-        complete = _find_ahead(complete, inputs, horizon, notes) if roles.future else complete
+        complete = [series for series, _ in ordered]
+        if roles.future:
+            rows = None if targets else data.horizon
+            complete = _find_ahead(complete, inputs, observed, rows, notes)
         if data.missing != "error":
             complete = _drop_incomplete(complete, inputs, data, notes, missing_inputs)
         complete = _mark_unknown(complete, roles, data)
@@ -179,13 +182,8 @@ def prepare_series(
         raise UserError(
             f"no series has the {min_rows} rows of one window; shorten data.context or data.horizon"
         )
-    if len(steps) > 1:
-        listed = ", ".join(f'{size:g} ("{name}")' for size, name in list(steps.items())[:4])
-        notes.append(f"series differ in their usual time step: {listed}")
-    times = [series.time for series in every if series.time is not None]
-    if len({time.dtype for time in times}) > 1:
-        raise UserError("data.time holds plain numbers in some files and dates in others")
-    time = _concatenate(times) if times else None
+    notes += _describe_steps(steps)
+    time = _join_times(every)
     groups = _concatenate([series.groups for series in every])
     group_begins = np.flatnonzero(np.diff(groups, prepend=groups[:1] - 1))
     index = SeriesIndex(
@@ -229,6 +227,19 @@ def iter_ordered(table: DataTable, data: Data) -> Iterator[OrderedRows]:
     for raw in _split_table(table, whole, Roles((), ()), {}):
         series, step = _order(raw, data)
         yield OrderedRows(series.name, series.rows, series.time, step)
+
+
+def _join_times(every: list[_TableSeries]) -> Times | None:
+    times = [series.time for series in every if series.time is not None]
+    if len({time.dtype for time in times}) > 1:
+        raise UserError("data.time holds plain numbers in some files and dates in others")
+    return _concatenate(times) if times else None
+
+
+def _describe_steps(steps: dict[float, str]) -> list[str]:
+    """Note where the usual step differs between series."""
+    listed = ", ".join(f'{size:g} ("{name}")' for size, name in list(steps.items())[:4])
+    return [f"series differ in their usual time step: {listed}"] if len(steps) > 1 else []
 
 
 def make_unique(names: list[str]) -> tuple[str, ...]:
@@ -391,26 +402,33 @@ def _refuse_order(series: _TableSeries, data: Data, steps: Times) -> None:
 
 
 def _find_ahead(
-    every: list[_TableSeries], inputs: dict[str, str], horizon: int, notes: list[str]
+    every: list[_TableSeries],
+    inputs: dict[str, str],
+    observed: Sequence[str],
+    horizon: int | None,
+    notes: list[str],
 ) -> list[_TableSeries]:
-    """Count the rows at the end of a table's series that have no input but what is known ahead.
+    """Count the rows at the end of a table's series that are not observed yet: without a value of
+    the targets among the inputs or, where none is, of the inputs that are not known ahead.
 
     Where every input is known ahead, the last `horizon` rows are those to predict. Without a
-    horizon to predict, such rows are left out.
+    horizon, where nothing is to be predicted, such rows are left out.
     """
-    others = {name: setting for name, setting in inputs.items() if setting != FUTURE}
-    ends = [0 if others else len(series.breaks) - horizon for series in every]
-    for name, setting in others.items():
-        known = ~np.isnan(_read_numbers(every[0].table, name, setting))
+    names = observed or [name for name, setting in inputs.items() if setting != FUTURE]
+    ends = [0 if names else len(series.breaks) - (horizon or 0) for series in every]
+    for name in names:
+        known = ~np.isnan(_read_numbers(every[0].table, name, inputs[name]))
         for i, series in enumerate(every):
             mine = series.pick(known)
             last = len(mine) - int(mine[::-1].argmax()) if mine.any() else 0
             ends[i] = max(ends[i], last)
+    added = every[0].table.rows_ahead
+    ends = [min(end, len(series.breaks) - added) for series, end in zip(every, ends, strict=True)]
     marked = [
         replace(series, ahead=len(series.breaks) - end) if end > 0 else series
         for series, end in zip(every, ends, strict=True)
     ]
-    return marked if horizon else [_leave_out_ahead(series, notes) for series in marked]
+    return [_leave_out_ahead(one, notes) for one in marked] if horizon is None else marked
 
 
 def _leave_out_ahead(series: _TableSeries, notes: list[str]) -> _TableSeries:

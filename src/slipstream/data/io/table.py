@@ -114,6 +114,8 @@ class DataTable:
     """Rows that are no series' own, before its first; None where there are none"""
     look_ahead: int = 0
     """How many rows ahead a value may depend on, because of a step of `data.prepare`"""
+    rows_ahead: int = 0
+    """Rows at the end of each series that were added to predict them, with nothing but times"""
 
     @cached_property
     def column_set(self) -> frozenset[str]:

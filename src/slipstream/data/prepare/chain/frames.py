@@ -13,7 +13,7 @@ import pyarrow as pa
 from slipstream.config import Data
 from slipstream.data.io.columns import read_numbers
 from slipstream.data.io.table import DataTable
-from slipstream.data.series import Flags, Floats, Ints, Times, is_date, iter_ordered
+from slipstream.data.series import MICROSECONDS, Flags, Floats, Ints, Times, is_date, iter_ordered
 
 POSITION = "\0position"
 """A column that counts the rows of all series as they were before the first step"""
@@ -53,6 +53,21 @@ class SeriesFrame:
             columns={name: values[begin:end] for name, values in self.columns.items()},
             origin=self.origin[begin:end],
             padding=max(self.padding - begin, 0),
+        )
+
+    def extend(self, rows: int) -> SeriesFrame:
+        """Return the frame with further rows at its usual step, of which only times are known."""
+        assert self.times is not None
+        unit = MICROSECONDS if is_date(self.times) else 1
+        times = self.times[-1] + np.arange(1, rows + 1) * ((self.step or 1.0) * unit)
+        return replace(
+            self,
+            times=np.concatenate([self.times, times.astype(self.times.dtype)]),
+            columns={
+                name: np.concatenate([values, np.full(rows, np.nan)])
+                for name, values in self.columns.items()
+            },
+            origin=np.concatenate([np.asarray(self.origin), np.full(rows, self.origin[-1])]),
         )
 
     def list_source_rows(self) -> Ints | range:

@@ -117,6 +117,12 @@ class StepPlan:
         labels = (step.config for step in self.steps if isinstance(step.config, LabelStep))
         return {label.name: label.classes for label in labels}
 
+    def makes_from_times(self, names: Collection[str]) -> bool:
+        """Return whether steps make all of these columns from the rows' times alone."""
+        mine = select_steps(self, names)
+        has_join = any(isinstance(step.config, JoinStep) for step in mine.steps)
+        return set(names) <= set(mine.written) and not (has_join or mine.list_sources())
+
     def list_sources(self) -> dict[str, str]:
         """Return the columns that steps read from the file, and the first step that does."""
         new: set[str] = set()

@@ -51,11 +51,13 @@ class PrepareChain:
     ) -> None:
         """`needed` are the columns that a model reads; by default, all that steps make."""
         self.data, self.replay = data, replay or Replay()
+        self.ahead = 0
+        """Rows to add to the end of each series, of which only times are known"""
         self.joins = read_joins(data, self.replay.joins)
         joined = {number: join.column_names for number, join in self.joins.items()}
         self.plan = plan_steps(data, joined)
         if needed is None and data.inputs is not None:
-            needed = (*data.inputs, *(data.targets or ()), *data.static)
+            needed = (*data.inputs, *(data.targets or ()), *data.static, *data.future)
         self.needed = needed
         if needed is not None:
             self.plan = select_steps(self.plan, needed)
@@ -68,6 +70,10 @@ class PrepareChain:
     def list_inputs(self, table: DataTable) -> tuple[str, ...]:
         """Return the columns that a model may read, from the file or made by steps."""
         return tuple(dict.fromkeys((*self._list_values(table), *self.features)))
+
+    @property
+    def changes_rows(self) -> bool:
+        return self.plan.changes_rows or self.ahead > 0
 
     @property
     def is_fitted(self) -> bool:
@@ -109,6 +115,9 @@ class PrepareChain:
         features = self.features
         every = self._split(tables, final=final)
         limits: dict[str, Limits] = {}
+        resamples = any(isinstance(step.config, ResampleStep) for step in plan.steps)
+        if self.ahead and not resamples:
+            every = [[frame.extend(self.ahead) for frame in frames] for frames in every]
         for step in plan.steps:
             fitted: Limits = {}
             if isinstance(step.config, OutliersStep):
@@ -119,6 +128,8 @@ class PrepareChain:
                 if isinstance(step.config, PadStep):
                     frames[:] = [_drop_unknown(frame, plan, features)[0] for frame in frames]
                 self._apply(step, table, frames, fitted)
+                if self.ahead and isinstance(step.config, ResampleStep):
+                    frames[:] = [frame.extend(self.ahead) for frame in frames]
         latency = plan.count_ahead(features)
         ahead = plan.count_ahead([*features, *(data.targets or ())])
         notes = _describe_reach(plan, latency, data)
@@ -129,7 +140,7 @@ class PrepareChain:
             dropped, without = self._finish(table, frames, features)
             notes, left_out = [*notes, *dropped], [*left_out, *without]
             result = build_table(table, frames, stored, plan.labels, data.time_column)
-            built.append(replace(result, look_ahead=ahead))
+            built.append(replace(result, look_ahead=ahead, rows_ahead=self.ahead))
         release_memory()
         after = data.model_copy(update={"where": {}})
         return PreparedTables(built, after, notes, left_out, limits, latency)
@@ -141,7 +152,7 @@ class PrepareChain:
         for table in tables:
             check_columns(self.plan, table)
             names = self.plan.list_sources()
-            if self.plan.changes_rows:
+            if self.changes_rows:
                 names = dict.fromkeys(self._list_values(table), "data.inputs") | names
             frames = split_frames(table, self.data, names, first)
             first += sum(frame.num_rows for frame in frames)
@@ -178,7 +189,7 @@ class PrepareChain:
     def _list_stored(self, every: Sequence[Sequence[SeriesFrame]]) -> list[str]:
         """Return the columns that are taken from the frames, not from the file."""
         written = self.plan.written
-        if not self.plan.changes_rows:
+        if not self.changes_rows:
             return list(written)
         frames = [frame for some in every for frame in some]
         return list(dict.fromkeys((*(frames[0].columns if frames else ()), *written)))
@@ -271,7 +282,7 @@ def check_columns(plan: StepPlan, table: DataTable) -> None:
 def list_features(plan: StepPlan, data: Data) -> list[str]:
     """Return the columns made by steps that a model may read."""
     if data.inputs is not None:
-        used = {*data.inputs, *data.static}
+        used = {*data.inputs, *data.static, *data.future}
         return [name for name in plan.written if name in used]
     only_targets = data.horizon == 0 or data.task == "classify"
     excluded = {*(data.targets or () if only_targets else ()), *data.ignore, *plan.labels}

@@ -1,0 +1,259 @@
+"""Inputs that are known ahead, `data.future`: from the table to the forecast."""
+
+from __future__ import annotations
+
+import datetime
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+import slipstream
+from slipstream import UserError
+from tests.conftest import KINDS, merged, small_config, waves
+
+HORIZON = 4
+JOB = {
+    "data": {"targets": ["load"], "future": ["planned"], "context": 8},
+    "model": {"kind": "gru"},
+}
+
+
+def planned_load(rows=400, *, ahead=0, seed=0):
+    """A load that follows a random plan; of the rows ahead, only the plan is known."""
+    draw = np.random.default_rng(seed)
+    planned = draw.standard_normal(rows + ahead)
+    load = 50 + 5 * planned + 0.2 * draw.standard_normal(rows + ahead)
+    other = np.sin(np.arange(rows + ahead) / 5)
+    unknown = np.arange(rows + ahead) >= rows
+    return {
+        "time": np.arange(rows + ahead),
+        "planned": planned,
+        "other": pa.array(other, mask=unknown),
+        "load": pa.array(load, mask=unknown),
+    }
+
+
+def job(out="runs", **sections):
+    return small_config(out, **merged(JOB, sections))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    config = job(tmp_path_factory.mktemp("future"), train={"epochs": 6, "lr": 0.02})
+    return slipstream.train(config, pa.table(planned_load()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_learns_what_only_the_rows_ahead_tell(tmp_path, kind):
+    settings = {"epochs": 12, "lr": 0.02, "patience": 12}
+    config = job(tmp_path, model={"kind": kind, "layers": 1}, train=settings)
+    scaled = slipstream.train(config, pa.table(planned_load())).summary["scaled"]["test"]
+    assert scaled["mse"] < 0.2  # 1 without the plan
+
+
+def test_ridge_reads_them_as_well(run):
+    ridge = run.summary["baselines"]["ridge"]
+    assert ridge["scaled"]["test"]["mse"] < 0.01
+    assert "known ahead" in ridge["what"]
+    assert run.summary["data"]["columns"]["planned"]["roles"] == ["inputs", "future"]
+
+
+def predict_at(run, table, row):
+    """The forecast whose first row is `row`."""
+    whole = slipstream.predict(run.run, pa.table(table), every=True)
+    rows, steps = whole["row"].to_numpy(), whole["step"].to_numpy()
+    return whole["load_predicted"].to_numpy()[rows - steps + 1 == row]
+
+
+def change(table, name, rows):
+    values = pa.array(table[name]).to_numpy(zero_copy_only=False).copy()
+    values[rows] += 1.0
+    return table | {name: pa.array(values, from_pandas=True)}
+
+
+def test_a_forecast_knows_the_rows_ahead_of_named_columns_and_no_others(run):
+    table, first = planned_load(60, ahead=HORIZON), 30
+    before = predict_at(run, table, first)
+    assert len(before) == HORIZON
+    later, beyond = slice(first, None), slice(first + HORIZON, None)
+    for name in ("load", "other"):
+        assert np.array_equal(predict_at(run, change(table, name, later), first), before)
+    assert np.array_equal(predict_at(run, change(table, "planned", beyond), first), before)
+    for ahead in range(HORIZON):
+        changed = predict_at(run, change(table, "planned", first + ahead), first)
+        assert abs(changed[ahead] - before[ahead]) > 1
+    for name in ("load", "other", "planned"):
+        assert not np.array_equal(predict_at(run, change(table, name, first - 1), first), before)
+
+
+def test_rows_ahead_in_the_training_table_change_nothing(tmp_path):
+    table = pa.table(planned_load(ahead=7))
+    first, second = (
+        slipstream.train(job(tmp_path, model={"kind": "linear"}), one)
+        for one in (table[:400], table)
+    )
+    assert slipstream.load(first.run).scaler == slipstream.load(second.run).scaler
+    assert first.summary["windows"] == second.summary["windows"]
+    assert first.metrics == second.metrics
+    assert any("left out 7 rows at its end" in note for note in second.summary["notes"])
+
+
+def test_rows_at_the_end_with_nothing_but_the_plan_are_forecast(run):
+    table = planned_load(50, ahead=HORIZON)
+    found = slipstream.predict(run.run, pa.table(table))
+    assert found["row"].to_pylist() == [50, 51, 52, 53]
+    assert found["time"].to_pylist() == [50, 51, 52, 53]
+    wanted = 50 + 5 * table["planned"][50:]
+    assert np.abs(found["load_predicted"].to_numpy() - wanted).max() < 3
+    more = slipstream.predict(run.run, pa.table(planned_load(50, ahead=HORIZON + 3)))
+    assert more["row"].to_pylist() == [50, 51, 52, 53]
+
+
+@pytest.mark.parametrize("missing", ["forward", "drop"])
+def test_missing_values_do_not_hide_the_rows_ahead(tmp_path, missing):
+    config = job(tmp_path, data={"missing": missing}, model={"kind": "linear"})
+    run = slipstream.train(config, pa.table(planned_load()))
+    table = planned_load(50, ahead=HORIZON)
+    table["other"] = pa.array([None, *table["other"].to_pylist()[1:]])
+    with pytest.warns(UserWarning, match="other 1"):
+        found = slipstream.predict(run.run, pa.table(table))
+    assert found["time"].to_pylist() == [50, 51, 52, 53]
+
+
+@pytest.mark.parametrize("ahead", [0, 1, HORIZON - 1])
+def test_predict_demands_the_rows_after_the_last_one(run, ahead):
+    table = pa.table(planned_load(50, ahead=ahead))
+    with pytest.raises(UserError, match=r"append 4 rows with planned to series") as error:
+        slipstream.predict(run.run, table)
+    has = {0: "no such row", 1: "1 such row"}.get(ahead, f"{ahead} such rows")
+    assert has in str(error.value)
+    with pytest.warns(UserWarning, match=rf"lack planned \(data.future\): {4 - ahead} of 43"):
+        every = slipstream.predict(run.run, table, every=True)
+    assert every["row"].to_numpy().max() == 49 + ahead
+
+
+def test_rows_ahead_must_follow_the_last_row_without_a_gap(run):
+    table = planned_load(50, ahead=HORIZON)
+    table["time"] = np.where(table["time"] >= 52, table["time"] + 5, table["time"])
+    with pytest.raises(UserError, match="it has 2 such rows in line"):
+        slipstream.predict(run.run, pa.table(table))
+
+
+def test_a_missing_plan_is_named(run):
+    table = planned_load(50, ahead=HORIZON)
+    table["planned"] = pa.array([*table["planned"][:-1], None])
+    with pytest.raises(UserError, match=r'"planned".*is missing'):
+        slipstream.predict(run.run, pa.table(table))
+    del table["planned"]
+    with pytest.raises(UserError, match=r'no column "planned" \(data.future\)'):
+        slipstream.predict(run.run, pa.table(table))
+
+
+def test_rows_ahead_can_be_resampled(run):
+    table = planned_load(100, ahead=2 * HORIZON + 1)
+    table["time"] = table["time"] / 2
+    with pytest.warns(UserWarning, match="resampled"):
+        found = slipstream.predict(run.run, pa.table(table), resample=True)
+    assert found["time"].to_pylist() == [50, 51, 52, 53]
+    assert np.isfinite(found["load_predicted"].to_numpy()).all()
+
+
+def test_predictions_of_the_run_are_those_of_new_data(run):
+    written = pyarrow.parquet.read_table(run.run / "predictions.parquet")
+    with pytest.warns(UserWarning, match="lack planned"):
+        again = slipstream.predict(run.run, pa.table(planned_load()), every=True)
+    assert len(written) > 100
+    both = written.join(
+        again.select(["row", "step", "load_predicted"]), ["row", "step"], right_suffix="_again"
+    )
+    np.testing.assert_allclose(both["load_predicted_again"], both["load_predicted"], rtol=1e-6)
+    assert slipstream.evaluate(run.run, pa.table(planned_load())).metrics
+
+
+SHAPES = {
+    "channels": {"data": {"targets": ["load", "other"], "channels": "independent"}},
+    "quantiles": {"train": {"loss": "quantile"}},
+    "repeats": {"train": {"repeats": 2}},
+    "folds": {"data": {"split": {"walk_forward": 2, "val": 0.1, "test": 0.2}}},
+    "only the plan": {"data": {"inputs": ["planned"]}},
+    "augmented": {"augment": {"mixup": 0.3, "cutmix": 0.3, "jitter": 0.1}},
+    "normalized": {"model": {"normalize": "window"}},
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_other_shapes_of_a_run_train_and_predict_the_rows_ahead(tmp_path, shape):
+    run = slipstream.train(job(tmp_path, **SHAPES[shape]), pa.table(planned_load()))
+    found = slipstream.predict(run.run, pa.table(planned_load(50, ahead=HORIZON)))
+    assert found["row"].to_pylist() == [50, 51, 52, 53]
+    assert np.isfinite(found["load_predicted"].to_numpy()).all()
+
+
+CALENDAR = {
+    "data": {
+        "prepare": [{"step": "calendar", "features": ["hour"]}],
+        "future": ["hour_sin", "hour_cos"],
+        "targets": ["load"],
+        "context": 8,
+    },
+    "model": {"kind": "linear"},
+}
+
+
+def daily(rows=400):
+    """A load that follows the hour."""
+    start = datetime.datetime(2026, 1, 1)
+    hours = np.arange(rows)
+    load = np.sin(2 * np.pi * hours / 24) + 0.05 * np.random.default_rng(0).standard_normal(rows)
+    return {"time": [start + datetime.timedelta(hours=int(h)) for h in hours], "load": load}
+
+
+@pytest.mark.parametrize("every", ["1h", "2h"])
+def test_a_calendar_makes_its_own_rows_ahead(tmp_path, every):
+    steps = [{"step": "resample", "every": every}] if every != "1h" else []
+    prepare = [*steps, *CALENDAR["data"]["prepare"]]
+    settings = merged(CALENDAR, {"data": {"prepare": prepare}, "train": {"epochs": 20, "lr": 0.02}})
+    run = slipstream.train(small_config(tmp_path, **settings), pa.table(daily()))
+    found = slipstream.predict(run.run, pa.table(daily(100)))
+    hours = int(every[0])
+    last = daily(100)["time"][99 - 99 % hours]
+    assert found["time"].to_pylist() == [
+        last + datetime.timedelta(hours=hours * step) for step in range(1, HORIZON + 1)
+    ]
+    whole = slipstream.predict(run.run, pa.table(daily(100)), every=True)
+    cut = slipstream.predict(run.run, pa.table(daily(80)), every=True)
+    both = whole["load_predicted"].to_numpy()[: len(cut)]
+    np.testing.assert_allclose(both, cut["load_predicted"].to_numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"horizon": 0}, "data.horizon = 0.*list them in data.inputs instead"),
+        ({"future": ["load"]}, 'data.future and data.targets both name "load"'),
+        ({"future": ["planned", "planned"]}, 'data.future names a column twice: "planned"'),
+        ({"static": ["planned"]}, 'data.future and data.static both name "planned"'),
+        ({"ignore": ["planned"]}, 'data.future and data.ignore both name "planned"'),
+    ],
+)
+def test_columns_known_ahead_that_make_no_sense_are_refused(data, message):
+    with pytest.raises(UserError, match=message):
+        job(data=data)
+
+
+def test_a_column_that_the_table_lacks_is_named(tmp_path):
+    config = job(tmp_path, data={"future": ["plan"]})
+    with pytest.raises(UserError, match=r'no column "plan" \(data.future\)'):
+        slipstream.train(config, pa.table(planned_load()))
+    config = small_config(tmp_path, data={"future": ["a", "b", "c"]})
+    with pytest.raises(UserError, match=r"every input is known ahead.*name data.targets"):
+        slipstream.train(config, waves())
+
+
+def test_a_column_that_tells_the_target_of_its_row_is_noted(tmp_path):
+    table = planned_load()
+    table["planned"] = table["load"].to_numpy(zero_copy_only=False) * 2 + 1
+    run = slipstream.train(job(tmp_path, model={"kind": "linear"}), pa.table(table))
+    assert any('"planned" tells the target "load"' in note for note in run.summary["notes"])
