@@ -83,7 +83,7 @@ def _select_inputs(table: DataTable, data: Data) -> tuple[tuple[str, ...], list[
     }
     if data.horizon == 0 or data.task == "classify":
         reserved |= set(data.targets or ())
-    reserved.add(table.file_column)
+    reserved |= {table.file_column, *(name for file in table.files for name in file.scalars)}
     free = [name for name in table.column_names if name not in reserved]
     inputs = tuple(
         name

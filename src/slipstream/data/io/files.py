@@ -12,6 +12,7 @@ from slipstream.checksums import compute_sha256
 from slipstream.config import SIMULATED, Data, find_matches
 from slipstream.data.io import columns, compression, csv, decimals, disk, marks
 from slipstream.data.io.compression import UnpackedFile, is_readable
+from slipstream.data.io.formats import matlab
 from slipstream.data.io.options import ReadOptions
 from slipstream.data.io.table import (
     FILE_COLUMN,
@@ -26,6 +27,7 @@ from slipstream.errors import UserError
 from slipstream.text import find_nearest
 
 READERS = {".csv": "csv", ".tsv": "csv", ".txt": "csv", ".parquet": "parquet", ".pq": "parquet"}
+READERS |= {".mat": "matlab"}
 READERS |= {".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow"}
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs"}
 ENDINGS = (*READERS, *compression.SUFFIXES)
@@ -211,10 +213,12 @@ def _read_plain(path: Path, name: str, head: bytes, options: ReadOptions) -> lis
         case "csv":
             table = _read_text(path, name, head, options)
         case "parquet":
-            table = replace(disk.read_parquet(path, name), decimal=options.decimal)
+            table = disk.read_parquet(path, name)
+        case "matlab":
+            table = matlab.read_matlab(path, name, head, options)
         case _:
-            table = replace(disk.read_arrow(path, name), decimal=options.decimal)
-    return [table]
+            table = disk.read_arrow(path, name)
+    return [replace(table, decimal=table.decimal or options.decimal)]
 
 
 def _read_text(path: Path, name: str, head: bytes, options: ReadOptions) -> DataTable:
