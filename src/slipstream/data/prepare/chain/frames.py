@@ -74,7 +74,8 @@ class SeriesFrame:
         """Return the row of the file that each row was made from."""
         if isinstance(self.rows, range) and isinstance(self.origin, range):
             return self.rows[self.origin.start : self.origin.stop]
-        rows: Ints = np.asarray(self.rows)[np.asarray(self.origin)]
+        origin = np.asarray(self.origin)
+        rows: Ints = self.rows.start + origin if isinstance(self.rows, range) else self.rows[origin]
         return rows
 
 
@@ -120,13 +121,11 @@ def build_table(
     if time is not None:
         columns[time] = pa.chunked_array([_to_times([frame.times for frame in frames])])
     rows = _join_rows([frame.list_source_rows() for frame in frames])
-    positions = [frame.first_position + np.asarray(frame.origin) for frame in frames]
-    columns[POSITION] = pa.chunked_array([_concatenate(positions).astype(np.float64)])
     padded = None
     if any(frame.padding for frame in frames):
         padded = np.concatenate([np.arange(f.num_rows) < f.padding for f in frames])
     num_rows = sum(frame.num_rows for frame in frames)
-    new = (name for name in columns if name not in source.column_set and name != POSITION)
+    new = (name for name in columns if name not in source.column_set)
     return replace(
         source,
         column_names=(*source.column_names, *new),
@@ -137,6 +136,16 @@ def build_table(
         source_rows=rows,
         padded=padded,
     )
+
+
+def add_positions(table: DataTable, frames: Sequence[SeriesFrame]) -> DataTable:
+    """Return a table with one more column, which no list of columns names: where each row was
+    before the first step."""
+    assert isinstance(table.reader, PreparedReader)
+    positions = [frame.first_position + np.asarray(frame.origin) for frame in frames]
+    column = pa.chunked_array([_concatenate(positions).astype(np.float64)])
+    reader = replace(table.reader, columns=table.reader.columns | {POSITION: column})
+    return replace(table, reader=reader)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,12 @@ from slipstream.config.prepare import JoinStep, OutliersStep, PadStep, ResampleS
 from slipstream.data.io import csv
 from slipstream.data.io.columns import is_numeric, require_column
 from slipstream.data.io.table import DataTable, MemoryReader, release_memory
-from slipstream.data.prepare.chain.frames import SeriesFrame, build_table, split_frames
+from slipstream.data.prepare.chain.frames import (
+    SeriesFrame,
+    add_positions,
+    build_table,
+    split_frames,
+)
 from slipstream.data.prepare.chain.joined import JoinedTable, RowKeys, read_joins
 from slipstream.data.prepare.chain.lazy import LazyReader, refuse_unstreamable_steps
 from slipstream.data.prepare.chain.operations import JoinedRows, apply_step, fit_limits
@@ -140,7 +145,8 @@ class PrepareChain:
             dropped, without = self._finish(table, frames, features)
             notes, left_out = [*notes, *dropped], [*left_out, *without]
             result = build_table(table, frames, stored, plan.labels, data.time_column)
-            built.append(replace(result, look_ahead=ahead, rows_ahead=self.ahead))
+            result = replace(result, look_ahead=ahead, rows_ahead=self.ahead)
+            built.append(result if final else add_positions(result, frames))
         release_memory()
         after = data.model_copy(update={"where": {}})
         return PreparedTables(built, after, notes, left_out, limits, latency)
