@@ -6,6 +6,7 @@ import importlib
 import signal
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from slipstream.runs import Event
     from slipstream.training import FinishedRun
 
+REPORTING = "slipstream.reporting.page"
 KINDS = ["train", "pretrain"]
 """Runs that `train --resume` continues"""
 
@@ -275,10 +277,15 @@ def _advise(result: FinishedRun, config: Config | None, display: TrainingDisplay
 
 def _watch(event: Event, display: TrainingDisplay) -> None:
     display.show(event)
-    if event["event"] == "epoch":  # the report's modules are imported while the model trains
-        module = "slipstream.reporting.page"
-        if module not in sys.modules:
-            threading.Thread(target=importlib.import_module, args=(module,), daemon=True).start()
+    if event["event"] == "epoch" and REPORTING not in sys.modules:
+        threading.Thread(target=_prepare_report, daemon=True).start()
+
+
+def _prepare_report() -> None:
+    """Import what draws the report, and compile its templates, while the model trains."""
+    with suppress(Exception):  # the report raises it again
+        importlib.import_module(REPORTING)
+        importlib.import_module("slipstream.reporting.template").compile_templates()
 
 
 class Output(NamedTuple):

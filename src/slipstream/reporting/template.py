@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,26 @@ from slipstream.reporting.formatting import (
 from slipstream.reporting.plots.classification import format_time
 from slipstream.text import escape_controls
 
+RUN_TEMPLATES = tuple(
+    f"{name}.html"
+    for name in ("base", "page", "regression", "examples", "zoom", "data", "plan", "advice")
+)
+
 
 def render_page(name: str, **values: Any) -> str:
     """Render a template with the style that all pages share."""
+    style = _read_template("page.css")
+    return escape_controls(_get_environment().get_template(name).render(style=style, **values))
+
+
+def compile_templates() -> None:
+    """Compile the templates of a run's page, which takes longer than to fill them in."""
+    for name in RUN_TEMPLATES:
+        _get_environment().get_template(name)
+
+
+@cache
+def _get_environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         autoescape=True,
         trim_blocks=True,
@@ -33,7 +51,7 @@ def render_page(name: str, **values: Any) -> str:
         loader=jinja2.FunctionLoader(_read_template),
     )
     environment.globals["asset"] = _read_asset
-    formats = {
+    environment.filters |= {
         "number": format_number,
         "seconds": format_seconds,
         "time": format_time,
@@ -44,9 +62,7 @@ def render_page(name: str, **values: Any) -> str:
         "step": format_step,
         "describe_step": describe_step,
     }
-    environment.filters |= formats
-    style = _read_template("page.css")
-    return escape_controls(environment.get_template(name).render(style=style, **values))
+    return environment
 
 
 def write_report(page: str, *, of: Path, to: Path) -> Path:

@@ -100,28 +100,37 @@ def count_per_pass(series: Series) -> int:
     return max(EVAL_BATCH, min(GPU_ROWS // rows, MAX_GPU_WINDOWS))
 
 
-@torch.inference_mode()
 def predict_batches(
     predict: Predictor, chunks: Iterable[WindowChunk], *, truth: bool = True
 ) -> Iterator[PredictionBatch]:
     """Yield predictions for every window of the chunks."""
-    for chunk in chunks:
-        series = chunk.series
-        for some in chunk.starts.split(count_per_pass(series)):
-            starts = some.to(series.values.device)
-            raw, known = predict(series, starts), None
-            if truth:
-                known = series.targets[starts[:, None] + series.target_rows].to(raw.device)
-            prediction = windows.merge_channels(raw, series.sequences_per_window)
-            yield PredictionBatch(chunk, starts, prediction, known)
+    return (batch for (batch,) in _predict_rows([predict], chunks, truth=truth))
 
 
 def predict_side_by_side(
     predictors: Sequence[Predictor], load_chunks: ChunkLoader, which: str
 ) -> Iterator[list[PredictionBatch]]:
     """Yield rows that hold one batch of each predictor, of the same windows."""
-    every = (predict_batches(one, load_chunks(which)) for one in predictors)
-    return (list(batches) for batches in zip(*every, strict=True))
+    return _predict_rows(predictors, load_chunks(which), truth=True)
+
+
+@torch.inference_mode()
+def _predict_rows(
+    predictors: Sequence[Predictor], chunks: Iterable[WindowChunk], *, truth: bool
+) -> Iterator[list[PredictionBatch]]:
+    for chunk in chunks:
+        series = chunk.series
+        for some in chunk.starts.split(count_per_pass(series)):
+            starts, known = some.to(series.values.device), None
+            if truth:
+                known = series.targets[starts[:, None] + series.target_rows]
+            row = []
+            for predict in predictors:
+                raw = predict(series, starts)
+                known = None if known is None else known.to(raw.device)
+                prediction = windows.merge_channels(raw, series.sequences_per_window)
+                row.append(PredictionBatch(chunk, starts, prediction, known))
+            yield row
 
 
 def accumulate(batches: Iterable[PredictionBatch], dataset: Dataset) -> Any:
