@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from torch import nn
 
 import slipstream
 from slipstream import UserError
@@ -189,6 +190,99 @@ def test_other_shapes_of_a_run_train_and_predict_the_rows_ahead(tmp_path, shape)
     found = slipstream.predict(run.run, pa.table(planned_load(50, ahead=HORIZON)))
     assert found["row"].to_pylist() == [50, 51, 52, 53]
     assert np.isfinite(found["load_predicted"].to_numpy()).all()
+
+
+def test_a_streamed_run_scores_what_a_run_in_memory_scores(tmp_path):
+    pa.parquet.write_table(pa.table(planned_load()), tmp_path / "t.parquet", row_group_size=90)
+    data = {"path": str(tmp_path / "t.parquet")}
+    runs = [
+        slipstream.train(
+            job(
+                tmp_path / home,
+                data=data,
+                model={"kind": "linear"},
+                engine={"home": home, "workers": 0},
+            )
+        )
+        for home in ("device", "stream")
+    ]
+    scores = [run.summary["baselines"]["ridge"]["scaled"]["test"]["mse"] for run in runs]
+    assert scores[0] == pytest.approx(scores[1], rel=1e-4)
+    assert runs[1].metrics["test"]["rmse"] == pytest.approx(
+        runs[0].metrics["test"]["rmse"], rel=0.5
+    )
+
+
+@pytest.mark.slow
+def test_a_search_reads_them_in_every_trial(tmp_path):
+    tune = {"trials": 3, "space": {"model.hidden": [4, 6]}}
+    config = job(tmp_path, train={"epochs": 3, "lr": 0.02}, tune=tune)
+    result = slipstream.tune(config, pa.table(planned_load()))
+    found = slipstream.predict(result.run, pa.table(planned_load(50, ahead=HORIZON)))
+    assert found["row"].to_pylist() == [50, 51, 52, 53]
+
+
+@pytest.mark.parametrize("normalize", ["none", "last"])
+def test_an_encoder_is_pre_trained_and_fine_tuned_with_columns_known_ahead(tmp_path, normalize):
+    model = {"normalize": normalize}
+    sections = {"model": model, "pretrain": {"length": 2}, "train": {"epochs": 1}}
+    encoder = slipstream.pretrain(job(tmp_path, **sections), pa.table(planned_load()))
+    tuned = {"init_from": str(encoder.run), "epochs": 1}
+    run = slipstream.train(job(tmp_path, model=model, train=tuned), pa.table(planned_load()))
+    found = slipstream.predict(run.run, pa.table(planned_load(50, ahead=HORIZON)))
+    assert found["row"].to_pylist() == [50, 51, 52, 53]
+    without = job(tmp_path, data={"future": []}, model=model, train=tuned)
+    if normalize == "none":
+        slipstream.train(without, pa.table(planned_load()))
+        return
+    with pytest.raises(UserError, match=r"data.future is \[\], there \['planned'\]"):
+        slipstream.train(without, pa.table(planned_load()))
+
+
+class RowByRow(nn.Module):
+    """Predicts each row from what is known ahead of it and the last row of the context."""
+
+    def __init__(self, *, context, inputs, static, outputs, horizon, future):
+        super().__init__()
+        assert (context, inputs, static, outputs, horizon, future) == (8, 3, 0, 4, 4, 1)
+        self.last, self.row = nn.Linear(inputs, 1), nn.Linear(future, 1)
+
+    def forward(self, inputs, static, future):
+        assert static is None
+        assert future.shape[1:] == (4, 1)
+        return self.row(future)[..., 0] + self.last(inputs[-1])
+
+
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_a_network_of_ones_own_takes_the_rows_ahead_as_a_third_argument(tmp_path, repeats):
+    model = {"kind": "tests.test_future:RowByRow"}
+    settings = {"epochs": 8, "lr": 0.05, "repeats": repeats}
+    run = slipstream.train(
+        job(tmp_path, model=model, train=settings), pa.table(planned_load()), allow_code=True
+    )
+    assert run.summary["scaled"]["test"]["mse"] < 0.1
+    with pytest.raises(UserError, match=r"cannot be made with .*horizon, future"):
+        slipstream.train(
+            job(tmp_path, model={"kind": "tests.models.nets:Mixer"}),
+            pa.table(planned_load()),
+            allow_code=True,
+        )
+
+
+def test_members_of_an_ensemble_may_differ_in_what_they_know_ahead(tmp_path, run):
+    table = pa.table(planned_load())
+    without = job(tmp_path, data={"future": [], "ignore": ["planned"]}, model={"kind": "linear"})
+    ensemble = slipstream.ensemble(
+        [run.run, slipstream.train(without, table).run], table, out=tmp_path
+    )
+    assert ensemble.metrics["test"]["mae"] < 1
+
+
+def test_a_loaded_model_names_the_columns(run):
+    model = slipstream.load(run.run)
+    assert model.future == ("planned",)
+    assert model.inputs[0] == "planned"
+    assert "and planned of the rows ahead" in repr(model)
 
 
 CALENDAR = {

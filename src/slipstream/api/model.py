@@ -34,14 +34,17 @@ class TrainedModel:
         run: The run folder that the weights come from.
         module: The `torch.nn.Module`, in evaluation mode. It maps scaled windows, a tensor of
             context x windows x inputs, and the static columns or None to scaled predictions:
-            windows x rows x targets x quantiles, or x classes. `predict` uses it, so changed
-            weights change the predictions.
+            windows x rows x targets x quantiles, or x classes. Where columns are known ahead
+            (`future`), their rows follow the static columns, one after the other: windows x
+            (static columns + horizon * future columns). `predict` uses it, so changed weights
+            change the predictions.
         members: All networks that `predict` averages: `module` alone, or those of an ensemble, of
             which `module` is the first. Where runs were joined, `module`, `scaler`, `config` and
             `inputs` are those of the member whose scaling the ensemble has.
         scaler: `scaled = (physical - scaler.shift[name]) / scaler.size[name]` for each column.
         config: The `Config` of the run.
         inputs: The columns that the network reads, in its order.
+        future: Those of them, the first, that it also reads for the rows that it predicts.
         targets: The columns that it predicts, in its order.
         classes: The names of the classes, in the order of the network's outputs; empty for numbers.
         context: The rows that it sees.
@@ -61,6 +64,7 @@ class TrainedModel:
         self.run, self.config, self.scaler = weights.run.folder, weights.config, weights.scaler
         self.members, self.module = weights.models, weights.models[0]
         self.inputs, self.targets = signature.inputs, signature.targets
+        self.future = signature.future
         self.classes = signature.classes
         self.context, self.horizon = signature.context, signature.horizon
         self._trained, self._reload = weights.trained, reload
@@ -104,6 +108,8 @@ class TrainedModel:
         else:
             what = f"estimates {_join(self.targets)}"
         reads = f"reads {_join(self.inputs)}, {self.context} rows"
+        if self.future and self._trained is not None:
+            reads += f", and {_join(self.future)} of the rows ahead"
         return f"TrainedModel of {self.run.name}: {kind}\n{reads}; {what}"
 
     def __reduce__(self) -> tuple[Any, ...]:

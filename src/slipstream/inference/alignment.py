@@ -59,13 +59,19 @@ def match_rows(of: Dataset, among: Dataset) -> Ints:
 
 def find_starts(of: Dataset, among: Dataset, rows: Ints) -> Ints:
     """Return for each row that a window of one data set may start at, where the other's window
-    starts that ends with the same context row; -1 where it has none. `rows` match the rows."""
+    starts that ends with the same context row; -1 where it has none, or lacks rows that it reads
+    ahead. `rows` match the rows."""
     result = np.full(len(rows), -1, dtype=np.int64)
     before = of.signature.context - 1
     last = rows[before:] if before else rows
     starts, breaks = last - among.signature.context + 1, among.index.breaks
     segments = breaks[np.searchsorted(breaks, np.maximum(last, 0), side="right") - 1]
-    result[: len(last)] = np.where((last >= 0) & (starts >= segments), starts, -1)
+    fits = (last >= 0) & (starts >= segments)
+    if among.signature.future:  # the rows ahead must follow the context
+        ends = last + among.signature.horizon
+        after = np.searchsorted(breaks, np.maximum(ends, 0), side="right") - 1
+        fits &= (ends < among.index.num_rows) & (breaks[after] == segments)
+    result[: len(last)] = np.where(fits, starts, -1)
     return result
 
 

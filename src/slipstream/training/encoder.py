@@ -126,6 +126,8 @@ def _list_other_settings(encoder: PretrainedEncoder, config: Config) -> list[str
     pairs["model.hidden"] = list(mine.sizes), list(theirs.sizes)
     for name in ("scale", "channels"):
         pairs[f"data.{name}"] = getattr(config.data, name), getattr(encoder.config.data, name)
+    if mine.normalize != "none":  # which leaves columns that are known ahead as they are
+        pairs["data.future"] = sorted(config.data.future), sorted(encoder.signature.future)
     if mine.spec.knows_positions:
         pairs["data.context"] = config.data.context, encoder.signature.context
     return [f"{name} is {a}, there {b}" for name, (a, b) in pairs.items() if a != b]
