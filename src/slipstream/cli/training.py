@@ -242,6 +242,7 @@ def _train(
     loaded, resume = load_job(config, name, overrides, always, demo="demo", kinds=kinds)
     if loaded:
         prepare_device(loaded.engine.device)
+    has_classes = loaded is not None and loaded.data.task == "classify"
     with TrainingDisplay(quiet) as display:
         display.say(LOADING)
         with import_modules():
@@ -250,7 +251,7 @@ def _train(
         result = getattr(training, command)(
             loaded,
             overrides=() if loaded else overrides,
-            watch=lambda event: _watch(event, display),
+            watch=lambda event: _watch(event, display, has_classes),
             resume=resume,
             timer=timer,
             **options,
@@ -275,16 +276,19 @@ def _advise(result: FinishedRun, config: Config | None, display: TrainingDisplay
         return result.summary
 
 
-def _watch(event: Event, display: TrainingDisplay) -> None:
+def _watch(event: Event, display: TrainingDisplay, has_classes: bool) -> None:
     display.show(event)
     if event["event"] == "epoch" and REPORTING not in sys.modules:
-        threading.Thread(target=_prepare_report, daemon=True).start()
+        threading.Thread(target=_prepare_end, args=(has_classes,), daemon=True).start()
 
 
-def _prepare_report() -> None:
-    """Import what draws the report, and compile its templates, while the model trains."""
-    with suppress(Exception):  # the report raises it again
+def _prepare_end(has_classes: bool) -> None:
+    """Import what fits baselines and draws the report, and compile its templates, while the model
+    trains."""
+    with suppress(Exception):  # who needs it raises it again
         importlib.import_module(REPORTING)
+        if has_classes:
+            importlib.import_module("scipy.optimize")
         importlib.import_module("slipstream.reporting.template").compile_templates()
 
 

@@ -20,7 +20,7 @@ Array = npt.NDArray[Any]
 NUM_BINS = 15
 MAX_EXAMINED = 20_000
 """Answers that `find_worst` looks through, the least likely first"""
-NUM_RESAMPLES, RESAMPLES_AT_ONCE = 1000, 50
+NUM_RESAMPLES, RESAMPLES_AT_ONCE = 1000, 20
 MAX_ANSWERS = 20_000
 """Answers from which on metrics are precise enough without an interval"""
 MAX_SCORES = 200_000
@@ -53,34 +53,41 @@ class RocArea:
         scores = answers.log_probs[..., label].ravel()
         self.order = np.argsort(scores, kind="stable")
         ranked = scores[self.order]
-        self.group_starts = np.flatnonzero(np.diff(ranked, prepend=np.nan) != 0)
-        self.positive = (answers.labels.ravel() == label)[self.order].astype(np.float64)
+        self.group_ends = np.flatnonzero(np.diff(ranked, append=np.nan) != 0)
+        self.positive = (answers.labels.ravel() == label)[self.order].astype(np.float32)
 
     def compute(self, weights: Array) -> Array:
         """Return the area for each row of weights: [R, M] to [R]."""
-        ranked = weights[:, self.order]
-        positive = np.add.reduceat(ranked * self.positive, self.group_starts, axis=1)
-        negative = np.add.reduceat(ranked * (1 - self.positive), self.group_starts, axis=1)
-        below = np.cumsum(negative, axis=1) - negative / 2
-        pairs = positive.sum(axis=1) * negative.sum(axis=1)
+        ranked = weights.take(self.order, axis=1)
+        both = ranked.cumsum(axis=1)
+        positive = np.multiply(ranked, self.positive, out=ranked).cumsum(axis=1)
+        if len(self.group_ends) < len(self.order):  # there are ties
+            positive, both = (sums.take(self.group_ends, axis=1) for sums in (positive, both))
+        negative = np.subtract(both, positive, out=both)
+        pairs = positive[:, -1].astype(np.float64) * negative[:, -1]
+        rises, twice = np.diff(positive, prepend=np.float32(0)), negative + _shift(negative)
+        area = np.einsum("rg,rg->r", rises, twice, dtype=np.float64) / 2
         with np.errstate(invalid="ignore"):
-            return np.asarray((positive * below).sum(axis=1) / np.where(pairs > 0, pairs, np.nan))
+            return np.asarray(area / np.where(pairs > 0, pairs, np.nan))
+
+
+def _shift(sums: Array) -> Array:
+    """Return the sums before each column's: [R, G]."""
+    return np.concatenate([np.zeros_like(sums[:, :1]), sums[:, :-1]], axis=1)
 
 
 class GroupSums:
     """Sums of weights over groups of answers."""
 
-    def __init__(self, codes: Array, size: int) -> None:
-        self.size, self.order = size, np.argsort(codes, kind="stable")
-        ranked = codes[self.order]
-        self.group_starts = np.flatnonzero(np.diff(ranked, prepend=-1))
-        self.present = ranked[self.group_starts]
+    def __init__(self, codes: Array, size: int, *factors: Array) -> None:
+        """`codes` are the answers' groups; each of `factors`, [M], gives sums of its own."""
+        member = (codes[:, None] == np.arange(size)).astype(np.float64)
+        self.matrix = np.concatenate([member, *(member * one[:, None] for one in factors)], axis=1)
+        self.num_sums = 1 + len(factors)
 
-    def compute(self, weights: Array) -> Array:
-        """Return the sum of each group: [R, M] to [R, G]."""
-        sums = np.zeros((len(weights), self.size))
-        sums[:, self.present] = np.add.reduceat(weights[:, self.order], self.group_starts, axis=1)
-        return sums
+    def compute(self, weights: Array) -> list[Array]:
+        """Return the sum of each group, without a factor and with each: [R, M] to [R, G]."""
+        return np.split(weights @ self.matrix, self.num_sums, axis=1)
 
 
 class CalibrationBins:
@@ -91,12 +98,11 @@ class CalibrationBins:
         self.confidence = np.exp(log_probs.max(axis=1).astype(np.float64))
         self.correct = (log_probs.argmax(axis=1) == answers.labels.ravel()).astype(np.float64)
         codes = np.clip(np.ceil(self.confidence * NUM_BINS).astype(np.int64) - 1, 0, NUM_BINS - 1)
-        self.bins = GroupSums(codes, NUM_BINS)
+        self.bins = GroupSums(codes, NUM_BINS, self.confidence, self.correct)
 
-    def compute(self, weights: Array) -> tuple[Array, Array, Array]:
+    def compute(self, weights: Array) -> list[Array]:
         """Return counts, summed confidences and numbers of correct answers, each [R, bins]."""
-        compute = self.bins.compute
-        return compute(weights), compute(weights * self.confidence), compute(weights * self.correct)
+        return self.bins.compute(weights)
 
 
 def compute_auc(answers: ClassAnswers) -> Array:
@@ -227,8 +233,9 @@ class WeightedMetrics:
         log_probs, labels = answers.log_probs.reshape(-1, num_classes), answers.labels.ravel()
         guesses = log_probs.argmax(axis=1)
         self.loss = -log_probs[np.arange(len(labels)), labels].astype(np.float64)
-        self.labels, self.guesses = GroupSums(labels, num_classes), GroupSums(guesses, num_classes)
-        self.correct = (guesses == labels).astype(np.float64)
+        correct = (guesses == labels).astype(np.float64)
+        self.labels = GroupSums(labels, num_classes, correct)
+        self.guesses = GroupSums(guesses, num_classes)
         self.bins = CalibrationBins(answers)
         has_all = len(np.unique(labels)) == num_classes  # with a class missing there is no area
         has_areas = areas and has_all and answers.log_probs.size <= MAX_SCORES
@@ -238,8 +245,7 @@ class WeightedMetrics:
     def compute(self, weights: Array) -> dict[str, Array]:
         """Return each metric for each row of weights: [R, M] to [R]."""
         total = weights.sum(axis=1)
-        labels, guesses = self.labels.compute(weights), self.guesses.compute(weights)
-        hits = self.labels.compute(weights * self.correct)
+        (labels, hits), (guesses,) = self.labels.compute(weights), self.guesses.compute(weights)
         named = labels + guesses
         metrics = {
             "accuracy": hits.sum(axis=1) / total,
@@ -248,7 +254,8 @@ class WeightedMetrics:
             "log_loss": weights @ self.loss / total,
         }
         if self.areas:
-            metrics["auc"] = np.mean([area.compute(weights) for area in self.areas], axis=0)
+            whole = weights.astype(np.float32)
+            metrics["auc"] = np.mean([area.compute(whole) for area in self.areas], axis=0)
         count, confidence, correct = self.bins.compute(weights)
         return metrics | {"ece": np.abs(confidence - correct).sum(axis=1) / count.sum(axis=1)}
 
