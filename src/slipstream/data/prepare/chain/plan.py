@@ -89,13 +89,29 @@ class StepPlan:
         return reach
 
     @cached_property
-    def joined(self) -> frozenset[str]:
-        """The columns that come from a join, directly or through other steps."""
-        names: set[str] = set()
+    def warm_up(self) -> dict[str, int | None]:
+        """Rows at a series' beginning in which each written column may be unknown; None where only
+        the data tell.
+
+        A recursive filter knows its first row; a formula that has one in it says nothing about the
+        rest of it; a join begins with the first row of its table.
+        """
+        reach: dict[str, int | None] = {}
         for step in self.steps:
-            if isinstance(step.config, JoinStep) or names & set(step.reads):
-                names |= set(step.writes)
-        return frozenset(names)
+            rows = [reach.get(name, 0) for name in step.reads]
+            known = [one for one in rows if one is not None]
+            own = step.look_back
+            if isinstance(step.config, FilterStep):
+                own = own or 0
+            elif isinstance(step.config, JoinStep):
+                own = None
+            total = None
+            if own is not None and len(known) == len(rows):
+                total = max(known, default=0) + own
+            if isinstance(step.config, ResampleStep):
+                reach = dict.fromkeys(reach)
+            reach |= dict.fromkeys(step.writes, total)
+        return reach
 
     def count_ahead(self, names: Collection[str]) -> int:
         """Return the most rows that one of these columns looks ahead."""

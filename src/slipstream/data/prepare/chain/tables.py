@@ -313,8 +313,8 @@ def _drop_unknown(
     for name in features:
         if name not in frame.columns:
             continue  # a later step makes it
-        back = plan.look_back.get(name, 0)
-        most = frame.num_rows if name in plan.joined else back or 0
+        rows = plan.warm_up.get(name, 0)
+        most = frame.num_rows if rows is None else rows
         head = np.isnan(frame.columns[name][: most + 1])
         first = max(first, int(head.argmin()) if not head.all() else len(head) - 1 + bool(most))
     return frame.cut(first, frame.num_rows), max(first - frame.padding, 0)
