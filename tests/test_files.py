@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pyarrow.csv
 import pyarrow.parquet
 import pytest
+import scipy.io
+import torch
 
 import slipstream
 from slipstream import UserError
+from slipstream.data.dataset import load_dataset
 from tests.conftest import small_config
+from tests.workbooks import write_workbook
 
 BLOCK = "Sensor export\nPlant: Größe 7\n"
 
@@ -98,3 +103,70 @@ def test_columns_named_like_reserved_words_are_columns(tmp_path):
     assert set(result.config.data.targets) == {"file"}
     summary = json.loads((result.run / "metrics.json").read_text())
     assert list(summary["data"]["columns"]) == ["series", "file"]
+
+
+def write_recording(folder):
+    """One recording as a lab saves it: version 5 and 7.3 of MATLAB, a workbook and a CSV file."""
+    import matio
+
+    draw = np.random.default_rng(0)
+    meas = {
+        "time": np.arange(300) * 0.1,
+        "voltage": 3.7 + np.cumsum(draw.standard_normal(300)) / 97,
+        "current": draw.standard_normal(300) / 3,
+        "soc": np.linspace(100, 20, 300) + draw.standard_normal(300) / 7,
+    }
+    tall = {name: values[:, None] for name, values in meas.items()}
+    flat = {name: values[None, :] for name, values in meas.items()}
+    scipy.io.savemat(folder / "v5.mat", {"meas": tall | {"Fs": 10.0}, "info": "cell 7"})
+    matio.save_to_mat(str(folder / "v73.mat"), {"meas": flat | {"Fs": 10.0}}, version="v7.3")
+    rows = [list(map(float, row)) for row in zip(*meas.values(), strict=True)]
+    title, units = ["Cell 7"], ["s", "V", "A", "%"]
+    write_workbook(folder / "t.xlsx", {"Data": [title, list(meas), units, *rows], "Notes": []})
+    lines = [",".join(map(repr, row)) for row in rows]
+    (folder / "t.csv").write_text("\n".join([",".join(meas), ",".join(units), *lines, ""]))
+    return ["v5.mat", "v73.mat", "t.xlsx", "t.csv"]
+
+
+@pytest.mark.filterwarnings("ignore:The 'future.infer_string' option")
+def test_one_recording_gives_the_same_windows_in_every_format(tmp_path):
+    data = {"time": "time", "targets": ["soc"], "context": 16, "horizon": 0}
+    names = write_recording(tmp_path)
+    sets = {}
+    for name in names:
+        config = small_config(tmp_path, data=data | {"path": str(tmp_path / name)})
+        sets[name] = load_dataset(config)
+    first = sets["v5.mat"]
+    assert first.signature.inputs == ("voltage", "current")
+    assert first.index.num_rows == 300
+    for dataset in sets.values():
+        assert dataset.compute_fingerprint() == first.compute_fingerprint()
+        assert dataset.signature == first.signature
+        assert torch.equal(dataset.memory.series.values, first.memory.series.values)
+        assert torch.equal(dataset.memory.starts["test"], first.memory.starts["test"])
+        assert (dataset.memory.time == first.memory.time).all()
+
+
+@pytest.mark.filterwarnings("ignore:The 'future.infer_string' option")
+@pytest.mark.parametrize("ids", [None, "file"])
+def test_a_folder_mixes_formats(tmp_path, ids):
+    names = sorted(write_recording(tmp_path))
+    (tmp_path / "~$t.xlsx").write_bytes(b"what Excel leaves beside an open workbook")
+    settings = {"path": str(tmp_path), "id": ids, "ignore": ["Fs", "info"]}
+    if ids:  # the files make one table, so they need the same columns
+        for name in ("v5.mat", "v73.mat"):
+            (tmp_path / name).unlink()
+            names.remove(name)
+        pyarrow.parquet.write_table(
+            pyarrow.csv.read_csv(
+                tmp_path / "t.csv", pyarrow.csv.ReadOptions(skip_rows_after_names=1)
+            ),
+            tmp_path / "u.parquet",
+        )
+        names.append("u.parquet")
+    dataset = load_dataset(small_config(tmp_path, data=settings | {"targets": ["soc"]}))
+    assert dataset.index.series_names == tuple(names)
+    assert [file.name for file in dataset.files] == names
+    values = dataset.memory.series.values
+    for number in range(1, len(names)):
+        assert torch.equal(values[:300], values[300 * number : 300 * (number + 1)])

@@ -43,14 +43,16 @@ LAYERS = [
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 ORDER = {
     "data": [
-        "io io.compression io.formats io.formats.mat_values io.layout io.memory io.options "
+        "io io.compression io.formats io.formats.mat_values io.memory io.options "
         "io.times labels missing prepare "
         "prepare.calendars prepare.chain prepare.chain.replay prepare.rolling prepare.spans "
         "simulated simulated.bars simulated.cell windows",
+        "io.layout",
         "io.csv",
         "io.decimals io.table prepare.filters prepare.joins prepare.resampling",
         "io.columns io.disk prepare.functions",
         "io.formats.matlab io.marks",
+        "io.formats.excel",
         "io.files labels.classes prepare.formulas roles",
         "prediction_columns prepare.chain.plan series",
         "labels.intervals prepare.chain.frames prepare.labelling scaler splits",

@@ -173,7 +173,7 @@ def test_empty_columns_and_rows_at_the_end_are_left_out_with_a_note(tmp_path):
     assert source.column_names == ("a", "b")
     assert source.num_rows == 2
     assert source.files[0].notes == (
-        "2 empty columns at the end left out",
+        "2 empty columns left out",
         "2 empty rows at the end left out",
     )
     source = read(tmp_path, ["1,2,", "3,4,"], header="a,b")

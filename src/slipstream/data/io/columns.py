@@ -56,7 +56,7 @@ def require_column(table: DataTable, name: str, setting: str) -> None:
 
 
 def read_column(table: DataTable, name: str, setting: str) -> pa.ChunkedArray:
-    """Read a column with its own type; categories become their values."""
+    """Read a column with its own type; categories become their values, durations seconds."""
     require_column(table, name, setting)
     values = table.read_column(name)
     if pa.types.is_dictionary(values.type):
@@ -67,6 +67,8 @@ def read_column(table: DataTable, name: str, setting: str) -> pa.ChunkedArray:
                 f'{table.name}: column "{name}" ({setting}) holds {values.type}; convert it to '
                 "numbers or text"
             ) from None
+    if pa.types.is_duration(values.type):
+        values = pc.divide(values.cast(pa.duration("ns")).cast(pa.int64()).cast(pa.float64()), 1e9)
     if is_text(values.type) and table.delimiter is None:  # a CSV's text was checked when read
         try:
             values.validate(full=True)
@@ -179,7 +181,7 @@ def is_text(kind: pa.DataType) -> bool:
 
 def _is_numeric(kind: pa.DataType) -> bool:
     numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-    return bool(numeric or kind in (pa.bool_(), pa.null()))
+    return bool(numeric or pa.types.is_duration(kind) or kind in (pa.bool_(), pa.null()))
 
 
 def _clean(values: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -106,18 +106,15 @@ def read_csv(path: Path, name: str, head: bytes, skip_rows: int | None = None) -
 
 def _drop_empty(table: pa.Table, names: list[str]) -> tuple[pa.Table, tuple[str, ...]]:
     """Drop empty rows and unnamed empty columns at the end of a table; say so."""
-    notes = []
     num_columns = table.num_columns
     while num_columns > 1 and not names[num_columns - 1] and is_blank(table[num_columns - 1]):
         num_columns -= 1
-    if dropped := table.num_columns - num_columns:
-        notes.append(f"{format_count(dropped, 'empty column')} at the end left out")
-        table = table.select(list(range(num_columns)))
-    num_rows = _count_filled_rows(table)
-    dropped = table.num_rows - num_rows
-    if dropped and num_columns > 1:  # a file of one column may end with blank lines
-        notes.append(f"{format_count(dropped, 'empty row')} at the end left out")
-    return table.slice(0, num_rows), tuple(notes)
+    used = table.select(list(range(num_columns)))
+    num_rows = _count_filled_rows(used)
+    # a file of one column may end with blank lines
+    dropped_rows = table.num_rows - num_rows if num_columns > 1 else 0
+    notes = layout.describe_dropped(table.num_columns - num_columns, dropped_rows)
+    return used.slice(0, num_rows), tuple(notes)
 
 
 def _count_filled_rows(table: pa.Table) -> int:

@@ -2,9 +2,8 @@
 
 import codecs
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,8 @@ from slipstream.checksums import compute_sha256
 from slipstream.config import SIMULATED, Data, find_matches
 from slipstream.data.io import columns, compression, csv, decimals, disk, marks
 from slipstream.data.io.compression import UnpackedFile, is_readable
-from slipstream.data.io.formats import matlab
+from slipstream.data.io.formats import excel, matlab
+from slipstream.data.io.layout import describe_layout
 from slipstream.data.io.options import ReadOptions
 from slipstream.data.io.table import (
     FILE_COLUMN,
@@ -27,6 +27,7 @@ from slipstream.errors import UserError
 from slipstream.text import find_nearest
 
 READERS = {".csv": "csv", ".tsv": "csv", ".txt": "csv", ".parquet": "parquet", ".pq": "parquet"}
+READERS |= dict.fromkeys((".xlsx", ".xlsm", ".xlsb", ".xls", ".ods"), "excel")
 READERS |= {".mat": "matlab"}
 READERS |= {".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow"}
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs"}
@@ -214,6 +215,8 @@ def _read_plain(path: Path, name: str, head: bytes, options: ReadOptions) -> lis
             table = _read_text(path, name, head, options)
         case "parquet":
             table = disk.read_parquet(path, name)
+        case "excel":
+            return excel.read_excel(path, name, head, options)
         case "matlab":
             table = matlab.read_matlab(path, name, head, options)
         case _:
@@ -247,22 +250,9 @@ def _read_csv(path: Path, name: str, head: bytes, options: ReadOptions) -> DataT
         delimiter=file.delimiter,
         header_lines=file.header_lines,
         units=file.units,
-        notes=(*describe_layout(file.lines_above, file.units, options), *file.notes),
+        notes=(*describe_layout(file.lines_above, file.units, options, "line"), *file.notes),
     )
     return replace(table, decimal=decimal)
-
-
-def describe_layout(lines_above: int, units: Mapping[str, str], options: ReadOptions) -> list[str]:
-    """Note lines that were found above the names, and the units below them."""
-    notes = []
-    if lines_above and options.skip_rows is None:
-        lines = "line 1 is" if lines_above == 1 else f"lines 1 to {lines_above} are"
-        notes.append(f"{lines} above the names (data.skip_rows = {lines_above})")
-    if units:
-        listed = ", ".join(f"{name} [{unit}]" for name, unit in islice(units.items(), MOST_NOTES))
-        more = f" and {len(units) - MOST_NOTES} more" * (len(units) > MOST_NOTES)
-        notes.append(f"a row of units is below the names: {listed}{more}")
-    return notes
 
 
 def describe_files(tables: Sequence[DataTable]) -> list[str]:

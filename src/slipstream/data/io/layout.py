@@ -6,9 +6,12 @@ row that does: a title, or a block of settings that a logger writes.
 
 import re
 from collections import Counter
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
+from itertools import islice, pairwise
 from typing import NamedTuple
+
+from slipstream.data.io.options import ReadOptions
+from slipstream.text import format_count
 
 Rows = Sequence[Sequence[str]]
 
@@ -24,6 +27,7 @@ _SYMBOL = (
 UNIT = re.compile(rf"-+|[\[(].+[\])]|{_SYMBOL}(?:\s?[/*·]?\s?{_SYMBOL})*")
 """A dash for "no unit", text in brackets, or symbols as in mA, m^3/h and Wh"""
 LONGEST_UNIT = 20
+MOST_NAMED = 5
 
 
 class Layout(NamedTuple):
@@ -70,17 +74,41 @@ def find_names(rows: Rows) -> int | None:
     """
     filled = [i for i, row in enumerate(rows) if _has_text(row)]
     width = _find_width(rows)
-    used = max((len(_trim(rows[i])) for i in filled[1:][-TAIL_ROWS:]), default=0)
     for place, at in enumerate(filled):
-        below = [rows[i] for i in filled[place + 1 : place + 3]]
+        below = [rows[i] for i in filled[place + 1 : place + 1 + TAIL_ROWS]]
         names = _trim(rows[at])
-        if not used <= len(names) <= width or not _are_names(names, unique=place > 0):
+        used = {i for row in below for i, cell in enumerate(row) if cell.strip()}
+        unnamed = any(i >= len(names) or not names[i] for i in used)
+        if unnamed or len(names) > width or not _starts_values(below[:2]):
             continue
-        if not _starts_values(below):
+        if _has_number(names) or (place and _has_doubles(names)):
             continue
         above = [rows[i] for i in filled[:place]]
         return at if all(_is_text_line(row, width) for row in above) else None
     return None
+
+
+def describe_layout(
+    lines_above: int, units: Mapping[str, str], options: ReadOptions, what: str
+) -> list[str]:
+    """Note the lines, or rows, that were recognised above the names, and the units below them."""
+    notes = []
+    if lines_above and options.skip_rows is None:
+        lines = f"{what} 1 is" if lines_above == 1 else f"{what}s 1 to {lines_above} are"
+        notes.append(f"{lines} above the names (data.skip_rows = {lines_above})")
+    if units:
+        listed = ", ".join(f"{name} [{unit}]" for name, unit in islice(units.items(), MOST_NAMED))
+        more = f" and {len(units) - MOST_NAMED} more" * (len(units) > MOST_NAMED)
+        notes.append(f"a row of units is below the names: {listed}{more}")
+    return notes
+
+
+def describe_dropped(num_columns: int, num_rows: int) -> list[str]:
+    """Note the empty columns and rows that were left out."""
+    notes = [f"{format_count(num_columns, 'empty column')} left out"] if num_columns else []
+    if num_rows:
+        notes.append(f"{format_count(num_rows, 'empty row')} at the end left out")
+    return notes
 
 
 def _find_width(rows: Rows) -> int:
@@ -109,11 +137,9 @@ def _has_number(row: Sequence[str]) -> bool:
     return any(is_number(cell, comma=True) for cell in row if cell.strip() not in NULLS)
 
 
-def _are_names(cells: list[str], *, unique: bool) -> bool:
-    """Whether cells may be names: none is empty or a number, and, if required, all differ."""
-    if "" in cells or _has_number(cells):
-        return False
-    return len(set(cells)) == len(cells) or not unique
+def _has_doubles(cells: list[str]) -> bool:
+    names = list(filter(None, cells))
+    return len(set(names)) < len(names)
 
 
 def _starts_values(below: Rows) -> bool:

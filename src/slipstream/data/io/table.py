@@ -182,7 +182,12 @@ class _ConcatenatedReader:
     file_column: str
 
     def get_type(self, name: str) -> pa.DataType:
-        return pa.string() if name == self.file_column else self.tables[0].reader.get_type(name)
+        if name == self.file_column:
+            return pa.string()
+        types = [table.reader.get_type(name) for table in self.tables]
+        if all(kind == types[0] for kind in types):
+            return types[0]
+        return self.read(name, 0, sum(table.num_rows for table in self.tables)).type
 
     def read(self, name: str, begin: int, end: int) -> pa.ChunkedArray:
         parts, first = [], 0
@@ -193,13 +198,34 @@ class _ConcatenatedReader:
                     column = _repeat(table.name, high - low).cast(pa.string())
                 else:
                     column = table.slice_rows(low, high).read_column(name)
-                parts.append(pa.table({name: column}))
+                parts.append(column)
             first += table.num_rows
         try:
-            return pa.concat_tables(parts, promote_options="permissive").column(name)
+            return _concatenate_columns(_to_one_type(parts))
         except pa.ArrowException as error:
             text = csv.summarize_error(error)
-            raise UserError(f"the files do not make one long table: {text}") from None
+            raise UserError(
+                f'the files do not make one long table: column "{name}": {text}'
+            ) from None
+
+
+def _concatenate_columns(parts: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
+    tables = [pa.table({"column": part}) for part in parts]
+    return pa.concat_tables(tables, promote_options="permissive").column("column")
+
+
+def _to_one_type(parts: Sequence[pa.ChunkedArray]) -> list[pa.ChunkedArray]:
+    """Return the text of some files in the type of the others, or all of them as text."""
+    if len({pa.types.is_string(part.type) for part in parts}) < 2:
+        return list(parts)
+    plain = [
+        part.cast(pa.string()) if pa.types.is_dictionary(part.type) else part for part in parts
+    ]
+    typed = next((part.type for part in plain if part.type != pa.string()), pa.string())
+    try:
+        return [part.cast(typed) if part.type == pa.string() else part for part in plain]
+    except pa.ArrowException:
+        return [part.cast(pa.string()) for part in plain]
 
 
 def _concatenate_readers(tables: Sequence[DataTable], file_column: str) -> ColumnReader:

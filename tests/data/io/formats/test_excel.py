@@ -1,0 +1,144 @@
+"""Workbooks: sheets, dates, merged names, formulas, and what cannot be read."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+
+import numpy as np
+import pytest
+
+from slipstream import UserError
+from slipstream import config as configs
+from slipstream.data.io import columns
+from slipstream.data.io.files import find_duplicates, read_file, read_parts, read_tables
+from slipstream.data.io.options import ReadOptions
+from tests.workbooks import Fault, Formula, write_workbook
+
+ROWS = [["t", "V", "note"], *([i, 3 + i / 7, "x"] for i in range(5))]
+DATES = [datetime.datetime(2024, 2, 28, 23, 59, second) for second in (0, 1, 2)]
+
+
+def read(path, **options):
+    return read_file(path, name=path.name, options=ReadOptions(**options))
+
+
+def numbers(table, name):
+    return columns.read_numbers(table, name, "x")
+
+
+def test_a_sheet_is_a_table_with_all_digits(tmp_path):
+    table = read(write_workbook(tmp_path / "t.xlsx", {"Data": ROWS, "Empty": []}))
+    assert table.column_names == ("t", "V", "note")
+    assert numbers(table, "V").tolist() == [3 + i / 7 for i in range(5)]
+    assert table.files[0].format == "Excel, sheet Data"
+    assert table.files[0].notes == ()
+
+
+def test_titles_units_and_empty_cells_around_the_table_are_recognised(tmp_path):
+    rows = [["Cell A7"], [], [None, "t", "V", None], [None, "s", "V"], [None, 0, 1.5], [None, 1, 2]]
+    table = read(write_workbook(tmp_path / "t.xlsx", {"Data": [*rows, [], [None, None, " "]]}))
+    assert table.column_names == ("t", "V")
+    assert numbers(table, "V").tolist() == [1.5, 2]
+    (file,) = table.files
+    assert file.units == {"t": "s", "V": "V"}
+    assert file.notes[0] == "rows 1 to 2 are above the names (data.skip_rows = 2)"
+    bad = [*rows[:5], [None, 1, "bad"]]
+    table = read(write_workbook(tmp_path / "t.xlsx", {"Data": bad}))
+    with pytest.raises(UserError, match=r't.xlsx, row 6, column "V": "bad" is not a number'):
+        numbers(table, "V")
+    table = read(write_workbook(tmp_path / "t.xlsx", {"Data": [["a"], ["b"], [1]]}), skip_rows=1)
+    assert table.column_names == ("b",)
+
+
+def test_merged_names_are_joined(tmp_path):
+    rows = [["t", "U", None, "I", None], [None, "min", "max", "min", "max"], [0, 1, 2, 3, 4]]
+    path = tmp_path / "t.xlsx"
+    write_workbook(path, {"Data": [*rows, [1, 2, 3, 4, 5]]}, merged=["B1:C1", "D1:E1", "A1:A2"])
+    table = read(path)
+    assert table.column_names == ("t", "U min", "U max", "I min", "I max")
+    assert numbers(table, "I max").tolist() == [4, 5]
+
+
+@pytest.mark.parametrize("since_1904", [False, True])
+def test_dates_are_dates_in_both_calendars(tmp_path, since_1904):
+    rows = [["when", "a"], *([date, i] for i, date in enumerate(DATES))]
+    table = read(write_workbook(tmp_path / "t.xlsx", {"Data": rows}, since_1904=since_1904))
+    got = columns.read_times(table, "when", None).astype("datetime64[us]").tolist()
+    assert got == DATES
+
+
+@pytest.mark.parametrize("since_1904", [False, True])
+def test_dates_and_times_of_day_in_two_columns_are_added(tmp_path, since_1904):
+    clock = [datetime.time(18), datetime.time(18, 30)]
+    rows = [["Date", "Time"], *([datetime.datetime(2004, 3, 10), time] for time in clock)]
+    path = write_workbook(tmp_path / "t.xlsx", {"Data": rows}, since_1904=since_1904)
+    data = configs.load({"data": {"path": str(path), "time": ["Date", "Time"]}}).data
+    (table,) = read_tables(data, None)
+    got = columns.read_times(table, "Date Time", None).astype("datetime64[us]").astype(str)
+    assert [time[:19] for time in got] == ["2004-03-10T18:00:00", "2004-03-10T18:30:00"]
+
+
+def test_formulas_are_their_stored_values_and_faults_are_missing(tmp_path):
+    cells = [Formula("1/3", 1 / 3), Fault("#DIV/0!"), 2 / 3, "n/a", None, "no data", True]
+    table = read(write_workbook(tmp_path / "t.xlsx", {"D": [["a", "b"], *([c, 1] for c in cells)]}))
+    with pytest.raises(UserError, match=r't.xlsx, row 7, column "a": "no data" is not a number'):
+        numbers(table, "a")
+    table = read(tmp_path / "t.xlsx", na=("no data",))
+    wanted = [1 / 3, np.nan, 2 / 3, np.nan, np.nan, np.nan, 1]
+    np.testing.assert_array_equal(numbers(table, "a"), wanted)
+
+
+def test_several_sheets_are_several_series(tmp_path):
+    sheets = {"Cell 1": ROWS, "Cell 2": ROWS[:4], "Empty": [], "Lists": ROWS}
+    path = write_workbook(tmp_path / "t.xlsx", sheets, hidden=["Lists"])
+    tables = read_parts(path, name="t.xlsx", options=ReadOptions(sheets=("*",)))
+    assert [table.name for table in tables] == ["t.xlsx/Cell 1", "t.xlsx/Cell 2"]
+    assert [table.num_rows for table in tables] == [5, 3]
+    assert tables[0].files[0].notes == ("left out, without rows: Empty",)
+    assert find_duplicates(tables) == []
+    assert read(path, sheets=("Lists",)).num_rows == 5
+    assert read(path, sheets=("*2",)).num_rows == 3
+    data = configs.load({"data": {"path": str(path), "sheet": ["Cell 2", "Cell 1"]}}).data
+    assert [table.num_rows for table in read_tables(data, None)] == [3, 5]
+    with pytest.raises(UserError, match=r't.xlsx: has several sheets \("Cell 1", "Cell 2"\); set'):
+        read(path)
+    with pytest.raises(
+        UserError, match=r'has no sheet "Cell1" \(data.sheet\); did you mean "Cell 1"'
+    ):
+        read(path, sheets=("Cell1",))
+    with pytest.raises(UserError, match=r't.xlsx: sheet "Empty" is empty'):
+        read(path, sheets=("Empty",))
+
+
+def test_what_cannot_be_read_is_named_with_the_fix(tmp_path):
+    path = tmp_path / "t.xlsx"
+    protected = b"\xd0\xcf\x11\xe0" + b"\0" * 600 + "EncryptedPackage".encode("utf-16-le")
+    path.write_bytes(protected)
+    with pytest.raises(UserError, match=r"t.xlsx: is protected by a password; save it without one"):
+        read(path)
+    path.write_bytes(protected[:600])
+    with pytest.raises(UserError, match=r"is a workbook of the old format; rename it to .xls"):
+        read(path)
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(
+        UserError, match=r"t.xlsx: is a text file, not a workbook; rename it to .csv"
+    ):
+        read(path)
+    path.write_bytes(b"PK\x03\x04" + b"\0" * 100)
+    with pytest.raises(UserError, match=r"t.xlsx: cannot be read as a workbook: "):
+        read(path)
+    for sheets, match in (
+        ({"A": [], "B": []}, r't.xlsx: every sheet is empty \("A", "B"\)'),
+        ({"A": [["a", "b"]]}, r't.xlsx: sheet "A" has no rows below the names'),
+        ({"A": [[1, 2], [3, 4]]}, r't.xlsx: row 1 of sheet "A" should name the columns'),
+    ):
+        with pytest.raises(UserError, match=match):
+            read(write_workbook(path, sheets))
+
+
+def test_a_missing_extra_is_named_with_the_command(tmp_path, monkeypatch):
+    path = write_workbook(tmp_path / "t.xlsx", {"Data": ROWS})
+    monkeypatch.setitem(sys.modules, "fastexcel", None)
+    with pytest.raises(UserError, match=r't.xlsx: .* read it: pip install "slipstream\[excel\]"'):
+        read(path)
