@@ -425,12 +425,13 @@ def on_gpu(folder: Path) -> Counter[str]:
 
 def killed_search(folder: Path, *, kills: int = SEARCH_KILLS, seed: int = 0) -> Counter[str]:
     """One search, killed again and again and resumed: every trial once, each with the score that it
-    has in a search that was never broken."""
+    has in a search that was never broken, and so the models that are retrained and tested."""
     from tests.tuning.searches import make_settings
 
     folder.mkdir(parents=True, exist_ok=True)
     soak, draw = Soak(folder, seed), random.Random(seed)
-    settings = make_settings(folder, train={"epochs": 30}, tune={"trials": 10, "parallel": 10})
+    tune = {"trials": 10, "parallel": 10, "retrain": 2, "retrain_seeds": 2}
+    settings = make_settings(folder, train={"epochs": 30}, tune=tune)
     settings["engine"]["checkpoint_minutes"] = 0.002
     whole, broken = folder / "search-whole", folder / "search-broken"
     began = time.monotonic()
@@ -456,11 +457,26 @@ def killed_search(folder: Path, *, kills: int = SEARCH_KILLS, seed: int = 0) -> 
             return soak.counts
         soak.tell("kill -9 of a search", "survived")
     scores = _scores(runs.find_last(str(broken)))
+    one, other = (_retrained(runs.find_last(str(out))) for out in (broken, whole))
     if scores != wanted:
         soak.tell("search after kills", "wrong", f"{scores} instead of {wanted}")
+    elif one.keys() != other.keys() or not np.allclose(
+        [one[name] for name in other], list(other.values()), rtol=1e-4
+    ):
+        soak.tell("search after kills", "wrong", f"{one} instead of {other}")
     else:
-        soak.tell("search after kills", "same trials, same scores, same best")
+        soak.tell("search after kills", "same trials, same scores, same best, same tests")
     return soak.counts
+
+
+def _retrained(folder: Path) -> dict[str, list[float]]:
+    """What was retrained, by name: losses and test errors; other packs round otherwise."""
+    summary = runs.read_json(folder / "metrics.json")
+    losses = {one["what"]: sorted(one["losses"]) for one in summary["retrained"]}
+    for name in ("best", "default"):
+        lanes = runs.read_metrics(folder / "retrained" / name)["lanes"]
+        losses[name] = [lane["metrics"]["test"]["mse"] for lane in lanes]
+    return losses
 
 
 def _scores(folder: Path) -> dict[str, Any]:
