@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import pickle
 import warnings
 
@@ -98,3 +99,27 @@ def test_trials_that_were_cut_off_rank_behind_complete_ones_whatever_their_loss(
         *("cut off", "finished", "pruned", "cut off", "finished", "cut off", "failed")
     ]
     assert study.describe_trial(trials[3])["value"] == 0.05
+
+
+def test_the_disk_stores_results_and_new_trials_at_once_but_not_every_value(tmp_path, monkeypatch):
+    space = {
+        "train.lr": {"low": 1e-3, "high": 1e-2},
+        "train.weight_decay": {"low": 0.0, "high": 0.1},
+    }
+    config = small_config(tmp_path, tune={"space": space})
+    flushes, flush = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (flushes.append(file), flush(file)))
+    opened = study.open_study(config, tmp_path, None, "s")
+    assert len(flushes) == 1
+    trial = opened.ask()
+    assert len(flushes) == 2
+    for step in range(5):
+        opened.report(trial, 0.5, step)
+    assert len(flushes) == 2
+    opened.tell(trial, TrialState.COMPLETE, 0.5, {})
+    assert len(flushes) == 3
+    backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / study.JOURNAL))
+    storage = optuna.storages.JournalStorage(backend)
+    (read,) = optuna.load_study(study_name="s", storage=storage).trials
+    assert read.params == trial.params
+    assert len(read.intermediate_values) == 5

@@ -186,10 +186,11 @@ def tune(
                 from slipstream.tuning import tune as run_search
 
             _warn_about_password(storage)
+            has_classes = loaded is not None and loaded.data.task == "classify"
             study = run_search(
                 loaded,
                 overrides=() if loaded else overrides,
-                watch=display.show,
+                watch=lambda event: _watch(event, display, has_classes),
                 resume=earlier,
                 storage=storage,
                 workers=_parse_workers(workers),
@@ -276,7 +277,7 @@ def _advise(result: FinishedRun, config: Config | None, display: TrainingDisplay
         return result.summary
 
 
-def _watch(event: Event, display: TrainingDisplay, has_classes: bool) -> None:
+def _watch(event: Event, display: TrainingDisplay | SearchDisplay, has_classes: bool) -> None:
     display.show(event)
     if event["event"] == "epoch" and REPORTING not in sys.modules:
         threading.Thread(target=_prepare_end, args=(has_classes,), daemon=True).start()

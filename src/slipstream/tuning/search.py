@@ -20,7 +20,14 @@ from slipstream.tuning.packing.dataset_cache import DatasetCache
 from slipstream.tuning.packing.trial import NOT_STARTED, TrialRun, TrialSource
 from slipstream.tuning.sharing import StudyMembership
 from slipstream.tuning.storage.journal import OUT_OF_TIME, name_state
-from slipstream.tuning.study import PRUNED, REASSIGNED, TimedStudy, count_trials, rank_trials
+from slipstream.tuning.study import (
+    PRUNED,
+    REASSIGNED,
+    TimedStudy,
+    count_trials,
+    import_evaluator,
+    rank_trials,
+)
 
 
 class OptunaSearch(TrialSource):
@@ -150,6 +157,7 @@ class OptunaSearch(TrialSource):
             if score < self.lowest_cut_off and math.isinf(self.best_value):
                 self.lowest_cut_off = score
                 self._save_best(trial)
+        import_evaluator()  # the first trial has ended: the device is busy with others
         is_complete = state == TrialState.COMPLETE
         self.costs.record_end(trial.number, summary["epochs"], is_complete=is_complete)
         value = score if is_complete else None

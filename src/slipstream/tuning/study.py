@@ -3,12 +3,15 @@ it their results."""
 
 from __future__ import annotations
 
+import importlib
 import math
+import sys
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import optuna
@@ -75,6 +78,8 @@ class TimedStudy:
     def __init__(self, study: optuna.Study, space: Mapping[str, Any]) -> None:
         self.study, self.space = study, space
         self.storage: Any = study._storage
+        backend = getattr(self.storage, "_backend", None)
+        self.journal = backend if isinstance(backend, ChecksummedJournal) else None
         self.distributions = spaces.make_distributions(space)
         self.spent_s = 0.0
 
@@ -92,7 +97,10 @@ class TimedStudy:
 
     def ask(self) -> Trial:
         with self.measure_time():
-            return self.study.ask(self.distributions)
+            trial = self.study.ask(self.distributions)
+            if self.journal is not None:
+                self.journal.flush()
+            return trial
 
     def reopen(self, number: int) -> Trial:
         """Return a running trial by its number. A kill may have interrupted the sampling of its
@@ -131,6 +139,14 @@ def count_trials(tune: Tune, space: Mapping[str, Any]) -> int:
     if tune.sampler != "grid":
         return tune.trials
     return min(tune.trials, math.prod(len(values) for values in spaces.make_grid(space).values()))
+
+
+def import_evaluator() -> None:
+    """Import what `compute_importances` needs in a thread: more than a second, where scikit-learn
+    is installed."""
+    name = "optuna.importance._ped_anova"
+    if name not in sys.modules:
+        Thread(target=importlib.import_module, args=(name,), daemon=True).start()
 
 
 def compute_importances(study: optuna.Study) -> dict[str, float]:

@@ -62,6 +62,14 @@ def get_pack_shape(config: Config, device: str) -> PackShape:
     return PackShape(json.dumps(common, sort_keys=True, default=str), batch, widths)
 
 
+def get_trial_shape(trial: TrialRun, device: str) -> PackShape:
+    """Return the shape of a pack for this trial alone, computed once: it is compared often."""
+    if device not in trial.shapes:
+        trial.shapes[device] = get_pack_shape(trial.config, device)
+    shape: PackShape = trial.shapes[device]
+    return shape
+
+
 def _round_width(width: int, device: str) -> int:
     """Round up to a power of two, as the kernels do anyway; on a CPU also to three quarters of one,
     and on a GPU to multiples of 64 where the weights do not fit on one processor."""
@@ -83,7 +91,7 @@ def group_trials(waiting: Sequence[TrialRun], device: str, num_windows: int) -> 
     """Group all trials, the largest group first; `num_windows` is the length of an epoch."""
     exact: dict[PackShape, TrialGroup] = {}
     for trial in waiting:
-        shape = get_pack_shape(trial.config, device)
+        shape = get_trial_shape(trial, device)
         exact.setdefault(shape, TrialGroup(shape, [])).trials.append(trial)
     groups = list(exact.values())
     while merged := _merge_best(groups, device, num_windows):

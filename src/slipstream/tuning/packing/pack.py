@@ -256,7 +256,7 @@ class TrialPack:
         return TrainedLane(lane, list(trained_lanes.select_events(events, ended.number)))
 
     def _get_shape(self, trial: TrialRun) -> PackShape:
-        return grouping.get_pack_shape(trial.config, self.data.series.values.device.type)
+        return grouping.get_trial_shape(trial, self.data.series.values.device.type)
 
     def _fits(self, trial: TrialRun) -> bool:
         """Whether the trial can join without a new capture."""

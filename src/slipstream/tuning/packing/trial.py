@@ -48,6 +48,8 @@ class TrialRun:
     fold_results: dict[int, FoldResult] = field(default_factory=dict)
     weights: dict[str, Tensor] = field(default_factory=dict)
     """The best weights of the last fold"""
+    shapes: dict[str, Any] = field(default_factory=dict)
+    """The shape of its pack, by device"""
     keeps_lane: bool = False
     """Whether a run is to be made from its lane"""
     trained: TrainedLane | None = None
