@@ -26,11 +26,23 @@ this page from the docstrings.
 SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Example")
 LISTS = ("Args", "Attributes", "Raises")
 ORDER = (
-    *("train", "evaluate", "predict", "load", "report", "ensemble", "tune", "pretrain", "probe"),
+    *(
+        "inspect",
+        "train",
+        "evaluate",
+        "predict",
+        "load",
+        "report",
+        "ensemble",
+        "tune",
+        "pretrain",
+        "probe",
+    ),
     *("list_runs", "show_run", "compare_runs", "best_run", "remove_runs", "prune_runs"),
     *(
         "Forecaster",
         "TrainedModel",
+        "Inspection",
         "Result",
         "Study",
         "Probe",
@@ -47,8 +59,9 @@ def format_signature(name: str, value: Any) -> str:
     signature = inspect.signature(value)
     parameters = list(signature.parameters.values())
     parts = [format_parameter(parameter) for parameter in parameters]
-    first_keyword = [p.kind is p.KEYWORD_ONLY for p in parameters].index(True)
-    parts.insert(first_keyword, "*")
+    keywords = [at for at, one in enumerate(parameters) if one.kind is one.KEYWORD_ONLY]
+    if keywords:
+        parts.insert(keywords[0], "*")
     head, tail = f"slipstream.{name}(", f") -> {signature.return_annotation}"
     short = head + ", ".join(parts) + tail
     return short if len(short) <= 90 else "\n".join([head, *(f"    {p}," for p in parts), tail])

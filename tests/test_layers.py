@@ -35,7 +35,7 @@ LAYERS = [
     {"training", "pretraining", "evaluation", "prediction"},
     {"reporting"},
     {"profiling"},
-    {"bench", "catalog", "doctor", "ensembling", "probing", "tuning"},
+    {"bench", "catalog", "doctor", "ensembling", "inspection", "probing", "tuning"},
     {"terminal"},
     {"api"},
     {"cli"},

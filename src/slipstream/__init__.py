@@ -1,5 +1,6 @@
 """Slipstream trains sequence models on time series as fast as the hardware allows.
 
+    slipstream.inspect("data/")              look at files, and propose a config
     slipstream.train("job.toml")             train a model, with baselines beside it
     slipstream.evaluate(result, "new.csv")   score it on its test set or on new data
     slipstream.predict(result, "new.csv")    forecast, or estimate at every row
@@ -29,6 +30,7 @@ if _TYPE_CHECKING:
     from slipstream.api.estimator import Forecaster
     from slipstream.api.evaluation import Evaluation
     from slipstream.api.inference import evaluate, load, predict, report
+    from slipstream.api.inspection import Inspection, inspect
     from slipstream.api.model import TrainedModel
     from slipstream.api.results import Probe, Result, Study
     from slipstream.api.training import ensemble, pretrain, probe, train, tune
@@ -46,6 +48,7 @@ __all__ = [
     "Config",
     "Evaluation",
     "Forecaster",
+    "Inspection",
     "Interrupted",
     "Probe",
     "Result",
@@ -58,6 +61,7 @@ __all__ = [
     "ensemble",
     "evaluate",
     "events",
+    "inspect",
     "list_runs",
     "load",
     "predict",
@@ -76,6 +80,7 @@ _MODULES = {
     "Config": "config",
     "Evaluation": "api.evaluation",
     "Forecaster": "api.estimator",
+    "Inspection": "api.inspection",
     "Interrupted": "errors",
     "Probe": "api.results",
     "Result": "api.results",
@@ -87,6 +92,7 @@ _MODULES = {
     "compare_runs": "catalog.comparison",
     "ensemble": "api.training",
     "evaluate": "api.inference",
+    "inspect": "api.inspection",
     "list_runs": "catalog.listing",
     "load": "api.inference",
     "predict": "api.inference",

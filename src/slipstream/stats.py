@@ -1,8 +1,12 @@
-"""Spreads over seeds and confidence intervals. Needs numpy and scipy, not torch."""
+"""Moments of values that come in parts, spreads over seeds and confidence intervals.
+
+Needs numpy and scipy, not torch.
+"""
 
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -87,3 +91,33 @@ def compute_percentile_interval(samples: npt.NDArray[Any]) -> list[float] | None
         return None
     tail = (1 - LEVEL) / 2
     return [float(bound) for bound in np.quantile(known, [tail, 1 - tail])]
+
+
+@dataclass
+class Moments:
+    """Count, mean, spread and range of values that are added part by part."""
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+    """Sum of squared distances from the mean"""
+    low: float = math.inf
+    high: float = -math.inf
+
+    def add(self, values: npt.NDArray[np.float64]) -> None:
+        if not len(values):
+            return
+        count, mean = len(values), float(values.mean())
+        squares = float(values.var()) * count
+        if self.count:
+            distance, total = mean - self.mean, self.count + count
+            squares += self.squares + distance**2 * self.count * count / total
+            mean = self.mean + distance * count / total
+            count = total
+        self.count, self.mean, self.squares = count, mean, squares
+        self.low = min(self.low, float(values.min()))
+        self.high = max(self.high, float(values.max()))
+
+    @property
+    def deviation(self) -> float:
+        return math.sqrt(self.squares / self.count) if self.count else math.nan

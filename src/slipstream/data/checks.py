@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.config import Signature
+from slipstream.data import missing
 from slipstream.data.dataset import Dataset
 from slipstream.data.scaler import order_columns
 from slipstream.text import format_number
@@ -21,12 +22,6 @@ MAX_VALUES = 20_000_000
 MAX_ROWS = 200_000
 MAX_SERIES = 20
 """Series in which a target is compared with the inputs"""
-CODES = {-99, -200, -999, -9999, -99999, 999, 9999, 99999, 32767, -32768, 65535}
-"""Numbers that loggers write where a value is missing"""
-CODE_DISTANCE = 0.25
-"""How far from all other values, in their deviations, such a number is a code"""
-MIN_REPEATED, MIN_OTHERS = 5, 20
-"""How often such a code occurs at least, and how many different values there are beside it"""
 SAME = 0.99999
 """The correlation from which on two columns are one"""
 STEADY = 0.999
@@ -78,29 +73,14 @@ def _find_codes(dataset: Dataset) -> Iterator[str]:
     """Note columns of which one extreme value is repeated, far from all others."""
     sample = _sample(dataset)
     for i, name in _list_columns(dataset):
-        column = sample[:, i]
-        column = column[~np.isnan(column)]
-        for extreme in (column.min(), column.max()) if len(column) else ():
-            is_code = column == extreme
-            others = column[~is_code]
-            if is_code.sum() < MIN_REPEATED or len(np.unique(others)) < MIN_OTHERS:
-                continue
-            low, high = float(others.min()), float(others.max())
-            gap = max(low - float(extreme), float(extreme) - high)
-            value = _to_physical(dataset, name, extreme)
-            is_usual = any(abs(value - code) <= 1e-4 * abs(code) for code in CODES)
-            is_zero = abs(value) <= 1e-5 * dataset.scaler.size[name]
-            if not is_zero and (
-                gap > high - low or (is_usual and gap > CODE_DISTANCE * others.std())
-            ):
-                around = " to ".join(
-                    f"{_to_physical(dataset, name, one):.6g}" for one in (low, high)
-                )
-                yield (
-                    f'column "{name}": {format_number(100 * is_code.mean(), figures=2)} % of the '
-                    f"values are {value:.6g}, "
-                    f'all others {around}; if it means "missing", set data.na = [{value:.6g}]'
-                )
+        column = sample[:, i].astype(np.float64)
+        column = column * dataset.scaler.size[name] + dataset.scaler.shift[name]
+        for code in missing.find_codes(column[~np.isnan(column)]):
+            yield (
+                f'column "{name}": {format_number(100 * code.share, figures=2)} % of the values '
+                f"are {code.value:.6g}, all others {code.low:.6g} to {code.high:.6g}; if it means "
+                f'"missing", set data.na = [{code.value:.6g}]'
+            )
 
 
 def _find_copies(dataset: Dataset) -> Iterator[str]:

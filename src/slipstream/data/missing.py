@@ -1,6 +1,9 @@
 """Missing values: those of inputs are refused, repeated or dropped (`data.missing`); rows without a
 target stay, and the windows that would predict them are left out."""
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
@@ -11,6 +14,36 @@ Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 NO_RUNS: Ints = np.empty((0, 2), dtype=np.int64)
+CODES = {-99, -200, -999, -9999, -99999, 999, 9999, 99999, 32767, -32768, 65535}
+"""Numbers that loggers write where a value is missing"""
+CODE_DISTANCE = 0.25
+"""How far from all other values, in their deviations, such a number is a code"""
+MIN_REPEATED, MIN_OTHERS = 5, 20
+"""How often such a code occurs at least, and how many different values there are beside it"""
+
+
+class MissingCode(NamedTuple):
+    """A number that seems to mean "missing", and the range of all other values."""
+
+    value: float
+    share: float
+    low: float
+    high: float
+
+
+def find_codes(values: Floats) -> Iterator[MissingCode]:
+    """Yield the lowest or the highest value of a column if it is repeated, far from all others."""
+    for extreme in (values.min(), values.max()) if len(values) else ():
+        is_code = values == extreme
+        others = values[~is_code]
+        if is_code.sum() < MIN_REPEATED or len(np.unique(others)) < MIN_OTHERS:
+            continue
+        low, high, spread = float(others.min()), float(others.max()), float(others.std())
+        gap = max(low - float(extreme), float(extreme) - high)
+        is_usual = any(abs(extreme - code) <= 1e-4 * abs(code) for code in CODES)
+        is_zero = abs(extreme) <= 1e-5 * float(values.std())
+        if not is_zero and (gap > high - low or (is_usual and gap > CODE_DISTANCE * spread)):
+            yield MissingCode(float(extreme), float(is_code.mean()), low, high)
 
 
 def fill_forward(values: Floats) -> Floats:

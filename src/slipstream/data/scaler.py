@@ -4,9 +4,8 @@ Physical values are float64 until they are scaled, and float32 from then on: a c
 once, when it is centred, so neither where it lies nor what else the file holds costs it digits.
 """
 
-import math
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
@@ -19,6 +18,7 @@ from slipstream.data import windows
 from slipstream.data.series import Flags, Floats, RawSeries
 from slipstream.data.windows import Series
 from slipstream.errors import UserError
+from slipstream.stats import Moments
 
 Values = npt.NDArray[np.float32]
 BLOCK_ROWS = 1 << 20
@@ -57,9 +57,9 @@ class Scaler:
 
     def select(self, columns: Collection[str]) -> Self:
         """Return a scaler of these columns, as far as it knows them."""
-        fields: dict[str, Any] = {field: getattr(self, field) for field in FIELDS}
-        for field, values in fields.items():
-            fields[field] = {name: values[name] for name in columns if name in values}
+        fields: dict[str, Any] = {each: getattr(self, each) for each in FIELDS}
+        for each, values in fields.items():
+            fields[each] = {name: values[name] for name in columns if name in values}
         return replace(self, **fields)
 
 
@@ -67,8 +67,8 @@ def merge_scalers(kind: str, parts: Iterable[Scaler]) -> Scaler:
     """Return one scaler for the columns of all parts; later parts win."""
     merged = Scaler(kind, {}, {}, {}, {}, {})
     for part in parts:
-        for field in FIELDS:
-            getattr(merged, field).update(getattr(part, field))
+        for each in FIELDS:
+            getattr(merged, each).update(getattr(part, each))
     return merged
 
 
@@ -156,7 +156,7 @@ def scale_static(static: Floats, scaler: Scaler, signature: Signature) -> Tensor
 def fit_column(name: str, column: Floats, rows: Flags, *, kind: str) -> Scaler:
     """Fit a column's shift and size on the known values of `rows`; a constant one is refused."""
     rows = rows & ~np.isnan(column)
-    statistics = RunningStatistics({}, {}, {}, {}, {})
+    statistics = RunningStatistics()
     for begin in range(0, len(column), BLOCK_ROWS):
         block = slice(begin, begin + BLOCK_ROWS)
         statistics.add(name, column[block][rows[block]])
@@ -203,34 +203,19 @@ def refuse_lost_digits(name: str, sample: Floats, scaler: Scaler) -> None:
 class RunningStatistics:
     """Statistics of the training rows by column, updated block by block."""
 
-    count: dict[str, int]
-    mean: dict[str, float]
-    squares: dict[str, float]
-    """Sum of squared distances from the mean"""
-    low: dict[str, float]
-    high: dict[str, float]
+    moments: dict[str, Moments] = field(default_factory=dict)
 
     def add(self, name: str, values: Floats) -> None:
-        if not len(values):
-            return
-        count, mean = len(values), float(values.mean())
-        squares = float(values.var()) * count
-        low, high = float(values.min()), float(values.max())
-        if name in self.count:
-            distance, total = mean - self.mean[name], self.count[name] + count
-            squares += self.squares[name] + distance**2 * self.count[name] * count / total
-            mean = self.mean[name] + distance * count / total
-            low, high = min(low, self.low[name]), max(high, self.high[name])
-            count = total
-        self.count[name], self.mean[name], self.squares[name] = count, mean, squares
-        self.low[name], self.high[name] = low, high
+        if len(values):
+            self.moments.setdefault(name, Moments()).add(values)
 
     def to_scaler(self, kind: str) -> Scaler:
-        scaler = Scaler(kind, {}, {}, {}, dict(self.low), dict(self.high))
-        for name, low in self.low.items():
-            deviation = math.sqrt(self.squares[name] / self.count[name])
+        scaler = Scaler(kind, {}, {}, {}, {}, {})
+        for name, one in self.moments.items():
+            low, deviation = one.low, one.deviation
+            scaler.low[name], scaler.high[name] = low, one.high
             shift, size = 0.0, 1.0
-            if kind != "none" and not (self.high[name] > low and deviation):  # may underflow
+            if kind != "none" and not (one.high > low and deviation):  # may underflow
                 raise UserError(
                     f'column "{name}" is {low:g} in every training row, so it cannot be scaled; '
                     "leave it out of data.inputs (or add it to data.ignore), or set data.scale = "
@@ -238,7 +223,7 @@ class RunningStatistics:
                 )
             if kind != "none":
                 standard = kind == "standard"
-                shift = self.mean[name] if standard else low
-                size = deviation if standard else self.high[name] - low
+                shift = one.mean if standard else low
+                size = deviation if standard else one.high - low
             scaler.shift[name], scaler.size[name], scaler.deviation[name] = shift, size, deviation
         return scaler

@@ -257,7 +257,7 @@ def scan_values(
 ) -> tuple[Scaler, Ints]:
     """Fit a scaler on the training rows in a second pass, and find the runs of rows without a
     target; missing inputs are refused."""
-    statistics = RunningStatistics({}, {}, {}, {}, {})
+    statistics = RunningStatistics()
     stride = scaling.choose_sample_stride(assignment.count_rows(TRAIN))
     num_scanned = 0
     samples: dict[str, list[Floats]] = {}

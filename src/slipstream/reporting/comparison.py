@@ -4,15 +4,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from slipstream import runs
-from slipstream.errors import UserError
 from slipstream.reporting.plots.losses import draw_loss_curves
-from slipstream.reporting.template import render_page
+from slipstream.reporting.template import render_page, write_page
 from slipstream.runs import Event, Run
 
 CURVES_IN = (".", "retrained/best", "fine-tuned")
 """Where a run, a search and a probe have the log of the model that they predict with"""
-MARK = b"Written by Slipstream"
-"""In the footer of every page"""
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 """Headings and rows"""
 
@@ -31,14 +28,7 @@ def write_comparison(
         curves=draw_loss_curves(curves) if curves else None,
         missing=[name for name in folders if name not in curves],
     )
-    try:
-        if path.exists() and MARK not in path.read_bytes():
-            raise UserError(f"{path}: exists, and is no page of Slipstream; name another file")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        runs.write_text(path, page)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror})") from None
-    return path
+    return write_page(path, page)
 
 
 def _read_epochs(folder: Path) -> list[Event]:

@@ -28,6 +28,8 @@ RUN_TEMPLATES = tuple(
     f"{name}.html"
     for name in ("base", "page", "regression", "examples", "zoom", "data", "plan", "advice")
 )
+MARK = b"Written by Slipstream"
+"""In the footer of every page"""
 
 
 def render_page(name: str, **values: Any) -> str:
@@ -78,6 +80,18 @@ def write_report(page: str, *, of: Path, to: Path) -> Path:
             raise ResumableError(f"{why}; the rest of the run is complete; {fix}") from None
         fix = f"write it elsewhere: slipstream report {of} --out FOLDER"
         raise UserError(f"{why}; {fix}") from None
+    return path
+
+
+def write_page(path: Path, page: str) -> Path:
+    """Write a page that is no run's report; only another page of Slipstream is replaced."""
+    try:
+        if path.exists() and MARK not in path.read_bytes():
+            raise UserError(f"{path}: exists, and is no page of Slipstream; name another file")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        runs.write_text(path, page)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror})") from None
     return path
 
 

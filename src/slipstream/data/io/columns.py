@@ -110,7 +110,7 @@ def is_numeric(table: DataTable, name: str) -> bool:
         return _is_numeric(values.type)
     if _cast(values, pa.float64()) is not None:
         return True
-    text = _clean(values)
+    text = clean_text(values)
     known = len(text) - text.null_count
     alike = pc.match_substring_regex(text, decimals.LOOKS)
     return bool(known == 0 or 2 * pc.sum(alike).as_py() >= known)
@@ -184,7 +184,7 @@ def _is_numeric(kind: pa.DataType) -> bool:
     return bool(numeric or pa.types.is_duration(kind) or kind in (pa.bool_(), pa.null()))
 
 
-def _clean(values: pa.ChunkedArray) -> pa.ChunkedArray:
+def clean_text(values: pa.ChunkedArray) -> pa.ChunkedArray:
     """Trim text; null where it is missing."""
     return _drop_texts(pc.utf8_trim_whitespace(values.cast(pa.string())), NULLS)
 
@@ -209,7 +209,7 @@ def _to_numbers(table: DataTable, values: pa.ChunkedArray) -> pa.ChunkedArray | 
     numbers = None if table.decimal == "," else _cast(values, pa.float64())
     if numbers is not None:
         return numbers
-    text = decimals.normalize_decimals(_clean(values), table.decimal, table.delimiter)
+    text = decimals.normalize_decimals(clean_text(values), table.decimal, table.delimiter)
     numbers = _cast(text, pa.float64())
     if numbers is None and pc.any(pc.starts_with(text, "+")).as_py():
         return _cast(pc.replace_substring_regex(text, r"^\+", ""), pa.float64())
@@ -220,7 +220,7 @@ def _parse_numbers(table: DataTable, name: str, values: pa.ChunkedArray) -> pa.C
     numbers = _to_numbers(table, values)
     if numbers is not None:
         return numbers
-    text = decimals.normalize_decimals(_clean(values), table.decimal, table.delimiter)
+    text = decimals.normalize_decimals(clean_text(values), table.decimal, table.delimiter)
     row = pc.index(pc.match_substring_regex(text, decimals.NUMBER), False).as_py()
     cell = values[row].as_py().strip()
     wrong = decimals.explain_mark(cell, table.decimal) or "is not a number; correct it"

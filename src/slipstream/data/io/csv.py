@@ -8,9 +8,9 @@ import csv
 import itertools
 import mmap
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +27,8 @@ Ints = npt.NDArray[np.int64]
 Record = tuple[int, int, list[str]]
 """First line, last line and cells"""
 
-BLOCK_BYTES, COUNT_BYTES = 16 << 20, 1 << 20
-"""Bytes that are parsed at a time, and searched for line breaks"""
+BLOCK_BYTES, STREAM_BYTES, COUNT_BYTES = 16 << 20, 2 << 20, 1 << 20
+"""Bytes that are parsed at a time, in a file of any size, and searched for line breaks"""
 DELIMITERS = ",;\t"
 HEAD_RECORDS, HEAD_CELLS = 100, 100_000
 """Records among which the names are looked for"""
@@ -73,6 +73,67 @@ def read_csv(path: Path, name: str, head: bytes, skip_rows: int | None = None) -
 
     Lines of text above the names are recognised, or counted by `skip_rows`.
     """
+    _refuse_other_content(path, head)
+    delimiter, first, lines, header = _read_header(path, name, head, skip_rows)
+    names = _fill_names(header.names)
+    try:
+        table = pa.csv.read_csv(path, *_make_options(names, lines, delimiter))
+    except (pa.ArrowException, OSError) as error:
+        raise _explain_failure(path, name, delimiter, (len(names), lines), error) from None
+    refuse_swallowed(path, name, table, delimiter)
+    table, notes = _drop_empty(table, header.names)
+    return CsvFile(table, delimiter, lines, first - 1, header.units, notes)
+
+
+class OpenCsv(NamedTuple):
+    """A file of any size, whose cells are read block by block."""
+
+    names: list[str]
+    delimiter: str
+    lines_above: int
+    units: dict[str, str]
+    batches: Iterator[pa.RecordBatch]
+    """Cells as text; raises a UserError where they cannot be read"""
+
+
+def open_csv(path: Path, name: str, head: bytes) -> OpenCsv:
+    """Open a CSV file without reading it; trailing empty rows and columns stay."""
+    _refuse_other_content(path, head)
+    delimiter, first, lines, header = _read_header(path, name, head, None)
+    names = _fill_names(header.names)
+
+    def read() -> Iterator[pa.RecordBatch]:
+        try:
+            options = _make_options(names, lines, delimiter, STREAM_BYTES)
+            yield from pa.csv.open_csv(path, *options)
+        except (pa.ArrowException, OSError) as error:
+            raise _explain_failure(path, name, delimiter, (len(names), lines), error) from None
+
+    return OpenCsv(names, delimiter, first - 1, header.units, read())
+
+
+def _fill_names(names: Sequence[str]) -> list[str]:
+    return [name or f"{UNNAMED}{i}" for i, name in enumerate(names, start=1)]
+
+
+def _make_options(
+    names: list[str], lines: int, delimiter: str, block: int | None = None
+) -> tuple[Any, Any, Any]:
+    """Return how Arrow reads the cells below so many lines, as text."""
+    return (
+        pa.csv.ReadOptions(column_names=names, skip_rows=lines, block_size=block or BLOCK_BYTES),
+        # an empty line of one column is a missing value
+        pa.csv.ParseOptions(
+            delimiter=delimiter, newlines_in_values=True, ignore_empty_lines=len(names) > 1
+        ),
+        pa.csv.ConvertOptions(
+            column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False
+        ),
+    )
+
+
+def _refuse_other_content(path: Path, head: bytes) -> None:
+    """Refuse what is no text in UTF-8."""
     for magic, what in MAGIC.items():
         if head.startswith(magic):
             raise UserError(f"{path}: is {what}")
@@ -81,27 +142,15 @@ def read_csv(path: Path, name: str, head: bytes, skip_rows: int | None = None) -
             f"{path}: contains NUL bytes, as UTF-16 text does; set data.encoding, as in "
             '"utf-16-le", or save it as UTF-8'
         )
-    delimiter, first, lines, header = _read_header(path, name, head, skip_rows)
-    names = [name or f"{UNNAMED}{i}" for i, name in enumerate(header.names, start=1)]
-    try:
-        table = pa.csv.read_csv(
-            path,
-            pa.csv.ReadOptions(column_names=names, skip_rows=lines, block_size=BLOCK_BYTES),
-            # an empty line of one column is a missing value
-            pa.csv.ParseOptions(
-                delimiter=delimiter, newlines_in_values=True, ignore_empty_lines=len(names) > 1
-            ),
-            pa.csv.ConvertOptions(
-                column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False
-            ),
-        )
-    except (pa.ArrowException, OSError) as error:
-        _refuse_bad_text(path)
-        _refuse_ragged(path, name, delimiter, len(names), lines)
-        raise UserError(f"{path}: cannot be read as CSV: {summarize_error(error)}") from None
-    refuse_swallowed(path, name, table, delimiter)
-    table, notes = _drop_empty(table, header.names)
-    return CsvFile(table, delimiter, lines, first - 1, header.units, notes)
+
+
+def _explain_failure(
+    path: Path, name: str, delimiter: str, shape: tuple[int, int], error: Exception
+) -> UserError:
+    """Say what is wrong with a file of so many columns, below so many lines."""
+    _refuse_bad_text(path)
+    _refuse_ragged(path, name, delimiter, *shape)
+    return UserError(f"{path}: cannot be read as CSV: {summarize_error(error)}")
 
 
 def _drop_empty(table: pa.Table, names: list[str]) -> tuple[pa.Table, tuple[str, ...]]:

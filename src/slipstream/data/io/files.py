@@ -105,12 +105,12 @@ def read_files(paths: Iterable[str], options: ReadOptions = PLAIN) -> Iterator[D
     """Read every file of the paths; a folder stands for the files below it, and a pattern for those
     that match, in order of name."""
     for path in map(Path, paths):
-        folder, files = _expand(path)
+        folder, files = expand_path(path)
         for file in files:
             yield from read_parts(file, name=file.relative_to(folder).as_posix(), options=options)
 
 
-def _expand(path: Path) -> tuple[Path, list[Path]]:
+def expand_path(path: Path) -> tuple[Path, list[Path]]:
     """Return the files that a path stands for, and the folder that their names are relative to."""
     if path.is_dir():
         return path, list_files(path)
@@ -165,7 +165,7 @@ def read_parts(
 
     `files` of a table says what was read: the format with its details, units, and notes.
     """
-    head = _read_head(path, setting) if path.suffix.lower() in ("", *ENDINGS) else b""
+    head = read_head(path, setting) if path.suffix.lower() in ("", *ENDINGS) else b""
     if path.suffix.lower() not in ENDINGS:
         known = ", ".join(ENDINGS)
         raise UserError(f'{path}: unsupported format "{path.suffix or path.name}"; use {known}')
@@ -174,7 +174,7 @@ def read_parts(
     unpacked = compression.unpack(path, READERS)
     inner = unpacked.label.removeprefix(str(path))
     try:
-        head = _read_head(unpacked.path, setting)
+        head = read_head(unpacked.path, setting)
         return _read_plain(unpacked.path, name + inner, head, options)
     except UserError as error:
         raise _rename(error, unpacked) from None
@@ -184,7 +184,7 @@ def _rename(error: UserError, unpacked: UnpackedFile) -> UserError:
     return UserError(str(error).replace(str(unpacked.path), unpacked.label))
 
 
-def _read_head(path: Path, setting: str) -> bytes:
+def read_head(path: Path, setting: str) -> bytes:
     """Return how a file begins; one that is absent or empty is refused."""
     try:
         with path.open("rb") as file:
@@ -229,7 +229,7 @@ def _read_text(path: Path, name: str, head: bytes, options: ReadOptions) -> Data
         return _read_csv(path, name, head, options)
     unpacked = compression.transcode(path, options.encoding)
     try:
-        return _read_csv(unpacked.path, name, _read_head(unpacked.path, ""), options)
+        return _read_csv(unpacked.path, name, read_head(unpacked.path, ""), options)
     except UserError as error:
         raise _rename(error, unpacked) from None
 
@@ -239,20 +239,25 @@ def _read_csv(path: Path, name: str, head: bytes, options: ReadOptions) -> DataT
     decimal = options.decimal
     if decimal is None and file.delimiter != ",":
         decimal = decimals.find_mark(file.table)
-    details = [DELIMITERS[file.delimiter]] if file.delimiter != "," else []
-    details += ["decimal comma"] if decimal == "," else []
-    details += [options.encoding] if options.encoding else []
     table = wrap_table(
         file.table,
         name,
         path=path,
-        format=", ".join(["CSV", *details]),
+        format=describe_csv(file.delimiter, decimal, options.encoding),
         delimiter=file.delimiter,
         header_lines=file.header_lines,
         units=file.units,
         notes=(*describe_layout(file.lines_above, file.units, options, "line"), *file.notes),
     )
     return replace(table, decimal=decimal)
+
+
+def describe_csv(delimiter: str, decimal: str | None, encoding: str | None) -> str:
+    """Describe the format of a text file."""
+    details = [DELIMITERS[delimiter]] if delimiter != "," else []
+    details += ["decimal comma"] if decimal == "," else []
+    details += [encoding] if encoding else []
+    return ", ".join(["CSV", *details])
 
 
 def describe_files(tables: Sequence[DataTable]) -> list[str]:
@@ -299,7 +304,7 @@ def find_duplicates(tables: Sequence[DataTable]) -> list[str]:
         if path in names:
             notes.append(f'"{file.name}" is read twice: data.path names it more than once')
         names.setdefault(path, file.name)
-    for alike in _group_by_content(names):
+    for alike in group_by_content(names):
         first, *others = (names[path] for path in alike)
         same = f'has the same content as "{first}", so its rows are used twice'
         notes += [f'"{name}" {same}' for name in others]
@@ -309,7 +314,7 @@ def find_duplicates(tables: Sequence[DataTable]) -> list[str]:
     return notes
 
 
-def _group_by_content(paths: Iterable[Path]) -> list[list[Path]]:
+def group_by_content(paths: Iterable[Path]) -> list[list[Path]]:
     """Group the files that hold the same bytes; cheap comparisons come first."""
     groups = [list(paths)]
     for compute in (lambda path: path.stat().st_size, _hash_ends, compute_sha256):

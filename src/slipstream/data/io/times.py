@@ -27,6 +27,9 @@ CLOCKS = (
 )
 
 
+ISO = r"^\d{4}-\d{2}-\d{2}([ T]\d{2}:\d{2}(:\d{2}(\.\d{1,6})?)?)?$"
+
+
 def parse_times(
     text: pa.ChunkedArray, time_format: str | None
 ) -> tuple[pa.ChunkedArray, None] | tuple[int, str]:
@@ -93,10 +96,36 @@ def _explain_iso(text: pa.ChunkedArray) -> tuple[int, str]:
     return bad, f"is not an ISO 8601 time; {_suggest_format(text)}"
 
 
-def _suggest_format(text: pa.ChunkedArray) -> str:
-    """Say which of the common formats every cell has; two where day and month may be swapped."""
+def find_formats(text: pa.ChunkedArray) -> list[str | None]:
+    """List the formats that every cell has: None for ISO 8601, else the common ones that fit; two
+    where day and month may be swapped."""
+    if _cast(text, NAIVE) is not None or _cast(text, ZONED) is not None:
+        return [None]
+    return [*_list_fitting(text)]
+
+
+def _list_fitting(text: pa.ChunkedArray) -> list[str]:
     formats = (f"{date}{clock}" for date in DATES for clock in CLOCKS)
-    fitting = [one for one in formats if _fits(text.slice(0, 1), one) and _fits(text, one)]
+    return [one for one in formats if _fits(text.slice(0, 1), one) and _fits(text, one)]
+
+
+def parse_known_times(text: pa.ChunkedArray, time_format: str | None) -> pa.ChunkedArray:
+    """Parse text as times, null where a cell is none."""
+    if time_format is None:
+        for kind in (NAIVE, ZONED):
+            if (times := _cast(text, kind)) is not None:
+                return times
+        looks = pc.match_substring_regex(text, ISO)
+        times = _cast(pc.if_else(looks, text, pa.scalar(None, pa.string())), NAIVE)
+        return pa.chunked_array([pa.nulls(len(text), NAIVE)]) if times is None else times
+    if "%f" in time_format:
+        return _parse_fractions(text, time_format)
+    return pc.strptime(text, format=time_format, unit="us", error_is_null=True)
+
+
+def _suggest_format(text: pa.ChunkedArray) -> str:
+    """Say which of the common formats every cell has."""
+    fitting = _list_fitting(text)
     if not fitting:
         return 'set data.time_format, as in "%d.%m.%Y %H:%M:%S.%f"'
     return "set data.time_format = " + " or ".join(f'"{one}"' for one in fitting)

@@ -1,0 +1,53 @@
+"""The command `inspect`. It does not load torch."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from slipstream.cli.options import Json, Quiet, parse_path
+from slipstream.cli.output import handle_errors, print_result
+from slipstream.errors import UserError
+
+
+def inspect(
+    path: Annotated[
+        str, typer.Argument(metavar="PATH", help="A file, a folder or a pattern: `cells/*.csv`.")
+    ],
+    write: Annotated[
+        Path | None,
+        typer.Option(parser=parse_path, metavar="FILE", help="Write a config to begin with."),
+    ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            parser=parse_path, metavar="FILE", help="Write a page with a plot per column."
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing config.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Show what files hold: columns, gaps, suspicious values, and a config to begin with."""
+    with handle_errors(as_json):
+        if write is not None and write.exists() and not force:
+            raise UserError(f"{write}: exists; pass --force to replace it, or name another file")
+        from slipstream import runs
+        from slipstream.cli.startup import avoid_pandas
+        from slipstream.inspection.api import inspect_path
+        from slipstream.reporting.inspection import write_inspection
+        from slipstream.terminal.inspection import print_inspection
+
+        avoid_pandas()
+        findings = inspect_path(path)
+        result: dict[str, Any] = findings.to_dict()
+        if write is not None:
+            try:
+                write.parent.mkdir(parents=True, exist_ok=True)
+                runs.write_text(write, findings.format_config(write))
+            except OSError as error:
+                raise UserError(f"{write}: cannot be written ({error.strerror})") from None
+            result |= {"written": str(write), "command": f"slipstream train {write}"}
+        if html is not None:
+            result["page"] = str(write_inspection(html, result, findings.list_courses()))
+        print_result(result, as_json, quiet, print_inspection)

@@ -1,0 +1,113 @@
+"""What is suspicious about files and columns, in words, each with the setting that helps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from slipstream.data.io import files
+from slipstream.inspection.profiles import EMPTY, NUMBER, TEXT, TIME, ColumnProfile
+from slipstream.inspection.proposal import Proposal
+from slipstream.text import format_count, format_number
+
+MOST_NAMED = 3
+
+
+class Remark(NamedTuple):
+    """Something that the user should know."""
+
+    column: str | None
+    """None where it is about files, or about several columns"""
+    message: str
+
+
+def list_problems(proposal: Proposal, path: str) -> list[Remark]:
+    """List what is suspicious, files first."""
+    return [
+        *_check_files(proposal, path),
+        *_check_time(proposal),
+        *(one for column in proposal.survey.columns.values() for one in _check(column, proposal)),
+    ]
+
+
+def _check_files(proposal: Proposal, path: str) -> Iterator[Remark]:
+    survey = proposal.survey
+    for file in survey.files:
+        yield from (Remark(None, f"{file.name}: {note}") for note in file.notes)
+        missing = [name for name in survey.columns if name not in file.columns]
+        if missing:
+            more = f" and {len(missing) - MOST_NAMED} more" * (len(missing) > MOST_NAMED)
+            listed = ", ".join(missing[:MOST_NAMED])
+            yield Remark(
+                None,
+                f"{file.name}: lacks {listed}{more}, which other files have; files of one job have "
+                "the same columns",
+            )
+    if len(survey.files) > 1:
+        paths = {file: file.name for file in files.expand_path(Path(path))[1]}
+        for alike in files.group_by_content(paths):
+            first, *others = (paths[file] for file in alike)
+            names = ", ".join(others)
+            yield Remark(None, f"{names}: the same content as {first}; remove the copies")
+
+
+def _check_time(proposal: Proposal) -> Iterator[Remark]:
+    survey, series = proposal.survey, proposal.series
+    order, source = survey.order, survey.time
+    if source is None:
+        yield Remark(None, "no column of times was found; rows are taken in the order of the file")
+        return
+    name = " and ".join(source.columns)
+    if order.unreadable:
+        count = format_count(order.unreadable, "cell")
+        yield Remark(name, f"{count} that is no time; correct them to use it as data.time")
+    disorder = len(order.disorder) if series is None else series.disorder
+    if disorder:
+        where = "" if series is None else " within a series"
+        rows = format_count(disorder, "row")
+        yield Remark(
+            name,
+            f"{rows}{where} not later than the row above; sort the rows (data.unsorted = "
+            '"sort"), remove duplicates, or name the column that tells series apart (data.id)',
+        )
+    if order.gaps:
+        step = f"the usual step of {order.step:.6g}" + (" s" if source.is_date else "")
+        yield Remark(name, f"{format_count(order.gaps, 'gap')}: more than 1.5 times {step}")
+
+
+def _check(column: ColumnProfile, proposal: Proposal) -> Iterator[Remark]:
+    for message in _describe(column, proposal):
+        yield Remark(column.name, message)
+
+
+def _describe(column: ColumnProfile, proposal: Proposal) -> Iterator[str]:
+    if column.kind == EMPTY:
+        yield "holds no value"
+        return
+    role = proposal.roles.get(column.name, "")
+    if column.num_missing:
+        share = format_number(100 * column.num_missing / column.num_rows, figures=2)
+        yield f"{share} % of the values are missing (data.missing)"
+    if column.kind == TEXT and not role:
+        count = "many" if column.num_distinct is None else f"{column.num_distinct:,}"
+        yield f"text, {count} different values: not an input"
+    if column.is_constant:
+        yield "the same value in every row: not an input"
+    elif column.is_constant_in_training and column.kind != TIME:
+        yield "the same value in the first 70 % of the rows, which train: not an input"
+    if column.is_counter and role != "time":
+        yield "counts the rows: not an input"
+    copied = proposal.find_copied(column)
+    if copied is not None and not column.is_constant:
+        yield f'the same values as "{copied}": not an input'
+    for code in column.find_codes():
+        share = format_number(100 * code.share, figures=2)
+        yield (
+            f"{share} % of the values are {code.value:.6g}, all others {code.low:.6g} to "
+            f"{code.high:.6g}; it seems to mean missing (data.na)"
+        )
+    if column.kind == NUMBER and column.num_texts and role != "time":
+        texts = ", ".join(f'"{text}"' for text, _ in column.texts.most_common(MOST_NAMED))
+        means = "; if they mean missing, set data.na" if column.find_marks() else ""
+        yield f"{column.num_texts:,} cells are no numbers ({texts}){means}"

@@ -1,0 +1,220 @@
+"""Files without a config: what they hold, what is suspicious, and a config that trains."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+
+import slipstream
+from slipstream import UserError
+from slipstream import config as configs
+from slipstream.data.dataset import load_dataset
+from slipstream.inspection import reading
+from slipstream.inspection.api import inspect_path
+from tests.conftest import waves
+
+ROWS = 400
+
+
+def write_csv(path, columns, *, delimiter=","):
+    lines = [delimiter.join(columns)]
+    lines += [delimiter.join(map(str, row)) for row in zip(*columns.values(), strict=True)]
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+def make_columns(rows=ROWS, **more):
+    draw = np.random.default_rng(0)
+    start = np.datetime64("2024-01-01T00:00")
+    columns = {
+        "date": [str(start + np.timedelta64(15 * i, "m")).replace("T", " ") for i in range(rows)],
+        "voltage_V": draw.normal(size=rows).round(4).tolist(),
+        "load": draw.normal(size=rows).round(4).tolist(),
+    }
+    return columns | more
+
+
+def inspected(path):
+    found = inspect_path(path)
+    config = configs.load(found.proposal.config)
+    return found, {one["name"]: one for one in found.to_dict()["columns"]}, config
+
+
+def messages(found, column):
+    return " | ".join(one.message for one in found.problems if one.column == column)
+
+
+def test_a_table_of_loads_becomes_a_config_that_loads(tmp_path):
+    path = write_csv(tmp_path / "load.csv", make_columns(site=["a"] * ROWS))
+    found, columns, config = inspected(path)
+    assert (columns["voltage_V"]["type"], columns["voltage_V"]["unit"]) == ("number", "V")
+    assert columns["date"]["role"] == "time"
+    assert (columns["date"]["first"], columns["date"]["step"]) == ("2024-01-01 00:00:00", 900.0)
+    assert columns["site"]["constant"]
+    assert len(columns["load"]["course"]) == 32
+    assert (config.data.time, config.data.targets) == ("date", ("load",))
+    assert load_dataset(config).num_windows["test"] > 0
+    assert found.to_dict()["files"][0]["rows"] == ROWS
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_what_is_suspicious_is_named_with_the_setting(tmp_path, monkeypatch, large):
+    if large:  # read block by block
+        monkeypatch.setattr(reading, "LARGE_BYTES", 0)
+    columns = make_columns()
+    load = columns["load"]
+    coded = [-200 if i % 40 == 3 else one for i, one in enumerate(load)]
+    marked = ["bad" if i % 50 == 7 else one for i, one in enumerate(load)]
+    columns |= {
+        "row": range(ROWS),
+        "coded": coded,
+        "marked": marked,
+        "gappy": ["" if i % 10 == 0 else one for i, one in enumerate(load)],
+        "fixed": [3] * ROWS,
+        "late": [0] * 350 + [1] * 50,
+        "copy": load,
+        "empty": [""] * ROWS,
+        "place": ["north" if i % 3 else "south" for i in range(ROWS)],
+    }
+    found, facts, config = inspected(write_csv(tmp_path / "t.csv", columns))
+    assert "counts the rows" in messages(found, "row")
+    assert "2.5 % of the values are -200" in messages(found, "coded")
+    assert '"bad"' in messages(found, "marked")
+    assert "10 % of the values are missing" in messages(found, "gappy")
+    assert "the same value in every row" in messages(found, "fixed")
+    assert "the first 70 % of the rows" in messages(found, "late")
+    assert 'the same values as "load"' in messages(found, "copy")
+    assert messages(found, "empty") == "holds no value"
+    assert "text, 2 different values" in messages(found, "place")
+    assert config.data.na == (-200, "bad")
+    assert config.data.inputs == ("voltage_V", "load", "coded", "marked", "gappy")
+    assert config.data.missing == "forward"
+    assert facts["gappy"]["missing"] == pytest.approx(0.1)
+    assert load_dataset(config).num_windows["train"] > 0
+
+
+def test_dates_and_times_of_day_in_two_columns(tmp_path):
+    columns = make_columns()
+    days, hours = zip(*(one.split() for one in columns.pop("date")), strict=True)
+    german = [".".join(day.split("-")[::-1]) for day in days]
+    columns = {"Date": german, "Time": [f"{hour}:00" for hour in hours]} | columns
+    found, _, config = inspected(write_csv(tmp_path / "t.csv", columns, delimiter=";"))
+    assert config.data.time == ("Date", "Time")
+    assert config.data.time_format == "%d.%m.%Y %H:%M:%S"
+    assert found.survey.order.step == 900
+    assert load_dataset(config).signature.step == 900
+
+
+def test_headers_units_and_decimal_commas_of_a_logger(tmp_path):
+    rows = "".join(f"{i},0;{i % 7},5;{i % 11},25\n" for i in range(ROWS))
+    path = tmp_path / "cell.csv"
+    path.write_text(f"Logger 7\nSerial;42\n\nTime;Voltage;Current\ns;V;mA\n{rows}")
+    found, columns, config = inspected(str(path))
+    assert [columns[name]["unit"] for name in ("Voltage", "Current")] == ["V", "mA"]
+    assert columns["Current"]["high"] == 10.25
+    assert "above the names" in messages(found, None)
+    assert config.data.time == "Time"
+    assert load_dataset(config).num_windows["train"] > 0
+
+
+def make_series(rows=120):
+    """Series that two columns tell apart together, each with a clock of its own."""
+    tables = []
+    for cell in ("A", "B"):
+        for test in ("drive", "rest"):
+            table = waves(rows, seed=len(tables))
+            table = table.append_column("cell", pa.array([cell] * rows))
+            tables.append(table.append_column("test", pa.array([test] * rows)))
+    return pa.concat_tables(tables)
+
+
+def test_the_columns_that_tell_series_apart(tmp_path):
+    pa.parquet.write_table(make_series(), tmp_path / "t.parquet")
+    found, columns, config = inspected(str(tmp_path / "t.parquet"))
+    assert config.data.ids == ("cell", "test")
+    assert config.data.time == "time"
+    assert columns["cell"]["role"] == "id"
+    assert found.to_dict()["series"] == "4 series, by cell, test"
+    assert len(load_dataset(config).index.series_names) == 4
+
+
+def test_series_whose_rows_take_turns(tmp_path):
+    table = make_series().sort_by([("time", "ascending")]).drop_columns(["test"])
+    names = pa.array(["ABCD"[i % 4] for i in range(table.num_rows)])
+    table = table.set_column(table.column_names.index("cell"), "cell", names)
+    pa.parquet.write_table(table, tmp_path / "t.parquet")
+    _, _, config = inspected(str(tmp_path / "t.parquet"))
+    assert config.data.id == "cell"
+    assert len(load_dataset(config).index.series_names) == 4
+
+
+def test_disorder_and_gaps_of_the_time(tmp_path):
+    columns = make_columns()
+    dates = columns["date"]
+    columns["date"] = [*dates[:200], dates[50], *dates[201:]]
+    found, _, config = inspected(write_csv(tmp_path / "t.csv", columns))
+    assert "1 row not later than the row above" in messages(found, "date")
+    assert config.data.time is None
+    assert load_dataset(config).num_windows["train"] > 0
+    columns["date"] = [*dates[:200], *(one.replace("2024", "2025") for one in dates[200:])]
+    found, _, config = inspected(write_csv(tmp_path / "u.csv", columns))
+    assert messages(found, "date") == "1 gap: more than 1.5 times the usual step of 900 s"
+    assert (config.data.time, config.data.gap_tolerance) == ("date", 0.5)
+
+
+def test_a_folder_of_files_and_a_copy_among_them(tmp_path):
+    for name in ("a.csv", "b.csv"):
+        write_csv(tmp_path / name, make_columns())
+    found, _, config = inspected(str(tmp_path))
+    assert "b.csv: the same content as a.csv" in messages(found, None)
+    assert found.to_dict()["series"] == "2 series, one per file"
+    assert len(load_dataset(config).index.series_names) == 2
+
+
+def test_a_workbook_of_several_sheets(tmp_path):
+    openpyxl = pytest.importorskip("openpyxl", reason="writes the workbook")
+    book = openpyxl.Workbook()
+    for sheet in (book.active, book.create_sheet("more")):
+        sheet.append(["time", "current_A", "soc"])
+        for row in range(200):
+            sheet.append([row, row % 13, row % 7])
+    book.save(tmp_path / "cells.xlsx")
+    _, columns, config = inspected(str(tmp_path / "cells.xlsx"))
+    assert (config.data.sheet, config.data.targets) == ("*", ("soc",))
+    assert columns["current_A"]["unit"] == "A"
+    assert len(load_dataset(config).index.series_names) == 2
+
+
+def test_memory_stays_small_while_a_large_file_is_read(tmp_path, monkeypatch):
+    """Every batch is let go before the next one comes."""
+    monkeypatch.setattr(reading, "LARGE_BYTES", 0)
+    monkeypatch.setattr(slipstream.data.io.csv, "STREAM_BYTES", 1 << 16)
+    buffer = io.BytesIO()
+    pa.csv.write_csv(waves(150_000), buffer)
+    (tmp_path / "t.csv").write_bytes(buffer.getvalue())
+    before, most = pa.total_allocated_bytes(), 0
+    (table,) = reading.open_tables(str(tmp_path / "t.csv"))
+    count = 0
+    for batch in table.batches:
+        most, count = max(most, pa.total_allocated_bytes() - before), count + len(batch["a"])
+    assert count == 150_000
+    assert most < len(buffer.getvalue()) / 2
+
+
+def test_what_cannot_be_read_is_an_error_that_names_the_file(tmp_path):
+    with pytest.raises(UserError, match=r"nowhere.csv: there is no such file"):
+        inspect_path(str(tmp_path / "nowhere.csv"))
+    (tmp_path / "t.csv").write_text("a,b\n1,2\n1,2,3\n")
+    with pytest.raises(UserError, match=r"t.csv, line 3: has 3 cells"):
+        inspect_path(str(tmp_path / "t.csv"))
+
+
+def test_simulated_data_can_be_inspected():
+    _, columns, config = inspected("simulated:cell")
+    assert config.data.targets is not None
+    assert all(columns[name]["role"] == "target" for name in config.data.targets)
