@@ -328,7 +328,7 @@ def _sort_by_series(
     codes = series if isinstance(selected, range) else series[selected]
     if (np.diff(codes) < 0).any():
         by_code = np.argsort(codes, kind="stable")
-        selected, codes = np.asarray(selected)[by_code], codes[by_code]
+        selected, codes = list_rows(selected)[by_code], codes[by_code]
     return selected, np.searchsorted(codes, np.arange(len(names) + 1)).tolist()
 
 
@@ -338,7 +338,7 @@ def _read_static(
     """Return the series' static values, which must not change within it."""
     if not static:
         return np.empty(0)
-    rows = np.asarray(rows)
+    rows = list_rows(rows)
     for name, values in static.items():
         wrong = np.flatnonzero(~(values[rows] == values[rows[0]]))
         if len(wrong):
@@ -358,7 +358,7 @@ def _order(series: _TableSeries, data: Data) -> tuple[_TableSeries, float | None
         return series, None
     if data.unsorted == "sort" and (np.diff(time) < 0).any():
         order = np.argsort(time, kind="stable")
-        rows = np.asarray(series.rows)[order]
+        rows = list_rows(series.rows)[order]
         series, time = replace(series.take(order), rows=rows, breaks=series.breaks), time[order]
     steps = np.diff(time)
     if not len(steps):
@@ -380,6 +380,11 @@ def find_gaps(steps: Times, usual: float, data: Data) -> Flags:
     """Mark the steps that differ from the usual one by more than `data.gap_tolerance`."""
     reach = data.gap_tolerance * usual
     return np.asarray((steps < usual - reach) | (steps > usual + reach))
+
+
+def list_rows(rows: Ints | range) -> Ints:
+    """Return rows as an array; numpy would walk through a range number by number."""
+    return np.arange(rows.start, rows.stop) if isinstance(rows, range) else rows
 
 
 def is_date(time: Times) -> bool:

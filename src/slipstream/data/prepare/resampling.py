@@ -36,6 +36,8 @@ ROUNDING = 1e-6
 """Of a step: how late a row may come where times are plain numbers, 0.1 + 0.2 for 0.3"""
 DEFAULT_STEPS = 3
 """The limit, as a multiple of `every`, where none is set"""
+CONSTANT = 1e-14
+"""How far the mean of equal values may be from them, relative to their size"""
 MOST_ROWS = 200_000_000
 
 
@@ -61,26 +63,29 @@ class _Grid:
 
 
 @dataclass(frozen=True)
+class _Bins:
+    """The new times that two or more rows belong to."""
+
+    at: Ints
+    bounds: Ints
+    """The first row of each, and the one after its last, in turn"""
+    counts: Ints
+
+
+@dataclass(frozen=True)
 class _Neighbors:
     """The rows before and after each new time."""
 
     before: Ints
-    """The last row at or before it; 0 where there is none"""
-    after: Ints
-    """The row after that; the last one where there is none"""
+    """The last row at or before it, -1 where there is none"""
     age: Times
     """Time since the row before; longer than any limit where there is none"""
-    wait: Times
-    """Time to the row after; 0 where the row before is at this time"""
-
-    def find_usable(self, grid: _Grid, method: str) -> Flags:
-        """Return where the rows give a value."""
-        longest = grid.limit + grid.rounding
-        if method == "linear":
-            return np.asarray((self.age == 0) | (self.age + self.wait <= longest))
-        if method == "nearest":
-            return np.asarray(2 * np.minimum(self.age, self.wait) <= longest)
-        return np.asarray(self.age < grid.limit - grid.rounding)
+    usable: Flags
+    """Where the rows give a value"""
+    wait: Times | None = None
+    """Time to the row after, for methods that look ahead; 0 where the row before is at this time"""
+    bins: _Bins | None = None
+    """For means"""
 
 
 def resample(
@@ -110,11 +115,10 @@ def resample(
         )
     del steps
     grid = _make_grid(times, step, longest, method)
-    neighbors = _find_neighbors(times, grid)
-    usable = neighbors.find_usable(grid, method)
-    if not usable.all():
-        grid = replace(grid, times=grid.times[usable])
-        neighbors = _find_neighbors(times, grid)
+    neighbors = _find_neighbors(times, grid, method)
+    if not neighbors.usable.all():
+        grid = replace(grid, times=grid.times[neighbors.usable])
+        neighbors = _find_neighbors(times, grid, method)
     result = {
         name: _sample_column(times, values, grid, neighbors, method)
         for name, values in columns.items()
@@ -172,19 +176,22 @@ def _divide_up(times: Times, every: int | float) -> Ints:
     return np.ceil(times / every).astype(np.int64)
 
 
-def _find_neighbors(times: Times, grid: _Grid) -> _Neighbors:
+def _find_neighbors(times: Times, grid: _Grid, method: str) -> _Neighbors:
     far = 4 * grid.limit
-    last = len(times) - 1
+    longest = grid.limit + grid.rounding
     before = np.searchsorted(times, grid.times + grid.rounding, side="right") - 1
-    first = before < 0
     age = grid.times - times[np.maximum(before, 0)]
-    age[first] = far
+    age[before < 0] = far
     age[np.abs(age) <= grid.rounding] = 0
-    after = np.minimum(before + 1, last)
-    wait = times[after] - grid.times
-    wait[before == last] = far
+    if method in ("mean", "last"):
+        bins = _find_bins(before) if method == "mean" else None
+        return _Neighbors(before, age, np.asarray(age < grid.limit - grid.rounding), bins=bins)
+    wait = times[np.minimum(before + 1, len(times) - 1)] - grid.times
+    wait[before == len(times) - 1] = far
     wait[age == 0] = 0
-    return _Neighbors(np.maximum(before, 0), after, age, wait)
+    if method == "linear":
+        return _Neighbors(before, age, np.asarray((age == 0) | (age + wait <= longest)), wait)
+    return _Neighbors(before, age, np.asarray(2 * np.minimum(age, wait) <= longest), wait)
 
 
 def _sample_column(
@@ -196,31 +203,39 @@ def _sample_column(
         return np.full(len(grid.times), np.nan)
     if missing.any():
         times, values = times[~missing], values[~missing]
-        neighbors = _find_neighbors(times, grid)
-    result = values[neighbors.before]
-    if method == "linear":
-        between = neighbors.age > 0
-        span = np.where(between, neighbors.age + neighbors.wait, 1)
-        rise = values[neighbors.after] - result
-        result = np.where(between, result + rise * (neighbors.age / span), result)
-    elif method == "nearest":
-        result = np.where(neighbors.wait < neighbors.age, values[neighbors.after], result)
-    result[~neighbors.find_usable(grid, method)] = np.nan
-    if method == "mean":
-        _put_means(result, times, values, grid)
+        neighbors = _find_neighbors(times, grid, method)
+    before = neighbors.before
+    result = values[np.maximum(before, 0)]
+    if neighbors.bins is not None:
+        _put_means(result, values, neighbors.bins)
+    if neighbors.wait is not None:
+        after = values[np.minimum(before + 1, len(values) - 1)]
+        age, wait = neighbors.age, neighbors.wait
+        if method == "linear":
+            share = age / np.where(age > 0, age + wait, 1)
+            result += np.where(age > 0, (after - result) * share, 0.0)
+        else:
+            result = np.where(wait < age, after, result)
+    if not neighbors.usable.all():
+        result[~neighbors.usable] = np.nan
     return result
 
 
-def _put_means(result: Floats, times: Times, values: Floats, grid: _Grid) -> None:
-    """Put the mean of the rows since the time before, where there are any."""
-    ends = grid.times + grid.rounding
-    begin = np.searchsorted(times, ends - grid.every, side="right")
-    end = np.searchsorted(times, ends, side="right")
-    filled = begin < end
-    if not filled.any():
+def _find_bins(last: Ints) -> _Bins:
+    """Return the new times that two or more rows belong to, `last` being the last rows of all."""
+    counts = np.diff(last, prepend=-1)
+    at = np.flatnonzero(counts > 1)
+    ends, counts = last[at] + 1, counts[at]
+    return _Bins(at, np.stack([ends - counts, ends], axis=1).ravel(), counts)
+
+
+def _put_means(result: Floats, values: Floats, bins: _Bins) -> None:
+    """Put the mean of the rows of each bin."""
+    if not len(bins.at):
         return
-    starts, values = begin[filled], values[: end[filled][-1]]
-    mean = np.add.reduceat(values, starts) / (end - begin)[filled]
-    # rounding must not take it out of the range of its rows: a constant stays constant
-    mean = np.maximum(mean, np.minimum.reduceat(values, starts))
-    result[filled] = np.minimum(mean, np.maximum.reduceat(values, starts))
+    # every second segment lies between two bins; the last one may end with the column
+    bounds = bins.bounds[:-1] if bins.bounds[-1] == len(values) else bins.bounds
+    mean = np.add.reduceat(values, bounds)[::2] / bins.counts
+    first = values[bins.bounds[::2]]
+    # a constant stays constant, though its sum was rounded
+    result[bins.at] = np.where(np.abs(mean - first) <= CONSTANT * np.abs(first), first, mean)

@@ -13,7 +13,16 @@ import pyarrow as pa
 from slipstream.config import Data
 from slipstream.data.io.columns import read_numbers
 from slipstream.data.io.table import DataTable
-from slipstream.data.series import MICROSECONDS, Flags, Floats, Ints, Times, is_date, iter_ordered
+from slipstream.data.series import (
+    MICROSECONDS,
+    Flags,
+    Floats,
+    Ints,
+    Times,
+    is_date,
+    iter_ordered,
+    list_rows,
+)
 
 POSITION = "\0position"
 """A column that counts the rows of all series as they were before the first step"""
@@ -67,14 +76,14 @@ class SeriesFrame:
                 name: np.concatenate([values, np.full(rows, np.nan)])
                 for name, values in self.columns.items()
             },
-            origin=np.concatenate([np.asarray(self.origin), np.full(rows, self.origin[-1])]),
+            origin=np.concatenate([list_rows(self.origin), np.full(rows, self.origin[-1])]),
         )
 
     def list_source_rows(self) -> Ints | range:
         """Return the row of the file that each row was made from."""
         if isinstance(self.rows, range) and isinstance(self.origin, range):
             return self.rows[self.origin.start : self.origin.stop]
-        origin = np.asarray(self.origin)
+        origin = list_rows(self.origin)
         rows: Ints = self.rows.start + origin if isinstance(self.rows, range) else self.rows[origin]
         return rows
 
@@ -142,7 +151,7 @@ def add_positions(table: DataTable, frames: Sequence[SeriesFrame]) -> DataTable:
     """Return a table with one more column, which no list of columns names: where each row was
     before the first step."""
     assert isinstance(table.reader, PreparedReader)
-    positions = [frame.first_position + np.asarray(frame.origin) for frame in frames]
+    positions = [frame.first_position + list_rows(frame.origin) for frame in frames]
     column = pa.chunked_array([_concatenate(positions).astype(np.float64)])
     reader = replace(table.reader, columns=table.reader.columns | {POSITION: column})
     return replace(table, reader=reader)
@@ -192,7 +201,7 @@ def _join_rows(every: Sequence[Ints | range]) -> Ints | None:
     expected = 0
     for rows in every:
         if not isinstance(rows, range) or rows.start != expected:
-            return np.concatenate([np.asarray(one) for one in every])
+            return np.concatenate([list_rows(one) for one in every])
         expected = rows.stop
     return None
 

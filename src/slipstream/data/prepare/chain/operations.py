@@ -24,7 +24,7 @@ from slipstream.data.prepare import calendars, filters, joins, labelling, resamp
 from slipstream.data.prepare.chain.frames import SeriesFrame
 from slipstream.data.prepare.chain.plan import PlannedStep, list_features
 from slipstream.data.prepare.chain.replay import Limits
-from slipstream.data.series import MICROSECONDS, Flags, Floats, Times, is_date
+from slipstream.data.series import MICROSECONDS, Flags, Floats, Times, is_date, list_rows
 from slipstream.errors import UserError
 
 TO_DEVIATION = 1.4826
@@ -90,7 +90,7 @@ def _resample(frame: SeriesFrame, config: ResampleStep) -> SeriesFrame:
         frame,
         times=result.times,
         columns=result.columns,
-        origin=np.asarray(frame.origin)[result.rows],
+        origin=list_rows(frame.origin)[result.rows],
         step=step / MICROSECONDS if is_date(frame.times) else step,
     )
 
@@ -149,7 +149,7 @@ def fit_limits(step: PlannedStep, frames: Sequence[SeriesFrame], training: Flags
     for name in config.columns:
         parts = []
         for frame in frames:
-            positions = frame.first_position + np.asarray(frame.origin)
+            positions = frame.first_position + list_rows(frame.origin)
             own = positions < len(training)
             own[own] = training[positions[own]]
             own[: frame.padding] = False
@@ -193,6 +193,6 @@ def _pad(frame: SeriesFrame, rows: int, *, zero: bool) -> SeriesFrame:
             name: np.concatenate([np.full(rows, 0.0 if zero else values[0]), values])
             for name, values in frame.columns.items()
         },
-        origin=np.concatenate([np.full(rows, frame.origin[0]), np.asarray(frame.origin)]),
+        origin=np.concatenate([np.full(rows, frame.origin[0]), list_rows(frame.origin)]),
         padding=rows,
     )

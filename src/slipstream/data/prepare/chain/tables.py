@@ -24,7 +24,7 @@ from slipstream.data.prepare.chain.lazy import LazyReader, refuse_unstreamable_s
 from slipstream.data.prepare.chain.operations import JoinedRows, apply_step, fit_limits
 from slipstream.data.prepare.chain.plan import PlannedStep, StepPlan, plan_steps, select_steps
 from slipstream.data.prepare.chain.replay import Limits, Replay
-from slipstream.data.series import Flags
+from slipstream.data.series import Flags, list_rows
 from slipstream.errors import UserError
 from slipstream.text import format_count
 
@@ -324,7 +324,9 @@ def _select_rows(
     join: JoinedTable, keys: RowKeys, frame: SeriesFrame, table: DataTable
 ) -> JoinedRows | None:
     """Return the joined rows of a series; its rows must agree in their id."""
-    own = np.unique(keys.codes[np.asarray(frame.rows)])
+    if len(keys.keys) == 1:
+        return join.by_id.get(keys.keys[0])
+    own = np.unique(keys.codes[list_rows(frame.rows)])
     if len(own) > 1:
         raise UserError(
             f'{table.name}: {join.where}: the rows of series "{frame.name}" differ in '
