@@ -278,6 +278,16 @@ def test_a_busy_machine_is_named_and_has_to_be_clearly_faster_with_more_threads(
     assert decide(idle, "threads", 8, 10.0, 9.0).ms == 9.0
 
 
+def test_a_busy_machine_keeps_our_kernels_unless_others_are_clearly_faster():
+    for load, stays in ((BUSY, True), (IDLE, False)):
+        search = search_with(load, threads=8)
+        search.plan = replace(search.plan, cudnn=("off",))
+        decide(search, "cudnn", ("persistent",), 10.0, 9.0)
+        assert bool(search.plan.native_kernels) is stays
+        decide(search, "cudnn", ("persistent",), 10.0, 7.0)
+        assert not search.plan.native_kernels
+
+
 def test_what_a_trial_may_take_is_bounded_by_what_it_can_save():
     search = search_with(IDLE, threads=1)
     search.run_s = 20.0

@@ -52,7 +52,8 @@ CHOICES = (
 )
 """The fields of a plan that measuring decides"""
 BUSY_RATIO = 0.8
-"""On a busy machine, times vary: more threads must take less than this share of the best time"""
+"""On a busy machine, times vary: more threads, or PyTorch's layers instead of our kernels, must
+take less than this share of the best time"""
 MIN_BATCH, MAX_BATCH = 32, 16384
 WORTHWHILE_SPEEDUP = 1.1
 """How much faster a larger batch must be, since it takes fewer steps to learn in"""
@@ -236,7 +237,9 @@ class PlanSearch:
     def _get_worthwhile_ratio(self, other: Plan) -> float:
         """Return the share of the best time that a plan must stay below."""
         is_busy = self.load is not None and self.load.is_busy_for(other.threads)
-        return BUSY_RATIO if is_busy and other.threads > self.plan.threads else WORTHWHILE_RATIO
+        leaves_kernels = bool(self.plan.native_kernels) and not other.native_kernels
+        is_unlikely = other.threads > self.plan.threads or leaves_kernels
+        return BUSY_RATIO if is_busy and is_unlikely else WORTHWHILE_RATIO
 
     def _refuse_loss(self, loss: float) -> str | None:
         """Say how a loss differs from the reference; None if it does not."""

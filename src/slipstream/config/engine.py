@@ -6,7 +6,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from slipstream.config.base import PositiveFloat, Section, match_pattern
 
-CLASSIC: dict[str, Any] = {"plan": "off", "home": "loader", "sync": True}
+CLASSIC: dict[str, Any] = {"plan": "off", "home": "loader", "sync": True, "cudnn": "persistent"}
 CLASSIC |= dict.fromkeys(("capture", "compile", "fused"), False)
 PRESETS: dict[str, dict[str, Any]] = {
     "auto": {},

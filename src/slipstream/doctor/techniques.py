@@ -19,6 +19,7 @@ from slipstream.doctor import trials
 from slipstream.engine import recovery
 from slipstream.engine.single import SingleStep
 from slipstream.errors import Interrupted
+from slipstream.kernels import find_compiler
 from slipstream.machine import nvml
 from slipstream.text import format_ms
 
@@ -187,6 +188,19 @@ def _try_onednn(device: torch.device) -> tuple[float, str]:
     return ms, f"torch's own layers {format_ms(other)}"
 
 
+def _try_native_kernels(device: torch.device) -> tuple[float, str]:
+    if find_compiler() is None:
+        raise NotApplicable("needs a C compiler (gcc or clang)")
+    other = trials.time_plain_step(device).ms
+
+    def check(job: SingleStep) -> None:
+        if not job.kernels():
+            raise RuntimeError("the C compiler failed")
+
+    ms = trials.time_changed_step(device, cudnn="off", check=check).ms
+    return ms, f"PyTorch's layers {format_ms(other)}"
+
+
 def _uses_onednn() -> bool:
     """Return whether an LSTM runs through oneDNN, by the nodes of its backward graph."""
     with machine.set_flags(threads=1, tf32=False, onednn=True), torch.random.fork_rng([]):
@@ -267,6 +281,13 @@ TECHNIQUES = (
         "the plan's to choose",
         "nothing to do: the plan takes torch's own layers",
         _try_onednn,
+        device="cpu",
+    ),
+    Technique(
+        "recurrent kernels in C",
+        'engine.cudnn = "off"',
+        "--set engine.cudnn=persistent, or install gcc or clang",
+        _try_native_kernels,
         device="cpu",
     ),
     Technique("threads", "engine.threads", "--set engine.threads=1", _try_threads, device="cpu"),

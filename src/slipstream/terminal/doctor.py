@@ -120,7 +120,10 @@ def _plan_rows(plan: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     yield "precision", f"{plan['precision']} ({reasons['precision']})"
     if plan["device"] == "cpu":
         yield "threads", f"{plan['threads']} ({reasons['threads']})"
-        yield "oneDNN", f"{'yes' if plan['onednn'] else 'no'} ({reasons['onednn']})"
+        if "off" in plan["cudnn"]:
+            yield "layers", describe_kernels(plan)
+        else:
+            yield "oneDNN", f"{'yes' if plan['onednn'] else 'no'} ({reasons['onednn']})"
     else:
         yield "capture", f"{'yes' if plan['capture'] else 'no'} ({reasons['capture']})"
         yield "cuDNN", describe_kernels(plan).removeprefix("cuDNN ")

@@ -33,7 +33,8 @@ def run_job(config: Config, peer: PeerSettings) -> None:
 
 
 if __name__ == "__main__":
-    path, framework, precision, workers, habits = sys.argv[1:6]
+    path, framework, precision, workers, habits, *threads = sys.argv[1:7]
     config = configs.load(path)
     permission.allow_classes(config)
-    run_job(config, PeerSettings("", framework, precision, int(workers), habits == "habits"))
+    peer = PeerSettings("", framework, precision, int(workers), habits == "habits")
+    run_job(config, peer._replace(threads=int(threads[0]) if any(threads) else None))

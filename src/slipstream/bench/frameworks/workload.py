@@ -46,6 +46,8 @@ class PeerSettings(NamedTuple):
     pinned: bool = True
     waits: bool = False
     """Whether it reads every loss, and so waits for the device"""
+    threads: int | None = None
+    """Of torch on a CPU; None: every core"""
 
 
 class StepTimings(NamedTuple):
@@ -63,9 +65,8 @@ def apply_flags(peer: PeerSettings) -> Iterator[None]:
     matmul: Any = torch.backends.cuda.matmul
     rnn: Any = torch.backends.cudnn.rnn
     before = matmul.fp32_precision, rnn.fp32_precision
-    with machine.set_flags(
-        threads=machine.count_available_cores(), tf32=peer.precision == "tf32", cudnn_benchmark=True
-    ):
+    threads = peer.threads or machine.count_available_cores()
+    with machine.set_flags(threads=threads, tf32=peer.precision == "tf32", cudnn_benchmark=True):
         torch.set_float32_matmul_precision("high" if peer.precision == "tf32" else "highest")
         try:
             with warnings.catch_warnings():

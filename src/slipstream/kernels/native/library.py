@@ -19,7 +19,7 @@ from slipstream.machine.limits import read_cpu_info
 SOURCE = Path(__file__).with_name("rnn.c")
 HEADER = Path(__file__).with_name("vectors.h")
 COMPILERS = ("cc", "gcc", "clang")
-FLAGS = ("-std=gnu11", "-O3", "-shared", "-fPIC")
+FLAGS = ("-std=gnu11", "-O2", "-shared", "-fPIC")
 NATIVE = ("-march=native",)
 COMPILE_LIMIT_S = 120.0
 """A compiler that takes longer is stopped"""

@@ -13,9 +13,12 @@ GCC and Clang turn the vector types into the instructions that the processor has
 #elif defined(__AVX__)
 #define V 8
 #define R 3
-#else
+#elif defined(__aarch64__)
 #define V 4
 #define R 6
+#else
+#define V 4
+#define R 3
 #endif
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 8")
