@@ -4,6 +4,7 @@ written."""
 from __future__ import annotations
 
 import gzip
+import sys
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -11,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from slipstream.cli.commands import app
+from tests.workbooks import write_workbook
 
 ROWS = [[i, (i * 7) % 11, (i * 5) % 13] for i in range(60)]
 SETTINGS = {
@@ -119,9 +121,44 @@ def test_a_bad_table_is_named(tmp_path, name):
     assert "table.csv" in told or "column" in told or "data." in told
 
 
+PROTECTED = b"\xd0\xcf\x11\xe0" + b"\0" * 600 + "EncryptedPackage".encode("utf-16-le")
+MATLAB = b"MATLAB 7.3 MAT-file".ljust(512) + b"\x89HDF\r\n\x1a\n"
+OTHER_FORMATS = {
+    "text as mat": ("t.mat", text(), "is a text file, not a MATLAB file; rename it to .csv"),
+    "hdf5 as mat": ("t.mat", MATLAB[512:] + b"\0" * 99, "is an HDF5 file, but none of MATLAB's"),
+    "damaged mat": ("t.mat", MATLAB + b"\0" * 99, "cannot be read as a MATLAB file"),
+    "mat as csv": ("t.csv", b"MATLAB 5.0 MAT-file", "is a MAT file; rename it to .mat"),
+    "text as xlsx": ("t.xlsx", text(), "is a text file, not a workbook; rename it to .csv"),
+    "password": ("t.xlsx", PROTECTED, "is protected by a password; save it without one"),
+    "damaged xlsx": ("t.xlsx", b"PK\x03\x04" + b"\0" * 99, "cannot be read as a workbook"),
+    "empty sheet": ("t.xlsx", {"A": []}, 'every sheet is empty ("A")'),
+    "several sheets": ("t.xlsx", {"A": ROWS, "B": ROWS}, "set data.sheet to one of them"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_FORMATS)
+def test_a_bad_file_of_another_format_is_named(tmp_path, name):
+    file, content, said = OTHER_FORMATS[name]
+    if isinstance(content, dict):
+        content = write_workbook(tmp_path / file, content).read_bytes()
+    told = refused(tmp_path, content, file)
+    assert said in told
+    assert file in told
+
+
+@pytest.mark.parametrize(("file", "library"), [("t.mat", "matio"), ("t.xlsx", "fastexcel")])
+def test_a_format_without_its_library_is_named_with_the_command(
+    tmp_path, monkeypatch, file, library
+):
+    monkeypatch.setitem(sys.modules, library, None)
+    content = MATLAB if file == "t.mat" else b"PK\x03\x04\0"
+    extra = {"t.mat": "matlab", "t.xlsx": "excel"}[file]
+    assert f'pip install "slipstream[{extra}]"' in refused(tmp_path, content, file)
+
+
 ASKED = {
     "missing file": ({"data__path": "nowhere.csv"}, "nowhere.csv: there is no such file"),
-    "unknown ending": ({"data__path": "x.xlsx"}, 'unsupported format ".xlsx"'),
+    "unknown ending": ({"data__path": "x.docx"}, 'unsupported format ".docx"'),
     "missing column": (
         {"data__targets": '["aa"]'},
         'no column "aa" (data.targets); did you mean "a"',
@@ -138,6 +175,15 @@ ASKED = {
         {"data__split": '{by="z", val=["x"], test=["y"]}'},
         'no column "z" (data.split.by)',
     ),
+    "missing part of the time": (
+        {"data__time": '["time", "clock"]'},
+        'no column "clock" (data.time)',
+    ),
+    "unknown encoding": (
+        {"data__encoding": "klingon"},
+        'data.encoding = "klingon" is no encoding',
+    ),
+    "too many lines": ({"data__skip_rows": 99}, "empty below line 99 (data.skip_rows)"),
     "misspelt key": ({"train__epocs": 3}, 'did you mean "epochs"'),
     "misspelt section": ({"modle__kind": "gru"}, 'did you mean "model"'),
     "wrong type": ({"train__epochs": "many"}, 'train.epochs is "many"'),
