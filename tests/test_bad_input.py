@@ -131,7 +131,7 @@ OTHER_FORMATS = {
     "text as xlsx": ("t.xlsx", text(), "is a text file, not a workbook; rename it to .csv"),
     "password": ("t.xlsx", PROTECTED, "is protected by a password; save it without one"),
     "damaged xlsx": ("t.xlsx", b"PK\x03\x04" + b"\0" * 99, "cannot be read as a workbook"),
-    "empty sheet": ("t.xlsx", {"A": []}, 'every sheet is empty ("A")'),
+    "empty sheet": ("t.xlsx", {"A": []}, 'sheet "A" is empty'),
     "several sheets": ("t.xlsx", {"A": ROWS, "B": ROWS}, "set data.sheet to one of them"),
 }
 

@@ -84,8 +84,10 @@ def _select_sheets(
             hint = f'did you mean "{nearest}"?' if nearest else f"it has {listed}"
             raise UserError(f'{path}: has no sheet "{pattern}" (data.sheet); {hint}')
         chosen += [name for name in matches if name not in chosen]
-    if chosen and chosen == list(wanted):
+    if chosen == list(wanted) and chosen:
         return chosen, []
+    if len(names) == 1:  # each look at a sheet reads all of it
+        return names, []
     open_sheets = {name: _load(path, workbook, name, n_rows=1) for name in chosen or names}
     visible = [name for name, sheet in open_sheets.items() if sheet.visible == "visible"]
     filled = [name for name in visible if open_sheets[name].total_height]
