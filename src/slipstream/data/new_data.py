@@ -144,12 +144,12 @@ def explain_unknown_future(index: SeriesIndex, signature: Signature, series: int
     end = int(index.offsets[series + 1])
     breaks = index.breaks[(index.breaks >= end - ahead) & (index.breaks < end)]
     in_line = int(breaks[0]) - (end - ahead) if len(breaks) else ahead
-    has = "no such row" if not in_line else f"{format_count(in_line, 'such row')} in line"
-    names = ", ".join(signature.future)
+    names, name = ", ".join(signature.future), index.series_names[series]
+    has = f"{format_count(in_line, 'such row')} in line" if in_line else "no such row"
     return (
-        f"the model reads {names} (data.future) also for the {rows} rows that it predicts, so "
-        f'append {format_count(rows, "row")} with {names} to series "{index.series_names[series]}" '
-        f"and leave its other inputs empty there; it has {has}"
+        f"the model reads {names} (data.future) also for the {format_count(rows, 'row')} that it "
+        f'predicts; series "{name}" has {has} after its last known one: append '
+        f"{format_count(rows - in_line, 'row')} with {names} there and leave its other inputs empty"
     )
 
 
