@@ -107,7 +107,9 @@ def predict(
     Args:
         run: The run folder, the beginning of its name, `last`, or the `Result` of `train`. For a
             search, the model of its best settings is used.
-        data: A path or a table with the columns that the model was trained on.
+        data: A path or a table with the columns that the model was trained on. Where it reads
+            columns that are known ahead (`data.future`), the rows to predict follow at the end of
+            each series, with nothing else in them; those of a calendar step are added.
         columns: The names of the columns, where `data` is a numpy array.
         every: Forecast from every row with a full context, not only from the end.
         resample: Resample rows to the time step that the model was trained on.

@@ -1,7 +1,8 @@
 """Networks: plain single-model modules, time-major inside.
 
 Every model maps inputs [T, B, F] and static [B, K] to predictions [B, H, C, Q]:
-T context rows, B windows, F inputs, K static columns, H predicted rows, C targets, Q quantiles.
+T context rows, B windows, F inputs, K numbers beside them (static columns, then the rows that are
+known ahead), H predicted rows, C targets, Q quantiles.
 """
 
 from slipstream.models.forecaster import (

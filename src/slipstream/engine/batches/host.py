@@ -155,8 +155,9 @@ class WindowDataset(Dataset[Any]):
         first = start + self.lead
         inputs = self.inputs[start : start + self.context]
         targets = self.targets[first : first + self.steps]
-        static = windows.gather_static(self.series, torch.tensor(start))
-        return (inputs, targets) if static is None else (inputs, targets, static)
+        if self.series.static is None and not self.series.num_future:
+            return inputs, targets
+        return inputs, targets, windows.gather_static(self.series, torch.tensor(start))
 
 
 class _BatchSampler:
