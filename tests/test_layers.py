@@ -69,7 +69,7 @@ ORDER = {
         "batches.host capture lanes.flat_optim lanes.lane objective",
         "batches.augmented batches.stream lanes.schedule progress step",
         "lanes.capacity lanes.gradients single.task",
-        "lanes.rows",
+        "lanes.epochs lanes.rows",
         "lanes.pack single.step",
         "single.program",
         "single",

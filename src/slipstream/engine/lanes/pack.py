@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,24 +23,15 @@ from slipstream.data.windows import Series
 from slipstream.engine import objective, optim, step
 from slipstream.engine.batches.source import EpochSampler, Program
 from slipstream.engine.capture import CapturedProgram, CaptureSeconds, raise_closed
-from slipstream.engine.lanes import flat_optim, gradients, schedule
+from slipstream.engine.lanes import flat_optim, gradients
 from slipstream.engine.lanes.capacity import PackCapacity, check_capacity, compute_capacity
+from slipstream.engine.lanes.epochs import EpochPreparer
 from slipstream.engine.lanes.gradients import LaneMode
 from slipstream.engine.lanes.lane import EpochStart, Lane
 from slipstream.engine.lanes.rows import narrow_rows, read_weights
 from slipstream.engine.plan import Plan
 from slipstream.kernels import precompile, should_use_triton
 from slipstream.models import Noise, build, padding
-
-
-class EpochLayout(NamedTuple):
-    """An epoch in the pack's shapes; its rows and shares are on the device, or on the way there."""
-
-    epoch: EpochStart
-    rows: Tensor
-    shares: Tensor
-    rates: Tensor
-    """[S], in float64, before cuts"""
 
 
 def build_pack(
@@ -85,7 +75,7 @@ class Pack:
         self._running: set[int] = set()
         self._used: set[int] = set()
         """Places that have had a lane, whose rows are not zeros"""
-        self._layouts: dict[int, EpochLayout] = {}
+        self._epochs = EpochPreparer(capacity, num_places, plan.device)
         passes, drops = capacity.passes, capacity.drops
         job = gradients.LaneContext(
             capacity.model, signature, capacity.config, series, plan, passes, drops
@@ -209,38 +199,15 @@ class Pack:
         return lane
 
     def prepare(self, place: int, epoch: EpochStart) -> bool:
-        layout = self._layouts.get(place)
-        if layout is not None and layout.epoch.number == epoch.number:
-            return False
-        lane, capacity = self._lane(place), self.capacity
-        shape = (capacity.steps, capacity.passes, capacity.batch)
-        sampled = lane.build_sampler().sample_epoch(epoch.number)
-        rows, shares = (_send(_widen(part, shape), self.plan.device) for part in sampled)
-        self._layouts[place] = EpochLayout(epoch, rows, shares, self._compute_rates(place, epoch))
-        return True
-
-    def _compute_rates(self, place: int, epoch: EpochStart) -> Tensor:
-        lane = self._lane(place)
-        num_steps = lane.build_sampler().num_steps
-        lrs = schedule.compute_lrs(lane.config.train, epoch, num_steps)
-        rates = torch.zeros(self.capacity.steps, dtype=torch.float64)
-        rates[: len(lrs)] = torch.tensor(lrs, dtype=torch.float64)
-        return rates
+        return self._epochs.prepare(place, self._lane(place), epoch)
 
     def begin(self, epochs: Mapping[int, EpochStart]) -> None:
-        for place, epoch in epochs.items():
-            self.prepare(place, epoch)
-        places = list(epochs)
-        layouts = [self._layouts.pop(place) for place in places]
-        rates = []
-        for place, layout in zip(places, layouts, strict=True):
-            epoch = epochs[place]
-            is_current = epoch.has_schedule_of(layout.epoch)
-            base = layout.rates if is_current else self._compute_rates(place, epoch)
-            rates.append(epoch.rate * base)
+        places, device = list(epochs), self.plan.device
+        layouts = [self._epochs.take(place, self._lane(place), epochs[place]) for place in places]
+        rates = [epochs[k].rate * one.rates for k, one in zip(places, layouts, strict=True)]
         values = {
-            "rows": torch.stack([one.rows for one in layouts]),
-            "shares": torch.stack([one.shares for one in layouts]),
+            "rows": torch.stack([one.rows.to(device, non_blocking=True) for one in layouts]),
+            "shares": torch.stack([one.shares.to(device, non_blocking=True) for one in layouts]),
             "rates": torch.stack(rates).float(),
             "cursor": torch.tensor([epochs[place].step for place in places]),
             "before": torch.tensor([epochs[place].steps_before for place in places]),
@@ -251,13 +218,16 @@ class Pack:
         }
         index = self._at(places)
         for name, value in values.items():
-            self.buffers[name].index_copy_(0, index, value.to(self.plan.device))
+            self.buffers[name].index_copy_(0, index, value.to(device))
         _copy(self.live, self.good, self._at([k for k in places if not epochs[k].step]))
         self._running |= set(places)
         self._passes.select(self._running)
 
     def update_rates(self, epochs: Mapping[int, EpochStart]) -> None:
-        rates = [one.rate * self._compute_rates(place, one) for place, one in epochs.items()]
+        rates = [
+            one.rate * self._epochs.compute_rates(self._lane(place), one)
+            for place, one in epochs.items()
+        ]
         device = self.plan.device
         index = step.send(torch.tensor(list(epochs)), device)
         self.buffers["rates"].index_copy_(0, index, step.send(torch.stack(rates).float(), device))
@@ -280,7 +250,7 @@ class Pack:
 
     def leave(self, place: int) -> None:
         self.freeze(place)
-        self._layouts.pop(place, None)
+        self._epochs.drop(place)
         self.lanes[place] = None
 
     def go_back(self, place: int) -> None:
@@ -367,6 +337,7 @@ class Pack:
         if not self.plan.capture:
             self.advance = self.validate_batch = raise_closed
         self._passes.close()
+        self._epochs.close()
 
     def _advance(self) -> None:
         """Run a step of every active lane: gather, forward, loss, backward, clip, update."""
@@ -451,23 +422,6 @@ def parse_capacity(metadata: Mapping[str, Any]) -> PackCapacity:
         "optimizers": tuple(values["optimizers"]),
     }
     return PackCapacity(**(values | parsed))
-
-
-def _widen(part: Tensor, shape: tuple[int, int, int]) -> Tensor:
-    """Pad steps, passes and windows with zeros."""
-    if part.shape == shape:
-        return part
-    whole = np.zeros(shape, dtype=part.numpy().dtype)
-    steps, passes, batch = part.shape
-    whole[:steps, :passes, :batch] = part.numpy()
-    return torch.from_numpy(whole)
-
-
-def _send(part: Tensor, device: torch.device) -> Tensor:
-    """Copy to the device without waiting for what it is doing."""
-    if device.type == "cpu":
-        return part
-    return part.pin_memory().to(device, non_blocking=True)
 
 
 def _copy(source: Mapping[str, Tensor], to: Mapping[str, Tensor], index: Tensor) -> None:
