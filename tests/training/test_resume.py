@@ -15,6 +15,7 @@ import slipstream
 from slipstream import Interrupted, UserError, checksums, runs, training
 from slipstream.engine import checkpoint, loop
 from slipstream.engine.single import SingleProgram
+from slipstream.phases import PARTS
 from slipstream.training import start
 from tests.conftest import slow, small_config, waves
 
@@ -459,6 +460,10 @@ def test_the_totals_of_a_resumed_run_count_from_its_first_start(tmp_path, monkey
     assert summary["seconds"] == 30 + 45 - older
     assert sum(summary["seconds_by_phase"].values()) == summary["seconds"]
     assert summary["seconds_by_phase"]["training"] == 45
+    spent = summary["time"]
+    assert (spent["training_s"], spent["earlier_s"]) == (45, 30 - older)
+    assert (spent["process_s"], spent["wall_s"]) == (45 - older, 30 + 45 - older)
+    assert sum(spent[name] for name in (*PARTS, "earlier_s")) == spent["wall_s"]
     longer = train_by_clock(
         monkeypatch, None, table, resume=run.folder, overrides=("train.epochs=6",)
     )
