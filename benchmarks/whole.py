@@ -26,6 +26,7 @@ import argparse
 import importlib.util
 import json
 import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -75,6 +76,7 @@ class Timing(NamedTuple):
     """One command: its time from outside, and what it says of itself."""
 
     wall_s: float
+    cpu_s: float
     summary: dict[str, Any]
 
     @property
@@ -189,46 +191,46 @@ class Bench:
     def empty_caches(self) -> None:
         shutil.rmtree(self.caches, ignore_errors=True)
 
-    def run(self, *arguments: str) -> tuple[float, str]:
-        """Run Python; return its wall time and output."""
+    def run(self, *arguments: str) -> tuple[float, float, str]:
+        """Run Python; return its wall time, its CPU time and its output."""
         env = os.environ | {name: str(self.caches / name.lower()) for name in CACHES}
-        began = time.perf_counter()
+        began, before = time.perf_counter(), _read_cpu_s()
         done = subprocess.run(
             [sys.executable, *arguments], capture_output=True, text=True, check=False, env=env
         )
         wall_s = time.perf_counter() - began
         if done.returncode:
             raise SystemExit(f"{' '.join(arguments)} failed:\n{done.stderr[-3000:]}")
-        return wall_s, done.stdout
+        return wall_s, _read_cpu_s() - before, done.stdout
 
     def measure_floor(self) -> float:
-        wall_s, _ = self.run("-c", FLOOR.format(device=self.options.device))
+        wall_s, _, _ = self.run("-c", FLOOR.format(device=self.options.device))
         self.floors.append(wall_s)
         return wall_s
 
     def time_command(self, case: WholeCase) -> Timing:
         job = self._write_job(case.config)
         out = self.folder / "runs"
-        wall_s, text = self.run(
+        wall_s, cpu_s, text = self.run(
             "-m", "slipstream", case.command, str(job), "--json", "--quiet", "--out", str(out)
         )
         shutil.rmtree(out, ignore_errors=True)
-        return Timing(wall_s, json.loads(text))
+        return Timing(wall_s, cpu_s, json.loads(text))
 
     def _write_job(self, config: dict[str, Any]) -> Path:
         path = self.folder / "job.toml"
         path.write_text(configs.to_toml(configs.load(config), only_set=True), encoding="utf-8")
         return path
 
-    def time_peer(self, case: WholeCase) -> list[float]:
-        """Time the other framework's script of one model."""
+    def time_peer(self, case: WholeCase) -> list[tuple[float, float]]:
+        """Return the wall and CPU time of the other framework's script of one model."""
         train = {k: v for k, v in case.config["train"].items() if k != "repeats"}
         single = {k: v for k, v in case.config.items() if k != "tune"} | {"train": train}
         job = self._write_job(single)
         precision, workers = self.options.peer.split(":")
         arguments = [str(job), self.peer, precision, workers, ""]
         module = "slipstream.bench.frameworks.job"
-        return [self.run("-m", module, *arguments)[0] for _ in range(self.options.peer_runs)]
+        return [self.run("-m", module, *arguments)[:2] for _ in range(self.options.peer_runs)]
 
     def measure(self, case: WholeCase) -> Iterator[ResultRow]:
         """Yield the rows of a case: ours, and the peer's."""
@@ -247,6 +249,7 @@ class Bench:
             "first_s": first.wall_s,
             "first_parts": first.parts,
             "training_s": middle.training_s,
+            "cpu_s": middle.cpu_s,
             "parts": middle.parts,
             "pack": (middle.summary.get("pack") or {}).get("places"),
         }
@@ -255,9 +258,15 @@ class Bench:
             yield self._measure_peer(case)
 
     def _measure_peer(self, case: WholeCase) -> ResultRow:
-        single = self.time_peer(case)
+        timed = self.time_peer(case)
+        single = [wall_s for wall_s, _ in timed]
         walls = [self.peer_floor_s + case.models * (s - self.peer_floor_s) for s in single]
-        extra = {"models": case.models, "single_s": single, "extrapolated": case.models > 1}
+        extra = {
+            "models": case.models,
+            "single_s": single,
+            "single_cpu_s": statistics.median(cpu_s for _, cpu_s in timed),
+            "extrapolated": case.models > 1,
+        }
         print(f"{case.name}: {PEER_NAMES[self.peer]}: {min(walls):.1f} s", flush=True)
         return ResultRow(case.name, PEER_NAMES[self.peer], "s", walls, extra)
 
@@ -266,21 +275,31 @@ class Bench:
         self.peer_floor_s = min(self.run("-c", code)[0] for _ in range(2))
 
 
+def _read_cpu_s() -> float:
+    """Return the CPU time of all commands so far."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 def build_tables(rows: Sequence[ResultRow], floor_s: float) -> list[ResultTable]:
     ours = [row for row in rows if row.variant == "slipstream"]
     peers = {row.case: row for row in rows if row.variant != "slipstream"}
     cells = []
     for row in ours:
         beyond = row.median - row.extra["training_s"] - floor_s
-        peer, ratio = peers.get(row.case), ""
+        peer, ratio = peers.get(row.case), ["", ""]
         if peer is not None:
             mark = " (extrapolated)" if peer.extra["extrapolated"] else ""
-            ratio = f"{peer.median:.1f}{mark}, {format_ratio(peer.median / row.median)}"
+            cpu = f"{row.extra['cpu_s']:.0f}"
+            if not peer.extra["extrapolated"]:
+                cpu += f" of {peer.extra['single_cpu_s']:.0f}"
+            ratio = [f"{peer.median:.1f}{mark}: {format_ratio(peer.median / row.median)}", cpu]
         spread = f"{row.median:.1f} ({min(row.repeats):.1f} to {max(row.repeats):.1f})"
         seconds = row.extra["first_s"], row.extra["training_s"], beyond
-        cells.append([row.case, spread, *(f"{one:.1f}" for one in seconds), ratio])
+        cells.append([row.case, spread, *(f"{one:.1f}" for one in seconds), *ratio])
     peer_name = next((row.variant for row in peers.values()), "no peer")
-    headings = ["case", "wall, s", "first time", "training", "beyond training and floor", peer_name]
+    headings = ["case", "wall, s", "first time", "training", "beyond training and floor"]
+    headings += [peer_name, "CPU time, s"]
     note = f"The floor is {floor_s:.1f} s. Training includes validation, and all of a search."
     names = list(dict.fromkeys(name for row in ours for name in row.extra["parts"]))
     parts = []
