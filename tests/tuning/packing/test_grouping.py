@@ -65,3 +65,17 @@ def test_every_trial_is_in_one_group():
         for group in found:
             for one in group.trials:
                 assert covers(group.shape, grouping.get_pack_shape(one.config, device))
+
+
+def test_an_empty_place_on_a_gpu_takes_a_trial_that_wastes_little_of_it():
+    pack = grouping.get_pack_shape(make_trial(0).config, "cuda")
+    joins = {
+        "the same width, half the batch": (make_trial(1, **{"train.batch": 64}), True),
+        "a quarter of the batch": (make_trial(2, **{"train.batch": 32}), False),
+        "half the width": (make_trial(3, **{"model.hidden": 32}), False),
+        "a larger batch": (make_trial(4, **{"train.batch": 256}), False),
+        "another network": (make_trial(5, **{"model.kind": "gru"}), False),
+    }
+    for what, (trial, expected) in joins.items():
+        assert grouping.can_join(trial, pack, "cuda") == expected, what
+        assert not grouping.can_join(trial, pack, "cpu"), what

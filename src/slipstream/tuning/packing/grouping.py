@@ -28,6 +28,10 @@ FLOPS_PER_MS = {"cuda": 1.5e11, "cpu": 2e7}
 """Throughput of lanes that fill the device. Measured on an H200, as are the constants above."""
 
 
+MAX_WASTE = 2.0
+"""Computations of a trial in a pack of another shape, as a multiple of its own"""
+
+
 class PackShape(NamedTuple):
     """The program, batch size and layer widths of a pack."""
 
@@ -79,6 +83,15 @@ def _round_width(width: int, device: str) -> int:
     return power * 3 // 4 if device == "cpu" and width <= power * 3 // 4 else power
 
 
+def can_join(trial: TrialRun, pack: PackShape, device: str) -> bool:
+    """Whether a trial of another shape may take a place that is empty in a running pack on a GPU,
+    which costs at most `MAX_WASTE` times as much as a pack of its own shape."""
+    own = get_trial_shape(trial, device)
+    if device != "cuda" or own.merge(pack) != pack:
+        return False
+    return _count_flops(pack) * pack.batch <= MAX_WASTE * _count_flops(own) * own.batch
+
+
 @dataclass
 class TrialGroup:
     """Trials that train as one pack."""
@@ -121,16 +134,21 @@ def _estimate_ms(group: TrialGroup, device: str, num_windows: int) -> float:
     """Estimate the time that one epoch of every trial takes in one pack."""
     config = group.trials[0].config
     rows = config.data.context // config.model.patch
-    before, flops = 16, 0
-    for width in group.shape.widths:
-        flops += 8 * width * (before + width)
-        before = width
     constant, per_unit = FLOOR_MS[device]
     floor = OVERLAP * rows * sum(constant + per_unit * width for width in group.shape.widths)
-    lane = 3 * flops * rows * group.shape.batch / FLOPS_PER_MS[device]
+    lane = 3 * _count_flops(group.shape) * rows * group.shape.batch / FLOPS_PER_MS[device]
     steps_left = sorted(-(-num_windows // int(one.config.train.batch)) for one in group.trials)
     total, done = 0.0, 0
     for ended, steps in enumerate(steps_left):  # a pack gets cheaper as its lanes end
         total += (steps - done) * (floor + lane * (len(steps_left) - ended))
         done = steps
     return total
+
+
+def _count_flops(shape: PackShape) -> int:
+    """Count the operations of a recurrent forward pass, per row and window."""
+    before, flops = 16, 0
+    for width in shape.widths:
+        flops += 8 * width * (before + width)
+        before = width
+    return flops

@@ -260,7 +260,10 @@ class TrialPack:
 
     def _fits(self, trial: TrialRun) -> bool:
         """Whether the trial can join without a new capture."""
-        if self._get_shape(trial) not in self.shapes or trial.num_folds > len(self.data.folds):
+        device = self.data.series.values.device.type
+        joins = self._get_shape(trial) in self.shapes
+        joins = joins or grouping.can_join(trial, self.shapes[0], device)
+        if not joins or trial.num_folds > len(self.data.folds):
             return False
         try:
             for lane in _make_lanes(trial, self.data):

@@ -182,18 +182,20 @@ class TrialPool:
     def start_fitting(self, fits: Callable[[TrialRun], bool]) -> TrialRun | None:
         """Start the first waiting trial that fits, or a new one; new ones that do not fit wait.
 
-        What is retrained forms packs of its own, or fills places that would stay empty.
+        What is retrained forms packs of its own, or fills places that would stay empty while no
+        trial waits.
         """
         if self.source.is_over():
             return None
-        trials = (trial for trial in self.waiting if not trial.keeps_lane)
+        trials = [trial for trial in self.waiting if not trial.keeps_lane]
         trial = next(filter(fits, trials), None)
         while trial is None and (new := self._ask()):
             if not new.keeps_lane and fits(new):
                 trial = new
             else:
                 self.waiting.append(new)
-        trial = trial or self.source.fill_place(fits)
+        if trial is None and not any(not one.keeps_lane for one in self.waiting):
+            trial = self.source.fill_place(fits)
         if trial is not None:
             self.start([trial])
         return trial
