@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import sys
 from contextlib import contextmanager
 from functools import cache
@@ -213,3 +214,19 @@ def test_every_function_takes_a_series_of_no_or_one_row(num_rows):
         text = function.usage.replace("rows", "3")
         result = parse_formula(text).evaluate(columns, np.arange(num_rows))
         assert result.shape == (num_rows,)
+
+
+def test_the_examples_of_the_manual_are_formulas():
+    page = (Path(__file__).parents[3] / "docs" / "formulas.md").read_text(encoding="utf-8")
+    examples = re.findall("`([^`]+)`", page.partition("## Examples")[2])
+    assert len(examples) > 8
+    for text in examples:
+        formula, draw = parse_formula(text), np.random.default_rng(0)
+        columns = {name: 100 + draw.random(200) for name in formula.columns}
+        assert np.isfinite(formula.evaluate(columns, 3_600_000_000 * np.arange(200))[150:]).all()
+
+
+def test_the_manual_names_every_function():
+    page = (Path(__file__).parents[3] / "docs" / "formulas.md").read_text(encoding="utf-8")
+    words = set(re.findall(r"\w+", page.partition("## Functions")[2].partition("## Missing")[0]))
+    assert set(FUNCTIONS) <= words
