@@ -286,6 +286,27 @@ def test_a_loaded_model_names_the_columns(run):
     assert "and planned of the rows ahead" in repr(model)
 
 
+def test_classes_of_the_rows_ahead_follow_the_plan(tmp_path):
+    def states(rows, ahead=0):
+        table = planned_load(rows, ahead=ahead)
+        del table["load"]
+        up = np.where(table["planned"] > 0, "up", "down").tolist()
+        return pa.table(table | {"state": [*up[:rows], *[None] * ahead]})
+
+    data = {"task": "classify", "targets": ["state"], "horizon": HORIZON}
+    run = slipstream.train(job(tmp_path, data=data, train={"epochs": 5, "lr": 0.03}), states(400))
+    assert run.metrics["test"]["accuracy"] > 0.9
+    logistic = run.summary["baselines"]["logistic"]
+    assert logistic["metrics"]["test"]["accuracy"] > 0.9
+    assert "known ahead" in logistic["what"]
+    table = states(50, HORIZON)
+    found = slipstream.predict(run.run, table)["predicted"].to_numpy()
+    planned = table["planned"].to_numpy()[50:]
+    clear = np.abs(planned) > 0.3
+    assert clear.sum() > 1
+    assert np.array_equal(found[clear], np.where(planned[clear] > 0, "up", "down"))
+
+
 CALENDAR = {
     "data": {
         "prepare": [{"step": "calendar", "features": ["hour"]}],

@@ -16,7 +16,7 @@ from slipstream.errors import UserError
 from slipstream.models import Noise, build
 from slipstream.models.noise import masks
 from slipstream.objectives import compute_collapse_penalty, compute_window_losses
-from tests.conftest import SMALL, close, merged, small_config, small_dataset
+from tests.conftest import SMALL, close, merged, small_config, small_dataset, waves
 from tests.engine.lanes.test_pack import MODES, packed, same_as_alone, train
 from tests.engine.steps import run_steps
 from tests.labelled import CLASSIFY, states
@@ -35,6 +35,12 @@ JOBS = {
         "data": {"channels": "independent"},
         "model": {"normalize": "last", "kind": "mlp"},
         "train": {"epochs": 12, "accumulate": 2},
+    },
+    "augmented, known ahead": {
+        "augment": EVERY,
+        "data": {"channels": "independent", "future": ["b"]},
+        "model": {"normalize": "window", "kind": "gru"},
+        "train": {"epochs": 12},
     },
     "augmented classes": merged(
         CLASSIFY, {"augment": EVERY, "train": {"class_weights": [1.0, 2.0, 3.0], "epochs": 12}}
@@ -207,6 +213,34 @@ def test_validation_is_never_augmented_and_training_is():
     asked = of(config, dataset)
     assert torch.equal(asked(model, batch, shares, None), plain)
     assert not torch.allclose(asked(model, batch, shares, noise()), plain)
+
+
+@pytest.mark.parametrize("kind", ["mixup", "cutmix"])
+def test_rows_ahead_are_blended_as_the_losses_are_and_static_columns_stay(kind):
+    blends = {kind: 0.5, f"{kind}_chance": 1.0}
+    config = small_config(data={"future": ["b"], "static": ["k"], "id": "id"}, augment=blends)
+    table = waves(200).to_pydict()
+    table["id"], table["k"] = [0] * 100 + [1] * 100, [0.5] * 100 + [1.5] * 100
+    dataset = small_dataset(config, table)
+    starts = dataset.memory.starts["train"][::8][:12].contiguous()
+    batch, seen = windows.gather(dataset.memory.series, starts), {}
+
+    def model(_, static, *__):
+        seen["static"] = static
+        return torch.zeros(*batch.targets.shape, 1)
+
+    found = of(config, dataset)(model, batch, torch.ones(12), noise())
+    assert torch.equal(seen["static"][:, 0], batch.static[:, 0])
+    ahead, own = seen["static"][:, 1:], batch.static[:, 1:]
+    alone = batch.targets.square().flatten(1).mean(dim=1)
+    for window in range(12):
+        fits = []
+        for partner in (one for one in range(12) if one != window):
+            way = own[partner] - own[window]
+            share = ((ahead[window] - own[window]) @ way) / (way @ way)
+            if torch.allclose(own[window] + share * way, ahead[window], atol=1e-5):
+                fits.append((1 - share) * alone[window] + share * alone[partner])
+        assert any(torch.allclose(one, found[window], rtol=1e-3) for one in fits)
 
 
 @pytest.mark.parametrize("task", [{}, CLASSIFY])

@@ -207,7 +207,8 @@ def _fit_logistic(dataset: Dataset, load_chunks: ChunkLoader) -> Baseline:
             yield compute_statistics(batch.inputs, batch.static), labels
 
     logistic = fit_logistic(load("train"), load("val"), num_classes=len(signature.classes))
-    what = f"logistic regression on the window's statistics, from {_describe(stride)}"
+    ahead = " and the rows known ahead" if signature.future else ""
+    what = f"logistic regression on the window's statistics{ahead}, from {_describe(stride)}"
     return restore_baseline("logistic", what, logistic.to_state(), signature)
 
 
