@@ -170,3 +170,43 @@ def test_a_folder_mixes_formats(tmp_path, ids):
     values = dataset.memory.series.values
     for number in range(1, len(names)):
         assert torch.equal(values[:300], values[300 * number : 300 * (number + 1)])
+
+
+def test_sheets_are_series_with_labels_by_name(tmp_path):
+    rows = [[float(i), i % 7 / 3] for i in range(60)]
+    sheets = {"Cell 1": [["time", "a"], *rows], "Cell 2": [["time", "a"], *rows[:59]]}
+    write_workbook(tmp_path / "t.xlsx", sheets)
+    ends = range(5, 59)
+    labels = [[f"Cell {1 + i % 2}", i, i, "xy"[i // 4 % 2]] for i in ends]
+    labels += [[f"Cell {2 - i % 2}", i, i, "no label"] for i in ends]
+    table = {"labels": [["series", "start", "end", "label"], *labels[: len(ends)]]}
+    write_workbook(tmp_path / "labels.xlsx", table)
+    settings = {"path": str(tmp_path / "t.xlsx"), "sheet": "*", "time": "time", "context": 4}
+    settings |= {"task": "classify", "labels": str(tmp_path / "labels.xlsx")}
+    dataset = load_dataset(small_config(tmp_path, data=settings | {"horizon": 0}))
+    assert dataset.index.series_names == ("t.xlsx/Cell 1", "t.xlsx/Cell 2")
+    assert dataset.signature.classes == ("x", "y")
+    table["labels"] += labels[len(ends) :]
+    write_workbook(tmp_path / "labels.xlsx", table)
+    with pytest.raises(UserError, match=r'labels.xlsx, row 56, column "label": is empty'):
+        load_dataset(small_config(tmp_path, data=settings | {"na": ["no label"], "horizon": 0}))
+
+
+def test_a_stream_joins_times_and_knows_marks(tmp_path):
+    day, hour = np.divmod(np.arange(400), 24)
+    table = pyarrow.table(
+        {"month": day * 0 + 1, "day": day + 1, "hour": hour, "a": np.sin(day * 24.0 + hour)}
+    )
+    table = table.append_column("b", pyarrow.array(np.where(hour == 5, -200.0, hour)))
+    pyarrow.parquet.write_table(table, tmp_path / "t.parquet", row_group_size=100)
+    settings = {"path": str(tmp_path / "t.parquet"), "time": ["month", "day", "hour"], "na": [-200]}
+    settings |= {"time_format": "%m %d %H", "inputs": ["a"], "targets": ["b"], "horizon": 0}
+    memory, streamed = (
+        load_dataset(small_config(tmp_path, data=settings, engine={"home": home}))
+        for home in ("host", "stream")
+    )
+    assert streamed.stream is not None
+    assert streamed.num_windows == memory.num_windows
+    assert streamed.index.step == memory.index.step == 3600
+    assert streamed.left_out == memory.left_out
+    assert sum(memory.left_out.values()) > 10

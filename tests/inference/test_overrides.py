@@ -37,3 +37,23 @@ def test_how_rows_are_read_can_be_changed(run):
         slipstream.evaluate(run, overrides=some)["windows"] for some in ((), ("data.stride=2",))
     )
     assert every == -(-few // 2)
+
+
+@pytest.mark.filterwarnings('ignore:"new.csv"')
+def test_a_new_file_may_be_laid_out_in_another_way(run, tmp_path):
+    table = waves(100)
+    rows = zip(*(table[name].to_pylist() for name in table.column_names), strict=True)
+    lines = [";".join(map(repr, row)).replace(".", ",") for row in rows]
+    lines[20] = lines[20].rpartition(";")[0] + ";-999"
+    text = "\n".join(["Größe", "t;u;v;w", ";".join(table.column_names), *lines])
+    (tmp_path / "new.csv").write_bytes(text.encode("cp1252"))
+    settings = {
+        "data.encoding": "cp1252",
+        "data.skip_rows": 2,
+        "data.decimal": ",",
+        "data.na": [-999],
+        "data.missing": "forward",
+    }
+    predicted = slipstream.predict(run, tmp_path / "new.csv", overrides=settings, every=True)
+    same = slipstream.predict(run, table.slice(0, 20), every=True)
+    assert predicted["a_predicted"][: len(same)] == same["a_predicted"]

@@ -10,7 +10,7 @@ from slipstream.runs import Run
 
 READING = (
     *("path", "time", "time_format", "decimal", "id", "missing", "unsorted", "gap_tolerance"),
-    *("short", "labels", "label_rows"),
+    *("short", "labels", "label_rows", "na", "skip_rows", "encoding", "sheet", "variable"),
 )
 """How rows are read, of `[data]`"""
 SELECTING = ("where", "split", "stride", "period")

@@ -133,11 +133,14 @@ def match_series(labels: DataTable, index: SeriesIndex) -> Ints:
 
 
 def _list_spellings(name: str) -> set[str]:
-    """List what a label may call a series: its name; a file's also without ending or folder."""
+    """List what a label may call a series: its name; a file's also without ending or folder, a
+    sheet's also without the file."""
     path = PurePosixPath(name.removesuffix(".gz"))
     names = {name.strip()}
     if path.suffix.lower() in READERS:
         names |= {path.stem, str(path.with_suffix(""))}
+    if path.parent.suffix.lower() in READERS:  # a sheet of a workbook
+        names.add(path.name)
     return {normalize_value(each) for each in names}
 
 

@@ -253,7 +253,7 @@ def _check_time(config: PrepareStep, step: PlannedStep, data: Data, where: str) 
     needs_time = isinstance(config, (ResampleStep, CalendarStep, JoinStep))
     needs_time = needs_time or (isinstance(config, FilterStep) and config.cutoff_hz is not None)
     needs_time = needs_time or (step.formula is not None and step.formula.needs_times)
-    if needs_time and data.time is None:
+    if needs_time and data.time_column is None:
         raise UserError(f"{where} needs the time of each row; set data.time")
 
 
