@@ -27,6 +27,7 @@ INCOMPARABLE = {
     "data.scale": "the units of the score",
     "data.split": "the windows that trials are scored on",
     "data.where": "the windows that trials are scored on",
+    "data.prepare": "the rows that windows are made of",
     "data.stride": "the windows that trials are scored on",
     "data.channels": "the windows",
     "train.objective": "the task",

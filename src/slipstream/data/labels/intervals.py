@@ -155,8 +155,9 @@ def _read_bounds(labels: DataTable, name: str, raw: RawSeries, data: Data) -> Ti
                 f'"{data.time_column}" holds {wanted}'
             )
         return times
-    if data.missing == "drop" or data.where:
+    if data.missing == "drop" or data.where or data.prepare:
         setting = "data.where" if data.where else 'data.missing = "drop"'
+        setting = "data.prepare" if data.prepare else setting
         raise UserError(
             f"{SETTING} counts rows, since there is no data.time, and {setting} would shift them; "
             "name data.time, or prepare the data beforehand"

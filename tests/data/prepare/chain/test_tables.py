@@ -360,3 +360,24 @@ def test_a_series_that_is_shorter_than_the_look_back_is_refused_or_left_out():
     prepared = prepare(table, steps, short="drop")
     assert prepared.tables[0].num_rows == 31
     assert 'series "B" has 5 rows' in prepared.left_out[0]
+
+
+def test_a_file_that_is_too_short_is_left_out_and_the_others_stay(tmp_path):
+    for name, rows in (("long", 60), ("short", 5)):
+        pa.csv.write_csv(make_bars(rows), tmp_path / f"{name}.csv")
+    steps = [{"step": "formula", "name": "z", "value": "zscore(close, 10)"}]
+    prepared = prepare(None, steps, path=str(tmp_path), id=None, short="drop")
+    assert [table.num_rows for table in prepared.tables] == [51]
+    assert 'series "short.csv" has 5 rows' in prepared.left_out[0]
+    assert prepared.notes == [
+        "data.prepare leaves out the first 9 rows, before every column has a value"
+    ]
+
+
+def test_wrong_steps_are_refused_before_any_file_is_read(tmp_path):
+    steps = [
+        {"step": "join", "path": str(tmp_path / "missing.csv"), "period": "1h"},
+        {"step": "formula", "name": "x", "value": "men(close, 3)"},
+    ]
+    with pytest.raises(UserError, match=r"step 2 \(formula\)"):
+        prepare(None, steps, path=str(tmp_path / "missing-too.csv"))

@@ -58,6 +58,7 @@ class PrepareChain:
         self.data, self.replay = data, replay or Replay()
         self.ahead = 0
         """Rows to add to the end of each series, of which only times are known"""
+        plan_steps(data)  # what is wrong in them is said before any file is read
         self.joins = read_joins(data, self.replay.joins)
         joined = {number: join.column_names for number, join in self.joins.items()}
         self.plan = plan_steps(data, joined)
@@ -141,12 +142,18 @@ class PrepareChain:
         stored = self._list_stored(every)
         built: list[DataTable] = []
         left_out: list[str] = []
+        counts: list[int] = []
         for table, frames in zip(tables, every, strict=True):
             dropped, without = self._finish(table, frames, features)
-            notes, left_out = [*notes, *dropped], [*left_out, *without]
+            counts, left_out = [*counts, *dropped], [*left_out, *without]
+            if not frames:
+                continue
             result = build_table(table, frames, stored, plan.labels, data.time_column)
             result = replace(result, look_ahead=ahead, rows_ahead=self.ahead)
             built.append(result if final else add_positions(result, frames))
+        if not built:
+            raise UserError(f"{tables[0].name}: data.prepare leaves no series with a row")
+        notes += _describe_dropped(counts)
         release_memory()
         after = data.model_copy(update={"where": {}})
         return PreparedTables(built, after, notes, left_out, limits, latency)
@@ -222,10 +229,10 @@ class PrepareChain:
 
     def _finish(
         self, table: DataTable, frames: list[SeriesFrame], features: Collection[str]
-    ) -> tuple[list[str], list[str]]:
-        """Cut off the rows that are not known at both ends of each series; return notes on that and
-        on series that have no others."""
-        plan, notes, without, counts = self.plan, [], [], []
+    ) -> tuple[list[int], list[str]]:
+        """Cut off the rows that are not known at both ends of each series; return how many those
+        are at its beginning, and notes on series that have no others."""
+        plan, without, counts = self.plan, [], []
         provisional = plan.count_ahead(features) - _count_final(plan)
         complete = []
         for frame in frames:
@@ -246,19 +253,8 @@ class PrepareChain:
                 continue
             complete.append(known.cut(0, end))
             counts.append(dropped)
-        if not complete:
-            raise UserError(f"{table.name}: data.prepare leaves no series with a row")
         frames[:] = complete
-        if any(counts):
-            most = max(counts)
-            rows = "the first row" if most == 1 else f"the first {most:,} rows"
-            up_to = "up to " if len(set(counts)) > 1 else ""
-            of = "" if len(counts) == 1 else " of each series"
-            notes.append(
-                f'"{table.name}": data.prepare leaves out {up_to}{rows}{of}, before every column '
-                "has a value"
-            )
-        return notes, without
+        return counts, without
 
 
 def check_columns(plan: StepPlan, table: DataTable) -> None:
@@ -333,6 +329,17 @@ def _select_rows(
             f"{', '.join(join.step.ids)}; name it in data.id as well"
         )
     return join.by_id.get(keys.keys[own[0]])
+
+
+def _describe_dropped(counts: Sequence[int]) -> list[str]:
+    """Note how many rows at the beginning of series are left out."""
+    most = max(counts)
+    if not most:
+        return []
+    rows = "the first row" if most == 1 else f"the first {most:,} rows"
+    up_to = "up to " if len(set(counts)) > 1 else ""
+    of = "" if len(counts) == 1 else " of each series"
+    return [f"data.prepare leaves out {up_to}{rows}{of}, before every column has a value"]
 
 
 def _describe_reach(plan: StepPlan, latency: int, data: Data) -> list[str]:
