@@ -206,6 +206,19 @@ def test_memory_stays_small_while_a_large_file_is_read(tmp_path, monkeypatch):
     assert most < len(buffer.getvalue()) / 2
 
 
+def test_how_files_are_read_can_be_set_and_stays_in_the_config(tmp_path):
+    text = "Zeit;Größe °C\n" + "".join(f"{i};{i % 7},5\n" for i in range(ROWS))
+    (tmp_path / "t.csv").write_bytes(text.encode("cp1252"))
+    with pytest.raises(UserError, match=r"data.encoding"):
+        inspect_path(str(tmp_path / "t.csv"))
+    found = inspect_path(str(tmp_path / "t.csv"), ["data.encoding=cp1252"])
+    config = configs.load(found.proposal.config)
+    assert (config.data.encoding, config.data.targets) == ("cp1252", ("Größe °C",))
+    assert load_dataset(config).num_windows["train"] > 0
+    with pytest.raises(UserError, match=r"train.lr does not change how files are read"):
+        inspect_path(str(tmp_path / "t.csv"), ["train.lr=1"])
+
+
 def test_what_cannot_be_read_is_an_error_that_names_the_file(tmp_path):
     with pytest.raises(UserError, match=r"nowhere.csv: there is no such file"):
         inspect_path(str(tmp_path / "nowhere.csv"))

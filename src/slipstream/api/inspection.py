@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slipstream.api.arguments import Overrides, parse_overrides
 from slipstream.api.messages import speak_python
 
 if TYPE_CHECKING:
@@ -98,13 +99,15 @@ def _escape(page: str) -> str:
 
 
 @speak_python
-def inspect(path: str | os.PathLike[str]) -> Inspection:
+def inspect(path: str | os.PathLike[str], *, overrides: Overrides = ()) -> Inspection:
     """Look at files without a config: columns, gaps, suspicious values, and a config to begin with.
 
     Files are read once, in batches, so that memory stays small however large they are.
 
     Args:
         path: A file, a folder or a pattern such as `"cells/*.csv"`.
+        overrides: How files are read, as in `"data.encoding=cp1252"`: data.encoding, data.decimal,
+            data.skip_rows, data.sheet, data.variable.
 
     Returns:
         An `Inspection`.
@@ -118,4 +121,4 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
     """
     from slipstream.inspection.api import inspect_path
 
-    return Inspection(inspect_path(os.fspath(path)))
+    return Inspection(inspect_path(os.fspath(path), parse_overrides(overrides)))

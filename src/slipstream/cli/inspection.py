@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from slipstream.cli.options import Json, Quiet, parse_path
+from slipstream.cli.options import Json, Quiet, Set, parse_path
 from slipstream.cli.output import handle_errors, print_result
 from slipstream.errors import UserError
 
@@ -25,10 +25,15 @@ def inspect(
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing config.")] = False,
+    set_: Set = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Show what files hold: columns, gaps, suspicious values, and a config to begin with."""
+    """Show what files hold: columns, gaps, suspicious values, and a config to begin with.
+
+    --set takes what says how files are read: data.encoding, data.decimal, data.skip_rows,
+    data.sheet, data.variable.
+    """
     with handle_errors(as_json):
         if write is not None and write.exists() and not force:
             raise UserError(f"{write}: exists; pass --force to replace it, or name another file")
@@ -39,7 +44,7 @@ def inspect(
         from slipstream.terminal.inspection import print_inspection
 
         avoid_pandas()
-        findings = inspect_path(path)
+        findings = inspect_path(path, tuple(set_ or ()))
         result: dict[str, Any] = findings.to_dict()
         if write is not None:
             try:

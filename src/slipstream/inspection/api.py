@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from slipstream import config as configs
+from slipstream.config import Config
+from slipstream.data.io.options import ReadOptions
+from slipstream.errors import UserError
 from slipstream.inspection.problems import Remark, list_problems
 from slipstream.inspection.profiles import NUMBER, TEXT, TIME, ColumnProfile
 from slipstream.inspection.proposal import Proposal, describe_series
-from slipstream.inspection.reading import open_tables
+from slipstream.inspection.reading import EVERY_SHEET, open_tables
 from slipstream.inspection.survey import Survey, survey_tables
 from slipstream.reporting.formatting import find_unit
 from slipstream.reporting.inspection import Course
 
 SPARK_WIDTH = 32
+READING = ("encoding", "decimal", "skip_rows", "sheet", "variable")
+"""Settings of `[data]` that say how files are read"""
 
 
 @dataclass(frozen=True)
@@ -112,8 +119,17 @@ class Findings:
         return self.proposal.to_toml()
 
 
-def inspect_path(path: str) -> Findings:
-    """Read a file, a folder or a pattern once, and look at it."""
-    survey = survey_tables(open_tables(path), path)
-    proposal = Proposal(survey, path)
+def inspect_path(path: str, overrides: Sequence[str] = ()) -> Findings:
+    """Read a file, a folder or a pattern once, and look at it; `overrides` say how it is read."""
+    config = configs.load({}, overrides)
+    for name in configs.list_differences(Config(), config):
+        if name.removeprefix("data.") not in READING:
+            known = ", ".join(f"data.{one}" for one in READING)
+            raise UserError(f"{name} does not change how files are read; inspect takes {known}")
+    values = config.data.model_dump(mode="json", include=set(READING))
+    settings = {name: value for name, value in values.items() if value is not None}
+    options = ReadOptions.from_data(config.data)
+    options = options if options.sheets else options._replace(sheets=EVERY_SHEET.sheets)
+    survey = survey_tables(open_tables(path, options), path)
+    proposal = Proposal(survey, path, settings)
     return Findings(path, survey, proposal, list_problems(proposal, path))

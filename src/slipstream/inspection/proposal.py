@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,13 @@ SETS = ("train", "val", "test")
 class Proposal:
     """Settings with the reason for each that needs one."""
 
-    def __init__(self, survey: Survey, path: str) -> None:
+    def __init__(self, survey: Survey, path: str, settings: Mapping[str, Any]) -> None:
         self.survey, self.path = survey, path
         self.series = survey.find_series_columns()
         self.reasons: dict[str, str] = {}
         self.roles: dict[str, str] = {}
-        self.data: dict[str, Any] = {"path": path}
-        if survey.has_sheets:
+        self.data: dict[str, Any] = {"path": path, **settings}
+        if survey.has_sheets and "sheet" not in settings:
             self.data["sheet"] = "*"
             self.reasons["sheet"] = "every sheet is a series"
         self._choose_marks()

@@ -18,6 +18,7 @@ from slipstream.data.io.table import DataTable
 LARGE_BYTES = 32 << 20
 """Size of a text file from which on it is read block by block"""
 BATCH_VALUES = 4_000_000
+EVERY_SHEET = ReadOptions(sheets=("*",))
 Batch = dict[str, pa.ChunkedArray]
 
 
@@ -39,9 +40,8 @@ class OpenTable(NamedTuple):
     """The sheet of a workbook of which several are read"""
 
 
-def open_tables(path: str) -> Iterator[OpenTable]:
+def open_tables(path: str, options: ReadOptions = EVERY_SHEET) -> Iterator[OpenTable]:
     """Open every table of a file, a folder or a pattern, one after the other."""
-    options = ReadOptions(sheets=("*",))
     if path.startswith(SIMULATED):
         for table in files.read_tables(Data(path=path), None):
             yield _open_table(table, None)
@@ -49,7 +49,7 @@ def open_tables(path: str) -> Iterator[OpenTable]:
     folder, paths = files.expand_path(Path(path))
     for file in paths:
         name = file.relative_to(folder).as_posix()
-        if _is_large_text(file):
+        if options == EVERY_SHEET and _is_large_text(file):
             yield _open_text(file, name)
         else:
             for table in files.read_parts(file, name=name, options=options):

@@ -15,7 +15,8 @@ from slipstream.engine.lanes import flat_optim
 from slipstream.engine.lanes import pack as packs
 from slipstream.engine.lanes.capacity import check_compatible
 from slipstream.engine.lanes.gradients import _start_threads
-from slipstream.engine.lanes.lane import EpochStart, Lane
+from slipstream.engine.lanes.lane import EpochStart, Lane, Pace
+from slipstream.engine.lanes.schedule import compute_lrs
 from slipstream.engine.single import resolve_settings
 from tests.conftest import KINDS, close, slow, small_config, small_dataset, waves
 from tests.engine.steps import run_steps
@@ -94,6 +95,26 @@ def same_as_alone(lanes, dataset, pack, losses, *, rel=1e-5):
         )
         assert all(found[name].shape == weights[name].shape for name in names)
         close(flat, reference, rel=rel)
+
+
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+def test_new_rates_reach_the_steps_to_come_of_one_lane_alone(device):
+    dataset = small_dataset(configured())
+    lanes = lanes_of([{}, {"seed": 1}], dataset, device=device)
+    whole, changed = (packed(lanes, dataset, "together", capture=device == "cuda") for _ in "ab")
+    paced = EpochStart(0, step=3, pace=Pace(3, 0.5, 1.0))
+    with whole.plan.flags():
+        for pack in (whole, changed):
+            pack.begin({0: EpochStart(), 1: EpochStart()})
+            for step in range(6):
+                if pack is changed and step == 3:
+                    pack.update_rates({0: paced})
+                pack.advance()
+    assert torch.equal(whole.losses[:, :4], changed.losses[:, :4])  # the third step's rate is old
+    assert torch.equal(whole.losses[1], changed.losses[1])
+    assert not torch.equal(whole.losses[0, 4:6], changed.losses[0, 4:6])
+    rates = compute_lrs(lanes[0].config.train, paced, changed.num_steps(0))
+    close(changed.buffers["rates"][0, : len(rates)], rates, rel=1e-6)
 
 
 @pytest.mark.parametrize("activation", ["silu", slow("gelu"), slow("tanh"), slow("elu")])
