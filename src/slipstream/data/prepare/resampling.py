@@ -16,7 +16,6 @@ out. A missing value counts as no row of its column.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -90,15 +89,17 @@ class _Neighbors:
 
 def resample(
     times: Times,
-    columns: Mapping[str, Floats],
+    columns: dict[str, Floats],
     *,
     every: str | float,
     method: str = "mean",
     limit: str | float | None = None,
+    keep: bool = True,
 ) -> Resampled:
     """Return the series with one row every `every`; rows further apart than `limit` keep their gap.
 
-    Without a `limit`, it is three times `every`.
+    Without a `limit`, it is three times `every`. Without `keep`, each column is removed from
+    `columns` when its new one is there, so that not all of both are in memory.
     """
     steps = np.diff(times)
     if len(steps) and steps.min() <= 0:
@@ -119,10 +120,10 @@ def resample(
     if not neighbors.usable.all():
         grid = replace(grid, times=grid.times[neighbors.usable])
         neighbors = _find_neighbors(times, grid, method)
-    result = {
-        name: _sample_column(times, values, grid, neighbors, method)
-        for name, values in columns.items()
-    }
+    result = {}
+    for name in list(columns):
+        values = columns[name] if keep else columns.pop(name)
+        result[name] = _sample_column(times, values, grid, neighbors, method)
     return Resampled(grid.times, result, neighbors.before)
 
 

@@ -84,6 +84,7 @@ def _resample(frame: SeriesFrame, config: ResampleStep) -> SeriesFrame:
         every=config.every,
         method=config.method,
         limit=config.limit,
+        keep=False,  # this frame is not used again
     )
     step, _ = resampling.get_lengths(frame.times, config.every, config.limit)
     return replace(
