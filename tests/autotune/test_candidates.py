@@ -2,6 +2,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+import torch
+
 from slipstream.autotune import candidates
 from slipstream.autotune.rules import make_plan
 from slipstream.config import Config
@@ -33,3 +36,19 @@ def test_cudnn_is_tried_first_where_our_own_kernels_are_the_start():
     assert candidates.get_cudnn_override("tf32", own) == {"cudnn": ("persistent", "persistent")}
     assert not candidates.get_cudnn_override("fp16", own)
     assert not candidates.get_cudnn_override("tf32", chosen)
+
+
+@pytest.mark.parametrize(
+    ("capability", "expected"),
+    [((7, 5), ["fp32", "fp16"]), ((8, 6), ["fp32", "tf32", "fp16", "bf16"])],
+    ids=["Turing", "Ampere"],
+)
+def test_a_gpu_is_offered_the_precisions_that_it_has(monkeypatch, capability, expected):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    config = Config(model={"kind": "mlp"})
+    plan = make_plan(Config(model={"kind": "mlp"}, engine={"device": "cpu"}), data_bytes=0)
+    hardware = plan.hardware | {"gpu": "Tesla T4"}
+    plan = replace(plan, device=torch.device("cuda"), hardware=hardware, precision="none")
+    every = candidates.list_candidates(config, plan)
+    names = [one.change(plan) for one in every if one.setting == "precision"]
+    assert names == expected

@@ -14,7 +14,7 @@ triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from slipstream.kernels import counter_rng, layer_norm, short_attention  # noqa: E402
+from slipstream.kernels import adam, counter_rng, dropout, layer_norm, short_attention  # noqa: E402
 from slipstream.kernels.rnn import (  # noqa: E402
     cell,
     fused,
@@ -230,6 +230,27 @@ def test_norms_and_draws_fit(card, sizes):
         constants = {"MIX": rng.MIX, "BITS": rng.BITS, "SIGNED": signed, "BLOCK": counter_rng.BLOCK}
         types = DRAW_TYPES | {"out": f"*{kind}"}
         needs = compiled(counter_rng._draw, card, constants, warps=4, types=types)
+        assert (needs.shared, needs.stack) == (0, 0)
+
+
+ADAM_TYPES = dict.fromkeys(("weights", "grads", "first", "second"), "*fp32")
+ADAM_TYPES |= dict.fromkeys(("lr", "decay", "count", "divisor"), "*fp32") | {"moves": "*i1"}
+ADAM_TYPES |= dict.fromkeys(("P", "row", "grad_row"), "i32")
+DROP_TYPES = {"keys": "*i64", "rates": "*fp32", "B": "i32", "rows": "i32"}
+
+
+@pytest.mark.parametrize("card", [CARDS[-1], TURING], ids=str)
+def test_updates_and_dropout_take_no_shared_memory(card):
+    constants = {"BETA1": 0.9, "BETA2": 0.999, "LOG1": -0.1, "LOG2": -0.001, "EPSILON": 1e-8}
+    constants |= {"DECOUPLED": True, "PIECE": adam.MAX_PIECE, "BLOCK": adam.BLOCK}
+    needs = compiled(adam._adam, card, constants, warps=4, types=ADAM_TYPES)
+    assert (needs.shared, needs.stack) == (0, 0)
+    numbers = {"MIX": rng.MIX, "UNIT": 3, "SITE": 5, "LAST": 7, "DIRECTION": 11, "DIRECTIONS": 1}
+    for kind, D in (("fp16", 64), ("fp32", 200)):
+        wide = triton.next_power_of_2(D)
+        constants = numbers | {"D": D, "DP": wide, "BR": dropout.ELEMENTS // wide}
+        types = DROP_TYPES | dict.fromkeys(("x", "out"), f"*{kind}")
+        needs = compiled(dropout._drop, card, constants, warps=4, types=types)
         assert (needs.shared, needs.stack) == (0, 0)
 
 

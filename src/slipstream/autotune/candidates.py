@@ -128,11 +128,12 @@ def list_candidates(config: Config, plan: Plan) -> Iterator[PlanCandidate]:
         name = "persistent" if on_gpu else "PyTorch's layers"
         yield PlanCandidate("cudnn", name, use_persistent_cudnn)
     if on_gpu and engine.precision == "auto":
-        hint = machine.find_gpu_hint(plan.hardware["gpu"])
+        hint, is_recent = machine.find_gpu_hint(plan.hardware["gpu"]), machine.has_tf32(plan.device)
         half = ["fp16", "bf16"] if hint and hint.half == "fp16" else ["bf16", "fp16"]
-        if recurrent:  # cuDNN's bf16 recurrence has no persistent kernels
+        # cuDNN's bf16 recurrence has no persistent kernels; before Ampere, bf16 is emulated
+        if recurrent or not is_recent:
             half = ["fp16"]
-        for precision in ("fp32", *["tf32"] * machine.has_tf32(plan.device), *half):
+        for precision in ("fp32", *["tf32"] * is_recent, *half):
             also = get_cudnn_override(precision, plan)
             yield from make_candidates("precision", precision, also=also)
     if not on_gpu and engine.threads == "auto":
