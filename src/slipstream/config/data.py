@@ -180,9 +180,9 @@ class Data(Section):
     """`"regress"` predicts numbers; `"classify"` predicts one of several classes (the target is a
     column of integers or text, or comes from `labels`)."""
     time: str | Names | None = None
-    """The column that orders the rows and reveals gaps: timestamps, dates or numbers. Several
-    columns (`["Date", "Time"]`) are joined by a space, or added where they hold dates and times of
-    day."""
+    """The column that orders the rows and reveals gaps: timestamps, dates, numbers, or times since
+    a start (`25:19:08.5`, in seconds). Several columns (`["Date", "Time"]`) are joined by a space,
+    or added where they hold dates and times of day."""
     time_format: str | None = None
     """Format of text in the time column, as for Python's strptime (`"%d.%m.%Y %H:%M"`, with `%f`
     for fractions of a second); ISO 8601 needs none."""

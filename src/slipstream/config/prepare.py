@@ -161,7 +161,7 @@ class JoinStep(Section):
 
     step: Literal["join"] = "join"
     path: str
-    """The file to join: CSV, Parquet or Arrow."""
+    """The file to join, of any format that `data.path` takes."""
     time: str | None = None
     """Its time column; by default the name of `data.time`."""
     time_format: str | None = None

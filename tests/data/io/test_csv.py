@@ -215,3 +215,23 @@ def test_thousands_separators_are_refused_with_the_fix(tmp_path, cell):
     assert columns.is_numeric(source, "a")
     with pytest.raises(UserError, match=r't.csv, line 2, column "a": .*thousands separators; writ'):
         columns.read_numbers(source, "a", "x")
+
+
+@pytest.mark.parametrize("padding", ["", ",,,,,,"])
+def test_the_export_of_a_cycler_is_read_as_it_is(tmp_path, padding):
+    block = ["Test ID,585", "Cell,HG2 7", "Capacity, 3", "", "Started,11/7/2018 10:49:25 AM"]
+    names = "Stamp,Step,State,Clock,Program,Voltage,Current,Temperature,"
+    units = ",,,,,[V],[A],[C],"
+    rows = [f"11/7/2018 5:0{i}:07 PM,3,DCH,25:0{i}:08.5,P1,3.{i},-1.5,25.0," for i in range(5)]
+    lines = [line and line + padding for line in block] + [names, units, *rows]
+    (tmp_path / "t.csv").write_text("\n".join(["", *lines]))
+    source = read_file(tmp_path / "t.csv", name="t.csv")
+    assert source.column_names == tuple(names.rstrip(",").split(","))
+    assert source.num_rows == 5
+    assert source.files[0].units == {"Voltage": "V", "Current": "A", "Temperature": "C"}
+    assert source.files[0].notes[0] == "lines 1 to 6 are above the names (data.skip_rows = 6)"
+    assert columns.read_times(source, "Clock", None).tolist() == [
+        90008.5 + 60 * i for i in range(5)
+    ]
+    stamps = columns.read_times(source, "Stamp", "%m/%d/%Y %I:%M:%S %p")
+    assert np.diff(stamps).tolist() == [60e6] * 4

@@ -52,6 +52,8 @@ def test_rows_above_the_names_that_may_be_values_are_not_passed_over():
         ("1,V,A", None),
         ("s,NA,NA", None),
         ("low,high,odd", None),
+        ("-,-,-", None),
+        ("--,,", None),
     ],
 )
 def test_a_row_of_units_is_told_from_values(row, units):
@@ -84,3 +86,15 @@ def test_any_rows_have_a_layout_or_are_blank(rows):
         assert not any(cell for row in rows for cell in row)
     else:
         assert 0 <= layout.first_name_row < layout.first_value_row <= len(rows)
+
+
+CELLS = st.sampled_from(["", "1", "-2.5", "1,5", "x", "low", "NA", "2024-01-01", "b c", "7e3"])
+
+
+@given(st.integers(1, 4).flatmap(lambda n: st.lists(st.lists(CELLS, min_size=n, max_size=n))))
+def test_names_in_the_first_row_are_never_passed_over(rows):
+    names = ["time", "u", "i", "note"][: len(rows[0]) if rows else 2]
+    layout = find_layout([names, *rows])
+    assert layout.names[: len(names)] == names
+    assert layout.first_name_row == 0
+    assert layout.first_value_row == 1  # none of these cells is a unit

@@ -2,11 +2,15 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipstream import UserError
+from slipstream.data.io import columns
+from slipstream.data.io.table import read_memory
 from slipstream.data.io.times import parse_times
 
 
@@ -63,3 +67,23 @@ def test_the_format_that_every_cell_has_is_suggested(cells, formats):
     assert wrong.endswith("data.time_format = " + " or ".join(f'"{one}"' for one in formats))
     for time_format in formats:
         assert parse_times(pa.chunked_array([cells]), time_format)[1] is None
+
+
+@pytest.mark.parametrize(
+    ("cells", "wanted"),
+    [
+        (["00:00:00", "00:01:00.5", "25:19:08.386"], [0, 60.5, 91148.386]),
+        ([" 0d 00:00:01.00", "1d 01:00:00"], [1, 90000]),
+        (["9:59:59", "10:00:00"], [35999, 36000]),
+    ],
+)
+def test_times_since_a_start_are_seconds(cells, wanted):
+    got = columns.read_times(read_memory({"t": cells}), "t", None)
+    assert got.dtype == np.float64
+    assert got.tolist() == pytest.approx(wanted, abs=1e-9)
+
+
+@pytest.mark.parametrize("cell", ["12:60:00", "12:00", "-1:00:00", "", "12:00:00 PM"])
+def test_other_texts_with_colons_are_no_times_since_a_start(cell):
+    with pytest.raises(UserError, match=r'row 2, column "t"'):
+        columns.read_times(read_memory({"t": ["00:00:00", cell]}), "t", None)

@@ -149,13 +149,16 @@ def read_codes(
 def read_times(
     table: DataTable, name: str, time_format: str | None, setting: str = "data.time"
 ) -> npt.NDArray[np.int64] | npt.NDArray[np.float64]:
-    """Read times: microseconds (int64) for dates and timestamps, float64 for plain numbers."""
+    """Read times: microseconds (int64) for dates and timestamps, float64 for plain numbers, and
+    for times since a start (25:19:08) in seconds."""
     values = read_column(table, name, setting)
     kind = values.type
     if is_text(kind):
         if time_format is None and is_numeric(table, name):
             return _read_number_times(table, name, setting)
         values = _parse_times(table, name, values, time_format)
+        if pa.types.is_floating(values.type):
+            return np.asarray(values.to_numpy(), dtype=np.float64)
     elif _is_numeric(kind):
         return _read_number_times(table, name, setting)
     elif not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
@@ -234,7 +237,8 @@ def _parse_times(
     table: DataTable, name: str, values: pa.ChunkedArray, time_format: str | None
 ) -> pa.ChunkedArray:
     text = pc.utf8_trim_whitespace(values.cast(pa.string()))
-    parsed, wrong = times.parse_times(text, time_format)
+    elapsed = times.parse_elapsed(text) if time_format is None else None
+    parsed, wrong = elapsed or times.parse_times(text, time_format)
     if wrong is None:
         return parsed
     raise UserError(f'{table.locate_cell(parsed, name)}: "{str(text[parsed])[:40]}" {wrong}')

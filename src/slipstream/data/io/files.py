@@ -98,7 +98,7 @@ def _simulate(path: str) -> DataTable:
     if path not in embedded:
         known = " and ".join(f'"{name}"' for name in embedded)
         raise UserError(f'data.path is "{path}", but the embedded data sets are {known}')
-    return wrap_table(embedded[path](), path)
+    return wrap_table(embedded[path](), path, format="simulated")
 
 
 def read_files(paths: Iterable[str], options: ReadOptions = PLAIN) -> Iterator[DataTable]:

@@ -210,10 +210,11 @@ def _find_units(names: list[str], below: Rows) -> dict[str, str] | None:
     if any(_has_digit(unit) and _has_digit(value) for unit, value in others):
         return None  # a date above a date
     known = sum(bool(UNIT.fullmatch(unit)) for unit in units.values())
-    if not units or 2 * known < len(units) or not all(map(_may_be_unit, units.values())):
+    if 2 * known < len(units) or not all(map(_may_be_unit, units.values())):
         return None
     plain = {name: unit.strip("[]()- ") for name, unit in units.items()}
-    return {name: unit for name, unit in plain.items() if name and unit}
+    # a row of dashes alone has no values: they mean "missing"
+    return {name: unit for name, unit in plain.items() if name and unit} or None
 
 
 def _has_digit(cell: str) -> bool:

@@ -15,6 +15,11 @@ DATES = (
     *("%Y/%m/%d", "%Y.%m.%d", "%Y%m%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y"),
     *("%d.%m.%y", "%d/%m/%y", "%m/%d/%y", "%b %d %Y", "%b %d, %Y", "%d %b %Y", "%d-%b-%Y"),
 )
+ELAPSED = (
+    r"(?:(?P<days>\d+) ?d(?:ays?)? )?"
+    r"(?P<hours>\d+):(?P<minutes>[0-5]\d):(?P<seconds>[0-5]\d(?:\.\d+)?)"
+)
+"""Times since a start, as cyclers write them"""
 CLOCKS = (
     "",
     " %H:%M:%S",
@@ -28,6 +33,25 @@ CLOCKS = (
 
 
 ISO = r"^\d{4}-\d{2}-\d{2}([ T]\d{2}:\d{2}(:\d{2}(\.\d{1,6})?)?)?$"
+
+
+def parse_elapsed(
+    text: pa.ChunkedArray,
+) -> tuple[pa.ChunkedArray, None] | tuple[int, str] | None:
+    """Parse times since a start, 25:19:08.386 or 1d 01:19:08, as seconds; None if the first cell is
+    none. Where another one is none, return it and what is wrong with it."""
+    if not len(text) or not re.fullmatch(ELAPSED, str(text[0])):
+        return None
+    parts = pc.extract_regex(text, pattern=f"^{ELAPSED}$")
+    if parts.null_count:
+        bad = pc.index(pc.is_null(parts), True).as_py()
+        return bad, f'is not a time since a start, as "{text[0]}" in the first row is; correct it'
+    seconds = pa.scalar(0.0)
+    for name, size in {"days": 86400.0, "hours": 3600.0, "minutes": 60.0, "seconds": 1.0}.items():
+        field = pc.struct_field(parts, name)
+        number = pc.if_else(pc.equal(field, ""), "0", field).cast(pa.float64())
+        seconds = pc.add(seconds, pc.multiply(number, size))
+    return seconds, None
 
 
 def parse_times(
