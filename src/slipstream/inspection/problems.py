@@ -84,12 +84,13 @@ def _check(column: ColumnProfile, proposal: Proposal) -> Iterator[Remark]:
 def _describe(column: ColumnProfile, proposal: Proposal) -> Iterator[str]:
     if column.kind == EMPTY:
         yield "holds no value"
+    if column.kind == EMPTY or column.name in proposal.survey.scalars:  # a note says so
         return
     role = proposal.roles.get(column.name, "")
     if column.num_missing:
         share = format_number(100 * column.num_missing / column.num_rows, figures=2)
         yield f"{share} % of the values are missing (data.missing)"
-    if column.kind == TEXT and not role:
+    if column.kind == TEXT and not role and not column.is_constant:
         count = "many" if column.num_distinct is None else f"{column.num_distinct:,}"
         yield f"text, {count} different values: not an input"
     if column.is_constant:

@@ -76,7 +76,8 @@ def describe_time(time: dict[str, Any]) -> str:
     step = time["step"]
     every = "" if step is None else f", every {format_step(step, is_date)}"
     gaps = format_count(time["gaps"], "gap") if time["gaps"] else "no gaps"
-    return f"time: {names}, {time['first']} to {time['last']}{every}, {gaps}"
+    first, last = (one if is_date else f"{one:.6g}" for one in (time["first"], time["last"]))
+    return f"time: {names}, {first} to {last}{every}, {gaps}"
 
 
 def describe_range(column: dict[str, Any]) -> str:

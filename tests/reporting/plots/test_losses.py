@@ -2,7 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from slipstream.reporting.plots.losses import describe_curves, draw_loss_curves
+from slipstream.reporting.plots.losses import (
+    describe_curves,
+    draw_lane_losses,
+    draw_loss_curves,
+    draw_losses,
+)
 
 
 def epochs(train, val, **extra):
@@ -22,6 +27,16 @@ def test_curves_of_several_runs_share_a_chart():
     assert page.count("<svg") == 1
     many = {f"run {i}": first for i in range(9)}
     assert "stroke-dasharray" in draw_loss_curves(many)
+
+
+def test_the_low_rate_of_the_model_is_marked():
+    curves, low = epochs([1.0, 0.5], [0.9, 0.6]), {"event": "exploit", "epoch": 1}
+    assert "low rate" not in draw_losses(curves, 2, "loss")
+    assert "low rate" in draw_losses([*curves, low], 2, "loss")
+    lanes = [{"lane": n, "best": n == 1, "best_epoch": 2} for n in range(2)]
+    curves = [*epochs([1.0], [0.9], lane=0), *epochs([1.0], [0.9], lane=1)]
+    assert "low rate" not in draw_lane_losses([*curves, low | {"lane": 0}], lanes, "loss")
+    assert "low rate" in draw_lane_losses([*curves, low | {"lane": 1}], lanes, "loss")
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ Events = Sequence[dict[str, Any]]
 DASHES = ("", "6 3", "2 3")
 """Tell apart more curves than there are colours"""
 MAX_POINTS = 1500
+NOTE_HEIGHT = 0.85
 RISE = 0.1
 """How much the validation loss must rise after its best epoch to be worth a remark"""
 
@@ -84,7 +85,9 @@ def mark_exploit(chart: Chart, events: Events, lane: int = 0) -> None:
     """Mark where the epochs at a low learning rate began, if they did."""
     for e in events:
         if e["event"] == "exploit" and e.get("lane", 0) == lane:
-            chart.vline(e["epoch"], dash="6 3", note="low rate")
+            chart.vline(e["epoch"], dash="6 3")
+            # below the note on the best epoch, which may be near
+            chart.note(e["epoch"], chart.y.find_value(NOTE_HEIGHT), "low rate")
 
 
 def describe_curves(epochs: Events) -> str:
