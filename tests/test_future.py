@@ -373,3 +373,44 @@ def test_a_column_that_tells_the_target_of_its_row_is_noted(tmp_path):
     table["planned"] = table["load"].to_numpy(zero_copy_only=False) * 2 + 1
     run = slipstream.train(job(tmp_path, model={"kind": "linear"}), pa.table(table))
     assert any('"planned" tells the target "load"' in note for note in run.summary["notes"])
+
+
+def test_raw_rows_are_prepared_and_forecast_as_in_training(tmp_path):
+    start = datetime.datetime(2026, 1, 1)
+    draw, rows = np.random.default_rng(0), 1600
+    minutes = [start + datetime.timedelta(minutes=15 * row) for row in range(rows + 16)]
+    planned = np.repeat(draw.standard_normal(rows // 4 + 4), 4)
+    load = 20 + 3 * planned + np.sin(np.arange(len(planned)) / 9)
+    unknown = np.arange(len(planned)) >= rows
+    table = pa.table({"time": minutes, "planned": planned, "load": pa.array(load, mask=unknown)})
+    hours = minutes[::16]
+    weather = {"time": hours, "wind": draw.standard_normal(len(hours))}
+    pa.parquet.write_table(pa.table(weather), tmp_path / "weather.parquet")
+    config = job(
+        tmp_path,
+        data={
+            "future": ["planned", "change", "hour_sin", "hour_cos"],
+            "prepare": [
+                {"step": "resample", "every": "1h"},
+                {"step": "filter", "kind": "ema", "columns": ["load"], "rows": 6, "into": ["slow"]},
+                {"step": "formula", "name": "change", "value": "diff(planned, 1)"},
+                {"step": "join", "path": str(tmp_path / "weather.parquet"), "period": "4h"},
+                {"step": "calendar", "features": ["hour"]},
+            ],
+        },
+        train={"epochs": 2},
+    )
+    run = slipstream.train(config, table)
+    assert any("left out 4 rows at its end" in note for note in run.summary["notes"])
+    assert slipstream.load(run.run).inputs == (
+        *("planned", "change", "hour_sin", "hour_cos", "slow", "wind", "load"),
+    )
+    written = pyarrow.parquet.read_table(run.run / "predictions.parquet")
+    again = slipstream.predict(run.run, table, every=True)
+    both = written.join(again, ["time", "step"], right_suffix="_again")
+    assert len(both) == len(written) > 100
+    np.testing.assert_allclose(both["load_predicted_again"], both["load_predicted"], rtol=1e-5)
+    last = slipstream.predict(run.run, table)["time"].to_pylist()
+    assert last == [minutes[rows] + datetime.timedelta(hours=step) for step in range(HORIZON)]
+    with pytest.raises(UserError, match="has no such row"):
+        slipstream.predict(run.run, table[:rows])

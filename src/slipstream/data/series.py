@@ -316,7 +316,11 @@ def _split_table(
         fixed = _read_static(table, static, rows, name)
         breaks = np.arange(len(rows)) == 0
         series = _TableSeries(name, table, rows, fixed, times, breaks, groups[at])
-        yield series if table.padded is None else replace(series, padded=table.padded[at])
+        if table.padded is not None:
+            series = replace(series, padded=table.padded[at])
+        if table.ahead is not None:
+            series = replace(series, ahead=int(table.ahead[at].sum()))
+        yield series
 
 
 def _sort_by_series(
@@ -427,8 +431,9 @@ def _find_ahead(
             mine = series.pick(known)
             last = len(mine) - int(mine[::-1].argmax()) if mine.any() else 0
             ends[i] = max(ends[i], last)
-    added = every[0].table.rows_ahead
-    ends = [min(end, len(series.breaks) - added) for series, end in zip(every, ends, strict=True)]
+    ends = [
+        min(end, len(series.breaks) - series.ahead) for series, end in zip(every, ends, strict=True)
+    ]
     marked = [
         replace(series, ahead=len(series.breaks) - end) if end > 0 else series
         for series, end in zip(every, ends, strict=True)

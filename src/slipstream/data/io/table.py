@@ -114,8 +114,9 @@ class DataTable:
     """Rows that are no series' own, before its first; None where there are none"""
     look_ahead: int = 0
     """How many rows ahead a value may depend on, because of a step of `data.prepare`"""
-    rows_ahead: int = 0
-    """Rows at the end of each series that were added to predict them, with nothing but times"""
+    ahead: npt.NDArray[np.bool_] | None = None
+    """Rows at the end of each series that steps of `data.prepare` were given to predict, with
+    nothing but what is known ahead; None where they were given none"""
 
     @cached_property
     def column_set(self) -> frozenset[str]:

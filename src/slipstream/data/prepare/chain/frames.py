@@ -45,6 +45,8 @@ class SeriesFrame:
     """Which of `rows` each row was made from, or the last of several"""
     padding: int = 0
     """How many rows come before the first one of the file"""
+    ahead: int = 0
+    """How many rows at the end are to be predicted, with nothing but what is known ahead"""
 
     @property
     def num_rows(self) -> int:
@@ -62,6 +64,7 @@ class SeriesFrame:
             columns={name: values[begin:end] for name, values in self.columns.items()},
             origin=self.origin[begin:end],
             padding=max(self.padding - begin, 0),
+            ahead=max(self.ahead - (self.num_rows - end), 0),
         )
 
     def extend(self, rows: int) -> SeriesFrame:
@@ -77,6 +80,7 @@ class SeriesFrame:
                 for name, values in self.columns.items()
             },
             origin=np.concatenate([list_rows(self.origin), np.full(rows, self.origin[-1])]),
+            ahead=self.ahead + rows,
         )
 
     def list_source_rows(self) -> Ints | range:
@@ -133,6 +137,9 @@ def build_table(
     padded = None
     if any(frame.padding for frame in frames):
         padded = np.concatenate([np.arange(f.num_rows) < f.padding for f in frames])
+    ahead = None
+    if any(frame.ahead for frame in frames):
+        ahead = np.concatenate([np.arange(f.num_rows) >= f.num_rows - f.ahead for f in frames])
     num_rows = sum(frame.num_rows for frame in frames)
     new = (name for name in columns if name not in source.column_set)
     return replace(
@@ -144,6 +151,7 @@ def build_table(
         row_groups=(),
         source_rows=rows,
         padded=padded,
+        ahead=ahead,
     )
 
 

@@ -87,8 +87,12 @@ def _resample(frame: SeriesFrame, config: ResampleStep) -> SeriesFrame:
         keep=False,  # this frame is not used again
     )
     step, _ = resampling.get_lengths(frame.times, config.every, config.limit)
+    ahead = 0
+    if frame.ahead:  # a row that holds the last value, or a mean of fewer rows, is ahead too
+        ahead = int((result.times > frame.times[-frame.ahead - 1]).sum())
     return replace(
         frame,
+        ahead=ahead,
         times=result.times,
         columns=result.columns,
         origin=list_rows(frame.origin)[result.rows],

@@ -139,6 +139,11 @@ class StepPlan:
         has_join = any(isinstance(step.config, JoinStep) for step in mine.steps)
         return set(names) <= set(mine.written) and not (has_join or mine.list_sources())
 
+    def trace_to_file(self, names: Collection[str], columns: Collection[str]) -> set[str]:
+        """Return the columns of a file that these columns are, or are made from."""
+        sources = select_steps(self, names).list_sources()
+        return {name for name in (*names, *sources) if name in columns}
+
     def list_sources(self) -> dict[str, str]:
         """Return the columns that steps read from the file, and the first step that does."""
         new: set[str] = set()

@@ -11,7 +11,7 @@ import numpy as np
 from slipstream.config import Data
 from slipstream.config.prepare import JoinStep, OutliersStep, PadStep, ResampleStep
 from slipstream.data.io import csv
-from slipstream.data.io.columns import is_numeric, require_column
+from slipstream.data.io.columns import is_numeric, read_numbers, require_column
 from slipstream.data.io.table import DataTable, MemoryReader, release_memory
 from slipstream.data.prepare.chain.frames import (
     SeriesFrame,
@@ -149,7 +149,7 @@ class PrepareChain:
             if not frames:
                 continue
             result = build_table(table, frames, stored, plan.labels, data.time_column)
-            result = replace(result, look_ahead=ahead, rows_ahead=self.ahead)
+            result = replace(result, look_ahead=ahead)
             built.append(result if final else add_positions(result, frames))
         if not built:
             raise UserError(f"{tables[0].name}: data.prepare leaves no series with a row")
@@ -168,12 +168,34 @@ class PrepareChain:
             if self.changes_rows:
                 names = dict.fromkeys(self._list_values(table), "data.inputs") | names
             frames = split_frames(table, self.data, names, first)
+            if self.data.future:
+                frames = self._mark_ahead(table, frames)
             first += sum(frame.num_rows for frame in frames)
             every.append(frames)
             if final and isinstance(table.reader, MemoryReader):
                 for name in self._list_stored([frames]):  # need not stay in memory beside the new
                     table.reader.columns.pop(name, None)
         return every
+
+    def _mark_ahead(self, table: DataTable, frames: list[SeriesFrame]) -> list[SeriesFrame]:
+        """Count the rows at the end of each series in which the targets, or where these are not
+        read the inputs, have no value: steps may hold or make values there."""
+        data, plan = self.data, self.plan
+        every = self.needed if self.needed is not None else self._list_values(table)
+        inputs = [name for name in every if name not in (*data.future, *data.static)]
+        observed = [name for name in inputs if name in (data.targets or inputs)] or inputs
+        sources = plan.trace_to_file(observed, table.column_set)
+        sources -= plan.trace_to_file(data.future, table.column_set)
+        ends = np.zeros(len(frames), dtype=np.int64)
+        for name in sources:
+            known = ~np.isnan(read_numbers(table, name, "data.inputs"))
+            for i, frame in enumerate(frames):
+                mine = np.flatnonzero(known[np.asarray(frame.rows)])
+                ends[i] = max(ends[i], mine[-1] + 1 if len(mine) else 0)
+        return [
+            replace(frame, ahead=frame.num_rows - int(end)) if end else frame
+            for frame, end in zip(frames, ends, strict=True)
+        ]
 
     def _list_values(self, table: DataTable) -> list[str]:
         """Return the columns of a table that hold values, not labels or ids."""
