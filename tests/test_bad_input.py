@@ -239,3 +239,24 @@ def test_no_data_at_all(tmp_path):
     found = CliRunner().invoke(app, ["train", str(tmp_path / "job.toml")])
     assert found.exit_code == 2
     assert "data.path is not set" in found.stderr
+
+
+WRONG_STEPS = {
+    'step = "fliter"': 'job.toml, line 9: data.prepare, step 2 is "fliter", which is no step; did you',
+    'step = "clip"\ncolums = ["a"]': 'colums is not a setting; did you mean "columns"?',
+    'step = "formula"\nname = "x"\nvalue = "a.__class__"': "data.prepare, step 2 (formula): ",
+    'step = "formula"\nname = "x"\nvalue = "aa + 1"': "table.csv: data.prepare, step 2 (formula)",
+    'step = "filter"\nkind = "butterworth"\ncolumns = ["a"]\ncutoff_hz = 2': "half their rate",
+}
+
+
+@pytest.mark.parametrize("step", WRONG_STEPS)
+def test_a_wrong_step_is_refused_with_its_number_and_the_fix(tmp_path, step):
+    (tmp_path / "table.csv").write_text(text())
+    steps = '[[data.prepare]]\nstep = "unit"\ncolumns = ["a"]\nunit = "V"\n[[data.prepare]]\n'
+    job = f'out = "{tmp_path}/runs"\n[data]\npath = "table.csv"\ntime = "time"\n{steps}{step}\n'
+    (tmp_path / "job.toml").write_text(job)
+    found = CliRunner().invoke(app, ["train", str(tmp_path / "job.toml")])
+    assert found.exit_code == 2
+    assert WRONG_STEPS[step] in " ".join(found.stderr.split())
+    assert not (tmp_path / "runs").exists()

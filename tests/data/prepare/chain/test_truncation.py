@@ -11,6 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from slipstream.data import dataset as datasets
+from slipstream.data.prepare.chain.replay import Replay
 from slipstream.errors import UserError
 from slipstream.scoring.baselines import fit_baselines
 from tests.conftest import small_config
@@ -217,3 +218,30 @@ def test_other_test_rows_change_neither_features_nor_scaler_labels_ranges_or_bas
                 for by_name, data in zip(chosen, sets, strict=True)
             )
             assert torch.equal(one, two), name
+
+
+def test_joined_rows_that_become_known_in_the_test_rows_change_nothing_before():
+    table = make_bars(240)
+    step = {"step": "join", "path": "hourly", "period": "4h"}
+    data = {"time": "time", "id": "name", "prepare": [step], "targets": ["close"], "context": 8}
+    config = small_config(data=data)
+    border = START + 15 * MINUTE * (
+        4 + round(0.8 * 236)
+    )  # four rows come before the first bar's end
+    times = HOURLY["time"].cast(pa.int64()).to_numpy()
+
+    def load(changed):
+        trend = HOURLY["trend"].to_numpy() + 5.0 * changed
+        joined = HOURLY.set_column(1, "trend", pa.array(trend))
+        return datasets.load_dataset(config, table, replay=Replay(joins={"hourly": joined}))
+
+    first, later, earlier = (
+        load(times + 4 * 60 * MINUTE >= border),
+        load(np.zeros(len(times), dtype=bool)),
+        load(times + 4 * 60 * MINUTE >= border - 15 * MINUTE * 12),
+    )
+    assert first.scaler == later.scaler
+    known = round(0.8 * 236)
+    assert torch.equal(*(one.memory.series.values[:known] for one in (first, later)))
+    assert not torch.equal(first.memory.series.values, later.memory.series.values)
+    assert not torch.equal(*(one.memory.series.values[:known] for one in (earlier, later)))
