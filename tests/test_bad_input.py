@@ -242,7 +242,7 @@ def test_no_data_at_all(tmp_path):
 
 
 WRONG_STEPS = {
-    'step = "fliter"': 'job.toml, line 9: data.prepare, step 2 is "fliter", which is no step; did you',
+    'step = "fliter"': 'job.toml, line 9: data.prepare, step 2 is "fliter", which is no step; did',
     'step = "clip"\ncolums = ["a"]': 'colums is not a setting; did you mean "columns"?',
     'step = "formula"\nname = "x"\nvalue = "a.__class__"': "data.prepare, step 2 (formula): ",
     'step = "formula"\nname = "x"\nvalue = "aa + 1"': "table.csv: data.prepare, step 2 (formula)",
