@@ -147,8 +147,12 @@ def build_cases(folder: Path, options: argparse.Namespace) -> Iterator[WholeCase
         if models > 1:
             config["train"] = config["train"] | {"repeats": models}
         if rest == "search":
-            models = 6 if small else TRIALS
-            config["tune"] = {"trials": models, "space": SPACE}
+            models = 4 if small else TRIALS
+            config["tune"] = {"trials": models, "space": dict(SPACE)}
+        if small:
+            config["model"] |= {"hidden": 8}
+            config["data"] |= {"stride": 4}
+            config.get("tune", {}).get("space", {}).pop("model.hidden", None)
         yield WholeCase(name, "tune" if rest == "search" else "train", config, models)
 
 
@@ -296,16 +300,15 @@ def build_tables(rows: Sequence[ResultRow], floor_s: float) -> list[ResultTable]
     cells = []
     for row in ours:
         beyond = row.median - row.extra["training_s"] - floor_s
-        peer, ratio = peers.get(row.case), ["", ""]
-        if peer is not None:
-            mark = " (extrapolated)" if peer.extra["extrapolated"] else ""
-            cpu = f"{row.extra['cpu_s']:.0f}"
-            if not peer.extra["extrapolated"]:
-                cpu += f" of {peer.extra['single_cpu_s']:.0f}"
-            ratio = [f"{peer.median:.1f}{mark}: {format_ratio(peer.median / row.median)}", cpu]
+        peer, beside, cpu = peers.get(row.case), "", f"{row.extra['cpu_s']:.0f}"
+        if peer is not None and peer.extra["extrapolated"]:
+            beside = f"{peer.median:.1f} (extrapolated): {format_ratio(peer.median / row.median)}"
+        elif peer is not None:
+            beside = f"{peer.median:.1f}: {format_ratio(peer.median / row.median)}"
+            cpu += f"; peer {peer.extra['single_cpu_s']:.0f}"
         spread = f"{row.median:.1f} ({min(row.repeats):.1f} to {max(row.repeats):.1f})"
         seconds = row.extra["first_s"], row.extra["training_s"], beyond
-        cells.append([row.case, spread, *(f"{one:.1f}" for one in seconds), *ratio])
+        cells.append([row.case, spread, *(f"{one:.1f}" for one in seconds), beside, cpu])
     peer_name = next((row.variant for row in peers.values()), "no peer")
     headings = ["case", "wall, s", "first time", "training", "beyond training and floor"]
     headings += [peer_name, "CPU time, s"]
