@@ -114,7 +114,7 @@ def test_new_rates_reach_the_steps_to_come_of_one_lane_alone(device):
     assert torch.equal(whole.losses[1], changed.losses[1])
     assert not torch.equal(whole.losses[0, 4:6], changed.losses[0, 4:6])
     rates = compute_lrs(lanes[0].config.train, paced, changed.num_steps(0))
-    close(changed.buffers["rates"][0, : len(rates)], rates, rel=1e-6)
+    close(changed.buffers["rates"][0, : len(rates)].cpu(), rates, rel=1e-6)
 
 
 @pytest.mark.parametrize("activation", ["silu", slow("gelu"), slow("tanh"), slow("elu")])

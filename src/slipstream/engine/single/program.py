@@ -19,7 +19,7 @@ from slipstream.engine.optim import LossScale
 from slipstream.engine.plan import Plan
 from slipstream.engine.single.step import SingleStep, build_step
 from slipstream.engine.single.task import TrainingTask
-from slipstream.errors import UserError
+from slipstream.errors import Interrupted, UserError
 from slipstream.models import OWN_KERNELS, build
 from slipstream.text import format_count
 
@@ -93,7 +93,7 @@ class SingleProgram:
         (self._epoch,) = epochs.values()
         frozen = optim.is_frozen(self.task.config.train, self._epoch.number)
         if self._step is None:
-            self._step = build_step(self.task, self.plan, frozen=frozen)
+            self._step = self._build_step(frozen)
             self._load_rows()
         elif self._step.frozen and not frozen:
             self._thaw()
@@ -161,19 +161,39 @@ class SingleProgram:
         why = recovery.first_line(error)
         if recovery.is_out_of_memory(error):
             return partial(self._halve, why)
-        # a compiler of kernels may raise anything
-        if OWN_KERNELS in self.plan.cudnn and self.task.config.engine.cudnn == "auto":
+        if self._may_leave_own_kernels(error):
             return partial(self._leave_own_kernels, why)
         raise error
+
+    def _build_step(self, frozen: bool) -> SingleStep:
+        """Build the step, with cuDNN's layers if our own kernels cannot be built."""
+        try:
+            return build_step(self.task, self.plan, frozen=frozen)
+        except Exception as error:
+            if recovery.is_out_of_memory(error) or not self._may_leave_own_kernels(error):
+                raise
+            why = recovery.first_line(error)
+        # past the except block, whose traceback would pin the failed step's tensors
+        self._plan_without_own_kernels(why)
+        return build_step(self.task, self.plan, frozen=frozen)
+
+    def _may_leave_own_kernels(self, error: Exception) -> bool:
+        """Whether an error may be one of our kernels on the GPU, whose compiler raises anything."""
+        is_ours = isinstance(error, UserError | Interrupted)
+        is_open = OWN_KERNELS in self.plan.cudnn and self.task.config.engine.cudnn == "auto"
+        return self.plan.device.type == "cuda" and is_open and not is_ours
 
     def _leave_own_kernels(self, why: str) -> None:
         """Build the step with cuDNN's layers."""
         self.step.close()
+        self._plan_without_own_kernels(why)
+        self._step = build_step(self.task, self.plan, like=self.step)
+
+    def _plan_without_own_kernels(self, why: str) -> None:
         self.task.run.append("fallback", what="cuDNN instead of our own kernels", why=why)
         reasons = self.plan.reasons | {"cudnn": f"our own kernels failed: {why}"}
         cudnn = ("persistent",) * len(self.plan.cudnn)
         self.plan = replace(self.plan, cudnn=cudnn, reasons=reasons)
-        self._step = build_step(self.task, self.plan, like=self.step)
 
     def _halve(self, why: str) -> None:
         """Build the step with half the windows per pass and the effective batch kept."""
