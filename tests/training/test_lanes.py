@@ -528,8 +528,9 @@ def test_a_stop_between_two_lines_of_the_log_leaves_the_same_log(tmp_path, monke
     ("logs", "validate_every"), [(5, 1), (8, 2), slow(1, 1), slow(1, 2), slow(5, 2), slow(8, 1)]
 )
 def test_a_run_out_of_time_goes_on_where_it_was_cut(tmp_path, monkeypatch, logs, validate_every):
-    """The folds' epochs differ in length, so that lanes are cut in all kinds of places."""
-    settings = {"repeats": 2, "validate_every": validate_every}
+    """The folds' epochs differ in length, so that lanes are cut in all kinds of places. A cosine
+    would follow the time."""
+    settings = {"repeats": 2, "validate_every": validate_every, "schedule": "step"}
     sections = merged(merged(FOLDS, DURABLE), {"train": settings})
     whole = slipstream.train(configured(tmp_path / "whole", **sections), waves(400)).run
     wanted = ended(runs.open_run(whole))
