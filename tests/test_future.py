@@ -414,3 +414,16 @@ def test_raw_rows_are_prepared_and_forecast_as_in_training(tmp_path):
     assert last == [minutes[rows] + datetime.timedelta(hours=step) for step in range(HORIZON)]
     with pytest.raises(UserError, match="has no such row"):
         slipstream.predict(run.run, table[:rows])
+
+
+def test_a_forecast_begins_earlier_where_steps_look_ahead(tmp_path):
+    smooth = {"step": "filter", "kind": "moving_average", "columns": ["other"], "rows": 5}
+    steps = [smooth | {"centered": True, "lookahead": True}]
+    config = job(tmp_path, data={"prepare": steps}, model={"kind": "linear"})
+    run = slipstream.train(config, pa.table(planned_load()))
+    table = planned_load(50, ahead=HORIZON)
+    found = slipstream.predict(run.run, pa.table(table))
+    assert found["row"].to_pylist() == [48, 49, 50, 51]
+    later = change(table, "load", slice(48, None))
+    again = slipstream.predict(run.run, pa.table(later))
+    assert again["load_predicted"].to_pylist() == found["load_predicted"].to_pylist()

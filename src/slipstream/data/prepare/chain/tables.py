@@ -273,7 +273,10 @@ class PrepareChain:
                     )
                 without.append(f"left out: {what}")
                 continue
-            complete.append(known.cut(0, end))
+            if known.ahead:  # what looks ahead is not known yet in the rows before these either
+                complete.append(replace(known, ahead=known.ahead + provisional))
+            else:
+                complete.append(known.cut(0, end))
             counts.append(dropped)
         frames[:] = complete
         return counts, without
