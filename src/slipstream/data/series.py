@@ -68,8 +68,10 @@ class SeriesIndex:
         """Mark the padded ones among the rows from `begin` to before `end`."""
         mask = np.zeros(end - begin, dtype=bool)
         if self.padding is not None:
-            for first, count in zip(self.offsets, self.padding, strict=False):
-                low, high = np.clip([first, first + count], begin, end) - begin
+            some = np.searchsorted(self.offsets, [begin, end], side="right") - [1, 0]
+            for series in range(int(some[0]), min(int(some[1]), len(self.padding))):
+                first = self.offsets[series]
+                low, high = np.clip([first, first + self.padding[series]], begin, end) - begin
                 mask[low:high] = True
         return mask
 
