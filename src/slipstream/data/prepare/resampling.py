@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.config.prepare import parse_duration
+from slipstream.data.io.table import release_memory
 from slipstream.data.prepare.spans import to_span
 from slipstream.errors import UserError
 
@@ -122,8 +123,10 @@ def resample(
         neighbors = _find_neighbors(times, grid, method)
     result = {}
     for name in list(columns):
-        values = columns[name] if keep else columns.pop(name)
-        result[name] = _sample_column(times, values, grid, neighbors, method)
+        result[name] = _sample_column(times, columns[name], grid, neighbors, method)
+        if not keep:
+            del columns[name]
+            release_memory()
     return Resampled(grid.times, result, neighbors.before)
 
 
