@@ -60,7 +60,9 @@ def adapt_plan_to_pack(plan: Plan, mode: LaneMode, ms: float | None = None) -> P
         "cudnn": "lanes train together, by an operation that takes all of them",
         "compile": "off: lanes train together",
     }
-    return replace(plan, cudnn=(), kernels=[], compile=False, reasons=reasons)
+    own = plan.cudnn if plan.native_kernels else ()
+    kernels = plan.native_kernels
+    return replace(plan, cudnn=own, kernels=kernels, compile=False, reasons=reasons)
 
 
 def limit_measuring(guessed_s: float, num_lanes: int, plan: Plan) -> float:

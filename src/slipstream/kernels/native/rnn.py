@@ -65,7 +65,7 @@ class _NativeLayer(torch.autograd.Function):
             ctx.save_for_backward(x, y, saved, *weights)
             ctx.is_lstm, ctx.last, ctx.done = is_lstm, last, False
         call = _describe(is_lstm, x, weights, y, saved)
-        call.slices = min(B, -(-call.threads // K))
+        call.slices = min(max(B, 1), -(-call.threads // K))
         _check(library.find_library().rnn_forward(ctypes.byref(call)))
         return _select_last(y, W) if last else y
 
@@ -80,7 +80,7 @@ class _NativeLayer(torch.autograd.Function):
         dx = torch.empty_like(x) if ctx.needs_input_grad[2] else None
         grads = [torch.empty_like(weight) for weight in weights]
         call = _describe(ctx.is_lstm, x, weights, y, saved)
-        call.slices = min(-(-call.B // SLICE), MOST_SLICES)
+        call.slices = min(max(-(-call.B // SLICE), 1), MOST_SLICES)
         call.dy, call.dy_lane, call.dy_row = dy.data_ptr(), dy.stride(0), dy.stride(-2)
         call.dy_time = 0 if ctx.last else dy.stride(1)
         call.dx = None if dx is None else dx.data_ptr()
