@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 
@@ -58,3 +59,34 @@ def test_what_is_no_run_is_refused(tmp_path):
         runs.open_run(tmp_path / "none")
     with pytest.raises(UserError, match="is not a run folder"):
         runs.open_run(tmp_path)
+
+
+def test_metrics_can_be_changed(tmp_path):
+    (tmp_path / "config.toml").write_text("seed = 0\n")
+    runs.write_metrics(runs.Run(tmp_path), {"seconds": 1.0, "time": {"wall_s": 1.0}})
+    assert runs.update_metrics(tmp_path, time={"wall_s": 2.0})["seconds"] == 1.0
+    assert runs.read_metrics(tmp_path) == {"seconds": 1.0, "time": {"wall_s": 2.0}}
+    runs.verify_files(tmp_path, "config.toml", "metrics.json")
+
+
+@pytest.mark.parametrize(("name", "wall_s"), [("metrics.json", 1.0), ("manifest.json", 2.0)])
+def test_a_kill_while_metrics_are_changed_leaves_a_readable_run(
+    tmp_path, monkeypatch, name, wall_s
+):
+    runs.write_metrics(runs.Run(tmp_path), {"wall_s": 1.0})
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", make_killer(Path.replace, name))
+        with pytest.raises(KeyboardInterrupt):
+            runs.update_metrics(tmp_path, wall_s=2.0)
+    assert runs.read_metrics(tmp_path) == {"wall_s": wall_s}
+
+
+def make_killer(replace, name):
+    """Return a `Path.replace` that fails for the file of this name."""
+
+    def kill(self, target):
+        if Path(target).name == name:
+            raise KeyboardInterrupt
+        return replace(self, target)
+
+    return kill
