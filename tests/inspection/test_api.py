@@ -17,6 +17,7 @@ from slipstream.data.dataset import load_dataset
 from slipstream.inspection import reading
 from slipstream.inspection.api import inspect_path
 from tests.conftest import waves
+from tests.workbooks import write_workbook
 
 ROWS = 400
 
@@ -177,13 +178,8 @@ def test_a_folder_of_files_and_a_copy_among_them(tmp_path):
 
 
 def test_a_workbook_of_several_sheets(tmp_path):
-    openpyxl = pytest.importorskip("openpyxl", reason="writes the workbook")
-    book = openpyxl.Workbook()
-    for sheet in (book.active, book.create_sheet("more")):
-        sheet.append(["time", "current_A", "soc"])
-        for row in range(200):
-            sheet.append([row, row % 13, row % 7])
-    book.save(tmp_path / "cells.xlsx")
+    rows = [["time", "current_A", "soc"], *([row, row % 13, row % 7] for row in range(200))]
+    write_workbook(tmp_path / "cells.xlsx", {"cells": rows, "more": rows})
     _, columns, config = inspected(str(tmp_path / "cells.xlsx"))
     assert (config.data.sheet, config.data.targets) == ("*", ("soc",))
     assert columns["current_A"]["unit"] == "A"
