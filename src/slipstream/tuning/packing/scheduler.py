@@ -23,8 +23,8 @@ from slipstream.tuning.packing.trial import TrialPool, TrialRun, TrialSource
 
 MIN_TRIALS = 4
 """Trials of one shape that form a pack while other packs train"""
-MAX_WAITING = 0.25
-"""Share of the parallel trials that wait for more of their shape"""
+MIN_RUNNING = 0.5
+"""Share of the parallel trials in training below which none wait for more of their shape"""
 MAX_PACKS = {"cuda": 8, "cpu": 1}
 """Packs that train at the same time: a step is a chain of kernels that leaves part of a GPU idle"""
 POLL_S = 2e-4
@@ -100,8 +100,8 @@ class PackScheduler:
 
     def _start_packs(self) -> None:
         """Form packs of waiting trials. A few trials wait for more of their shape while other packs
-        train and the source has more, since a pack has a minimum cost; not if many wait, which
-        leaves the device with too little."""
+        train and the source has more, since a pack has a minimum cost; not if so few train that
+        the device has too little to do."""
         pool = self.pool
         if not pool.waiting:
             return
@@ -114,8 +114,8 @@ class PackScheduler:
             self._grouped = list(pool.waiting)
             self._groups = grouping.group_trials(pool.waiting, device, num_windows)
         for group in self._groups:
-            many = len(pool.waiting) > MAX_WAITING * pool.parallel
-            enough = pool.is_exhausted or len(group.trials) >= MIN_TRIALS or many
+            few = len(pool.running) < MIN_RUNNING * pool.parallel
+            enough = pool.is_exhausted or len(group.trials) >= MIN_TRIALS or few
             if self.packs and (len(self.packs) >= MAX_PACKS[device] or not enough):
                 continue
             self._start(group)
