@@ -137,7 +137,7 @@ def test_a_search_whose_trials_all_fail_writes_trials_json(tmp_path):
 
 @pytest.mark.parametrize(
     ("moment", "pending"),
-    [(["retrained"], "retrained"), slow(["start", "epoch"], "test runs")],
+    [(["retrained"], "retrained"), slow(["start", "scoring"], "test runs")],
     ids=["retrained", "tested"],
 )
 def test_a_search_writes_its_results_before_it_retrains_the_best(tmp_path, moment, pending):
