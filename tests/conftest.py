@@ -49,6 +49,15 @@ def _shares_fixtures(file: Path) -> bool:
     return 'scope="module"' in file.read_text(encoding="utf-8")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Plans and kernels that the tests save, and not those that this machine has."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLIPSTREAM_CACHE", str(tmp_path_factory.mktemp("cache")))
+        find_library.cache_clear()
+        yield
+
+
 @pytest.fixture(scope="session")
 def native_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the C kernels are compiled, once for all tests."""

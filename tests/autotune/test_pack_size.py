@@ -147,9 +147,9 @@ def test_a_choice_that_lacked_memory_is_not_remembered(job, monkeypatch):
             raise torch.OutOfMemoryError("CUDA out of memory.")
         advance(self)
 
-    monkeypatch.setattr(pack.Pack, "_advance", small)
-    assert pack_size.recall_or_choose(task, lanes, rules, 10.0).num_lanes == 1
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(pack.Pack, "_advance", small)
+        assert pack_size.recall_or_choose(task, lanes, rules, 10.0).num_lanes == 1
     assert pack_size.recall_or_choose(task, lanes, rules, 10.0).reason == "measured"
 
 

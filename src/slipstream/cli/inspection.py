@@ -29,7 +29,7 @@ def inspect(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Show what files hold: columns, gaps, suspicious values, and a config to begin with.
+    """Show columns, gaps and suspicious values of files; suggest a config.
 
     --set takes what says how files are read: data.encoding, data.decimal, data.skip_rows,
     data.sheet, data.variable.
