@@ -29,7 +29,7 @@ def inspect(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Show columns, gaps and suspicious values of files; suggest a config.
+    """Show what files contain, what is suspicious, and a config to try.
 
     --set takes what says how files are read: data.encoding, data.decimal, data.skip_rows,
     data.sheet, data.variable.
