@@ -46,7 +46,7 @@ ORDER = {
         "io io.compression io.formats io.formats.mat_values io.memory io.options "
         "io.times labels missing prepare "
         "prepare.calendars prepare.chain prepare.chain.replay prepare.rolling prepare.spans "
-        "simulated simulated.bars simulated.cell windows",
+        "simulated simulated.bars simulated.cache simulated.cell windows",
         "io.layout",
         "io.csv",
         "io.decimals io.table prepare.filters prepare.joins",

@@ -163,7 +163,7 @@ def prepare_series(
     notes: list[str] = []
     missing_inputs: Counter[str] = Counter()
     every: list[_TableSeries] = []
-    steps: dict[float, str] = {}
+    steps: dict[float, list[str]] = {}
     for table in tables:
         ordered = [_order(raw, data) for raw in _split_table(table, data, roles, group_names)]
         complete = [series for series, _ in ordered]
@@ -179,7 +179,7 @@ def prepare_series(
                 continue
             every.append(series)
             if step is not None:
-                steps.setdefault(step, series.name)
+                steps.setdefault(step, []).append(series.name)
     if not every:
         raise UserError(
             f"no series has the {min_rows} rows of one window; shorten data.context or data.horizon"
@@ -195,7 +195,7 @@ def prepare_series(
         group_begins=group_begins,
         group_codes=groups[group_begins].astype(np.int64),
         group_names=tuple(group_names),
-        step=next(iter(steps), None),
+        step=max(steps, key=lambda step: len(steps[step]), default=None),
         has_dates=time is not None and is_date(time),
         unknown=_join_unknown(every),
         missing_inputs=dict(missing_inputs),
@@ -238,9 +238,9 @@ def _join_times(every: list[_TableSeries]) -> Times | None:
     return _concatenate(times) if times else None
 
 
-def _describe_steps(steps: dict[float, str]) -> list[str]:
+def _describe_steps(steps: dict[float, list[str]]) -> list[str]:
     """Note where the usual step differs between series."""
-    listed = ", ".join(f'{size:g} ("{name}")' for size, name in list(steps.items())[:4])
+    listed = ", ".join(f'{size:g} ("{names[0]}")' for size, names in list(steps.items())[:4])
     return [f"series differ in their usual time step: {listed}"] if len(steps) > 1 else []
 
 

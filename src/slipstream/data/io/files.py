@@ -23,6 +23,7 @@ from slipstream.data.io.table import (
     wrap_table,
 )
 from slipstream.data.simulated import bars, cell
+from slipstream.data.simulated.cache import load_table
 from slipstream.errors import UserError
 from slipstream.text import find_nearest
 
@@ -94,11 +95,11 @@ def _check_folders(data: Data) -> None:
 
 
 def _simulate(path: str) -> DataTable:
-    embedded = {f"{SIMULATED}cell": cell.simulate, f"{SIMULATED}bars": bars.simulate}
+    embedded = {f"{SIMULATED}cell": cell, f"{SIMULATED}bars": bars}
     if path not in embedded:
         known = " and ".join(f'"{name}"' for name in embedded)
         raise UserError(f'data.path is "{path}", but the embedded data sets are {known}')
-    return wrap_table(embedded[path](), path, format="simulated")
+    return wrap_table(load_table(embedded[path]), path, format="simulated")
 
 
 def read_files(paths: Iterable[str], options: ReadOptions = PLAIN) -> Iterator[DataTable]:

@@ -76,7 +76,7 @@ class DatasetCache:
         self._cache: OrderedDict[str, TrialData] = OrderedDict()
 
     def get(self, config: Config) -> TrialData:
-        key = config.data.model_dump_json() + str(config.train.loss)
+        key = f"{config.data.model_dump_json()} {config.train.loss} {config.train.quantiles}"
         if key not in self._cache:
             self._cache[key] = self._load(config)
         self._cache.move_to_end(key)
