@@ -169,14 +169,16 @@ def test_the_same_config_gives_the_same_run(kind, tmp_path):
     assert other.metrics != first.metrics
 
 
-def test_where_there_is_no_triton_asking_for_its_kernels_changes_nothing(tmp_path, monkeypatch):
+def test_where_there_is_no_triton_asking_for_our_kernels_changes_no_result(tmp_path, monkeypatch):
+    """On a CPU they may be those in C, which round in another way."""
     monkeypatch.setitem(sys.modules, "triton", None)
     found = []
     for asked in ("auto", "off"):
         engine = {"cudnn": asked, "plan": "off"}
         config = small_config(tmp_path, model={"kind": "lstm"}, engine=engine)
-        found.append(slipstream.train(config, waves()).metrics)
-    assert found[0] == found[1]
+        metrics = slipstream.train(config, waves()).metrics
+        found.append([metrics[name]["rmse"] for name in ("train", "val", "test")])
+    close(found[0], found[1], rel=1e-6)
 
 
 def test_the_monitor_can_be_switched_off(tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slipstream.data.io.layout import find_layout
@@ -91,6 +91,7 @@ def test_any_rows_have_a_layout_or_are_blank(rows):
 CELLS = st.sampled_from(["", "1", "-2.5", "1,5", "x", "low", "NA", "2024-01-01", "b c", "7e3"])
 
 
+@example([["x"], ["x"], ["1"]])
 @given(st.integers(1, 4).flatmap(lambda n: st.lists(st.lists(CELLS, min_size=n, max_size=n))))
 def test_names_in_the_first_row_are_never_passed_over(rows):
     names = ["time", "u", "i", "note"][: len(rows[0]) if rows else 2]

@@ -148,11 +148,12 @@ def _starts_values(below: Rows) -> bool:
 
 
 def _is_text_line(row: Sequence[str], width: int) -> bool:
-    """Whether a row above the names is no row of values: another width, or mostly empty."""
+    """Whether a row above the names is no row of values, and not the names either: another width,
+    or mostly empty. Of a single column, nothing tells."""
     cells = _trim(row)
     if all(is_number(cell, comma=True) for cell in cells if cell):
         return False
-    return len(row) != width or 2 * sum(map(bool, cells)) <= max(width, 2)
+    return len(row) != width or 2 * sum(map(bool, cells)) <= width
 
 
 def _find_merged(rows: Rows, filled: list[int]) -> Layout | None:
