@@ -30,7 +30,7 @@ from slipstream.scoring.batch import (
 )
 
 Part = TypeVar("Part")
-GPU_ROWS, MAX_GPU_WINDOWS = 1 << 18, 8 * EVAL_BATCH
+GPU_ROWS, MAX_GPU_WINDOWS = 1 << 19, 8 * EVAL_BATCH
 """Context rows and windows that a GPU predicts at a time"""
 
 

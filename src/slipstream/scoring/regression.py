@@ -117,7 +117,7 @@ class RegressionSums:
         per_series = self._compute_errors(by_series, self.max_by_series.cpu())
         count = sums[0].sum(dim=0)
         return {
-            "overall": _average_targets(per_target),
+            "overall": _average_targets({name: one[None] for name, one in per_target.items()})[0],
             "scaled": {
                 "mae": float((per_target["mae"] / self.deviation).mean()),
                 "mse": float((per_target["mse"] / self.deviation.square()).mean()),
@@ -127,11 +127,16 @@ class RegressionSums:
                 column: {name: float(per_target[name][i]) for name in NAMES}
                 for i, column in enumerate(self.columns)
             },
-            "per_step": [_average_targets(per_step, h) for h in range(sums.shape[1])],
+            "per_step": _average_targets(per_step),
             "per_series": {
-                name: _average_targets(per_series, s)
-                for s, name in enumerate(self.series)
-                if by_series[0, s, 0] > 0
+                name: means
+                for name, means, number in zip(
+                    self.series,
+                    _average_targets(per_series),
+                    by_series[0, :, 0].tolist(),
+                    strict=True,
+                )
+                if number > 0
             },
         }
 
@@ -152,14 +157,13 @@ class RegressionSums:
         }
 
 
-def _average_targets(errors: Mapping[str, Tensor], row: int | None = None) -> dict[str, float]:
-    """Return the mean over the targets, of one row where there are several; `max_error` is the
-    largest of all."""
-    here = errors if row is None else {name: values[row] for name, values in errors.items()}
-    means = {name: float(here[name].mean()) for name in NAMES}
-    means["rmse"] = means["mse"] ** 0.5
-    means["max_error"] = float(here["max_error"].max())
-    return means
+def _average_targets(errors: Mapping[str, Tensor]) -> list[dict[str, float]]:
+    """Return the means over the targets of each row, [rows, C]; `max_error` is the largest."""
+    columns = {name: errors[name].mean(dim=-1) for name in NAMES}
+    columns["rmse"] = columns["mse"].sqrt()
+    columns["max_error"] = errors["max_error"].amax(dim=-1)
+    rows = zip(*(values.tolist() for values in columns.values()), strict=True)
+    return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
 def start_sums(dataset: Dataset, device: torch.device) -> RegressionSums:
