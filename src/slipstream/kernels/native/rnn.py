@@ -46,11 +46,11 @@ def is_supported(x: Tensor, dtype: torch.dtype) -> bool:
 
 def run_layer(kind: str, last: bool, x: Tensor, weights: LayerWeights) -> Tensor:
     """Map x [K, T, B, D] to [K, T, B, W * H], or with `last` to [K, B, W * H]."""
-    out: Tensor = _NativeLayer.apply(kind == "lstm", last, x, *weights)  # type: ignore[no-untyped-call]
+    out: Tensor = _NativeRnn.apply(kind == "lstm", last, x, *weights)  # type: ignore[no-untyped-call]
     return out
 
 
-class _NativeLayer(torch.autograd.Function):
+class _NativeRnn(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, is_lstm: bool, last: bool, x: Tensor, *weights: Tensor) -> Tensor:
         x, weights = x.contiguous(), tuple(weight.contiguous() for weight in weights)
