@@ -49,13 +49,14 @@ def _shares_fixtures(file: Path) -> bool:
     return 'scope="module"' in file.read_text(encoding="utf-8")
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Plans and kernels that the tests save, and not those that this machine has."""
+    """Plans and kernels that this module's tests save, not those of others or of this machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLIPSTREAM_CACHE", str(tmp_path_factory.mktemp("cache")))
         find_library.cache_clear()
         yield
+    find_library.cache_clear()
 
 
 @pytest.fixture(scope="session")

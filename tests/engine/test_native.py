@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
+import slipstream
+from slipstream import Interrupted, runs, training
 from slipstream.autotune import measure
 from slipstream.autotune.rules import make_plan
 from slipstream.kernels import find_library
-from tests.conftest import close, merged, small_config, small_dataset
+from tests.conftest import close, merged, small_config, small_dataset, waves
 from tests.engine.lanes.test_pack import BASE, MIXED, MODES, lanes_of, packed, same_as_alone, train
 from tests.engine.steps import make_task, run_steps
 
@@ -74,3 +78,18 @@ def test_a_measured_plan_compares_them_with_torch_and_names_what_ran(tmp_path):
     decided = measure.choose_plan(make_task(config, small_dataset(config), rules), rules)
     assert "cudnn = PyTorch's layers" in [item["candidate"] for item in decided.evidence]
     assert decided.kernels == decided.native_kernels
+
+
+@pytest.mark.parametrize("train", [{}, {"objective": "masked"}], ids=["forecast", "masked"])
+def test_a_run_resumed_after_its_last_step_is_scored_by_the_same_layers(tmp_path, train):
+    def interrupt(event):
+        if event["event"] == "scoring":
+            signal.raise_signal(signal.SIGINT)
+
+    sections = merged(OWN, {"train": train})
+    config, table = small_config(tmp_path / "cut", **sections), waves()
+    whole = slipstream.train(small_config(tmp_path / "whole", **sections), table)
+    with pytest.raises(Interrupted):
+        training.train(config, table, watch=interrupt)
+    resumed = slipstream.train(None, table, resume=runs.find_last(tmp_path / "cut"))
+    assert resumed.summary["metrics"] == whole.summary["metrics"]

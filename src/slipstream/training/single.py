@@ -10,6 +10,7 @@ from slipstream.engine.plan import Plan
 from slipstream.engine.progress import FitResult
 from slipstream.engine.single import TrainingTask
 from slipstream.errors import Interrupted, UserError
+from slipstream.models import set_execution
 from slipstream.runs import Run
 from slipstream.scoring import masked, summary
 from slipstream.text import format_epoch
@@ -112,6 +113,10 @@ def _fit_model(
         )
     task.model.load_state_dict(result.weights)
     task.model.eval()
+    plan = lane_plan.plan  # a run resumed after its last step has not built the step, which does it
+    set_execution(
+        task.model, algorithms=plan.cudnn, recompute=plan.recompute, compiled=plan.compile
+    )
     return fit, lane_plan
 
 
