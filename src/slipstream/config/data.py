@@ -418,6 +418,9 @@ class Signature(Section):
     """Limits of the predictions, in physical units."""
     future: Names = ()
     """The first inputs: those that are known over the horizon as well."""
+    state: Literal["windows", "carried"] = "windows"
+    """What a recurrent model was trained for: a zero state at the start of each window, or a state
+    that goes on from row to row, zero at the start of a series and after a gap."""
 
     @property
     def masked(self) -> bool:
