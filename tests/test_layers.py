@@ -28,6 +28,7 @@ LAYERS = [
     {"machine", "runs"},
     {"kernels"},
     {"data", "models", "objectives"},
+    {"portable"},
     {"engine"},
     {"scoring"},
     {"autotune"},
@@ -64,6 +65,11 @@ ORDER = {
         "dataset",
         "checks new_data",
     ],
+    "portable": [
+        "files lanes",
+        "mixture overrides",
+        "model",
+    ],
     "engine": [
         "batches batches.source checkpoint lanes optim plan recovery",
         "batches.host capture lanes.flat_optim lanes.lane objective",
@@ -92,7 +98,7 @@ ORDER = {
         "pack_size workload",
     ],
     "inference": [
-        "alignment mixture overrides own_data",
+        "alignment mixture own_data",
         "trained",
         "own_baselines",
     ],
@@ -225,6 +231,13 @@ def test_the_upper_and_lower_layers_do_without_torch():
         "slipstream.api.estimator, slipstream.api.model, "
         "slipstream.runs, slipstream.reporting.page; assert 'torch' not in sys.modules"
     )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_portable_model_does_without_torch():
+    """A server and a device without torch import these modules."""
+    names = [name for name in MODULES if name.startswith("slipstream.portable")]
+    code = f"import sys, {', '.join(names)}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

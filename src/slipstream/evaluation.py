@@ -14,9 +14,9 @@ from slipstream.data.splits import SETS
 from slipstream.data.windows import Series
 from slipstream.engine import recovery
 from slipstream.errors import UserError
-from slipstream.inference.mixture import MEMBERS
 from slipstream.inference.own_baselines import find_baselines
 from slipstream.inference.trained import Member, TrainedRun, load_own_sets, load_trained
+from slipstream.portable.mixture import MEMBERS
 from slipstream.scoring.batch import Baseline, ChunkLoader, PredictionBatch, Predictor
 from slipstream.scoring.ensemble import CoverageCounter, FoldPredictor, compute_coverage
 from slipstream.scoring.predict import accumulate_side_by_side, predict_side_by_side

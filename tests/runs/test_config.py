@@ -10,6 +10,7 @@ import slipstream
 from slipstream import UserError, checksums, runs
 from slipstream import config as configs
 from slipstream.engine import checkpoint
+from slipstream.portable import files
 from tests.conftest import small_config, waves
 from tests.training.test_resume import configured, interrupted
 
@@ -34,7 +35,7 @@ def test_a_flipped_bit_in_the_config_is_refused_or_changes_nothing(stopped, boun
     whole, wanted = path.read_bytes(), runs.load_config(stopped)
     origin = {
         "a checkpoint": checkpoint.read_newest(stopped)[0].metadata,
-        "the model": checkpoint.read_origin(stopped),
+        "the model": files.read_origin(stopped),
         "nothing yet": None,
     }[bound_to]
     refused = 0

@@ -160,9 +160,10 @@ def _load_encoder(run: Run, overrides: tuple[str, ...], allow_code: bool) -> Loa
     from slipstream.autotune.rules import make_plan
     from slipstream.engine import checkpoint
     from slipstream.models import permission
+    from slipstream.portable.files import load_run_config
 
     permission.require_permission(run.folder, allow_code=allow_code)
-    config = checkpoint.load_run_config(run, overrides)
+    config = load_run_config(run, overrides)
     plan = make_plan(config, data_bytes=0, training=False)
     model, signature, scaler = checkpoint.load_model(run, config, plan.device)
     return LoadedWeights(run, config, signature, scaler, [model.eval()], None)

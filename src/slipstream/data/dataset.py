@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from slipstream.config import Config, Data, Signature
-from slipstream.data import folds, missing, prediction_columns, splits, stream
+from slipstream.data import folds, missing, prediction_columns, splits, stream, windows
 from slipstream.data.folds import Fold
 from slipstream.data.io.files import describe_files, read_tables
 from slipstream.data.io.table import DataTable, SourceFile, concatenate_tables
@@ -266,7 +266,8 @@ def _load_memory(config: Config, source: _Source, known: Scaler | None, num_fold
         every = [fold.starts for fold in split.folds] or [split.starts]
         used = [some.numpy() for by_set in every for some in by_set.values()]
         notes += intervals.describe_unused(labels, used, signature.lead)
-    scaler, series = fit_scaler(raw, signature, split.training, data, known)
+    scaler, rows = fit_scaler(raw, signature, split.training, data, known)
+    series = windows.build_series(*rows, raw.index.offsets, signature)
     return Dataset(
         signature=signature,
         scaler=scaler,
@@ -331,9 +332,10 @@ def _load_search_folds(
     for number, fold in enumerate(every[:-1], start=1):
         rows = folds.select_known_rows(split.training, fold["train"], raw.index, signature)
         try:
-            _, series = fit_scaler(raw, signature, rows, data, known)
+            _, fold_rows = fit_scaler(raw, signature, rows, data, known)
         except UserError as error:
             raise UserError(f"tune.folds = {count}, fold {number}: {error}") from None
+        series = windows.build_series(*fold_rows, raw.index.offsets, signature)
         scaled.append(SearchFold(fold, series))
     return tuple(scaled)
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from slipstream.config import Config, Data, Signature, Split
-from slipstream.data import missing, splits
+from slipstream.data import missing, splits, windows
 from slipstream.data.dataset import Dataset, HostSeries
 from slipstream.data.io.files import describe_files, read_tables
 from slipstream.data.io.table import DataTable
@@ -18,9 +18,8 @@ from slipstream.data.labels import classes
 from slipstream.data.labels.intervals import prepare_with_labels
 from slipstream.data.prepare.chain.replay import Replay
 from slipstream.data.roles import Roles
-from slipstream.data.scaler import Scaler, order_columns, scale_series
+from slipstream.data.scaler import ScaledRows, Scaler, order_columns, scale_rows
 from slipstream.data.series import MICROSECONDS, Floats, RawSeries, SeriesIndex, prepare_series
-from slipstream.data.windows import Series
 from slipstream.errors import UserError
 from slipstream.text import format_count
 
@@ -83,7 +82,8 @@ def load_new_data(
         with_targets, left_out = splits.exclude_unknown({"all": ranges}, index, signature)
         ranges = with_targets["all"]
         notes += missing.describe_left_out(left_out, {"all": len(ranges)}, signature)
-    series = scale_series(raw, scaler, signature)
+    rows = scale_rows(raw, scaler, signature)
+    series = windows.build_series(*rows, index.offsets, signature)
     return Dataset(
         signature=signature,
         scaler=scaler,
@@ -91,7 +91,7 @@ def load_new_data(
         num_windows={"all": len(ranges)},
         left_out=left_out,
         period=None,
-        notes=(*notes, *_describe_outliers(raw, series, scaler, signature), *raw.notes),
+        notes=(*notes, *_describe_outliers(raw, rows, scaler, signature), *raw.notes),
         memory=HostSeries(series, {"all": torch.from_numpy(ranges.list_starts())}, raw.time),
     )
 
@@ -267,7 +267,7 @@ def _write_means(new: Floats, values: Floats, owner: Floats) -> None:
 
 
 def _describe_outliers(
-    raw: RawSeries, series: Series, scaler: Scaler, signature: Signature
+    raw: RawSeries, rows: ScaledRows, scaler: Scaler, signature: Signature
 ) -> tuple[str, ...]:
     """Note columns with many values far outside of the training rows': other units, perhaps."""
     notes = []
@@ -276,7 +276,7 @@ def _describe_outliers(
             continue
         low, high = scaler.low[name], scaler.high[name]
         shift, size = scaler.shift[name], scaler.size[name]
-        scaled, margin = series.values[:, i].numpy(), high - low
+        scaled, margin = rows.values[:, i], high - low
         below, above = (low - margin - shift) / size, (high + margin - shift) / size
         share = float(np.mean((scaled < below) | (scaled > above)))
         if share > OUTLIER_SHARE:

@@ -6,17 +6,13 @@ once, when it is centred, so neither where it lies nor what else the file holds 
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from slipstream.config import Data, Signature
-from slipstream.data import windows
 from slipstream.data.series import Flags, Floats, RawSeries
-from slipstream.data.windows import Series
 from slipstream.errors import UserError
 from slipstream.stats import Moments
 
@@ -28,6 +24,15 @@ SAMPLE_ROWS = 10_000
 LARGEST_LOSS = 0.01
 """The share of the distance between usual values that rounding a scaled column may take"""
 FIELDS = ("shift", "size", "deviation", "low", "high")
+
+
+class ScaledRows(NamedTuple):
+    """All series end to end, scaled."""
+
+    values: Values
+    """[rows, columns]: inputs first, targets last, those that are both between"""
+    static: Values | None
+    """[series, static columns]"""
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ def order_columns(signature: Signature) -> tuple[str, ...]:
 
 def fit_scaler(
     raw: RawSeries, signature: Signature, training: Flags, data: Data, known: Scaler | None
-) -> tuple[Scaler, Series]:
+) -> tuple[Scaler, ScaledRows]:
     """Fit a scaler on the `training` rows, except for columns that are `known`, and scale all rows.
 
     The numbers of classes are not scaled.
@@ -106,7 +111,7 @@ def fit_scaler(
     trained = np.logical_or.reduceat(training, raw.index.offsets[:-1])
     parts += _fit_static(raw.static, signature, trained, data.scale)
     scaler = merge_scalers(data.scale, parts)
-    return scaler, _build_series(values, raw, scaler, signature)
+    return scaler, ScaledRows(values, scale_static(raw.static, scaler, signature))
 
 
 def complete_scaler(
@@ -128,29 +133,23 @@ def _fit_static(static: Floats, signature: Signature, trained: Flags, kind: str)
     return [fit_column(name, static[:, i], trained, kind=kind) for i, name in names]
 
 
-def scale_series(raw: RawSeries, scaler: Scaler, signature: Signature) -> Series:
+def scale_rows(raw: RawSeries, scaler: Scaler, signature: Signature) -> ScaledRows:
     """Scale the series; targets that they do not have are NaN."""
     columns = order_columns(signature)
     values = np.full((raw.index.num_rows, len(columns)), np.nan, dtype=np.float32)
     for i, name in enumerate(columns):
         if name in raw.column_names:
             scaler.apply(name, raw.read_column(name), values[:, i])
-    return _build_series(values, raw, scaler, signature)
+    return ScaledRows(values, scale_static(raw.static, scaler, signature))
 
 
-def _build_series(values: Values, raw: RawSeries, scaler: Scaler, signature: Signature) -> Series:
-    static = scale_static(raw.static, scaler, signature)
-    offsets = torch.from_numpy(raw.index.offsets)
-    return windows.build_series(torch.from_numpy(values), static, offsets, signature)
-
-
-def scale_static(static: Floats, scaler: Scaler, signature: Signature) -> Tensor | None:
+def scale_static(static: Floats, scaler: Scaler, signature: Signature) -> Values | None:
     if not signature.static:
         return None
     scaled = np.empty(static.shape, dtype=np.float32)
     for i, name in enumerate(signature.static):
         scaler.apply(name, static[:, i], scaled[:, i])
-    return torch.from_numpy(scaled)
+    return scaled
 
 
 def fit_column(name: str, column: Floats, rows: Flags, *, kind: str) -> Scaler:

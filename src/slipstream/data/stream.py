@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from slipstream import machine
 from slipstream.config import Config, Data, Signature
@@ -21,7 +20,7 @@ from slipstream.data import scaler as scaling
 from slipstream.data.io.columns import read_numbers, read_times
 from slipstream.data.io.table import DataTable
 from slipstream.data.roles import Roles, find_split_groups, identify_series
-from slipstream.data.scaler import RunningStatistics, Scaler
+from slipstream.data.scaler import RunningStatistics, Scaler, Values
 from slipstream.data.series import Floats, Ints, SeriesIndex, Times
 from slipstream.data.splits import TRAIN, SplitAssignment, WindowRanges
 from slipstream.data.windows import WindowChunk
@@ -80,7 +79,7 @@ class StreamedSeries:
     signature: Signature
     scaler: Scaler
     index: SeriesIndex
-    static: Tensor | None
+    static: Values | None
     """[series, K], scaled"""
     ranges: dict[str, WindowRanges]
 
@@ -112,15 +111,14 @@ class StreamedSeries:
         offsets = self.index.offsets
         inside = offsets[(offsets > first) & (offsets < past)]
         owners = np.searchsorted(offsets, np.append(first, inside), side="right") - 1
-        ids = torch.from_numpy(owners)
-        local = torch.from_numpy(np.concatenate([[0], inside - first, [past - first]]))
-        static = None if self.static is None else self.static[ids]
+        local = np.concatenate([[0], inside - first, [past - first]])
+        static = None if self.static is None else self.static[owners]
         time = None
         if with_time and self.data.time_column is not None:
             time = read_times(rows, self.data.time_column, self.data.time_format)
-        built = windows.build_series(torch.from_numpy(values), static, local, self.signature)
+        built = windows.build_series(values, static, local, self.signature)
         starts = torch.from_numpy(ranges.list_starts() - first)
-        return WindowChunk(built, starts, first, ids, time)
+        return WindowChunk(built, starts, first, torch.from_numpy(owners), time)
 
     def iter_chunks(
         self, which: str, rows: int, *, with_time: bool = False

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -73,19 +74,23 @@ class Series:
 
 
 def build_series(
-    values: Tensor, static: Tensor | None, offsets: Tensor, signature: Signature
+    values: npt.NDArray[np.float32],
+    static: npt.NDArray[np.float32] | None,
+    offsets: npt.NDArray[np.int64],
+    signature: Signature,
 ) -> Series:
+    """Return scaled rows on the host as series; their memory is shared."""
     return Series(
-        values=values,
-        static=static,
-        offsets=offsets,
+        values=torch.from_numpy(values),
+        static=None if static is None else torch.from_numpy(static),
+        offsets=torch.from_numpy(offsets),
         num_inputs=len(signature.inputs),
         num_targets=len(signature.targets),
         sequences_per_window=signature.sequences_per_window,
         context_rows=torch.arange(signature.context)[:, None],
         target_rows=signature.lead + torch.arange(signature.steps_out),
         num_future=signature.future_shape[1],
-        has_unknown=bool(values[:, len(signature.inputs) :].isnan().any()),
+        has_unknown=bool(np.isnan(values[:, len(signature.inputs) :]).any()),
     )
 
 

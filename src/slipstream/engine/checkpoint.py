@@ -12,7 +12,7 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,7 +30,15 @@ from slipstream.data.prepare.chain.replay import Limits
 from slipstream.data.scaler import Scaler
 from slipstream.errors import UserError
 from slipstream.models import MaskedAutoencoder, WindowPredictor, build
-from slipstream.run_names import ENSEMBLE_FILE
+from slipstream.portable.files import (
+    ORIGIN,
+    PREPARE_FILE,
+    SCALER_FILE,
+    SIGNATURE_FILE,
+    WEIGHTS_FILE,
+    parse_description,
+    parse_safetensors,
+)
 from slipstream.runs import Run
 
 STATE_FILE = "state.json"
@@ -38,9 +46,6 @@ FORMAT = 2
 """Version of the checkpoint format; checkpoints of version 0.1 and early builds of 0.2 have none"""
 SHARE_OF_TIME = 0.01
 """The share of the training time that checkpoints after validations may cost"""
-ORIGIN = "origin.json"
-PREPARE_FILE = "prepare.json"
-"""What steps of `data.prepare` were fitted to"""
 Tensors = dict[str, Tensor]
 
 
@@ -223,11 +228,7 @@ def read_newest(run: Run) -> tuple[Checkpoint, list[str]]:
 
 
 def parse_tensors(content: bytes, path: Path) -> Tensors:
-    try:
-        tensors: Tensors = safetensors.torch.load(content)
-    except (SafetensorError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read as safetensors ({error})") from None
-    return tensors
+    return parse_safetensors(content, path, safetensors.torch.load)
 
 
 def save_model(
@@ -241,44 +242,18 @@ def save_model(
 
     `limits` are the ranges that steps of `data.prepare` were fitted to.
     """
-    facts = {"signature.json": signature.model_dump(), "scaler.json": asdict(scaler)}
+    facts = {SIGNATURE_FILE: signature.model_dump(), SCALER_FILE: asdict(scaler)}
     if limits:
         facts[PREPARE_FILE] = {"limits": limits}
     if run.origin:
         facts[ORIGIN] = run.origin
     host = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
-    write_folder(run.model, {"weights.safetensors": host}, facts)
-
-
-def load_run_config(run: Run, overrides: Iterable[str] = ()) -> Config:
-    """Load the run's config with overrides, after a check that its model was trained with it."""
-    if (run.folder / ENSEMBLE_FILE).exists():
-        raise UserError(
-            f"{run.folder}: is an ensemble, which has several models; name one of its members, "
-            f"such as {run.folder / 'members' / '1'}"
-        )
-    return runs.load_config(run, overrides, origin=read_origin(run))
-
-
-def read_origin(run: Run) -> dict[str, Any]:
-    """Read what a model was trained with: `config`, the text of config.toml, and `data`, the
-    fingerprint. Runs of version 0.1 have no such file."""
-    origin: dict[str, Any] = json.loads(read_verified(run.model).get(ORIGIN, b"{}"))
-    return origin
-
-
-def read_limits(run: Run) -> dict[str, Limits]:
-    """Read the ranges that steps of `data.prepare` were fitted to, by the step's number."""
-    content = json.loads(read_verified(run.model).get(PREPARE_FILE, b"{}"))
-    return {
-        number: {name: (low, high) for name, (low, high) in ranges.items()}
-        for number, ranges in content.get("limits", {}).items()
-    }
+    write_folder(run.model, {WEIGHTS_FILE: host}, facts)
 
 
 def count_parameters(run: Run) -> int:
     """Return the number of weights of a run's model."""
-    path = run.model / "weights.safetensors"
+    path = run.model / WEIGHTS_FILE
     weights = parse_tensors(read_verified(run.model)[path.name], path)
     return sum(weight.numel() for weight in weights.values())
 
@@ -288,9 +263,8 @@ def load_model(
 ) -> tuple[WindowPredictor | MaskedAutoencoder, Signature, Scaler]:
     """Load the trained model of a run."""
     files = read_verified(run.model)
-    signature = Signature.model_validate_json(files["signature.json"])
-    scaler = Scaler(**json.loads(files["scaler.json"]))
-    path = run.model / "weights.safetensors"
+    signature, scaler = parse_description(files)
+    path = run.model / WEIGHTS_FILE
     model = build(config.model, signature)
     try:
         model.load_state_dict(parse_tensors(files[path.name], path))

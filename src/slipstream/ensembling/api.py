@@ -16,8 +16,6 @@ from slipstream.data.splits import SETS
 from slipstream.engine import checkpoint, recovery
 from slipstream.ensembling import agreement, scores
 from slipstream.errors import UserError
-from slipstream.inference import mixture
-from slipstream.inference.overrides import load_changed_config
 from slipstream.inference.trained import (
     Member,
     bind_members,
@@ -25,9 +23,11 @@ from slipstream.inference.trained import (
     load_own_sets,
     note_left_out,
 )
+from slipstream.portable import files, mixture
+from slipstream.portable.lanes import LANES_FOLDER
+from slipstream.portable.overrides import load_changed_config
 from slipstream.run_names import ENSEMBLE_FILE
 from slipstream.runs import Event, Run
-from slipstream.scoring import ensemble as lanes
 from slipstream.scoring import summary as summaries
 from slipstream.training.overview import summarize_data
 from slipstream.training.result import FinishedRun
@@ -144,7 +144,7 @@ def _build(
 
 
 def _read_fingerprint(member: Member) -> str | None:
-    return checkpoint.read_origin(member.run).get("data")
+    return files.read_origin(member.run).get("data")
 
 
 def copy_members(run: Run, members: Sequence[Member]) -> None:
@@ -153,6 +153,6 @@ def copy_members(run: Run, members: Sequence[Member]) -> None:
         to = run.folder / mixture.MEMBERS / str(number)
         to.mkdir(parents=True)
         shutil.copyfile(member.run.folder / "config.toml", to / "config.toml")
-        for name in (member.run.model.name, lanes.FOLDER):
+        for name in (member.run.model.name, LANES_FOLDER):
             if (member.run.folder / name).exists():
                 shutil.copytree(member.run.folder / name, to / name)

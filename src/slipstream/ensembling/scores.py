@@ -12,13 +12,15 @@ from slipstream.config import Config
 from slipstream.data import prediction_columns
 from slipstream.data.dataset import Dataset
 from slipstream.data.windows import Series
-from slipstream.inference.mixture import FoldMixture, MemberErrors
+from slipstream.inference.mixture import MemberErrors
 from slipstream.inference.trained import Member
+from slipstream.portable.lanes import ENSEMBLE, MODEL
+from slipstream.portable.mixture import FoldMixture
 from slipstream.runs import Run
 from slipstream.scoring import ensemble, lane_summary, summary
 from slipstream.scoring.baselines import fit_baselines
 from slipstream.scoring.batch import ChunkLoader, HalfWidths, PredictionBatch, Predictor
-from slipstream.scoring.ensemble import ENSEMBLE, MODEL, MeanScores
+from slipstream.scoring.ensemble import MeanScores
 from slipstream.scoring.predict import accumulate_side_by_side, build_table, predict_side_by_side
 from slipstream.scoring.summary import BaselineSums, merge_sums, summarize_sums
 

@@ -1,29 +1,22 @@
-"""The weights of an ensemble's members: fitted to the validation set, saved in ensemble.json.
+"""The weights of an ensemble's members, fitted to the validation set.
 
 They are not negative and add up to one. Shapes: M members, N numbers or windows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from slipstream import runs
 from slipstream.config import Signature
 from slipstream.data.dataset import Dataset
-from slipstream.errors import UserError
-from slipstream.run_names import ENSEMBLE_FILE
-from slipstream.runs import Run
 from slipstream.scoring.batch import PredictionBatch
-from slipstream.scoring.ensemble import Reach
 
 Floats = npt.NDArray[np.float64]
-MEMBERS = "members"
 MAX_NUMBERS = 20_000_000
 """Errors that weights are fitted to; of more, an even sample"""
 ROUNDS = 200
@@ -34,43 +27,6 @@ NO_WEIGHT = 1e-6
 """Weights below it are rounding errors"""
 SMALLEST = 1e-9
 """Relative to their mean, what is added to errors' products: copies of a model share a weight"""
-
-
-class FoldMixture(NamedTuple):
-    """The weights of one fold, or of a run without folds."""
-
-    label: str | None
-    weights: list[float]
-    best: int
-    """The member with the lowest validation error"""
-    reach: Reach
-    """Of the ensemble, and of that member alone"""
-
-
-def save_mixture(
-    run: Run, reference: int, members: Sequence[Mapping[str, Any]], folds: Any
-) -> None:
-    """Write ensemble.json."""
-    content = {
-        "reference": reference,
-        "members": list(members),
-        "folds": [one._asdict() for one in folds],
-    }
-    runs.write_json(run.folder / ENSEMBLE_FILE, content)
-
-
-def read_mixture(run: Run) -> dict[str, Any] | None:
-    """Read ensemble.json, its folds as `FoldMixture`; None where a run is no ensemble."""
-    path = run.folder / ENSEMBLE_FILE
-    if not path.exists():
-        return None
-    runs.verify_files(run.folder, ENSEMBLE_FILE)
-    content = runs.read_json(path)
-    try:
-        folds = [FoldMixture(**one) for one in content["folds"]]
-        return {**content, "folds": folds}
-    except (KeyError, TypeError) as error:
-        raise UserError(f"{path}: is damaged ({error!r}); restore it from a copy") from None
 
 
 class MemberErrors:

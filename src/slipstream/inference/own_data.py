@@ -11,8 +11,8 @@ from slipstream.config import Config
 from slipstream.data import dataset as datasets
 from slipstream.data.dataset import Dataset
 from slipstream.data.prepare.chain.replay import Replay
-from slipstream.engine import checkpoint
 from slipstream.errors import UserError
+from slipstream.portable import files
 from slipstream.runs import Run
 from slipstream.scoring.ensemble import RunPredictors
 
@@ -36,12 +36,12 @@ def verify_own_data(run: Run, config: Config, trained: RunPredictors, dataset: D
             f"{', '.join(signature.classes[:20])}; to score the model on them as new data, pass "
             "them with --data"
         )
-    if any(dataset.left_out.values()) and "left_out" not in checkpoint.read_origin(run):
+    if any(dataset.left_out.values()) and "left_out" not in files.read_origin(run):
         note = (
             "windows without a target are left out, which was not so when this run was trained: "
             "its sets are not quite those of training"
         )
-        replay = Replay(checkpoint.read_limits(run))
+        replay = Replay(files.read_limits(run))
         dataset = datasets.load_dataset(config, known=scaler, replay=replay)
         return replace(dataset, notes=(*dataset.notes, note))
     for name, shift in scaler.shift.items():
@@ -68,8 +68,8 @@ def verify_own_data(run: Run, config: Config, trained: RunPredictors, dataset: D
 def has_changed(run: Run, config: Config, dataset: Dataset) -> bool:
     """Say whether the data's fingerprint differs from that of training, if the two are comparable:
     other windows have another fingerprint, and so has the same data when it is streamed."""
-    origin = checkpoint.read_origin(run)
-    changed = configs.list_differences(checkpoint.load_run_config(run), config)
+    origin = files.read_origin(run)
+    changed = configs.list_differences(files.load_run_config(run), config)
     same_windows = not any(
         name.startswith("data.") and name not in ("data.path", "data.labels") for name in changed
     )

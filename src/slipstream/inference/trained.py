@@ -16,21 +16,20 @@ from slipstream.data import new_data, windows
 from slipstream.data.dataset import Dataset
 from slipstream.data.prepare.chain.replay import Replay
 from slipstream.data.windows import Series
-from slipstream.engine import checkpoint
 from slipstream.engine.plan import Plan
 from slipstream.errors import UserError
-from slipstream.inference import mixture
 from slipstream.inference.alignment import describe_left_out, join_datasets
-from slipstream.inference.mixture import FoldMixture
-from slipstream.inference.overrides import load_changed_config
 from slipstream.inference.own_data import read_own_data, verify_own_data
 from slipstream.models import permission
 from slipstream.objectives import select_point
+from slipstream.portable import mixture
+from slipstream.portable.files import read_limits
+from slipstream.portable.lanes import ENSEMBLE, MODEL
+from slipstream.portable.mixture import FoldMixture
+from slipstream.portable.overrides import load_changed_config
 from slipstream.runs import Run
 from slipstream.scoring.batch import Predictor
 from slipstream.scoring.ensemble import (
-    ENSEMBLE,
-    MODEL,
     FoldPredictor,
     RunPredictors,
     average_predictors,
@@ -66,7 +65,7 @@ class Member:
             data,
             targets=targets,
             resample=resample,
-            replay=Replay(checkpoint.read_limits(self.run), joins or {}),
+            replay=Replay(read_limits(self.run), joins or {}),
         )
 
 
@@ -94,7 +93,7 @@ def load_own_sets(members: Sequence[Member], table: Any = None) -> list[Dataset]
         if member.config.train.init_from:  # scaled as its encoder's data were
             key = str(member.run.folder)
         if key not in loaded:
-            replay = Replay(checkpoint.read_limits(member.run))
+            replay = Replay(read_limits(member.run))
             loaded[key] = read_own_data(member.config, trained, replay, table)
         own = {name: getattr(trained.signature, name) for name in ("quantiles", "output_range")}
         signature = loaded[key].signature.model_copy(update=own)

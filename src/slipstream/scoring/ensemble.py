@@ -7,7 +7,6 @@ of it: a few seeds share most of their error, so their spread says little of it.
 Shapes: B windows, H predicted rows, C targets.
 """
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,16 +15,22 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from slipstream import checksums
 from slipstream.config import Config, Signature
 from slipstream.data.dataset import Dataset
 from slipstream.data.prediction_columns import LEVELS
 from slipstream.data.scaler import Scaler
 from slipstream.engine import checkpoint
 from slipstream.engine.plan import Plan
-from slipstream.errors import UserError
 from slipstream.models import build
 from slipstream.objectives import average_predictions
+from slipstream.portable.lanes import (
+    LANE_METADATA,
+    LANE_WEIGHTS,
+    LANES_FOLDER,
+    Reach,
+    read_lanes,
+    select_lane,
+)
 from slipstream.runs import Run
 from slipstream.scoring.batch import ChunkLoader, HalfWidths, PredictionBatch, Predictor
 from slipstream.scoring.predict import (
@@ -36,10 +41,6 @@ from slipstream.scoring.predict import (
 
 MAX_ERRORS = 50_000_000
 """Numbers that intervals are computed from; of more windows, an even sample"""
-MODEL, ENSEMBLE = "model", "ensemble"
-Reach = dict[str, dict[str, dict[str, list[float]]]]
-"""How far intervals reach, in physical units: by model or ensemble, by level, by target, by row"""
-FOLDER, WEIGHTS, METADATA = "lanes", "weights.safetensors", "lanes.json"
 
 
 def average_predictors(
@@ -198,7 +199,8 @@ def save_lanes(
         reach = to_reach(fold.half_widths, scaler, targets)
         entries.append({"label": fold.label, "lanes": lanes, "best": fold.best, "reach": reach})
     metadata = {"uses": uses, "folds": entries}
-    checkpoint.write_folder(run.folder / FOLDER, {WEIGHTS: tensors}, {METADATA: metadata})
+    folder = run.folder / LANES_FOLDER
+    checkpoint.write_folder(folder, {LANE_WEIGHTS: tensors}, {LANE_METADATA: metadata})
 
 
 def to_reach(
@@ -255,46 +257,21 @@ def load_predictors(
 ) -> RunPredictors:
     """Load the run's model or its ensemble; by default, what was better on the validation set."""
     model, signature, scaler = checkpoint.load_model(run, config, plan.device)
-    if signature.masked:
-        raise UserError(
-            f"{run.folder}: holds a pre-trained encoder, which predicts nothing yet; train from it "
-            f'with train.init_from = "{run.folder}"'
-        )
-    folder = run.folder / FOLDER
-    if not folder.exists():
-        if ensemble:
-            raise UserError(
-                f"{run.folder}: holds one model, not an ensemble; train several with train.repeats"
-            )
+    lanes = read_lanes(run, signature, ensemble=ensemble)
+    if lanes is None:
         only = FoldPredictor(make_predictor(model.eval(), plan, signature, scaler), None)
         return RunPredictors(signature, scaler, "the model", [only], [model])
-    files = checksums.read_verified(folder)
-    metadata = json.loads(files[METADATA])
-    tensors = checkpoint.parse_tensors(files[WEIGHTS], folder / WEIGHTS)
-    uses = metadata["uses"] if ensemble is None else ENSEMBLE if ensemble else MODEL
-    if uses == ENSEMBLE and not all(ENSEMBLE in fold["reach"] for fold in metadata["folds"]):
-        raise UserError(
-            f"{run.folder}: has one model to a fold, no ensemble; train several with train.repeats"
-        )
+    tensors = checkpoint.parse_tensors(lanes.weights, lanes.path)
     folds: list[FoldPredictor] = []
     models: list[nn.Module] = []
-    for fold in metadata["folds"]:
-        lanes = fold["lanes"] if uses == ENSEMBLE else [fold["lanes"][fold["best"]]]
-        models = []
-        for prefix in (f"{lane}/" for lane in lanes):
-            weights = {
-                name.removeprefix(prefix): weight
-                for name, weight in tensors.items()
-                if name.startswith(prefix)
-            }
-            models.append(_build_model(weights, config, signature, plan))
-        predictors = [make_predictor(model, plan, signature, scaler) for model in models]
-        half_widths = to_half_widths(fold["reach"][uses], scaler, signature.targets)
+    for fold in lanes.folds:
+        models = [
+            _build_model(select_lane(tensors, lane), config, signature, plan) for lane in fold.lanes
+        ]
+        predictors = [make_predictor(one, plan, signature, scaler) for one in models]
+        half_widths = to_half_widths(fold.reach, scaler, signature.targets)
         folds.append(FoldPredictor(average_predictors(predictors, signature), half_widths))
-    count = len(metadata["folds"][-1]["lanes"])
-    which = "mean" if uses == ENSEMBLE else "best"
-    what = f"the {which} of {count} models" if count > 1 or uses == ENSEMBLE else "the model"
-    return RunPredictors(signature, scaler, what, folds, models)
+    return RunPredictors(signature, scaler, lanes.description, folds, models)
 
 
 def build_predictor(

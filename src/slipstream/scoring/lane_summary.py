@@ -15,9 +15,10 @@ from slipstream.engine.plan import Plan
 from slipstream.engine.progress import LaneResult
 from slipstream.engine.single import TrainingTask
 from slipstream.errors import DivergedError, UserError
+from slipstream.portable.lanes import ENSEMBLE, MODEL
 from slipstream.scoring import ensemble, summary
 from slipstream.scoring.batch import HalfWidths, PredictionBatch
-from slipstream.scoring.ensemble import ENSEMBLE, MODEL, CoverageCounter, FoldRecord
+from slipstream.scoring.ensemble import CoverageCounter, FoldRecord
 from slipstream.scoring.predict import (
     accumulate,
     build_table,

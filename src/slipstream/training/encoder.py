@@ -5,7 +5,6 @@ same names for these weights.
 """
 
 import itertools
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,12 @@ from slipstream.engine import checkpoint
 from slipstream.engine.optim import CORE, is_encoder_weight
 from slipstream.errors import UserError
 from slipstream.models.layers import load_network
+from slipstream.portable.files import (
+    WEIGHTS_FILE,
+    load_run_config,
+    parse_description,
+    parse_limits,
+)
 
 
 @dataclass(frozen=True)
@@ -54,18 +59,17 @@ def load_encoder(config: Config) -> PretrainedEncoder | None:
     if not Path(folder).is_dir():  # the beginning of a name was completed when it was set
         raise UserError(f'train.init_from = "{folder}": there is no such run')
     run = runs.open_run(folder)
-    theirs = checkpoint.load_run_config(run)
+    theirs = load_run_config(run)
     files = checksums.read_verified(run.model)
-    signature = Signature.model_validate_json(files["signature.json"])
+    signature, scaler = parse_description(files)
     if not signature.masked:
         raise UserError(
             f'train.init_from = "{folder}": is a run of slipstream train; name one of slipstream '
             "pretrain"
         )
-    path = run.model / "weights.safetensors"
+    path = run.model / WEIGHTS_FILE
     weights = checkpoint.parse_tensors(files[path.name], path)
-    scaler = Scaler(**json.loads(files["scaler.json"])).select(signature.inputs)
-    limits = checkpoint.read_limits(run)
+    scaler, limits = scaler.select(signature.inputs), parse_limits(files)
     return PretrainedEncoder(str(run.folder), theirs, signature, scaler, weights, limits)
 
 

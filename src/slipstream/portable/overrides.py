@@ -4,8 +4,8 @@ from collections.abc import Collection
 
 from slipstream import config as configs
 from slipstream.config import Config
-from slipstream.engine import checkpoint
 from slipstream.errors import UserError
+from slipstream.portable.files import load_run_config
 from slipstream.runs import Run
 
 READING = (
@@ -23,10 +23,10 @@ def load_changed_config(
     run: Run, overrides: Collection[str], *, own_data: bool = False, targets: bool = False
 ) -> Config:
     """Load a run's config with overrides; refuse those that a trained model cannot follow."""
-    trained = checkpoint.load_run_config(run)
+    trained = load_run_config(run)
     if not overrides:
         return trained
-    config = checkpoint.load_run_config(run, overrides)
+    config = load_run_config(run, overrides)
     allowed = {*READING, *(SELECTING if own_data else WITH_TARGETS if targets else ())}
     for name in configs.list_differences(trained, config):
         section, _, key = name.partition(".")

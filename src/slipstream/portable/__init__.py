@@ -1,0 +1,1 @@
+"""A trained model without torch: read from its run, fed with rows, computed with numpy."""
