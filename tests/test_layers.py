@@ -66,7 +66,7 @@ ORDER = {
         "checks new_data",
     ],
     "portable": [
-        "files lanes",
+        "files filters lanes",
         "mixture overrides",
         "model",
     ],

@@ -6,7 +6,7 @@ from slipstream.config.engine import Engine
 from slipstream.config.loading import list_differences, load, load_demo, replace_settings, to_toml
 from slipstream.config.model import Model
 from slipstream.config.pretraining import PRETRAIN_OVERRIDE, Pretrain
-from slipstream.config.sections import Config
+from slipstream.config.sections import Config, Predict, PredictFilter
 from slipstream.config.train import Augment, Train
 from slipstream.config.tune import Range, Tune
 from slipstream.config.unused import format_setting, list_unused
@@ -21,6 +21,8 @@ __all__ = [
     "Engine",
     "Model",
     "OptionText",
+    "Predict",
+    "PredictFilter",
     "Pretrain",
     "Range",
     "Scalar",

@@ -1,10 +1,10 @@
 """The whole config of a run, section by section. The text under a field is its documentation."""
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
-from slipstream.config.base import CLASS_LOSSES, Section, match_pattern
+from slipstream.config.base import CLASS_LOSSES, PositiveFloat, Section, match_pattern
 from slipstream.config.data import Data
 from slipstream.config.engine import Engine
 from slipstream.config.explanation import format_value
@@ -23,6 +23,61 @@ def _to_dict(section: Any) -> dict[str, Any] | None:
     if isinstance(section, Section):
         return section.model_dump(exclude_unset=True)
     return section if isinstance(section, dict) else None
+
+
+class PredictFilter(Section):
+    """A causal filter along the predictions of consecutive windows."""
+
+    kind: Literal["none", "moving_average", "ema", "savgol", "butterworth"] = "none"
+    """Moving or exponential average, Savitzky-Golay, Butterworth low-pass. Class probabilities take
+    one of the averages."""
+    rows: PositiveInt | None = None
+    """Length in rows: the window, the span of an exponential average, or the period of the cut-off
+    of a Butterworth filter."""
+    cutoff_hz: PositiveFloat | None = None
+    """Cut-off frequency of a Butterworth filter, instead of `rows`; needs `data.time`."""
+    order: PositiveInt | None = None
+    """Order of a Butterworth filter, or degree of the Savitzky-Golay polynomial (default 2)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_kind(cls, settings: Any) -> Any:
+        return {"kind": settings} if isinstance(settings, str) else settings
+
+    @model_validator(mode="after")
+    def _check_kind(self) -> Self:
+        name, kind = "predict.filter", self.kind
+        if kind == "none":
+            return self
+        takes_cutoff = kind == "butterworth"
+        if self.cutoff_hz is not None and not takes_cutoff:
+            raise ValueError(f'{name}: kind = "{kind}" takes rows, not cutoff_hz; remove it')
+        if (self.rows is None) == (self.cutoff_hz is None):
+            what = "either rows or cutoff_hz" if takes_cutoff else "rows"
+            raise ValueError(f'{name}: kind = "{kind}" needs {what}')
+        if self.order is not None and kind not in HIGHEST_ORDER:
+            raise ValueError(f'{name}: order does not apply to kind = "{kind}"; remove it')
+        order, highest = self.order or 2, HIGHEST_ORDER.get(kind, 2)
+        if order > highest:
+            raise ValueError(f'{name}: order is {order}; kind = "{kind}" takes at most {highest}')
+        fewest = {"savgol": order + 1, "butterworth": 3}.get(kind, 1)
+        if self.rows is not None and not fewest <= self.rows <= MOST_ROWS[kind]:
+            raise ValueError(
+                f'{name}: rows is {self.rows}; kind = "{kind}" takes from {fewest} to '
+                f"{MOST_ROWS[kind]:,} here"
+            )
+        return self
+
+
+MOST_ROWS = {"moving_average": 10_000, "ema": 1_000_000, "savgol": 1001, "butterworth": 1_000_000}
+HIGHEST_ORDER = {"savgol": 5, "butterworth": 10}
+
+
+class Predict(Section):
+    """What happens to predictions; it can still be changed when a trained model is used."""
+
+    filter: PredictFilter = PredictFilter()
+    """A filter, as in `{ kind = "ema", rows = 10 }`; `"none"` removes it."""
 
 
 class Config(Section):
@@ -49,6 +104,7 @@ class Config(Section):
     augment: Augment = Augment()
     engine: Engine = Engine()
     tune: Tune = Tune()
+    predict: Predict = Predict()
 
     @property
     def masked(self) -> bool:
@@ -111,6 +167,7 @@ class Config(Section):
                 f'augment.cache does not work with engine.home = "{self.engine.home}"; remove '
                 "engine.home and engine.preset, or set augment.cache = 0"
             )
+        self._check_filter()
         if not self.out or "\0" in self.out:
             raise ValueError("out is empty or contains a NUL character; name a folder")
         if self.seed + self.train.repeats > 2**63:
@@ -119,3 +176,23 @@ class Config(Section):
                 "follow it; reduce it"
             )
         return self
+
+    def _check_filter(self) -> None:
+        filter_, data = self.predict.filter, self.data
+        if filter_.kind == "none" or self.masked:
+            return
+        setting = f'predict.filter.kind = "{filter_.kind}"'
+        if data.stride > 1:
+            raise ValueError(
+                f"{setting} needs consecutive windows, but data.stride is {data.stride}; set "
+                'data.stride = 1, or predict.filter = "none"'
+            )
+        if data.task == "classify" and filter_.kind in HIGHEST_ORDER:
+            raise ValueError(
+                f'{setting} could make a probability negative; use "moving_average" or "ema"'
+            )
+        if filter_.cutoff_hz is not None and data.time_column is None:
+            raise ValueError(
+                "predict.filter.cutoff_hz needs data.time; set it, or predict.filter.rows, the "
+                "period of the cut-off"
+            )

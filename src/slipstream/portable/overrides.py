@@ -30,7 +30,9 @@ def load_changed_config(
     allowed = {*READING, *(SELECTING if own_data else WITH_TARGETS if targets else ())}
     for name in configs.list_differences(trained, config):
         section, _, key = name.partition(".")
-        if section in ("engine", "out", "name") or (section == "data" and key in allowed):
+        if section in ("engine", "predict", "out", "name") or (
+            section == "data" and key in allowed
+        ):
             continue
         if section == "data" and key in SELECTING:
             raise UserError(

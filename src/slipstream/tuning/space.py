@@ -79,7 +79,7 @@ def make_space(config: Config) -> dict[str, Any]:
         if _strip_index(name) in encoder.list_fixed_settings(config):
             fixed = "which the encoder of train.init_from determines"
             raise UserError(f'tune.space has "{name}", {fixed}')
-        if name.split(".")[0] in ("engine", "tune", "pretrain", "name", "out"):
+        if name.split(".")[0] in ("engine", "tune", "pretrain", "predict", "name", "out"):
             raise UserError(f'tune.space has "{name}", which does not change the model')
         for value in _list_values(entry):
             _check_value(name, value, config, space)
