@@ -18,8 +18,9 @@ from slipstream import config as configs
 from slipstream import runs, training
 from slipstream.autotune.rules import make_plan
 from slipstream.data import dataset as datasets
-from slipstream.data import new_data, windows
+from slipstream.data import windows
 from slipstream.data.labels import selection
+from slipstream.inference import new_data
 from slipstream.models import build
 from slipstream.reporting.wording import describe_verdict
 from slipstream.scoring import classification, ensemble

@@ -63,11 +63,11 @@ ORDER = {
         "prepare.chain.tables",
         "folds labels.selection stream",
         "dataset",
-        "checks new_data",
+        "checks",
     ],
     "portable": [
-        "files filters lanes",
-        "mixture overrides",
+        "files filters lanes resampling table",
+        "mixture overrides rows",
         "model",
     ],
     "engine": [
@@ -98,7 +98,7 @@ ORDER = {
         "pack_size workload",
     ],
     "inference": [
-        "alignment mixture own_data",
+        "alignment mixture new_data own_data",
         "trained",
         "own_baselines",
     ],

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from slipstream.config import CLASS_LOSSES, Train
+from slipstream.stats import find_median
 
 MIN_VARIANCE = 1e-4
 """Variance whose root still has a gradient"""
@@ -90,10 +91,7 @@ def make_validation_settings(train: Train) -> Train:
 
 def select_point(prediction: Tensor, quantiles: tuple[float, ...]) -> Tensor:
     """Return the value to report, [B, H, C]: the quantile nearest to the median."""
-    if not quantiles:
-        return prediction[..., 0]
-    nearest = min(range(len(quantiles)), key=lambda i: abs(quantiles[i] - 0.5))
-    return prediction[..., nearest]
+    return prediction[..., find_median(quantiles)]
 
 
 def _make_constants(values: tuple[float, ...], *, like: Tensor) -> Tensor:

@@ -14,15 +14,10 @@ import pyarrow.parquet
 import torch
 
 from slipstream import runs
-from slipstream.data.dataset import Dataset
-from slipstream.data.new_data import (
-    describe_unknown_future,
-    explain_unknown_future,
-    has_full_context,
-)
 from slipstream.engine import recovery
 from slipstream.errors import UserError
 from slipstream.inference.trained import TrainedRun, load_trained
+from slipstream.portable.rows import describe_unknown_future, find_last_windows
 from slipstream.scoring.predict import build_table, predict_batches
 from slipstream.text import escape_controls
 
@@ -59,34 +54,22 @@ def predict_with(
     dataset, folds, _ = trained.bind(datasets, ["all"])
     plan, predictor = trained.first.plan, folds[-1]
     assert dataset.memory is not None
-    only_last = dataset.signature.horizon > 0 and not every
-    for note in (*dataset.notes, *(() if only_last else describe_unknown_future(dataset))):
+    signature, notes = dataset.signature, list(dataset.notes)
+    only_last = signature.horizon > 0 and not every
+    if not only_last:
+        left_out, num_windows = dataset.left_out["all"], dataset.num_windows["all"]
+        notes += describe_unknown_future(signature, left_out, num_windows)
+    for note in notes:
         warnings.warn(escape_controls(note), stacklevel=2)
     with plan.flags():
         (chunk,) = dataset.iter_chunks("all", dataset.memory.series.to(plan.device), rows=0)
         if only_last:
-            chunk = chunk._replace(starts=_find_last_windows(dataset, chunk.starts))
+            last = find_last_windows(dataset.index, signature, chunk.starts.numpy())
+            chunk = chunk._replace(starts=torch.from_numpy(last))
         batches = predict_batches(predictor.predict, [chunk], truth=False)
         tables = [build_table(batch, dataset, predictor.half_widths) for batch in batches]
     metadata = {"model": trained.describe(on_folds=False)}
     return pa.concat_tables(tables).replace_schema_metadata(metadata)
-
-
-def _find_last_windows(dataset: Dataset, starts: torch.Tensor) -> torch.Tensor:
-    """Return the first rows of the windows whose context ends with what is known of a series."""
-    index, signature = dataset.index, dataset.signature
-    last = torch.from_numpy(index.offsets[1:] - index.ahead) - signature.context
-    is_window = torch.isin(last, starts)
-    if not is_window.all():
-        series = int((~is_window).nonzero()[0])
-        if signature.future and has_full_context(index, signature, series):
-            raise UserError(explain_unknown_future(index, signature, series))
-        name = index.series_names[series]
-        raise UserError(
-            f'series "{name}" has a gap within its last {signature.context} rows, so there '
-            "is no full context to forecast from"
-        )
-    return last
 
 
 def write_predictions(table: pa.Table, path: Path) -> None:

@@ -121,3 +121,8 @@ class Moments:
     @property
     def deviation(self) -> float:
         return math.sqrt(self.squares / self.count) if self.count else math.nan
+
+
+def find_median(quantiles: Sequence[float]) -> int:
+    """Return which of some quantiles is the nearest to the median; 0 where there are none."""
+    return min(range(len(quantiles)), key=lambda i: abs(quantiles[i] - 0.5), default=0)

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from slipstream import UserError, checksums, evaluate, predict, runs, train
 from slipstream.config import Signature
 from slipstream.data import dataset as datasets
-from slipstream.data import missing, new_data, windows
+from slipstream.data import missing, windows
 from slipstream.data.splits import WindowRanges
+from slipstream.inference import new_data
 from slipstream.scoring import baselines
 from tests.conftest import small_config, small_dataset, waves
 

@@ -12,13 +12,14 @@ from torch import Tensor
 from slipstream import runs
 from slipstream.autotune.rules import make_plan
 from slipstream.config import Config
-from slipstream.data import new_data, windows
+from slipstream.data import windows
 from slipstream.data.dataset import Dataset
 from slipstream.data.prepare.chain.replay import Replay
 from slipstream.data.windows import Series
 from slipstream.engine.plan import Plan
 from slipstream.errors import UserError
 from slipstream.inference.alignment import describe_left_out, join_datasets
+from slipstream.inference.new_data import load_new_data
 from slipstream.inference.own_data import read_own_data, verify_own_data
 from slipstream.models import permission
 from slipstream.objectives import select_point
@@ -58,7 +59,7 @@ class Member:
     ) -> Dataset:
         """Load new data; `joins` are tables to join instead of those that the config names."""
         trained = self.trained
-        return new_data.load_new_data(
+        return load_new_data(
             self.config,
             trained.signature,
             trained.scaler,

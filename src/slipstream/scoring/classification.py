@@ -12,13 +12,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 from torch import Tensor
 
 from slipstream import stats
-from slipstream.data import prediction_columns
 from slipstream.data.dataset import Dataset
+from slipstream.portable.table import list_class_columns
 from slipstream.scoring import answers
 from slipstream.scoring.answers import Array, ClassAnswers
 from slipstream.scoring.batch import HalfWidths, PredictionBatch
@@ -193,19 +192,10 @@ def start_sums(dataset: Dataset, device: torch.device) -> ClassCounts:
 def build_columns(
     batch: PredictionBatch, dataset: Dataset, _: HalfWidths | None
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the label where it is known, the likeliest class, and the probability of each."""
-    classes = dataset.signature.classes
+    """Return the label where it is known, the likeliest class, and the probability of each."""
     probs = torch.softmax(batch.prediction[:, :, 0].float(), dim=-1).flatten(0, 1).cpu().numpy()
-    if batch.truth is not None:
-        yield prediction_columns.LABEL, _name_classes(batch.truth.flatten().cpu().numpy(), classes)
-    yield prediction_columns.PREDICTED, _name_classes(probs.argmax(axis=1), classes)
-    for i, name in enumerate(classes):
-        yield prediction_columns.name_probability(name), probs[:, i]
-
-
-def _name_classes(numbers: Array, classes: tuple[str, ...]) -> pa.Array:
-    coded = pa.DictionaryArray.from_arrays(numbers.astype(np.int32), list(classes))
-    return coded.cast(pa.string())
+    truth = None if batch.truth is None else batch.truth.flatten().cpu().numpy()
+    return list_class_columns(probs, dataset.signature.classes, truth)
 
 
 def compare_on_test(

@@ -4,22 +4,20 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
 from slipstream.config import Signature
-from slipstream.data import prediction_columns, windows
+from slipstream.data import windows
 from slipstream.data.dataset import Dataset
 from slipstream.data.scaler import Scaler
-from slipstream.data.series import MICROSECONDS
 from slipstream.data.windows import Series, WindowChunk
 from slipstream.engine import objective, recovery
 from slipstream.engine.plan import Plan
 from slipstream.engine.step import EVAL_BATCH
-from slipstream.errors import UserError
 from slipstream.models import set_execution
+from slipstream.portable.table import WindowPlaces, build_prediction_table
 from slipstream.scoring import classification, regression
 from slipstream.scoring.batch import (
     ChunkLoader,
@@ -157,34 +155,8 @@ def build_table(
     batch: PredictionBatch, dataset: Dataset, half_widths: HalfWidths | None = None
 ) -> pa.Table:
     """Return one row per window and predicted row: physical units, or probabilities of classes."""
-    signature, chunk = dataset.signature, batch.chunk
-    offsets, steps = dataset.index.offsets, signature.steps_out
+    chunk = batch.chunk
     starts = batch.starts.cpu().numpy() + chunk.first_row
-    owner = np.repeat(np.searchsorted(offsets, starts, side="right") - 1, steps)
-    rows = (starts[:, None] + signature.lead + np.arange(steps)).ravel()
-    names = pa.DictionaryArray.from_arrays(owner.astype(np.int32), list(dataset.index.series_names))
-    first = offsets[:-1] + (0 if dataset.index.padding is None else dataset.index.padding)
-    columns = [(prediction_columns.SERIES, names), (prediction_columns.ROW, rows - first[owner])]
-    if chunk.time is not None:
-        columns.append((prediction_columns.TIME, _compute_times(chunk, dataset, rows, owner)))
-    if signature.horizon:
-        step = np.tile(np.arange(1, steps + 1, dtype=np.int32), len(starts))
-        columns.append((prediction_columns.STEP, step))
-    columns += get_task_metrics(dataset).build_columns(batch, dataset, half_widths)
-    if duplicate := prediction_columns.find_duplicate_name(name for name, _ in columns):
-        raise UserError(
-            f'two columns of the predictions would be named "{duplicate}"; rename the target and '
-            "train the model again"
-        )
-    return pa.table(dict(columns))
-
-
-def _compute_times(chunk: WindowChunk, dataset: Dataset, rows: Any, owner: Any) -> pa.Array:
-    """Return each row's time; rows past a series' end count on by its usual step."""
-    assert chunk.time is not None
-    known = np.minimum(rows, dataset.index.offsets[1:][owner] - 1)
-    times, ahead = chunk.time[known - chunk.first_row], rows - known
-    step = dataset.signature.step or 0.0
-    if dataset.index.has_dates:
-        return pa.array(times + ahead * round(step * MICROSECONDS)).cast(pa.timestamp("us"))
-    return pa.array(times + ahead * step)
+    places = WindowPlaces(dataset.signature, dataset.index, starts, chunk.time, chunk.first_row)
+    columns = get_task_metrics(dataset).build_columns(batch, dataset, half_widths)
+    return build_prediction_table(places, columns)

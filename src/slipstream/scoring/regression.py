@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slipstream.data import prediction_columns
 from slipstream.data.dataset import Dataset
 from slipstream.data.scaler import Scaler
 from slipstream.objectives import select_point
+from slipstream.portable.table import list_number_columns, to_physical
 from slipstream.scoring.batch import HalfWidths, PredictionBatch
 
 NAMES = ("mae", "rmse", "mse", "r2", "max_error", "bias")
@@ -182,35 +182,12 @@ def start_sums(dataset: Dataset, device: torch.device) -> RegressionSums:
 def build_columns(
     batch: PredictionBatch, dataset: Dataset, half_widths: HalfWidths | None
 ) -> Iterator[tuple[str, Any]]:
-    """Yield truths, predictions, quantiles and intervals in physical units, as float64.
-
-    A scaled value is exact to float32 of its distance from the centre; in physical units, float32
-    has no room for that in a column that lies far from zero.
-    """
-    signature, scaler = dataset.signature, dataset.scaler
-    point = select_point(batch.prediction, signature.quantiles)
-    for i, target in enumerate(signature.targets):
-        shift, size = scaler.shift[target], scaler.size[target]
-
-        def to_physical(values: Tensor, shift: float = shift, size: float = size) -> Any:
-            return (values.double() * size + shift).cpu().numpy().ravel()
-
-        def limit(values: Any) -> Any:  # scaled ones are limited but for rounding, intervals not
-            edges = signature.output_range
-            return values if edges is None else values.clip(*edges)
-
-        names = prediction_columns.name_columns(target, signature.quantiles)
-        if batch.truth is not None:
-            yield names.truth, to_physical(batch.truth[..., i])
-        value = point[..., i]
-        yield names.predicted, limit(to_physical(value))
-        for q, name in enumerate(names.quantiles):
-            yield name, limit(to_physical(batch.prediction[..., i, q]))
-        for level, half_width in (half_widths or {}).items():
-            offset = half_width[:, i].to(value.device).double()
-            low, high = names.intervals[level]
-            yield low, limit(to_physical(value.double() - offset))
-            yield high, limit(to_physical(value.double() + offset))
+    """Return truths, predictions, quantiles and intervals in physical units, as float64."""
+    widths = {level: width.cpu().numpy() for level, width in (half_widths or {}).items()}
+    truth = None if batch.truth is None else batch.truth.cpu().numpy()
+    scaled = batch.prediction.cpu().numpy()
+    values = to_physical(scaled, dataset.signature, dataset.scaler, widths, truth)
+    return list_number_columns(values, dataset.signature)
 
 
 def compare_on_test(

@@ -10,10 +10,11 @@ import torch
 
 from slipstream import UserError
 from slipstream.data import dataset as datasets
-from slipstream.data import new_data, windows
+from slipstream.data import windows
 from slipstream.data.io.files import read_files
 from slipstream.data.io.table import read_memory
 from slipstream.data.labels import classes, selection
+from slipstream.inference import new_data
 from tests.labelled import NAMES, class_config, states
 
 

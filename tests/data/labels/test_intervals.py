@@ -11,10 +11,11 @@ import torch
 
 from slipstream import UserError
 from slipstream.data import dataset as datasets
-from slipstream.data import new_data, windows
+from slipstream.data import windows
 from slipstream.data.io.table import read_memory
 from slipstream.data.labels import intervals
 from slipstream.data.series import SeriesIndex
+from slipstream.inference import new_data
 from tests.conftest import merged, small_config
 from tests.labelled import CLASSIFY, states
 

@@ -1,17 +1,19 @@
-"""New data for a trained model, compared with what the model was trained on, at its time step."""
+"""New data for a trained model, compared with what the model was trained on, at its time step.
 
-import itertools
+Shapes: N windows, T context rows, F inputs, S static columns, H predicted rows, U inputs that are
+known ahead.
+"""
+
 import math
 import os
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from slipstream.config import Config, Data, Signature, Split
-from slipstream.data import missing, splits, windows
-from slipstream.data.dataset import Dataset, HostSeries
+from slipstream.data import missing, splits
 from slipstream.data.io.files import describe_files, read_tables
 from slipstream.data.io.table import DataTable
 from slipstream.data.labels import classes
@@ -19,29 +21,78 @@ from slipstream.data.labels.intervals import prepare_with_labels
 from slipstream.data.prepare.chain.replay import Replay
 from slipstream.data.roles import Roles
 from slipstream.data.scaler import ScaledRows, Scaler, order_columns, scale_rows
-from slipstream.data.series import MICROSECONDS, Floats, RawSeries, SeriesIndex, prepare_series
+from slipstream.data.series import Floats, Ints, RawSeries, SeriesIndex, prepare_series
 from slipstream.errors import UserError
+from slipstream.portable.resampling import resample_series
 from slipstream.text import format_count
 
 STEP_TOLERANCE = 0.02
 """By how much the step of new data may differ from training's"""
-SAME_ROW = 1e-6
-"""How far from a new row's time, in steps, an old one still counts as being there."""
 OUTLIER_SHARE = 0.05
 """The share of a column's values beyond training's from which on a note says so"""
 
 
-def load_new_data(
+class PhysicalWindows(NamedTuple):
+    """What a model reads of some windows, in physical units."""
+
+    rows: Floats
+    """[N, T, F], in the order of `signature.inputs`"""
+    static: Floats | None
+    """[N, S]"""
+    future: Floats | None
+    """[N, H, U]: the first inputs over the rows to predict"""
+
+
+@dataclass(frozen=True)
+class NewRows:
+    """New data for a trained model: all series end to end, and the windows among their rows."""
+
+    signature: Signature
+    raw: RawSeries
+    scaled: ScaledRows
+    starts: Ints
+    """First rows of the windows"""
+    left_out: int
+    """Windows without a target or, where nothing but the context is needed, without the rows that
+    are known ahead"""
+    notes: tuple[str, ...]
+
+    @property
+    def index(self) -> SeriesIndex:
+        return self.raw.index
+
+    @cached_property
+    def inputs(self) -> Floats:
+        """[rows, F]: the inputs of every row in physical units."""
+        columns = [self.raw.read_column(name) for name in self.signature.inputs]
+        return np.stack(columns, axis=1)
+
+    def gather(self, starts: Ints) -> PhysicalWindows:
+        """Return the windows that begin at `starts`."""
+        signature = self.signature
+        static = future = None
+        if signature.static:
+            owner = np.searchsorted(self.index.offsets, starts, side="right") - 1
+            static = self.raw.static[owner]
+        steps, columns = signature.future_shape
+        if columns:
+            ahead = starts[:, None] + signature.lead + np.arange(steps)
+            future = self.inputs[:, :columns][ahead]
+        rows = self.inputs[starts[:, None] + np.arange(signature.context)]
+        return PhysicalWindows(rows, static, future)
+
+
+def read_new_rows(
     config: Config,
     signature: Signature,
     scaler: Scaler,
     source: Any,
     *,
-    targets: bool,
+    targets: bool = False,
     resample: bool = False,
     replay: Replay | None = None,
-) -> Dataset:
-    """Load new data for a trained model, a path or a table, as one set named "all".
+) -> NewRows:
+    """Read new data for a trained model: a path, a table in memory or a dict of columns.
 
     With `targets`, windows are those whose target rows are known. Without, targets may be absent,
     and windows are those whose context is known, up to each series' last row. `replay` has what
@@ -58,42 +109,40 @@ def load_new_data(
     min_rows = signature.context + known
     raw = _read_series(data, signature, tables, targets, min_rows=min_rows)
     if _needs_resampling(raw.index, signature, resample):
-        if targets and signature.classes:
-            raise UserError(
-                "labels cannot be resampled: what lies between two classes is neither; bring the "
-                f"rows and their labels to the step {signature.step:g} beforehand"
-            )
-        if raw.index.padding is not None:
-            raise UserError(
-                "rows that data.prepare pads cannot be resampled; add a resample step before pad, "
-                f"or bring the rows to the step {signature.step:g} beforehand"
-            )
+        _refuse_resampling(raw.index, signature, targets)
         raw = resample_series(raw, signature.step or 0.0)
-    index = raw.index
-    left_out = {"all": 0}
+    index, left_out = raw.index, 0
     if signature.future and not targets:
-        ranges, left_out["all"] = _find_windows_ahead(index, signature)
+        ranges, left_out = _find_windows_ahead(index, signature)
     else:
         stride = data.stride if targets else 1
         ranges = _find_windows(index, signature.context, known, stride)
     if not len(ranges):
         raise UserError(splits.explain_empty_set("full", index, index.num_rows, data))
     if targets:
-        with_targets, left_out = splits.exclude_unknown({"all": ranges}, index, signature)
-        ranges = with_targets["all"]
-        notes += missing.describe_left_out(left_out, {"all": len(ranges)}, signature)
-    rows = scale_rows(raw, scaler, signature)
-    series = windows.build_series(*rows, index.offsets, signature)
-    return Dataset(
-        signature=signature,
-        scaler=scaler,
-        index=index,
-        num_windows={"all": len(ranges)},
-        left_out=left_out,
-        period=None,
-        notes=(*notes, *_describe_outliers(raw, rows, scaler, signature), *raw.notes),
-        memory=HostSeries(series, {"all": torch.from_numpy(ranges.list_starts())}, raw.time),
-    )
+        with_targets, without = splits.exclude_unknown({"all": ranges}, index, signature)
+        ranges, left_out = with_targets["all"], without["all"]
+        notes += missing.describe_left_out(without, {"all": len(ranges)}, signature)
+    scaled = scale_rows(raw, scaler, signature)
+    outliers = _describe_outliers(raw, scaled, scaler, signature)
+    every = (*notes, *outliers, *raw.notes)
+    return NewRows(signature, raw, scaled, ranges.list_starts(), left_out, every)
+
+
+def find_last_windows(index: SeriesIndex, signature: Signature, starts: Ints) -> Ints:
+    """Return the first rows of the windows whose context ends with what is known of a series."""
+    last: Ints = index.offsets[1:] - index.ahead - signature.context
+    is_window = np.isin(last, starts)
+    if not is_window.all():
+        series = int(np.flatnonzero(~is_window)[0])
+        if signature.future and _has_full_context(index, signature, series):
+            raise UserError(_explain_unknown_future(index, signature, series))
+        name = index.series_names[series]
+        raise UserError(
+            f'series "{name}" has a gap within its last {signature.context} rows, so there '
+            "is no full context to forecast from"
+        )
+    return last
 
 
 def _find_windows(index: SeriesIndex, context: int, known: int, stride: int) -> splits.WindowRanges:
@@ -118,27 +167,26 @@ def _find_windows_ahead(
 
     every, ranges = find(0), find(signature.horizon)
     if len(every) and not len(ranges):
-        raise UserError(explain_unknown_future(index, signature, 0))
+        raise UserError(_explain_unknown_future(index, signature, 0))
     return ranges, len(every) - len(ranges)
 
 
-def describe_unknown_future(dataset: Dataset) -> list[str]:
+def describe_unknown_future(signature: Signature, left_out: int, num_windows: int) -> list[str]:
     """Note how many windows are left out because what is to be known ahead is not."""
-    count = dataset.left_out["all"]
-    total = count + dataset.num_windows["all"]
-    names = ", ".join(dataset.signature.future)
+    names = ", ".join(signature.future)
     what = f"windows of which the rows to predict lack {names} (data.future)"
-    return [f"left out {what}: {count:,} of {total:,}"] if count else []
+    total = left_out + num_windows
+    return [f"left out {what}: {left_out:,} of {total:,}"] if left_out else []
 
 
-def has_full_context(index: SeriesIndex, signature: Signature, series: int) -> bool:
+def _has_full_context(index: SeriesIndex, signature: Signature, series: int) -> bool:
     """Return whether a series has no gap in the context that ends with its last known row."""
     end = int(index.offsets[1:][series] - index.ahead[series])
     inside = (index.breaks > end - signature.context) & (index.breaks < end)
     return not inside.any()
 
 
-def explain_unknown_future(index: SeriesIndex, signature: Signature, series: int) -> str:
+def _explain_unknown_future(index: SeriesIndex, signature: Signature, series: int) -> str:
     """Say how many rows a series needs at its end to be forecast from its last known one."""
     rows, ahead = signature.horizon, int(index.ahead[series])
     end = int(index.offsets[series + 1])
@@ -201,69 +249,17 @@ def _needs_resampling(index: SeriesIndex, signature: Signature, resample: bool) 
     return True
 
 
-def resample_series(raw: RawSeries, step: float) -> RawSeries:
-    """Return the series at another step, from gap to gap.
-
-    A coarser row is the mean of what lies after the row before it, up to its own time and not
-    beyond; a finer one lies on the straight line between its neighbours.
-    """
-    index = raw.index
-    assert raw.time is not None
-    assert index.step is not None
-    width = step * MICROSECONDS if index.has_dates else step
-    coarser = step > index.step
-    segments = list(itertools.pairwise([*index.breaks.tolist(), index.num_rows]))
-    positions, times, breaks, offsets = [], [], [0], [0]
-    for begin, end in segments:
-        if begin in index.offsets[1:-1]:
-            offsets.append(breaks[-1])
-        old = raw.time[begin:end].astype(np.float64)
-        position = (old - old[0]) / width
-        grid = np.arange(int(position[-1] + SAME_ROW) + 1)
-        positions.append((position, grid))
-        times.append((old[0] + grid * width).astype(raw.time.dtype))
-        breaks.append(breaks[-1] + len(grid))
-
-    def resample(column: Floats) -> Floats:
-        parts = []
-        for (begin, end), (position, grid) in zip(segments, positions, strict=True):
-            new = np.interp(grid, position, column[begin:end])
-            if coarser:
-                _write_means(new, column[begin:end], np.ceil(position - SAME_ROW))
-            parts.append(new)
-        return np.concatenate(parts)
-
-    unknown, ahead = np.zeros(index.num_rows), np.zeros(index.num_rows)
-    for first, past in index.unknown:
-        unknown[first:past] = 1.0
-    for past, count in zip(index.offsets[1:], index.ahead, strict=True):
-        ahead[past - count : past] = 1.0
-    begins = np.array([*offsets, breaks[-1]])
-    return replace(
-        raw,
-        index=replace(
-            index,
-            offsets=begins,
-            breaks=np.array(breaks[:-1]),
-            group_begins=np.zeros(1, dtype=np.int64),
-            group_codes=np.zeros(1, dtype=np.int64),
-            step=step,
-            unknown=missing.encode_runs(resample(unknown) > 0),
-            ahead=np.add.reduceat((resample(ahead) > 0).astype(np.int64), begins[:-1]),
-        ),
-        read_column=lambda name: resample(raw.read_column(name)),
-        time=np.concatenate(times),
-        notes=(*raw.notes, f"resampled from a step of {index.step:g} to {step:g}"),
-    )
-
-
-def _write_means(new: Floats, values: Floats, owner: Floats) -> None:
-    """Replace each new value by the mean of the old ones that belong to it, where there are any."""
-    inside = owner < len(new)
-    owner, values = owner[inside].astype(np.int64), values[inside]
-    size = np.bincount(owner, minlength=len(new))
-    total = np.bincount(owner, weights=values, minlength=len(new))
-    new[size > 0] = total[size > 0] / size[size > 0]
+def _refuse_resampling(index: SeriesIndex, signature: Signature, targets: bool) -> None:
+    if targets and signature.classes:
+        raise UserError(
+            "labels cannot be resampled: what lies between two classes is neither; bring the "
+            f"rows and their labels to the step {signature.step:g} beforehand"
+        )
+    if index.padding is not None:
+        raise UserError(
+            "rows that data.prepare pads cannot be resampled; add a resample step before pad, "
+            f"or bring the rows to the step {signature.step:g} beforehand"
+        )
 
 
 def _describe_outliers(
