@@ -30,6 +30,7 @@ ORDER = (
         "inspect",
         "train",
         "evaluate",
+        "export",
         "predict",
         "load",
         "report",

@@ -36,6 +36,7 @@ LAYERS = [
     {"training", "pretraining", "evaluation", "prediction"},
     {"reporting"},
     {"profiling"},
+    {"exporting"},
     {"bench", "catalog", "doctor", "ensembling", "inspection", "probing", "tuning"},
     {"terminal"},
     {"api"},
@@ -101,6 +102,14 @@ ORDER = {
         "alignment mixture new_data own_data",
         "trained",
         "own_baselines",
+    ],
+    "exporting": [
+        "interface onnx onnx.builder",
+        "formats onnx.layers",
+        "custom onnx.window reference",
+        "onnx.model onnx.sessions verification",
+        "onnx.step",
+        "api onnx.files",
     ],
     "ensembling": [
         "agreement scores",

@@ -29,6 +29,7 @@ PUBLIC = [
     "ensemble",
     "evaluate",
     "events",
+    "export",
     "inspect",
     "list_runs",
     "load",

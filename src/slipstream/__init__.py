@@ -4,6 +4,7 @@
     slipstream.train("job.toml")             train a model, with baselines beside it
     slipstream.evaluate(result, "new.csv")   score it on its test set or on new data
     slipstream.predict(result, "new.csv")    forecast, or estimate at every row
+    slipstream.export(result, out="model")   write it as ONNX, verified
     slipstream.load(result)                  load the network itself, with its scaler
     slipstream.report(result)                write its report.html
     slipstream.ensemble([result, other])     join runs into one that predicts by their mean
@@ -29,7 +30,7 @@ if _TYPE_CHECKING:
     from slipstream import events
     from slipstream.api.estimator import Forecaster
     from slipstream.api.evaluation import Evaluation
-    from slipstream.api.inference import evaluate, load, predict, report
+    from slipstream.api.inference import evaluate, export, load, predict, report
     from slipstream.api.inspection import Inspection, inspect
     from slipstream.api.model import TrainedModel
     from slipstream.api.results import Probe, Result, Study
@@ -61,6 +62,7 @@ __all__ = [
     "ensemble",
     "evaluate",
     "events",
+    "export",
     "inspect",
     "list_runs",
     "load",
@@ -92,6 +94,7 @@ _MODULES = {
     "compare_runs": "catalog.comparison",
     "ensemble": "api.training",
     "evaluate": "api.inference",
+    "export": "api.inference",
     "inspect": "api.inspection",
     "list_runs": "catalog.listing",
     "load": "api.inference",

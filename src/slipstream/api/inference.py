@@ -1,4 +1,4 @@
-"""`slipstream.evaluate`, `predict`, `report` and `load`: what a finished run is used for."""
+"""What a finished run is used for: `slipstream.evaluate`, `predict`, `export`, `report`, `load`."""
 
 from __future__ import annotations
 
@@ -148,6 +148,59 @@ def predict(
             overrides=more,
             allow_code=allow_code,
         )
+
+
+@speak_python
+def export(
+    run: str | os.PathLike[str],
+    *,
+    to: str = "onnx",
+    out: str | os.PathLike[str],
+    data: Any = None,
+    force: bool = False,
+    ensemble: bool | None = None,
+    overrides: str | Iterable[str] | Mapping[str, Any] = (),
+    quiet: bool = False,
+    allow_code: bool = False,
+) -> dict[str, Any]:
+    """Write a run's model as files for other programs, verified against the model.
+
+    Every window of the run's test set goes through the files; where they differ from what
+    `predict` computes by more than 1e-5 of a value or its spread, nothing is written.
+
+    Args:
+        run: The run folder, the beginning of its name, `last`, or the `Result` of `train`. For a
+            search, the model of its best settings is used.
+        to: The format: "onnx".
+        out: The folder to create.
+        data: A path or a table to verify on instead, for a run whose own data are gone.
+        force: Replace an export that is there already.
+        ensemble: True for the mean of all repeats, False for the single model; by default whichever
+            was better on the validation set.
+        overrides: Settings that override the run's config, such as "data.path=moved.csv".
+        quiet: Do not say that torch is being loaded, which takes seconds on first use.
+        allow_code: Let the run's config import the network class that it names.
+
+    Returns:
+        A dict, as in `export.json`: `files` with their SHA-256, `parity` (`windows`, `max_abs`,
+        `max_rel`), `interface` (names, shapes and columns), `before` (the steps of `data.prepare`
+        that are left to the caller), `run` and `out`.
+
+    Raises:
+        UserError: The run holds no model, the format cannot hold it, or it differs.
+
+    Example:
+        slipstream.export(result, out="model")["parity"]["max_rel"]
+        slipstream.export("last", to="onnx", out="model", data="rows.csv")
+    """
+    folder = check_run(run)
+    more = parse_overrides(overrides)
+    with show_loading(quiet):
+        from slipstream import runs
+        from slipstream.exporting.api import ExportOptions, export_run
+
+        options = ExportOptions(data, force, ensemble, allow_code, more)
+        return export_run(runs.find_run(folder), to, Path(out), options)
 
 
 @speak_python

@@ -19,7 +19,7 @@ RULES: tuple[tuple[str, str], ...] = (
     (r"`slipstream runs (?P<out>[^\s`]+)`", r'slipstream.list_runs("\g<out>")'),
     (rf"slipstream report {PLACE} --out FOLDER", r'slipstream.report("\g<place>", out=FOLDER)'),
     (rf"slipstream (?P<verb>train|report) {PLACE}", r'slipstream.\g<verb>("\g<place>")'),
-    (r"slipstream (train|tune|pretrain|evaluate|predict|report)\b(?! -)", r"slipstream.\1"),
+    (r"slipstream (train|tune|pretrain|evaluate|predict|export|report)\b(?! -)", r"slipstream.\1"),
     (r"--allow-code \(in Python allow_code=True\)", "allow_code=True"),
     (r"--set takes", "overrides takes"),
     (r"--set (?P<what>[\w.]+=[^\s;,]+)", r'overrides="\g<what>"'),

@@ -6,6 +6,7 @@ import typer
 
 from slipstream.cli.catalog import runs_app
 from slipstream.cli.diagnostics import bench_app, doctor, profile
+from slipstream.cli.exporting import export
 from slipstream.cli.inspection import inspect
 from slipstream.cli.runs import evaluate, predict, report
 from slipstream.cli.training import ensemble, pretrain, train, tune
@@ -31,8 +32,8 @@ def _print_version(
         raise typer.Exit
 
 
-commands = (inspect, train, pretrain, tune, evaluate, predict, report, ensemble, doctor, profile)
-for command in commands:
+running = (inspect, train, pretrain, tune, evaluate, predict, export, report, ensemble)
+for command in (*running, doctor, profile):
     app.command()(command)
 for group in (runs_app, bench_app):
     app.add_typer(group)

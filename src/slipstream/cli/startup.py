@@ -17,7 +17,7 @@ from importlib.abc import MetaPathFinder
 from importlib.util import find_spec
 from typing import Any
 
-NEED_TORCH = {"train", "pretrain", "tune", "evaluate", "predict", "ensemble"}
+NEED_TORCH = {"train", "pretrain", "tune", "evaluate", "predict", "ensemble", "export"}
 GPU_FILES = ("/dev/nvidiactl", "/dev/dxg")
 """Present where an NVIDIA driver is, the second one in Windows' Linux"""
 _exit_code = 0

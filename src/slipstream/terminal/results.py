@@ -131,6 +131,27 @@ def print_report(result: dict[str, Any], console: Console) -> None:
         print_text(console, f"report: {escape_to_line(result['report'])}")
 
 
+def print_export(result: dict[str, Any], console: Console) -> None:
+    """Print the files, how closely they follow the model, and what they leave to the caller."""
+    parity = result["parity"]
+    table = TextTable("file", "bytes", title=f"{result['format']}: {result['model']}")
+    for file in result["files"]:
+        table.add_row(file["name"], f"{file['bytes']:,}")
+    console.print(table)
+    on = "test set" if parity["on"] == "test" else "data"
+    print_text(
+        console,
+        f"verified on {format_count(parity['windows'], 'window')} of the {on}: largest difference "
+        f"{parity['max_rel']:.1e} relative, {parity['max_abs']:.1e} absolute (limit "
+        f"{parity['limit']:g} relative)",
+    )
+    if result["before"]:
+        steps = "; ".join(result["before"])
+        print_text(console, f"not inside, to be done before: {steps}")
+    _print_notes(result, console)
+    print_text(console, f"folder: {escape_to_line(result['out'])}")
+
+
 def print_probe(summary: dict[str, Any], console: Console) -> None:
     windows = summary["windows"]
     title = (

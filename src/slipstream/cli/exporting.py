@@ -1,0 +1,67 @@
+"""The command that writes a model for use outside of Slipstream: export."""
+
+import warnings
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slipstream.cli.options import (
+    DATA_HELP,
+    AllowCode,
+    Ensemble,
+    Json,
+    Quiet,
+    RunFolder,
+    Set,
+    parse_path,
+)
+from slipstream.cli.output import handle_errors, print_result
+from slipstream.cli.startup import import_modules
+from slipstream.terminal.results import print_export
+
+
+def export(
+    run: RunFolder,
+    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="The format: onnx.")],
+    out: Annotated[
+        Path, typer.Option(parser=parse_path, metavar="FOLDER", help="The folder to create.")
+    ],
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data",
+            parser=parse_path,
+            metavar="DATA",
+            help=f"Verify on these rows, not on the run's test set. {DATA_HELP}",
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing export.")] = False,
+    ensemble: Ensemble = None,
+    allow_code: AllowCode = False,
+    set_: Set = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write a model as files for other programs, verified.
+
+    Every window of the test set is run through the files and compared with the model; where they
+    differ, nothing is written.
+    """
+    with handle_errors(as_json):
+        from slipstream import runs
+
+        with import_modules():
+            from slipstream.exporting.api import ExportOptions, export_run
+
+        options = ExportOptions(
+            data=data,
+            force=force,
+            ensemble=ensemble,
+            allow_code=allow_code,
+            overrides=tuple(set_ or ()),
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # notes on the data were printed by training
+            result = export_run(runs.find_run(run), to, out, options)
+        print_result(result, as_json, quiet, print_export)

@@ -1,0 +1,152 @@
+"""Export a run: write a format's files, verify them, and put the folder in its place."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slipstream import __version__, runs
+from slipstream.checksums import compute_sha256
+from slipstream.errors import UserError
+from slipstream.exporting.custom import describe_custom
+from slipstream.exporting.formats import (
+    ExportSource,
+    WrittenExport,
+    find_format,
+    refuse_unsupported,
+)
+from slipstream.exporting.interface import Interface, make_interface
+from slipstream.exporting.reference import VerificationData, load_verification_data
+from slipstream.exporting.verification import verify
+from slipstream.inference.trained import TrainedRun, load_trained
+from slipstream.portable.model import PortableRun, load_portable
+
+EXPORT_FILE = "export.json"
+ON_CPU = ("engine.device=cpu", "engine.precision=fp32")
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """What can be chosen beside the run, the format and the folder."""
+
+    data: Any = None
+    """Rows to verify on, instead of the run's own test set"""
+    force: bool = False
+    """Replace an export that is there"""
+    ensemble: bool | None = None
+    allow_code: bool = False
+    overrides: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Of the format itself"""
+
+
+def export_run(
+    run: str | Path, to: str, out: str | Path, options: ExportOptions | None = None
+) -> dict[str, Any]:
+    """Write a run's model as files of a format; `slipstream.export` documents the arguments."""
+    options = options or ExportOptions()
+    chosen, folder = find_format(to), Path(out).resolve()
+    refuse_folder(folder, force=options.force)
+    trained = load_trained(
+        run,
+        overrides=(*options.overrides, *ON_CPU),
+        own_data=options.data is None,
+        ensemble=options.ensemble,
+        allow_code=options.allow_code,
+    )
+    portable = _load_portable(run, trained, options)
+    refuse_unsupported(to, portable)
+    source = ExportSource(portable, make_interface(portable), trained, options.settings)
+    try:
+        write = chosen.load_writer()
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f'--to {to} needs the package {error.name}: pip install "slipstream[{to}]"'
+        ) from None
+    data = load_verification_data(trained, options.data)
+    try:
+        with runs.replace_atomically(folder) as temporary:
+            temporary.mkdir()
+            written = write(source, temporary)
+            parity = verify(written, data, source.interface)
+            content = _describe(to, source, written, data) | {"parity": parity}
+            content["files"] = _list_files(temporary)
+            runs.write_json(temporary / EXPORT_FILE, content)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written ({error.strerror or error})") from None
+    return {**content, "run": str(trained.run.folder), "out": str(folder)}
+
+
+def refuse_folder(folder: Path, *, force: bool) -> None:
+    """Refuse a place that is taken; with `force`, another export may be replaced."""
+    if not folder.parent.is_dir():
+        raise UserError(f"{folder}: there is no folder {folder.parent}; create it first")
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise UserError(f"{folder}: is a file; name a folder")
+    if not any(folder.iterdir()):
+        return
+    if not (folder / EXPORT_FILE).is_file():
+        raise UserError(f"{folder}: is not empty, and no export; name another folder")
+    if not force:
+        raise UserError(
+            f"{folder}: holds an export; pass --force to replace it, or name another folder"
+        )
+
+
+def _load_portable(run: str | Path, trained: TrainedRun, options: ExportOptions) -> PortableRun:
+    if any(member.config.model.is_custom for member in trained.members):
+        return describe_custom(trained)
+    return load_portable(run, ensemble=options.ensemble)
+
+
+def _describe(
+    to: str, source: ExportSource, written: WrittenExport, data: VerificationData
+) -> dict[str, Any]:
+    """Return what export.json says beside the files and their parity."""
+    interface: Interface = source.interface
+    versions = {"slipstream": __version__, "python": platform.python_version()}
+    units = find_units(source, data)
+    return {
+        "format": to,
+        "run": source.run.run.folder.name,
+        "model": source.run.description,
+        "kinds": [member.first.config.model.kind for member in source.run.members],
+        "versions": versions | {"numpy": np.__version__} | dict(written.versions),
+        "interface": interface.describe() | ({"units": units} if units else {}),
+        "inside": list(written.inside),
+        "before": list(interface.before),
+        **written.details,
+        "notes": list(written.notes),
+        "source": source.run.hashes,
+    }
+
+
+def find_units(source: ExportSource, data: VerificationData) -> dict[str, str]:
+    """Return the units of columns, as the files state them, where no step changes them."""
+    if source.interface.before:
+        return {}
+    signature = source.interface.signature
+    used = {*source.interface.inputs, *source.interface.static, *signature.targets}
+    return {
+        name: unit for file in data.joint.files for name, unit in file.units.items() if name in used
+    }
+
+
+def _list_files(folder: Path) -> list[dict[str, Any]]:
+    """List what was written, with sizes and SHA-256 sums."""
+    return [
+        {
+            "name": path.relative_to(folder).as_posix(),
+            "bytes": path.stat().st_size,
+            "sha256": compute_sha256(path),
+        }
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    ]

@@ -1,0 +1,120 @@
+"""The formats of an export: a dict of modules, each with `write(source, folder)`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream.errors import UserError
+from slipstream.exporting.interface import Interface
+from slipstream.portable.model import PortableRun
+from slipstream.portable.rows import PhysicalWindows
+from slipstream.text import find_nearest
+
+if TYPE_CHECKING:
+    from slipstream.inference.trained import TrainedRun
+
+Floats = npt.NDArray[np.float64]
+LIMIT = 1e-5
+"""The largest relative difference of an export in float32"""
+
+
+def to_inputs(windows: PhysicalWindows, dtype: str) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays that there are by name, in this type."""
+    return {
+        name: np.ascontiguousarray(values, dtype=dtype)
+        for name, values in windows._asdict().items()
+        if values is not None
+    }
+
+
+Runner = Callable[[PhysicalWindows], Mapping[str, npt.NDArray[Any]]]
+"""Runs the files that were written: windows to the outputs that the `Interface` names"""
+
+
+@dataclass(frozen=True)
+class ExportSource:
+    """What a format is written from."""
+
+    run: PortableRun
+    """Of the user's own class, without weights"""
+    interface: Interface
+    trained: TrainedRun
+    """The same in torch, on the CPU in fp32"""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of the format itself"""
+
+
+@dataclass(frozen=True)
+class WrittenExport:
+    """What a format wrote, and how to run it."""
+
+    run: Runner
+    inside: tuple[str, ...]
+    """What the files do, in a few words each"""
+    limit: float = LIMIT
+    """The largest relative difference from the model"""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Of the libraries that wrote and ran the files"""
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """Further entries of export.json"""
+    notes: tuple[str, ...] = ()
+
+
+class ExportFormat(NamedTuple):
+    """One format of `slipstream export --to`."""
+
+    module: str
+    """Has `write(source: ExportSource, folder: Path) -> WrittenExport`"""
+    what: str
+    kinds: tuple[str, ...] = ("lstm", "gru", "transformer", "mlp", "linear", "tcn")
+    """Of `model.kind`"""
+    takes_own_classes: bool = False
+    """Whether it can hold the user's own class"""
+
+    def load_writer(self) -> Callable[[ExportSource, Path], WrittenExport]:
+        """Import the module; a library that is missing is the caller's to report."""
+        writer: Callable[[ExportSource, Path], WrittenExport] = import_module(self.module).write
+        return writer
+
+
+FORMATS = {
+    "onnx": ExportFormat(
+        "slipstream.exporting.onnx.files",
+        "ONNX graphs for onnxruntime, MATLAB, C# or a browser",
+    ),
+}
+
+
+def find_format(name: str) -> ExportFormat:
+    """Return the format of this name."""
+    if name in FORMATS:
+        return FORMATS[name]
+    nearest = find_nearest(name, FORMATS)
+    hint = f'did you mean "{nearest}"?' if nearest else f"there are {', '.join(FORMATS)}"
+    raise UserError(f'--to: there is no format "{name}"; {hint}')
+
+
+def refuse_unsupported(name: str, run: PortableRun) -> None:
+    """Refuse a kind of model that the format cannot hold."""
+    chosen = FORMATS[name]
+    for member in run.members:
+        model = member.first.config.model
+        fits = chosen.takes_own_classes if model.is_custom else model.kind in chosen.kinds
+        if not fits:
+            others = [
+                other
+                for other, one in FORMATS.items()
+                if (one.takes_own_classes if model.is_custom else model.kind in one.kinds)
+            ]
+            what = "a class of your own" if model.is_custom else f'"{model.kind}"'
+            hint = f"; use --to {' or '.join(others)}" if others else ""
+            raise UserError(
+                f"{member.run.folder}: --to {name} does not know model.kind = {what}{hint}"
+            )

@@ -1,0 +1,1 @@
+"""ONNX graphs of trained models, built from their weights without torch."""

@@ -1,0 +1,51 @@
+"""The format "onnx": model.onnx for windows, and step.onnx for single rows if possible."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import onnxruntime
+
+from slipstream.exporting.formats import ExportSource, WrittenExport
+from slipstream.exporting.onnx.model import OPSET, build_window_graph
+from slipstream.exporting.onnx.sessions import make_runner
+from slipstream.exporting.onnx.step import build_step_graph, explain_no_steps
+
+MODEL_FILE, STEP_FILE = "model.onnx", "step.onnx"
+
+
+def write(source: ExportSource, folder: Path) -> WrittenExport:
+    """Write the graphs."""
+    run, notes = source.run, []
+    onnx.save(build_window_graph(run), str(folder / MODEL_FILE))
+    if reason := explain_no_steps(run):
+        notes.append(f"no {STEP_FILE}: {reason}")
+    else:
+        onnx.save(build_step_graph(run), str(folder / STEP_FILE))
+    return WrittenExport(
+        run=make_runner(folder / MODEL_FILE, source.interface),
+        inside=describe_inside(source),
+        versions={"onnx": onnx.__version__, "onnxruntime": onnxruntime.__version__},
+        details={"opset": OPSET},
+        notes=tuple(notes),
+    )
+
+
+def describe_inside(source: ExportSource) -> tuple[str, ...]:
+    """List what the graph does between physical rows and physical predictions."""
+    run, signature = source.run, source.interface.signature
+    model = run.first.config.model
+    parts = ["scaling of the inputs"]
+    if model.normalize != "none":
+        parts.append(f'normalization of each window ("{model.normalize}")')
+    count = sum(len(member.models) for member in run.members)
+    parts.append(f"{count} networks and their mean" if count > 1 else "the network")
+    parts.append("class probabilities" if signature.classes else "predictions in physical units")
+    if signature.quantiles:
+        parts.append("quantiles")
+    if signature.output_range:
+        parts.append("model.output_range")
+    if source.interface.levels:
+        parts.append(f"intervals of {' and '.join(source.interface.levels)} %")
+    return tuple(parts)

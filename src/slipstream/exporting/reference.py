@@ -1,0 +1,192 @@
+"""The windows that an export is verified on, in physical units, and what the model predicts there.
+
+A data set holds scaled rows in float32. Physical rows are computed back from them in float64, which
+costs less than a float32's last digit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slipstream.data.dataset import Dataset
+from slipstream.data.scaler import Scaler
+from slipstream.data.windows import Series, WindowChunk
+from slipstream.errors import UserError
+from slipstream.exporting.formats import Floats
+from slipstream.exporting.interface import Interface
+from slipstream.inference.alignment import join_datasets
+from slipstream.inference.trained import TrainedRun, load_own_sets
+from slipstream.objectives import select_point
+from slipstream.portable.rows import PhysicalWindows
+from slipstream.scoring.batch import HalfWidths, PredictionBatch, Predictor
+from slipstream.scoring.predict import predict_batches
+
+OWN_SET, NEW_SET = "test", "all"
+
+
+class VerificationData(NamedTuple):
+    """The data sets of a run's members, and which of their windows count."""
+
+    trained: TrainedRun
+    datasets: list[Dataset]
+    which: str
+    joint: Dataset
+    """The windows that all members have"""
+    predict: Predictor
+    half_widths: HalfWidths | None
+
+    @property
+    def num_windows(self) -> int:
+        return self.joint.num_windows[self.which]
+
+
+class ReferenceBatch(NamedTuple):
+    """Some windows, and what the model predicts for them."""
+
+    windows: PhysicalWindows
+    outputs: dict[str, Floats]
+
+
+def load_verification_data(trained: TrainedRun, data: Any) -> VerificationData:
+    """Load the run's own data with its test windows, or new data with all windows."""
+    if data is not None:
+        datasets = [one.load_new(data, targets=False, resample=False) for one in trained.members]
+        which = NEW_SET
+    else:
+        try:
+            datasets, which = load_own_sets(trained.members), OWN_SET
+        except UserError as error:
+            raise UserError(
+                f"{error}\nAn export is verified on windows before it is written: on those of the "
+                "run's test set, or on new rows with the same columns (--data FILE)"
+            ) from None
+    bound = trained.bind(datasets, [which])
+    joint, fold = bound.dataset, bound.folds[-1]
+    if joint.folds:
+        joint = joint.select_fold(joint.folds[-1])
+    return VerificationData(trained, datasets, which, joint, fold.predict, fold.half_widths)
+
+
+def iter_reference(
+    source: VerificationData, interface: Interface, batch: int
+) -> Iterator[ReferenceBatch]:
+    """Yield every window, `batch` at a time."""
+    readers = _make_readers(source)
+    plan = source.trained.first.plan
+    rows = source.trained.first.config.engine.buffer_rows
+    with plan.flags():
+        for chunk in source.joint.iter_chunks(source.which, None, rows=rows):
+            for starts in chunk.starts.split(batch):
+                part = chunk._replace(starts=starts)
+                (predicted,) = predict_batches(source.predict, [part], truth=False)
+                outputs = _to_physical(predicted, source, interface)
+                yield ReferenceBatch(_read_windows(readers, part, interface), outputs)
+
+
+class _MemberReader(NamedTuple):
+    """What a member reads: its series and scaler, and where its windows start."""
+
+    dataset: Dataset
+    starts: Tensor | None
+    """By the row that the reference's window starts at; None where they are the same"""
+
+    def select(self, chunk: WindowChunk) -> tuple[Series, Tensor]:
+        if self.starts is None:
+            return chunk.series, chunk.starts
+        assert self.dataset.memory is not None
+        return self.dataset.memory.series, self.starts[chunk.starts]
+
+
+def _make_readers(source: VerificationData) -> list[_MemberReader]:
+    """Return the members' readers, those with the longest context first."""
+    trained = source.trained
+    if not trained.mixtures:
+        return [_MemberReader(source.datasets[0], None)]
+    _, starts = join_datasets(source.datasets, trained.reference)
+    readers = [_MemberReader(*pair) for pair in zip(source.datasets, starts, strict=True)]
+    return sorted(readers, key=lambda one: -one.dataset.signature.context)
+
+
+def _read_windows(
+    readers: Sequence[_MemberReader], chunk: WindowChunk, interface: Interface
+) -> PhysicalWindows:
+    """Gather each column from the first member that reads it."""
+    count, horizon = len(chunk.starts), interface.signature.horizon
+    rows = np.zeros((count, interface.context, len(interface.inputs)))
+    static = np.zeros((count, len(interface.static)))
+    future = np.zeros((count, horizon, len(interface.future)))
+    missing: dict[str, set[str]] = {
+        name: set(getattr(interface, name)) for name in ("inputs", "static", "future")
+    }
+    for reader in readers:
+        signature, scaler = reader.dataset.signature, reader.dataset.scaler
+        series, starts = reader.select(chunk)
+        for name in _take(missing["inputs"], signature.inputs):
+            column = series.inputs[:, signature.inputs.index(name)]
+            own = column[starts[:, None] + series.context_rows[:, 0]]
+            place = interface.inputs.index(name)
+            rows[:, interface.context - signature.context :, place] = _unscale(own, name, scaler)
+        for name in _take(missing["static"], signature.static):
+            assert series.static is not None
+            own = series.static[series.find_series(starts), signature.static.index(name)]
+            static[:, interface.static.index(name)] = _unscale(own, name, scaler)
+        for name in _take(missing["future"], signature.future):
+            column = series.inputs[:, signature.inputs.index(name)]
+            own = column[starts[:, None] + series.target_rows]
+            future[:, :, interface.future.index(name)] = _unscale(own, name, scaler)
+    return PhysicalWindows(
+        rows, static if interface.static else None, future if interface.future else None
+    )
+
+
+def _take(missing: set[str], columns: Collection[str]) -> list[str]:
+    """Return those of the columns that are missing, and strike them off."""
+    here = [name for name in columns if name in missing]
+    missing -= set(here)
+    return here
+
+
+def _unscale(values: Tensor, name: str, scaler: Scaler) -> Floats:
+    physical: Floats = values.double().numpy() * scaler.size[name] + scaler.shift[name]
+    return physical
+
+
+def _to_physical(
+    batch: PredictionBatch, source: VerificationData, interface: Interface
+) -> dict[str, Floats]:
+    """Return the outputs as `predict` writes them: physical units, or probabilities."""
+    signature, scaler = source.joint.signature, source.joint.scaler
+    if signature.classes:
+        likely = torch.softmax(batch.prediction[:, :, 0].float(), dim=-1)
+        return {interface.output: likely.double().numpy()}
+    size, shift = (
+        np.array([by[name] for name in signature.targets]) for by in (scaler.size, scaler.shift)
+    )
+    low, high = signature.output_range or (-np.inf, np.inf)
+
+    def restore(values: Tensor) -> Floats:
+        """[B, H, C, any]"""
+        physical = values.double().numpy() * size[:, None] + shift[:, None]
+        return np.asarray(physical.clip(low, high))
+
+    every = restore(batch.prediction)
+    outputs = {interface.output: every if signature.quantiles else every[..., 0]}
+    if source.half_widths:
+        point = select_point(batch.prediction, signature.quantiles)[..., None].double()
+        reach = torch.stack([one.double() for one in source.half_widths.values()], dim=-1)
+        outputs["lower"], outputs["upper"] = restore(point - reach), restore(point + reach)
+    return outputs
+
+
+def split_batch(batch: ReferenceBatch, size: int) -> Iterator[ReferenceBatch]:
+    """Yield a batch in parts of this size; the last may be smaller."""
+    for begin in range(0, len(batch.windows.rows), size):
+        part = slice(begin, begin + size)
+        windows = (None if values is None else values[part] for values in batch.windows)
+        outputs = {name: values[part] for name, values in batch.outputs.items()}
+        yield ReferenceBatch(PhysicalWindows(*windows), outputs)  # type: ignore[arg-type]
