@@ -88,7 +88,7 @@ ORDER = {
     "scoring": [
         "answers batch",
         "baselines classification regression",
-        "baseline_files predict",
+        "baseline_files filtering predict",
         "ensemble masked summary",
         "lane_summary",
     ],

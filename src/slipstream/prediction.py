@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from slipstream.engine import recovery
 from slipstream.errors import UserError
 from slipstream.inference.trained import TrainedRun, load_trained
 from slipstream.portable.rows import describe_unknown_future, find_last_windows
+from slipstream.scoring.batch import PredictionBatch
+from slipstream.scoring.filtering import WindowFilter, make_window_filter
 from slipstream.scoring.predict import build_table, predict_batches
 from slipstream.text import escape_controls
 
@@ -63,13 +66,35 @@ def predict_with(
         warnings.warn(escape_controls(note), stacklevel=2)
     with plan.flags():
         (chunk,) = dataset.iter_chunks("all", dataset.memory.series.to(plan.device), rows=0)
+        last: torch.Tensor | None = None
         if only_last:
-            last = find_last_windows(dataset.index, signature, chunk.starts.numpy())
-            chunk = chunk._replace(starts=torch.from_numpy(last))
+            ends = find_last_windows(dataset.index, signature, chunk.starts.numpy())
+            last = torch.from_numpy(ends)
+        window_filter = make_window_filter(trained.first.config, dataset)
+        if last is not None and window_filter is None:
+            chunk = chunk._replace(starts=last)
         batches = predict_batches(predictor.predict, [chunk], truth=False)
+        if window_filter:
+            batches = _filter_batches(batches, window_filter, last)
         tables = [build_table(batch, dataset, predictor.half_widths) for batch in batches]
     metadata = {"model": trained.describe(on_folds=False)}
+    if window_filter:
+        metadata["filter"] = json.dumps(window_filter.describe())
     return pa.concat_tables(tables).replace_schema_metadata(metadata)
+
+
+def _filter_batches(
+    batches: Iterable[PredictionBatch], window_filter: WindowFilter, selected: torch.Tensor | None
+) -> Iterator[PredictionBatch]:
+    """Yield filtered predictions, or those of selected windows after all before them."""
+    one = window_filter.start()
+    for batch in map(one.apply, batches):
+        if selected is None:
+            yield batch
+        elif (where := torch.isin(batch.starts.cpu(), selected)).any():
+            values = batch.prediction[where.to(batch.prediction.device)]
+            starts = batch.starts[where.to(batch.starts.device)]
+            yield batch._replace(starts=starts, prediction=values)
 
 
 def write_predictions(table: pa.Table, path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from slipstream.reporting import wording
+from slipstream.reporting import streaming, wording
 from slipstream.reporting.formatting import format_number
 from slipstream.text import format_count, format_html_table, format_table
 
@@ -63,6 +63,7 @@ class Evaluation(dict[str, Any]):
     def _tabulate(self) -> tuple[str, list[str], list[list[str]]]:
         columns = CLASSES if self.get("classes") else NUMBERS
         rows = {"model": self["metrics"]}
+        rows |= {name: one["metrics"] for name, one in streaming.list_unfiltered(self)}
         rows |= {name: one["metrics"] for name, one in wording.list_members(self)}
         for name, one in (self.get("baselines") or {}).items():
             if one:

@@ -16,7 +16,7 @@ from slipstream.api.curves import draw_losses
 from slipstream.api.messages import translate
 from slipstream.config import Config
 from slipstream.events import Epoch, TrialEnd, parse_event
-from slipstream.reporting import wording
+from slipstream.reporting import streaming, wording
 from slipstream.reporting.formatting import (
     MetricColumn,
     choose_layout,
@@ -158,7 +158,7 @@ class Result(RunRecord):
     def __repr__(self) -> str:
         title, headings, rows = self._tabulate(TEXT_COLUMNS)
         best = self._find_best_baseline()
-        rows = [row for row in rows if row[0] in ("model", "ensemble", best)]
+        rows = [row for row in rows if row[0] in ("model", "unfiltered", "ensemble", best)]
         return f"{format_table(title, headings, rows)}\nrun: {_shorten(self.run)}"
 
     def _repr_html_(self) -> str:
@@ -167,7 +167,12 @@ class Result(RunRecord):
 
     def _list_predictors(self) -> dict[str, Any]:
         members = dict(wording.list_members(self.summary))
-        others = {"ensemble": self.summary.get("ensemble"), **members, **self.baselines}
+        others = {
+            **dict(streaming.list_unfiltered(self.summary)),
+            "ensemble": self.summary.get("ensemble"),
+            **members,
+            **self.baselines,
+        }
         return {"model": self.summary, **{name: one for name, one in others.items() if one}}
 
     def _find_best_baseline(self) -> str | None:

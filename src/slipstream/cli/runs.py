@@ -1,5 +1,6 @@
 """Commands that use a finished run: evaluate, predict, report."""
 
+import json
 import warnings
 from pathlib import Path
 from typing import Annotated, Any
@@ -99,11 +100,13 @@ def predict(
             run = runs.find_run(run)
             table = run_prediction(run, data, every=every, overrides=tuple(set_ or ()), **options)
         write_predictions(table, out)
+        metadata = table.schema.metadata
         result = {
             "run": str(run),
             "out": str(out),
             "rows": table.num_rows,
-            "model": table.schema.metadata[b"model"].decode(),
+            "model": metadata[b"model"].decode(),
+            **({"filter": json.loads(metadata[b"filter"])} if b"filter" in metadata else {}),
             "columns": table.column_names,
             "notes": [str(warning.message) for warning in caught],
         }

@@ -16,7 +16,10 @@ from slipstream.inference.alignment import match_rows
 from slipstream.inference.own_data import has_changed
 from slipstream.inference.trained import Member
 
-SAME_SETTINGS = ("data.split", "data.where", "data.id", "data.task", "data.label_rows")
+SAME_SETTINGS = (
+    *("data.split", "data.where", "data.id", "data.task", "data.label_rows"),
+    "predict.filter",
+)
 TOLERANCE = 1e-5
 """By how much a target may differ, relative to its size: scaled values are in single precision"""
 
@@ -34,9 +37,8 @@ def refuse_disagreement(members: Sequence[Member]) -> None:
         differing = configs.list_differences(first.config, member.config)
         for name in SAME_SETTINGS:
             if name in differing:
-                values = (
-                    getattr(run.config.data, name.partition(".")[2]) for run in (first, member)
-                )
+                section, _, key = name.partition(".")
+                values = (getattr(getattr(run.config, section), key) for run in (first, member))
                 facts.append((name, *map(_format_setting, values)))
         for name, mine, theirs in facts:
             if mine != theirs:

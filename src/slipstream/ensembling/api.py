@@ -104,6 +104,11 @@ def _load_members(
         count = names[run.folder.name] = names.get(run.folder.name, 0) + 1
         label = run.folder.name + (f" ({count})" if count > 1 else "")
         config = load_changed_config(model_run, overrides)
+        if config.predict != load_changed_config(model_run, ()).predict:
+            raise UserError(
+                "predict.filter of an ensemble is that of its members; change it when the ensemble "
+                "is used, by --set of evaluate or predict"
+            )
         options: dict[str, Any] = {"overrides": overrides, "allow_code": allow_code}
         loaded.append(load_member(model_run, label, config, **options))
     return loaded
@@ -114,7 +119,6 @@ def _build(
 ) -> dict[str, Any]:
     """Fill the folder with the members, the predictions and the baselines; return the summary."""
     first = members[reference]
-    metric = summaries.get_comparison_metric(config)
     dataset, predictors = bind_members(members, datasets, reference)
     dataset = note_left_out(members, datasets, dataset, reference, SETS)
     copy_members(run, members)
@@ -123,7 +127,7 @@ def _build(
         assert dataset.memory is not None
         series = dataset.memory.series.to(first.plan.device)
         folds = scores.list_folds(dataset, datasets[reference], predictors)
-        scored = scores.score_folds(run, folds, series, metric)
+        scored = scores.score_folds(run, config, folds, series)
     mixture.save_mixture(
         run,
         reference,

@@ -21,6 +21,7 @@ from slipstream.scoring import ensemble, lane_summary, summary
 from slipstream.scoring.baselines import fit_baselines
 from slipstream.scoring.batch import ChunkLoader, HalfWidths, PredictionBatch, Predictor
 from slipstream.scoring.ensemble import MeanScores
+from slipstream.scoring.filtering import make_window_filter
 from slipstream.scoring.predict import accumulate_side_by_side, build_table, predict_side_by_side
 from slipstream.scoring.summary import BaselineSums, merge_sums, summarize_sums
 
@@ -74,17 +75,19 @@ def list_folds(
 
 
 def score_folds(
-    run: Run, folds: Sequence[JointFold], series: Series, metric: str
+    run: Run, config: Config, folds: Sequence[JointFold], series: Series
 ) -> list[FoldScores]:
     """Score every fold, and write the ensemble's predictions for the test sets."""
     with summary.open_table_writer(run.folder / summary.PREDICTIONS) as write:
-        return [_score_fold(fold, len(folds) > 1, series, metric, write) for fold in folds]
+        return [_score_fold(fold, len(folds) > 1, series, config, write) for fold in folds]
 
 
 def _score_fold(
-    fold: JointFold, numbered: bool, series: Series, metric: str, write: Write
+    fold: JointFold, numbered: bool, series: Series, config: Config, write: Write
 ) -> FoldScores:
     dataset, predictors = fold.dataset, fold.predictors
+    metric = summary.get_comparison_metric(config)
+    window_filter = make_window_filter(config, dataset)
     load_chunks = _make_loader(dataset, series)
     errors = MemberErrors(dataset, len(predictors))
 
@@ -105,11 +108,14 @@ def _score_fold(
             table = table.add_column(1, prediction_columns.FOLD, numbers)
         write(table)
 
+    mixing = ensemble.Mixing(weights, window_filter)
     scores = ensemble.score_with_mean(
-        predictors, dataset, load_chunks, positions, write_row, weights
+        predictors, dataset, load_chunks, positions, write_row, mixing
     )
     signature = dataset.signature
     rows = ensemble.predict_with_mean(predictors, load_chunks, "train", signature, weights)
+    if window_filter:
+        rows = summary.join_unfiltered(rows, window_filter, [])
     train = accumulate_side_by_side(rows, dataset)
     fitted = fit_baselines(fold.own, _make_loader(fold.own, series))
     reach = ensemble.to_reach(scores.half_widths, dataset.scaler, signature.targets)
@@ -139,7 +145,10 @@ def summarize_ensemble(
     scores, detail = summary.summarize_scores(run, config, dataset, merge(-1), baselines)
     coverage = ensemble.compute_coverage([one.scores.coverage[ENSEMBLE] for one in folds])
     weights = folds[-1].mixture.weights
+    unfiltered = [one.scores.unfiltered.get(ENSEMBLE, {}) for one in folds]
+    without = {which: merge_sums([one[which] for one in unfiltered]) for which in unfiltered[-1]}
     return scores | {
+        **summary.summarize_filter(config, dataset, without),
         "members": [
             {**describe_member(member), "weight": weight, **summarize_sums(merge(position))}
             for position, (member, weight) in enumerate(zip(members, weights, strict=True))

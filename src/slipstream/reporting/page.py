@@ -10,7 +10,7 @@ from typing import Any
 
 from slipstream import __version__, runs
 from slipstream.errors import UserError
-from slipstream.reporting import probe, search, wording
+from slipstream.reporting import probe, search, streaming, wording
 from slipstream.reporting.formatting import choose_layout, find_unit, format_number, sort_key
 from slipstream.reporting.plots import classification, encoder, errors, examples, training
 from slipstream.reporting.plots.chart import get_colour
@@ -101,6 +101,7 @@ def _write_run_report(run: Run, to: Path) -> Path:
             estimate=wording.describe_estimate(summary),
             config=(run.folder / "config.toml").read_text(encoding="utf-8"),
             lane_lines=[*wording.describe_lanes(summary), *wording.describe_members(summary)],
+            filter_line=streaming.describe_filter(summary),
             damage=damage,
             date=find_date(run.folder, summary),
             version=__version__,
@@ -172,6 +173,9 @@ def _build_rows(summary: dict[str, Any]) -> list[dict[str, Any]]:
     members = summary.get("members", ())
     what = f"the weighted mean of {len(members)} runs" if members else "this run"
     results = [("model", what, summary)]
+    results += [
+        (name, "without predict.filter", one) for name, one in streaming.list_unfiltered(summary)
+    ]
     results += [(name, one["name"], one) for name, one in wording.list_members(summary)]
     if summary.get("ensemble"):
         what = f"the mean of {len({lane['seed'] for lane in summary['lanes']})} models"

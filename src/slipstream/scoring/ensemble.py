@@ -33,6 +33,7 @@ from slipstream.portable.lanes import (
 )
 from slipstream.runs import Run
 from slipstream.scoring.batch import ChunkLoader, HalfWidths, PredictionBatch, Predictor
+from slipstream.scoring.filtering import WindowFilter
 from slipstream.scoring.predict import (
     accumulate_side_by_side,
     make_predictor,
@@ -125,6 +126,14 @@ def compute_coverage(counters: Sequence[CoverageCounter]) -> dict[str, float]:
     }
 
 
+class Mixing(NamedTuple):
+    """What becomes of the models' predictions."""
+
+    weights: Sequence[float] | None = None
+    """Of the mean; without any, all count the same"""
+    filter: WindowFilter | None = None
+
+
 class MeanScores(NamedTuple):
     """The sums over the validation and the test set of each model, and of their mean as the last;
     and the intervals of some of them, by name."""
@@ -133,6 +142,8 @@ class MeanScores(NamedTuple):
     test: list[Any]
     half_widths: dict[str, HalfWidths]
     coverage: dict[str, CoverageCounter]
+    unfiltered: dict[str, dict[str, Any]]
+    """By name and set: the sums without `predict.filter`, where there is one"""
 
 
 def score_with_mean(
@@ -141,35 +152,48 @@ def score_with_mean(
     load_chunks: ChunkLoader,
     positions: Mapping[str, int],
     write: Callable[[list[PredictionBatch], dict[str, HalfWidths]], None],
-    weights: Sequence[float] | None = None,
+    mixing: Mixing,
 ) -> MeanScores:
     """Score several models and their mean; fit intervals on the validation set, count what they
     cover of the test set, and write the test set's batches.
 
-    `positions` names those of the models and their mean that have intervals.
+    `positions` names those of the models and their mean that have intervals. These are fitted to
+    unfiltered predictions, so that they stay the same where another filter is set.
     """
-    signature = dataset.signature
+    signature, count = dataset.signature, len(predictors) + (len(predictors) > 1)
 
-    def predict_set(
-        which: str, collectors: Mapping[str, AbsoluteErrors | CoverageCounter]
-    ) -> Iterator[list[PredictionBatch]]:
-        for row in predict_with_mean(predictors, load_chunks, which, signature, weights):
+    def predict_set(which: str) -> Iterator[tuple[list[PredictionBatch], list[PredictionBatch]]]:
+        rows = predict_with_mean(predictors, load_chunks, which, signature, mixing.weights)
+        if mixing.filter:
+            yield from mixing.filter.filter_rows(rows)
+        else:
+            yield from ((row, []) for row in rows)
+
+    def collect_errors() -> Iterator[list[PredictionBatch]]:
+        for row, raw in predict_set("val"):
             for name, position in positions.items():
-                collectors[name].add(row[position])
-            yield row
+                errors[name].add((raw or row)[position])
+            yield [*row, *raw]
 
     errors = {name: AbsoluteErrors(dataset.num_windows["val"], signature) for name in positions}
-    val = accumulate_side_by_side(predict_set("val", errors), dataset)
+    val = accumulate_side_by_side(collect_errors(), dataset)
     half_widths = {name: one.fit_intervals() for name, one in errors.items()}
     coverage = {name: CoverageCounter(half_widths[name], signature.quantiles) for name in positions}
 
     def write_test() -> Iterator[list[PredictionBatch]]:
-        for row in predict_set("test", coverage):
+        for row, raw in predict_set("test"):
+            for name, position in positions.items():
+                coverage[name].add(row[position])
             write(row, half_widths)
-            yield row
+            yield [*row, *raw]
 
     test = accumulate_side_by_side(write_test(), dataset)
-    return MeanScores(val, test, half_widths, coverage)
+    unfiltered = {
+        name: {"val": val[count + position], "test": test[count + position]}
+        for name, position in positions.items()
+        if mixing.filter
+    }
+    return MeanScores(val[:count], test[:count], half_widths, coverage, unfiltered)
 
 
 class FoldRecord(NamedTuple):

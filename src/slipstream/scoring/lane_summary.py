@@ -1,6 +1,6 @@
 """Score the lanes of a run: each lane, the best, their ensemble, over all folds; summarize them."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -19,8 +19,9 @@ from slipstream.portable.lanes import ENSEMBLE, MODEL
 from slipstream.scoring import ensemble, summary
 from slipstream.scoring.batch import HalfWidths, PredictionBatch
 from slipstream.scoring.ensemble import CoverageCounter, FoldRecord
+from slipstream.scoring.filtering import make_window_filter
 from slipstream.scoring.predict import (
-    accumulate,
+    accumulate_side_by_side,
     build_table,
     predict_batches,
 )
@@ -98,6 +99,8 @@ class FoldSums:
     half_widths: dict[str, HalfWidths]
     coverage: dict[str, CoverageCounter]
     baselines: BaselineSums
+    unfiltered: dict[str, SetSums]
+    """Of the model, and the ensemble: without `predict.filter`, where there is one"""
 
 
 def score_folds(task: TrainingTask, plan: Plan, groups: Sequence[FoldLanes]) -> list[FoldSums]:
@@ -122,9 +125,19 @@ def _score_fold(
             table = table.add_column(1, prediction_columns.FOLD, numbers)
         write(table)
 
-    scores = ensemble.score_with_mean(predictors, dataset, load_chunks, positions, write_row)
-    val, test = scores.val, scores.test
-    train = accumulate(predict_batches(predictors[best], load_chunks("train")), dataset)
+    window_filter = make_window_filter(task.config, dataset)
+    mixing = ensemble.Mixing(filter=window_filter)
+    scores = ensemble.score_with_mean(
+        predictors, dataset, load_chunks, positions, write_row, mixing
+    )
+    val, test, unfiltered = scores.val, scores.test, scores.unfiltered
+    rows: Iterable[list[PredictionBatch]]
+    rows = ([one] for one in predict_batches(predictors[best], load_chunks("train")))
+    if window_filter:
+        rows = summary.join_unfiltered(rows, window_filter, [0])
+    train, *raw = accumulate_side_by_side(rows, dataset)
+    if raw:
+        unfiltered[MODEL] = {"train": raw[0], **unfiltered[MODEL]}
     return FoldSums(
         group=group,
         best=best,
@@ -134,6 +147,7 @@ def _score_fold(
         half_widths=scores.half_widths,
         coverage=scores.coverage,
         baselines={},
+        unfiltered=unfiltered,
     )
 
 
@@ -184,6 +198,7 @@ def summarize_lanes(
         if summary.get_error(by_ensemble, "val", metric) < summary.get_error(scores, "val", metric):
             uses = ENSEMBLE
     return scores | {
+        **summary.summarize_filter(task.config, task.dataset, _merge_unfiltered(folds)),
         "lanes": [lane for fold in folds for lane in _summarize_each(fold, scores)],
         **_summarize_spreads(task, folds),
         "folds": [_summarize_fold(fold) for fold in folds if fold.group.fold] or None,
@@ -201,6 +216,12 @@ def summarize_lanes(
             ),
         ],
     }, detail
+
+
+def _merge_unfiltered(folds: Sequence[FoldSums]) -> SetSums:
+    """Return the model's sums without the filter; empty where there is none."""
+    many = [fold.unfiltered[MODEL] for fold in folds if fold.unfiltered]
+    return {which: merge_sums([one[which] for one in many]) for which in many[0]} if many else {}
 
 
 def merge_baselines(folds: Sequence[BaselineSums]) -> BaselineSums:

@@ -1,6 +1,6 @@
 """Score a trained model and the baselines, and summarize the scores."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -19,8 +19,10 @@ from slipstream.runs import Run
 from slipstream.scoring.baseline_files import save_baselines
 from slipstream.scoring.baselines import fit_baselines
 from slipstream.scoring.batch import Baseline, ChunkLoader, PredictionBatch
+from slipstream.scoring.filtering import WindowFilter, make_window_filter
 from slipstream.scoring.predict import (
     accumulate,
+    accumulate_side_by_side,
     build_table,
     get_task_metrics,
     make_predictor,
@@ -42,25 +44,49 @@ def make_chunk_loader(task: TrainingTask, *, with_time: bool = False) -> ChunkLo
     )
 
 
-def score_model(task: TrainingTask, plan: Plan) -> SetSums:
-    """Return the sums over every set, and write the test set's predictions."""
+def score_model(task: TrainingTask, plan: Plan) -> tuple[SetSums, SetSums]:
+    """Return the sums over every set, with `predict.filter` and, where there is one, without; write
+    the test set's predictions."""
     dataset = task.dataset
     predict = make_predictor(task.model, plan, dataset.signature, dataset.scaler)
+    window_filter = make_window_filter(task.config, dataset)
 
-    def predict_set(which: str) -> Iterator[PredictionBatch]:
+    def predict_set(which: str) -> Iterator[list[PredictionBatch]]:
         load_chunks = make_chunk_loader(task, with_time=which == "test")
-        return predict_batches(predict, load_chunks(which))
+        for batch in predict_batches(predict, load_chunks(which)):
+            yield [batch]
 
-    def write_test() -> Iterator[PredictionBatch]:
+    def write_test(rows: Iterable[list[PredictionBatch]]) -> Iterator[list[PredictionBatch]]:
         with open_table_writer(task.run.folder / PREDICTIONS) as write:
-            for batch in predict_set("test"):
-                write(build_table(batch, dataset))
-                yield batch
+            for row in rows:
+                write(build_table(row[0], dataset))
+                yield row
 
-    return {
-        which: accumulate(write_test() if which == "test" else predict_set(which), dataset)
-        for which in SETS
-    }
+    sums = {}
+    for which in SETS:
+        rows: Iterable[list[PredictionBatch]] = predict_set(which)
+        if window_filter:
+            rows = join_unfiltered(rows, window_filter, [0])
+        rows = write_test(rows) if which == "test" else rows
+        sums[which] = accumulate_side_by_side(rows, dataset)
+    model = {which: one[0] for which, one in sums.items()}
+    return model, {which: one[1] for which, one in sums.items()} if window_filter else {}
+
+
+def join_unfiltered(
+    rows: Iterable[list[PredictionBatch]], window_filter: WindowFilter, positions: Sequence[int]
+) -> Iterator[list[PredictionBatch]]:
+    """Yield rows with every batch filtered, then those at these positions as they were."""
+    for filtered, row in window_filter.filter_rows(rows):
+        yield [*filtered, *(row[position] for position in positions)]
+
+
+def summarize_filter(config: Config, dataset: Dataset, unfiltered: SetSums) -> dict[str, Any]:
+    """Return the filter and the overall metrics without it, by set; nothing without a filter."""
+    window_filter = make_window_filter(config, dataset)
+    if window_filter is None:
+        return {}
+    return {"filter": window_filter.describe(), "unfiltered": summarize_sums(unfiltered)}
 
 
 @contextmanager

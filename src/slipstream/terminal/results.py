@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from slipstream.reporting import wording
+from slipstream.reporting import streaming, wording
 from slipstream.reporting.formatting import (
     choose_layout,
     format_number,
@@ -23,13 +23,19 @@ def print_training(summary: dict[str, Any], console: Console) -> None:
     windows = summary["windows"][layout.subset]
     title = f"{summary['name']}: {layout.description}, {format_count(windows, 'window')}"
     table = TextTable("", *(column.heading for column in layout.compact), title=title)
-    results = {"model": summary, "ensemble": summary.get("ensemble"), **summary["baselines"]}
+    results = {
+        "model": summary,
+        "unfiltered": summary.get("unfiltered"),
+        "ensemble": summary.get("ensemble"),
+        **summary["baselines"],
+    }
     for name, result in results.items():
         if result:
             cells = [format_number(one.read(result), one.decimals) for one in layout.compact]
             table.add_row(name, *cells, style="bold" if name == "model" else None)
     console.print(table)
     print_text(console, wording.describe_verdict(summary))
+    _print_filter(summary, console)
     for line in (summary.get("advice") or {}).get("lines", ()):
         print_text(console, line)
     if latent := summary.get("latent"):
@@ -58,7 +64,8 @@ def print_ensemble(summary: dict[str, Any], console: Console) -> None:
         f"{format_count(summary['windows']['test'], 'window')}"
     )
     table = TextTable("", *(column.heading for column in layout.compact), title=title)
-    rows = [("ensemble", summary), *wording.list_members(summary)]
+    rows = [("ensemble", summary), *streaming.list_unfiltered(summary)]
+    rows += wording.list_members(summary)
     rows += [(name, one) for name, one in summary["baselines"].items() if one]
     for name, result in rows:
         cells = [format_number(one.read(result), one.decimals) for one in layout.compact]
@@ -79,7 +86,13 @@ def print_evaluation(result: dict[str, Any], console: Console) -> None:
     )
     if result["coverage"]:
         print_text(console, wording.describe_coverage(result["coverage"]))
+    _print_filter(result, console)
     _print_notes(result, console)
+
+
+def _print_filter(result: dict[str, Any], console: Console) -> None:
+    if line := streaming.describe_filter(result):
+        print_text(console, line)
 
 
 def _tabulate_targets(result: dict[str, Any], title: str) -> TextTable:
@@ -98,7 +111,7 @@ def _tabulate_targets(result: dict[str, Any], title: str) -> TextTable:
 def _list_beside(result: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """List an ensemble's members, and the baselines that have metrics, by the name of their row."""
     baselines = [(f"baseline {name}", one) for name, one in result["baselines"].items() if one]
-    return [*wording.list_members(result), *baselines]
+    return [*streaming.list_unfiltered(result), *wording.list_members(result), *baselines]
 
 
 def _tabulate_classes(result: dict[str, Any], title: str) -> TextTable:
@@ -119,6 +132,7 @@ def _tabulate_classes(result: dict[str, Any], title: str) -> TextTable:
 def print_prediction(result: dict[str, Any], console: Console) -> None:
     rows = f"{format_count(result['rows'], 'row')} written to {result['out']}"
     print_text(console, f"{rows}, predicted by {result['model']}")
+    _print_filter(result, console)
     _print_notes(result, console)
 
 

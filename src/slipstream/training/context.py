@@ -27,6 +27,7 @@ from slipstream.errors import ResumableError
 from slipstream.models import build
 from slipstream.phases import EARLIER, PhaseTimer
 from slipstream.runs import Run
+from slipstream.scoring.filtering import make_window_filter
 from slipstream.scoring.summary import BaselineSums
 from slipstream.text import format_count
 from slipstream.training import advice
@@ -86,6 +87,7 @@ def load_dataset(
     known = encoder.scaler if encoder else None
     replay = encoders.select_limits(encoder, settings) if encoder else None
     dataset = datasets.load_dataset(settings, data, known=known, num_folds=num_folds, replay=replay)
+    make_window_filter(settings, dataset)  # refuses one that does not fit
     before = (*checks.find_suspicious(dataset), *list_unused(settings))
     dataset = replace(dataset, notes=(*before, *dataset.notes))
     if encoder is None:

@@ -32,7 +32,7 @@ def train_single(context: RunContext) -> FinishedRun:
             fit, lane_plan = _fit_model(context, task, plan, monitor)
             with timer.time("scoring"):
                 run.append("scoring", what="the model")
-                sums = summary.score_model(task, lane_plan.plan)
+                sums, unfiltered = summary.score_model(task, lane_plan.plan)
             with timer.time("baselines"):
                 run.append("scoring", what="the baselines")
                 load_chunks = summary.make_chunk_loader(task)
@@ -44,6 +44,7 @@ def train_single(context: RunContext) -> FinishedRun:
         scores, detail = summary.summarize_scores(run, task.config, task.dataset, sums, baselines)
     result: dict[str, Any] = {
         **scores,
+        **summary.summarize_filter(task.config, task.dataset, unfiltered),
         **fitting.summarize_training(task, fit, lane_plan, fit.lanes[0]),
         **context.summarize_init(),
         "notes": [*task.dataset.notes, *summary.list_missing_baselines(baselines)],

@@ -22,6 +22,7 @@ CYCLE = (BLUE, ORANGE, GREEN, PURPLE, RED, SKY, GREY)
 """Colours that differ for the colour-blind too (Okabe and Ito)"""
 _COLOURS = {
     "model": MODEL,
+    "unfiltered": SKY,
     "ensemble": PURPLE,
     "ridge": ORANGE,
     "seasonal": GREEN,

@@ -1,81 +1,55 @@
-"""Score a trained model."""
+"""Score a trained model window by window, beside the baselines."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from slipstream.config import Config
 from slipstream.data.dataset import Dataset
-from slipstream.data.splits import SETS
 from slipstream.data.windows import Series
-from slipstream.engine import recovery
-from slipstream.errors import UserError
+from slipstream.evaluation.setup import LoadedEvaluation
 from slipstream.inference.own_baselines import find_baselines
-from slipstream.inference.trained import Member, TrainedRun, load_own_sets, load_trained
+from slipstream.inference.trained import Member, TrainedRun
 from slipstream.portable.mixture import MEMBERS
 from slipstream.scoring.batch import Baseline, ChunkLoader, PredictionBatch, Predictor
 from slipstream.scoring.ensemble import CoverageCounter, FoldPredictor, compute_coverage
+from slipstream.scoring.filtering import WindowFilter, make_window_filter
 from slipstream.scoring.predict import accumulate_side_by_side, predict_side_by_side
 from slipstream.scoring.summary import merge_sums
 
+UNFILTERED = "unfiltered"
+"""The model without `predict.filter`"""
 
-@recovery.explain_out_of_memory()
-def evaluate(
-    run: str | Path,
-    data: Any = None,
-    *,
-    on: str = "test",
-    resample: bool = False,
-    ensemble: bool | None = None,
-    joins: Mapping[str, Any] | None = None,
-    overrides: tuple[str, ...] = (),
-    allow_code: bool = False,
-) -> dict[str, Any]:
-    """Score a run's model and its baselines; `slipstream.evaluate` documents the arguments."""
-    if on not in SETS:
-        raise UserError(f'there is no set "{on}"; choose one of {", ".join(SETS)}')
-    which = on if data is None else "all"
-    trained = load_trained(
-        run,
-        overrides=overrides,
-        own_data=data is None,
-        targets=True,
-        ensemble=ensemble,
-        allow_code=allow_code,
-    )
-    datasets = _load_datasets(trained, data, resample=resample, joins=joins)
-    dataset, fold_predictors, members = trained.bind(datasets, [which])
+
+def score_windows(loaded: LoadedEvaluation) -> dict[str, Any]:
+    """Score the model and the baselines on the windows of a set."""
+    trained, which, dataset, folds = loaded.trained, loaded.which, loaded.dataset, loaded.folds
     plan, signature = trained.first.plan, dataset.signature
-    if len(dataset.folds) > len(fold_predictors):
-        raise UserError(
-            f"{trained.run.folder}: holds the model of one fold; set tune.retrain to have them "
-            "all, or pass data with --data"
-        )
-    folds = [dataset.select_fold(fold) for fold in dataset.folds] or [dataset]
-    predictors = fold_predictors[-len(folds) :]
-    coverage = [CoverageCounter(one.half_widths or {}, signature.quantiles) for one in predictors]
+    coverage = [
+        CoverageCounter(one.half_widths or {}, signature.quantiles) for one in loaded.predictors
+    ]
+    filters = [make_window_filter(trained.first.config, fold) for fold in folds]
     with plan.flags():
         memory = dataset.memory
         series = None if memory is None else memory.series.to(plan.device)
         loaders = [_make_loader(fold, series, trained.first.config) for fold in folds]
         device = torch.device("cpu") if series is None else plan.device
         baselines, notes = find_baselines(trained, folds, loaders, device)
-        beside = _list_beside(trained, members[-len(folds) :], baselines)
-        sums = [
-            _score_fold(_Fold(*one), which)
-            for one in zip(folds, loaders, predictors, coverage, beside, strict=True)
-        ]
+        beside = _list_beside(trained, loaded.members, baselines)
+        parts = (folds, loaders, loaded.predictors, coverage, beside, filters)
+        sums = [_score_fold(_Fold(*one), which) for one in zip(*parts, strict=True)]
         scores, *others = (merge_sums(many).compute() for many in zip(*sums, strict=True))
-    metrics = {name: _get_overall(one) for name, one in zip(beside[-1], others, strict=True)}
+    window_filter = filters[-1]
+    names = [*beside[-1], *([UNFILTERED] if window_filter else [])]
+    metrics = {name: get_overall(one) for name, one in zip(names, others, strict=True)}
     return {
-        "run": str(trained.run.folder),
-        "on": on if data is None else "data",
-        "model": trained.describe(on_folds=bool(dataset.folds)),
-        **_get_overall(scores),
+        **loaded.describe(),
+        **get_overall(scores),
+        **({"filter": window_filter.describe()} if window_filter else {}),
+        **({UNFILTERED: metrics[UNFILTERED]} if window_filter else {}),
         **({"classes": list(signature.classes)} if signature.classes else {}),
         "baselines": {
             name: {"what": one.what, **metrics[name]} if one.predict else None
@@ -83,24 +57,11 @@ def evaluate(
         },
         **_summarize_members(trained, metrics),
         "coverage": compute_coverage(coverage) or None,
-        "windows": sum(fold.num_windows[which] for fold in folds),
-        "windows_without_target": sum(fold.left_out.get(which, 0) for fold in folds),
+        **loaded.count_windows(),
         "detail": scores,
         "plan": plan.to_dict(),
         "notes": [*dataset.notes, *notes],
     }
-
-
-def _load_datasets(
-    trained: TrainedRun, data: Any, *, resample: bool, joins: Mapping[str, Any] | None
-) -> list[Dataset]:
-    """Return each member's own data, or new data."""
-    if data is not None:
-        options: dict[str, Any] = {"targets": True, "resample": resample, "joins": joins}
-        return [one.load_new(data, **options) for one in trained.members]
-    if joins:
-        raise UserError("joins are for new data; pass the rows to score as well (--data)")
-    return load_own_sets(trained.members)
 
 
 class _Fold(NamedTuple):
@@ -111,6 +72,7 @@ class _Fold(NamedTuple):
     model: FoldPredictor
     coverage: CoverageCounter
     beside: Mapping[str, Predictor]
+    filter: WindowFilter | None
 
 
 def _make_loader(dataset: Dataset, series: Series | None, config: Config) -> ChunkLoader:
@@ -139,18 +101,28 @@ def _name_member(member: Member) -> str:
 
 
 def _score_fold(fold: _Fold, which: str) -> list[Any]:
-    """Return the sums of the model, and of each predictor beside it."""
+    """Return the sums of the model, of each predictor beside it, and where there is a filter of the
+    model without it."""
     predictors = [fold.model.predict, *fold.beside.values()]
+    names = ["", *fold.beside]
+    filters = {
+        position: fold.filter.start()
+        for position, name in enumerate(names)
+        if fold.filter and (not name or name.startswith(f"{MEMBERS}/"))
+    }
 
     def count_coverage() -> Iterator[list[PredictionBatch]]:
         for row in predict_side_by_side(predictors, fold.load_chunks, which):
+            raw = [row[0]] if fold.filter else []
+            for position, one in filters.items():
+                row[position] = one.apply(row[position])
             fold.coverage.add(row[0])
-            yield row
+            yield [*row, *raw]
 
     return accumulate_side_by_side(count_coverage(), fold.dataset)
 
 
-def _get_overall(scores: Mapping[str, Any]) -> dict[str, Any]:
+def get_overall(scores: Mapping[str, Any]) -> dict[str, Any]:
     scaled = {"scaled": scores["scaled"]} if "scaled" in scores else {}
     return {"metrics": scores["overall"], **scaled}
 
