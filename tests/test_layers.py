@@ -67,9 +67,10 @@ ORDER = {
         "checks",
     ],
     "portable": [
-        "files filters lanes resampling table",
-        "mixture overrides rows",
-        "model",
+        "files filters lanes networks networks.arithmetic resampling table",
+        "mixture networks.heads networks.shapes overrides rows",
+        "model networks.encoders",
+        "networks.windows",
     ],
     "engine": [
         "batches batches.source checkpoint lanes optim plan recovery",

@@ -35,6 +35,7 @@ from slipstream.portable.lanes import (
     select_lane,
 )
 from slipstream.portable.mixture import MEMBERS, FoldMixture, read_mixture
+from slipstream.portable.networks.shapes import verify_shapes
 from slipstream.portable.overrides import load_changed_config
 from slipstream.run_names import ENSEMBLE_FILE
 from slipstream.runs import Run
@@ -170,11 +171,13 @@ def _load_member(
     hashes = {"config.toml": compute_sha256(run.folder / "config.toml")}
     hashes |= {f"model/{file}": compute_sha256(run.model / file) for file in sorted(files)}
 
-    def make(weights: Weights) -> PortableModel:
+    def make(weights: Weights, path: Path) -> PortableModel:
+        verify_shapes(weights, config.model, signature, path)
         return PortableModel(config, signature, scaler, weights, limits)
 
     if lanes is None:
-        model = make(parse_weights(files[WEIGHTS_FILE], run.model / WEIGHTS_FILE))
+        path = run.model / WEIGHTS_FILE
+        model = make(parse_weights(files[WEIGHTS_FILE], path), path)
         return PortableMember(name, run, (model,), "the model", None), hashes
     folder = run.folder / LANES_FOLDER
     hashes |= {
@@ -182,7 +185,7 @@ def _load_member(
     }
     every = parse_weights(lanes.weights, lanes.path)
     fold = lanes.folds[-1]
-    models = tuple(make(select_lane(every, lane)) for lane in fold.lanes)
+    models = tuple(make(select_lane(every, lane), lanes.path) for lane in fold.lanes)
     what = f"{lanes.description} of the last fold" if len(lanes.folds) > 1 else lanes.description
     return PortableMember(
         name, run, models, what, _to_arrays(fold.reach, signature.targets)

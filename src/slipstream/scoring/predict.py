@@ -1,6 +1,5 @@
 """Predictions over every window of a set, their sums, and the table that stores them."""
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -17,6 +16,7 @@ from slipstream.engine import objective, recovery
 from slipstream.engine.plan import Plan
 from slipstream.engine.step import EVAL_BATCH
 from slipstream.models import set_execution
+from slipstream.portable.networks.windows import scale_limits
 from slipstream.portable.table import WindowPlaces, build_prediction_table
 from slipstream.scoring import classification, regression
 from slipstream.scoring.batch import (
@@ -39,7 +39,8 @@ def get_task_metrics(dataset: Dataset) -> TaskMetrics:
 
 def make_predictor(model: nn.Module, plan: Plan, signature: Signature, scaler: Scaler) -> Predictor:
     """Return a function from windows to the model's predictions, within `model.output_range`."""
-    limits = _scale_limits(signature, scaler, plan.device)
+    edges = scale_limits(signature, scaler)
+    limits = edges and [torch.from_numpy(edge).to(plan.device) for edge in edges]
     if plan.native_kernels:
         set_execution(model, algorithms=plan.cudnn, recompute=False, compiled=False)
 
@@ -58,23 +59,6 @@ def make_predictor(model: nn.Module, plan: Plan, signature: Signature, scaler: S
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     return predict
-
-
-def _scale_limits(
-    signature: Signature, scaler: Scaler, device: torch.device
-) -> tuple[Tensor, Tensor] | None:
-    """Return the lowest and the highest prediction, each [C, 1], scaled and rounded outwards, so
-    that the limits themselves are exact in physical units."""
-    if signature.output_range is None or signature.classes:
-        return None
-    scaled = torch.tensor(
-        [
-            [[(edge - scaler.shift[name]) / scaler.size[name]] for name in signature.targets]
-            for edge in signature.output_range
-        ]
-    )
-    low, high = scaled.nextafter(torch.tensor([-math.inf, math.inf])[:, None, None]).to(device)
-    return low, high
 
 
 def split_if_full(compute: Callable[[Tensor], Part], starts: Tensor) -> Iterator[Part]:

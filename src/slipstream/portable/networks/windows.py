@@ -1,0 +1,176 @@
+"""Predict whole windows: physical rows in, scaled predictions [N, H, C, Q] out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from slipstream.config import Model, Signature
+from slipstream.data.scaler import Scaler
+from slipstream.portable.model import PortableModel
+from slipstream.portable.networks.arithmetic import Array, log_softmax
+from slipstream.portable.networks.encoders import (
+    encode_convolution,
+    encode_flat,
+    encode_recurrent,
+    encode_transformer,
+)
+from slipstream.portable.networks.heads import apply_head, pool_tokens
+from slipstream.portable.rows import PhysicalWindows
+
+SMALLEST_VARIANCE = np.float32(1e-5)
+"""Of a window, where it is divided by"""
+MAX_NUMBERS = 1 << 22
+"""Numbers of a layer's activations that are in memory at a time, roughly"""
+
+
+def predict_windows(models: Sequence[PortableModel], windows: PhysicalWindows) -> Array:
+    """Return the mean of what models of one run predict for windows of any number, scaled."""
+    first = models[0]
+    rows, static = scale_windows(windows, first.signature, first.scaler)
+    wide = max(first.config.model.sizes) * len(first.signature.targets) * rows.shape[1]
+    at_once = max(1, MAX_NUMBERS // wide)
+    parts = [
+        average(
+            [
+                predict_scaled(
+                    model,
+                    rows[begin : begin + at_once],
+                    None if static is None else static[begin : begin + at_once],
+                )
+                for model in models
+            ],
+            classes=bool(first.signature.classes),
+        )
+        for begin in range(0, len(rows), at_once)
+    ]
+    return np.concatenate(parts)
+
+
+def scale_windows(
+    windows: PhysicalWindows, signature: Signature, scaler: Scaler
+) -> tuple[Array, Array | None]:
+    """Return the context rows [N, T, F] and what is known beside them [N, K], scaled."""
+    rows = _scale(windows.rows, signature.inputs, scaler)
+    beside = []
+    if windows.static is not None:
+        beside.append(_scale(windows.static, signature.static, scaler))
+    if windows.future is not None:
+        ahead = _scale(windows.future, signature.future, scaler)
+        beside.append(ahead.reshape(len(ahead), -1))
+    return rows, np.concatenate(beside, axis=-1) if beside else None
+
+
+def _scale(values: np.ndarray, names: Sequence[str], scaler: Scaler) -> Array:
+    """Scale the columns along the last axis."""
+    scaled = np.empty(values.shape, dtype=np.float32)
+    for i, name in enumerate(names):
+        scaler.apply(name, values[..., i], scaled[..., i])
+    return scaled
+
+
+def predict_scaled(model: PortableModel, rows: Array, static: Array | None) -> Array:
+    """Return scaled predictions [N, H, C, Q] for scaled rows [N, T, F] and static [N, K]."""
+    signature = model.signature
+    inputs = rows.swapaxes(0, 1)
+    count = signature.sequences_per_window
+    if count > 1:
+        inputs = _split_channels(inputs, count)
+        static = None if static is None else static.repeat(count, axis=0)
+    out = _forward(model, inputs, static)
+    if count > 1:
+        out = out[:, :, 0].reshape(-1, count, *out.shape[1:2], *out.shape[3:]).swapaxes(1, 2)
+    limits = scale_limits(signature, model.scaler)
+    return out if limits is None else out.clip(*limits)
+
+
+def _split_channels(inputs: Array, count: int) -> Array:
+    """Turn [T, N, others + C] into [T, N * C, others + 1], the own channel last."""
+    own = inputs[..., inputs.shape[-1] - count :, None]
+    others = inputs[..., None, : inputs.shape[-1] - count]
+    shared = np.broadcast_to(others, (*own.shape[:-1], others.shape[-1]))
+    joined = np.concatenate([shared, own], axis=-1)
+    return joined.reshape(len(inputs), -1, joined.shape[-1])
+
+
+def _forward(model: PortableModel, inputs: Array, static: Array | None) -> Array:
+    """Return the predictions of sequences [T, B, F], with each window's normalization undone."""
+    signature, settings = model.signature, model.config.model
+    known = len(signature.future)
+    centre = spread = None
+    if settings.normalize == "last":
+        centre = inputs[-1].copy()
+    elif settings.normalize == "window":
+        centre = inputs.mean(axis=0)
+        spread = np.sqrt(np.square(inputs - centre).mean(axis=0) + SMALLEST_VARIANCE)
+        spread[..., :known] = 1
+    if centre is not None:
+        centre[..., :known] = 0
+        inputs = inputs - centre
+    if spread is not None:
+        inputs = inputs / spread
+    out = compute_outputs(model, inputs, static)
+    shared = signature.model_shared
+    if centre is None or not shared:
+        return out
+    restored = out[:, :, :shared]
+    if spread is not None:
+        restored = restored * spread[:, None, -shared:, None]
+    restored = restored + centre[:, None, -shared:, None]
+    return np.concatenate([restored, out[:, :, shared:]], axis=2)
+
+
+def compute_outputs(model: PortableModel, inputs: Array, static: Array | None) -> Array:
+    """Return what the network itself computes of sequences [T, B, F]: [B, H, C, Q]."""
+    weights, settings, signature = model.weights, model.config.model, model.signature
+    features = _encode(weights, settings, np.ascontiguousarray(inputs))
+    if settings.spec.is_sequential:
+        features = pool_tokens(weights, settings, features)
+    return shape_outputs(apply_head(weights, signature, features, static), signature)
+
+
+def shape_outputs(flat: Array, signature: Signature) -> Array:
+    """[B, H * C * Q] to [B, H, C, Q]."""
+    return flat.reshape(-1, signature.steps_out, signature.model_targets, signature.outputs)
+
+
+def _encode(weights: dict[str, Array], settings: Model, inputs: Array) -> Array:
+    if settings.spec.is_recurrent:
+        return encode_recurrent(weights, settings, inputs)
+    if settings.kind == "tcn":
+        return encode_convolution(weights, settings, inputs)
+    if settings.kind == "transformer":
+        return encode_transformer(weights, settings, inputs)
+    return encode_flat(weights, settings, inputs)
+
+
+def scale_limits(signature: Signature, scaler: Scaler) -> tuple[Array, Array] | None:
+    """Return the lowest and the highest prediction, each [C, 1], scaled and rounded outwards, so
+    that the limits themselves are exact in physical units."""
+    if signature.output_range is None or signature.classes:
+        return None
+    low, high = (
+        np.array(
+            [[(edge - scaler.shift[name]) / scaler.size[name]] for name in signature.targets],
+            dtype=np.float32,
+        )
+        for edge in signature.output_range
+    )
+    return np.nextafter(low, np.float32(-math.inf)), np.nextafter(high, np.float32(math.inf))
+
+
+def average(
+    predictions: Sequence[Array], *, classes: bool, weights: Sequence[float] | None = None
+) -> Array:
+    """Return the mean of several models' predictions; of classes, the logarithm of the mean of
+    their probabilities."""
+    if len(predictions) == 1:
+        return predictions[0]
+    shares = weights or [1 / len(predictions)] * len(predictions)
+    used = [(one, share) for one, share in zip(predictions, shares, strict=True) if share]
+    if classes:
+        every = [np.exp(log_softmax(one)) * np.float32(share) for one, share in used]
+        return np.asarray(np.log(np.maximum(sum(every), np.finfo(np.float32).tiny)))
+    return np.asarray(sum(one * np.float32(share) for one, share in used), dtype=np.float32)
