@@ -71,6 +71,7 @@ ORDER = {
         "mixture networks.heads networks.shapes overrides rows",
         "model networks.encoders",
         "networks.windows",
+        "networks.steps",
     ],
     "engine": [
         "batches batches.source checkpoint lanes optim plan recovery",

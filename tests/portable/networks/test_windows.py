@@ -127,19 +127,8 @@ def test_every_setting_predicts_as_torch_does(drawn, batch, seed):
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru", "tcn"])
-def test_longer_windows_than_the_context_are_allowed(kind):
+def test_longer_windows_than_the_context_are_allowed(kind, signature):
     """A recurrent or convolutional model that pools the last token reads any length."""
-    signature = Signature(
-        inputs=("a", "t0"),
-        targets=("t0",),
-        static=(),
-        shared=1,
-        context=8,
-        horizon=1,
-        channels="together",
-        quantiles=(),
-        step=None,
-    )
     network, portable = make_pair({"kind": kind, "hidden": 8, "layers": 2}, signature, 0)
     rows = np.random.default_rng(0).standard_normal((3, 16, 2)).astype(np.float32)
     with torch.inference_mode():

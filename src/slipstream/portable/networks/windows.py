@@ -77,7 +77,7 @@ def predict_scaled(model: PortableModel, rows: Array, static: Array | None) -> A
     inputs = rows.swapaxes(0, 1)
     count = signature.sequences_per_window
     if count > 1:
-        inputs = _split_channels(inputs, count)
+        inputs = split_channels(inputs, count)
         static = None if static is None else static.repeat(count, axis=0)
     out = _forward(model, inputs, static)
     if count > 1:
@@ -86,7 +86,7 @@ def predict_scaled(model: PortableModel, rows: Array, static: Array | None) -> A
     return out if limits is None else out.clip(*limits)
 
 
-def _split_channels(inputs: Array, count: int) -> Array:
+def split_channels(inputs: Array, count: int) -> Array:
     """Turn [T, N, others + C] into [T, N * C, others + 1], the own channel last."""
     own = inputs[..., inputs.shape[-1] - count :, None]
     others = inputs[..., None, : inputs.shape[-1] - count]
