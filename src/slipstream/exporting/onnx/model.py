@@ -48,26 +48,19 @@ def build_window_graph(run: PortableRun) -> ModelProto:
     return to_model(graph, inputs, results, interface.describe() | {"model": run.description})
 
 
+def list_models(run: PortableRun) -> list[PortableModel]:
+    """List the networks of members that have a weight."""
+    members = zip(run.members, run.weights, strict=True)
+    return [model for member, weight in members if weight for model in member.models]
+
+
 def list_networks(graph: GraphBuilder, run: PortableRun) -> list[tuple[PortableModel, Network]]:
-    """List the networks of members that have a weight, in their order."""
-    models = [
-        model
-        for member, weight in zip(run.members, run.weights, strict=True)
-        for model in member.models
-        if weight
-    ]
+    """Return each of these networks, to be added to the graph."""
+    models = list_models(run)
+    prefixes = [f"{number}/" for number in range(len(models))] if len(models) > 1 else [""]
     return [
-        (
-            model,
-            Network(
-                graph,
-                model.config.model,
-                model.signature,
-                model.weights,
-                f"{number}/" if len(models) > 1 else "",
-            ),
-        )
-        for number, model in enumerate(models)
+        (model, Network(graph, model.config.model, model.signature, model.weights, prefix))
+        for model, prefix in zip(models, prefixes, strict=True)
     ]
 
 
@@ -136,18 +129,28 @@ def finish(
     )
     physical = graph.add("Mul", scaled, graph.constant(size[:, None].astype(dtype)))
     physical = graph.add("Add", physical, graph.constant(shift[:, None].astype(dtype)))
-    point = physical  # [B, H, C, 1]
-    if signature.quantiles:
-        nearest = find_median(signature)
-        point = graph.slice(physical, nearest, nearest + 1, axis=3)
-        _limit(graph, physical, interface, "prediction")
-    else:
-        _limit(graph, graph.squeeze(physical, 3), interface, "prediction")
-    for name, kind in (("lower", "Sub"), ("upper", "Add")) if interface.levels else ():
-        widths = np.stack([(run.half_widths or {})[one] for one in interface.levels], axis=-1)
-        edge = graph.add(kind, point, graph.constant(widths.astype(dtype)))
-        _limit(graph, edge, interface, name)
+    _limit(
+        graph,
+        physical if signature.quantiles else graph.squeeze(physical, 3),
+        interface,
+        "prediction",
+    )
+    if interface.levels:
+        _add_intervals(graph, run, interface)
     return [Shape(name, dtype, interface.get_output_shape(name)) for name in interface.outputs]
+
+
+def _add_intervals(graph: GraphBuilder, run: PortableRun, interface: Interface) -> None:
+    """Add `lower` and `upper` [B, H, C, L] around the limited prediction."""
+    if interface.signature.quantiles:
+        nearest = find_median(interface.signature)
+        point = graph.slice("prediction", nearest, nearest + 1, axis=3)
+    else:
+        point = graph.unsqueeze("prediction", 3)
+    widths = np.stack([(run.half_widths or {})[one] for one in interface.levels], axis=-1)
+    reach = graph.constant(widths.astype(interface.dtype))
+    for name, kind in (("lower", "Sub"), ("upper", "Add")):
+        _limit(graph, graph.add(kind, point, reach), interface, name)
 
 
 def find_median(signature: Signature) -> int:
@@ -168,7 +171,7 @@ def _limit(graph: GraphBuilder, value: str, interface: Interface, name: str) -> 
 
 def _average_classes(graph: GraphBuilder, run: PortableRun, logits: Sequence[str]) -> None:
     shape = (-1, run.signature.steps_out, len(run.signature.classes))
-    total, parts = "", []
+    parts = []
     for share, value in zip(_list_shares(run), logits, strict=True):
         part = graph.add("Softmax", graph.reshape(value, *shape), axis=-1)
         if len(logits) > 1:
@@ -180,15 +183,10 @@ def _average_classes(graph: GraphBuilder, run: PortableRun, logits: Sequence[str
 
 def _average(graph: GraphBuilder, run: PortableRun, predictions: Sequence[str]) -> str:
     """Return the weighted mean in the reference's scaling, each limited to its output range."""
-    if len(predictions) == 1 and not run.is_ensemble:
+    models = list_models(run)
+    if len(models) == 1 and models[0] is run.first:
         return predictions[0]
     parts = []
-    models = [
-        model
-        for member, weight in zip(run.members, run.weights, strict=True)
-        for model in member.models
-        if weight
-    ]
     for model, share, value in zip(models, _list_shares(run), predictions, strict=True):
         value = clamp(graph, value, model.signature, model.scaler)
         value = _convert(graph, value, model, run)
