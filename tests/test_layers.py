@@ -106,12 +106,13 @@ ORDER = {
         "own_baselines",
     ],
     "exporting": [
-        "interface onnx onnx.builder",
-        "formats onnx.layers",
-        "custom onnx.window reference",
+        "hub interface onnx onnx.builder pytorch pytorch.recurrent servers standalone",
+        "formats onnx.layers pytorch.module",
+        "custom hub.card onnx.window pytorch.files reference",
         "onnx.model onnx.sessions verification",
         "onnx.step",
         "api onnx.files",
+        "hub.files servers.triton",
     ],
     "ensembling": [
         "agreement scores",

@@ -160,6 +160,7 @@ def export(
     force: bool = False,
     ensemble: bool | None = None,
     overrides: str | Iterable[str] | Mapping[str, Any] = (),
+    license: str | None = None,
     quiet: bool = False,
     allow_code: bool = False,
 ) -> dict[str, Any]:
@@ -171,13 +172,15 @@ def export(
     Args:
         run: The run folder, the beginning of its name, `last`, or the `Result` of `train`. For a
             search, the model of its best settings is used.
-        to: The format: "onnx".
+        to: The format: "onnx", "torch" (a `torch.export` program), "hub" (a folder for the Hugging
+            Face Hub) or "triton" (a model repository for NVIDIA Triton).
         out: The folder to create.
         data: A path or a table to verify on instead, for a run whose own data are gone.
         force: Replace an export that is there already.
         ensemble: True for the mean of all repeats, False for the single model; by default whichever
             was better on the validation set.
         overrides: Settings that override the run's config, such as "data.path=moved.csv".
+        license: For "hub": the licence in the model card, such as "apache-2.0".
         quiet: Do not say that torch is being loaded, which takes seconds on first use.
         allow_code: Let the run's config import the network class that it names.
 
@@ -199,7 +202,8 @@ def export(
         from slipstream import runs
         from slipstream.exporting.api import ExportOptions, export_run
 
-        options = ExportOptions(data, force, ensemble, allow_code, more)
+        settings = {} if license is None else {"license": license}
+        options = ExportOptions(data, force, ensemble, allow_code, more, settings)
         return export_run(runs.find_run(folder), to, Path(out), options)
 
 

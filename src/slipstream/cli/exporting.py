@@ -23,7 +23,7 @@ from slipstream.terminal.results import print_export
 
 def export(
     run: RunFolder,
-    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="The format: onnx.")],
+    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="onnx, torch, hub or triton.")],
     out: Annotated[
         Path, typer.Option(parser=parse_path, metavar="FOLDER", help="The folder to create.")
     ],
@@ -38,6 +38,14 @@ def export(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing export.")] = False,
     ensemble: Ensemble = None,
+    license_: Annotated[
+        str | None,
+        typer.Option(
+            "--license",
+            metavar="NAME",
+            help="For hub: the licence in the model card, as in apache-2.0.",
+        ),
+    ] = None,
     allow_code: AllowCode = False,
     set_: Set = None,
     as_json: Json = False,
@@ -60,6 +68,7 @@ def export(
             ensemble=ensemble,
             allow_code=allow_code,
             overrides=tuple(set_ or ()),
+            settings={} if license_ is None else {"license": license_},
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # notes on the data were printed by training

@@ -119,7 +119,7 @@ def gather(series: Series, starts: Tensor) -> Batch:
 
 def gather_inputs(series: Series, starts: Tensor) -> tuple[Tensor, Tensor | None]:
     """Gather what the model reads of the windows."""
-    return _split_input_channels(*_gather_inputs(series, starts), series)
+    return split_input_channels(*_gather_inputs(series, starts), series.sequences_per_window)
 
 
 def gather_raw(series: Series, starts: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -146,18 +146,19 @@ def gather_static(series: Series, starts: Tensor) -> Tensor | None:
 
 def split_channels(inputs: Tensor, targets: Tensor, static: Tensor | None, series: Series) -> Batch:
     """Make a batch of what `gather_raw` returns: one sequence per independent channel."""
-    inputs, static = _split_input_channels(inputs, static, series)
+    inputs, static = split_input_channels(inputs, static, series.sequences_per_window)
     if series.sequences_per_window > 1:
         targets = targets.transpose(-2, -1).flatten(-3, -2)[..., None]
     return Batch(inputs, static, targets)
 
 
-def _split_input_channels(
-    inputs: Tensor, static: Tensor | None, series: Series
+def split_input_channels(
+    inputs: Tensor, static: Tensor | None, num_channels: int
 ) -> tuple[Tensor, Tensor | None]:
-    if (count := series.sequences_per_window) > 1:
-        inputs = _split_rows(inputs, others=series.num_inputs - count)
-        static = None if static is None else static.repeat_interleave(count, dim=-2)
+    """Turn what the model reads of windows into one sequence per independent channel."""
+    if num_channels > 1:
+        inputs = _split_rows(inputs, others=inputs.shape[-1] - num_channels)
+        static = None if static is None else static.repeat_interleave(num_channels, dim=-2)
     return inputs, static
 
 

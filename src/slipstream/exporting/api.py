@@ -18,6 +18,7 @@ from slipstream.exporting.formats import (
     ExportSource,
     WrittenExport,
     find_format,
+    refuse_settings,
     refuse_unsupported,
 )
 from slipstream.exporting.interface import Interface, make_interface
@@ -51,6 +52,7 @@ def export_run(
     """Write a run's model as files of a format; `slipstream.export` documents the arguments."""
     options = options or ExportOptions()
     chosen, folder = find_format(to), Path(out).resolve()
+    refuse_settings(to, options.settings)
     refuse_folder(folder, force=options.force)
     trained = load_trained(
         run,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -77,6 +77,8 @@ class ExportFormat(NamedTuple):
     """Of `model.kind`"""
     takes_own_classes: bool = False
     """Whether it can hold the user's own class"""
+    settings: tuple[str, ...] = ()
+    """Options of the command that are for this format"""
 
     def load_writer(self) -> Callable[[ExportSource, Path], WrittenExport]:
         """Import the module; a library that is missing is the caller's to report."""
@@ -89,6 +91,20 @@ FORMATS = {
         "slipstream.exporting.onnx.files",
         "ONNX graphs for onnxruntime, MATLAB, C# or a browser",
     ),
+    "torch": ExportFormat(
+        "slipstream.exporting.pytorch.files",
+        "a torch.export program",
+        takes_own_classes=True,
+    ),
+    "hub": ExportFormat(
+        "slipstream.exporting.hub.files",
+        "a folder for the Hugging Face Hub, with a model card",
+        settings=("license",),
+    ),
+    "triton": ExportFormat(
+        "slipstream.exporting.servers.triton",
+        "a model repository for NVIDIA Triton",
+    ),
 }
 
 
@@ -99,6 +115,14 @@ def find_format(name: str) -> ExportFormat:
     nearest = find_nearest(name, FORMATS)
     hint = f'did you mean "{nearest}"?' if nearest else f"there are {', '.join(FORMATS)}"
     raise UserError(f'--to: there is no format "{name}"; {hint}')
+
+
+def refuse_settings(name: str, settings: Iterable[str]) -> None:
+    """Refuse options that are for other formats."""
+    for setting in settings:
+        if setting not in FORMATS[name].settings:
+            others = [other for other, one in FORMATS.items() if setting in one.settings]
+            raise UserError(f"--{setting} is for --to {' or '.join(others)}; remove it")
 
 
 def refuse_unsupported(name: str, run: PortableRun) -> None:

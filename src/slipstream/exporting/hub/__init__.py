@@ -1,0 +1,1 @@
+"""A folder in the layout of the Hugging Face Hub."""

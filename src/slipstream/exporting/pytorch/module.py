@@ -1,0 +1,160 @@
+"""A trained run as one `nn.Module`: physical values in, predictions in physical units out.
+
+Shapes: B windows, T rows, F inputs, K static columns, U columns known ahead, H predicted rows,
+C targets, Q quantiles or classes.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from slipstream.data import windows
+from slipstream.data.scaler import Scaler
+from slipstream.exporting.interface import Interface
+from slipstream.inference.trained import Member, TrainedRun
+from slipstream.models import set_execution
+from slipstream.objectives import select_point
+from slipstream.portable.lanes import ENSEMBLE
+from slipstream.scoring.ensemble import to_half_widths
+
+
+class ColumnScaler(nn.Module):
+    """Physical values [..., N] to scaled ones of some of their columns, in float32."""
+
+    places: Tensor
+    shift: Tensor
+    size: Tensor
+
+    def __init__(self, columns: Sequence[str], among: Sequence[str], scaler: Scaler) -> None:
+        super().__init__()
+        self.selects = tuple(columns) != tuple(among)
+        places = [among.index(name) for name in columns]
+        self.register_buffer("places", torch.tensor(places, dtype=torch.int64))
+        for name, by_column in (("shift", scaler.shift), ("size", scaler.size)):
+            values = [by_column[column] for column in columns]
+            self.register_buffer(name, torch.tensor(values, dtype=torch.float64))
+
+    def forward(self, values: Tensor) -> Tensor:
+        if self.selects:
+            values = values[..., self.places]
+        return ((values.double() - self.shift) / self.size).float()
+
+
+class MemberPredictor(nn.Module):
+    """The networks of one run: from physical windows to their mean prediction [B, H, C, Q] in
+    physical units, or to probabilities."""
+
+    shift: Tensor
+    size: Tensor
+    places: Tensor
+
+    def __init__(self, member: Member, interface: Interface) -> None:
+        super().__init__()
+        trained = member.trained
+        signature, scaler = trained.signature, trained.scaler
+        self.signature, self.quantiles = signature, interface.signature.quantiles
+        self.networks = nn.ModuleList(copy.deepcopy(one) for one in trained.models)
+        for network in self.networks:
+            plain = ("persistent",) * len(member.config.model.sizes)
+            algorithms = plain if member.config.model.spec.is_recurrent else ()
+            set_execution(network, algorithms=algorithms, recompute=False, compiled=False)
+        self.rows = ColumnScaler(signature.inputs, interface.inputs, scaler)
+        self.static = ColumnScaler(signature.static, interface.static, scaler)
+        self.future = ColumnScaler(signature.future, interface.future, scaler)
+        order = [signature.targets.index(name) for name in interface.signature.targets]
+        self.register_buffer("places", torch.tensor(order, dtype=torch.int64))
+        for name, by_column in (("shift", scaler.shift), ("size", scaler.size)):
+            values = [[by_column[target]] for target in signature.targets]
+            self.register_buffer(name, torch.tensor(values, dtype=torch.float64))
+
+    def forward(self, rows: Tensor, static: Tensor | None, future: Tensor | None) -> Tensor:
+        inputs = self.rows(rows[:, -self.signature.context :]).transpose(0, 1)
+        beside = []
+        if static is not None and self.signature.static:
+            beside.append(self.static(static))
+        if future is not None and self.signature.future:
+            beside.append(self.future(future).flatten(1))
+        numbers = torch.cat(beside, dim=-1) if beside else None
+        inputs, numbers = windows.split_input_channels(
+            inputs, numbers, self.signature.sequences_per_window
+        )
+        total = self._convert(self.networks[0](inputs, numbers))
+        for network in self.networks[1:]:
+            total = total + self._convert(network(inputs, numbers))
+        return total / len(self.networks)
+
+    def _convert(self, raw: Tensor) -> Tensor:
+        """Return one network's prediction in physical units, or its probabilities."""
+        merged = windows.merge_channels(raw, self.signature.sequences_per_window)
+        if self.signature.classes:
+            return torch.softmax(merged, dim=-1)
+        values = merged.double() * self.size + self.shift
+        if self.signature.output_range is not None:
+            values = values.clamp(*self.signature.output_range)
+        if self.signature.quantiles != self.quantiles:
+            values = select_point(values, self.signature.quantiles)[..., None]
+        return values[:, :, self.places]
+
+
+class PhysicalModel(nn.Module):
+    """What a run predicts with, as one module with the inputs and outputs of an `Interface`."""
+
+    half_widths: Tensor | None
+
+    def __init__(self, trained: TrainedRun, interface: Interface) -> None:
+        super().__init__()
+        shares = list_shares(trained)
+        pairs = [pair for pair in zip(trained.members, shares, strict=True) if pair[1]]
+        self.members = nn.ModuleList(MemberPredictor(one, interface) for one, _ in pairs)
+        self.shares = tuple(share for _, share in pairs)
+        self.interface, self.dtype = interface, getattr(torch, interface.dtype)
+        self.register_buffer("half_widths", stack_half_widths(trained))
+
+    def forward(
+        self, rows: Tensor, static: Tensor | None = None, future: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Return the outputs by name."""
+        signature = self.interface.signature
+        total: Any = 0.0
+        for member, share in zip(self.members, self.shares, strict=True):
+            out = member(rows, static, future)
+            total = total + (out if share == 1 else out * share)
+        if signature.classes:
+            return {"probability": total[:, :, 0]}
+        point = select_point(total, signature.quantiles)
+        results = {"prediction": total if signature.quantiles else point}
+        if self.half_widths is not None:
+            results["lower"] = self._limit(point[..., None] - self.half_widths)
+            results["upper"] = self._limit(point[..., None] + self.half_widths)
+        return {name: values.to(self.dtype) for name, values in results.items()}
+
+    def _limit(self, values: Tensor) -> Tensor:
+        edges = self.interface.signature.output_range
+        return values if edges is None else values.clamp(*edges)
+
+
+def list_shares(trained: TrainedRun) -> list[float]:
+    """Return the weight of each member in the prediction."""
+    if not trained.mixtures:
+        return [1.0]
+    mixture = trained.mixtures[-1]
+    if trained.uses == ENSEMBLE:
+        return mixture.weights
+    return [float(number == mixture.best) for number in range(len(trained.members))]
+
+
+def stack_half_widths(trained: TrainedRun) -> Tensor | None:
+    """Return how far intervals reach in physical units, [H, C, levels]; None without intervals."""
+    run = trained.first.trained
+    targets, scaled = run.signature.targets, run.folds[-1].half_widths
+    if trained.mixtures:
+        scaled = to_half_widths(trained.mixtures[-1].reach[trained.uses], run.scaler, targets)
+    if not scaled:
+        return None
+    sizes = torch.tensor([[run.scaler.size[name]] for name in targets], dtype=torch.float64)
+    return torch.stack(list(scaled.values()), dim=-1).double() * sizes

@@ -1,0 +1,1 @@
+"""Exports for servers: NVIDIA Triton, Ray Serve, containers."""
