@@ -74,10 +74,10 @@ ORDER = {
         "networks.steps",
     ],
     "engine": [
-        "batches batches.source checkpoint lanes optim plan recovery",
+        "batches batches.source carried checkpoint lanes optim plan recovery",
         "batches.host capture lanes.flat_optim lanes.lane objective",
-        "batches.augmented batches.stream lanes.schedule progress step",
-        "lanes.capacity lanes.gradients single.task",
+        "batches.augmented batches.stream carried.batches lanes.schedule progress step",
+        "carried.predictor lanes.capacity lanes.gradients single.task",
         "lanes.epochs lanes.rows",
         "lanes.pack single.step",
         "single.program",

@@ -43,6 +43,10 @@ JOBS = {
     },
     "augmented": {"augment": {"jitter": {"b": 0.1}, "warp": 0.3, "mixup": 0.4}},
     "masked": {"train": {"objective": "masked", "epochs": 3, "batch": 32}},
+    "carried state": {
+        "model": {"kind": "lstm", "layers": 2, "dropout": 0.3},
+        "train": {"state": "carried", "batch": 3, "accumulate": 2},
+    },
 }
 
 

@@ -31,6 +31,7 @@ def prefer_own_kernels(config: Config, plan: Plan, guessed_s: float) -> Plan:
         return _prefer_native_kernels(config, plan, guessed_s)
     precision = plan.precision if config.engine.precision != "auto" else "fp16"
     fits = plan.device.type == "cuda" and config.model.spec.is_recurrent
+    fits = fits and config.train.state == "windows"  # they begin with zeros
     fits = fits and config.engine.cudnn == "auto" and precision in ("fp16", "bf16")
     if not (fits and max(config.model.sizes) <= MAX_OWN_HIDDEN and machine.has_tf32(plan.device)):
         return plan
@@ -146,7 +147,7 @@ def list_candidates(config: Config, plan: Plan) -> Iterator[PlanCandidate]:
             yield from make_candidates("onednn", True, False, also=torch_layers)
         if engine.precision == "auto" and machine.has_fast_bf16():
             yield from make_candidates("precision", "bf16", also=torch_layers)
-    if on_gpu and recurrent and engine.cudnn == "auto":
+    if on_gpu and recurrent and engine.cudnn == "auto" and config.train.state == "windows":
         yield from list_cudnn_algorithms(config.model.sizes)
     if engine.fused == "auto":
         yield from make_candidates("fused", False)

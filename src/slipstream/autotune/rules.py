@@ -125,6 +125,8 @@ def _choose_home(config: Config, device: torch.device, data_bytes: int) -> tuple
         return "device", f"{size}; on a CPU, host and device are one"
     if requested != "auto":
         return requested, f"{REQUESTED}; {size}"
+    if config.train.state == "carried":
+        return "device", f"{size}; a carried state is computed there"
     if not on_cpu and data_bytes > free_bytes / 2:
         return "host", f"{size}: too much for the device"
     return "device", size
@@ -155,6 +157,8 @@ def _choose_threads(config: Config) -> tuple[int, str]:
 
 def _choose_cudnn(config: Config, device: torch.device) -> tuple[str, str]:
     requested, model = config.engine.cudnn, config.model
+    if config.train.state == "carried":
+        return "persistent", "PyTorch's layers, which begin with a state"
     if device.type == "cpu":
         return _choose_cpu_layers(config)
     if requested == "off" and model.spec.is_recurrent:
@@ -180,6 +184,7 @@ def can_use_native_kernels(config: Config) -> bool:
     the backward pass needs."""
     engine = config.engine
     fits = engine.precision in ("auto", "fp32") and not engine.recompute
+    fits = fits and config.train.state == "windows"  # they begin with zeros
     return config.model.spec.is_recurrent and fits
 
 

@@ -51,7 +51,7 @@ def count_windows_per_step(config: Config) -> int:
 
 def count_steps(task: TrainingTask) -> int:
     """Return the optimizer steps of one epoch."""
-    return -(-task.dataset.num_windows["train"] // count_windows_per_step(task.config))
+    return task.num_steps
 
 
 def estimate_duration(task: TrainingTask, plan: Plan) -> dict[str, Any]:
@@ -70,6 +70,8 @@ def guess_duration_s(task: TrainingTask, plan: Plan) -> float:
 
 def count_exact_steps(task: TrainingTask) -> float:
     """Return the steps of one epoch, the last one as the share of a whole batch that it is."""
+    if task.is_carried:
+        return task.num_steps
     return task.dataset.num_windows["train"] / count_windows_per_step(task.config)
 
 

@@ -13,6 +13,17 @@ from slipstream.config.pretraining import Pretrain, apply_defaults, refuse_unfit
 from slipstream.config.train import Augment, Train
 from slipstream.config.tune import Tune
 
+UNCARRIED: dict[str, tuple[Any, ...]] = {
+    "model.bidirectional": (False,),
+    "model.pool": ("last",),
+    "model.patch": (1,),
+    "model.normalize": ("none",),
+    "data.split.stratified": (False,),
+    "engine.home": ("auto", "device"),
+    "engine.cudnn": ("auto", "persistent"),
+    "engine.recompute": (False,),
+}
+"""The values of settings that a carried state works with"""
 NAME_WORDS = (
     "made of letters, digits, dots, underscores and hyphens, and begin with a letter or digit"
 )
@@ -152,6 +163,41 @@ class Config(Section):
                 raise ValueError(
                     f'train.{name} is for classification; set data.task = "classify", or remove it'
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _check_state(self) -> Self:
+        """Refuse a carried state where a row's output depends on more than the rows before it, or
+        where steps would not read each series in order."""
+        if self.train.state != "carried":
+            return self
+        setting, way_out = 'train.state = "carried"', 'or set train.state = "windows"'
+        if self.masked or not self.model.spec.is_recurrent:
+            what = "pre-training" if self.masked else f'model.kind = "{self.model.kind}"'
+            raise ValueError(
+                f"{setting} does not work with {what}: an LSTM or a GRU that predicts carries its "
+                f"state on; {way_out}"
+            )
+        for name, accepted in UNCARRIED.items():
+            value: Any = self
+            for part in name.split("."):
+                value = getattr(value, part)
+            if value not in accepted:
+                fit = " or ".join(map(format_value, accepted))
+                raise ValueError(
+                    f"{setting} does not work with {name} = {format_value(value)}; use {fit}, "
+                    f"{way_out}"
+                )
+        if self.augment.kinds:
+            raise ValueError(
+                f"{setting} does not work with augment.{self.augment.kinds[0]}, which changes "
+                f"single windows; remove it, {way_out}"
+            )
+        if self.train.batch == "auto":
+            raise ValueError(
+                f'{setting} does not work with train.batch = "auto"; give the number of pieces '
+                f"to read side by side, such as 32, {way_out}"
+            )
         return self
 
     @model_validator(mode="after")

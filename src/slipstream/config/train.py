@@ -95,6 +95,12 @@ class Train(Section):
     repeats: PositiveInt = 1
     """Number of models to train, from the seeds `seed`, `seed + 1` and so on. The one with the
     lowest validation loss is the run's model; all of them form an ensemble."""
+    state: Literal["windows", "carried"] = "windows"
+    """LSTM and GRU: the state that a window begins with, in training, scores and predictions.
+    `"windows"`: zero. `"carried"`: what the rows before it have left; it is zero at the start of a
+    series and after a gap. Training then reads each series in chunks of `data.context` rows,
+    `batch` pieces side by side, and the gradient ends at the start of a chunk (truncated
+    backpropagation through time)."""
     order_seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     """Seed of the order of batches, if not `seed`. Repeats then see the same batches and differ
     only by initial weights and dropout."""

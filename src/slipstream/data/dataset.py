@@ -267,7 +267,7 @@ def _load_memory(config: Config, source: _Source, known: Scaler | None, num_fold
         used = [some.numpy() for by_set in every for some in by_set.values()]
         notes += intervals.describe_unused(labels, used, signature.lead)
     scaler, rows = fit_scaler(raw, signature, split.training, data, known)
-    series = windows.build_series(*rows, raw.index.offsets, signature)
+    series = windows.build_series(*rows, raw.index.offsets, signature, raw.index.segments)
     return Dataset(
         signature=signature,
         scaler=scaler,
@@ -335,7 +335,7 @@ def _load_search_folds(
             _, fold_rows = fit_scaler(raw, signature, rows, data, known)
         except UserError as error:
             raise UserError(f"tune.folds = {count}, fold {number}: {error}") from None
-        series = windows.build_series(*fold_rows, raw.index.offsets, signature)
+        series = windows.build_series(*fold_rows, raw.index.offsets, signature, raw.index.segments)
         scaled.append(SearchFold(fold, series))
     return tuple(scaled)
 
@@ -353,6 +353,11 @@ def _find_search_folds(
 def _load_stream(config: Config, source: _Source, known: Scaler | None) -> Dataset:
     data, roles, table = source.data, source.roles, source.tables[0]
     stream.refuse_unstreamable(data)
+    if config.train.state == "carried":
+        raise UserError(
+            'train.state = "carried" reads series from memory, but these stay on disk; set '
+            'engine.home = "device", or train.state = "windows"'
+        )
     if len(source.tables) > 1:
         table = concatenate_tables(source.tables)
         data = data.model_copy(update={"id": data.id or table.file_column})
@@ -405,6 +410,7 @@ def _build_signature(
         decoder=config.pretrain.decoder if config.masked else 0,
         output_range=config.model.output_range,
         future=roles.future,
+        state=config.train.state,
     )
 
 

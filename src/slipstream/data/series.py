@@ -64,6 +64,15 @@ class SeriesIndex:
     def num_rows(self) -> int:
         return int(self.offsets[-1])
 
+    @property
+    def segments(self) -> Ints:
+        """First rows of the pieces between gaps, after rows that pad a series."""
+        if self.padding is None:
+            return self.breaks
+        begins = self.breaks.copy()
+        begins[np.searchsorted(begins, self.offsets[:-1])] += self.padding
+        return begins
+
     def mask_padding(self, begin: int, end: int) -> Flags:
         """Mark the padded ones among the rows from `begin` to before `end`."""
         mask = np.zeros(end - begin, dtype=bool)

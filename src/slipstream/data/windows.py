@@ -52,6 +52,8 @@ class Series:
     """U: the first inputs, which are known over the target rows as well"""
     has_unknown: bool = False
     """Whether some targets are missing: NaN, and in no window of any set"""
+    segments: Tensor | None = None
+    """First rows of the pieces between gaps; None where they are not known"""
 
     @property
     def inputs(self) -> Tensor:
@@ -64,9 +66,9 @@ class Series:
     def to(self, device: torch.device) -> Series:
         names = ("values", "offsets", "context_rows", "target_rows")
         moved = {name: getattr(self, name).to(device) for name in names}
-        return replace(
-            self, static=None if self.static is None else self.static.to(device), **moved
-        )
+        optional = {"static": self.static, "segments": self.segments}
+        moved |= {name: one.to(device) for name, one in optional.items() if one is not None}
+        return replace(self, **moved)
 
     def find_series(self, starts: Tensor) -> Tensor:
         """Return the series of each window."""
@@ -78,6 +80,7 @@ def build_series(
     static: npt.NDArray[np.float32] | None,
     offsets: npt.NDArray[np.int64],
     signature: Signature,
+    segments: npt.NDArray[np.int64] | None = None,
 ) -> Series:
     """Return scaled rows on the host as series; their memory is shared."""
     return Series(
@@ -91,6 +94,7 @@ def build_series(
         target_rows=signature.lead + torch.arange(signature.steps_out),
         num_future=signature.future_shape[1],
         has_unknown=bool(np.isnan(values[:, len(signature.inputs) :]).any()),
+        segments=None if segments is None else torch.from_numpy(segments),
     )
 
 
@@ -102,12 +106,16 @@ def concatenate_series(every: Sequence[Series]) -> tuple[Series, list[int]]:
     firsts = [rows * i for i in range(len(every))]
     moved = [one.offsets[1:] + first for one, first in zip(every, firsts, strict=True)]
     static = [one.static for one in every if one.static is not None]
+    pieces = [one.segments for one in every if one.segments is not None]
     whole = replace(
         every[0],
         values=torch.cat([one.values for one in every]),
         static=torch.cat(static) if static else None,
         offsets=torch.cat([every[0].offsets[:1], *moved]),
         has_unknown=any(one.has_unknown for one in every),
+        segments=torch.cat([some + first for some, first in zip(pieces, firsts, strict=True)])
+        if pieces
+        else None,
     )
     return whole, firsts
 
@@ -142,6 +150,21 @@ def gather_static(series: Series, starts: Tensor) -> Tensor | None:
         return static
     ahead = series.values[:, : series.num_future][starts[..., None] + series.target_rows]
     return ahead.flatten(-2) if static is None else torch.cat([static, ahead.flatten(-2)], dim=-1)
+
+
+def gather_rows(series: Series, rows: Tensor) -> Batch:
+    """Gather rows [T, B] that a model reads one after the other, each as the last of its context:
+    targets [T * B, H, C] and static [T * B, K]. What lies past the last row of all repeats it."""
+    ahead = series.target_rows - series.context_rows[-1]
+    places = (rows.flatten()[:, None] + ahead).clamp(max=len(series.values) - 1)
+    targets = series.targets[places]
+    if series.has_unknown:
+        targets = targets.nan_to_num(0.0)
+    static = None if series.static is None else series.static[series.find_series(rows.flatten())]
+    if series.num_future:
+        known = series.values[:, : series.num_future][places].flatten(-2)
+        static = known if static is None else torch.cat([static, known], dim=-1)
+    return split_channels(series.inputs[rows], targets, static, series)
 
 
 def split_channels(inputs: Tensor, targets: Tensor, static: Tensor | None, series: Series) -> Batch:

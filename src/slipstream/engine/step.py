@@ -9,12 +9,13 @@ Shapes: K places, S steps of an epoch.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
-from slipstream.engine.batches.source import BatchSource, MicroBatch, Program
+from slipstream.engine.batches.source import BatchSource, CarriedStates, MicroBatch, Program
 from slipstream.engine.capture import CaptureSeconds
 from slipstream.engine.lanes.lane import EpochStart, Lane
 from slipstream.engine.objective import Objective
@@ -193,9 +194,9 @@ def build_validation_step(
     @torch.no_grad()
     def advance() -> None:
         model.eval()
-        (micro_batch,) = batches.get_micro_batches(buffers.cursor)
-        loss = compute_loss(model, micro_batch, None, objective=objective)
-        buffers.losses.index_copy_(0, buffers.cursor, loss[None])
+        for micro_batch in batches.get_micro_batches(buffers.cursor):  # there is one
+            loss = compute_loss(model, micro_batch, None, objective=objective)
+            buffers.losses.index_copy_(0, buffers.cursor, loss[None])
         buffers.cursor.add_(1)
 
     return advance
@@ -205,5 +206,18 @@ def compute_loss(
     model: nn.Module, micro_batch: MicroBatch, noise: Noise | None, *, objective: Objective
 ) -> Tensor:
     """The windows' weighted loss; padding weighs nothing."""
-    losses = objective(model, micro_batch.batch, micro_batch.weights, noise)
+    run: Callable[..., Any] = model
+    if micro_batch.carried is not None:
+        run = partial(_continue_rows, model, micro_batch.carried)
+    losses = objective(run, micro_batch.batch, micro_batch.weights, noise)
     return (losses * micro_batch.weights).sum()
+
+
+def _continue_rows(
+    model: Any, carried: CarriedStates, inputs: Tensor, static: Tensor | None, noise: Noise | None
+) -> Tensor:
+    """Predict after every row; the gradient ends at the states before the first one."""
+    features, after = model.encode_rows(inputs, carried.before, noise)
+    carried.after.extend(state.detach() for state in after)
+    prediction: Tensor = model.decode_rows(features.flatten(0, 1), static)
+    return prediction

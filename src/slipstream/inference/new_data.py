@@ -26,7 +26,7 @@ def load_new_data(
     rows = read_new_rows(
         config, signature, scaler, source, targets=targets, resample=resample, replay=replay
     )
-    series = windows.build_series(*rows.scaled, rows.index.offsets, signature)
+    series = windows.build_series(*rows.scaled, rows.index.offsets, signature, rows.index.segments)
     return Dataset(
         signature=signature,
         scaler=scaler,

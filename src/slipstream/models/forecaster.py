@@ -6,6 +6,7 @@ Shapes: T context rows, M of them masked, B windows, F inputs, D the encoder's w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -87,6 +88,28 @@ class WindowPredictor(nn.Module):
         if centre is None or not self.shared:
             return out
         return self._restore(out, centre, spread)
+
+    def encode_rows(
+        self, inputs: Tensor, states: Sequence[Tensor], noise: Noise | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Return each row's features [T, B, D], after those that left these states, and the states
+        after the last row: of a recurrent network whose rows are its tokens."""
+        core: Any = self.core
+        tokens, after = core.encode_rows(inputs, states, noise)
+        return tokens, after
+
+    def decode_rows(self, features: Tensor, static: Tensor | None) -> Tensor:
+        """Predict from the features of rows, [N, D]; static is [N, K]."""
+        head: Any = self.core.head
+        with torch.autocast(features.device.type, enabled=False):
+            out: Tensor = head(features.float(), static)
+        return out.view(-1, self.steps, self.targets, self.quantiles)
+
+    def make_states(self, batch: int, device: torch.device) -> list[Tensor]:
+        """Return the states before the first row of a series, one per layer."""
+        core: Any = self.core
+        states: list[Tensor] = core.make_states(batch, device)
+        return states
 
     def _restore(self, out: Tensor, centre: Tensor, spread: Tensor | None) -> Tensor:
         """Undo the normalization of the targets that are inputs too."""

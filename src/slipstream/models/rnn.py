@@ -104,6 +104,29 @@ class Recurrent(SequenceNetwork):
         out: Tensor = self.head(pooled, static)
         return out
 
+    def make_states(self, batch: int, device: torch.device) -> list[Tensor]:
+        """Return a state of zeros for each layer, [P, B, H]: P is 2 in an LSTM (h and c), 1 in a
+        GRU."""
+        parts = 2 if self.kind == "lstm" else 1
+        sizes = [cast(nn.RNNBase, layer).hidden_size for layer in self.layers]
+        return [torch.zeros(parts, batch, size, device=device) for size in sizes]
+
+    def encode_rows(
+        self, inputs: Tensor, states: Sequence[Tensor], noise: Noise | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Return the tokens of rows that follow those which left these states, and the states after
+        them, in fp32."""
+        sequence, after = inputs, []
+        if sequence.is_cuda and torch.is_autocast_enabled("cuda"):
+            sequence = sequence.to(torch.get_autocast_dtype("cuda"))
+        for depth, (layer, state) in enumerate(zip(self.layers, states, strict=True)):
+            if depth:
+                sequence = dropout(sequence, noise, depth)
+            sequence, new = _continue_layer(layer, state, sequence)
+            after.append(new.float())
+            sequence = self._normalize(depth, sequence)
+        return sequence, after
+
     def _run_own_kernels(
         self, sequence: Tensor, noise: Noise | None, *, last: bool = False
     ) -> Tensor:
@@ -151,6 +174,22 @@ class Recurrent(SequenceNetwork):
 def _call_module(layer: nn.Module, sequence: Tensor) -> Tensor:
     out: Tensor = layer(sequence)[0]
     return out
+
+
+def _continue_layer(layer: Any, state: Tensor, sequence: Tensor) -> tuple[Tensor, Tensor]:
+    """Run a layer from a state [P, B, H]; return its outputs [T, B, H] and the state after them."""
+    is_lstm = isinstance(layer, nn.LSTM)
+    if not sequence.is_cuda:
+        out, after = layer(sequence, (state[:1], state[1:]) if is_lstm else state)
+        return out, torch.cat(after) if is_lstm else after
+    run: Any = torch._VF.lstm if is_lstm else torch._VF.gru
+    state = state.to(sequence.dtype)
+    before = (state[:1], state[1:]) if is_lstm else state
+    with torch.autocast("cuda", enabled=False):
+        weights = _join_weights([layer], sequence.dtype)
+        rest = (True, 1, 0.0, layer.training, False, False)
+        out, *parts = run(sequence, before, weights, *rest)
+    return out, torch.cat(parts)
 
 
 def _call_cudnn(layers: Sequence[Any], algorithm: str, zeros: Tensor, sequence: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from slipstream.data.dataset import Dataset
 from slipstream.data.scaler import Scaler
 from slipstream.data.windows import Series, WindowChunk
 from slipstream.engine import objective, recovery
+from slipstream.engine.carried.predictor import CarriedPredictor
 from slipstream.engine.plan import Plan
 from slipstream.engine.step import EVAL_BATCH
 from slipstream.models import set_execution
@@ -43,11 +44,15 @@ def make_predictor(model: nn.Module, plan: Plan, signature: Signature, scaler: S
     limits = edges and [torch.from_numpy(edge).to(plan.device) for edge in edges]
     if plan.native_kernels:
         set_execution(model, algorithms=plan.cudnn, recompute=False, compiled=False)
+    carry = CarriedPredictor(model, plan, signature) if signature.state == "carried" else None
 
     def predict_part(series: Series, starts: Tensor) -> Tensor:
-        inputs, static = windows.gather_inputs(series, starts)
-        static = None if static is None else static.to(plan.device)
-        raw = objective.forward(model, inputs.to(plan.device), static, plan=plan)
+        if carry is not None:
+            raw = carry(series, starts)
+        else:
+            inputs, static = windows.gather_inputs(series, starts)
+            static = None if static is None else static.to(plan.device)
+            raw = objective.forward(model, inputs.to(plan.device), static, plan=plan)
         if limits is None:
             return raw
         num_channels = signature.sequences_per_window

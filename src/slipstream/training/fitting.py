@@ -117,6 +117,8 @@ def _find_obstacle(task: TrainingTask, plan: Plan) -> str:
         return f"series that are not on the device ({plan.home}: {plan.reasons['home']})"
     if task.copies is not None:
         return "augmented windows that are read from disk (augment.cache)"
+    if task.config.train.state == "carried":
+        return 'train.state = "carried", which keeps the state of each piece from step to step'
     if task.config.engine.sync:
         return "engine.sync, which waits for every step"
     if plan.micro_batch:

@@ -61,6 +61,8 @@ def _announce(task: TrainingTask, lane_plan: LanePlan, checkpoint: Checkpoint | 
     assert train.batch != "auto"
     counts = [fold.num_windows["train"] for fold in dataset.folds] or [dataset.num_windows["train"]]
     steps = -(-max(counts) // (train.batch * train.accumulate))
+    if task.is_carried:
+        steps = task.num_steps  # of the last fold
     rounds, kind = -(-len(lane_plan.lanes) // lane_plan.places), "guessed"
     expected_s = guess_duration_s(task, plan) * len(lane_plan.lanes)
     if plan.ms_per_step is not None:

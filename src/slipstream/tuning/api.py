@@ -187,6 +187,11 @@ def check_config(config: Config) -> None:
         ("train.repeats", config.train.repeats > 1, "set tune.retrain_seeds instead"),
         ("train.minutes", config.train.minutes is not None, "set tune.minutes instead"),
         ("train.batch", config.train.batch == "auto", "a search needs a number"),
+        (
+            'train.state = "carried"',
+            config.train.state == "carried",
+            'search with "windows", and train the best settings with "carried"',
+        ),
         ("train.objective", config.masked, "pre-train first, then set train.init_from"),
         ("augment.cache", config.augment.cache > 0, "remove it"),
         ("engine.sync", config.engine.sync, "remove it"),

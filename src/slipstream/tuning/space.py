@@ -31,6 +31,7 @@ INCOMPARABLE = {
     "data.stride": "the windows that trials are scored on",
     "data.channels": "the windows",
     "train.objective": "the task",
+    "train.state": "the state that windows begin with",
     "train.init_from": "how the data are scaled",
     "train.metric": "the score; set tune.metric",
     "augment.cache": "the source of the windows",

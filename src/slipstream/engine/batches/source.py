@@ -22,12 +22,22 @@ from slipstream.data.windows import Batch, Series
 Program = Callable[[], None]
 
 
+class CarriedStates(NamedTuple):
+    """The states of recurrent layers before and after a forward pass, one tensor per layer."""
+
+    before: list[Tensor]
+    after: list[Tensor]
+    """Empty until the pass is done"""
+
+
 class MicroBatch(NamedTuple):
     """The windows of one forward pass, and the weight of each: 0 where the batch is padded."""
 
     batch: Batch
     weights: Tensor
     """[B]"""
+    carried: CarriedStates | None = None
+    """Where every row of the batch predicts, from the rows before it"""
 
 
 class BatchSource(Protocol):

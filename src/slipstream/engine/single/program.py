@@ -82,9 +82,7 @@ class SingleProgram:
         torch.manual_seed(seed)
 
     def num_steps(self, place: int) -> int:
-        train = self.task.config.train
-        assert train.batch != "auto"
-        return -(-self.task.dataset.num_windows["train"] // (train.batch * train.accumulate))
+        return self.task.num_steps
 
     def prepare(self, place: int, epoch: EpochStart) -> bool:
         return False  # batch sources do that in a thread of their own
@@ -263,6 +261,7 @@ class SingleProgram:
         """The tensors that a step changes: those of the model, the optimizer and the scale."""
         tensors = {f"model.{name}": tensor for name, tensor in self._model_state().items()}
         tensors |= self._optimizer_state() | _scale_state(self.step.update.scale)
+        tensors |= {f"carried.{i}": state for i, state in enumerate(self.step.carried)}
         return {name: tensor.detach() for name, tensor in tensors.items()}
 
     def _optimizer_state(self) -> dict[str, Tensor]:
@@ -297,7 +296,9 @@ class SingleProgram:
         for key, value in _strip(rows, "live.optimizer.").items():
             index, name = key.split(".", 1)
             current.optimizer.state[params[int(index)]][name] = value.to(device, copy=True)
-        for name, tensor in _scale_state(current.update.scale).items():
+        tensors = _scale_state(current.update.scale)
+        tensors |= {f"carried.{i}": state for i, state in enumerate(current.carried)}
+        for name, tensor in tensors.items():
             if f"live.{name}" in rows:
                 tensor.copy_(rows[f"live.{name}"])
         if "losses" in rows:

@@ -4,10 +4,13 @@ The torch optimizer updates the weights, cuDNN, oneDNN or our own kernels comput
 CUDA one graph may hold several steps.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from slipstream.config import Train
 from slipstream.data import windows
@@ -24,6 +27,8 @@ from slipstream.engine.batches.source import (
 )
 from slipstream.engine.batches.stream import StreamBatching, StreamSource
 from slipstream.engine.capture import CapturedProgram, CaptureSeconds
+from slipstream.engine.carried import batches as carried
+from slipstream.engine.carried.batches import CarriedSource, ChunkGrid
 from slipstream.engine.lanes import schedule
 from slipstream.engine.lanes.lane import EpochStart
 from slipstream.engine.objective import Objective
@@ -56,6 +61,8 @@ class SingleStep:
     """Windows of one forward pass"""
     frozen: bool = False
     """Whether the encoder that training started from stays as it is"""
+    carried: Sequence[Tensor] = ()
+    """The states that steps hand on, one tensor per layer; none where windows begin with zeros"""
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -120,8 +127,13 @@ def build_step(
         optim.freeze(model, frozen)
     chunk = step.EVAL_BATCH if batch == train.batch else batch
     chunk = min(chunk, task.dataset.num_windows["val"])
-    batches = _build_source(task, plan, "train", train.batch * train.accumulate, batch)
-    val_batches = _build_source(task, plan, "val", chunk, chunk)
+    states: Sequence[Tensor] = like.carried if like else ()
+    if task.is_carried:
+        states = states or _make_states(task, task.training_grid)
+        batches, val_batches = _build_carried_sources(task, states, batch)
+    else:
+        batches = _build_source(task, plan, "train", task.windows_per_step, batch)
+        val_batches = _build_source(task, plan, "val", chunk, chunk)
     buffers = like.buffers if like else step.build_buffers(batches.num_steps, device)
     val_buffers = step.build_buffers(val_batches.num_steps, device)
     drops, noise = has_dropout(config.model), None
@@ -144,7 +156,7 @@ def build_step(
     advance, check = batches.wrap_program(advance), val_batches.wrap_program(check)
     sources, tapes = (batches, val_batches), (buffers, val_buffers)
     return SingleStep(
-        advance, check, captured, *sources, *tapes, update, plan, train, batch, frozen
+        advance, check, captured, *sources, *tapes, update, plan, train, batch, frozen, states
     )
 
 
@@ -185,6 +197,34 @@ def _precompile(
         model.eval()
         with torch.no_grad():
             step.compute_loss(model, gather(validation[1]), None, objective=validation[0])
+
+
+def _make_states(task: TrainingTask, grid: ChunkGrid) -> list[Tensor]:
+    model: Any = task.model
+    assert task.series is not None
+    sequences = grid.num_streams * task.series.sequences_per_window
+    states: list[Tensor] = model.make_states(sequences, task.series.values.device)
+    return states
+
+
+def _build_carried_sources(
+    task: TrainingTask, states: Sequence[Tensor], batch: int
+) -> tuple[BatchSource, BatchSource]:
+    """The chunks of the training rows, so many pieces per pass, and those of whole series up to
+    their last validation row."""
+    memory, series, context = task.dataset.memory, task.series, task.config.data.context
+    assert memory is not None
+    assert series is not None
+    grid = task.training_grid
+    shares = grid.weigh(task.target_rows, mean=True)
+    training = CarriedSource(series, grid, shares, states, batch)
+    rows = np.sort(memory.starts["val"].numpy()) + context - 1
+    pieces = carried.find_whole_pieces(rows, task.dataset.index.segments)
+    whole = carried.lay_out_whole(pieces, max(context, carried.MIN_ROWS))
+    weights = whole.weigh(rows, mean=False)
+    return training, CarriedSource(
+        series, whole, weights, _make_states(task, whole), whole.num_streams
+    )
 
 
 def _build_source(

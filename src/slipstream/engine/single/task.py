@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import MappingProxyType
 
 import torch
@@ -14,8 +15,11 @@ from slipstream.config import Config
 from slipstream.config.base import hash_seed
 from slipstream.data.dataset import Dataset
 from slipstream.data.labels import selection
+from slipstream.data.series import Ints
 from slipstream.data.windows import Series
 from slipstream.engine.batches.augmented import AugmentedCopies, prepare_copies
+from slipstream.engine.carried import batches as carried
+from slipstream.engine.carried.batches import ChunkGrid
 from slipstream.engine.lanes.lane import Lane
 from slipstream.engine.plan import Plan
 from slipstream.models import build
@@ -38,6 +42,40 @@ class TrainingTask:
     """Weights of a pre-trained encoder that the model starts from"""
     copies: AugmentedCopies | None = None
     """Augmented training windows on disk, in place of the series'"""
+
+    @property
+    def is_carried(self) -> bool:
+        """Whether steps go on with the states of the ones before."""
+        return self.config.train.state == "carried"
+
+    @property
+    def windows_per_step(self) -> int:
+        """Windows of one optimizer step, or pieces of series side by side."""
+        train = self.config.train
+        assert train.batch != "auto"
+        return train.batch * train.accumulate
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps of one epoch."""
+        if self.is_carried:
+            return self.training_grid.num_steps
+        return -(-self.dataset.num_windows["train"] // self.windows_per_step)
+
+    @cached_property
+    def target_rows(self) -> Ints:
+        """The rows after which training predicts, where the state is carried on."""
+        assert self.dataset.memory is not None
+        starts, data = self.dataset.memory.starts["train"].numpy(), self.config.data
+        index, signature = self.dataset.index, self.dataset.signature
+        return carried.find_target_rows(starts, index, signature, data.stride)
+
+    @cached_property
+    def training_grid(self) -> ChunkGrid:
+        """The chunks of the training rows, where the state is carried on."""
+        context = self.config.data.context
+        pieces = carried.find_pieces(self.target_rows, self.dataset.index.segments, context)
+        return carried.divide_evenly(pieces, context, self.windows_per_step, self.config.order_seed)
 
     @property
     def num_parameters(self) -> int:

@@ -1,0 +1,1 @@
+"""A state that is carried on from row to row: batches in training, and predictions."""
