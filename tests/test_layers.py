@@ -108,7 +108,7 @@ ORDER = {
     "exporting": [
         "hub interface onnx onnx.builder pytorch pytorch.recurrent servers standalone",
         "formats onnx.layers pytorch.module",
-        "custom hub.card onnx.window pytorch.files reference",
+        "hub.card onnx.window pytorch.files reference sources",
         "onnx.model onnx.sessions verification",
         "onnx.step",
         "api onnx.files",

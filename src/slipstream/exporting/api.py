@@ -13,7 +13,6 @@ import numpy as np
 from slipstream import __version__, runs
 from slipstream.checksums import compute_sha256
 from slipstream.errors import UserError
-from slipstream.exporting.custom import describe_custom
 from slipstream.exporting.formats import (
     ExportSource,
     WrittenExport,
@@ -23,9 +22,9 @@ from slipstream.exporting.formats import (
 )
 from slipstream.exporting.interface import Interface, make_interface
 from slipstream.exporting.reference import VerificationData, load_verification_data
+from slipstream.exporting.sources import load_source
 from slipstream.exporting.verification import verify
-from slipstream.inference.trained import TrainedRun, load_trained
-from slipstream.portable.model import PortableRun, load_portable
+from slipstream.inference.trained import load_trained
 
 EXPORT_FILE = "export.json"
 ON_CPU = ("engine.device=cpu", "engine.precision=fp32")
@@ -61,7 +60,7 @@ def export_run(
         ensemble=options.ensemble,
         allow_code=options.allow_code,
     )
-    portable = _load_portable(run, trained, options)
+    portable = load_source(run, trained, options.ensemble)
     refuse_unsupported(to, portable)
     source = ExportSource(portable, make_interface(portable), trained, options.settings)
     try:
@@ -102,12 +101,6 @@ def refuse_folder(folder: Path, *, force: bool) -> None:
         )
 
 
-def _load_portable(run: str | Path, trained: TrainedRun, options: ExportOptions) -> PortableRun:
-    if any(member.config.model.is_custom for member in trained.members):
-        return describe_custom(trained)
-    return load_portable(run, ensemble=options.ensemble)
-
-
 def _describe(
     to: str, source: ExportSource, written: WrittenExport, data: VerificationData
 ) -> dict[str, Any]:
@@ -124,6 +117,7 @@ def _describe(
         "interface": interface.describe() | ({"units": units} if units else {}),
         "inside": list(written.inside),
         "before": list(interface.before),
+        "after": list(interface.after),
         **written.details,
         "notes": list(written.notes),
         "source": source.run.hashes,

@@ -58,6 +58,8 @@ class WrittenExport:
     run: Runner
     inside: tuple[str, ...]
     """What the files do, in a few words each"""
+    others: Mapping[str, Runner] = field(default_factory=dict)
+    """By file: what else has to compute the same"""
     limit: float = LIMIT
     """The largest relative difference from the model"""
     versions: Mapping[str, str] = field(default_factory=dict)

@@ -44,6 +44,8 @@ class Interface:
     """Of the intervals, in percent"""
     before: tuple[str, ...]
     """Steps of `data.prepare` that come before the model, by name"""
+    after: tuple[str, ...] = ()
+    """What `predict` does to the model's predictions"""
 
     @property
     def output(self) -> str:
@@ -103,6 +105,7 @@ class Interface:
             "horizon": signature.horizon,
             "step": signature.step,
             "prepare_before": list(self.before),
+            "filter_after": list(self.after),
         }
 
     def _describe_length(self) -> str:
@@ -130,6 +133,7 @@ def make_interface(run: PortableRun) -> Interface:
         dtype="float32" if all(map(keeps_digits, members)) else "float64",
         levels=tuple(run.half_widths or ()),
         before=name_steps(run.first),
+        after=name_filter(run.first),
     )
 
 
@@ -156,6 +160,15 @@ def name_steps(model: PortableModel) -> tuple[str, ...]:
     """Name the steps of `data.prepare`."""
     steps = enumerate(model.config.data.prepare, start=1)
     return tuple(name_step(number, step) for number, step in steps)
+
+
+def name_filter(model: PortableModel) -> tuple[str, ...]:
+    """Name the filter of the predictions, if there is one."""
+    chosen = model.config.predict.filter
+    settings = ", ".join(
+        f"{name} = {value}" for name, value in chosen.model_dump(exclude_none=True).items()
+    )
+    return () if chosen.kind == "none" else (f"predict.filter ({settings})",)
 
 
 def _join(names: Iterable[tuple[str, ...]]) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ itself, so that values near zero do not count more than others.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,6 @@ from slipstream.errors import UserError
 from slipstream.exporting.formats import Floats, WrittenExport
 from slipstream.exporting.interface import Interface
 from slipstream.exporting.reference import (
-    ReferenceBatch,
     VerificationData,
     iter_reference,
     split_batch,
@@ -37,10 +37,9 @@ class Differences:
         self._spread = np.ones(1)
         if not signature.classes:
             self._spread = np.array([scaler.deviation[name] for name in signature.targets])
-        self._has_classes = bool(signature.classes)
         self.windows, self.max_abs, self.max_rel = 0, 0.0, 0.0
 
-    def add(self, outputs: dict[str, npt.NDArray[Any]], wanted: dict[str, Floats]) -> None:
+    def add(self, outputs: Mapping[str, npt.NDArray[Any]], wanted: dict[str, Floats]) -> None:
         """Compare a batch; what is not a number counts as infinitely far."""
         for name, values in wanted.items():
             other = np.asarray(outputs[name], dtype=np.float64)
@@ -54,6 +53,15 @@ class Differences:
             self.max_abs = max(self.max_abs, float(distance.max()))
             self.max_rel = max(self.max_rel, float(relative.max()))
 
+    def refuse(self, name: str, windows: int, limit: float) -> None:
+        """Raise a UserError where the relative difference exceeds the limit."""
+        if not self.max_rel <= limit:
+            raise UserError(
+                f"{name} differ from the model by up to {self.max_rel:.2g} of a value or its "
+                f"spread ({self.max_abs:.3g} in its own unit) over {windows:,} windows, which is "
+                f"more than {limit:g}; nothing was written"
+            )
+
 
 def verify(
     written: WrittenExport, source: VerificationData, interface: Interface
@@ -61,35 +69,28 @@ def verify(
     """Return the largest differences over all windows; refuse those beyond the format's limit."""
     requested = source.trained.first.config.train.batch
     batch = requested if isinstance(requested, int) else BATCH
-    differences = Differences(interface, source.joint.scaler)
-    sizes = {batch}
+    main = Differences(interface, source.joint.scaler)
+    others = {name: Differences(interface, source.joint.scaler) for name in written.others}
+    sizes = {batch, *OTHER_BATCHES}
     for number, reference in enumerate(iter_reference(source, interface, batch)):
-        _compare(written, reference, differences)
-        differences.windows += len(reference.windows.rows)
-        if number == 0:
-            few = next(split_batch(reference, OTHER_WINDOWS))
-            for size in OTHER_BATCHES:
-                sizes.add(size)
-                for part in split_batch(few, size):
-                    _compare(written, part, differences)
-    if not differences.windows:
+        main.windows += len(reference.windows.rows)
+        main.add(written.run(reference.windows), reference.outputs)
+        for name, differences in others.items():
+            differences.add(written.others[name](reference.windows), reference.outputs)
+        for size in OTHER_BATCHES if number == 0 else ():
+            for part in split_batch(next(split_batch(reference, OTHER_WINDOWS)), size):
+                main.add(written.run(part.windows), part.outputs)
+    if not main.windows:
         raise UserError("there are no windows to verify the export on; pass some with --data FILE")
-    if not differences.max_rel <= written.limit:
-        raise UserError(
-            f"the exported files differ from the model by up to {differences.max_rel:.2g} of a "
-            f"value or its spread ({differences.max_abs:.3g} in its own unit) over "
-            f"{differences.windows:,} windows, which is more than {written.limit:g}; nothing was "
-            "written"
-        )
+    for name, differences in {"the exported files": main, **others}.items():
+        differences.refuse(name, main.windows, written.limit)
+    every = (main, *others.values())
     return {
-        "windows": differences.windows,
-        "max_abs": differences.max_abs,
-        "max_rel": differences.max_rel,
+        "windows": main.windows,
+        "max_abs": max(one.max_abs for one in every),
+        "max_rel": max(one.max_rel for one in every),
         "limit": written.limit,
         "batches": sorted(sizes),
         "on": "test" if source.which == "test" else "data",
+        **({"others": {name: one.max_rel for name, one in others.items()}} if others else {}),
     }
-
-
-def _compare(written: WrittenExport, reference: ReferenceBatch, differences: Differences) -> None:
-    differences.add(dict(written.run(reference.windows)), reference.outputs)

@@ -162,6 +162,8 @@ def print_export(result: dict[str, Any], console: Console) -> None:
     if result["before"]:
         steps = "; ".join(result["before"])
         print_text(console, f"not inside, to be done before: {steps}")
+    if result["after"]:
+        print_text(console, f"not inside, to be done after: {'; '.join(result['after'])}")
     _print_notes(result, console)
     print_text(console, f"folder: {escape_to_line(result['out'])}")
 

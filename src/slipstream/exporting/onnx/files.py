@@ -9,22 +9,24 @@ import onnxruntime
 
 from slipstream.exporting.formats import ExportSource, WrittenExport
 from slipstream.exporting.onnx.model import OPSET, build_window_graph
-from slipstream.exporting.onnx.sessions import make_runner
-from slipstream.exporting.onnx.step import build_step_graph, explain_no_steps
+from slipstream.exporting.onnx.sessions import make_runner, make_step_runner
+from slipstream.exporting.onnx.step import build_step_graph, explain_no_step_graph
 
 MODEL_FILE, STEP_FILE = "model.onnx", "step.onnx"
 
 
 def write(source: ExportSource, folder: Path) -> WrittenExport:
     """Write the graphs."""
-    run, notes = source.run, []
+    run, notes, others = source.run, [], {}
     onnx.save(build_window_graph(run), str(folder / MODEL_FILE))
-    if reason := explain_no_steps(run):
+    if reason := explain_no_step_graph(run):
         notes.append(f"no {STEP_FILE}: {reason}")
     else:
         onnx.save(build_step_graph(run), str(folder / STEP_FILE))
+        others[STEP_FILE] = make_step_runner(folder / STEP_FILE, source.interface)
     return WrittenExport(
         run=make_runner(folder / MODEL_FILE, source.interface),
+        others=others,
         inside=describe_inside(source),
         versions={"onnx": onnx.__version__, "onnxruntime": onnxruntime.__version__},
         details={"opset": OPSET},

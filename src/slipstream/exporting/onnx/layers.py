@@ -14,12 +14,10 @@ import numpy.typing as npt
 
 from slipstream.config import Model, Signature
 from slipstream.exporting.onnx.builder import GraphBuilder
+from slipstream.portable.networks.arithmetic import LEAK, NORM_EPSILON
+from slipstream.portable.networks.encoders import make_positions
 
 Weights = Mapping[str, npt.NDArray[np.float32]]
-NORM_EPSILON = 1e-5
-"""Of `nn.LayerNorm`"""
-SLOPE = 0.01
-"""Of `leaky_relu` below zero"""
 ORDERS = {"lstm": (0, 3, 1, 2), "gru": (1, 0, 2)}
 """ONNX's gates by their place in PyTorch's: input, output, forget, cell; update, reset, hidden"""
 
@@ -67,7 +65,7 @@ class Network(NamedTuple):
             case "elu":
                 return add("Elu", value, alpha=1.0)
             case "leaky_relu":
-                return add("LeakyRelu", value, alpha=SLOPE)
+                return add("LeakyRelu", value, alpha=float(LEAK))
             case "tanh":
                 return add("Tanh", value)
         raise AssertionError(kind)
@@ -196,8 +194,10 @@ def convolve(network: Network, depth: int, name: str, value: str, before: int) -
 
 def _encode_transformer(network: Network, tokens: str) -> str:
     graph, model, context = network.graph, network.model, network.signature.context
-    places = graph.constant(_get_positions(network, context // model.patch))
-    tokens = graph.add("Add", network.linear(tokens, "embed"), places)
+    places = network.weights.get("core.positions")
+    if places is None:
+        places = make_positions(context // model.patch, model.sizes[0])
+    tokens = graph.add("Add", network.linear(tokens, "embed"), graph.constant(places))
     for depth in range(len(model.sizes)):
         where = f"layers.{depth}"
         inner = _attend(network, depth, network.normalize(tokens, f"{where}.norm1"))
@@ -221,18 +221,3 @@ def _attend(network: Network, depth: int, tokens: str) -> str:
     mixed = graph.add("MatMul", graph.add("Softmax", scores, axis=-1), value)
     rows = graph.reshape(graph.transpose(mixed, 2, 0, 1, 3), 0, 0, heads * width)
     return network.linear(rows, f"layers.{depth}.self_attn.out_proj")
-
-
-def _get_positions(network: Network, tokens: int) -> npt.NDArray[np.float32]:
-    """[tokens, 1, D]: learned, or sines and cosines of falling frequency."""
-    if "core.positions" in network.weights:
-        return network.weights["core.positions"]
-    width = network.model.sizes[0]
-    rates = np.exp(
-        np.float32(-math.log(10_000.0)) * np.arange(0, width, 2, dtype=np.float32) / width
-    )
-    angles = np.arange(tokens, dtype=np.float32)[:, None] * rates.astype(np.float32)
-    table = np.zeros((tokens, 1, width), dtype=np.float32)
-    table[:, 0, 0::2] = np.sin(angles)
-    table[:, 0, 1::2] = np.cos(angles)[:, : width // 2]
-    return table

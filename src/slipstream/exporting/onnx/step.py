@@ -25,32 +25,13 @@ from slipstream.exporting.onnx.model import (
 )
 from slipstream.exporting.onnx.window import Scaled, merge_channels, predict_from, split_channels
 from slipstream.portable.model import PortableRun
-
-CARRYING = ("lstm", "gru", "tcn")
-"""Kinds whose layers read rows one after the other"""
+from slipstream.portable.networks.steps import explain_no_steps
 
 
-def explain_no_steps(run: PortableRun) -> str:
-    """Say why a run has no graph of one row; empty where it has one."""
-    for member in run.members:
-        if reason := explain_no_state(member.first.config.model):
-            return reason
-    return ""
-
-
-def explain_no_state(model: Model) -> str:
-    """Say why a model cannot carry its state from row to row; empty where it can."""
-    if model.kind not in CARRYING:
-        return f'model.kind = "{model.kind}" reads a window as a whole'
-    if model.bidirectional:
-        return "model.bidirectional reads a window from its end as well"
-    if model.pool != "last":
-        return f'model.pool = "{model.pool}" needs all rows of a window'
-    if model.patch > 1:
-        return f"model.patch = {model.patch} reads several rows at a time"
-    if model.normalize != "none":
-        return f'model.normalize = "{model.normalize}" needs all rows of a window'
-    return ""
+def explain_no_step_graph(run: PortableRun) -> str | None:
+    """Say why a run has no graph of one row; None where it has one."""
+    reasons = (explain_no_steps(member.first.config.model) for member in run.members)
+    return next(filter(None, reasons), None)
 
 
 class State(NamedTuple):

@@ -6,7 +6,6 @@ or classes; S sequences, B or B * C with independent channels.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -16,9 +15,7 @@ from slipstream.config import Signature
 from slipstream.data.scaler import Scaler
 from slipstream.exporting.onnx.builder import GraphBuilder
 from slipstream.exporting.onnx.layers import Network, encode, flatten_time
-
-SMALLEST_VARIANCE = 1e-5
-"""Of a window, where it is divided by"""
+from slipstream.portable.networks.windows import SMALLEST_VARIANCE, scale_limits
 
 
 class Scaled(NamedTuple):
@@ -121,7 +118,7 @@ def _normalize(network: Network, rows: str) -> tuple[str, str | None, str | None
     mean = graph.add("ReduceMean", rows, axes=[0], keepdims=0)
     away = graph.add("Sub", rows, mean)
     variance = graph.add("ReduceMean", graph.add("Mul", away, away), axes=[0], keepdims=0)
-    smallest = graph.constant(np.float32(SMALLEST_VARIANCE))
+    smallest = graph.constant(SMALLEST_VARIANCE)
     deviation = graph.add("Sqrt", graph.add("Add", variance, smallest))
     spread = _leave_out(graph, deviation, future, 1.0)
     centre = _leave_out(graph, mean, future, 0.0)
@@ -193,12 +190,7 @@ def _apply_hidden_layers(network: Network, hidden: str) -> str:
 
 def clamp(graph: GraphBuilder, out: str, signature: Signature, scaler: Scaler) -> str:
     """Limit scaled predictions [B, H, C, Q] to `model.output_range`, rounded outwards."""
-    if signature.output_range is None or signature.classes:
+    if (limits := scale_limits(signature, scaler)) is None:
         return out
-    for kind, edge, away in zip(
-        ("Max", "Min"), signature.output_range, (-math.inf, math.inf), strict=True
-    ):
-        scaled = [[(edge - scaler.shift[n]) / scaler.size[n]] for n in signature.targets]
-        limit = np.nextafter(np.array(scaled, dtype=np.float32), np.float32(away))
-        out = graph.add(kind, out, graph.constant(limit))
-    return out
+    low, high = map(graph.constant, limits)
+    return graph.add("Min", graph.add("Max", out, low), high)
