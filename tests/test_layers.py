@@ -107,7 +107,7 @@ ORDER = {
     ],
     "exporting": [
         "hub interface onnx onnx.builder pytorch pytorch.recurrent servers standalone",
-        "formats onnx.layers pytorch.module",
+        "formats onnx.layers pytorch.module servers.docker",
         "hub.card onnx.window pytorch.files reference sources",
         "onnx.model onnx.sessions verification",
         "onnx.step",

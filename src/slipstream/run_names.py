@@ -13,6 +13,8 @@ CONFIGS = ("config.toml", "labels.toml")
 """One of these makes a folder a run; labels.toml is of a probe"""
 SEARCH_FILES = ("trials.json", "study.log")
 ENSEMBLE_FILE = "ensemble.json"
+EXPORT_FILE = "export.json"
+"""Makes a folder an export: a run for those who name it, but not the `last` one"""
 KINDS = ("train", "pretrain", "search", "probe", "ensemble")
 MAX_CANDIDATES = 10
 """Runs that the message about an ambiguous name lists"""
@@ -70,7 +72,8 @@ def _iter_folders(out: Path, prefix: str) -> Iterator[Path]:
     except OSError:
         return
     for folder in folders:
-        if folder.name[0] != "." and folder.name.startswith(prefix) and is_run(folder):
+        fits = folder.name[0] != "." and folder.name.startswith(prefix) and is_run(folder)
+        if fits and not (folder / EXPORT_FILE).exists():
             yield folder
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from slipstream.training import train
-from tests.conftest import merged, small_config, waves
+from tests.conftest import close, merged, small_config, waves
 from tests.labelled import CLASSIFY, states
 
 QUICK: dict[str, Any] = {"train": {"epochs": 1}}
@@ -45,3 +45,13 @@ def train_run(folder: Path, name: str) -> Path:
     pa.parquet.write_table(table, path)
     sections = merged(merged(QUICK, sections), {"data": {"path": str(path)}})
     return train(small_config(folder / "runs", **sections)).run
+
+
+def compare_predictions(got: pa.Table, wanted: pa.Table) -> None:
+    """Numbers may differ by rounding: an export leaves the number of threads to its machine."""
+    assert got.schema.equals(wanted.schema)
+    for name in wanted.column_names:
+        if pa.types.is_floating(wanted.schema.field(name).type):
+            close(got[name].to_pylist(), wanted[name].to_pylist())
+        else:
+            assert got[name].equals(wanted[name])

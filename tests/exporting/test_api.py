@@ -47,7 +47,7 @@ def test_the_command_writes_verified_files_with_their_sums(run, tmp_path):
     assert saved["parity"] == result["parity"]
     assert result["parity"]["windows"] == slipstream.evaluate(run)["windows"]
     assert result["parity"]["max_rel"] <= 1e-5
-    assert {file["name"] for file in saved["files"]} == {"model.onnx", "step.onnx"}
+    assert {"model.onnx", "step.onnx"} <= {file["name"] for file in saved["files"]}
     for file in saved["files"]:
         content = (tmp_path / "out" / file["name"]).read_bytes()
         assert hashlib.sha256(content).hexdigest() == file["sha256"]

@@ -22,11 +22,12 @@ from slipstream.exporting.formats import (
 )
 from slipstream.exporting.interface import Interface, make_interface
 from slipstream.exporting.reference import VerificationData, load_verification_data
+from slipstream.exporting.servers.docker import write_servable
 from slipstream.exporting.sources import load_source
 from slipstream.exporting.verification import verify
 from slipstream.inference.trained import load_trained
+from slipstream.run_names import EXPORT_FILE
 
-EXPORT_FILE = "export.json"
 ON_CPU = ("engine.device=cpu", "engine.precision=fp32")
 
 
@@ -74,6 +75,8 @@ def export_run(
         with runs.replace_atomically(folder) as temporary:
             temporary.mkdir()
             written = write(source, temporary)
+            if chosen.is_run and not portable.first.config.model.is_custom:
+                write_servable(portable, temporary)
             parity = verify(written, data, source.interface)
             content = _describe(to, source, written, data) | {"parity": parity}
             content["files"] = _list_files(temporary)

@@ -81,6 +81,8 @@ class ExportFormat(NamedTuple):
     """Whether it can hold the user's own class"""
     settings: tuple[str, ...] = ()
     """Options of the command that are for this format"""
+    is_run: bool = False
+    """Whether its folder is to be a run as well, which predict, serve and containers take"""
 
     def load_writer(self) -> Callable[[ExportSource, Path], WrittenExport]:
         """Import the module; a library that is missing is the caller's to report."""
@@ -92,6 +94,7 @@ FORMATS = {
     "onnx": ExportFormat(
         "slipstream.exporting.onnx.files",
         "ONNX graphs for onnxruntime, MATLAB, C# or a browser",
+        is_run=True,
     ),
     "torch": ExportFormat(
         "slipstream.exporting.pytorch.files",
@@ -102,6 +105,7 @@ FORMATS = {
         "slipstream.exporting.hub.files",
         "a folder for the Hugging Face Hub, with a model card",
         settings=("license",),
+        is_run=True,
     ),
     "triton": ExportFormat(
         "slipstream.exporting.servers.triton",

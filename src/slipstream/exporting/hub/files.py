@@ -11,7 +11,6 @@ from slipstream import __version__, runs
 from slipstream.exporting.formats import ExportSource, WrittenExport
 from slipstream.exporting.hub.card import write_card
 from slipstream.exporting.onnx import files as onnx_files
-from slipstream.exporting.standalone import write_standalone
 from slipstream.portable.files import Weights
 from slipstream.portable.model import PortableRun
 
@@ -19,9 +18,8 @@ CARD, DESCRIPTION, WEIGHTS = "README.md", "config.json", "model.safetensors"
 
 
 def write(source: ExportSource, folder: Path) -> WrittenExport:
-    """Write the run, its ONNX graphs, the weights and the model card."""
+    """Write the ONNX graphs, the weights and the model card."""
     written = onnx_files.write(source, folder)
-    write_standalone(source.run, folder)
     safetensors.numpy.save_file(
         join_weights(source.run), folder / WEIGHTS, metadata={"format": "pt"}
     )
