@@ -42,6 +42,8 @@ ORDER = (
     *("list_runs", "show_run", "compare_runs", "best_run", "remove_runs", "prune_runs"),
     *(
         "Forecaster",
+        "Stream",
+        "StreamPrediction",
         "TrainedModel",
         "Inspection",
         "Result",

@@ -71,7 +71,10 @@ ORDER = {
         "mixture networks.heads networks.shapes overrides rows",
         "model networks.encoders",
         "networks.windows",
-        "networks.steps",
+        "networks.steps streaming streaming.parsing",
+        "streaming.preparation",
+        "streaming.members",
+        "stream",
     ],
     "engine": [
         "batches batches.source carried checkpoint lanes optim plan recovery",

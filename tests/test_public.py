@@ -21,6 +21,8 @@ PUBLIC = [
     "Probe",
     "Result",
     "RunRow",
+    "Stream",
+    "StreamPrediction",
     "Study",
     "TrainedModel",
     "UserError",

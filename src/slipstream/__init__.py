@@ -5,6 +5,7 @@
     slipstream.evaluate(result, "new.csv")   score it on its test set or on new data
     slipstream.predict(result, "new.csv")    forecast, or estimate at every row
     slipstream.export(result, out="model")   write it as ONNX, verified
+    slipstream.Stream(result)                predict row after row, without torch
     slipstream.load(result)                  load the network itself, with its scaler
     slipstream.report(result)                write its report.html
     slipstream.ensemble([result, other])     join runs into one that predicts by their mean
@@ -42,6 +43,7 @@ if _TYPE_CHECKING:
     from slipstream.catalog.rows import RunRow
     from slipstream.config import Config
     from slipstream.errors import Interrupted, UserError
+    from slipstream.portable.stream import Stream, StreamPrediction
 
 __version__ = "0.2.0.dev0"
 __all__ = [
@@ -54,6 +56,8 @@ __all__ = [
     "Probe",
     "Result",
     "RunRow",
+    "Stream",
+    "StreamPrediction",
     "Study",
     "TrainedModel",
     "UserError",
@@ -87,6 +91,8 @@ _MODULES = {
     "Probe": "api.results",
     "Result": "api.results",
     "RunRow": "catalog.rows",
+    "Stream": "portable.stream",
+    "StreamPrediction": "portable.stream",
     "Study": "api.results",
     "TrainedModel": "api.model",
     "UserError": "errors",

@@ -25,6 +25,7 @@ constant as it is: they work on the differences from the first value.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,6 +127,17 @@ def _compute_delay(section: Floats) -> float:
     return float((b1 + 2 * b2) / (b0 + b1 + b2) - (a1 + 2 * a2) / (1 + a1 + a2))
 
 
+def advance_sections(sections: Floats, states: Floats, values: Floats) -> tuple[Floats, Floats]:
+    """Return the values after all sections, and the new states [S, 2, ...]."""
+    new = np.empty_like(states)
+    for (b0, b1, b2, a1, a2), old, state in zip(sections, states, new, strict=True):
+        result = b0 * values + old[0]
+        state[0] = b1 * values - a1 * result + old[1]
+        state[1] = b2 * values - a2 * result
+        values = result
+    return values, new
+
+
 class RowFilter:
     """A filter over rows of numbers of any shape, with its state."""
 
@@ -139,6 +151,21 @@ class RowFilter:
         self._first = self._past = np.empty(0)
         self._sections: npt.NDArray[Any] = np.empty(0)
 
+    def get_state(self) -> dict[str, npt.NDArray[Any]]:
+        """Return what is known of the rows so far, as arrays by name."""
+        return {
+            "count": np.array(self._count),
+            "first": self._first,
+            "past": self._past,
+            "sections": self._sections,
+        }
+
+    def set_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Go on from what `get_state` returned."""
+        self._count = int(state["count"])
+        self._first, self._past = state["first"].copy(), state["past"].copy()
+        self._sections = state["sections"].copy()
+
     def push(self, row: npt.ArrayLike) -> Floats:
         """Return the filtered row."""
         values = np.asarray(row, dtype=np.float64)
@@ -147,13 +174,10 @@ class RowFilter:
         if not self._count:
             self._start(values)
         self._count += 1
-        result = values - self._first
-        for (b0, b1, b2, a1, a2), state in zip(self.design.sections, self._sections, strict=True):
-            x = result
-            result = b0 * x + state[0]
-            state[0] = b1 * x - a1 * result + state[1]
-            state[1] = b2 * x - a2 * result
-        return self._first + result
+        values, self._sections = advance_sections(
+            self.design.sections, self._sections, values - self._first
+        )
+        return self._first + values
 
     def apply(self, rows: npt.ArrayLike) -> Floats:
         """Return filtered rows, consecutive along the first axis, after those before."""
@@ -208,19 +232,19 @@ class PredictionFilter:
 
     def __init__(self, design: FilterDesign, signature: Signature) -> None:
         self.design = design
-        self._rows, self._signature = RowFilter(design), signature
+        self.rows, self._signature = RowFilter(design), signature
 
     def reset(self) -> None:
         """Start again, as for a new series or after a gap."""
-        self._rows.reset()
+        self.rows.reset()
 
     def push(self, prediction: npt.ArrayLike) -> Floats:
         """Return one filtered prediction: [H, C, Q], or of classes [H, Q]."""
-        return self._finish(self._rows.push(prediction))
+        return self._finish(self.rows.push(prediction))
 
     def apply(self, predictions: npt.ArrayLike) -> Floats:
         """Return consecutive ones, along the first axis."""
-        return self._finish(self._rows.apply(predictions))
+        return self._finish(self.rows.apply(predictions))
 
     def _finish(self, values: Floats) -> Floats:
         if self._signature.classes:

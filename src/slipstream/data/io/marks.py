@@ -22,7 +22,7 @@ def mark_missing(table: DataTable, na: Marks) -> DataTable:
     """Return a table without the values that mean "missing"."""
     if not na:
         return table
-    reader = _MarkedReader(table.reader, tuple(list_texts(na)), _list_numbers(na))
+    reader = _MarkedReader(table.reader, tuple(list_texts(na)), list_numbers(na))
     if isinstance(table.reader, MemoryReader):  # so that columns are never held twice
         for name in table.column_names:
             table.reader.columns[name] = reader.read(name, 0, table.num_rows)
@@ -33,12 +33,12 @@ def mark_missing(table: DataTable, na: Marks) -> DataTable:
 def list_texts(na: Marks) -> list[str]:
     """List the texts that mean "missing"; of a number, its usual spellings."""
     texts = {str(mark).strip() for mark in na}
-    for number in _list_numbers(na):
+    for number in list_numbers(na):
         texts |= {str(number), f"{number:g}", f"{number:.0f}" if number.is_integer() else ""}
     return sorted(texts - {""})
 
 
-def _list_numbers(na: Marks) -> tuple[float, ...]:
+def list_numbers(na: Marks) -> tuple[float, ...]:
     """List the numbers that mean "missing"; a text may be one too."""
     return tuple(float(mark) for mark in na if is_number(str(mark)))
 

@@ -39,12 +39,12 @@ def apply_filter(
 ) -> Floats:
     """Return the filtered column; `step_s` is the time from row to row, for a cut-off in Hz."""
     check_filter(kind=kind, rows=rows, cutoff_hz=cutoff_hz, order=order, centered=centered)
-    if kind == "butterworth":
-        assert cutoff_hz is not None
-        return _filter_recursively(values, _design_butterworth(cutoff_hz, order, step_s))
+    if kind in ("butterworth", "ema"):
+        sections = design_sections(
+            kind=kind, rows=rows, cutoff_hz=cutoff_hz, order=order, step_s=step_s
+        )
+        return _filter_recursively(values, sections)
     assert rows is not None
-    if kind == "ema":
-        return compute_ema(values, rows)
     back, ahead = get_reach(kind=kind, rows=rows, centered=centered)
     assert back is not None
     result = np.empty_like(values)
@@ -91,8 +91,23 @@ def check_filter(
 
 def compute_ema(values: Floats, rows: int) -> Floats:
     """Return the exponential moving average with the weight 2 / (rows + 1) for each new value."""
+    return _filter_recursively(values, _design_ema(rows))
+
+
+def design_sections(
+    *, kind: str, rows: int | None, cutoff_hz: float | None, order: int, step_s: float | None
+) -> Floats:
+    """Return the second-order sections of a filter that looks back over all rows."""
+    if kind == "ema":
+        assert rows is not None
+        return _design_ema(rows)
+    assert cutoff_hz is not None
+    return _design_butterworth(cutoff_hz, order, step_s)
+
+
+def _design_ema(rows: int) -> Floats:
     weight = 2 / (rows + 1)
-    return _filter_recursively(values, np.array([[weight, 0.0, 0.0, 1.0, weight - 1, 0.0]]))
+    return np.array([[weight, 0.0, 0.0, 1.0, weight - 1, 0.0]])
 
 
 def _check_butterworth(

@@ -1,0 +1,1 @@
+"""Rows that come one by one: read, prepared and kept as context."""
