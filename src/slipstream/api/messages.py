@@ -26,9 +26,11 @@ RULES: tuple[tuple[str, str], ...] = (
     (r"--(?P<name>force|resample|every|allow-code|ensemble)\b", r"\g<name>=True"),
     (r"--on ray", 'on="ray"'),
     (r"--encoder RUN", "run=RUN"),
+    (r"--to (?P<what>\w+)", r'to="\g<what>"'),
+    (r"--(?P<name>[\w-]+) is for", r"\g<name> is for"),
     (r"--(?P<name>storage|workers|out) (?P<what>[A-Z]\w*|\d+|\w+://)", r"\g<name>=\g<what>"),
     (r"--set\b", "overrides"),
-    (r"--(?P<name>data|seeds|storage|workers|on|out|resume)\b", r"\g<name>"),
+    (r"--(?P<name>data|seeds|storage|workers|on|out|resume|to)\b", r"\g<name>"),
 )
 """Patterns of the command line's words, the most specific first, and what replaces them"""
 
