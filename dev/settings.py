@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from slipstream.config import Config
+from slipstream.config.base import read_descriptions
 
 PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
 INTRO = """# Settings
@@ -74,10 +75,11 @@ def format_default(field: FieldInfo) -> str:
 def build_rows(section: Any, prefix: str) -> Iterator[str]:
     yield "| setting | default | type | description |"
     yield "|---|---|---|---|"
+    texts = read_descriptions(section)
     for name, field in section.model_fields.items():
         if prefix == "" and hasattr(field.annotation, "model_fields"):
             continue
-        text = re.sub(r"\s+", " ", field.description or "").replace("|", "\\|")
+        text = re.sub(r"\s+", " ", texts.get(name, "")).replace("|", "\\|")
         cells = (f"`{prefix}{name}`", format_default(field), name_type(field.annotation), text)
         yield f"| {' | '.join(cells)} |"
 

@@ -9,6 +9,7 @@ from slipstream.cli.diagnostics import bench_app, doctor, profile
 from slipstream.cli.exporting import export
 from slipstream.cli.inspection import inspect
 from slipstream.cli.runs import evaluate, predict, report
+from slipstream.cli.serving import serve
 from slipstream.cli.training import ensemble, pretrain, train, tune
 
 app = typer.Typer(
@@ -32,7 +33,7 @@ def _print_version(
         raise typer.Exit
 
 
-running = (inspect, train, pretrain, tune, evaluate, predict, export, report, ensemble)
+running = (inspect, train, pretrain, tune, evaluate, predict, export, serve, report, ensemble)
 for command in (*running, doctor, profile):
     app.command()(command)
 for group in (runs_app, bench_app):

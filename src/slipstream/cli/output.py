@@ -69,7 +69,12 @@ def _raise_interrupted(number: int, _: FrameType | None) -> None:
 def _print_error(message: str, as_json: bool) -> None:
     _write_stderr(f"slipstream: {message}\n")
     if as_json:
-        write_stdout(_to_json_line({"error": message}))
+        write_stdout(to_json_line({"error": message}))
+
+
+def print_note(message: str) -> None:
+    """Write a line for people to stderr."""
+    _write_stderr(f"{message}\n")
 
 
 def _write_stderr(text: str) -> None:
@@ -84,7 +89,7 @@ def print_result(
 ) -> None:
     """Write a result to stdout: as one line of JSON, or as text for people."""
     if as_json:
-        write_stdout(_to_json_line(result))
+        write_stdout(to_json_line(result))
     elif not quiet:
         console = create_result_console()
         with console.capture() as capture:
@@ -92,7 +97,7 @@ def print_result(
         write_stdout(capture.get())
 
 
-def _to_json_line(value: Any) -> str:
+def to_json_line(value: Any) -> str:
     """Format one line of ASCII, which every encoding has and no terminal interprets."""
     from slipstream.runs import to_json
 

@@ -1,0 +1,1 @@
+"""The HTTP server of `slipstream serve`. Does not import torch."""

@@ -1,0 +1,204 @@
+"""The routes: predict, streams, health, metrics, schema."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from slipstream.errors import UserError
+from slipstream.serving.batching import Arrays, Batcher
+from slipstream.serving.formats import JSON
+from slipstream.serving.formats.requests import check_content_type, parse_table
+from slipstream.serving.formats.responses import choose_format, encode_table, to_json
+from slipstream.serving.guard import BODY, ROUTE, Guard
+from slipstream.serving.limits import RequestError, ServerLimits
+from slipstream.serving.metrics import ServerMetrics
+from slipstream.serving.model import RequestWindows, ServedModel, StreamWindows
+from slipstream.serving.schema import make_schema
+from slipstream.serving.streams.registry import Streams
+from slipstream.serving.streams.rows import StreamState
+from slipstream.text import escape_controls
+
+INLINE_BYTES = 1 << 15
+"""Bodies up to this size are read by the event loop itself; a thread would take longer"""
+FLAGS = {"true": True, "1": True, "": True, "false": False, "0": False}
+EVERY, RESAMPLE, ROW = "every", "resample", "row"
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+class PredictionServer:
+    """A model with its queue and its streams."""
+
+    def __init__(self, model: ServedModel, limits: ServerLimits, streams: Streams) -> None:
+        self.model, self.limits, self.streams = model, limits, streams
+        self.metrics = ServerMetrics(
+            {
+                "streams": ("Streams whose state is in memory.", lambda: len(streams)),
+                "queued_requests": (
+                    "Requests that wait for the model.",
+                    lambda: self.batcher.waiting,
+                ),
+            }
+        )
+        self.batcher = Batcher(model.run, self.metrics.count_batch)
+
+    async def predict(self, request: Request) -> Response:
+        """Predict the table in the body."""
+        options = _read_query(request, (EVERY, RESAMPLE))
+        kind, accepted = _read_formats(request)
+
+        def read(body: bytes) -> RequestWindows:
+            return self.model.read(parse_table(body, kind, self.limits), **options)
+
+        with self.batcher.expect():
+            windows = await _read_body(read, request)
+        outputs = await self._predict(windows)
+        return _encode(windows, outputs, accepted, {"model": self.model.description})
+
+    async def push(self, request: Request) -> Response:
+        """Append rows to a stream and predict them; a request that fails leaves it as it was."""
+        options = _read_query(request, (ROW, EVERY))
+        kind, accepted = _read_formats(request)
+        name, expected = request.path_params["id"], options.pop(ROW, None)
+        async with self.streams.open(name, expected) as stream:
+
+            def read(body: bytes) -> StreamWindows:
+                rows = parse_table(body, kind, self.limits)
+                return self.model.append(name, rows, stream.state, **options)
+
+            with self.batcher.expect():
+                windows = await _read_body(read, request)
+            outputs = await self._predict(windows)
+            answer = _encode(windows, outputs, accepted, self._describe(name, windows.state))
+            stream.state = windows.state
+        return answer
+
+    async def show(self, request: Request) -> Response:
+        """Show how far a stream is."""
+        name = request.path_params["id"]
+        return _answer(to_json(self._describe(name, self.streams.find(name).state)))
+
+    async def remove(self, request: Request) -> Response:
+        """Remove a stream."""
+        await self.streams.remove(request.path_params["id"])
+        return Response(status_code=204)
+
+    async def show_health(self, _: Request) -> Response:
+        return _answer(to_json({"status": "ok", "run": self.model.name}))
+
+    async def show_metrics(self, _: Request) -> Response:
+        return _answer(self.metrics.format().encode(), METRICS_TYPE)
+
+    async def show_schema(self, _: Request) -> Response:
+        return _answer(make_schema(self.model, self.limits))
+
+    async def _predict(self, windows: RequestWindows) -> Arrays:
+        if not windows.num_windows:
+            return self.model.make_empty()
+        return await self.batcher.predict(windows.num_windows, windows.gather)
+
+    def _describe(self, name: str, state: StreamState) -> dict[str, Any]:
+        waiting = max(self.model.signature.context - 1 - len(state.inputs), 0)
+        return {"stream": name, "rows": state.num_rows, "missing_rows": waiting}
+
+
+def make_app(server: PredictionServer, token: str | None) -> Guard:
+    """Return the application, with its checks before it."""
+    routes = [
+        _route("/predict", server.predict, "POST"),
+        _route("/streams/{id}", server.push, "POST"),
+        _route("/streams/{id}", server.show, "GET"),
+        _route("/streams/{id}", server.remove, "DELETE"),
+        _route("/health", server.show_health, "GET"),
+        _route("/metrics", server.show_metrics, "GET"),
+        _route("/schema", server.show_schema, "GET"),
+    ]
+    handlers: dict[Any, Any] = {
+        RequestError: _refuse,
+        UserError: _refuse_table,
+        HTTPException: _refuse_route,
+        Exception: _report_failure,
+    }
+    app = Starlette(routes=routes, exception_handlers=handlers)
+    return Guard(app, limits=server.limits, token=token, metrics=server.metrics)
+
+
+def _route(path: str, endpoint: Endpoint, method: str) -> Route:
+    async def call(request: Request) -> Response:
+        request.scope[ROUTE] = f"{method} {path}"
+        return await endpoint(request)
+
+    return Route(path, call, methods=[method])
+
+
+async def _refuse(_: Request, error: RequestError) -> Response:
+    return Response(to_json(error.content), error.status, error.headers, media_type=JSON)
+
+
+async def _refuse_table(request: Request, error: UserError) -> Response:
+    return await _refuse(request, RequestError(422, str(error)))
+
+
+async def _refuse_route(request: Request, error: HTTPException) -> Response:
+    text = {404: "there is nothing at this path; GET /schema describes what there is"}
+    text[405] = f"{request.method} is not for this path; GET /schema describes what is"
+    headers = dict(error.headers or {})
+    known = RequestError(error.status_code, text.get(error.status_code, error.detail), headers)
+    return await _refuse(request, known)
+
+
+async def _report_failure(request: Request, _: Exception) -> Response:
+    text = "internal error; the server's log has its details"
+    return await _refuse(request, RequestError(500, text))
+
+
+def _read_formats(request: Request) -> tuple[str, str]:
+    """Return the format of the body, and that of the answer."""
+    kind = check_content_type(request.headers.get("content-type", ""))
+    return kind, choose_format(request.headers.get("accept", ""))
+
+
+def _read_query(request: Request, known: tuple[str, ...]) -> dict[str, Any]:
+    """Return the parameters of the query."""
+    result: dict[str, Any] = {}
+    for name, text in request.query_params.items():
+        if name not in known:
+            listed = ", ".join(known)
+            raise RequestError(422, f'"{name[:100]}" is no parameter of this path; it has {listed}')
+        if name == ROW:
+            if not (text.isascii() and text.isdigit() and len(text) < 16):
+                raise RequestError(422, f'row is "{text[:100]}"; it is a number from 0 on')
+            result[name] = int(text)
+        elif text.lower() in FLAGS:
+            result[name] = FLAGS[text.lower()]
+        else:
+            raise RequestError(422, f'{name} is "{text[:100]}"; it is true or false')
+    return result
+
+
+async def _read_body(read: Callable[[bytes], Any], request: Request) -> Any:
+    """Read a body: a small one here, once others that have arrived are announced; a large one in a
+    thread, so that it does not hold up the others."""
+    body = bytes(request.scope[BODY])
+    if len(body) > INLINE_BYTES:
+        return await asyncio.to_thread(read, body)
+    await asyncio.sleep(0)
+    return read(body)
+
+
+def _encode(windows: RequestWindows, outputs: Arrays, kind: str, extra: dict[str, Any]) -> Response:
+    notes = [escape_controls(note) for note in windows.notes]
+    table = windows.to_table(outputs)
+    return _answer(encode_table(table, kind, extra | {"notes": notes}), kind)
+
+
+def _answer(body: bytes, kind: str = JSON) -> Response:
+    return Response(body, media_type=kind)

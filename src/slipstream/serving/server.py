@@ -1,0 +1,137 @@
+"""Binds the address, starts the event loop and ends it without cutting off running requests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+
+from slipstream.errors import UserError
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+HEADERS_S = 10.0
+"""How long a client may take to send a request's headers"""
+KEEP_ALIVE_S = 30
+STOP_S = 30
+"""How long running requests may take after SIGTERM"""
+BACKLOG = 1024
+SWITCH_S = 0.0005
+"""How long the event loop may keep the model's thread waiting, and vice versa"""
+MOST_CONNECTIONS = 2_000
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound to the address, before anything slow is loaded."""
+    try:
+        options: dict[str, Any] = {"type": socket.SOCK_STREAM, "flags": socket.AI_PASSIVE}
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, **options)[0]
+        bound = socket.socket(family, kind, protocol)
+        if os.name == "posix":  # elsewhere it would share the port with another server
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(
+            f"{host} port {port}: cannot be bound ({reason}); pass another --port, 0 for any that "
+            "is free, or --host"
+        ) from None
+    return bound
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine's own programs reach an address."""
+    if host == "localhost":
+        return True
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return False
+
+
+def format_url(bound: socket.socket) -> str:
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def run_server(app: ASGIApp, bound: socket.socket, announce: Callable[[], None]) -> None:
+    """Serve until SIGTERM or SIGINT, then finish what is running."""
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(message)s")
+    config = uvicorn.Config(
+        app,
+        http="httptools" if find_spec("httptools") else "h11",
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        backlog=BACKLOG,
+        limit_concurrency=MOST_CONNECTIONS,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=STOP_S,
+        h11_max_incomplete_event_size=1 << 16,
+    )
+    sys.setswitchinterval(SWITCH_S)
+    server = _Server(config, announce)
+    asyncio.run(server.serve(sockets=[bound]))
+
+
+class _Server(uvicorn.Server):
+    """Says when it is ready, ends with exit code 0 after a signal, and closes connections of
+    clients that take too long to send their headers."""
+
+    def __init__(self, config: uvicorn.Config, announce: Callable[[], None]) -> None:
+        super().__init__(config)
+        self.announce = announce
+        self.incomplete: dict[Any, float] = {}
+        """When a connection was first seen without a complete request"""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        self.announce()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """As uvicorn, which afterwards raises the signal again: that would end us as killed."""
+        before = {one: signal.signal(one, self.handle_exit) for one in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % 10 == 0:
+            self._close_slow(time.monotonic())
+        return await super().on_tick(counter)
+
+    def _close_slow(self, now: float) -> None:
+        """Close connections that have been waiting for a request's headers for too long; those that
+        are idle between two requests have a timer of their own."""
+        connections: set[Any] = set(self.server_state.connections)
+        waiting = {
+            one: self.incomplete.get(one, now)
+            for one in connections
+            if one.timeout_keep_alive_task is None
+            and (one.cycle is None or one.cycle.response_complete)
+        }
+        for one, since in waiting.items():
+            if now - since > HEADERS_S:
+                one.transport.close()
+        self.incomplete = waiting
+
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)

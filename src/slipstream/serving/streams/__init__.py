@@ -1,0 +1,1 @@
+"""Streams: rows in, predictions out, with a state for each id."""

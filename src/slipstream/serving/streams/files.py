@@ -1,0 +1,78 @@
+"""The streams of a server in a file, from its graceful stop to its next start."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slipstream import runs
+from slipstream.errors import UserError
+from slipstream.serving.streams.rows import StreamState
+
+VERSION = 1
+HEADER, ARRAYS = "streams.json", ("inputs", "last", "static", "time")
+
+
+def save_streams(path: Path, states: Mapping[str, StreamState], hashes: Mapping[str, str]) -> None:
+    """Write all streams; `hashes` are those of the model's files."""
+    streams = [{"id": name, "rows": state.num_rows} for name, state in states.items()]
+    header = {"version": VERSION, "model": dict(hashes), "streams": streams}
+    try:
+        with (
+            runs.replace_atomically(path) as temporary,
+            zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive,
+        ):
+            archive.writestr(HEADER, json.dumps(header))
+            for number, state in enumerate(states.values()):
+                for name in ARRAYS:
+                    array = getattr(state, name)
+                    if array is not None:
+                        archive.writestr(f"{number}/{name}.npy", _to_bytes(array))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror or error})") from None
+
+
+def load_streams(path: Path, hashes: Mapping[str, str]) -> dict[str, StreamState]:
+    """Read the streams of a file; there are none where it does not exist."""
+    if not path.exists():
+        if not path.parent.is_dir():
+            raise UserError(f"{path}: there is no folder {path.parent}; create it first")
+        return {}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            header = json.loads(archive.read(HEADER))
+            if header["version"] != VERSION or header["model"] != dict(hashes):
+                raise UserError(
+                    f"{path}: its streams are of another model; name another file (--state) or "
+                    "remove this one"
+                )
+            return {
+                one["id"]: _read_state(archive, number, int(one["rows"]))
+                for number, one in enumerate(header["streams"])
+            }
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
+    except (zipfile.BadZipFile, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: is no file of streams, or is damaged ({error})") from None
+
+
+def _read_state(archive: zipfile.ZipFile, number: int, num_rows: int) -> StreamState:
+    names = set(archive.namelist())
+    arrays: dict[str, Any] = {}
+    for name in ARRAYS:
+        inner = f"{number}/{name}.npy"
+        if inner in names:
+            arrays[name] = np.load(io.BytesIO(archive.read(inner)), allow_pickle=False)
+    return StreamState(num_rows, **arrays)
+
+
+def _to_bytes(array: Any) -> bytes:
+    sink = io.BytesIO()
+    np.save(sink, array, allow_pickle=False)
+    return sink.getvalue()
