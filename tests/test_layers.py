@@ -114,7 +114,7 @@ ORDER = {
         "hub interface onnx onnx.builder pytorch pytorch.recurrent servers standalone",
         "formats onnx.layers pytorch.module servers.docker",
         "hub.card onnx.window pytorch.files reference sources",
-        "onnx.model onnx.sessions verification",
+        "onnx.model onnx.own_classes onnx.sessions verification",
         "onnx.step",
         "api onnx.files",
         "hub.files servers.triton",

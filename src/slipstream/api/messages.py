@@ -25,6 +25,7 @@ RULES: tuple[tuple[str, str], ...] = (
     (r"--set (?P<what>[\w.]+=[^\s;,]+)", r'overrides="\g<what>"'),
     (r"--(?P<name>force|resample|every|allow-code|ensemble)\b", r"\g<name>=True"),
     (r"--on ray", 'on="ray"'),
+    (r"--to (?P<what>[a-z]+)", r'to="\g<what>"'),
     (r"--encoder RUN", "run=RUN"),
     (r"--to (?P<what>\w+)", r'to="\g<what>"'),
     (r"--(?P<name>[\w-]+) is for", r"\g<name> is for"),

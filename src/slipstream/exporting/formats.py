@@ -94,6 +94,7 @@ FORMATS = {
     "onnx": ExportFormat(
         "slipstream.exporting.onnx.files",
         "ONNX graphs for onnxruntime, MATLAB, C# or a browser",
+        takes_own_classes=True,
         is_run=True,
     ),
     "torch": ExportFormat(

@@ -17,19 +17,26 @@ MODEL_FILE, STEP_FILE = "model.onnx", "step.onnx"
 
 def write(source: ExportSource, folder: Path) -> WrittenExport:
     """Write the graphs."""
-    run, notes, others = source.run, [], {}
-    onnx.save(build_window_graph(run), str(folder / MODEL_FILE))
-    if reason := explain_no_step_graph(run):
+    if source.run.first.config.model.is_custom:
+        from slipstream.exporting.onnx import own_classes  # it imports torch
+
+        own_classes.write_own_class(source, folder / MODEL_FILE)
+        opset = own_classes.OWN_OPSET
+    else:
+        onnx.save(build_window_graph(source.run), str(folder / MODEL_FILE))
+        opset = OPSET
+    others, notes = {}, []
+    if reason := explain_no_step_graph(source.run):
         notes.append(f"no {STEP_FILE}: {reason}")
     else:
-        onnx.save(build_step_graph(run), str(folder / STEP_FILE))
+        onnx.save(build_step_graph(source.run), str(folder / STEP_FILE))
         others[STEP_FILE] = make_step_runner(folder / STEP_FILE, source.interface)
     return WrittenExport(
         run=make_runner(folder / MODEL_FILE, source.interface),
         others=others,
         inside=describe_inside(source),
         versions={"onnx": onnx.__version__, "onnxruntime": onnxruntime.__version__},
-        details={"opset": OPSET},
+        details={"opset": opset},
         notes=tuple(notes),
     )
 
