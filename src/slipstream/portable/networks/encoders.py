@@ -9,6 +9,8 @@ import numpy as np
 from slipstream.config import Model
 from slipstream.portable.networks.arithmetic import (
     ACTIVATIONS,
+    HALF,
+    ONE,
     Array,
     apply_linear,
     gelu,
@@ -45,19 +47,48 @@ def encode_recurrent(weights: dict[str, Array], model: Model, inputs: Array) -> 
 
 
 def _run_lstm(weights: dict[str, Array], name: str, suffix: str, sequence: Array) -> Array:
-    across = weights[f"{name}.weight_hh{suffix}"].T
-    bias = weights[f"{name}.bias_ih{suffix}"] + weights[f"{name}.bias_hh{suffix}"]
-    products = sequence @ weights[f"{name}.weight_ih{suffix}"].T + bias
+    along, across, bias = pack_gates(weights, name, suffix)
+    products = sequence @ along + bias
     width = len(across)
     h = c = np.zeros((sequence.shape[1], width), dtype=np.float32)
     out = np.empty((*sequence.shape[:2], width), dtype=np.float32)
     for t, product in enumerate(products):
-        gates = product + h @ across
-        i, f, o = (sigmoid(gates[:, k * width : (k + 1) * width]) for k in (0, 1, 3))
-        c = f * c + i * np.tanh(gates[:, 2 * width : 3 * width])
-        h = o * np.tanh(c)
+        gates = h @ across
+        gates += product
+        h, c = step_lstm(gates, c)
         out[t] = h
     return out
+
+
+def pack_gates(
+    weights: dict[str, Array], name: str, suffix: str = "_l0"
+) -> tuple[Array, Array, Array]:
+    """Return the matrices of an LSTM layer for its inputs and its state, and the bias.
+
+    The gates come in the order input, forget, output, new. What a sigmoid is taken of is halved, so
+    that one tanh computes all of them: sigmoid(x) = tanh(x / 2) / 2 + 1 / 2.
+    """
+    bias = weights[f"{name}.bias_ih{suffix}"] + weights[f"{name}.bias_hh{suffix}"]
+    size = len(bias) // 4
+    order = np.r_[0 : 2 * size, 3 * size : 4 * size, 2 * size : 3 * size]
+    factor = np.where(np.arange(len(bias)) < 3 * size, HALF, ONE)
+    matrices = (weights[f"{name}.weight_{part}{suffix}"][order].T for part in ("ih", "hh"))
+    along, across = (np.ascontiguousarray(matrix * factor) for matrix in matrices)
+    return along, across, bias[order] * factor
+
+
+def step_lstm(gates: Array, cell: Array) -> tuple[Array, Array]:
+    """Return the new state and cell from packed gates [B, 4 * D], which are overwritten."""
+    size = cell.shape[1]
+    np.tanh(gates, out=gates)
+    shares = gates[:, : 3 * size]
+    shares *= HALF
+    shares += HALF
+    new = shares[:, size : 2 * size] * cell
+    new += shares[:, :size] * gates[:, 3 * size :]
+    h = np.tanh(new)
+    h *= shares[:, 2 * size :]
+    return h, new
 
 
 def _run_gru(weights: dict[str, Array], name: str, suffix: str, sequence: Array) -> Array:

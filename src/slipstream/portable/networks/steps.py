@@ -14,16 +14,15 @@ from slipstream.config import Model
 from slipstream.errors import UserError
 from slipstream.portable.model import PortableModel
 from slipstream.portable.networks.arithmetic import (
-    HALF,
     Array,
     apply_linear,
     normalize_layer,
     relu,
     sigmoid,
 )
-from slipstream.portable.networks.encoders import join_taps
+from slipstream.portable.networks.encoders import join_taps, pack_gates, step_lstm
 from slipstream.portable.networks.heads import apply_head
-from slipstream.portable.networks.windows import scale_limits, shape_outputs, split_channels
+from slipstream.portable.networks.windows import get_output_shape, scale_limits, split_channels
 
 State = dict[str, Array]
 
@@ -63,6 +62,7 @@ class RowNetwork:
         self.model, self.signature = model, model.signature
         self.limits = scale_limits(model.signature, model.scaler)
         self.sequences = model.signature.sequences_per_window
+        self.shape = get_output_shape(model.signature)
         kinds: dict[str, type[RowLstm | RowGru | RowConvolution]] = {
             "lstm": RowLstm,
             "gru": RowGru,
@@ -87,28 +87,20 @@ class RowNetwork:
             beside = np.broadcast_to(static, (self.sequences, len(static)))
         features = self.encoder.step(x, state)
         flat = apply_head(self.model.weights, self.signature, features, beside)
-        out = shape_outputs(flat, self.signature)
+        out = flat.reshape(-1, *self.shape)
         out = out[0] if self.sequences == 1 else out[:, :, 0].swapaxes(0, 1)
         return out if self.limits is None else out.clip(*self.limits)
 
 
 class RowLstm:
-    """LSTM layers. The weights of sigmoids are halved, so that one tanh computes all gates:
-    sigmoid(x) = tanh(x / 2) / 2 + 1 / 2."""
+    """LSTM layers."""
 
     def __init__(self, weights: dict[str, Array], model: Model) -> None:
         self.sizes, self.weights, self.has_norm = model.sizes, weights, model.layer_norm
         self.layers: list[tuple[Array, Array]] = []
-        for depth, size in enumerate(model.sizes):
-            name = f"core.layers.{depth}"
-            both = [weights[f"{name}.weight_ih_l0"], weights[f"{name}.weight_hh_l0"]]
-            matrix = np.concatenate(both, axis=1)
-            bias = weights[f"{name}.bias_ih_l0"] + weights[f"{name}.bias_hh_l0"]
-            order = np.r_[0 : 2 * size, 3 * size : 4 * size, 2 * size : 3 * size]
-            matrix, bias = matrix[order], bias[order]
-            matrix[: 3 * size] *= HALF
-            bias[: 3 * size] *= HALF
-            self.layers.append((np.ascontiguousarray(matrix.T), bias))
+        for depth in range(len(model.sizes)):
+            along, across, bias = pack_gates(weights, f"core.layers.{depth}")
+            self.layers.append((np.concatenate([along, across]), bias))
 
     def start(self, sequences: int) -> State:
         zeros = [np.zeros((sequences, size), dtype=np.float32) for size in self.sizes]
@@ -118,18 +110,11 @@ class RowLstm:
 
     def step(self, x: Array, state: State) -> Array:
         for depth, (matrix, bias) in enumerate(self.layers):
-            size, h, c = self.sizes[depth], f"h{depth}", f"c{depth}"
+            h, c = f"h{depth}", f"c{depth}"
             gates = np.concatenate((x, state[h]), axis=1) @ matrix
             gates += bias
-            np.tanh(gates, out=gates)
-            shares = gates[:, : 3 * size]
-            shares *= HALF
-            shares += HALF
-            cell = shares[:, size : 2 * size] * state[c]
-            cell += shares[:, :size] * gates[:, 3 * size :]
-            x = np.tanh(cell)
-            x *= shares[:, 2 * size :]
-            state[h], state[c] = x, cell
+            x, state[c] = step_lstm(gates, state[c])
+            state[h] = x
             if self.has_norm:
                 x = normalize_layer(self.weights, f"core.norms.{depth}", x)
         return x

@@ -133,7 +133,12 @@ def compute_outputs(model: PortableModel, inputs: Array, static: Array | None) -
 
 def shape_outputs(flat: Array, signature: Signature) -> Array:
     """[B, H * C * Q] to [B, H, C, Q]."""
-    return flat.reshape(-1, signature.steps_out, signature.model_targets, signature.outputs)
+    return flat.reshape(-1, *get_output_shape(signature))
+
+
+def get_output_shape(signature: Signature) -> tuple[int, int, int]:
+    """Return H, C, Q of one sequence."""
+    return signature.steps_out, signature.model_targets, signature.outputs
 
 
 def _encode(weights: dict[str, Array], settings: Model, inputs: Array) -> Array:

@@ -6,6 +6,7 @@ targets, Q quantiles or classes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from slipstream.portable.streaming.parsing import ParsedRow
 from slipstream.portable.streaming.preparation import FutureSteps, PreparedRow, StreamedSteps
 
 Arrays = dict[str, npt.NDArray[Any]]
+LARGEST_SCALED = float(np.finfo(np.float32).max)
 
 
 @dataclass
@@ -69,6 +71,8 @@ class StreamMember:
     future: FutureSteps | None
     networks: tuple[RowNetwork, ...]
     """With a carried state"""
+    reads_beside: bool
+    """Whether it reads static columns or rows ahead"""
     shift: Floats
     size: Floats
     """[F], of the inputs"""
@@ -97,13 +101,13 @@ class StreamMember:
             prepared = self.steps.add(state.prepared, values, row.time)
             inputs = prepared.inputs
         waits = self.steps is not None and prepared.waits and not state.has_started
-        missing = np.isnan(inputs)
-        if missing.any() and not waits:
+        incomplete = math.isnan(inputs.sum())  # no value is infinite
+        if incomplete and not waits:
             if data.missing == "error":
-                self._refuse_missing(missing)
+                self._refuse_missing(np.isnan(inputs))
             if data.missing == "forward":
-                inputs = np.where(missing, state.inputs, inputs)
-        incomplete = bool(np.isnan(inputs).any())
+                inputs = np.where(np.isnan(inputs), state.inputs, inputs)
+                incomplete = math.isnan(inputs.sum())
         is_used = not waits and not incomplete
         beside = self._read_beside(row, static, future) if is_used else None
         scaled = self._scale(inputs) if is_used else np.empty(0, dtype=np.float32)
@@ -118,18 +122,19 @@ class StreamMember:
         )
 
     def _scale(self, inputs: Floats) -> Array:
-        with np.errstate(over="ignore"):
-            scaled: Array = ((inputs - self.shift) / self.size).astype(np.float32)
-        if np.isinf(scaled).any():
-            name = self.member.first.signature.inputs[int(np.isinf(scaled).argmax())]
+        scaled = (inputs - self.shift) / self.size
+        if max(scaled.max(), -scaled.min()) > LARGEST_SCALED:
+            name = self.member.first.signature.inputs[int(np.abs(scaled).argmax())]
             raise UserError(
                 f'column "{name}" has a value so far from the training rows that it cannot be '
                 "scaled; correct it"
             )
-        return scaled
+        return scaled.astype(np.float32)
 
     def _read_beside(self, row: ParsedRow, static: Floats | None, future: Any) -> Array | None:
         """Return the static columns and the rows known ahead, scaled."""
+        if not self.reads_beside:
+            return None
         model = self.member.first
         signature, scaler = model.signature, model.scaler
         parts: list[Array] = []
@@ -145,7 +150,7 @@ class StreamMember:
             parts.append(scale(static[None], signature.static))
         if signature.future:
             parts.append(scale(self._read_future(row, future), signature.future))
-        return np.concatenate(parts) if parts else None
+        return np.concatenate(parts)
 
     def _read_future(self, row: ParsedRow, future: Any) -> Floats:
         """Return the columns that are known ahead over the rows to predict, [H, U]."""
@@ -177,15 +182,13 @@ class StreamMember:
         if not row.is_used:
             state.follows = state.follows and not row.makes_gap
             return None
-        scaled = row.scaled
-        outputs: list[Array] = []
         if not state.follows:
             self.restart(state)
         if not state.has_started and self.steps is not None and self.steps.padding:
-            first = self._scale(np.zeros_like(row.inputs)) if self.steps.pads_zero else scaled
+            first = self._scale(np.zeros_like(row.inputs)) if self.steps.pads_zero else row.scaled
             for _ in range(self.steps.padding):
                 self._append(state, first, row.beside)
-        outputs = self._append(state, scaled, row.beside)
+        outputs = self._append(state, row.scaled, row.beside)
         state.inputs, state.has_started = row.inputs, True
         if self.networks:
             return self._to_physical(outputs) if predict else None
@@ -237,6 +240,7 @@ def make_member(member: PortableMember, *, carried: bool) -> StreamMember:
         steps=steps,
         future=future,
         networks=tuple(RowNetwork(one) for one in member.models) if carried else (),
+        reads_beside=signature.static_width > 0,
         shift=np.array([scaler.shift[name] for name in signature.inputs]),
         size=np.array([scaler.size[name] for name in signature.inputs]),
         target_shift=np.array([[scaler.shift[name]] for name in signature.targets]),

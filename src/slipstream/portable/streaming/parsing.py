@@ -60,6 +60,7 @@ class RowParser:
         """`label` is a column of classes among the columns, and `codes` are their numbers."""
         self.data, self.columns, self.static = data, tuple(columns), tuple(static)
         self.label, self.codes = label, codes
+        self.time_column, self.ids = data.time_column, data.ids
         self.missing = frozenset(list_numbers(data.na))
 
     def parse(self, row: Any, *, time: Any, series: Any, static: Any) -> ParsedRow:
@@ -81,14 +82,14 @@ class RowParser:
                         f"static has {len(fixed)} values; data.static has {len(self.static)}: "
                         f"{', '.join(self.static)}"
                     )
-        if time is None and is_mapping and self.data.time_column is not None:
-            time = self._find(row, self.data.time_column, "data.time")
-        if series is None and self.data.ids:
+        if time is None and is_mapping and self.time_column is not None:
+            time = self._find(row, self.time_column, "data.time")
+        if series is None and self.ids:
             if not is_mapping:
                 raise UserError(
-                    f"the rows have a series ({', '.join(self.data.ids)}, data.id); pass id=..."
+                    f"the rows have a series ({', '.join(self.ids)}, data.id); pass id=..."
                 )
-            parts = [self._find(row, name, "data.id") for name in self.data.ids]
+            parts = [self._find(row, name, "data.id") for name in self.ids]
             series = tuple(parts)
         moment = None if time is None else parse_time(time, self.data.time_format)
         return ParsedRow(values, fixed, moment, "" if series is None else self.name_series(series))
