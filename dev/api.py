@@ -50,6 +50,7 @@ ORDER = (
         "Study",
         "Probe",
         "Evaluation",
+        "StreamEvaluation",
         "RunRow",
         "Comparison",
     ),

@@ -71,7 +71,7 @@ ORDER = {
     "portable": [
         "files filters lanes networks networks.arithmetic resampling table",
         "mixture networks.heads networks.shapes overrides rows",
-        "model networks.encoders",
+        "cost model networks.encoders",
         "networks.windows",
         "networks.steps streaming streaming.parsing",
         "streaming.preparation",

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 if _TYPE_CHECKING:
     from slipstream import events
     from slipstream.api.estimator import Forecaster
-    from slipstream.api.evaluation import Evaluation
+    from slipstream.api.evaluation import Evaluation, StreamEvaluation
     from slipstream.api.inference import evaluate, export, load, predict, report
     from slipstream.api.inspection import Inspection, inspect
     from slipstream.api.model import TrainedModel
@@ -57,6 +57,7 @@ __all__ = [
     "Result",
     "RunRow",
     "Stream",
+    "StreamEvaluation",
     "StreamPrediction",
     "Study",
     "TrainedModel",
@@ -92,6 +93,7 @@ _MODULES = {
     "Result": "api.results",
     "RunRow": "catalog.rows",
     "Stream": "portable.stream",
+    "StreamEvaluation": "api.evaluation",
     "StreamPrediction": "portable.stream",
     "Study": "api.results",
     "TrainedModel": "api.model",

@@ -1,4 +1,4 @@
-"""The result of `slipstream.evaluate`."""
+"""The results of `slipstream.evaluate`."""
 
 from __future__ import annotations
 
@@ -78,3 +78,55 @@ class Evaluation(dict[str, Any]):
             for name, one in rows.items()
         ]
         return title, ["", *columns.values()], cells
+
+
+class StreamEvaluation(Evaluation):
+    """Two ways to use a model on a stream of rows, scored on the same rows; a dict that prints as a
+    small table.
+
+    `["window"]` has the metrics with the last `data.context` rows each time, `["carried"]` those
+    with one row and the state that the rows before have left; there, `["metrics"]` is None where
+    `["refused"]` names the setting that rules it out. `["comparison"]` has the ratio of the errors
+    with its interval, `["by_row"]` the errors by rows since the start of a series, and
+    `["warm_up"]` the number of rows that a carried state needs.
+
+    Attributes:
+        deploy: The regime to use, "window" or "carried".
+        reason: Why, with the figures.
+        metrics: Those of the regime to use.
+        detail: The same regime per series.
+        to_pandas: A function that returns the errors by rows since the start as a table.
+
+    Example:
+        scores = slipstream.evaluate(result, stream=True)
+        scores["carried"]["metrics"]["mae"], scores.deploy, scores.reason
+    """
+
+    @property
+    def deploy(self) -> str:
+        return str(self["deploy"]["use"])
+
+    @property
+    def reason(self) -> str:
+        return str(self["deploy"]["reason"])
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        metrics: dict[str, float] = self[self.deploy]["metrics"]
+        return metrics
+
+    @property
+    def detail(self) -> dict[str, Any]:
+        return {"per_series": self[self.deploy]["per_series"]}
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return the errors of both regimes by rows since the start, one row for each range."""
+        import pandas as pd
+
+        return pd.json_normalize(self["by_row"])
+
+    def _tabulate(self) -> tuple[str, list[str], list[list[str]]]:
+        windows = format_count(self["windows"], "window")
+        title = f"Streaming on {self['on']}: {windows}; deploy {self.deploy}"
+        headings, rows = streaming.tabulate_regimes(self)
+        return title, headings, rows

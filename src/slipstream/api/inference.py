@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipstream.api.arguments import check_run, name_columns, parse_overrides
-from slipstream.api.evaluation import Evaluation
+from slipstream.api.evaluation import Evaluation, StreamEvaluation
 from slipstream.api.messages import speak_python
 from slipstream.api.progress import show_loading
 
@@ -31,6 +31,7 @@ def evaluate(
     overrides: str | Iterable[str] | Mapping[str, Any] = (),
     quiet: bool = False,
     allow_code: bool = False,
+    stream: bool = False,
 ) -> Evaluation:
     """Compute the metrics of a run's model on one of its own sets or on new data.
 
@@ -52,12 +53,15 @@ def evaluate(
             texts, or a mapping.
         quiet: Do not say that torch is being loaded, which takes seconds on first use.
         allow_code: Let the run's config import the network class that it names.
+        stream: Compare two ways to use the model on a stream of rows, instead of scoring the
+            baselines: a window of rows each time, and a state that is carried on.
 
     Returns:
         An `Evaluation`, a dict with `metrics` (physical units), `scaled`, `windows`,
         `windows_without_target` (left out), `detail` (per target, series and predicted row),
         `model`, `baselines` (each with `metrics` and `scaled` on the same windows, or None),
-        `coverage` of the intervals, and `notes`.
+        `coverage` of the intervals, and `notes`; with `predict.filter` also `filter`, its settings
+        and delay, and `unfiltered`, the metrics without it. With `stream`, a `StreamEvaluation`.
 
     Raises:
         UserError: The run or the data cannot be used; the message names the fix.
@@ -80,8 +84,9 @@ def evaluate(
             joins=joins,
             overrides=more,
             allow_code=allow_code,
+            stream=stream,
         )
-    return Evaluation(scores)
+    return StreamEvaluation(scores) if stream else Evaluation(scores)
 
 
 @speak_python

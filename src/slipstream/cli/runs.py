@@ -25,6 +25,7 @@ from slipstream.cli.output import handle_errors, print_result
 from slipstream.cli.startup import import_modules
 from slipstream.errors import UserError
 from slipstream.terminal.results import print_evaluation, print_prediction, print_report
+from slipstream.terminal.streaming import print_stream
 
 
 def evaluate(
@@ -35,6 +36,17 @@ def evaluate(
     on: Annotated[
         str, typer.Option(help="The set of the run's own data: train, val or test.")
     ] = "test",
+    stream: Annotated[
+        bool,
+        typer.Option(
+            "--stream",
+            help="Compare two ways to use the model on a stream of rows: a window each time, or a "
+            "state that is carried on.",
+        ),
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="With --stream: the HTML page to write.", show_default=False)
+    ] = None,
     resample: Resample = False,
     ensemble: Ensemble = None,
     join: Joins = None,
@@ -45,6 +57,8 @@ def evaluate(
 ) -> None:
     """Score a trained model on its own test set or on new data."""
     with handle_errors(as_json):
+        if out is not None and not stream:
+            raise UserError("--out is the page of --stream; pass --stream as well, or remove it")
         with import_modules():
             from slipstream.evaluation import evaluate as run_evaluation
 
@@ -54,8 +68,14 @@ def evaluate(
             "joins": parse_joins(join),
             "allow_code": allow_code,
         }
-        result = run_evaluation(run, data, on=on, overrides=tuple(set_ or ()), **options)
-        print_result(result, as_json, quiet, print_evaluation)
+        result = run_evaluation(
+            run, data, on=on, overrides=tuple(set_ or ()), stream=stream, **options
+        )
+        if out is not None:
+            from slipstream.reporting.streaming import write_stream_page
+
+            result["page"] = str(write_stream_page(out, result))
+        print_result(result, as_json, quiet, print_stream if stream else print_evaluation)
 
 
 def predict(

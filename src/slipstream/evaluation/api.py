@@ -9,6 +9,7 @@ from typing import Any
 from slipstream.engine import recovery
 from slipstream.evaluation.scores import score_windows
 from slipstream.evaluation.setup import load_evaluation
+from slipstream.evaluation.stream import score_stream
 
 
 @recovery.explain_out_of_memory()
@@ -22,8 +23,9 @@ def evaluate(
     joins: Mapping[str, Any] | None = None,
     overrides: tuple[str, ...] = (),
     allow_code: bool = False,
+    stream: bool = False,
 ) -> dict[str, Any]:
-    """Score a run's model and its baselines; `slipstream.evaluate` documents the arguments."""
+    """Score a run's model; `slipstream.evaluate` documents the arguments."""
     loaded = load_evaluation(
         run,
         data,
@@ -34,4 +36,4 @@ def evaluate(
         overrides=overrides,
         allow_code=allow_code,
     )
-    return score_windows(loaded)
+    return score_stream(loaded) if stream else score_windows(loaded)

@@ -93,7 +93,7 @@ class WindowPredictor(nn.Module):
         self, inputs: Tensor, states: Sequence[Tensor], noise: Noise | None = None
     ) -> tuple[Tensor, list[Tensor]]:
         """Return each row's features [T, B, D], after those that left these states, and the states
-        after the last row: of a recurrent network whose rows are its tokens."""
+        after the last row: of a recurrent or convolutional network whose rows are its tokens."""
         core: Any = self.core
         tokens, after = core.encode_rows(inputs, states, noise)
         return tokens, after

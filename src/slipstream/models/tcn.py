@@ -5,8 +5,10 @@ layers - 1)` tokens. After Bai, Kolter and Koltun (2018), without weight normali
 """
 
 import re
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -55,6 +57,32 @@ class TCN(SequenceNetwork):
             tokens = call_layer(block, tokens, noise, 2 * depth, recompute=recompute)
         return tokens
 
+    def make_states(self, batch: int, device: torch.device) -> list[Tensor]:
+        """Return zeros for the rows that each convolution has seen before the first, [P, B, D]."""
+        return [
+            torch.zeros(_count_past(conv), batch, self.width, device=device)
+            for conv in self._list_convolutions()
+        ]
+
+    def encode_rows(
+        self, inputs: Tensor, states: Sequence[Tensor], _: Noise | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Return the tokens of rows that follow those which left these states, and the states after
+        them."""
+        tokens, after = apply_linear(self.embed, inputs), []
+        hidden = tokens
+        for place, (conv, past) in enumerate(zip(self._list_convolutions(), states, strict=True)):
+            rows = torch.cat([past.to(hidden.dtype), hidden])
+            after.append(rows[len(rows) - len(past) :].float())
+            hidden = F.relu(_convolve(conv, rows)[len(past) :])
+            if place % 2:  # a block ends
+                hidden = tokens = F.relu(tokens + hidden)
+        return tokens, after
+
+    def _list_convolutions(self) -> list[nn.Conv1d]:
+        blocks = (cast(ResidualBlock, block) for block in self.layers)
+        return [conv for block in blocks for conv in (block.conv1, block.conv2)]
+
     @staticmethod
     def unit_axes(name: list[str], _: Model) -> tuple[Axis, ...]:
         """For padding: the layer whose units lie along each axis of a weight."""
@@ -74,6 +102,11 @@ class ResidualBlock(nn.Module):
         hidden = dropout(F.relu(_convolve(self.conv1, tokens)), noise, site)
         hidden = dropout(F.relu(_convolve(self.conv2, hidden)), noise, site + 1)
         return F.relu(tokens + hidden)
+
+
+def _count_past(conv: nn.Conv1d) -> int:
+    """Return how many rows before its own a convolution reads."""
+    return (conv.kernel_size[0] - 1) * conv.dilation[0]
 
 
 def _convolve(conv: Any, tokens: Tensor) -> Tensor:

@@ -258,6 +258,8 @@ class FoldPredictor(NamedTuple):
 
     predict: Predictor
     half_widths: HalfWidths | None
+    models: Sequence[nn.Module] = ()
+    """The networks that it averages"""
 
 
 @dataclass(frozen=True)
@@ -269,8 +271,11 @@ class RunPredictors:
     description: str
     folds: list[FoldPredictor]
     """One for every fold; the last is for new data"""
-    models: list[nn.Module]
-    """The networks of the last of them"""
+
+    @property
+    def models(self) -> list[nn.Module]:
+        """The networks of the last fold."""
+        return list(self.folds[-1].models)
 
     def describe_on_new_data(self) -> str:
         return f"{self.description} of the last fold" if len(self.folds) > 1 else self.description
@@ -283,19 +288,20 @@ def load_predictors(
     model, signature, scaler = checkpoint.load_model(run, config, plan.device)
     lanes = read_lanes(run, signature, ensemble=ensemble)
     if lanes is None:
-        only = FoldPredictor(make_predictor(model.eval(), plan, signature, scaler), None)
-        return RunPredictors(signature, scaler, "the model", [only], [model])
+        predict = make_predictor(model.eval(), plan, signature, scaler)
+        only = FoldPredictor(predict, None, [model])
+        return RunPredictors(signature, scaler, "the model", [only])
     tensors = checkpoint.parse_tensors(lanes.weights, lanes.path)
     folds: list[FoldPredictor] = []
-    models: list[nn.Module] = []
     for fold in lanes.folds:
         models = [
             _build_model(select_lane(tensors, lane), config, signature, plan) for lane in fold.lanes
         ]
         predictors = [make_predictor(one, plan, signature, scaler) for one in models]
         half_widths = to_half_widths(fold.reach, scaler, signature.targets)
-        folds.append(FoldPredictor(average_predictors(predictors, signature), half_widths))
-    return RunPredictors(signature, scaler, lanes.description, folds, models)
+        predict = average_predictors(predictors, signature)
+        folds.append(FoldPredictor(predict, half_widths, models))
+    return RunPredictors(signature, scaler, lanes.description, folds)
 
 
 def build_predictor(

@@ -81,6 +81,7 @@ class BatchFilter:
         signature, scaler = dataset.signature, dataset.scaler
         self._filter = PredictionFilter(window_filter.design, signature)
         self._breaks, self._last = dataset.index.breaks, (-2, -1)
+        self._reach = signature.context - 1
         self._is_classifier = bool(signature.classes)
         if not self._is_classifier:
             self._size, self._shift = (
@@ -90,18 +91,18 @@ class BatchFilter:
 
     def apply(self, batch: PredictionBatch) -> PredictionBatch:
         """Return the batch with filtered predictions, float64."""
-        starts = batch.starts.cpu().numpy() + batch.chunk.first_row
-        values = self.filter_values(self._read(batch.prediction), starts)
+        rows = batch.starts.cpu().numpy() + batch.chunk.first_row + self._reach
+        values = self._filter_values(self._read(batch.prediction), rows)
         return batch._replace(prediction=self._write(values).to(batch.prediction.device))
 
-    def filter_values(self, values: Any, starts: Any) -> Any:
-        """Filter physical predictions, or probabilities, [B, ...] of windows that start there."""
-        pieces = np.searchsorted(self._breaks, starts, side="right")
-        follows = np.diff(starts, prepend=self._last[0]) == 1
+    def _filter_values(self, values: Any, rows: Any) -> Any:
+        """Filter physical predictions, or probabilities, [B, ...], made after these rows."""
+        pieces = np.searchsorted(self._breaks, rows, side="right")
+        follows = np.diff(rows, prepend=self._last[0]) == 1
         follows &= np.diff(pieces, prepend=self._last[1]) == 0
-        self._last = int(starts[-1]), int(pieces[-1])
+        self._last = int(rows[-1]), int(pieces[-1])
         result = np.empty_like(values)
-        edges = np.union1d(np.flatnonzero(~follows), [0, len(starts)])
+        edges = np.union1d(np.flatnonzero(~follows), [0, len(rows)])
         for begin, end in itertools.pairwise(edges.tolist()):
             if not follows[begin]:
                 self._filter.reset()

@@ -1,0 +1,32 @@
+"""How many multiply-adds a model takes, counted from the shapes of its weights."""
+
+import math
+
+from slipstream.config import Model, Signature
+from slipstream.portable.networks.shapes import list_shapes
+
+AHEAD = ("core.head.ahead.row", "core.head.ahead.out")
+"""Layers that every row known ahead goes through"""
+
+
+def count_multiply_adds(model: Model, signature: Signature, *, carried: bool = False) -> int | None:
+    """Return the multiply-adds of the matrix products of one prediction: of a whole window, or of
+    one more row where the state is carried on. None for a user's own class.
+
+    Activations, normalization and scaling are not counted; they take a few per unit.
+    """
+    if model.is_custom:
+        return None
+    tokens = 1
+    if model.spec.is_sequential and not carried:
+        tokens = signature.context // model.patch
+    total = 0
+    for name, shape in list_shapes(model, signature).items():
+        if len(shape) < 2 or name == "core.positions":
+            continue
+        times = signature.horizon if name.startswith(AHEAD) else tokens
+        once = name.startswith("core.head.") and not name.startswith(AHEAD)
+        total += math.prod(shape) * (1 if once else times)
+    if model.kind == "transformer":  # scores of all pairs of tokens, and their sums
+        total += 2 * tokens**2 * sum(model.sizes)
+    return total * signature.sequences_per_window
