@@ -111,13 +111,15 @@ ORDER = {
         "own_baselines",
     ],
     "exporting": [
-        "hub interface onnx onnx.builder pytorch pytorch.recurrent servers standalone",
-        "formats onnx.layers pytorch.module servers.docker",
-        "hub.card onnx.window pytorch.files reference sources",
-        "onnx.model onnx.own_classes onnx.sessions verification",
-        "onnx.step",
-        "api onnx.files",
-        "hub.files servers.triton",
+        "c c.arrays c.compiler hub interface onnx onnx.builder pytorch pytorch.recurrent servers "
+        "standalone",
+        "c.formulas c.networks formats onnx.layers pytorch.module servers.docker",
+        "c.prepare hub.card onnx.window pytorch.files reference sources",
+        "c.memory c.series onnx.model onnx.own_classes onnx.sessions verification",
+        "c.checks c.header onnx.step",
+        "api c.source onnx.files",
+        "c.selftest hub.files servers.triton",
+        "c.files",
     ],
     "ensembling": [
         "agreement scores",

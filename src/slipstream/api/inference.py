@@ -168,6 +168,7 @@ def export(
     license: str | None = None,
     quiet: bool = False,
     allow_code: bool = False,
+    **options: Any,
 ) -> dict[str, Any]:
     """Write a run's model as files for other programs, verified against the model.
 
@@ -177,8 +178,8 @@ def export(
     Args:
         run: The run folder, the beginning of its name, `last`, or the `Result` of `train`. For a
             search, the model of its best settings is used.
-        to: The format: "onnx", "torch" (a `torch.export` program), "hub" (a folder for the Hugging
-            Face Hub) or "triton" (a model repository for NVIDIA Triton).
+        to: The format: "onnx", "c" (C99 source), "torch" (a `torch.export` program), "hub" (a
+            folder for the Hugging Face Hub) or "triton" (a model repository for NVIDIA Triton).
         out: The folder to create.
         data: A path or a table to verify on instead, for a run whose own data are gone.
         force: Replace an export that is there already.
@@ -188,6 +189,9 @@ def export(
         license: For "hub": the licence in the model card, such as "apache-2.0".
         quiet: Do not say that torch is being loaded, which takes seconds on first use.
         allow_code: Let the run's config import the network class that it names.
+        options: For "c": `int8=True` for weights of 8 bits, `name` for the prefix of its names,
+            `state` ("carried" or "windows") for what a step does, `after_prepare=True` to leave
+            the steps of `data.prepare` to the caller.
 
     Returns:
         A dict, as in `export.json`: `files` with their SHA-256, `parity` (`windows`, `max_abs`,
@@ -200,6 +204,7 @@ def export(
     Example:
         slipstream.export(result, out="model")["parity"]["max_rel"]
         slipstream.export("last", to="onnx", out="model", data="rows.csv")
+        slipstream.export("last", to="c", out="firmware", name="soc")
     """
     folder = check_run(run)
     more = parse_overrides(overrides)
@@ -207,9 +212,9 @@ def export(
         from slipstream import runs
         from slipstream.exporting.api import ExportOptions, export_run
 
-        settings = {} if license is None else {"license": license}
-        options = ExportOptions(data, force, ensemble, allow_code, more, settings)
-        return export_run(runs.find_run(folder), to, Path(out), options)
+        settings = options if license is None else {"license": license, **options}
+        chosen = ExportOptions(data, force, ensemble, allow_code, more, settings)
+        return export_run(runs.find_run(folder), to, Path(out), chosen)
 
 
 @speak_python

@@ -23,7 +23,9 @@ from slipstream.terminal.results import print_export
 
 def export(
     run: RunFolder,
-    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="onnx, torch, hub or triton.")],
+    to: Annotated[
+        str, typer.Option("--to", metavar="FORMAT", help="onnx, c, torch, hub or triton.")
+    ],
     out: Annotated[
         Path, typer.Option(parser=parse_path, metavar="FOLDER", help="The folder to create.")
     ],
@@ -37,6 +39,26 @@ def export(
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing export.")] = False,
+    int8: Annotated[
+        bool, typer.Option("--int8", help="For c: weights of 8 bits, if the test error allows it.")
+    ] = False,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", metavar="NAME", help="For c: the prefix of its names (slip)."),
+    ] = None,
+    state: Annotated[
+        str | None,
+        typer.Option(
+            "--state",
+            metavar="STATE",
+            help="For c, what a step does: carried goes on with the state of the row before "
+            "(default, where the model can), windows predicts the window of the last rows.",
+        ),
+    ] = None,
+    after_prepare: Annotated[
+        bool,
+        typer.Option("--after-prepare", help="For c: leave data.prepare to the caller."),
+    ] = False,
     ensemble: Ensemble = None,
     license_: Annotated[
         str | None,
@@ -62,13 +84,15 @@ def export(
         with import_modules():
             from slipstream.exporting.api import ExportOptions, export_run
 
+        own = {"int8": int8, "name": name, "state": state, "after_prepare": after_prepare}
+        own["license"] = license_
         options = ExportOptions(
             data=data,
             force=force,
             ensemble=ensemble,
             allow_code=allow_code,
             overrides=tuple(set_ or ()),
-            settings={} if license_ is None else {"license": license_},
+            settings={key: value for key, value in own.items() if value},
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # notes on the data were printed by training

@@ -21,7 +21,11 @@ from slipstream.exporting.formats import (
     refuse_unsupported,
 )
 from slipstream.exporting.interface import Interface, make_interface
-from slipstream.exporting.reference import VerificationData, load_verification_data
+from slipstream.exporting.reference import (
+    VerificationData,
+    load_verification_data,
+    read_examples,
+)
 from slipstream.exporting.servers.docker import write_servable
 from slipstream.exporting.sources import load_source
 from slipstream.exporting.verification import verify
@@ -63,14 +67,22 @@ def export_run(
     )
     portable = load_source(run, trained, options.ensemble)
     refuse_unsupported(to, portable)
-    source = ExportSource(portable, make_interface(portable), trained, options.settings)
     try:
         write = chosen.load_writer()
     except ModuleNotFoundError as error:
         raise UserError(
             f'--to {to} needs the package {error.name}: pip install "slipstream[{to}]"'
         ) from None
-    data = load_verification_data(trained, options.data)
+    data, interface = load_verification_data(trained, options.data), make_interface(portable)
+    source = ExportSource(
+        portable,
+        interface,
+        trained,
+        read_examples=lambda count: read_examples(data, interface, count),
+        units=find_units(interface, data),
+        new_data=options.data,
+        options=options.settings,
+    )
     try:
         with runs.replace_atomically(folder) as temporary:
             temporary.mkdir()
@@ -78,7 +90,7 @@ def export_run(
             if chosen.is_run and not portable.first.config.model.is_custom:
                 write_servable(portable, temporary)
             parity = verify(written, data, source.interface)
-            content = _describe(to, source, written, data) | {"parity": parity}
+            content = _describe(to, source, written) | {"parity": parity}
             content["files"] = _list_files(temporary)
             runs.write_json(temporary / EXPORT_FILE, content)
     except OSError as error:
@@ -104,13 +116,11 @@ def refuse_folder(folder: Path, *, force: bool) -> None:
         )
 
 
-def _describe(
-    to: str, source: ExportSource, written: WrittenExport, data: VerificationData
-) -> dict[str, Any]:
+def _describe(to: str, source: ExportSource, written: WrittenExport) -> dict[str, Any]:
     """Return what export.json says beside the files and their parity."""
     interface: Interface = source.interface
     versions = {"slipstream": __version__, "python": platform.python_version()}
-    units = find_units(source, data)
+    units = dict(source.units)
     return {
         "format": to,
         "run": source.run.run.folder.name,
@@ -127,12 +137,12 @@ def _describe(
     }
 
 
-def find_units(source: ExportSource, data: VerificationData) -> dict[str, str]:
+def find_units(interface: Interface, data: VerificationData) -> dict[str, str]:
     """Return the units of columns, as the files state them, where no step changes them."""
-    if source.interface.before:
+    if interface.before:
         return {}
-    signature = source.interface.signature
-    used = {*source.interface.inputs, *source.interface.static, *signature.targets}
+    signature = interface.signature
+    used = {*interface.inputs, *interface.static, *signature.targets}
     return {
         name: unit for file in data.joint.files for name, unit in file.units.items() if name in used
     }

@@ -34,6 +34,15 @@ def to_inputs(windows: PhysicalWindows, dtype: str) -> dict[str, npt.NDArray[Any
     }
 
 
+class ReferenceBatch(NamedTuple):
+    """Some windows, and what the model predicts for them."""
+
+    windows: PhysicalWindows
+    outputs: dict[str, Floats]
+    truth: Floats | None = None
+    """[B, H, C] in physical units, or the numbers of classes, where it is known"""
+
+
 Runner = Callable[[PhysicalWindows], Mapping[str, npt.NDArray[Any]]]
 """Runs the files that were written: windows to the outputs that the `Interface` names"""
 
@@ -47,6 +56,12 @@ class ExportSource:
     interface: Interface
     trained: TrainedRun
     """The same in torch, on the CPU in fp32"""
+    read_examples: Callable[[int], ReferenceBatch]
+    """Returns so many of the windows that it is verified on, spread evenly over them"""
+    units: Mapping[str, str] = field(default_factory=dict)
+    """Of columns, as the files state them"""
+    new_data: Any = None
+    """Rows to verify on, instead of the run's own"""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Of the format itself"""
 
@@ -62,6 +77,9 @@ class WrittenExport:
     """By file: what else has to compute the same"""
     limit: float = LIMIT
     """The largest relative difference from the model"""
+    largest_loss: float | None = None
+    """By which share the test error may be larger than the model's; None where it is not measured,
+    since the numbers are the same"""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Of the libraries that wrote and ran the files"""
     details: Mapping[str, Any] = field(default_factory=dict)
@@ -83,6 +101,8 @@ class ExportFormat(NamedTuple):
     """Options of the command that are for this format"""
     is_run: bool = False
     """Whether its folder is to be a run as well, which predict, serve and containers take"""
+    why_not: str = ""
+    """Why it does not hold other kinds"""
 
     def load_writer(self) -> Callable[[ExportSource, Path], WrittenExport]:
         """Import the module; a library that is missing is the caller's to report."""
@@ -96,6 +116,13 @@ FORMATS = {
         "ONNX graphs for onnxruntime, MATLAB, C# or a browser",
         takes_own_classes=True,
         is_run=True,
+    ),
+    "c": ExportFormat(
+        "slipstream.exporting.c.files",
+        "C99 source for microcontrollers and other programs, row by row",
+        ("lstm", "gru", "mlp", "linear", "tcn"),
+        settings=("int8", "name", "state", "after_prepare"),
+        why_not="attention needs all rows of a window in memory at once",
     ),
     "torch": ExportFormat(
         "slipstream.exporting.pytorch.files",
@@ -129,7 +156,8 @@ def refuse_settings(name: str, settings: Iterable[str]) -> None:
     for setting in settings:
         if setting not in FORMATS[name].settings:
             others = [other for other, one in FORMATS.items() if setting in one.settings]
-            raise UserError(f"--{setting} is for --to {' or '.join(others)}; remove it")
+            owner = f"is for --to {' or '.join(others)}" if others else "is no option"
+            raise UserError(f"--{setting.replace('_', '-')} {owner}; remove it")
 
 
 def refuse_unsupported(name: str, run: PortableRun) -> None:
@@ -145,6 +173,7 @@ def refuse_unsupported(name: str, run: PortableRun) -> None:
                 if (one.takes_own_classes if model.is_custom else model.kind in one.kinds)
             ]
             what = "a class of your own" if model.is_custom else f'"{model.kind}"'
+            what += f": {chosen.why_not}" if chosen.why_not and not model.is_custom else ""
             hint = f"; use --to {' or '.join(others)}" if others else ""
             raise UserError(
                 f"{member.run.folder}: --to {name} does not know model.kind = {what}{hint}"

@@ -17,7 +17,7 @@ from slipstream.data.dataset import Dataset
 from slipstream.data.scaler import Scaler
 from slipstream.data.windows import Series, WindowChunk
 from slipstream.errors import UserError
-from slipstream.exporting.formats import Floats
+from slipstream.exporting.formats import Floats, ReferenceBatch
 from slipstream.exporting.interface import Interface
 from slipstream.inference.alignment import join_datasets
 from slipstream.inference.trained import TrainedRun, load_own_sets
@@ -43,13 +43,6 @@ class VerificationData(NamedTuple):
     @property
     def num_windows(self) -> int:
         return self.joint.num_windows[self.which]
-
-
-class ReferenceBatch(NamedTuple):
-    """Some windows, and what the model predicts for them."""
-
-    windows: PhysicalWindows
-    outputs: dict[str, Floats]
 
 
 def load_verification_data(trained: TrainedRun, data: Any) -> VerificationData:
@@ -82,10 +75,31 @@ def iter_reference(
     with plan.flags():
         for chunk in source.joint.iter_chunks(source.which, None, rows=rows):
             for starts in chunk.starts.split(batch):
-                part = chunk._replace(starts=starts)
-                (predicted,) = predict_batches(source.predict, [part], truth=False)
-                outputs = _to_physical(predicted, source, interface)
-                yield ReferenceBatch(_read_windows(readers, part, interface), outputs)
+                yield _predict_part(source, interface, readers, chunk._replace(starts=starts))
+
+
+def read_examples(source: VerificationData, interface: Interface, count: int) -> ReferenceBatch:
+    """Return some of the windows, spread evenly over the first rows that are loaded at a time."""
+    rows = source.trained.first.config.engine.buffer_rows
+    chunk = next(iter(source.joint.iter_chunks(source.which, None, rows=rows)))
+    places = np.unique(np.linspace(0, len(chunk.starts) - 1, count).round().astype(np.int64))
+    part = chunk._replace(starts=chunk.starts[torch.from_numpy(places)])
+    with source.trained.first.plan.flags():
+        return _predict_part(source, interface, _make_readers(source), part)
+
+
+def _predict_part(
+    source: VerificationData,
+    interface: Interface,
+    readers: Sequence[_MemberReader],
+    part: WindowChunk,
+) -> ReferenceBatch:
+    (predicted,) = predict_batches(source.predict, [part], truth=source.which == OWN_SET)
+    return ReferenceBatch(
+        windows=_read_windows(readers, part, interface),
+        outputs=_to_physical(predicted, source, interface),
+        truth=_restore_truth(predicted.truth, source),
+    )
 
 
 class _MemberReader(NamedTuple):
@@ -156,6 +170,14 @@ def _unscale(values: Tensor, name: str, scaler: Scaler) -> Floats:
     return physical
 
 
+def _restore_truth(truth: Tensor | None, source: VerificationData) -> Floats | None:
+    if truth is None:
+        return None
+    signature, scaler = source.joint.signature, source.joint.scaler
+    values = [_unscale(truth[..., i], name, scaler) for i, name in enumerate(signature.targets)]
+    return np.stack(values, axis=-1)
+
+
 def _to_physical(
     batch: PredictionBatch, source: VerificationData, interface: Interface
 ) -> dict[str, Floats]:
@@ -189,4 +211,5 @@ def split_batch(batch: ReferenceBatch, size: int) -> Iterator[ReferenceBatch]:
         part = slice(begin, begin + size)
         windows = (None if values is None else values[part] for values in batch.windows)
         outputs = {name: values[part] for name, values in batch.outputs.items()}
+        # the truth is compared once, with the whole batch
         yield ReferenceBatch(PhysicalWindows(*windows), outputs)  # type: ignore[arg-type]

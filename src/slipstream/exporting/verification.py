@@ -14,13 +14,10 @@ import numpy.typing as npt
 
 from slipstream.data.scaler import Scaler
 from slipstream.errors import UserError
-from slipstream.exporting.formats import Floats, WrittenExport
+from slipstream.exporting.formats import Floats, ReferenceBatch, WrittenExport
 from slipstream.exporting.interface import Interface
-from slipstream.exporting.reference import (
-    VerificationData,
-    iter_reference,
-    split_batch,
-)
+from slipstream.exporting.reference import VerificationData, iter_reference, split_batch
+from slipstream.stats import find_median
 
 BATCH = 256
 """Windows at a time, where a run does not say"""
@@ -63,6 +60,59 @@ class Differences:
             )
 
 
+class ErrorComparison:
+    """The test error of the model and of the export: the mean absolute error over the spread of
+    each target, or the share of wrong classes."""
+
+    def __init__(self, interface: Interface, scaler: Scaler) -> None:
+        self._signature = interface.signature
+        self._spread = np.ones(1)
+        if not self._signature.classes:
+            names = self._signature.targets
+            self._spread = np.array([scaler.deviation[name] for name in names])
+        self._output = interface.output
+        self.model = self.export = 0.0
+        self._count = 0
+
+    def add(self, reference: ReferenceBatch, outputs: Mapping[str, npt.NDArray[Any]]) -> None:
+        if reference.truth is None:
+            return
+        self.model += self._sum(reference.outputs[self._output], reference.truth)
+        self.export += self._sum(outputs[self._output], reference.truth)
+        self._count += reference.truth.size
+
+    def _sum(self, values: npt.NDArray[Any], truth: Floats) -> float:
+        if self._signature.classes:
+            return float((values.argmax(axis=-1) != truth[..., 0]).sum())
+        if self._signature.quantiles:
+            values = values[..., find_median(self._signature.quantiles)]
+        return float((np.abs(values - truth) / self._spread).sum())
+
+    def describe(self, largest: float) -> dict[str, Any]:
+        """Return both errors; refuse an export whose error is larger by more than this share."""
+        if not self._count:
+            raise UserError(
+                "there is no test set to measure the loss of int8 on; export without --int8, or "
+                "where the run's own data are"
+            )
+        model, export = self.model / self._count, self.export / self._count
+        loss = export / model - 1 if model else float(export > 0)
+        if not loss <= largest:
+            raise UserError(
+                f"the test error grows by {100 * loss:.2g} % (from {model:.4g} to {export:.4g}), "
+                f"which is more than {100 * largest:g} %; nothing was written: export without "
+                "--int8"
+            )
+        what = "share of wrong classes" if self._signature.classes else "mae over the spread"
+        return {
+            "error": what,
+            "model": model,
+            "export": export,
+            "relative": loss,
+            "limit": largest,
+        }
+
+
 def verify(
     written: WrittenExport, source: VerificationData, interface: Interface
 ) -> dict[str, Any]:
@@ -71,10 +121,13 @@ def verify(
     batch = requested if isinstance(requested, int) else BATCH
     main = Differences(interface, source.joint.scaler)
     others = {name: Differences(interface, source.joint.scaler) for name in written.others}
+    errors = ErrorComparison(interface, source.joint.scaler)
     sizes = {batch, *OTHER_BATCHES}
     for number, reference in enumerate(iter_reference(source, interface, batch)):
         main.windows += len(reference.windows.rows)
-        main.add(written.run(reference.windows), reference.outputs)
+        outputs = written.run(reference.windows)
+        main.add(outputs, reference.outputs)
+        errors.add(reference, outputs)
         for name, differences in others.items():
             differences.add(written.others[name](reference.windows), reference.outputs)
         for size in OTHER_BATCHES if number == 0 else ():
@@ -85,6 +138,8 @@ def verify(
     for name, differences in {"the exported files": main, **others}.items():
         differences.refuse(name, main.windows, written.limit)
     every = (main, *others.values())
+    largest = written.largest_loss
+    loss = {} if largest is None else {"loss": errors.describe(largest)}
     return {
         "windows": main.windows,
         "max_abs": max(one.max_abs for one in every),
@@ -93,4 +148,5 @@ def verify(
         "batches": sorted(sizes),
         "on": "test" if source.which == "test" else "data",
         **({"others": {name: one.max_rel for name, one in others.items()}} if others else {}),
+        **loss,
     }

@@ -159,6 +159,14 @@ def print_export(result: dict[str, Any], console: Console) -> None:
         f"{parity['max_rel']:.1e} relative, {parity['max_abs']:.1e} absolute (limit "
         f"{parity['limit']:g} relative)",
     )
+    if "loss" in parity:
+        loss = parity["loss"]
+        print_text(
+            console,
+            f"test error ({loss['error']}): {loss['export']:.4g}, the model's {loss['model']:.4g} "
+            f"({100 * loss['relative']:+.2g} %, limit {100 * loss['limit']:+g} %)",
+        )
+    _print_sizes(result.get("sizes", {}), console)
     if result["before"]:
         steps = "; ".join(result["before"])
         print_text(console, f"not inside, to be done before: {steps}")
@@ -166,6 +174,21 @@ def print_export(result: dict[str, Any], console: Console) -> None:
         print_text(console, f"not inside, to be done after: {'; '.join(result['after'])}")
     _print_notes(result, console)
     print_text(console, f"folder: {escape_to_line(result['out'])}")
+
+
+def _print_sizes(sizes: dict[str, int], console: Console) -> None:
+    """Print what C code takes on a microcontroller."""
+    if not sizes:
+        return
+    text = (
+        f"flash: {sizes['flash_bytes']:,} bytes of constants ({sizes['num_weights']:,} weights); "
+        f"RAM: {sizes['scratch_bytes']:,} bytes and {sizes['state_bytes']:,} for each series; "
+        f"{sizes['step_multiply_adds']:,} multiply-adds a step"
+    )
+    if "cortex_m4_flash_bytes" in sizes:
+        flash, ram = sizes["cortex_m4_flash_bytes"], sizes["cortex_m4_ram_bytes"]
+        text += f"; compiled for a Cortex-M4F: {flash:,} bytes of flash with code, {ram:,} of RAM"
+    print_text(console, text)
 
 
 def print_probe(summary: dict[str, Any], console: Console) -> None:

@@ -136,6 +136,12 @@ def _design_butterworth(cutoff_hz: float, order: int, step_s: float | None) -> F
     return np.asarray(sections, dtype=np.float64)
 
 
+def design_savgol(rows: int, order: int, ahead: int = 0) -> Floats:
+    """Return the weights of the rows around a row, the oldest first; they add up to 1."""
+    weights = signal.savgol_coeffs(rows, order, pos=rows - 1 - ahead, use="dot")
+    return np.asarray(weights, dtype=np.float64)
+
+
 def _filter_recursively(values: Floats, sections: Floats) -> Floats:
     """Apply a low pass as if the first known value had been there for ever.
 
@@ -176,7 +182,7 @@ def _filter_polynomial(values: Floats, rows: int, order: int, ahead: int) -> Flo
 
     The weights add up to 1; those of differences from the row keep a constant as it is.
     """
-    weights = signal.savgol_coeffs(rows, order, pos=rows - 1 - ahead, use="dot")
+    weights = design_savgol(rows, order, ahead)
     before = np.full(rows - 1 - ahead, values[0])
     after = np.full(ahead, values[-1])
     padded = np.concatenate([before, values, after])

@@ -1,0 +1,38 @@
+"""Compare the steps of `data.prepare` in C with those in Python, on all rows of all series."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from slipstream.errors import UserError
+from slipstream.exporting.c.compiler import CLibrary
+from slipstream.exporting.c.memory import CLayout
+from slipstream.exporting.c.series import SeriesRows, iter_series
+from slipstream.exporting.formats import LIMIT
+
+
+def check_prepare(
+    library: CLibrary, layout: CLayout, new_data: Any
+) -> tuple[dict[str, Any], SeriesRows | None]:
+    """Return the largest difference, and a series; refuse steps that differ."""
+    steps, model = layout.prepared, layout.model
+    assert steps is not None
+    spread = np.array([model.scaler.deviation[name] for name in model.signature.inputs])
+    largest, rows, first = 0.0, 0, None
+    for series in iter_series(model, steps, new_data):
+        values = library.prepare(series.raw, len(spread), state_bytes=layout.sizes.state_bytes)
+        same = np.isnan(values) == np.isnan(series.prepared)
+        distance = np.abs(values - series.prepared) / np.maximum(spread, np.abs(series.prepared))
+        distance[~same] = np.inf
+        largest = max(largest, float(np.nan_to_num(distance, nan=0.0, posinf=np.inf).max()))
+        rows += len(series.raw)
+        first = first or series
+        if not largest <= LIMIT:
+            raise UserError(
+                f'series "{series.name}": data.prepare in C differs by up to {largest:.2g} of a '
+                "value or its spread; nothing was written. Pass --after-prepare to leave the steps "
+                "to the caller"
+            )
+    return {"prepare": {"rows": rows, "max_rel": largest, "limit": LIMIT}}, first
