@@ -75,6 +75,20 @@ def test_accumulation_bidirection_patches_and_channels_are_captured():
     assert eager[0] == captured[0]
 
 
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_a_carried_state_is_captured(kind, precision):
+    """In buffers that stay where they are, in passes of two streams and over several epochs."""
+    eager, captured = both(
+        precision,
+        model={"kind": kind, "hidden": 16, "layers": 2, "dropout": 0.2},
+        train={"state": "carried", "batch": 2, "accumulate": 2},
+    )
+    if precision == "fp32":
+        assert eager[0] == captured[0]
+    close(captured[0], eager[0])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_half_precision_stays_close_to_fp32(kind):
     (exact, _), _ = both("fp32", model={"kind": kind, "dropout": 0.0})

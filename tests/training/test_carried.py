@@ -140,3 +140,8 @@ def test_it_is_refused_by_name_with(setting, tmp_path):
         small_config(tmp_path, **merged(CARRIED, REFUSED[setting]))
     assert f'train.state = "carried" does not work with {setting}' in str(caught.value)
     assert 'set train.state = "windows"' in str(caught.value)
+
+
+def test_a_search_refuses_it(tmp_path):
+    with pytest.raises(UserError, match=r'train.state = "carried" is not supported in a search'):
+        slipstream.tune(small_config(tmp_path, **CARRIED), waves())

@@ -157,10 +157,10 @@ def _choose_threads(config: Config) -> tuple[int, str]:
 
 def _choose_cudnn(config: Config, device: torch.device) -> tuple[str, str]:
     requested, model = config.engine.cudnn, config.model
-    if config.train.state == "carried":
-        return "persistent", "PyTorch's layers, which begin with a state"
     if device.type == "cpu":
         return _choose_cpu_layers(config)
+    if config.train.state == "carried":
+        return "persistent", "cuDNN's layers, which begin with a state"
     if requested == "off" and model.spec.is_recurrent:
         _refuse_own_kernels(max(model.sizes), recent=machine.has_tf32(device))
     return ("persistent", "as PyTorch chooses") if requested == "auto" else (requested, REQUESTED)
@@ -184,7 +184,6 @@ def can_use_native_kernels(config: Config) -> bool:
     the backward pass needs."""
     engine = config.engine
     fits = engine.precision in ("auto", "fp32") and not engine.recompute
-    fits = fits and config.train.state == "windows"  # they begin with zeros
     return config.model.spec.is_recurrent and fits
 
 

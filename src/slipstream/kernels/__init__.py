@@ -15,7 +15,7 @@ from slipstream.kernels.launch import precompile
 from slipstream.kernels.linear import linear
 from slipstream.kernels.native.library import build_library, find_compiler, find_library
 from slipstream.kernels.native.rnn import KERNELS as NATIVE_KERNELS
-from slipstream.kernels.rnn.dispatch import rnn_layer
+from slipstream.kernels.rnn.dispatch import continue_rnn_layer, rnn_layer
 from slipstream.kernels.rnn.weights import LayerWeights
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "attention",
     "build_library",
     "causal_conv",
+    "continue_rnn_layer",
     "find_compiler",
     "find_library",
     "is_triton_usable",

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.config import Model
-from slipstream.kernels import rnn_layer
+from slipstream.kernels import continue_rnn_layer, rnn_layer
 from slipstream.models.layers import (
     NO_FUTURE,
     SequenceNetwork,
@@ -122,10 +122,14 @@ class Recurrent(SequenceNetwork):
         for depth, (layer, state) in enumerate(zip(self.layers, states, strict=True)):
             if depth:
                 sequence = dropout(sequence, noise, depth)
-            sequence, new = _continue_layer(layer, state, sequence)
+            run = self._continue_own if self.use_own_kernels else _continue_layer
+            sequence, new = run(layer, state, sequence)
             after.append(new.float())
             sequence = self._normalize(depth, sequence)
         return sequence, after
+
+    def _continue_own(self, layer: Any, state: Tensor, sequence: Tensor) -> tuple[Tensor, Tensor]:
+        return continue_rnn_layer(self.kind, sequence, state, layer.all_weights[0])
 
     def _run_own_kernels(
         self, sequence: Tensor, noise: Noise | None, *, last: bool = False

@@ -8,12 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from slipstream.autotune.rules import make_plan
 from slipstream.data import windows
 from slipstream.engine.carried import batches as carried
 from slipstream.engine.carried.batches import CarriedSource, Pieces
 from slipstream.engine.lanes.lane import EpochStart
 from slipstream.engine.lanes.schedule import compute_lrs
-from slipstream.models import build
+from slipstream.models import OWN_KERNELS, build
 from slipstream.objectives import compute_window_losses
 from tests.conftest import close, small_config, small_dataset, waves
 from tests.engine.steps import run_steps
@@ -119,8 +120,7 @@ def plain_loop(config, dataset, begins, num_chunks, *, steps):
     return losses, model.state_dict()
 
 
-@pytest.mark.parametrize("per_pass", [None, 1])
-def test_the_step_is_what_a_plain_loop_does(per_pass):
+def compare_with_plain_loop(per_pass):
     """Two streams of one series: the second goes on with what the first has left."""
     config = small_config(train={**CARRIED, "lr": 0.01, "epochs": 6, "clip": 0.5})
     dataset = small_dataset(config)
@@ -129,6 +129,18 @@ def test_the_step_is_what_a_plain_loop_does(per_pass):
     close(losses, wanted, rel=1e-4)
     for name, value in reference.items():
         close(weights[name], value, rel=2e-3)
+
+
+@pytest.mark.parametrize("per_pass", [None, 1])
+def test_the_step_is_what_a_plain_loop_does(per_pass):
+    compare_with_plain_loop(per_pass)
+
+
+@pytest.mark.usefixtures("native_kernels")
+def test_the_step_is_what_a_plain_loop_does_with_our_kernels():
+    plan = make_plan(small_config(train=CARRIED), data_bytes=0)
+    assert OWN_KERNELS in plan.cudnn
+    compare_with_plain_loop(None)
 
 
 def find_rows(dataset, context=16):

@@ -12,7 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from slipstream.kernels import build_library, find_compiler, find_library, rnn_layer
+from slipstream.kernels import (
+    build_library,
+    continue_rnn_layer,
+    find_compiler,
+    find_library,
+    rnn_layer,
+)
 from slipstream.kernels.native import library, rnn
 from slipstream.kernels.rnn.weights import LayerWeights
 from tests.kernels.layers import Shape, apart, defined, drawn
@@ -65,6 +71,31 @@ def test_any_shape_is_right(kind: str, sizes: tuple[int, ...], last: bool) -> No
     mine = run_both_passes(shape, tensors, grad)
     few = shape.H < 4  # whose gradients may cancel to almost nothing
     assert apart(mine, defined(shape, tensors, grad)) < (1e-3 if few else 1e-5)
+
+
+@settings(max_examples=30)
+@given(
+    kind=st.sampled_from(["lstm", "gru"]),
+    sizes=st.tuples(*(st.integers(1, most) for most in (5, 60, 20, 40))),
+)
+def test_a_layer_goes_on_from_any_state(kind: str, sizes: tuple[int, ...]) -> None:
+    """As torch's own in float64: outputs, the state after them, and all gradients but the first
+    state's, which there is none of."""
+    T, B, D, H = sizes
+    torch.manual_seed(T + B + D + H)
+    layer: nn.RNNBase = {"lstm": nn.LSTM, "gru": nn.GRU}[kind](D, H)
+    x, grad = torch.randn(T, B, D, requires_grad=True), torch.randn(T, B, H)
+    before = torch.randn(2 if kind == "lstm" else 1, B, H)
+    inputs = [x, *layer.parameters()]
+    out, after = continue_rnn_layer(kind, x, before, layer.all_weights[0])
+    mine = [after, out, *torch.autograd.grad(out, inputs, grad)]
+    layer, x, before = layer.double(), x.detach().double().requires_grad_(), before.double()
+    inputs = [x, *layer.parameters()]
+    out, last = layer(x, (before[:1], before[1:]) if kind == "lstm" else before)
+    after = torch.cat(last) if kind == "lstm" else last
+    gradients = torch.autograd.grad(out, inputs, grad.double())
+    wanted = [after.detach(), out.detach(), *gradients]
+    assert apart(mine, wanted) < (1e-3 if H < 4 else 1e-5)
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])

@@ -10,6 +10,9 @@ D inputs, H units, G gates; P is H rounded up to whole vectors. Units beyond H h
     x      [K, T, B, D]           y      [K, T, B, W * H]
     slots  [K, W, T, B, 4, P]     factors; `backward` overwrites them with the slots' gradients
     carry  [K, W, T, B, C, P]     C is 2 in an LSTM, 1 in a GRU
+    before [C, K, B, H]           h, and in an LSTM c, before the first step; null: zeros. With one
+                                  direction only; there is no gradient of it
+    after  [K, B, H]              in an LSTM: c after the last step
 
 Time runs as in x and y, for both directions. */
 
@@ -25,6 +28,8 @@ typedef struct {
     const float *x;
     const float *packed; /* by lane and direction, from `pack` */
     float *y, *slots, *carry, *scratch;
+    const float *before;
+    float *after;
     const float *dy;
     num dy_lane, dy_time, dy_row; /* dy_time 0: of the last step's outputs only */
     float *dx, *dw;
@@ -148,14 +153,14 @@ static void forward_block(const Layer *l, num lane, num direction, num t, num ro
     for (num r = 0; r < rows; r++) memcpy(sums + r * 4 * V, bias + unit * 4, sizeof(float) * 4 * V);
     const Product with_x = {x, l->D, 1, ih, l->x_slots * V, sums, 4 * V, l->D};
     MULTIPLIES[rows - 1][l->x_slots - 1](&with_x);
-    if (t) {
-        const Product with_h = {y + before * l->B * y_row, y_row, 1, hh, l->h_slots * V,
-                                sums + l->first_h * V, 4 * V, H};
+    if (t || l->before) {
+        const float *h = t ? y + before * l->B * y_row : l->before + (lane * l->B + row) * H;
+        const Product with_h = {h, t ? y_row : H, 1, hh, l->h_slots * V, sums + l->first_h * V, 4 * V, H};
         MULTIPLIES[rows - 1][l->h_slots - 1](&with_h);
     }
     const num at = ((lane * W + direction) * l->T + now) * l->B + row;
     Cell cell = {y + now * l->B * y_row + unit, l->slots ? l->slots + at * 4 * P + unit : NULL,
-                 l->slots ? l->carry + at * carries * P + unit : NULL, state + unit, P, H - unit, !t};
+                 l->slots ? l->carry + at * carries * P + unit : NULL, state + unit, P, H - unit, !t && !l->before};
     for (num r = 0; r < rows; r++) {
         if (l->is_lstm) step_lstm(&cell, sums + r * 4 * V);
         else step_gru(&cell, sums + r * 4 * V);
@@ -170,12 +175,22 @@ static void forward_block(const Layer *l, num lane, num direction, num t, num ro
 static void forward_chunk(const Layer *l, num lane, num direction, num first, num count, float *scratch) {
     const num blocks = (count + R - 1) / R;
     float *sums = scratch, *state = scratch + R * 4 * V;
+    const num H = l->H, P = l->P, of_c = l->is_lstm ? l->K * l->B * H : 0;
+    const size_t row_bytes = sizeof(float) * (size_t)H;
+    if (l->before) {
+        memset(state, 0, sizeof(float) * (size_t)(count * P));
+        for (num r = 0; r < count; r++)
+            memcpy(state + r * P, l->before + of_c + (lane * l->B + first + r) * H, row_bytes);
+    }
     for (num t = 0; t < l->T; t++)
         for (num unit = 0; unit < l->P; unit += V)
             for (num block = 0; block < blocks; block++) {
                 const num row = count * block / blocks, end = count * (block + 1) / blocks;
                 forward_block(l, lane, direction, t, first + row, end - row, unit, state + row * l->P, sums);
             }
+    if (l->after)
+        for (num r = 0; r < count; r++)
+            memcpy(l->after + (lane * l->B + first + r) * H, state + r * P, row_bytes);
 }
 
 /* ---- backward ---- */
@@ -240,10 +255,13 @@ static void backward_step(const Layer *l, num lane, num direction, num t, num fi
     add_weight_gradients(l, slots, l->x_slots, x, D, D, count, dw + 4 * P);
     const float *packed = l->packed + (lane * W + direction) * l->packed_size;
     const float *of_h = slots + l->first_h * P;
-    if (t) {
-        const num y_row = W * H;
-        const float *y = l->y + ((lane * l->T + before) * l->B + first) * y_row + direction * H;
+    if (t || l->before) {
+        const num y_row = t ? W * H : H;
+        const float *y = t ? l->y + ((lane * l->T + before) * l->B + first) * y_row + direction * H
+                           : l->before + (lane * l->B + first) * H;
         add_weight_gradients(l, of_h, l->h_slots, y, y_row, H, count, dw + 4 * P + D * l->x_slots * P);
+    }
+    if (t) {
         for (num n = 0; n < P; n += 4 * V) {
             const num width = min(4 * V, P - n);
             const Product p = {of_h, 4 * P, 1, packed + n * l->h_slots * P, width, dh + n, P, l->h_slots * P};
@@ -332,6 +350,8 @@ typedef struct { /* as in Python */
     const float *x;
     const float *weights[4]; /* w_ih, w_hh, b_ih, b_hh, each of all lanes and directions */
     float *y, *slots, *carry;
+    const float *before;
+    float *after;
     const float *dy;
     int64_t dy_lane, dy_time, dy_row;
     float *dx;       /* null where it is not needed */
@@ -351,7 +371,7 @@ static void locate(const Layer *l, num which, num offsets[4]) {
 static int call(const Call *c, int backward) {
     Layer l = {.is_lstm = c->is_lstm != 0, .K = c->K, .W = c->W, .T = c->T, .B = c->B, .D = c->D,
                .H = c->H, .slices = c->slices, .threads = c->threads, .x = c->x, .y = c->y,
-               .slots = c->slots, .carry = c->carry, .dy = c->dy, .dy_lane = c->dy_lane,
+               .slots = c->slots, .carry = c->carry, .before = c->before, .after = c->after, .dy = c->dy, .dy_lane = c->dy_lane,
                .dy_time = c->dy_time, .dy_row = c->dy_row, .dx = c->dx, .number = c->number};
     fill_sizes(&l);
     const num models = l.K * l.W, of_dw = backward ? models * l.slices * l.dw_size : 0;

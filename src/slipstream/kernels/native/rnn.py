@@ -20,6 +20,9 @@ SLICE, MOST_SLICES = 32, 16
 the batch alone, so that results do not depend on the number of threads"""
 
 _Pointers = ctypes.c_void_p * 4
+_States = tuple[Tensor | None, Tensor | None]
+ZEROS: _States = (None, None)
+"""The state before the first step, and where c after the last one goes: zeros, and nowhere"""
 
 
 class _Call(ctypes.Structure):
@@ -30,7 +33,7 @@ class _Call(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("slices", "threads")),
         ("x", ctypes.c_void_p),
         ("weights", _Pointers),
-        *((name, ctypes.c_void_p) for name in ("y", "slots", "carry", "dy")),
+        *((name, ctypes.c_void_p) for name in ("y", "slots", "carry", "before", "after", "dy")),
         *((name, ctypes.c_int64) for name in ("dy_lane", "dy_time", "dy_row")),
         ("dx", ctypes.c_void_p),
         ("grads", _Pointers),
@@ -46,13 +49,28 @@ def is_supported(x: Tensor, dtype: torch.dtype) -> bool:
 
 def run_layer(kind: str, last: bool, x: Tensor, weights: LayerWeights) -> Tensor:
     """Map x [K, T, B, D] to [K, T, B, W * H], or with `last` to [K, B, W * H]."""
-    out: Tensor = _NativeRnn.apply(kind == "lstm", last, x, *weights)  # type: ignore[no-untyped-call]
+    out: Tensor = _NativeRnn.apply(kind == "lstm", last, ZEROS, x, *weights)  # type: ignore[no-untyped-call]
     return out
+
+
+def continue_layer(
+    kind: str, x: Tensor, before: Tensor, weights: LayerWeights
+) -> tuple[Tensor, Tensor]:
+    """Map x [1, T, B, D] and the state before it, [P, B, H], to [1, T, B, H] and the state after
+    it; the gradient ends at the state. P is 2 in an LSTM (h and c), 1 in a GRU."""
+    is_lstm = kind == "lstm"
+    after = x.new_empty(before.shape[1:]) if is_lstm else None
+    states = before.contiguous(), after
+    out: Tensor = _NativeRnn.apply(is_lstm, False, states, x, *weights)  # type: ignore[no-untyped-call]
+    last = out.detach()[0, -1]
+    return out, last[None].clone() if after is None else torch.stack([last, after])
 
 
 class _NativeRnn(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, is_lstm: bool, last: bool, x: Tensor, *weights: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, is_lstm: bool, last: bool, states: _States, x: Tensor, *weights: Tensor
+    ) -> Tensor:
         x, weights = x.contiguous(), tuple(weight.contiguous() for weight in weights)
         K, T, B, _ = x.shape
         W, H = weights[1].shape[1], weights[1].shape[3]
@@ -63,8 +81,9 @@ class _NativeRnn(torch.autograd.Function):
             units = -(-H // vector) * vector
             saved = x.new_empty(K, W, T, B, 6 if is_lstm else 5, units)
             ctx.save_for_backward(x, y, saved, *weights)
-            ctx.is_lstm, ctx.last, ctx.done = is_lstm, last, False
+            ctx.is_lstm, ctx.last, ctx.done, ctx.before = is_lstm, last, False, states[0]
         call = _describe(is_lstm, x, weights, y, saved)
+        call.before, call.after = map(_locate, states)
         call.slices = min(max(B, 1), -(-call.threads // K))
         _check(library.find_library().rnn_forward(ctypes.byref(call)))
         return _select_last(y, W) if last else y
@@ -77,16 +96,17 @@ class _NativeRnn(torch.autograd.Function):
         ctx.done = True
         x, y, saved, *weights = ctx.saved_tensors
         dy = dy if dy.stride(-1) == 1 else dy.contiguous()
-        dx = torch.empty_like(x) if ctx.needs_input_grad[2] else None
+        dx = torch.empty_like(x) if ctx.needs_input_grad[3] else None
         grads = [torch.empty_like(weight) for weight in weights]
         call = _describe(ctx.is_lstm, x, weights, y, saved)
+        call.before = _locate(ctx.before)
         call.slices = min(max(-(-call.B // SLICE), 1), MOST_SLICES)
         call.dy, call.dy_lane, call.dy_row = dy.data_ptr(), dy.stride(0), dy.stride(-2)
         call.dy_time = 0 if ctx.last else dy.stride(1)
-        call.dx = None if dx is None else dx.data_ptr()
+        call.dx = _locate(dx)
         call.grads = _point_at(grads)
         _check(library.find_library().rnn_backward(ctypes.byref(call)))
-        return None, None, dx, *grads
+        return None, None, None, dx, *grads
 
 
 def _describe(
@@ -104,6 +124,10 @@ def _describe(
         of_slots = saved.numel() * num_slots // width
         call.carry = saved.data_ptr() + of_slots * saved.element_size()
     return call
+
+
+def _locate(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 def _point_at(tensors: Sequence[Tensor]) -> Any:

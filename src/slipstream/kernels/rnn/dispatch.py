@@ -23,6 +23,16 @@ def rnn_layer(kind: str, x: Tensor, weights: Sequence[Tensor], *, last: bool = F
     return call_with_lanes(partial(rnn_layer_of_lanes, kind, last), x, *weights)
 
 
+def continue_rnn_layer(
+    kind: str, x: Tensor, state: Tensor, weights: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Map [T, B, D] and the state before it to [T, B, H] and the state after it, on a CPU whose
+    kernels are built; the gradient ends at the state."""
+    stacked = LayerWeights(*(weight[None, None] for weight in weights))
+    out, after = native.continue_layer(kind, x[None], state, stacked)
+    return out[0], after
+
+
 def rnn_layer_of_lanes(kind: str, last: bool, x: Tensor, *weights: Tensor) -> Tensor:
     """Run the layer of K lanes: x [K, T, B, D] and every weight [K, ...] to [K, T, B, W * H], or
     with `last` to [K, B, W * H]."""
