@@ -22,12 +22,13 @@ PREPARE = [
     {"step": "filter", "kind": "ema", "columns": ["b"], "rows": 4, "into": "slow"},
     {"step": "filter", "kind": "butterworth", "columns": ["c"], "cutoff_hz": 0.05, "into": "low"},
     {"step": "filter", "kind": "savgol", "columns": ["c"], "rows": 5},
+    {"step": "filter", "kind": "moving_average", "columns": ["b"], "rows": 6, "into": "mean"},
     {"step": "formula", "name": "change", "value": "b - lag(b, 2)"},
     {"step": "clip", "columns": ["change"], "low": -2.0, "high": 2.0},
     {"step": "outliers", "columns": ["c"], "z": 3.0},
     {"step": "filter", "kind": "median", "columns": ["change"], "rows": 3, "into": "steady"},
 ]
-MADE = ["b", "slow", "low", "c", "change", "steady"]
+MADE = ["b", "slow", "mean", "low", "c", "change", "steady"]
 TIMES = datetime.datetime(2026, 1, 1)
 CASES = {
     "forecast": {},

@@ -10,6 +10,7 @@
 Where a value is missing, so is the filtered one.
 """
 
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -51,6 +52,27 @@ def apply_filter(
     for read, write, inner in rolling.split_rows(len(values), back, ahead):
         result[write] = _filter_window(values[read], kind, rows, order, ahead)[inner]
     return result
+
+
+def filter_newest(values: Floats, *, kind: str, rows: int, order: int = DEFAULT_ORDER) -> float:
+    """Return what `apply_filter` returns for the last row alone, from the last `rows` values or all
+    that there are; for filters that look back so far only."""
+    newest, window = values[-1], values[-rows:]
+    if np.isnan(newest):
+        return float(newest)
+    if kind == "savgol":
+        before = np.full(rows - len(window), window[0])
+        weights = _weigh_newest(rows, order)
+        return float(newest + weights @ (np.concatenate([before, window]) - newest))
+    known = window[~np.isnan(window)]
+    if kind == "median":
+        return float(np.median(known))
+    return float(newest + (known - newest).mean())
+
+
+@cache
+def _weigh_newest(rows: int, order: int) -> Floats:
+    return np.asarray(signal.savgol_coeffs(rows, order, pos=rows - 1, use="dot"))
 
 
 def get_reach(*, kind: str, rows: int | None, centered: bool = False) -> tuple[int | None, int]:

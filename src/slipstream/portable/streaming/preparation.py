@@ -169,12 +169,22 @@ class StreamedSteps:
             name: np.append(state.past[version][-back:] if back else (), known[version])
             for name, version in one.reads.items()
         }
+        config = one.step.config
+        if isinstance(config, FilterStep):
+            order = config.order or filters.DEFAULT_ORDER
+            rows = (one.step.look_back or 0) + 1
+            return {
+                version: filters.filter_newest(
+                    columns[name], kind=config.kind, rows=rows, order=order
+                )
+                for name, version in zip(one.reads, one.writes.values(), strict=True)
+            }
         times = None
         if time is not None:
             before = state.times[len(state.times) - back :] if back else state.times[:0]
             times = self._append_time(before, time)
-        rows = range(back + 1)
-        frame = SeriesFrame("", rows, 0, times, self.step, columns, rows)
+        every = range(back + 1)
+        frame = SeriesFrame("", every, 0, times, self.step, columns, every)
         limits = self.limits.get(str(one.step.number))
         result = apply_step(one.step, frame, context=self.data.context, limits=limits)
         return {version: float(result.columns[name][-1]) for name, version in one.writes.items()}
