@@ -6,6 +6,8 @@ import datetime
 import subprocess
 import sys
 
+import hypothesis
+import hypothesis.strategies as st
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -288,3 +290,70 @@ def test_a_stream_imports_no_torch(runs):
         "[stream.push([20.0, 30.0 + i]) for i in range(9)]; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code, str(runs("estimate"))], check=True)
+
+
+JUNK = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=5),
+    st.binary(max_size=3),
+    st.datetimes(),
+    st.lists(st.floats(), max_size=3),
+    st.dictionaries(st.text(max_size=2), st.floats(), max_size=2),
+)
+
+
+@hypothesis.settings(max_examples=150)
+@hypothesis.given(
+    st.one_of(
+        JUNK, st.dictionaries(st.sampled_from(["time", "b", "c", "d"]), JUNK), st.lists(JUNK)
+    ),
+    st.one_of(st.none(), JUNK),
+)
+def test_junk_is_refused_by_a_user_error_and_changes_nothing(stream_of_ten, row, time):
+    stream, state = stream_of_ten
+    stream.load_state(state)
+    before = stream.save_state()
+    try:
+        stream.push(row, time=time)
+    except UserError:
+        after = stream.save_state()
+        assert all(np.array_equal(before[name], after[name]) for name in before)
+
+
+@pytest.fixture(scope="module")
+def stream_of_ten(runs):
+    stream = Stream(runs("estimate"), regime="carried", gaps="reset")
+    push_all(stream, waves(10))
+    return stream, stream.save_state()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        datetime.datetime(2026, 1, 31, 12, 30),
+        np.datetime64("2026-01-31T12:30"),
+        "2026-01-31 12:30",
+        "2026-01-31T12:30:00",
+        datetime.datetime(
+            2026, 1, 31, 13, 30, tzinfo=datetime.timezone(datetime.timedelta(hours=1))
+        ),
+    ],
+)
+def test_times_of_every_type_are_the_same(value):
+    from slipstream.portable.streaming.parsing import parse_time
+
+    wanted = np.datetime64("2026-01-31T12:30", "us").astype(np.int64)
+    assert parse_time(value, None) == (int(wanted), True)
+
+
+def test_a_time_of_several_columns_is_joined_as_in_a_file():
+    from slipstream.config import Data
+    from slipstream.portable.streaming.parsing import RowParser, parse_time
+
+    parser = RowParser(Data(time=["day", "clock"]), ["b"], [])
+    row = {"day": "2026-01-31", "clock": "12:30:00", "b": 1.0}
+    parsed = parser.parse(row, time=None, series=None, static=None)
+    assert parsed.time == parse_time("2026-01-31 12:30:00", None)

@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from slipstream.config import Data
 from slipstream.data.io.columns import LARGEST, read_times
-from slipstream.data.io.marks import list_numbers
-from slipstream.data.io.table import wrap_table
+from slipstream.data.io.marks import join_times, list_numbers
+from slipstream.data.io.table import DataTable, wrap_table
 from slipstream.data.series import MICROSECONDS, Floats
 from slipstream.errors import UserError
 from slipstream.text import find_nearest
@@ -83,7 +83,7 @@ class RowParser:
                         f"{', '.join(self.static)}"
                     )
         if time is None and is_mapping and self.time_column is not None:
-            time = self._find(row, self.time_column, "data.time")
+            time = self._find_time(row)
         if series is None and self.ids:
             if not is_mapping:
                 raise UserError(
@@ -91,13 +91,24 @@ class RowParser:
                 )
             parts = [self._find(row, name, "data.id") for name in self.ids]
             series = tuple(parts)
-        moment = None if time is None else parse_time(time, self.data.time_format)
+        moment = time
+        if time is not None and not isinstance(time, RowTime):
+            moment = parse_time(time, self.data.time_format)
         return ParsedRow(values, fixed, moment, "" if series is None else self.name_series(series))
 
     def name_series(self, series: Any) -> str:
         """Return the name that a file's series of this id has; of several columns, a tuple."""
         parts = series if isinstance(series, tuple) else (series,)
         return "/".join(map(_to_text, parts))
+
+    def _find_time(self, row: Mapping[str, Any]) -> Any:
+        """Return the time of a row; that of several columns is parsed as a file's is."""
+        columns = self.data.time_columns
+        if len(columns) == 1 or self.time_column in row:
+            return self._find(row, str(self.time_column), "data.time")
+        parts = pa.table({name: [self._find(row, name, "data.time")] for name in columns})
+        table = join_times(wrap_table(parts, "the row"), columns)
+        return _read_time(table, str(self.time_column), self.data.time_format)
 
     def _find(self, row: Mapping[str, Any], name: str, setting: str) -> Any:
         try:
@@ -173,5 +184,9 @@ def parse_time(value: Any, time_format: str | None) -> RowTime:
         return RowTime((plain - EPOCH) // MICROSECOND, True)
     if not isinstance(value, str):
         raise UserError(f"the time of the row is {value!r}; it should be a number, date or text")
-    times = read_times(wrap_table(pa.table({"time": [value]}), "the row"), "time", time_format)
+    return _read_time(wrap_table(pa.table({"time": [value]}), "the row"), "time", time_format)
+
+
+def _read_time(table: DataTable, name: str, time_format: str | None) -> RowTime:
+    times = read_times(table, name, time_format)
     return RowTime(times[0].item(), times.dtype == np.int64)
