@@ -26,10 +26,10 @@ Ints = npt.NDArray[np.int64]
 MIN_UNITS = 5
 """Series, or blocks of rows, from which on resampling says anything"""
 NUM_RESAMPLES, RESAMPLES_AT_ONCE = 1000, 50
-SETTLED = 1.1
+SETTLED = 1.2
 """A start is over when the error is within this factor of the later one"""
 NEGLIGIBLE = 1.05
-"""Up to this ratio of errors, a regime that costs a fraction is preferred"""
+"""Up to this ratio of errors, a regime that costs a fraction is preferred: seeds differ by more"""
 
 
 class RowErrors(NamedTuple):

@@ -176,25 +176,24 @@ def _summarize(loaded: LoadedEvaluation, name: str, folds: list[RegimeSums]) -> 
 
 
 def choose_regime(ratio: ErrorRatio, multiply_adds: tuple[int, int]) -> dict[str, str]:
-    """Return the regime to deploy, with the reason and the figures.
+    """Return the regime to deploy, with the reason and the figures: the carried state, which costs
+    less, unless its error may be higher by more than is negligible.
 
     `multiply_adds` are those of a window and of a row with a carried state.
     """
-    cheaper = f"it takes {multiply_adds[1]:,} multiply-adds a row instead of {multiply_adds[0]:,}"
-    change = _describe_change(ratio.value)
+    cost = f"{multiply_adds[1]:,} multiply-adds a row instead of {multiply_adds[0]:,}"
+    change, limit = _describe_change(ratio.value), f"{100 * (NEGLIGIBLE - 1):.0f} %"
     if ratio.interval is None:
-        what = f"the error of a carried state is {change}, with too few rows for an interval"
-        return _deploy(CARRIED if ratio.value <= 1 else WINDOW, f"{what}; {cheaper}")
+        few = "there are too few rows to be sure, and the test figures are those of windows"
+        return _deploy(WINDOW, f"the error of a carried state is {change}, but {few}")
     low, high = ratio.interval
     bounds = f"(95 %: {100 * (low - 1):+.1f} to {100 * (high - 1):+.1f} %)"
-    if high < 1:
-        return _deploy(CARRIED, f"its error is {change} {bounds}, and {cheaper}")
-    if low > 1:
-        return _deploy(WINDOW, f"the error of a carried state is {change} {bounds}")
-    if ratio.value <= NEGLIGIBLE:
-        return _deploy(CARRIED, f"its error is {change} {bounds}, no certain loss; {cheaper}")
+    if high <= NEGLIGIBLE:
+        return _deploy(CARRIED, f"its error is {change} {bounds}, and it takes {cost}")
+    more = f"{'is' if low > NEGLIGIBLE else 'may be'} more than {limit} higher"
     return _deploy(
-        WINDOW, f"the error of a carried state is {change} {bounds}, though that is not certain"
+        WINDOW,
+        f"the error of a carried state is {change} {bounds}: it {more}; it would take {cost}",
     )
 
 
