@@ -118,7 +118,7 @@ ORDER = {
         "c.memory c.series onnx.model onnx.own_classes onnx.sessions verification",
         "c.checks c.header onnx.step",
         "api c.source onnx.files",
-        "c.selftest hub.files servers.triton",
+        "c.selftest hub.files servers.ray_serve servers.triton",
         "c.files",
     ],
     "ensembling": [

@@ -179,7 +179,8 @@ def export(
         run: The run folder, the beginning of its name, `last`, or the `Result` of `train`. For a
             search, the model of its best settings is used.
         to: The format: "onnx", "c" (C99 source), "torch" (a `torch.export` program), "hub" (a
-            folder for the Hugging Face Hub) or "triton" (a model repository for NVIDIA Triton).
+            folder for the Hugging Face Hub), "triton" (a model repository for NVIDIA Triton) or
+            "ray" (an application for Ray Serve).
         out: The folder to create.
         data: A path or a table to verify on instead, for a run whose own data are gone.
         force: Replace an export that is there already.

@@ -24,7 +24,7 @@ from slipstream.terminal.results import print_export
 def export(
     run: RunFolder,
     to: Annotated[
-        str, typer.Option("--to", metavar="FORMAT", help="onnx, c, torch, hub or triton.")
+        str, typer.Option("--to", metavar="FORMAT", help="onnx, c, torch, hub, triton or ray.")
     ],
     out: Annotated[
         Path, typer.Option(parser=parse_path, metavar="FOLDER", help="The folder to create.")

@@ -71,7 +71,7 @@ def export_run(
         write = chosen.load_writer()
     except ModuleNotFoundError as error:
         raise UserError(
-            f'--to {to} needs the package {error.name}: pip install "slipstream[{to}]"'
+            f'--to {to} needs the package {error.name}: pip install "slipstream[onnx]"'
         ) from None
     data, interface = load_verification_data(trained, options.data), make_interface(portable)
     source = ExportSource(

@@ -138,6 +138,12 @@ FORMATS = {
     "triton": ExportFormat(
         "slipstream.exporting.servers.triton",
         "a model repository for NVIDIA Triton",
+        takes_own_classes=True,
+    ),
+    "ray": ExportFormat(
+        "slipstream.exporting.servers.ray_serve",
+        "an application for Ray Serve",
+        is_run=True,
     ),
 }
 

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from slipstream import runs
 from slipstream.errors import UserError
 from slipstream.portable.model import PortableRun, load_portable
+from slipstream.run_names import EXPORT_FILE
 from slipstream.serving.app import PredictionServer, make_app
 from slipstream.serving.limits import ServerLimits
 from slipstream.serving.model import ServedModel
 from slipstream.serving.server import run_server
 from slipstream.serving.streams.files import load_streams, save_streams
 from slipstream.serving.streams.registry import Streams
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+GRAPH = "model.onnx"
 
 
 def serve(
@@ -30,16 +39,44 @@ def serve(
 
     Streams are loaded from the file `state`, if it exists, and saved there at the end.
     """
-    portable = load_portable(run, ensemble=ensemble)
-    model = ServedModel(portable, build_graph(portable))
-    streams = Streams(model.reader.start, limits)
+    portable, server = _load_server(run, limits, ensemble)
     if state is not None:
-        streams.import_states(load_streams(state, portable.hashes))
-    server = PredictionServer(model, limits, streams)
-    run_server(make_app(server, token), bound, lambda: announce(model.description))
+        server.streams.import_states(load_streams(state, portable.hashes))
+    run_server(make_app(server, token), bound, lambda: announce(server.model.description))
     server.batcher.close()
     if state is not None:
-        save_streams(state, streams.export_states(), portable.hashes)
+        save_streams(state, server.streams.export_states(), portable.hashes)
+
+
+def build_app(run: Path, *, token: str | None = None, has_streams: bool = True) -> ASGIApp:
+    """Return the ASGI application of a run, for servers other than our own."""
+    _, server = _load_server(run, ServerLimits(), has_streams=has_streams)
+    return make_app(server, token)
+
+
+def _load_server(
+    run: Path, limits: ServerLimits, ensemble: bool | None = None, *, has_streams: bool = True
+) -> tuple[PortableRun, PredictionServer]:
+    portable = load_portable(run, ensemble=ensemble)
+    chosen = ensemble is not None  # which may be other networks than an export holds
+    graph = (None if chosen else read_graph(portable)) or build_graph(portable)
+    model = ServedModel(portable, graph)
+    streams = Streams(model.reader.start, limits)
+    return portable, PredictionServer(model, limits, streams, has_streams=has_streams)
+
+
+def read_graph(run: PortableRun) -> bytes | None:
+    """Return the graph of a run that is an export, verified; None of any other run."""
+    folder = run.run.folder
+    if not (folder / EXPORT_FILE).exists() or not (folder / GRAPH).exists():
+        return None
+    files = runs.read_json(folder / EXPORT_FILE)["files"]
+    graph = (folder / GRAPH).read_bytes()
+    if hashlib.sha256(graph).hexdigest() not in [one["sha256"] for one in files]:
+        raise UserError(
+            f"{folder / GRAPH}: is damaged (its SHA-256 differs from {EXPORT_FILE}); export again"
+        )
+    return graph
 
 
 def build_graph(run: PortableRun) -> bytes:

@@ -37,8 +37,17 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 class PredictionServer:
     """A model with its queue and its streams."""
 
-    def __init__(self, model: ServedModel, limits: ServerLimits, streams: Streams) -> None:
+    def __init__(
+        self,
+        model: ServedModel,
+        limits: ServerLimits,
+        streams: Streams,
+        *,
+        has_streams: bool = True,
+    ) -> None:
         self.model, self.limits, self.streams = model, limits, streams
+        self.has_streams = has_streams
+        """Whether clients can use them; they cannot where several processes share the requests"""
         self.metrics = ServerMetrics(
             {
                 "streams": ("Streams whose state is in memory.", lambda: len(streams)),
@@ -98,7 +107,7 @@ class PredictionServer:
         return _answer(self.metrics.format().encode(), METRICS_TYPE)
 
     async def show_schema(self, _: Request) -> Response:
-        return _answer(make_schema(self.model, self.limits))
+        return _answer(make_schema(self.model, self.limits, has_streams=self.has_streams))
 
     async def _predict(self, windows: RequestWindows) -> Arrays:
         if not windows.num_windows:
@@ -114,13 +123,16 @@ def make_app(server: PredictionServer, token: str | None) -> Guard:
     """Return the application, with its checks before it."""
     routes = [
         _route("/predict", server.predict, "POST"),
-        _route("/streams/{id}", server.push, "POST"),
-        _route("/streams/{id}", server.show, "GET"),
-        _route("/streams/{id}", server.remove, "DELETE"),
         _route("/health", server.show_health, "GET"),
         _route("/metrics", server.show_metrics, "GET"),
         _route("/schema", server.show_schema, "GET"),
     ]
+    if server.has_streams:
+        routes += [
+            _route("/streams/{id}", server.push, "POST"),
+            _route("/streams/{id}", server.show, "GET"),
+            _route("/streams/{id}", server.remove, "DELETE"),
+        ]
     handlers: dict[Any, Any] = {
         RequestError: _refuse,
         UserError: _refuse_table,

@@ -25,7 +25,7 @@ ERRORS = {
 }
 
 
-def make_schema(model: ServedModel, limits: ServerLimits) -> bytes:
+def make_schema(model: ServedModel, limits: ServerLimits, *, has_streams: bool) -> bytes:
     """Return the description as JSON."""
     from slipstream import __version__
 
@@ -44,6 +44,8 @@ def make_schema(model: ServedModel, limits: ServerLimits) -> bytes:
         "/metrics": {"get": _operation("Counters for Prometheus.", (), {"text/plain": {}})},
         "/schema": {"get": _operation("This description.", (), {JSON: {}})},
     }
+    if not has_streams:
+        del paths["/streams/{id}"]
     text = (
         f"{model.description} of the run {model.name}. A window has {model.signature.context} "
         f"rows. A request has at most {limits.body_bytes:,} bytes and {limits.rows:,} rows."

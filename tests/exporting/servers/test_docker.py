@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
+from importlib import metadata
 from pathlib import Path
 
+import httpx
+import pyarrow.parquet
 import pytest
 
 import slipstream
+from slipstream import UserError
 from slipstream.exporting.servers.docker import PACKAGES, choose_packages, pin_packages
 from slipstream.portable.model import load_portable
 from slipstream.run_names import find_run
+from slipstream.serving.api import read_graph
+from tests.conftest import HUNG_S, close
 from tests.exporting.small_runs import compare_predictions, train_run
 
 
@@ -38,6 +47,59 @@ def test_the_container_has_all_pinned_packages_but_not_torch(exported):
     text = (exported / "Dockerfile").read_text()
     assert f"slipstream=={slipstream.__version__}" in text
     assert 'CMD ["slipstream", "serve", "/model", "--host", "0.0.0.0"' in text
+
+
+SERVE = """
+import sys
+blocked = set(sys.argv[1].split(","))
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in blocked:
+            raise ModuleNotFoundError(f"{name} is not in requirements.txt", name=name)
+
+sys.meta_path.insert(0, Blocker())
+sys.argv = ["slipstream", "serve", sys.argv[2], "--port", "0"]
+from slipstream.cli import main
+main()
+"""
+
+
+def test_the_export_is_served_with_the_pinned_packages_alone(exported, folder):
+    lines = (exported / "requirements.txt").read_text().splitlines()
+    allowed = {"slipstream", *(line.partition("==")[0] for line in lines)}
+    blocked = [
+        name
+        for name, packages in metadata.packages_distributions().items()
+        if not {one.lower().replace("_", "-") for one in packages} & allowed
+    ]
+    assert "torch" in blocked
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVE, ",".join(blocked), str(exported)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        table = pyarrow.parquet.read_table(folder / "lstm.parquet").slice(0, 20)
+        answer = httpx.post(f"{url}/predict", json=table.to_pylist(), timeout=HUNG_S)
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    assert answer.status_code == 200, answer.text
+    wanted = slipstream.predict(exported, table)["c_predicted"].to_pylist()
+    close([one["c_predicted"] for one in answer.json()["predictions"]], wanted)
+
+
+def test_a_damaged_graph_is_refused(exported, tmp_path):
+    copy = shutil.copytree(exported, tmp_path / "copy")
+    assert read_graph(load_portable(copy)) == (exported / "model.onnx").read_bytes()
+    with (copy / "model.onnx").open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(UserError, match="is damaged"):
+        read_graph(load_portable(copy))
 
 
 def test_what_filters_import_is_there_where_the_run_has_one(exported):
