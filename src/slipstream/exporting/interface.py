@@ -104,6 +104,7 @@ class Interface:
             "length": self._describe_length(),
             "horizon": signature.horizon,
             "step": signature.step,
+            "state": signature.state,
             "prepare_before": list(self.before),
             "filter_after": list(self.after),
         }
@@ -111,6 +112,8 @@ class Interface:
     def _describe_length(self) -> str:
         if self.fixed_length:
             return f"{self.context} rows"
+        if self.signature.state == "carried":
+            return "all rows since the start of the series or the last gap"
         rows = f"any multiple of {self.patch} rows" if self.patch > 1 else "any number of rows"
         return f"{rows}; the model was trained on {self.context}"
 
@@ -118,7 +121,7 @@ class Interface:
 def make_interface(run: PortableRun) -> Interface:
     """Return the inputs and outputs of a run."""
     members = [one.first for one in run.members]
-    _refuse_other_steps(run)
+    _refuse_other_members(run)
     ordered = [run.first, *members]
     contexts = {one.signature.context for one in members}
     return Interface(
@@ -175,8 +178,9 @@ def _join(names: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for some in names for name in some))
 
 
-def _refuse_other_steps(run: PortableRun) -> None:
-    """Refuse members whose columns of one name are not the same numbers."""
+def _refuse_other_members(run: PortableRun) -> None:
+    """Refuse members that cannot be fed from one window: columns of one name are not the same
+    numbers, or a state is carried on from before it."""
     steps = run.first.config.data.prepare
     for member in run.members:
         if member.first.config.data.prepare != steps:
@@ -184,4 +188,9 @@ def _refuse_other_steps(run: PortableRun) -> None:
                 f"{member.run.folder}: its data.prepare differs from that of "
                 f"{run.members[run.reference].run.folder}, so that one table cannot feed both; "
                 "export the members by themselves"
+            )
+        if len(run.members) > 1 and member.first.signature.state == "carried":
+            raise UserError(
+                f'{member.run.folder}: was trained with train.state = "carried", so that it needs '
+                "more rows than the other members; export the members by themselves"
             )

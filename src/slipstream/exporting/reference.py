@@ -27,6 +27,8 @@ from slipstream.scoring.batch import HalfWidths, PredictionBatch, Predictor
 from slipstream.scoring.predict import predict_batches
 
 OWN_SET, NEW_SET = "test", "all"
+CARRIED_WINDOWS = 32
+"""Windows that a model with a carried state is verified on: each takes a pass over its series"""
 
 
 class VerificationData(NamedTuple):
@@ -68,13 +70,16 @@ def load_verification_data(trained: TrainedRun, data: Any) -> VerificationData:
 def iter_reference(
     source: VerificationData, interface: Interface, batch: int
 ) -> Iterator[ReferenceBatch]:
-    """Yield every window, `batch` at a time."""
+    """Yield every window, `batch` at a time; where the state is carried on, an even sample of
+    windows, each with all rows since the state was zero."""
     readers = _make_readers(source)
     plan = source.trained.first.plan
     rows = source.trained.first.config.engine.buffer_rows
+    carried = interface.signature.state == "carried"
     with plan.flags():
         for chunk in source.joint.iter_chunks(source.which, None, rows=rows):
-            for starts in chunk.starts.split(batch):
+            stride = -(-len(chunk.starts) // CARRIED_WINDOWS) if carried else 1
+            for starts in chunk.starts[:: max(stride, 1)].split(1 if carried else batch):
                 yield _predict_part(source, interface, readers, chunk._replace(starts=starts))
 
 
@@ -95,11 +100,25 @@ def _predict_part(
     part: WindowChunk,
 ) -> ReferenceBatch:
     (predicted,) = predict_batches(source.predict, [part], truth=source.which == OWN_SET)
+    windows = _read_windows(readers, part, interface)
+    if interface.signature.state == "carried" and len(part.starts) == 1:
+        windows = windows._replace(rows=_read_since_reset(part, source.joint))
     return ReferenceBatch(
-        windows=_read_windows(readers, part, interface),
+        windows=windows,
         outputs=_to_physical(predicted, source, interface),
         truth=_restore_truth(predicted.truth, source),
     )
+
+
+def _read_since_reset(chunk: WindowChunk, dataset: Dataset) -> Floats:
+    """Return all rows from where the state is zero to the end of the only window, [1, T, F]."""
+    signature, series = dataset.signature, chunk.series
+    assert series.segments is not None
+    end = int(chunk.starts[0]) + signature.context
+    place = int(torch.searchsorted(series.segments, end - 1, right=True)) - 1
+    rows = series.inputs[int(series.segments[place]) : end]
+    columns = [_unscale(rows[:, i], n, dataset.scaler) for i, n in enumerate(signature.inputs)]
+    return np.stack(columns, axis=1)[None]
 
 
 class _MemberReader(NamedTuple):

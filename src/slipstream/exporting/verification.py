@@ -122,9 +122,11 @@ def verify(
     main = Differences(interface, source.joint.scaler)
     others = {name: Differences(interface, source.joint.scaler) for name in written.others}
     errors = ErrorComparison(interface, source.joint.scaler)
-    sizes = {batch, *OTHER_BATCHES}
+    sizes: set[int] = set()
     for number, reference in enumerate(iter_reference(source, interface, batch)):
-        main.windows += len(reference.windows.rows)
+        count = len(reference.windows.rows)
+        main.windows += count
+        sizes |= {min(size, count) for size in (batch, *OTHER_BATCHES)} if number == 0 else set()
         outputs = written.run(reference.windows)
         main.add(outputs, reference.outputs)
         errors.add(reference, outputs)
@@ -142,6 +144,7 @@ def verify(
     loss = {} if largest is None else {"loss": errors.describe(largest)}
     return {
         "windows": main.windows,
+        "windows_of_set": source.num_windows,
         "max_abs": max(one.max_abs for one in every),
         "max_rel": max(one.max_rel for one in every),
         "limit": written.limit,

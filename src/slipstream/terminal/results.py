@@ -153,10 +153,12 @@ def print_export(result: dict[str, Any], console: Console) -> None:
         table.add_row(file["name"], f"{file['bytes']:,}")
     console.print(table)
     on = "test set" if parity["on"] == "test" else "data"
+    total = parity["windows_of_set"]
+    share = f" out of {total:,}" if parity["windows"] < total else ""
     print_text(
         console,
-        f"verified on {format_count(parity['windows'], 'window')} of the {on}: largest difference "
-        f"{parity['max_rel']:.1e} relative, {parity['max_abs']:.1e} absolute (limit "
+        f"verified on {format_count(parity['windows'], 'window')}{share} of the {on}: largest "
+        f"difference {parity['max_rel']:.1e} relative, {parity['max_abs']:.1e} absolute (limit "
         f"{parity['limit']:g} relative)",
     )
     if "loss" in parity:

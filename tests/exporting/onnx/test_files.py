@@ -112,6 +112,25 @@ def test_of_folds_the_last_is_exported(folder, tmp_path):
     assert "lower" in result["interface"]["outputs"]
 
 
+def test_a_carried_state_is_compared_over_whole_series(folder, tmp_path):
+    settings = {"state": "carried", "batch": 4}
+    run = train_small(folder, data={"horizon": 0, "targets": ["c"]}, train=settings)
+    result = slipstream.export(run, out=tmp_path / "out")
+    assert result["parity"]["max_rel"] <= 1e-5
+    assert result["interface"]["state"] == "carried"
+    table = slipstream.predict(run, NEW)
+    rows = np.stack([NEW[name].to_numpy() for name in "ab"], axis=1)[None].astype(np.float32)
+    outputs = run_file(tmp_path / "out" / "model.onnx", rows=rows)
+    close(outputs["prediction"][0, 0], table["c_predicted"].to_pylist()[-1:])
+
+
+def test_long_sinusoidal_positions_are_those_of_the_model(folder, tmp_path):
+    model = {"kind": "transformer", "hidden": 64, "positions": "sinusoidal"}
+    data = {"context": 100, "horizon": 1, "split": {"train": 0.7, "val": 0.1, "test": 0.2}}
+    run = train_small(folder, data=data, model=model)
+    assert slipstream.export(run, out=tmp_path / "out")["parity"]["max_rel"] <= 1e-6
+
+
 def test_steps_before_and_the_filter_after_are_named_everywhere(folder, tmp_path):
     step = {"step": "formula", "name": "d", "value": "lag(a, 1) - a"}
     smooth = {"filter": {"kind": "ema", "rows": 5}}
