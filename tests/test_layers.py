@@ -73,7 +73,7 @@ ORDER = {
         "mixture networks.heads networks.shapes overrides rows",
         "cost model networks.encoders",
         "networks.windows",
-        "networks.steps streaming streaming.parsing",
+        "networks.steps streaming streaming.parsing streaming.prepared",
         "streaming.preparation",
         "streaming.members",
         "stream",

@@ -284,10 +284,11 @@ def test_a_model_without_a_state_cannot_carry_one(runs):
         Stream(runs("quantiles"), regime="carried")
 
 
-def test_a_stream_imports_no_torch(runs):
+def test_a_stream_imports_neither_torch_nor_scipy(runs):
     code = (
         "import sys, slipstream; stream = slipstream.Stream(sys.argv[1]);"
-        "[stream.push([20.0, 30.0 + i]) for i in range(9)]; assert 'torch' not in sys.modules"
+        "[stream.push([20.0, 30.0 + i]) for i in range(9)]; assert 'torch' not in sys.modules; "
+        "assert 'scipy' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code, str(runs("estimate"))], check=True)
 

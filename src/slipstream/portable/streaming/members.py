@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,10 @@ from slipstream.portable.networks.arithmetic import Array, softmax
 from slipstream.portable.networks.steps import RowNetwork, State
 from slipstream.portable.networks.windows import average, predict_scaled
 from slipstream.portable.streaming.parsing import ParsedRow
-from slipstream.portable.streaming.preparation import FutureSteps, PreparedRow, StreamedSteps
+from slipstream.portable.streaming.prepared import PreparedRow
+
+if TYPE_CHECKING:
+    from slipstream.portable.streaming.preparation import FutureSteps, StreamedSteps
 
 Arrays = dict[str, npt.NDArray[Any]]
 LARGEST_SCALED = float(np.finfo(np.float32).max)
@@ -229,11 +232,12 @@ def make_member(member: PortableMember, *, carried: bool) -> StreamMember:
     data, signature, scaler = model.config.data, model.signature, model.scaler
     steps = future = None
     if data.prepare:
-        steps = StreamedSteps(data, signature.inputs, model.limits, signature.step)
+        from slipstream.portable.streaming import preparation  # scipy takes a while to import
+
+        steps = preparation.StreamedSteps(data, signature.inputs, model.limits, signature.step)
         if signature.static and set(signature.static) & set(steps.sources):
             raise UserError("data.prepare changes a static column, which cannot be streamed")
-    if signature.future and FutureSteps.apply_to(data, signature.future) and signature.step:
-        future = FutureSteps(data, signature.future, signature.horizon, signature.step)
+        future = preparation.plan_future(data, signature)
     return StreamMember(
         member=member,
         columns=signature.inputs if steps is None else steps.sources,

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from slipstream.config import Data
+from slipstream.config import Data, Signature
 from slipstream.config.prepare import FilterStep, JoinStep, PadStep, ResampleStep
 from slipstream.data.prepare import filters
 from slipstream.data.prepare.chain.frames import SeriesFrame
@@ -25,9 +25,7 @@ from slipstream.data.series import MICROSECONDS, Floats, Times
 from slipstream.errors import UserError
 from slipstream.portable.filters import advance_sections
 from slipstream.portable.streaming.parsing import RowTime
-
-Version = str
-"""A column's name, and how many steps have written it, as in "current#1" """
+from slipstream.portable.streaming.prepared import PreparedRow, Version
 
 
 class StreamedStep(NamedTuple):
@@ -38,25 +36,6 @@ class StreamedStep(NamedTuple):
     writes: dict[str, Version]
     sections: Floats | None
     """[S, 5], of a filter with a state, which looks back over all rows"""
-
-
-@dataclass(frozen=True)
-class PreparedRow:
-    """What steps have made of the rows of a series so far; never changed in place."""
-
-    inputs: Floats
-    """Those of the newest row, in the order of the model; NaN where one is missing"""
-    waits: bool = True
-    """Whether steps look back further than the series goes, so that the row does not count"""
-    count: int = 0
-    """Rows of the series"""
-    past: dict[Version, Floats] = field(default_factory=dict)
-    """The last values of columns that a step looks back to"""
-    times: Times = field(default_factory=lambda: np.empty(0))
-    filters: dict[Version, Floats] = field(default_factory=dict)
-    """Of filters with a state: the first and the last known value, then the state"""
-    known: frozenset[str] = frozenset()
-    """The columns that have had a value"""
 
 
 class StreamedSteps:
@@ -228,11 +207,6 @@ class FutureSteps:
         self.plan = select_steps(plan_steps(data), names)
         self.names, self.horizon, self.step = tuple(names), horizon, step
 
-    @staticmethod
-    def apply_to(data: Data, names: Sequence[str]) -> bool:
-        """Return whether steps make these columns from times alone."""
-        return bool(data.prepare) and plan_steps(data).makes_from_times(names)
-
     def compute(self, time: RowTime) -> Floats:
         """Return the columns [H, U] over the rows after a time."""
         unit = MICROSECONDS if time.is_date else 1
@@ -244,3 +218,11 @@ class FutureSteps:
             if not one.changes_rows:
                 frame = apply_step(one, replace(frame), context=1)
         return np.stack([frame.columns[name] for name in self.names], axis=1)
+
+
+def plan_future(data: Data, signature: Signature) -> FutureSteps | None:
+    """Return the steps that make the columns of `data.future`, where times alone suffice."""
+    names, step = signature.future, signature.step
+    if not names or step is None or not plan_steps(data).makes_from_times(names):
+        return None
+    return FutureSteps(data, names, signature.horizon, step)
