@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
-
-from markupsafe import Markup
+from typing import TYPE_CHECKING, Any
 
 from slipstream.reporting.formatting import format_number
 from slipstream.text import format_count
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 FILTERS = {
     "moving_average": "moving average",
