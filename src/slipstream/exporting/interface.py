@@ -149,7 +149,10 @@ def has_fixed_length(model: Model) -> bool:
 
 def keeps_digits(model: PortableModel) -> bool:
     """Whether float32 holds every column closely enough: a value far from zero beside its spread
-    would lose digits that the scaled value has."""
+    would lose digits that the scaled value has. Where windows are divided by their own deviation,
+    which may be next to nothing, every digit counts."""
+    if model.config.model.normalize == "window":
+        return False
     scaler, signature = model.scaler, model.signature
     targets = () if signature.classes else signature.targets
     return all(

@@ -184,6 +184,17 @@ def test_columns_far_from_zero_are_read_in_float64():
     assert (near.dtype, far.dtype) == ("float32", "float64")
 
 
+def test_nearly_constant_windows_keep_their_digits():
+    """Their normalization divides by next to nothing, and multiplies what rounding takes."""
+    signature = make_signature(targets=("d",), shared=0)
+    run = RandomRun({"kind": "linear", "normalize": "window"}, signature)
+    interface, windows = make_interface(run.portable), run.draw_windows(7, 8)
+    calm = windows._replace(rows=windows.rows[:, :1] + 1e-3 * windows.rows)
+    session = open_session(build_window_graph(run.portable).SerializeToString())
+    (values,) = session.run(None, to_inputs(calm, interface.dtype))
+    assert compare(run, {"prediction": values}, run.predict(calm)) <= LIMIT
+
+
 def test_the_metadata_name_columns_context_and_step():
     signature = make_signature(static=("s",), future=("a",))
     graph = build_window_graph(RandomRun({"kind": "linear"}, signature).portable)
