@@ -289,3 +289,10 @@ def test_a_table_on_disk_is_refused_with_the_way_out(tmp_path):
     trained = train(tmp_path, data={"path": str(parquet)}, train={"epochs": 1})
     with pytest.raises(UserError, match=r"engine\.home=host"):
         slipstream.evaluate(trained.run, stream=True, overrides="engine.home=stream")
+
+
+def test_a_model_that_is_trained_for_a_carried_state_has_both_regimes(tmp_path):
+    carried = train(tmp_path, train={"state": "carried", "epochs": 1, "batch": 4})
+    scores = slipstream.evaluate(carried.run, stream=True)
+    assert scores["carried"]["metrics"] == pytest.approx(carried.metrics["test"], rel=1e-5)
+    assert scores["window"]["metrics"]["mae"] != scores["carried"]["metrics"]["mae"]

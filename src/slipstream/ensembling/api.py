@@ -107,7 +107,7 @@ def _load_members(
         if config.predict != load_changed_config(model_run, ()).predict:
             raise UserError(
                 "predict.filter of an ensemble is that of its members; change it when the ensemble "
-                "is used, by --set of evaluate or predict"
+                "is used: evaluate and predict take it"
             )
         options: dict[str, Any] = {"overrides": overrides, "allow_code": allow_code}
         loaded.append(load_member(model_run, label, config, **options))

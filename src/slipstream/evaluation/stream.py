@@ -52,7 +52,8 @@ def score_stream(loaded: LoadedEvaluation) -> dict[str, Any]:
     trained, dataset = loaded.trained, loaded.dataset
     if dataset.memory is None:
         raise UserError(
-            "--stream reads whole series, but these stay on disk; pass --set engine.home=host"
+            "a stream is scored over whole series, but these stay on disk; pass "
+            "--set engine.home=host"
         )
     refusal = explain_refusal(trained)
     with trained.first.plan.flags():
