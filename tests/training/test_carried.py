@@ -63,6 +63,17 @@ def test_predictions_of_the_same_rows_are_those_of_the_test_set(result):
     np.testing.assert_allclose(same["a_predicted"], written["a_predicted"], rtol=1e-5)
 
 
+def test_a_stream_of_rows_gives_the_predictions_of_whole_series(tmp_path):
+    data = {"horizon": 0, "inputs": ["b", "c"], "targets": ["a"]}
+    result = train(tmp_path, data=data)
+    predicted = slipstream.predict(result.run, tmp_path / "table.parquet")
+    stream = slipstream.Stream(result.run)
+    assert stream.regime == "carried"
+    pushed = [stream.push(row) for row in waves(600).to_pylist()]
+    found = [pushed[row].point[0, 0] for row in predicted["row"].to_pylist()]
+    np.testing.assert_allclose(found, predicted["a_predicted"], rtol=1e-6)
+
+
 def test_the_same_rows_are_scored_as_with_windows(result, tmp_path):
     other = train(tmp_path, train={"state": "windows", "epochs": 1})
     assert other.summary["windows"] == result.summary["windows"]
