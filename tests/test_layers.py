@@ -128,7 +128,7 @@ ORDER = {
     "serving": [
         "batching formats limits server",
         "formats.arrow formats.responses metrics streams streams.rows",
-        "formats.requests guard streams.files streams.registry tables",
+        "formats.requests guard streams.files streams.registry streams.stepwise tables",
         "model",
         "schema",
         "app",

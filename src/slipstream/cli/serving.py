@@ -47,6 +47,13 @@ def serve(
     stream_idle: Annotated[
         float, typer.Option(min=0.01, help="Seconds without a row after which a stream goes.")
     ] = 3600.0,
+    carried: Annotated[
+        bool,
+        typer.Option(
+            "--carried",
+            help="Carry the state of streams from row to row instead of predicting from windows.",
+        ),
+    ] = False,
     ensemble: Ensemble = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -98,6 +105,7 @@ def serve(
                 idle_s=stream_idle,
             ),
             ensemble=ensemble,
+            regime="carried" if carried else "auto",
             state=state,
             announce=announce,
         )

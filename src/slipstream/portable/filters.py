@@ -24,6 +24,7 @@ The delay is by how many rows the filtered value of a steady change is late. All
 constant as it is: they work on the differences from the first value.
 """
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -245,6 +246,18 @@ class PredictionFilter:
     def apply(self, predictions: npt.ArrayLike) -> Floats:
         """Return consecutive ones, along the first axis."""
         return self._finish(self.rows.apply(predictions))
+
+    def apply_pieces(self, predictions: npt.ArrayLike, follows: npt.NDArray[np.bool_]) -> Floats:
+        """Return predictions along the first axis; the filter starts anew at each that does not
+        follow the one before it."""
+        values = np.asarray(predictions, dtype=np.float64)
+        result = np.empty_like(values)
+        edges = np.union1d(np.flatnonzero(~follows), [0, len(values)])
+        for begin, end in itertools.pairwise(edges.tolist()):
+            if not follows[begin]:
+                self.reset()
+            result[begin:end] = self.apply(values[begin:end])
+        return result
 
     def _finish(self, values: Floats) -> Floats:
         if self._signature.classes:

@@ -6,7 +6,6 @@ of a series, of a piece between gaps and of a set, and where a window is left ou
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -101,13 +100,7 @@ class BatchFilter:
         follows = np.diff(rows, prepend=self._last[0]) == 1
         follows &= np.diff(pieces, prepend=self._last[1]) == 0
         self._last = int(rows[-1]), int(pieces[-1])
-        result = np.empty_like(values)
-        edges = np.union1d(np.flatnonzero(~follows), [0, len(rows)])
-        for begin, end in itertools.pairwise(edges.tolist()):
-            if not follows[begin]:
-                self._filter.reset()
-            result[begin:end] = self._filter.apply(values[begin:end])
-        return result
+        return self._filter.apply_pieces(values, follows)
 
     def _read(self, prediction: Tensor) -> Any:
         values = prediction.double()

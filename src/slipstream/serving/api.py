@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from slipstream import runs
 from slipstream.errors import UserError
 from slipstream.portable.model import PortableRun, load_portable
+from slipstream.portable.stream import Regime
 from slipstream.run_names import EXPORT_FILE
 from slipstream.serving.app import PredictionServer, make_app
 from slipstream.serving.limits import ServerLimits
@@ -32,6 +33,7 @@ def serve(
     token: str | None,
     limits: ServerLimits,
     ensemble: bool | None = None,
+    regime: Regime = "auto",
     state: Path | None = None,
     announce: Callable[[str], None],
 ) -> None:
@@ -39,7 +41,7 @@ def serve(
 
     Streams are loaded from the file `state`, if it exists, and saved there at the end.
     """
-    portable, server = _load_server(run, limits, ensemble)
+    portable, server = _load_server(run, limits, ensemble, regime)
     if state is not None:
         server.streams.import_states(load_streams(state, portable.hashes))
     run_server(make_app(server, token), bound, lambda: announce(server.model.description))
@@ -55,14 +57,18 @@ def build_app(run: Path, *, token: str | None = None, has_streams: bool = True) 
 
 
 def _load_server(
-    run: Path, limits: ServerLimits, ensemble: bool | None = None, *, has_streams: bool = True
+    run: Path,
+    limits: ServerLimits,
+    ensemble: bool | None = None,
+    regime: Regime = "auto",
+    *,
+    has_streams: bool = True,
 ) -> tuple[PortableRun, PredictionServer]:
     portable = load_portable(run, ensemble=ensemble)
     chosen = ensemble is not None  # which may be other networks than an export holds
     graph = (None if chosen else read_graph(portable)) or build_graph(portable)
-    model = ServedModel(portable, graph)
-    streams = Streams(model.reader.start, limits)
-    return portable, PredictionServer(model, limits, streams, has_streams=has_streams)
+    model = ServedModel(portable, graph, regime)
+    return portable, PredictionServer(model, limits, Streams(limits), has_streams=has_streams)
 
 
 def read_graph(run: PortableRun) -> bytes | None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
+import pyarrow as pa
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -20,10 +21,11 @@ from slipstream.serving.formats.responses import choose_format, encode_table, to
 from slipstream.serving.guard import BODY, ROUTE, Guard
 from slipstream.serving.limits import RequestError, ServerLimits
 from slipstream.serving.metrics import ServerMetrics
-from slipstream.serving.model import RequestWindows, ServedModel, StreamWindows
+from slipstream.serving.model import Answered, RequestWindows, ServedModel
 from slipstream.serving.schema import make_schema
 from slipstream.serving.streams.registry import Streams
 from slipstream.serving.streams.rows import StreamState
+from slipstream.serving.streams.stepwise import RowSteps
 from slipstream.text import escape_controls
 
 INLINE_BYTES = 1 << 15
@@ -69,31 +71,56 @@ class PredictionServer:
 
         with self.batcher.expect():
             windows = await _read_body(read, request)
-        outputs = await self._predict(windows)
-        return _encode(windows, outputs, accepted, {"model": self.model.description})
+        answered = windows.finish(await self._predict(windows))
+        extra = {"model": self.model.description}
+        return _encode(answered.table, windows.notes, accepted, extra)
 
     async def push(self, request: Request) -> Response:
         """Append rows to a stream and predict them; a request that fails leaves it as it was."""
+        if self.model.refusal:
+            text = f"there are no streams here: {self.model.refusal}; send tables to /predict"
+            raise RequestError(422, text)
         options = _read_query(request, (ROW, EVERY))
-        kind, accepted = _read_formats(request)
+        formats = _read_formats(request)
         name, expected = request.path_params["id"], options.pop(ROW, None)
+        append = self._append_windows if self.model.stream is None else self._append_rows
         async with self.streams.open(name, expected) as stream:
-
-            def read(body: bytes) -> StreamWindows:
-                rows = parse_table(body, kind, self.limits)
-                return self.model.append(name, rows, stream.state, **options)
-
-            with self.batcher.expect():
-                windows = await _read_body(read, request)
-            outputs = await self._predict(windows)
-            answer = _encode(windows, outputs, accepted, self._describe(name, windows.state))
-            stream.state = windows.state
+            answered, notes = await append(request, name, stream.state, formats[0], **options)
+            extra = _describe(name, answered.state)
+            answer = _encode(answered.table, notes, formats[1], extra)
+            stream.state = answered.state
         return answer
+
+    async def _append_windows(
+        self, request: Request, name: str, state: StreamState, kind: str, every: bool = False
+    ) -> tuple[Answered, tuple[str, ...]]:
+        """Predict new rows from the windows that end with them."""
+
+        def read(body: bytes) -> RequestWindows:
+            return self.model.append(name, parse_table(body, kind, self.limits), state, every=every)
+
+        with self.batcher.expect():
+            windows = await _read_body(read, request)
+        return windows.finish(await self._predict(windows)), windows.notes
+
+    async def _append_rows(
+        self, request: Request, name: str, state: StreamState, kind: str, every: bool = False
+    ) -> tuple[Answered, tuple[str, ...]]:
+        """Predict new rows one after the other, in the model's thread."""
+
+        def read(body: bytes) -> RowSteps:
+            return self.model.step(name, parse_table(body, kind, self.limits), state)
+
+        steps = await _read_body(read, request)
+        while not steps.is_done:
+            await self.batcher.call(steps.advance)
+        rows = steps.finish(self.model.signature)
+        return self.model.finish_steps(name, rows, state, every), rows.notes
 
     async def show(self, request: Request) -> Response:
         """Show how far a stream is."""
         name = request.path_params["id"]
-        return _answer(to_json(self._describe(name, self.streams.find(name).state)))
+        return _answer(to_json(_describe(name, self.streams.find(name).state)))
 
     async def remove(self, request: Request) -> Response:
         """Remove a stream."""
@@ -114,9 +141,9 @@ class PredictionServer:
             return self.model.make_empty()
         return await self.batcher.predict(windows.num_windows, windows.gather)
 
-    def _describe(self, name: str, state: StreamState) -> dict[str, Any]:
-        waiting = max(self.model.signature.context - 1 - len(state.inputs), 0)
-        return {"stream": name, "rows": state.num_rows, "missing_rows": waiting}
+
+def _describe(name: str, state: StreamState) -> dict[str, Any]:
+    return {"stream": name, "rows": state.num_rows, "missing_rows": state.missing_rows}
 
 
 def make_app(server: PredictionServer, token: str | None) -> Guard:
@@ -206,10 +233,9 @@ async def _read_body(read: Callable[[bytes], Any], request: Request) -> Any:
     return read(body)
 
 
-def _encode(windows: RequestWindows, outputs: Arrays, kind: str, extra: dict[str, Any]) -> Response:
-    notes = [escape_controls(note) for note in windows.notes]
-    table = windows.to_table(outputs)
-    return _answer(encode_table(table, kind, extra | {"notes": notes}), kind)
+def _encode(table: pa.Table, notes: Iterable[str], kind: str, extra: dict[str, Any]) -> Response:
+    listed = [escape_controls(note) for note in notes]
+    return _answer(encode_table(table, kind, extra | {"notes": listed}), kind)
 
 
 def _answer(body: bytes, kind: str = JSON) -> Response:

@@ -83,6 +83,10 @@ class Batcher:
         self._start()
         return await job.done
 
+    async def call(self, function: Callable[[], None]) -> None:
+        """Call a function in the model's thread, between batches."""
+        await asyncio.get_running_loop().run_in_executor(self._worker, function)
+
     def close(self) -> None:
         self._worker.shutdown(wait=True)
 

@@ -6,18 +6,20 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from slipstream.config import Config, Signature
 from slipstream.data.prepare.chain.replay import Replay
 from slipstream.data.scaler import merge_scalers
-from slipstream.data.series import Ints, SeriesIndex, is_date
+from slipstream.data.series import Floats, Ints, SeriesIndex, Times, is_date
 from slipstream.errors import UserError
 from slipstream.exporting.interface import make_interface
+from slipstream.portable.filters import PredictionFilter, design_filter
 from slipstream.portable.model import PortableRun
 from slipstream.portable.rows import (
     NewRows,
@@ -26,11 +28,12 @@ from slipstream.portable.rows import (
     find_last_windows,
     read_new_rows,
 )
+from slipstream.portable.stream import Regime, Stream
 from slipstream.portable.table import WindowPlaces
 from slipstream.serving.batching import Arrays
-from slipstream.serving.limits import RequestError
 from slipstream.serving.streams.rows import ArrivedRows, StreamReader, StreamState
-from slipstream.serving.tables import make_table
+from slipstream.serving.streams.stepwise import RowSteps, SteppedRows
+from slipstream.serving.tables import TableMaker
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,28 +46,27 @@ SLOW_S = 0.01
 CSV_NAME = "request.csv"
 
 
+class Answered(NamedTuple):
+    """The table of an answer and, of a stream, its new state."""
+
+    table: pa.Table
+    state: StreamState
+
+
 @dataclass(frozen=True)
 class RequestWindows:
-    """The windows of one request, and how their predictions become a table."""
+    """The windows of one request, and how their predictions become an answer."""
 
     num_windows: int
     gather: Callable[[int, int], Arrays]
-    to_table: Callable[[Arrays], pa.Table]
+    finish: Callable[[Arrays], Answered]
     notes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class StreamWindows(RequestWindows):
-    """The windows that end with new rows of a stream."""
-
-    state: StreamState
-    """Of the stream once they are predicted"""
 
 
 class ServedModel:
     """A run and its graph in onnxruntime."""
 
-    def __init__(self, run: PortableRun, graph: bytes) -> None:
+    def __init__(self, run: PortableRun, graph: bytes, regime: Regime = "auto") -> None:
         from slipstream.exporting.onnx.sessions import open_session
 
         self.interface = make_interface(run)
@@ -77,8 +79,28 @@ class ServedModel:
         self.scaler = merge_scalers(run.first.scaler.kind, parts)
         self.limits = run.first.limits
         self.reader = StreamReader(self.config, self.signature, self.scaler)
+        self.tables = TableMaker(self.interface.signature, run.half_widths)
+        self.design = design_filter(self.config.predict.filter, self.signature.step)
+        self.refusal = ""
+        """Why there are no streams; empty where there are"""
+        self.stream = self._make_stream(run, regime)
+        """What predicts streams row by row; None where windows do"""
         self.padding: int | None = None
         self.padding = self._find_padding()
+
+    def _make_stream(self, run: PortableRun, regime: Regime) -> Stream | None:
+        signature = self.signature
+        carried = regime == "carried" or (regime == "auto" and signature.state == "carried")
+        reads_label = signature.classes and signature.targets[0] in signature.inputs
+        if not (carried or self.config.data.prepare or signature.future or reads_label):
+            return None
+        try:
+            return Stream(run, regime=regime, gaps="reset")
+        except UserError as error:
+            if regime == "carried":
+                raise
+            self.refusal = str(error)
+            return None
 
     def read(
         self, source: pa.Table | bytes, *, every: bool = False, resample: bool = False
@@ -87,70 +109,124 @@ class ServedModel:
         with _name_source(source) as named:
             options: dict[str, Any] = {"resample": resample, "replay": Replay(self.limits)}
             rows = read_new_rows(self.config, self.signature, self.scaler, named, **options)
-        notes, starts = list(rows.notes), rows.starts
+        notes, starts, selected = list(rows.notes), rows.starts, rows.starts
         if self.signature.horizon and not every:
-            starts = find_last_windows(rows.index, self.signature, starts)
+            selected = find_last_windows(rows.index, self.signature, starts)
+            starts = selected if self.design is None else starts  # a filter needs those before
         else:
             notes += describe_unknown_future(self.signature, rows.left_out, len(starts))
-        return self._make_windows(rows, starts, tuple(notes))
 
-    def _make_windows(self, rows: NewRows, starts: Ints, notes: tuple[str, ...]) -> RequestWindows:
-        places = WindowPlaces(self.signature, rows.index, starts, rows.raw.time)
+        def finish(outputs: Arrays) -> Answered:
+            values = self._filter_windows(rows, starts, outputs)[np.isin(starts, selected)]
+            places = WindowPlaces(self.signature, rows.index, selected, rows.raw.time)
+            return Answered(self.tables.make(places, values), StreamState())
+
         return RequestWindows(
             num_windows=len(starts),
             gather=lambda begin, end: self._to_feeds(rows.gather(starts[begin:end])),
-            to_table=lambda outputs: make_table(self.interface, places, outputs),
-            notes=notes,
+            finish=finish,
+            notes=tuple(notes),
         )
+
+    def _filter_windows(self, rows: NewRows, starts: Ints, outputs: Arrays) -> Floats:
+        """Return the windows' predictions, filtered where the config sets a filter."""
+        values = outputs[self.interface.output].astype(np.float64)
+        if self.design is None:
+            return values
+        pieces = np.searchsorted(rows.index.breaks, starts, side="right")
+        follows = (np.diff(starts, prepend=-2) == 1) & (np.diff(pieces, prepend=-1) == 0)
+        return self._make_filter().apply_pieces(values, follows)
+
+    def _make_filter(self) -> PredictionFilter:
+        assert self.design is not None
+        return PredictionFilter(self.design, self.interface.signature)
 
     def append(
         self, name: str, source: pa.Table | bytes, state: StreamState, *, every: bool = False
-    ) -> StreamWindows:
+    ) -> RequestWindows:
         """Read new rows of a stream: the windows that end with them or, of a forecast, with the
         last of them."""
-        if reason := self.reader.explain_refusal():
-            raise RequestError(422, f"there are no streams here: {reason}; send tables to /predict")
         with _name_source(source) as named:
             rows = self.reader.read(named, state)
-        ends = rows.ends
-        if self.signature.horizon and not every:
-            ends = ends[ends == len(rows.inputs) - 1]
+        last = len(rows.inputs) - 1
+        only_last = self.signature.horizon > 0 and not every
+        ends = rows.ends[rows.ends == last] if only_last and self.design is None else rows.ends
         context = np.arange(1 - self.signature.context, 1)
 
         def gather(begin: int, end: int) -> Arrays:
             some = ends[begin:end]
-            static = rows.state.static
-            repeated = None if static is None else np.repeat(static[None], len(some), axis=0)
-            return self._to_feeds(
-                PhysicalWindows(rows.inputs[some[:, None] + context], repeated, None)
-            )
+            static = None if rows.static is None else np.repeat(rows.static[None], len(some), 0)
+            windows = PhysicalWindows(rows.inputs[some[:, None] + context], static, None)
+            return self._to_feeds(windows)
 
-        places = self._locate(name, rows, ends, state)
-        return StreamWindows(
-            num_windows=len(ends),
-            gather=gather,
-            to_table=lambda outputs: make_table(self.interface, places, outputs),
-            notes=rows.notes,
-            state=rows.state,
-        )
+        def finish(outputs: Arrays) -> Answered:
+            values = outputs[self.interface.output].astype(np.float64)
+            after = rows.state
+            if self.design is not None:
+                values, after = self._filter_stream(rows, values, state)
+            wanted = ends == last if only_last else np.ones(len(ends), dtype=bool)
+            numbers = ends[wanted] + state.num_rows - len(state.arrays.get("inputs", ()))
+            places = self._locate(name, numbers, rows.time, state, after)
+            return Answered(self.tables.make(places, values[wanted]), after)
+
+        return RequestWindows(len(ends), gather, finish, rows.notes)
+
+    def _filter_stream(
+        self, rows: ArrivedRows, values: Floats, state: StreamState
+    ) -> tuple[Floats, StreamState]:
+        """Filter predictions after those that the stream had, up to a gap."""
+        ends, one = rows.ends, self._make_filter()
+        earlier = {name[7:]: a for name, a in state.arrays.items() if name.startswith("filter.")}
+        follows = np.isin(ends - 1, ends) & (rows.begins[ends] == rows.begins[ends - 1])
+        if earlier and len(ends):
+            one.rows.set_state(earlier)
+            follows[0] = rows.begins[ends[0]] == 0 and ends[0] == len(state.arrays["inputs"])
+        filtered = one.apply_pieces(values, follows) if len(ends) else values
+        arrays = dict(rows.state.arrays)
+        if len(ends) and ends[-1] == len(rows.inputs) - 1:
+            arrays |= {f"filter.{name}": a for name, a in one.rows.get_state().items()}
+        return filtered, replace(rows.state, arrays=arrays)
+
+    def step(self, name: str, source: pa.Table | bytes, state: StreamState) -> RowSteps:
+        """Read new rows of a stream that is predicted row by row."""
+        assert self.stream is not None
+        with _name_source(source) as named:
+            return RowSteps(name, named, state, self.stream, self.reader)
+
+    def finish_steps(
+        self, name: str, rows: SteppedRows, before: StreamState, every: bool
+    ) -> Answered:
+        wanted = np.ones(len(rows.ends), dtype=bool)
+        if self.signature.horizon and not every:
+            wanted = rows.ends == rows.state.num_rows - 1
+        places = self._locate(name, rows.ends[wanted], rows.time, before, rows.state)
+        return Answered(self.tables.make(places, rows.values[wanted]), rows.state)
 
     def _locate(
-        self, name: str, rows: ArrivedRows, ends: Ints, before: StreamState
+        self,
+        name: str,
+        ends: Ints,
+        time: Times | None,
+        before: StreamState,
+        after: StreamState,
     ) -> WindowPlaces:
-        """Return where windows lie in the whole stream."""
-        first = before.num_rows - len(before.inputs)
+        """Return where predictions belong in the whole stream, by the rows that they end with."""
         index = SeriesIndex(
             series_names=(name,),
-            offsets=np.array([0, rows.state.num_rows]),
+            offsets=np.array([0, after.num_rows]),
             breaks=np.zeros(1, dtype=np.int64),
             group_begins=np.zeros(1, dtype=np.int64),
             group_codes=np.zeros(1, dtype=np.int64),
             group_names=(),
             step=self.signature.step,
-            has_dates=rows.time is not None and is_date(rows.time),
+            has_dates=time is not None and is_date(time),
         )
-        starts = ends + first + 1 - self.signature.context
-        return WindowPlaces(self.signature, index, starts, rows.time, before.num_rows)
+        return WindowPlaces(self._last_row, index, ends, time, before.num_rows)
+
+    @cached_property
+    def _last_row(self) -> Signature:
+        """The signature of windows that are their last row, wherever the others are."""
+        return self.signature.model_copy(update={"context": 1})
 
     def _to_feeds(self, windows: PhysicalWindows) -> Arrays:
         """Return windows as the graph takes them."""
@@ -174,8 +250,8 @@ class ServedModel:
         return _slice(self._call(feeds), 0, count)
 
     def _call(self, feeds: Arrays) -> Arrays:
-        names = self.interface.outputs
-        return dict(zip(names, self.session.run(list(names), dict(feeds)), strict=True))
+        name = self.interface.output  # intervals are computed from it
+        return {name: self.session.run([name], dict(feeds))[0]}
 
     def _find_padding(self) -> int | None:
         """Return what the number of windows has to be a multiple of for equal bits in batches of
@@ -213,8 +289,8 @@ class ServedModel:
 
     def make_empty(self) -> Arrays:
         """Return the outputs of no window."""
-        shapes = {name: self.interface.get_output_shape(name) for name in self.interface.outputs}
-        return {name: np.empty((0, *map(int, shape[1:]))) for name, shape in shapes.items()}
+        name = self.interface.output
+        return {name: np.empty((0, *map(int, self.interface.get_output_shape(name)[1:])))}
 
 
 def _slice(arrays: Arrays, begin: int, end: int) -> Arrays:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pyarrow as pa
 
-from slipstream.exporting.interface import Interface
+from slipstream.config import Signature
+from slipstream.data.series import Floats
+from slipstream.portable.model import Widths
 from slipstream.portable.table import (
     PhysicalPredictions,
     WindowPlaces,
@@ -13,26 +17,27 @@ from slipstream.portable.table import (
     list_class_columns,
     list_number_columns,
 )
-from slipstream.serving.batching import Arrays
 from slipstream.stats import find_median
 
 
-def make_table(interface: Interface, places: WindowPlaces, outputs: Arrays) -> pa.Table:
-    """Return the predictions of these windows, with the place of each."""
-    values = outputs[interface.output].astype(np.float64)
-    if classes := interface.signature.classes:
-        columns = list_class_columns(values.reshape(-1, len(classes)), classes)
-        return build_prediction_table(places, columns)
-    quantiles = values if interface.signature.quantiles else None
-    point = values
-    if quantiles is not None:
-        point = quantiles[..., find_median(interface.signature.quantiles)]
-    intervals = {
-        level: (
-            outputs["lower"][..., number].astype(np.float64),
-            outputs["upper"][..., number].astype(np.float64),
-        )
-        for number, level in enumerate(interface.levels)
-    }
-    physical = PhysicalPredictions(point, quantiles, intervals)
-    return build_prediction_table(places, list_number_columns(physical, interface.signature))
+@dataclass(frozen=True)
+class TableMaker:
+    """Turns predictions of windows, [N, H, C] or with quantiles or classes behind, into a table."""
+
+    signature: Signature
+    half_widths: Widths | None
+
+    def make(self, places: WindowPlaces, values: Floats) -> pa.Table:
+        """Return the predictions of these windows, with the place of each."""
+        if classes := self.signature.classes:
+            columns = list_class_columns(values.reshape(-1, len(classes)), classes)
+            return build_prediction_table(places, columns)
+        levels = self.signature.quantiles
+        point = values[..., find_median(levels)] if levels else values
+        limits = self.signature.output_range or (-np.inf, np.inf)
+        intervals = {
+            level: ((point - width).clip(*limits), (point + width).clip(*limits))
+            for level, width in (self.half_widths or {}).items()
+        }
+        physical = PhysicalPredictions(point, values if levels else None, intervals)
+        return build_prediction_table(places, list_number_columns(physical, self.signature))

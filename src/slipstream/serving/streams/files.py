@@ -16,12 +16,15 @@ from slipstream.errors import UserError
 from slipstream.serving.streams.rows import StreamState
 
 VERSION = 1
-HEADER, ARRAYS = "streams.json", ("inputs", "last", "static", "time")
+HEADER = "streams.json"
 
 
 def save_streams(path: Path, states: Mapping[str, StreamState], hashes: Mapping[str, str]) -> None:
     """Write all streams; `hashes` are those of the model's files."""
-    streams = [{"id": name, "rows": state.num_rows} for name, state in states.items()]
+    streams = [
+        {"id": name, "rows": state.num_rows, "missing_rows": state.missing_rows}
+        for name, state in states.items()
+    ]
     header = {"version": VERSION, "model": dict(hashes), "streams": streams}
     try:
         with (
@@ -30,10 +33,8 @@ def save_streams(path: Path, states: Mapping[str, StreamState], hashes: Mapping[
         ):
             archive.writestr(HEADER, json.dumps(header))
             for number, state in enumerate(states.values()):
-                for name in ARRAYS:
-                    array = getattr(state, name)
-                    if array is not None:
-                        archive.writestr(f"{number}/{name}.npy", _to_bytes(array))
+                for name, array in state.arrays.items():
+                    archive.writestr(f"{number}/{name}", _to_bytes(array))
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror or error})") from None
 
@@ -52,24 +53,20 @@ def load_streams(path: Path, hashes: Mapping[str, str]) -> dict[str, StreamState
                     f"{path}: its streams are of another model; name another file (--state) or "
                     "remove this one"
                 )
+            arrays: dict[str, dict[str, Any]] = {}
+            for inner in archive.namelist():
+                number, _, name = inner.partition("/")
+                if name:
+                    content = io.BytesIO(archive.read(inner))
+                    arrays.setdefault(number, {})[name] = np.load(content, allow_pickle=False)
             return {
-                one["id"]: _read_state(archive, number, int(one["rows"]))
+                one["id"]: StreamState(one["rows"], one["missing_rows"], arrays[str(number)])
                 for number, one in enumerate(header["streams"])
             }
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
     except (zipfile.BadZipFile, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: is no file of streams, or is damaged ({error})") from None
-
-
-def _read_state(archive: zipfile.ZipFile, number: int, num_rows: int) -> StreamState:
-    names = set(archive.namelist())
-    arrays: dict[str, Any] = {}
-    for name in ARRAYS:
-        inner = f"{number}/{name}.npy"
-        if inner in names:
-            arrays[name] = np.load(io.BytesIO(archive.read(inner)), allow_pickle=False)
-    return StreamState(num_rows, **arrays)
 
 
 def _to_bytes(array: Any) -> bytes:

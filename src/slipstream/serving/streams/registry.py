@@ -28,13 +28,8 @@ class OpenStream:
 class Streams:
     """All streams, the one that was used least recently first."""
 
-    def __init__(
-        self,
-        start: Callable[[], StreamState],
-        limits: ServerLimits,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.start, self.limits, self.clock = start, limits, clock
+    def __init__(self, limits: ServerLimits, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limits, self.clock = limits, clock
         self._streams: OrderedDict[str, OpenStream] = OrderedDict()
 
     def __len__(self) -> int:
@@ -94,7 +89,7 @@ class Streams:
                     "remove those that are done (DELETE /streams/ID)",
                     {"Retry-After": "60"},
                 )
-            self._streams[name] = OpenStream(self.start(), self.clock())
+            self._streams[name] = OpenStream(StreamState(), self.clock())
         return self._streams[name]
 
     def _remove_idle(self) -> None:

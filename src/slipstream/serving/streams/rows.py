@@ -7,10 +7,12 @@ static columns.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from slipstream.config import Config, Signature, Split
 from slipstream.data import missing
@@ -41,16 +43,14 @@ MOST_NOTES = 3
 class StreamState:
     """What a stream remembers of its rows."""
 
-    num_rows: int
+    num_rows: int = 0
     """Rows that it has received"""
-    inputs: Floats
-    """[K, F]: the last rows in one piece, at most one less than the context; physical units"""
-    last: Floats
-    """[F]: the last known value of each input, NaN before there is one"""
-    static: Floats | None = None
-    """[S]"""
-    time: Times | None = None
-    """[1]: of the last row"""
+    missing_rows: int = 0
+    """Rows that it needs before the next one has a full context"""
+    arrays: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    """`inputs` [K, F]: the last rows in one piece, at most one less than the context; `last` [F]:
+    the last known value of each input; `static` [S]; `time` [1] of the last row; `filter.*`: the
+    state of `predict.filter`. Where rows are predicted by `portable.stream`: its state"""
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ class ArrivedRows:
     """The new rows that end a full context, counted from the first remembered one"""
     begins: Ints
     """[K + N]: where the rows in one piece begin that each row belongs to"""
+    static: Floats | None
     time: Times | None
     """[N]"""
     state: StreamState
@@ -80,70 +81,62 @@ class StreamReader:
         self.signature, self.scaler = signature, scaler
         self.roles = Roles(signature.inputs, signature.targets, signature.static)
 
-    def explain_refusal(self) -> str:
-        """Say why there are no streams of this model; empty where there are."""
-        if self.signature.future:
-            names = ", ".join(self.signature.future)
-            return f"the model reads {names} (data.future) for the rows that it predicts"
-        if self.signature.classes and self.signature.targets[0] in self.signature.inputs:
-            return "the model reads its own label"
-        if self.data.prepare:
-            return "the model's columns are made by steps of data.prepare"
-        return ""
-
-    def start(self) -> StreamState:
-        width = len(self.signature.inputs)
-        return StreamState(0, np.empty((0, width)), np.full(width, np.nan))
-
     def read(self, source: Any, state: StreamState) -> ArrivedRows:
         """Check new rows, a table or the path of a CSV, and append them to the stream's."""
-        data = self.data
-        if isinstance(source, str):
-            data, source = data.model_copy(update={"path": source}), None
-        (table,) = read_tables(data, source)
-        time, gaps = self._read_times(table, state)
+        table = self.read_table(source)
+        time, gaps = self.read_times(table, state)
         static = self._read_static(table, state)
         values, last = self._read_inputs(table, state)
         scaled = np.empty(len(values), dtype=np.float32)
         for number, name in enumerate(self.signature.inputs):
             self.scaler.apply(name, values[:, number], scaled)  # refuses what it cannot scale
-        inputs = np.concatenate([state.inputs, values])
-        begins = _find_begins(_find_unknown(values), gaps, len(state.inputs))
-        places = np.arange(len(state.inputs), len(inputs))
+        before = state.arrays.get("inputs", values[:0])
+        inputs = np.concatenate([before, values])
+        begins = _find_begins(_find_unknown(values), gaps, len(before))
+        places = np.arange(len(before), len(inputs))
         long_enough = places - begins[places] + 1 >= self.signature.context
         retained = min(len(inputs) - int(begins[-1]), self.signature.context - 1)
+        arrays = {"inputs": inputs[len(inputs) - retained :].copy(), "last": last, "static": static}
+        arrays["time"] = None if time is None else time[-1:]
         after = StreamState(
             num_rows=state.num_rows + table.num_rows,
-            inputs=inputs[len(inputs) - retained :].copy(),
-            last=last,
-            static=static,
-            time=None if time is None else time[-1:],
+            missing_rows=self.signature.context - 1 - retained,
+            arrays={name: array for name, array in arrays.items() if array is not None},
         )
-        notes = tuple(self._describe_breaks(state.num_rows, values, gaps))
-        return ArrivedRows(inputs, places[long_enough], begins, time, after, notes)
+        notes = (*self.describe_gaps(state, gaps), *self._describe_missing(state, values))
+        return ArrivedRows(inputs, places[long_enough], begins, static, time, after, notes)
 
-    def _read_times(self, table: DataTable, state: StreamState) -> tuple[Times | None, Flags]:
+    def read_table(self, source: Any) -> DataTable:
+        """Return the rows, a table or the path of a CSV, with numbers parsed."""
+        data = self.data
+        if isinstance(source, str):
+            data, source = data.model_copy(update={"path": source}), None
+        (table,) = read_tables(data, source)
+        return table
+
+    def read_times(self, table: DataTable, state: StreamState) -> tuple[Times | None, Flags]:
         """Return the rows' times, and which of them do not follow in time."""
         no_gaps: Flags = np.zeros(table.num_rows, dtype=bool)
         name = self.data.time_column
         if name is None:
             return None, no_gaps
         time = read_times(table, name, self.data.time_format)
-        before = time[:1] if state.time is None else state.time
+        known = state.arrays.get("time")
+        before = time[:1] if known is None else np.atleast_1d(known)
         if before.dtype != time.dtype:
             raise UserError(
                 f'column "{name}" held dates in earlier rows and numbers now, or vice versa'
             )
         steps = np.diff(np.concatenate([before, time]))
-        wrong = np.flatnonzero(steps[1:] <= 0 if state.time is None else steps <= 0)
+        wrong = np.flatnonzero(steps[1:] <= 0 if known is None else steps <= 0)
         if len(wrong):
-            row = int(wrong[0]) + (state.time is None)
+            row = int(wrong[0]) + (known is None)
             self._refuse_order(table, row, float(steps[row]))
         if self.signature.step is None:
             return time, no_gaps
         usual = self.signature.step * (MICROSECONDS if is_date(time) else 1.0)
         gaps = find_gaps(steps, usual, self.data)
-        gaps[0] &= state.time is not None
+        gaps[0] &= known is not None
         return time, gaps
 
     def _refuse_order(self, table: DataTable, row: int, step: float) -> None:
@@ -161,7 +154,8 @@ class StreamReader:
             if np.isnan(values).any():
                 self._refuse_missing(table)
             return values, values[-1]
-        joined = np.concatenate([state.last[None], values])
+        nothing = np.full(len(names), np.nan)
+        joined = np.concatenate([state.arrays.get("last", nothing)[None], values])
         filled = np.stack([missing.fill_forward(column) for column in joined.T], axis=1)
         return (filled if self.data.missing == "forward" else joined)[1:], filled[-1]
 
@@ -176,7 +170,7 @@ class StreamReader:
         if not names:
             return None
         values = np.stack([read_numbers(table, name, "data.static") for name in names], axis=1)
-        first = values[0] if state.static is None else state.static
+        first = state.arrays.get("static", values[0])
         wrong = np.argwhere(values != first)
         if len(wrong):
             row, column = map(int, wrong[0])
@@ -187,23 +181,23 @@ class StreamReader:
             )
         return np.asarray(first)
 
-    def _describe_breaks(self, first: int, values: Floats, gaps: Flags) -> list[str]:
-        """Note where a context begins anew."""
-        again = f"the next prediction needs {self.signature.context} rows from there"
-        notes = [
-            f"row {first + row}: its step in time is not the {self.signature.step:g} that the "
-            f"model was trained on; {again}"
+    def describe_gaps(self, state: StreamState, gaps: Flags) -> list[str]:
+        """Note where a context begins anew because of the time."""
+        return [
+            f"row {state.num_rows + row}: its step in time is not the {self.signature.step:g} that "
+            "the model was trained on; the context begins anew there"
             for row in np.flatnonzero(gaps)[:MOST_NOTES]
         ]
-        left_out = np.flatnonzero(_find_unknown(values))
-        if len(left_out):
-            rows = format_count(len(left_out), "row")
-            notes.append(
-                f"left out {rows} with a missing value, the last of them row "
-                f"{first + left_out[-1]}; the next prediction needs "
-                f"{self.signature.context} rows after it"
-            )
-        return notes
+
+    def _describe_missing(self, state: StreamState, values: Floats) -> list[str]:
+        rows = np.flatnonzero(_find_unknown(values))
+        if not len(rows):
+            return []
+        last = state.num_rows + rows[-1]
+        return [
+            f"left out {format_count(len(rows), 'row')} with a missing value; the context begins "
+            f"anew after row {last}"
+        ]
 
 
 def _find_unknown(values: Floats) -> Flags:
