@@ -38,6 +38,11 @@ def write(source: ExportSource, folder: Path) -> WrittenExport:
             f"{source.run.run.folder}: is an ensemble of runs, which is too large for --to c; "
             "export one of its members, or use --to onnx"
         )
+    if source.interface.signature.state == "carried":
+        raise UserError(
+            f'{source.run.run.folder}: was trained with train.state = "carried", which --to c '
+            "cannot verify yet: it compares windows; use slipstream.Stream"
+        )
     settings = read_settings(source.options, double=source.interface.dtype == "float64")
     code = make_source(
         source.run.members[0].models,
@@ -118,7 +123,7 @@ def _list_others(library: CLibrary, layout: CLayout, interface: Interface) -> di
 def make_runner(predict: Callable[..., Any], library: CLibrary, interface: Interface) -> Runner:
     """Return a function from windows to what the C code computes."""
     shape = [int(one) for one in interface.get_output_shape(interface.output)[1:]]
-    numbers = [*shape[:2], -1]
+    numbers = [*shape[:2], 1]
 
     def run(windows: PhysicalWindows) -> dict[str, npt.NDArray[Any]]:
         inputs = to_inputs(windows, interface.dtype)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from slipstream.exporting.c.arrays import LANES
 from slipstream.exporting.c.networks import NetworkShape, list_work
 from slipstream.portable.model import PortableModel
 
@@ -167,7 +168,8 @@ def measure_sizes(
     window = passes * (token * (1 if shape.is_flat else shape.tokens) + head)
     return CSizes(
         flash_bytes=constants,
-        scratch_bytes=4 * (rows + 2 * outputs) + _measure(list_scratch(shape, settings)),
+        scratch_bytes=4 * (rows + outputs + max(outputs, LANES))
+        + _measure(list_scratch(shape, settings)),
         state_bytes=_measure(list_state(shape, settings, parts)),
         num_weights=num_weights,
         step_multiply_adds=passes * (token + head) if parts.carried else window,

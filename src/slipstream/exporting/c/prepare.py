@@ -82,9 +82,8 @@ def _write_steps(model: PortableModel, plan: StepPlan, name: str) -> PreparedCol
     signature = model.signature
     written = {column for step in plan.steps for column in step.writes}
     sources = plan.list_sources()
-    columns = tuple(
-        dict.fromkeys((*(one for one in signature.inputs if one not in written), *sources))
-    )
+    own = (one for one in signature.inputs if one not in written or one in sources)
+    columns = tuple(dict.fromkeys((*own, *sources)))
     to = Statements()
     env = {column: to.assign(f"(double)row[{i}]") for i, column in enumerate(columns)}
     before: list[str] = []
