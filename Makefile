@@ -1,6 +1,7 @@
 # make demo       train the embedded job and write its report
 # make test       lint, types, tests
-# make test-slow  the tests that take longest; CI runs both
+# make test-slow  the tests that take longest
+# make test-ui    the web app in a real browser (Chromium); CI runs all three
 # Each target makes .venv on first use and reinstalls when pyproject.toml or constraints.txt change.
 
 VENV := .venv
@@ -14,7 +15,7 @@ BIN := $(VENV)/bin
 endif
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint types tests test-slow test-services soak test-gpu format docs clean
+.PHONY: demo test lint types tests test-slow test-ui test-services soak test-gpu format docs clean
 
 demo: $(VENV)/core
 	$(BIN)/slipstream train
@@ -33,7 +34,10 @@ tests: $(VENV)/dev
 	$(BIN)/python -m pytest -n auto
 
 test-slow: $(VENV)/dev
-	$(BIN)/python -m pytest -n auto -m "slow and not gpu and not services"
+	$(BIN)/python -m pytest -n auto -m "slow and not gpu and not services and not ui"
+
+test-ui: $(VENV)/dev
+	$(BIN)/python -m pytest -m ui tests/ui
 
 soak: $(VENV)/dev
 	$(BIN)/python -m tests.soak

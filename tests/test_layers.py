@@ -24,7 +24,7 @@ SOURCE = Path(slipstream.__file__).parent
 LAYERS = [
     {"text"},
     {"errors", "events", "phases"},
-    {"checksums", "run_names"},
+    {"checksums", "run_names", "web_server"},
     {"config", "stats"},
     {"machine", "runs"},
     {"kernels"},
@@ -40,7 +40,7 @@ LAYERS = [
     {"exporting"},
     {"bench", "catalog", "doctor", "ensembling", "inspection", "probing", "tuning"},
     {"serving"},
-    {"terminal"},
+    {"terminal", "webapp"},
     {"api"},
     {"cli"},
 ]
@@ -126,7 +126,7 @@ ORDER = {
         "api",
     ],
     "serving": [
-        "batching formats limits server",
+        "batching formats limits",
         "formats.arrow formats.responses metrics streams streams.rows",
         "formats.requests guard streams.files streams.registry streams.stepwise tables",
         "model",

@@ -31,6 +31,8 @@ SEARCH_PARTS = {
 EARLIER = "earlier starts"
 """The phase of a resumed run's earlier time that is in no other"""
 NO_SECONDS: Mapping[str, float] = MappingProxyType({})
+_process_start: float | None = None
+"""Of a process that waited for its command"""
 
 
 class PhaseTimer:
@@ -100,8 +102,17 @@ def _add(seconds: dict[str, float], phase: str, spent_s: float) -> None:
     seconds[phase] = seconds.get(phase, 0.0) + spent_s
 
 
+def set_process_start(at: float) -> None:
+    """Have this process count its time from a moment by `time.perf_counter`: until then it waited
+    for its command."""
+    global _process_start
+    _process_start = at
+
+
 def find_process_start() -> float:
     """Return when this process started, by `time.perf_counter`."""
+    if _process_start is not None:
+        return _process_start
     if sys.platform == "linux" and (stat := Path("/proc/self/stat")).exists():
         # psutil adds the time of the last boot, which is known to a second only
         ticks = int(stat.read_text(encoding="utf-8").rpartition(")")[2].split()[19])

@@ -5,11 +5,17 @@ thread while the rest of the command line is; others never import it.
 """
 
 import sys
+from pathlib import Path
 
 from slipstream.cli import startup
 
+WORKER = "ui-worker"
+"""The first argument of a process that runs a job of the app; then a folder, a device, `--warm`"""
+
 
 def main() -> None:
+    if sys.argv[1:2] == [WORKER]:
+        _work(*sys.argv[2:])
     startup.begin(sys.argv[1:])
     from slipstream.cli.commands import app
     from slipstream.terminal.console import prepare_streams
@@ -17,3 +23,10 @@ def main() -> None:
     with startup.record_exit_code():
         prepare_streams()
         app()
+
+
+def _work(folder: str, device: str, *options: str) -> None:
+    """Wait for a job of the app, run its command in this process, and end."""
+    from slipstream.webapp.jobs.worker import work
+
+    sys.exit(work(Path(folder), device, main, warm="--warm" in options))

@@ -11,6 +11,7 @@ from slipstream.cli.inspection import inspect
 from slipstream.cli.runs import evaluate, predict, report
 from slipstream.cli.serving import serve
 from slipstream.cli.training import ensemble, pretrain, train, tune
+from slipstream.cli.ui import ui
 
 app = typer.Typer(
     name="slipstream",
@@ -34,7 +35,7 @@ def _print_version(
 
 
 running = (inspect, train, pretrain, tune, evaluate, predict, export, serve, report, ensemble)
-for command in (*running, doctor, profile):
+for command in (*running, ui, doctor, profile):
     app.command()(command)
 for group in (runs_app, bench_app):
     app.add_typer(group)

@@ -64,7 +64,7 @@ def serve(
     """
     with handle_errors(as_json):
         try:
-            from slipstream.serving.server import bind, format_url, is_loopback
+            from slipstream.web_server import bind, format_url, is_loopback
         except ModuleNotFoundError as error:
             raise UserError(
                 f"serve needs the package {error.name}; pip install 'slipstream[onnx,serve]'"

@@ -3,6 +3,7 @@
 from slipstream.config.base import CLASS_LOSSES, OptionText, Scalar
 from slipstream.config.data import SIMULATED, Data, Signature, Split, find_matches
 from slipstream.config.engine import Engine
+from slipstream.config.explanation import ConfigError
 from slipstream.config.loading import list_differences, load, load_demo, replace_settings, to_toml
 from slipstream.config.model import Model
 from slipstream.config.pretraining import PRETRAIN_OVERRIDE, Pretrain
@@ -17,6 +18,7 @@ __all__ = [
     "SIMULATED",
     "Augment",
     "Config",
+    "ConfigError",
     "Data",
     "Engine",
     "Model",

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, get_origin
 from pydantic import ValidationError
 
 from slipstream.config.base import PATTERN_WORDS, Section
+from slipstream.errors import UserError
 from slipstream.text import find_nearest
 
 MOST_CHARACTERS = 200
@@ -101,6 +102,14 @@ class SettingProblem(NamedTuple):
     path: tuple[str, ...]
     """The setting, or the section whose settings do not fit each other"""
     message: str
+
+
+class ConfigError(UserError):
+    """Settings that are wrong, one by one."""
+
+    def __init__(self, message: str, problems: Sequence[SettingProblem]) -> None:
+        super().__init__(message)
+        self.problems = problems
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from slipstream.checksums import read_verified
 from slipstream.config.base import OptionText, Section, to_plain
 from slipstream.config.data import SIMULATED, find_matches
 from slipstream.config.explanation import (
+    ConfigError,
     Origin,
     explain,
     explain_toml,
@@ -61,7 +62,8 @@ def load(source: Config | str | Path | Mapping[str, Any], overrides: Iterable[st
     try:
         return Config.model_validate(settings)
     except ValidationError as error:
-        raise UserError(origin.format_problems(explain(error, Config))) from None
+        problems = explain(error, Config)
+        raise ConfigError(origin.format_problems(problems), problems) from None
 
 
 def replace_settings(

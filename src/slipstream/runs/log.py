@@ -54,7 +54,7 @@ def read_log(run: LoggedRun) -> tuple[list[Event], list[str]]:
         missing = isinstance(error, FileNotFoundError)
         return [], [] if missing else [f"{run.log}: cannot be read ({error.strerror})"]
     torn = bool(lines.pop())  # a complete line ends with a line break
-    parsed = [_parse(line) for line in lines]
+    parsed = [parse_line(line) for line in lines]
     damaged = [number for number, event in enumerate(parsed, 1) if event is None]
     notes = []
     if damaged:
@@ -65,7 +65,7 @@ def read_log(run: LoggedRun) -> tuple[list[Event], list[str]]:
     return [event for event in parsed if event is not None], notes
 
 
-def _parse(line: bytes) -> Event | None:
+def parse_line(line: bytes) -> Event | None:
     """Parse a line; None where it is damaged. Version 0.1 wrote no checksums."""
     try:
         text = line.decode()

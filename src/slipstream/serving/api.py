@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,14 +17,16 @@ from slipstream.run_names import EXPORT_FILE
 from slipstream.serving.app import PredictionServer, make_app
 from slipstream.serving.limits import ServerLimits
 from slipstream.serving.model import ServedModel
-from slipstream.serving.server import run_server
 from slipstream.serving.streams.files import load_streams, save_streams
 from slipstream.serving.streams.registry import Streams
+from slipstream.web_server import run_server
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 GRAPH = "model.onnx"
+SWITCH_S = 0.0005
+"""How long the event loop may keep the model's thread waiting, and vice versa"""
 
 
 def serve(
@@ -44,6 +47,7 @@ def serve(
     portable, server = _load_server(run, limits, ensemble, regime)
     if state is not None:
         server.streams.import_states(load_streams(state, portable.hashes))
+    sys.setswitchinterval(SWITCH_S)
     run_server(make_app(server, token), bound, lambda: announce(server.model.description))
     server.batcher.close()
     if state is not None:

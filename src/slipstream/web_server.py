@@ -1,4 +1,4 @@
-"""Binds the address, starts the event loop and ends it without cutting off running requests."""
+"""Binds an address and runs an ASGI application there until a signal ends it."""
 
 from __future__ import annotations
 
@@ -13,31 +13,25 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import uvicorn
 
 from slipstream.errors import UserError
 
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp
-
 HEADERS_S = 10.0
 """How long a client may take to send a request's headers"""
 KEEP_ALIVE_S = 30
-STOP_S = 30
-"""How long running requests may take after SIGTERM"""
 BACKLOG = 1024
-SWITCH_S = 0.0005
-"""How long the event loop may keep the model's thread waiting, and vice versa"""
 MOST_CONNECTIONS = 2_000
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def bind(host: str, port: int) -> socket.socket:
     """Return a socket that is bound to the address, before anything slow is loaded."""
     try:
-        options: dict[str, Any] = {"type": socket.SOCK_STREAM, "flags": socket.AI_PASSIVE}
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, **options)[0]
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = addresses[0]
         bound = socket.socket(family, kind, protocol)
         if os.name == "posix":  # elsewhere it would share the port with another server
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -65,8 +59,18 @@ def format_url(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def run_server(app: ASGIApp, bound: socket.socket, announce: Callable[[], None]) -> None:
-    """Serve until SIGTERM or SIGINT, then finish what is running."""
+def run_server(
+    app: Any,
+    bound: socket.socket,
+    announce: Callable[[], None],
+    *,
+    stop: Callable[[], None] | None = None,
+    stop_s: int = 30,
+) -> None:
+    """Serve until SIGTERM or SIGINT, then finish what is running, for at most `stop_s`.
+
+    `announce` is called, in the event loop, when the server is ready, `stop` when a signal comes.
+    """
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(message)s")
     config = uvicorn.Config(
         app,
@@ -81,21 +85,21 @@ def run_server(app: ASGIApp, bound: socket.socket, announce: Callable[[], None])
         backlog=BACKLOG,
         limit_concurrency=MOST_CONNECTIONS,
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=STOP_S,
+        timeout_graceful_shutdown=stop_s,
         h11_max_incomplete_event_size=1 << 16,
     )
-    sys.setswitchinterval(SWITCH_S)
-    server = _Server(config, announce)
-    asyncio.run(server.serve(sockets=[bound]))
+    asyncio.run(_Server(config, announce, stop).serve(sockets=[bound]))
 
 
 class _Server(uvicorn.Server):
     """Says when it is ready, ends with exit code 0 after a signal, and closes connections of
     clients that take too long to send their headers."""
 
-    def __init__(self, config: uvicorn.Config, announce: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, announce: Callable[[], None], stop: Callable[[], None] | None
+    ) -> None:
         super().__init__(config)
-        self.announce = announce
+        self.announce, self.stop = announce, stop
         self.incomplete: dict[Any, float] = {}
         """When a connection was first seen without a complete request"""
 
@@ -113,6 +117,11 @@ class _Server(uvicorn.Server):
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        if self.stop is not None:
+            self.stop()
+        super().handle_exit(sig, frame)
+
     async def on_tick(self, counter: int) -> bool:
         if counter % 10 == 0:
             self._close_slow(time.monotonic())
@@ -125,13 +134,10 @@ class _Server(uvicorn.Server):
         waiting = {
             one: self.incomplete.get(one, now)
             for one in connections
-            if one.timeout_keep_alive_task is None
-            and (one.cycle is None or one.cycle.response_complete)
+            if getattr(one, "timeout_keep_alive_task", None) is None
+            and ((cycle := getattr(one, "cycle", None)) is None or cycle.response_complete)
         }
         for one, since in waiting.items():
             if now - since > HEADERS_S:
                 one.transport.close()
         self.incomplete = waiting
-
-
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)

@@ -1,0 +1,94 @@
+"""The application: one table of routes, and what happens to errors."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.applications import Starlette
+from starlette.convertors import PathConvertor, register_url_convertor
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from slipstream.errors import UserError
+from slipstream.webapp import live, static_files
+from slipstream.webapp.pages import show_problem
+from slipstream.webapp.paths import MissingError
+from slipstream.webapp.screens import home, job, new_run, run
+from slipstream.webapp.security import Access, Security
+from slipstream.webapp.workspace import Workspace
+
+SUPERVISE_S = 0.5
+
+
+class RunConvertor(PathConvertor):
+    """A run's id in a route: a path, whatever characters its names have."""
+
+    regex = r"(?s:.*)"
+
+
+register_url_convertor("run", RunConvertor())
+TABLE = (
+    ("GET", "/", home.show),
+    ("GET", "/api/runs", home.list_rows),
+    ("POST", "/api/annotate/{run:run}", home.annotate),
+    ("GET", "/new", new_run.show),
+    ("GET", "/api/inspect", new_run.inspect_file),
+    ("POST", "/api/check", new_run.check),
+    ("POST", "/api/start", new_run.start),
+    ("GET", "/job/{job}", job.show),
+    ("GET", "/api/job/{job}", job.describe),
+    ("POST", "/api/job/{job}/stop", job.stop),
+    ("POST", "/api/job/{job}/first", job.move_first),
+    ("GET", "/run/{run:run}", run.show),
+    ("POST", "/api/stop/{run:run}", run.stop),
+    ("POST", "/api/resume/{run:run}", run.resume),
+    ("GET", "/report/{run:run}", run.show_report),
+    ("GET", "/download/{file}/{run:run}", run.download),
+    ("GET", "/events", live.show),
+    ("GET", "/static/{file}", static_files.show),
+)
+"""Every route: method, path, function"""
+
+
+def create_app(workspace: Workspace, access: Access) -> Security:
+    """Return the application for a folder, behind its security."""
+    app = Starlette(
+        routes=[Route(path, function, methods=[method]) for method, path, function in TABLE],
+        exception_handlers={
+            MissingError: lambda request, error: show_problem(request, 404, str(error)),
+            UserError: lambda request, error: show_problem(request, 400, str(error)),
+            OSError: _explain_os_error,
+            HTTPException: _explain_http_error,
+        },
+    )
+    app.state.workspace = workspace
+    app.state.stopping = False
+    return Security(app, access)
+
+
+async def supervise(workspace: Workspace) -> None:
+    """Start workers for the jobs that wait, for as long as the server runs."""
+    while True:
+        await asyncio.to_thread(_start_workers, workspace)
+        await asyncio.sleep(SUPERVISE_S)
+
+
+def _start_workers(workspace: Workspace) -> None:
+    try:
+        workspace.supervisor.start_workers()
+    except OSError:  # a full disk; the next look may find room
+        return
+
+
+def _explain_os_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, OSError)
+    where = f"{error.filename}: " if error.filename else ""
+    return show_problem(request, 507, f"{where}{error.strerror or error}")
+
+
+def _explain_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = "there is no such page" if error.status_code == 404 else str(error.detail)
+    return show_problem(request, error.status_code, message)

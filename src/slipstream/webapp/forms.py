@@ -1,0 +1,205 @@
+"""The form of a config, made from pydantic's schema: one control per setting, with its help.
+
+A control holds a text, as `--set section.key=value` does: what is empty is not set.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from slipstream.config import Config
+from slipstream.config.base import Section, read_descriptions
+from slipstream.runs import to_json
+
+PLAIN = (
+    *("name", "data.path", "data.time", "data.id", "data.targets", "data.context", "data.horizon"),
+    *("model.kind", "model.hidden", "model.layers", "model.dropout"),
+    *("train.epochs", "train.lr", "train.batch", "train.minutes", "train.repeats"),
+)
+"""Settings that are shown at once; the others are folded away"""
+HIDDEN = ("out", "tune", "pretrain", "train.objective", "data.path")
+"""Settings that the app sets itself, or that belong to other commands"""
+COLUMN = ("data.time", "data.id", "data.split.by")
+COLUMNS = ("data.inputs", "data.targets", "data.future", "data.static", "data.ignore")
+LABELS = {
+    "name": "Name",
+    "data.time": "Time column",
+    "data.id": "Series column",
+    "data.targets": "Targets",
+    "data.context": "Context, rows",
+    "data.horizon": "Horizon, rows",
+    "model.kind": "Model",
+    "model.hidden": "Width",
+    "model.layers": "Layers",
+    "model.dropout": "Dropout",
+    "train.epochs": "Epochs",
+    "train.lr": "Learning rate",
+    "train.batch": "Batch size",
+    "train.minutes": "Time limit, minutes",
+    "train.repeats": "Repeats",
+}
+"""Of the settings that are shown at once"""
+TITLES = {
+    "": "Run",
+    "data": "Data",
+    "data.split": "Split",
+    "model": "Model",
+    "train": "Training",
+    "augment": "Augmentation",
+    "engine": "Engine",
+    "predict.filter": "Filter of predictions",
+}
+BOUNDS = {
+    "minimum": "at least {}",
+    "exclusiveMinimum": "more than {}",
+    "maximum": "at most {}",
+    "exclusiveMaximum": "less than {}",
+}
+
+
+@dataclass(frozen=True)
+class Control:
+    """One setting in the form."""
+
+    setting: str
+    kind: str
+    """choice, text, number, column, columns or value (any TOML value)"""
+    help: str
+    default: str
+    choices: tuple[str, ...] = ()
+    accepts_others: bool = False
+    """Whether a choice may also be typed"""
+    limits: str = ""
+
+    @property
+    def label(self) -> str:
+        return LABELS.get(self.setting) or self.setting
+
+    @property
+    def summary(self) -> str:
+        """The first sentence of the help."""
+        return re.split(r"(?<=[.;]) ", self.help, maxsplit=1)[0].rstrip(";")
+
+    @property
+    def is_plain(self) -> bool:
+        return self.setting in PLAIN
+
+    @property
+    def section(self) -> str:
+        return self.setting.rpartition(".")[0]
+
+
+@cache
+def list_controls() -> tuple[Control, ...]:
+    """Return a control for every setting that the form has."""
+    schema = Config.model_json_schema()
+    return tuple(_iter_controls(Config, schema, schema, ""))
+
+
+def group_controls() -> list[tuple[str, list[Control]]]:
+    """Return the controls by section, with the section's title."""
+    groups: dict[str, list[Control]] = {}
+    for control in list_controls():
+        groups.setdefault(TITLES.get(control.section, control.section), []).append(control)
+    return list(groups.items())
+
+
+def _iter_controls(
+    section: type[Section], root: Mapping[str, Any], node: Mapping[str, Any], prefix: str
+) -> Iterator[Control]:
+    texts = read_descriptions(section)
+    for name, value in node["properties"].items():
+        setting = f"{prefix}{name}"
+        if setting in HIDDEN:
+            continue
+        inner = section.model_fields[name].annotation
+        if "$ref" in value and isinstance(inner, type):
+            schema = root["$defs"][value["$ref"].rpartition("/")[2]]
+            yield from _iter_controls(inner, root, schema, f"{setting}.")
+        else:
+            yield _make_control(setting, value, texts.get(name, ""))
+
+
+def _make_control(setting: str, schema: Mapping[str, Any], text: str) -> Control:
+    forms = [one for one in schema.get("anyOf", (schema,)) if one.get("type") != "null"]
+    choices: list[str] = []
+    for form in forms:
+        choices += form.get("enum", ())
+        choices += [form["const"]] if "const" in form else []
+        choices += ["true", "false"] if form.get("type") == "boolean" else []
+    kinds = {str(form.get("type")) for form in forms}
+    is_closed = all(
+        "enum" in form or "const" in form or form["type"] == "boolean" for form in forms
+    )
+    limits = [
+        text.format(form[key])
+        for form in forms
+        for key, text in BOUNDS.items()
+        if key in form and abs(form[key]) < 1e15
+    ]
+    return Control(
+        setting=setting,
+        kind=_find_kind(setting, kinds, choices),
+        help=" ".join(text.split()).replace("`", ""),
+        default=format_value(schema.get("default")),
+        choices=tuple(choices),
+        accepts_others=bool(choices) and not is_closed,
+        limits=", ".join(dict.fromkeys(limits)),
+    )
+
+
+def _find_kind(setting: str, kinds: set[str], choices: list[str]) -> str:
+    if setting in COLUMN:
+        return "column"
+    if setting in COLUMNS:
+        return "columns"
+    if choices:
+        return "choice"
+    if kinds <= {"integer", "number"}:
+        return "number"
+    return "text" if kinds == {"string"} else "value"
+
+
+def format_value(value: Any) -> str:
+    """Return a setting's value as the form shows it."""
+    if value is None or value in ([], {}, ()):
+        return ""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict):
+        pairs = (f"{_format_key(key)} = {format_toml(one)}" for key, one in value.items())
+        return "{ " + ", ".join(pairs) + " }"
+    return format_toml(value)
+
+
+def format_toml(value: Any) -> str:
+    """Return a value as TOML has it in one line."""
+    if isinstance(value, dict):
+        return format_value(value)
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(format_toml(one) for one in value) + "]"
+    if isinstance(value, float) and value in (float("inf"), float("-inf")):
+        return "inf" if value > 0 else "-inf"
+    return to_json(value, indent=None)
+
+
+def _format_key(key: str) -> str:
+    is_bare = key.isascii() and key.replace("_", "").replace("-", "").isalnum()
+    return key if is_bare else to_json(key, indent=None)
+
+
+def fill(config: Config) -> dict[str, str]:
+    """Return what the form holds for a config: the text of each setting that it sets."""
+    values = config.model_dump(exclude_unset=True)
+    texts = {}
+    for control in list_controls():
+        value: Any = values
+        for key in control.setting.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
+        if value is not None:
+            texts[control.setting] = format_value(value)
+    return texts

@@ -1,0 +1,187 @@
+"""The event stream of a tab: a run's log line by line, the jobs, and the load of the machine.
+
+The id of a message is a fingerprint of the log before a position, and the position. A tab that
+connects again sends the last id it had: where the fingerprint still fits, the stream goes on there,
+without loss or repetition; where a resumed run has cut its log, the tab is told to begin anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import time
+import zlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from slipstream import runs
+from slipstream.catalog.rows import read_row
+from slipstream.errors import UserError
+from slipstream.webapp.machine_load import read_load
+from slipstream.webapp.paths import find_run_folder
+from slipstream.webapp.rows import describe_row
+from slipstream.webapp.workspace import Workspace
+
+POLL_S = 0.2
+STATE_S = 1.0
+"""Between two looks at jobs and a run's state"""
+LOAD_S = 2.0
+ALIVE_S = 15.0
+"""Between two signs of life, by which a lost connection shows"""
+SIGNED_BYTES = 4096
+"""Of the log before a position, in the fingerprint"""
+MOST_BYTES = 1 << 20
+"""Of the log that one message has"""
+ID = re.compile(r"([0-9a-f]{8}):(\d{1,15})")
+START = "00000000:0"
+
+
+class Chunk(NamedTuple):
+    """New lines of a log."""
+
+    id: str
+    events: list[dict[str, Any]]
+    is_reset: bool
+    """Whether the log was cut: what was sent before no longer holds"""
+
+
+def read_chunk(log: Path, last: str) -> Chunk:
+    """Return the complete lines of a log after the position of an id."""
+    offset, is_reset = _parse_id(last), False
+    try:
+        with log.open("rb") as file:
+            if offset and _sign(file, offset) != last:
+                offset, is_reset = 0, True
+            file.seek(offset)
+            text = file.read(MOST_BYTES)
+            end = text.rfind(b"\n") + 1
+            lines = text[:end].split(b"\n")[:-1]
+            offset += end
+            new = _sign(file, offset) if offset else START
+    except FileNotFoundError:
+        return Chunk(START, [], is_reset=offset > 0)
+    parsed = [runs.parse_line(line) for line in lines]
+    return Chunk(new, [event for event in parsed if event is not None], is_reset)
+
+
+def _parse_id(text: str) -> int:
+    match = ID.fullmatch(text)
+    return int(match[2]) if match else 0
+
+
+def _sign(file: Any, offset: int) -> str:
+    """Return the id of a position: a checksum of the bytes before it, and the position."""
+    size = os.fstat(file.fileno()).st_size
+    if offset > size:
+        return ""
+    file.seek(max(offset - SIGNED_BYTES, 0))
+    return f"{zlib.crc32(file.read(min(offset, SIGNED_BYTES))):08x}:{offset}"
+
+
+def format_message(kind: str, data: Any, id_: str | None = None) -> bytes:
+    """Return one message of an event stream."""
+    head = f"id: {id_}\n" if id_ else ""
+    return f"{head}event: {kind}\ndata: {json.dumps(data, allow_nan=False)}\n\n".encode()
+
+
+class Feed:
+    """What one tab is sent."""
+
+    def __init__(self, workspace: Workspace, run: str, last: str) -> None:
+        self.workspace, self.run, self.last = workspace, run, last
+        self._folder: Path | None = None
+        self._log_state: tuple[int, int] | None = None
+        self._states: dict[str, Any] = {}
+        self._due: dict[str, float] = {}
+
+    def collect(self) -> list[bytes]:
+        """Return the messages since the last call."""
+        messages = list(self._read_log()) if self.run else []
+        if self._is_due("state", STATE_S):
+            messages += self._changed("jobs", describe_jobs(self.workspace))
+            if self.run:
+                messages += self._changed("run", self._describe_run())
+        if self._is_due("load", LOAD_S):
+            messages.append(format_message("load", read_load(self.workspace.folder)))
+        if self._is_due("alive", ALIVE_S):
+            messages.append(b": alive\n\n")
+        return messages
+
+    def _is_due(self, what: str, every_s: float) -> bool:
+        now = time.monotonic()
+        if now < self._due.get(what, 0.0):
+            return False
+        self._due[what] = now + every_s
+        return True
+
+    def _changed(self, kind: str, value: Any) -> list[bytes]:
+        if self._states.get(kind) == value:
+            return []
+        self._states[kind] = value
+        return [format_message(kind, value)]
+
+    def _read_log(self) -> list[bytes]:
+        try:
+            self._folder = self._folder or find_run_folder(self.workspace.folder, self.run)
+            status = (self._folder / "events.jsonl").stat()
+            state = (status.st_size, status.st_mtime_ns)
+        except (OSError, UserError):
+            state = (0, 0)
+        if self._folder is None or state == self._log_state:
+            return []
+        messages = []
+        while True:
+            chunk = read_chunk(self._folder / "events.jsonl", self.last)
+            if chunk.is_reset:
+                messages.append(format_message("reset", {}, START))
+            if chunk.events or chunk.is_reset:
+                messages.append(format_message("lines", chunk.events, chunk.id))
+            if chunk.id == self.last:
+                break
+            self.last = chunk.id
+        self._log_state = state
+        return messages
+
+    def _describe_run(self) -> dict[str, Any]:
+        try:
+            folder = find_run_folder(self.workspace.folder, self.run)
+            row = describe_row(self.workspace.folder, read_row(folder))
+        except (OSError, UserError) as error:
+            return {"state": "missing", "note": str(error)}
+        job = self.workspace.store.find_by_run(self.run)
+        about = {key: row[key] for key in ("state", "note", "error", "error_of", "against")}
+        return about | {"job": job and job.id, "job_state": job and job.state}
+
+
+def describe_jobs(workspace: Workspace) -> list[dict[str, Any]]:
+    """Return the jobs that a page shows, as JSON has them."""
+    jobs = [asdict(job) for job in workspace.store.list_recent()]
+    return [{key: job[key] for key in job if key not in ("command", "extra")} for job in jobs]
+
+
+async def stream(request: Request, stopping: Callable[[], bool]) -> Response:
+    """Send a tab its events until it leaves or the server stops."""
+    workspace: Workspace = request.app.state.workspace
+    last = request.headers.get("last-event-id") or request.query_params.get("last", START)
+    feed = Feed(workspace, request.query_params.get("run", ""), last)
+
+    async def send() -> AsyncIterator[bytes]:
+        yield b"retry: 500\n\n"
+        while not stopping():
+            for message in await asyncio.to_thread(feed.collect):
+                yield message
+            await asyncio.sleep(POLL_S)
+
+    return StreamingResponse(send(), media_type="text/event-stream")
+
+
+async def show(request: Request) -> Response:
+    """The route `/events`."""
+    return await stream(request, lambda: bool(request.app.state.stopping))

@@ -1,0 +1,92 @@
+"""Paths below the folder: what a request names is looked up there, after resolving links."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from slipstream.catalog.rows import looks_like_run
+from slipstream.errors import UserError
+
+TABLES = (".csv", ".tsv", ".txt", ".parquet", ".arrow", ".feather", ".xlsx", ".mat")
+PACKED = (".gz", ".zip")
+MOST_FILES = 2_000
+"""Files that a list shows"""
+MOST_DEPTH = 5
+HIDDEN_FOLDERS = {"__pycache__", "node_modules", "venv"}
+
+
+class MissingError(UserError):
+    """What a request names does not exist below the folder."""
+
+
+def resolve_below(folder: Path, relative: str) -> Path:
+    """Return the path of something below the folder; a link must not lead out of it."""
+    try:
+        path = (folder / relative).resolve()
+    except (OSError, ValueError, RuntimeError):  # too long a name, a NUL, a loop of links
+        raise MissingError("there is no such file") from None
+    if not is_below(folder, path):
+        raise MissingError("there is no such file below the folder")
+    return path
+
+
+def is_below(folder: Path, path: Path) -> bool:
+    """Whether a resolved path is the folder, or below it."""
+    return path == folder or folder in path.parents
+
+
+def find_run_folder(folder: Path, run: str) -> Path:
+    """Return the folder of a run by its id, which is its path below the folder."""
+    missing = MissingError("there is no such run; it may have been removed or renamed")
+    parts = run.split("/")
+    if not run or any(part in ("", ".", "..") or part[0] == "." for part in parts):
+        raise missing
+    try:
+        path = resolve_below(folder, run)
+    except MissingError:
+        raise missing from None
+    if path == folder or not looks_like_run(path):
+        raise missing
+    return folder / run
+
+
+def list_tables(folder: Path, endings: tuple[str, ...] = TABLES) -> list[str]:
+    """Return the data files below the folder, relative to it, the shallow ones first."""
+    names = []
+    for name in _walk(folder, folder, 0):
+        stem = name.lower()
+        for packed in PACKED:
+            stem = stem.removesuffix(packed)
+        if stem.endswith(endings) or name.lower().endswith(".zip"):
+            names.append(name)
+        if len(names) >= MOST_FILES:
+            break
+    return sorted(names, key=lambda name: (name.count("/"), name))
+
+
+def list_configs(folder: Path) -> list[str]:
+    """Return the config files below the folder that are not of runs."""
+    return [
+        name
+        for name in list_tables(folder, (".toml",))
+        if name.lower().endswith(".toml") and Path(name).name != "pyproject.toml"
+    ]
+
+
+def _walk(root: Path, folder: Path, depth: int) -> Iterator[str]:
+    """Yield files below a folder; runs, hidden folders and links are left out."""
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError:
+        return
+    for entry in entries:
+        if entry.name[0] == "." or entry.is_symlink():
+            continue
+        if entry.is_file():
+            yield str(Path(entry.path).relative_to(root))
+        elif depth < MOST_DEPTH and entry.name not in HIDDEN_FOLDERS and entry.is_dir():
+            path = Path(entry.path)
+            if not looks_like_run(path):
+                yield from _walk(root, path, depth + 1)

@@ -1,0 +1,137 @@
+"""The rows of all runs, read again only where files have changed; the tags and notes of runs."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from slipstream.catalog.listing import format_against, format_metric
+from slipstream.catalog.rows import RUNNING, RunRow, looks_like_run, make_row, read_files
+from slipstream.errors import UserError
+from slipstream.reporting.formatting import format_number
+from slipstream.runs import to_json, write_text
+from slipstream.webapp.jobs.store import read_object
+from slipstream.webapp.paths import is_below
+
+ANNOTATIONS = "ui.json"
+"""In the run's folder: what the user wrote about it"""
+WATCHED = (
+    "",
+    "config.toml",
+    "metrics.json",
+    "manifest.json",
+    "lock.json",
+    "summary.json",
+    ANNOTATIONS,
+)
+MOST_TAGS = 20
+MOST_TAG = 40
+MOST_NOTE = 10_000
+Row = dict[str, Any]
+Signature = tuple[int, ...]
+
+
+class RowCache:
+    """The rows of runs, as JSON has them."""
+
+    def __init__(self) -> None:
+        self._rows: dict[Path, tuple[Signature, Row]] = {}
+        self._lock = threading.Lock()
+
+    def list(self, root: Path, places: Iterable[Path]) -> list[Row]:
+        """Return the rows of the runs in some folders, the newest first."""
+        with self._lock:
+            rows, seen = [], set()
+            for place in places:
+                for folder in _list_folders(root, place):
+                    if folder not in seen and (row := self._read(root, folder)):
+                        seen.add(folder)
+                        rows.append(row)
+            for removed in self._rows.keys() - seen:
+                del self._rows[removed]
+        return sorted(rows, key=lambda row: str(row["at"]), reverse=True)
+
+    def _read(self, root: Path, folder: Path) -> Row | None:
+        signature = _sign(folder)
+        if (cached := self._rows.get(folder)) and cached[0] == signature:
+            return cached[1]
+        if not looks_like_run(folder):
+            return None
+        row = describe_row(root, make_row(read_files(folder, only_listed=True)))
+        if row["state"] == RUNNING:  # its process may end without a trace
+            signature = ()
+        self._rows[folder] = (signature, row)
+        return row
+
+
+def _list_folders(root: Path, place: Path) -> list[Path]:
+    try:
+        with os.scandir(place) as entries:
+            folders = [
+                (Path(one.path), one.is_symlink())
+                for one in entries
+                if one.name[0] != "." and one.is_dir()
+            ]
+    except OSError:
+        return []
+    return sorted(one for one, link in folders if not link or is_below(root, one.resolve()))
+
+
+def _sign(folder: Path) -> Signature:
+    """Return what changes when a run's small files do."""
+    times = []
+    for name in WATCHED:
+        try:
+            times.append(os.stat(folder / name if name else folder).st_mtime_ns)  # noqa: PTH116
+        except OSError:
+            times.append(0)
+    return tuple(times)
+
+
+def describe_row(root: Path, row: RunRow) -> Row:
+    """Return a run's row with its id, formatted errors, tags and note."""
+    value, where = (row.test, "test") if row.test is not None else (row.val, "validation")
+    metric = format_metric(row.metric) if row.metric else ""
+    return row.to_dict() | {
+        "id": str(row.run.relative_to(root)),
+        "error": None if value is None else format_number(value),
+        "error_of": f"{metric}, {where}" if value is not None else "",
+        "against": format_against(row) if row.against_baseline is not None else "",
+        **read_annotations(row.run),
+    }
+
+
+def read_annotations(folder: Path) -> dict[str, Any]:
+    """Return a run's tags and note."""
+    values = read_object(folder / ANNOTATIONS)
+    tags, note = values.get("tags"), values.get("remark")
+    return {
+        "tags": [str(tag) for tag in tags] if isinstance(tags, list) else [],
+        "remark": note if isinstance(note, str) else "",
+    }
+
+
+def write_annotations(folder: Path, tags: Any, remark: Any) -> dict[str, Any]:
+    """Write a run's tags and note into its folder."""
+    if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
+        raise UserError("tags: expected a list of texts")
+    if not isinstance(remark, str):
+        raise UserError("note: expected a text")
+    tags = list(dict.fromkeys(tag.strip() for tag in tags if tag.strip()))
+    if len(tags) > MOST_TAGS or any(len(tag) > MOST_TAG for tag in tags):
+        raise UserError(f"at most {MOST_TAGS} tags of {MOST_TAG} characters")
+    if len(remark) > MOST_NOTE:
+        raise UserError(
+            f"a note has at most {MOST_NOTE:,} characters; this one has {len(remark):,}"
+        )
+    path = folder / ANNOTATIONS
+    if not tags and not remark:
+        with suppress(FileNotFoundError):
+            path.unlink()
+    else:
+        write_text(path, to_json({"tags": tags, "remark": remark}) + "\n")
+    return {"tags": tags, "remark": remark}

@@ -1,0 +1,1 @@
+"""The screens: one module each, with the functions of its routes."""

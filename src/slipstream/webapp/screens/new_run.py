@@ -1,0 +1,162 @@
+"""New run: choose data and settings, check them as the command line would, and start."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from slipstream import config as configs
+from slipstream.config import SIMULATED, Config
+from slipstream.errors import UserError
+from slipstream.runs import write_text
+from slipstream.webapp import forms, paths, settings
+from slipstream.webapp.jobs.supervisor import choose_queue
+from slipstream.webapp.pages import get_workspace, read_object, render, reply
+from slipstream.webapp.workspace import Workspace
+
+INSPECT_S = 120.0
+"""How long a look into a file may take"""
+
+
+def show(request: Request) -> Response:
+    """The form."""
+    workspace = get_workspace(request)
+    start = request.query_params.get("start", "")
+    config = settings.load_start(workspace, start) if start else None
+    return render(
+        request,
+        "new_run.html",
+        groups=forms.group_controls(),
+        presets=settings.list_presets(),
+        tables=paths.list_tables(workspace.folder),
+        configs=paths.list_configs(workspace.folder),
+        start=start,
+        values=forms.fill(config) if config else {},
+        data=_list_data(workspace, config),
+    )
+
+
+def _list_data(workspace: Workspace, config: Config | None) -> str:
+    """Return the paths of a config's data, relative to the folder, one a line."""
+    names = []
+    for name in config.data.paths if config else ():
+        path = Path(name)
+        is_inside = not name.startswith(SIMULATED) and paths.is_below(workspace.folder, path)
+        names.append(str(path.relative_to(workspace.folder)) if is_inside else name)
+    return "\n".join(names)
+
+
+async def inspect_file(request: Request) -> Response:
+    """What a data file holds, and the settings that fit: `slipstream inspect`, in a process of its
+    own, since a file may be large."""
+    workspace = get_workspace(request)
+    name = request.query_params.get("path", "")
+    path = paths.resolve_below(workspace.folder, name)
+    if not name or not path.exists():
+        raise paths.MissingError(f"{name}: there is no such file")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "slipstream", "inspect", str(path), "--json"),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        async with asyncio.timeout(INSPECT_S):
+            output, _ = await process.communicate()
+    except TimeoutError:
+        raise UserError(f"{name}: reading it took more than {INSPECT_S:g} s") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    return reply(_describe_findings(workspace, path, output))
+
+
+def _describe_findings(workspace: Workspace, path: Path, output: bytes) -> dict[str, Any]:
+    """Return the columns of a file, its problems, and the form that it suggests."""
+    try:
+        findings = json.loads(output)
+    except ValueError:
+        raise UserError("the file could not be read") from None
+    if "error" in findings:
+        raise UserError(str(findings["error"]).replace(f"{workspace.folder}/", ""))
+    suggested = Config.model_validate(findings["config"])
+    columns = [
+        {key: column.get(key) for key in ("name", "type", "unit", "role")}
+        for column in findings["columns"]
+    ]
+    problems = [
+        one if isinstance(one, str) else str(one.get("what", one)) for one in findings["problems"]
+    ]
+    return {
+        "columns": columns,
+        "rows": findings["rows"],
+        "problems": problems,
+        "values": forms.fill(suggested) | {"name": clean_name(path.stem)},
+    }
+
+
+async def check(request: Request) -> Response:
+    """Check a form: what is wrong, or its config and command."""
+    workspace = get_workspace(request)
+    form = (await read_object(request)).get("settings")
+    checked = await run_in_threadpool(settings.check_form, workspace, form)
+    if checked.config is None:
+        return reply({"problems": checked.problems})
+    name = f"{checked.config.name}.toml"
+    return reply(
+        {
+            "problems": {},
+            "toml": format_job(checked.config),
+            "command": f"slipstream train {name} --out {workspace.out}",
+            "unused": configs.list_unused(checked.config),
+        }
+    )
+
+
+def format_job(config: Config) -> str:
+    """Return the config file of a job."""
+    return configs.to_toml(config, only_set=True)
+
+
+async def start(request: Request) -> Response:
+    """Start a job with the settings of a form; return its id, or what is wrong."""
+    workspace = get_workspace(request)
+    form = (await read_object(request)).get("settings")
+    checked = await run_in_threadpool(settings.check_form, workspace, form)
+    if checked.config is None:
+        return reply({"problems": checked.problems}, 400)
+    job = await run_in_threadpool(submit_training, workspace, checked.config)
+    return reply({"job": job})
+
+
+def clean_name(text: str) -> str:
+    """Return a text as the name of a run can be."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("._-") or "run"
+
+
+def submit_training(workspace: Workspace, config: Config) -> str:
+    """Write a config and put its training into the queue."""
+    job, folder = workspace.store.create_folder()
+    path = folder / f"{clean_name(config.name)}.toml"
+    write_text(path, format_job(config))
+    command = ["train", str(path), "--out", str(workspace.out), "--json"]
+    if workspace.allow_code:
+        command.append("--allow-code")
+    workspace.store.submit(
+        job,
+        command,
+        device=choose_queue(config.engine.device),
+        name=config.name,
+        extra={"out": str(workspace.out)},
+    )
+    workspace.supervisor.start_workers()
+    return job

@@ -1,0 +1,237 @@
+"""A run while it trains and when it is done: its curves, its plan, its result and its files."""
+
+from __future__ import annotations
+
+import io
+import tomllib
+import zipfile
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+
+from slipstream import runs
+from slipstream.catalog.details import show_run
+from slipstream.catalog.rows import FINISHED, RUNNING, read_row
+from slipstream.errors import UserError
+from slipstream.reporting.formatting import choose_layout, format_number, sort_key
+from slipstream.webapp import paths
+from slipstream.webapp.jobs.store import OPEN, read_object
+from slipstream.webapp.jobs.supervisor import choose_queue, stop_job, stop_run
+from slipstream.webapp.pages import get_workspace, render, reply
+from slipstream.webapp.pages import read_object as read_request
+from slipstream.webapp.rows import describe_row
+from slipstream.webapp.security import REPORT_POLICY
+from slipstream.webapp.workspace import Workspace
+
+FILES = {
+    "report.html": "Report",
+    "predictions.parquet": "Predictions",
+    "metrics.json": "Metrics",
+    "config.toml": "Config",
+    "plan.json": "Plan",
+    "events.jsonl": "Event log",
+    "model.zip": "Model",
+}
+"""What can be downloaded, by its fixed name"""
+MOST_EPOCHS = 100_000
+
+
+def show(request: Request) -> Response:
+    """The page of a run."""
+    workspace = get_workspace(request)
+    name = request.path_params["run"]
+    folder = paths.find_run_folder(workspace.folder, name)
+    details = show_run(folder)
+    row = describe_row(workspace.folder, read_row(folder))
+    summary = details["summary"] or {}
+    job = workspace.store.find_by_run(name)
+    return render(
+        request,
+        "run.html",
+        run=row,
+        id=name,
+        url=quote(name),
+        details=details,
+        summary=summary,
+        comparison=_compare(summary) if row["state"] == FINISHED else None,
+        plan=_describe_plan(folder),
+        config=_read_text(folder / "config.toml"),
+        files=[(file, title) for file, title in FILES.items() if _has_file(folder, file)],
+        resume=details["next"] if row["state"] == "stopped" else "",
+        epochs=_read_epochs(folder),
+        can_resume=row["kind"] in ("train", "pretrain"),
+        is_open=job is not None and job.state in OPEN,
+        error=job.error if job is not None else "",
+    )
+
+
+def _compare(summary: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the metrics of the model beside those of the baselines, the best first."""
+    try:
+        columns = choose_layout(summary).columns
+        results = [("model", summary)]
+        if summary.get("ensemble"):
+            results.append(("ensemble", summary["ensemble"]))
+        results += [(name, one) for name, one in (summary.get("baselines") or {}).items() if one]
+        order = next(one for one in columns if one.key in ("mse", "log_loss"))
+        results.sort(key=lambda pair: sort_key(order.read(pair[1])))
+        cells = [
+            (name, [format_number(column.read(one), column.decimals) for column in columns])
+            for name, one in results
+        ]
+        return {"headings": [column.heading for column in columns], "rows": cells}
+    except (AttributeError, LookupError, StopIteration, TypeError, ValueError):
+        return None  # a pre-trained encoder, a search, or a run of another version
+
+
+def _describe_plan(folder: Path) -> list[tuple[str, str, str]]:
+    """Return the choices of a plan with their reasons."""
+    plan = read_object(folder / "plan.json")
+    reasons = plan.get("reasons")
+    reasons = reasons if isinstance(reasons, dict) else {}
+    choices = ("device", "precision", "home", "capture", "cudnn", "compile", "fused", "threads")
+    lines = []
+    for name in choices:
+        if name in plan:
+            value = plan[name]
+            text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            lines.append((name, text, str(reasons.get(name, ""))))
+    rest = [name for name in reasons if name not in choices]
+    return lines + [(name, "", str(reasons[name])) for name in rest]
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _read_epochs(folder: Path) -> int:
+    try:
+        settings = tomllib.loads(_read_text(folder / "config.toml"))
+        return int(settings["train"]["epochs"])
+    except (LookupError, TypeError, ValueError):
+        return 0
+
+
+def _has_file(folder: Path, name: str) -> bool:
+    return (folder / "model").is_dir() if name == "model.zip" else (folder / name).is_file()
+
+
+def stop(request: Request) -> Response:
+    """Ask the process of a run to save and stop."""
+    workspace = get_workspace(request)
+    name = request.path_params["run"]
+    folder = paths.find_run_folder(workspace.folder, name)
+    job = workspace.store.find_by_run(name)
+    if job is not None and job.state in OPEN:
+        stop_job(workspace.store, job.id)
+        return reply({"state": "stopping"})
+    holder = runs.find_holder(folder)
+    if not holder:
+        raise UserError("the run does not run")
+    stop_run(folder, dict(holder))
+    return reply({"state": "stopping"})
+
+
+async def resume(request: Request) -> Response:
+    """Continue a stopped run, or train a finished one longer."""
+    workspace = get_workspace(request)
+    values = await read_request(request)
+    job = await run_in_threadpool(
+        submit_resume, workspace, request.path_params["run"], values.get("epochs")
+    )
+    return reply({"job": job})
+
+
+def submit_resume(workspace: Workspace, name: str, epochs: Any) -> str:
+    """Put the continuation of a run into the queue."""
+    folder = paths.find_run_folder(workspace.folder, name)
+    row = read_row(folder)
+    if row.kind not in ("train", "pretrain"):
+        raise UserError(f"a {row.kind} is resumed on the command line")
+    if row.state == RUNNING:
+        raise UserError("the run is running already")
+    command = [row.kind, "--resume", str(folder), "--json"]
+    if epochs is not None:
+        if not isinstance(epochs, int) or not 0 < epochs <= MOST_EPOCHS:
+            raise UserError(
+                f"epochs is {epochs}; it should be an integer from 1 to {MOST_EPOCHS:,}"
+            )
+        command += ["--set", f"train.epochs={epochs}"]
+    elif row.state == FINISHED:
+        raise UserError("the run is finished; say how many epochs it should have")
+    if workspace.allow_code and row.kind == "train":
+        command.append("--allow-code")
+    open_job = workspace.store.find_by_run(name)
+    if open_job is not None and open_job.state in OPEN:
+        raise UserError("the run is in the queue already")
+    job, _ = workspace.store.create_folder()
+    settings = tomllib.loads(_read_text(folder / "config.toml"))
+    device = str(settings.get("engine", {}).get("device", "auto"))
+    workspace.store.submit(job, command, device=choose_queue(device), name=row.name, run=name)
+    workspace.supervisor.start_workers()
+    return job
+
+
+def show_report(request: Request) -> Response:
+    """A run's report, in an origin of its own."""
+    path = _find_file(request, "report.html")
+    return FileResponse(
+        path,
+        media_type="text/html",
+        headers={
+            "content-security-policy": REPORT_POLICY,
+            "cross-origin-opener-policy": "same-origin",
+        },
+    )
+
+
+def download(request: Request) -> Response:
+    """A file of a run, by its fixed name."""
+    name = request.path_params["file"]
+    if name not in FILES:
+        raise paths.MissingError("there is no such file")
+    folder = paths.find_run_folder(get_workspace(request).folder, request.path_params["run"])
+    if name == "model.zip":
+        body = _pack_model(get_workspace(request).folder, folder)
+        headers = {"content-disposition": f'attachment; filename="{_make_name(folder)}-model.zip"'}
+        return Response(body, media_type="application/zip", headers=headers)
+    path = _find_file(request, name)
+    return FileResponse(
+        path,
+        media_type="application/octet-stream",
+        filename=f"{_make_name(folder)}-{name}",
+    )
+
+
+def _make_name(folder: Path) -> str:
+    """Return a run's name as a download's name can have it."""
+    return "".join(
+        one if one.isascii() and (one.isalnum() or one in "._-") else "-" for one in folder.name
+    )[:100]
+
+
+def _find_file(request: Request, name: str) -> Path:
+    workspace = get_workspace(request)
+    run = request.path_params["run"]
+    folder = paths.find_run_folder(workspace.folder, run)
+    path = paths.resolve_below(workspace.folder, f"{run}/{name}")
+    if folder.resolve() not in path.parents or not path.is_file():
+        raise paths.MissingError(f"this run has no {name}")
+    return path
+
+
+def _pack_model(root: Path, folder: Path) -> bytes:
+    """Return the files of a run's model as a ZIP archive."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted((folder / "model").rglob("*")):
+            if path.is_file() and paths.is_below(root, path.resolve()):
+                archive.write(path, path.relative_to(folder))
+    return packed.getvalue()

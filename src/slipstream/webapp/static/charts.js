@@ -1,0 +1,67 @@
+// Line charts with uPlot, in the colours of the page.
+import {formatNumber, make} from "./common.js";
+
+const FONT = '12px system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif';
+const colour = name => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+const faint = name => `${colour(name)}33`;
+
+// A chart of lines over x: {x: title, lines: [{name, colour, band: [low, high]?}], log, height}.
+export class Chart {
+  constructor(place, options) {
+    this.place = place;
+    this.options = options;
+    this.columns = [[]];
+    this.plot = null;
+    new ResizeObserver(() => this.plot?.setSize({width: this.width, height: options.height})).observe(place);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.rebuild());
+  }
+
+  get width() { return Math.max(this.place.clientWidth - 26, 100); }
+
+  set(columns) {
+    this.columns = columns;
+    if (!columns[0].length) return;
+    if (this.plot) this.plot.setData(columns);
+    else this.rebuild();
+  }
+
+  setLog(log) {
+    this.options.log = log;
+    this.rebuild();
+  }
+
+  rebuild() {
+    this.plot?.destroy();
+    this.plot = null;
+    if (!this.columns[0].length) return;
+    this.place.replaceChildren();
+    const {lines, height, log} = this.options;
+    const legend = this.place.appendChild(make("div", {class: "legend", "aria-hidden": "true"}));
+    const readers = lines.filter(line => line.name).map(line => {
+      const value = make("b");
+      legend.append(make("span", {}, make("i", {class: line.colour}), `${line.name} `, value));
+      return [lines.indexOf(line) + 1, value];
+    });
+    const bands = lines.flatMap((line, at) => line.band ? [{series: line.band, fill: faint(line.colour)}] : []);
+    const axis = {stroke: colour("muted"), font: FONT, grid: {stroke: colour("grid"), width: 1}, ticks: {show: false}};
+    const values = (_, ticks) => ticks.map(tick => tick == null ? "" : formatNumber(tick, 3));
+    this.plot = new uPlot({
+      width: this.width, height,
+      scales: {x: {time: false}, y: {distr: log ? 3 : 1}},
+      axes: [{...axis, values, size: 28, gap: 4}, {...axis, values, size: 62, gap: 4}],
+      series: [{}, ...lines.map(line => ({
+        stroke: line.hidden ? "transparent" : colour(line.colour === "ink" ? "muted" : line.colour),
+        width: line.hidden ? 0 : 1.75, spanGaps: true, points: {show: line.hidden ? false : undefined, size: 5},
+      }))],
+      bands,
+      legend: {show: false},
+      cursor: {drag: {x: true, y: false}, y: false},
+      hooks: {setCursor: [plot => {
+        for (const [at, value] of readers) {
+          const i = plot.cursor.idx;
+          value.textContent = i == null ? "" : formatNumber(this.columns[at][i]);
+        }
+      }]},
+    }, this.columns, this.place);
+  }
+}

@@ -1,0 +1,139 @@
+import {act, ask, encodePath, find, findAll, formatAge, formatBytes, listen, make, notify} from "./common.js";
+
+const state = {runs: [], jobs: [], sort: "age_s", down: false};
+const textOf = run => [run.name, run.id, run.data, run.model, run.kind, run.remark, ...run.tags].join("\n").toLowerCase();
+
+function compare(one, other) {
+  const [a, b] = [one[state.sort], other[state.sort]];
+  if (a == null || b == null) return (a == null) - (b == null);
+  const order = typeof a === "string" ? a.localeCompare(b) : a - b;
+  return state.down ? -order : order;
+}
+
+function selectRuns() {
+  const words = find("#search").value.toLowerCase().split(/\s+/).filter(Boolean);
+  const wanted = find("#state").value, tag = find("#tag").value;
+  return state.runs.filter(run => (!wanted || run.state === wanted) && (!tag || run.tags.includes(tag)) &&
+    words.every(word => run.text.includes(word))).sort(compare);
+}
+
+function makeRow(run) {
+  const better = run.against_baseline == null ? null : run.against.startsWith("-") ? "better" : "worse";
+  const remark = run.remark ? make("small", {class: "clip"}, run.remark) : "";
+  return make("tr", {},
+    make("th", {scope: "row"}, make("a", {href: `/run/${encodePath(run.id)}`, class: "clip"}, run.name),
+      ...run.tags.map(tag => make("span", {class: "tag"}, tag)), remark),
+    make("td", {class: "right"}, make("span", {class: `state ${run.state}`}, run.state), run.note ? make("small", {class: "clip"}, run.note) : ""),
+    make("td", {class: "long"}, make("span", {class: "clip"}, run.data || "–"), make("small", {}, [run.kind, run.model].filter(Boolean).join(" "))),
+    make("td", {class: "number"}, run.error ?? "–", run.error_of ? make("small", {}, run.error_of) : ""),
+    make("td", {class: "number right"}, run.against ? make("span", {class: better}, run.against) : "–"),
+    make("td", {class: "number", title: run.at}, formatAge(run.age_s)),
+    make("td", {class: "right"}, make("button", {type: "button", class: "quiet", "aria-label": `Tags and note of ${run.name.slice(0, 100)}`, onclick: () => annotate(run)}, "Tag")));
+}
+
+function draw() {
+  const rows = selectRuns();
+  find("#runs tbody").replaceChildren(...rows.map(makeRow));
+  find("#runs").hidden = !state.runs.length;
+  find("#empty").hidden = state.runs.length > 0;
+  find("#count").textContent = !state.runs.length ? "" : rows.length === state.runs.length ?
+    `${rows.length} ${rows.length === 1 ? "run" : "runs"}` : `${rows.length} of ${state.runs.length} runs`;
+  for (const head of findAll("th[data-sort]")) {
+    if (head.dataset.sort === state.sort) head.setAttribute("aria-sort", state.down ? "descending" : "ascending");
+    else head.removeAttribute("aria-sort");
+  }
+}
+
+function drawTags() {
+  const tags = [...new Set(state.runs.flatMap(run => run.tags))].sort();
+  const box = find("#tag"), chosen = box.value;
+  box.replaceChildren(make("option", {value: ""}, "all"), ...tags.map(tag => make("option", {value: tag}, tag)));
+  box.value = tags.includes(chosen) ? chosen : "";
+  box.closest("label").hidden = !tags.length;
+}
+
+function drawJobs(jobs) {
+  const open = jobs.filter(job => job.state === "queued" || job.state === "running");
+  const failed = jobs.filter(job => (job.state === "failed" || job.state === "killed") && Date.now() / 1e3 - (job.ended_at ?? job.created_at) < 600);
+  find("#jobs").hidden = !open.length && !failed.length;
+  find("#jobs ul").replaceChildren(...[...open, ...failed].map(job => {
+    const stop = make("button", {type: "button"}, job.state === "queued" ? "Cancel" : "Stop");
+    act(stop, () => ask(`/api/job/${job.id}/stop`, {}));
+    const first = job.position > 1 ? make("button", {type: "button"}, "Move to the front") : "";
+    if (first) act(first, () => ask(`/api/job/${job.id}/first`, {}));
+    const href = job.run && job.state !== "failed" ? `/run/${encodePath(job.run)}` : `/job/${job.id}`;
+    return make("li", {}, make("a", {href}, job.run ?? job.name),
+      make("span", {class: `state ${job.state}`}, job.state === "queued" && job.position ? `waits, number ${job.position} on ${job.device}` : job.state),
+      job.error ? make("small", {class: "muted clip"}, job.error) : "",
+      make("span", {class: "do"}, first, open.includes(job) ? stop : ""));
+  }));
+}
+
+function drawLoad(load) {
+  const meter = (name, text, share) => make("div", {}, make("span", {}, name, make("b", {}, text)),
+    make("meter", {min: 0, max: 1, high: 0.92, value: share, "aria-label": `${name}: ${text}`}));
+  const parts = [
+    meter("CPU", `${Math.round(load.cpu_percent)} % of ${load.cores} cores`, load.cpu_percent / 100),
+    meter("Memory", `${formatBytes(load.memory_used)} of ${formatBytes(load.memory_total)}`, load.memory_used / load.memory_total),
+    ...load.gpus.map(gpu => meter(gpu.name, `${gpu.percent} %, ${formatBytes(gpu.memory_used)}`, gpu.percent / 100)),
+  ];
+  if (load.disk_total) parts.push(meter("Disk", `${formatBytes(load.disk_free)} free`, 1 - load.disk_free / load.disk_total));
+  find("#load").replaceChildren(...parts);
+}
+
+function annotate(run) {
+  find("#annotate-run").textContent = run.name;
+  find("#tags").value = run.tags.join(", ");
+  find("#remark").value = run.remark;
+  find("#annotate-problem").hidden = true;
+  find("#annotate").showModal();
+  find("#save").onclick = async () => {
+    try {
+      const tags = find("#tags").value.split(",").map(tag => tag.trim()).filter(Boolean);
+      Object.assign(run, await ask(`/api/annotate/${encodePath(run.id)}`, {tags, remark: find("#remark").value}));
+      run.text = textOf(run);
+      drawTags();
+      draw();
+      find("#annotate").close();
+    } catch (problem) {
+      find("#annotate-problem").textContent = problem.message;
+      find("#annotate-problem").hidden = false;
+    }
+  };
+}
+
+let loading = false;
+async function load() {
+  if (loading) return;
+  loading = true;
+  try {
+    const answer = await ask("/api/runs");
+    state.runs = answer.runs.map(run => ({...run, text: textOf(run)}));
+    drawTags();
+    draw();
+    drawJobs(answer.jobs);
+    drawLoad(answer.load);
+  } catch (problem) {
+    notify(problem.message);
+  }
+  loading = false;
+}
+
+for (const name of ["#search", "#state", "#tag"]) find(name).addEventListener("input", draw);
+for (const head of findAll("th[data-sort]")) {
+  find("button", head).addEventListener("click", () => {
+    state.down = state.sort === head.dataset.sort ? !state.down : false;
+    state.sort = head.dataset.sort;
+    draw();
+  });
+}
+document.addEventListener("keydown", event => {
+  if (event.key === "/" && !event.target.closest("input, textarea, select, dialog")) { event.preventDefault(); find("#search").focus(); }
+});
+await load();
+let first = true;
+listen("", {
+  jobs: jobs => { drawJobs(jobs); if (!first) load(); first = false; },
+  load: drawLoad,
+});
+setInterval(() => { if (!document.hidden && state.runs.some(run => run.state === "running")) load(); }, 5000);

@@ -1,0 +1,167 @@
+import {ask, find, findAll, make, notify} from "./common.js";
+
+const given = JSON.parse(find("#values").textContent);
+const form = find("#form"), data = find("#data"), start = find("#start");
+const fields = new Map(findAll("[data-setting]").map(node => [node.dataset.setting, node]));
+const controlOf = node => find("input, select", node);
+let columns = [], checks = 0, config = null;
+
+const parseList = text => {
+  try { const list = JSON.parse(text || "[]"); return Array.isArray(list) ? list.map(String) : []; } catch { return []; }
+};
+
+function drawColumns() {
+  const names = columns.map(column => column.name);
+  for (const [setting, node] of fields) {
+    if (node.dataset.kind === "column") {
+      find("datalist", node).replaceChildren(...names.map(value => make("option", {value})));
+    } else if (node.dataset.kind === "columns") {
+      const control = controlOf(node), chosen = parseList(control.value);
+      control.hidden = names.length > 0;
+      const usable = columns.filter(column => column.type === "number" || chosen.includes(column.name) || setting === "data.ignore" || setting === "data.targets");
+      find(".chips", node).replaceChildren(...usable.map(column => make("button", {
+        type: "button", "aria-pressed": String(chosen.includes(column.name)),
+        onclick: event => {
+          const list = parseList(control.value);
+          const next = list.includes(column.name) ? list.filter(name => name !== column.name) : names.filter(name => name === column.name || list.includes(name));
+          control.value = next.length ? JSON.stringify(next) : "";
+          event.currentTarget.setAttribute("aria-pressed", String(next.includes(column.name)));
+          changed();
+        },
+      }, column.unit ? `${column.name} [${column.unit}]` : column.name)));
+    }
+  }
+}
+
+function setValues(values, {clear}) {
+  for (const [setting, node] of fields) {
+    if (setting in values) controlOf(node).value = values[setting];
+    else if (clear) controlOf(node).value = "";
+  }
+  drawColumns();
+}
+
+function collect() {
+  const settings = {"data.path": data.value};
+  for (const [setting, node] of fields) {
+    const text = controlOf(node).value;
+    if (text.trim()) settings[setting] = text;
+  }
+  return settings;
+}
+
+function showProblems(problems) {
+  for (const [setting, node] of fields) {
+    const message = problems[setting];
+    node.classList.toggle("wrong", Boolean(message));
+    controlOf(node).setAttribute("aria-invalid", String(Boolean(message)));
+    const place = find(".problem", node);
+    place.textContent = message ?? "";
+    place.hidden = !message;
+    if (message && node.closest("details")) node.closest("details").open = true;
+  }
+  const others = Object.entries(problems).filter(([setting]) => !fields.has(setting)).map(([, message]) => message);
+  find("#problems").textContent = others.join("\n");
+  find("#problems").hidden = !others.length || !data.value;
+}
+
+function markChanged() {
+  for (const node of fields.values()) node.classList.toggle("changed", Boolean(controlOf(node).value.trim()));
+  for (const group of findAll(".advanced")) {
+    const count = findAll(".changed", group).length;
+    find("[data-count]", group).textContent = count ? `${count} set` : "";
+  }
+}
+
+async function check() {
+  const number = ++checks;
+  markChanged();
+  let answer;
+  try {
+    answer = await ask("/api/check", {settings: collect()});
+  } catch (problem) {
+    notify(problem.message);
+    return;
+  }
+  if (number !== checks) return;
+  const count = Object.keys(answer.problems).length;
+  config = count ? null : answer.toml;
+  showProblems(answer.problems);
+  find("#go").disabled = count > 0;
+  find("#ready").textContent = !data.value ? "Choose the data first." : count ?
+    `${count} ${count === 1 ? "setting has" : "settings have"} to be corrected.` : answer.unused?.length ? answer.unused.join("\n") : "Ready.";
+  if (!count) {
+    find("#toml").textContent = answer.toml;
+    find("#command").textContent = answer.command;
+  }
+}
+
+let waiting;
+function changed() {
+  clearTimeout(waiting);
+  waiting = setTimeout(check, 150);
+}
+
+async function inspect({suggest}) {
+  const place = find("#findings");
+  columns = [];
+  if (!data.value || data.value.startsWith("simulated:") || data.value.includes("\n")) {
+    place.replaceChildren();
+    drawColumns();
+    return check();
+  }
+  const path = data.value;
+  place.replaceChildren(make("p", {class: "muted"}, "Reading …"));
+  try {
+    const found = await ask(`/api/inspect?path=${encodeURIComponent(path)}`);
+    if (path !== data.value) return;
+    columns = found.columns;
+    place.replaceChildren(make("p", {class: "muted"}, `${found.rows.toLocaleString("en")} rows, ${columns.length} columns`),
+      found.problems.length ? make("ul", {}, ...found.problems.map(text => make("li", {}, text))) : "");
+    if (suggest) setValues(found.values, {clear: true});
+    else drawColumns();
+  } catch (problem) {
+    if (path === data.value) place.replaceChildren(make("p", {class: "message bad"}, problem.message));
+  }
+  return check();
+}
+
+async function begin() {
+  const chosen = start.value;
+  if (chosen.startsWith("preset:") && data.value && data.value !== "simulated:cell") {
+    // the preset's settings on top of the data's
+    await inspect({suggest: true});
+    const text = await (await fetch(`/new?start=${encodeURIComponent(chosen)}`)).text();
+    const other = JSON.parse(new DOMParser().parseFromString(text, "text/html").getElementById("values").textContent);
+    setValues(other.values, {clear: false});
+    return check();
+  }
+  if (!chosen) return inspect({suggest: true});
+  location.assign(`/new?start=${encodeURIComponent(chosen)}`);
+}
+
+data.addEventListener("change", () => {
+  if (data.value === "simulated:cell") return location.assign("/new?start=demo");
+  if (start.value === "demo") start.value = "";
+  return start.value.startsWith("preset:") ? begin() : inspect({suggest: true});
+});
+start.addEventListener("change", begin);
+form.addEventListener("input", event => { if (event.target !== data && event.target !== start) changed(); });
+form.addEventListener("submit", async event => {
+  event.preventDefault();
+  const go = find("#go");
+  go.disabled = true;
+  try {
+    const answer = await ask("/api/start", {settings: collect()});
+    location.assign(`/job/${answer.job}`);
+  } catch (problem) {
+    if (problem.body?.problems) showProblems(problem.body.problems);
+    else notify(problem.message);
+    go.disabled = config === null;
+  }
+});
+
+data.value = given.data;
+start.value = form.dataset.start;
+setValues(given.values, {clear: true});
+await inspect({suggest: false});
