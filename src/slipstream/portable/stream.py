@@ -137,7 +137,7 @@ class Stream:
 
     Example:
         stream = slipstream.Stream("runs/cell")
-        for row in rows:                          # {"voltage": 3.7, "current": -1.2, ...}
+        for row in rows:  # {"voltage": 3.7, "current": -1.2, ...}
             prediction = stream.push(row)
             if prediction is not None:
                 print(prediction.value)
