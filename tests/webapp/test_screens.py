@@ -169,6 +169,18 @@ def test_data_outside_of_the_folder_are_refused(site, path):
     assert site.get(f"/api/inspect?path={quote(path)}").status == 404
 
 
+@pytest.mark.parametrize("setting", ["train.init_from", "data.labels"])
+def test_other_files_outside_of_the_folder_are_refused(site, setting):
+    values = {"data.path": "simulated:cell", setting: "../x"}
+    problems = site.post("/api/check", {"settings": values}).json["problems"]
+    assert "is not below" in problems[""]
+    joined = {
+        "data.path": "simulated:cell",
+        "data.prepare": '[{step = "join", path = "/etc/x.csv"}]',
+    }
+    assert site.post("/api/check", {"settings": joined}).json["problems"]
+
+
 def test_a_class_to_import_needs_permission(tmp_path):
     values = {"data__path": "simulated:cell", "model__kind": "nets:Mixer"}
     for allow_code in (False, True):

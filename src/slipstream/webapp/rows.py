@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from slipstream import __version__
 from slipstream.catalog.listing import format_against, format_metric
 from slipstream.catalog.rows import RUNNING, RunRow, looks_like_run, make_row, read_files
 from slipstream.errors import UserError
@@ -36,35 +38,51 @@ Signature = tuple[int, ...]
 
 
 class RowCache:
-    """The rows of runs, as JSON has them."""
+    """The rows of runs, as JSON has them; also between two starts of the server."""
 
     def __init__(self) -> None:
-        self._rows: dict[Path, tuple[Signature, Row]] = {}
+        self._rows: dict[str, tuple[Signature, Row]] = {}
         self._lock = threading.Lock()
 
     def list(self, root: Path, places: Iterable[Path]) -> list[Row]:
         """Return the rows of the runs in some folders, the newest first."""
         with self._lock:
-            rows, seen = [], set()
+            rows: dict[str, Row] = {}
             for place in places:
                 for folder in _list_folders(root, place):
-                    if folder not in seen and (row := self._read(root, folder)):
-                        seen.add(folder)
-                        rows.append(row)
-            for removed in self._rows.keys() - seen:
+                    if row := self._read(root, folder):
+                        rows[row["id"]] = row
+            for removed in self._rows.keys() - rows.keys():
                 del self._rows[removed]
-        return sorted(rows, key=lambda row: str(row["at"]), reverse=True)
+        now = time.time()
+        aged = [row | {"age_s": max(now - row["created_s"], 0.0)} for row in rows.values()]
+        return sorted(aged, key=lambda row: str(row["at"]), reverse=True)
+
+    def load(self, path: Path) -> None:
+        """Take over rows that an earlier server of this version has saved."""
+        saved = read_object(path)
+        if saved.get("version") == __version__ and isinstance(saved.get("rows"), dict):
+            with self._lock, suppress(TypeError, ValueError):
+                self._rows = {
+                    k: (tuple(sign), dict(row)) for k, (sign, row) in saved["rows"].items()
+                }
+
+    def save(self, path: Path) -> None:
+        """Save the rows for the next server."""
+        with suppress(OSError):  # a full disk; the next server reads the runs instead
+            write_text(path, to_json({"version": __version__, "rows": self._rows}, indent=None))
 
     def _read(self, root: Path, folder: Path) -> Row | None:
         signature = _sign(folder)
-        if (cached := self._rows.get(folder)) and cached[0] == signature:
+        name = str(folder.relative_to(root))
+        if (cached := self._rows.get(name)) and cached[0] == signature:
             return cached[1]
         if not looks_like_run(folder):
             return None
         row = describe_row(root, make_row(read_files(folder, only_listed=True)))
         if row["state"] == RUNNING:  # its process may end without a trace
             signature = ()
-        self._rows[folder] = (signature, row)
+        self._rows[name] = (signature, row)
         return row
 
 
@@ -98,6 +116,7 @@ def describe_row(root: Path, row: RunRow) -> Row:
     metric = format_metric(row.metric) if row.metric else ""
     return row.to_dict() | {
         "id": str(row.run.relative_to(root)),
+        "created_s": row.at.timestamp(),
         "error": None if value is None else format_number(value),
         "error_of": f"{metric}, {where}" if value is not None else "",
         "against": format_against(row) if row.against_baseline is not None else "",

@@ -19,6 +19,8 @@ from http.cookies import CookieError, SimpleCookie
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlencode
 
+from slipstream.web_server import is_loopback
+
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -85,7 +87,7 @@ class Access:
             return False
         if name.lower() in LOOPBACK or name.lower() == self.host.lower():
             return True
-        if self.host in LOOPBACK:
+        if is_loopback(self.host):
             return False
         with suppress(ValueError):  # an address cannot be made to point here by somebody's DNS
             return bool(ipaddress.ip_address(name.strip("[]")))

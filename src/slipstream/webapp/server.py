@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import sys
 import threading
@@ -27,6 +28,7 @@ def serve(workspace: Workspace, *, host: str, port: int, browser: bool) -> None:
     if not is_loopback(host):
         warn_about_network(host)
     url = f"{format_url(bound)}/?token={access.token}"
+    os.chdir(workspace.folder)  # paths in configs are relative to it, as for the commands
     app = create_app(workspace, access)
     state = app.app.state  # type: ignore[attr-defined]
     tasks = set()
@@ -51,7 +53,10 @@ def serve(workspace: Workspace, *, host: str, port: int, browser: bool) -> None:
 
 def _read_ahead(workspace: Workspace) -> None:
     """Read the runs before the first page asks for them."""
+    path = workspace.store.root / "rows.json"
+    workspace.rows.load(path)
     workspace.rows.list(workspace.folder, workspace.places)
+    workspace.rows.save(path)
 
 
 def announce_presence(folder: Path, root: Path) -> Path:

@@ -15,6 +15,9 @@ from slipstream.webapp import forms, paths
 from slipstream.webapp.workspace import Workspace
 
 DEMO = "demo"
+PATHS = ("data.path", "data.labels", "train.init_from")
+"""Settings that name files or runs"""
+MOST_NAME = 200
 MOST_TEXT = 100_000
 """Characters of one setting"""
 
@@ -49,21 +52,8 @@ def check_form(workspace: Workspace, form: Any) -> Checked:
     """Return the config of a form: settings and their texts, as `--set` takes them."""
     if not isinstance(form, dict):
         raise UserError("settings: expected an object")
-    known = {control.setting: control for control in forms.list_controls()}
-    overrides = []
-    for setting, text in form.items():
-        if not isinstance(text, str) or len(text) > MOST_TEXT:
-            return Checked(None, {str(setting): "expected a text of at most 100,000 characters"})
-        if setting == "data.path" and text:
-            overrides.append(_format_path(workspace, text))
-        elif setting not in known:
-            return Checked(None, {"": f"{setting[:100]} is not a setting of this form"})
-        elif text.strip():
-            is_text = known[setting].kind in ("text", "column") and text[:1] not in ("[", '"')
-            value = to_json(text, indent=None) if is_text else text
-            overrides.append(OptionText(f"{setting}={value}"))
     try:
-        config = configs.load({}, overrides)
+        config = configs.load({}, _list_overrides(workspace, form))
         refuse_unsafe(workspace, config)
         _require_data(config)
     except ConfigError as error:
@@ -73,11 +63,44 @@ def check_form(workspace: Workspace, form: Any) -> Checked:
     return Checked(config, {})
 
 
-def _format_path(workspace: Workspace, text: str) -> str:
-    """Return the override of `data.path`; paths are relative to the folder."""
-    names = text.split("\n")
-    full = [one if one.startswith(SIMULATED) else str(workspace.folder / one) for one in names]
-    return OptionText(f"data.path={to_json(full[0] if len(full) == 1 else full, indent=None)}")
+def _list_overrides(workspace: Workspace, form: dict[str, Any]) -> list[str]:
+    """Return the settings of a form as `--set` has them."""
+    known = {control.setting: control for control in forms.list_controls()}
+    overrides = []
+    for setting, text in form.items():
+        if not isinstance(text, str) or len(text) > MOST_TEXT:
+            raise UserError(f"{setting[:100]}: expected a text of at most {MOST_TEXT:,} characters")
+        if setting in PATHS and text.strip():
+            overrides.append(_format_path(workspace, setting, text))
+        elif setting not in known and setting not in PATHS:
+            raise UserError(f"{setting[:100]} is not a setting of this form")
+        elif text.strip():
+            is_text = known[setting].kind in ("text", "column") and text[:1] not in ("[", '"')
+            value = to_json(text, indent=None) if is_text else text
+            overrides.append(OptionText(f"{setting}={value}"))
+    return overrides
+
+
+def _format_path(workspace: Workspace, setting: str, text: str) -> str:
+    """Return the override of a setting that names files, one a line, relative to the folder; what
+    is outside of it is not even looked at."""
+    full = []
+    for name in text.split("\n"):
+        if not name.startswith(SIMULATED):
+            refuse_outside(workspace, workspace.folder / name)
+        full.append(name if name.startswith(SIMULATED) else str(workspace.folder / name))
+    return OptionText(f"{setting}={to_json(full[0] if len(full) == 1 else full, indent=None)}")
+
+
+def refuse_outside(workspace: Workspace, path: Path) -> None:
+    """Refuse a path that is not below the folder after resolving links."""
+    try:
+        is_inside = paths.is_below(workspace.folder, path.resolve())
+    except (OSError, ValueError, RuntimeError):  # too long a name, a NUL, a loop of links
+        is_inside = False
+    if not is_inside:
+        name = str(path)[:MOST_NAME]
+        raise UserError(f"{name}: is not below {workspace.folder}, the folder of this app")
 
 
 def _require_data(config: Config) -> None:
@@ -87,12 +110,11 @@ def _require_data(config: Config) -> None:
 
 def refuse_unsafe(workspace: Workspace, config: Config) -> None:
     """Refuse files outside of the folder, and classes to import unless the server allows them."""
-    folder = workspace.folder
     joined = [getattr(step, "path", None) for step in config.data.prepare]
     names = [*config.data.paths, config.data.labels, config.train.init_from, *joined]
     for name in filter(None, names):
-        if not name.startswith(SIMULATED) and not paths.is_below(folder, Path(name).resolve()):
-            raise UserError(f"{name}: is not below {folder}, the folder that this app shows")
+        if not name.startswith(SIMULATED):
+            refuse_outside(workspace, Path(name))
     entry = config.tune.space.get("model.kind", ())
     choices = entry if isinstance(entry, list | tuple) else ()
     for kind in (config.model.kind, *map(str, choices)):

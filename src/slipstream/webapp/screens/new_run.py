@@ -39,6 +39,7 @@ def show(request: Request) -> Response:
         tables=paths.list_tables(workspace.folder),
         configs=paths.list_configs(workspace.folder),
         start=start,
+        allow_code=workspace.allow_code,
         values=forms.fill(config) if config else {},
         data=_list_data(workspace, config),
     )

@@ -98,10 +98,14 @@ def _describe_plan(folder: Path) -> list[tuple[str, str, str]]:
     for name in choices:
         if name in plan:
             value = plan[name]
-            text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            text = ", ".join(map(_format_choice, value if isinstance(value, list) else [value]))
             lines.append((name, text, str(reasons.get(name, ""))))
     rest = [name for name in reasons if name not in choices]
     return lines + [(name, "", str(reasons[name])) for name in rest]
+
+
+def _format_choice(value: Any) -> str:
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
 def _read_text(path: Path) -> str:

@@ -47,7 +47,7 @@ export class Chart {
     const values = (_, ticks) => ticks.map(tick => tick == null ? "" : formatNumber(tick, 3));
     this.plot = new uPlot({
       width: this.width, height,
-      scales: {x: {time: false}, y: {distr: log ? 3 : 1}},
+      scales: {x: {time: false}, y: {distr: log ? 3 : 1, ...(log ? {range: (_, low, high) => low > 0 ? [low / 1.15, high * 1.15] : [1e-6, 1]} : {})}},
       axes: [{...axis, values, size: 28, gap: 4}, {...axis, values, size: 62, gap: 4}],
       series: [{}, ...lines.map(line => ({
         stroke: line.hidden ? "transparent" : colour(line.colour === "ink" ? "muted" : line.colour),

@@ -74,7 +74,7 @@ function drawLoad(load) {
     make("meter", {min: 0, max: 1, high: 0.92, value: share, "aria-label": `${name}: ${text}`}));
   const parts = [
     meter("CPU", `${Math.round(load.cpu_percent)} % of ${load.cores} cores`, load.cpu_percent / 100),
-    meter("Memory", `${formatBytes(load.memory_used)} of ${formatBytes(load.memory_total)}`, load.memory_used / load.memory_total),
+    meter("Memory", `${formatBytes(load.memory_total - load.memory_used)} free`, load.memory_used / load.memory_total),
     ...load.gpus.map(gpu => meter(gpu.name, `${gpu.percent} %, ${formatBytes(gpu.memory_used)}`, gpu.percent / 100)),
   ];
   if (load.disk_total) parts.push(meter("Disk", `${formatBytes(load.disk_free)} free`, 1 - load.disk_free / load.disk_total));

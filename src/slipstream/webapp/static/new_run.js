@@ -18,7 +18,7 @@ function drawColumns() {
     } else if (node.dataset.kind === "columns") {
       const control = controlOf(node), chosen = parseList(control.value);
       control.hidden = names.length > 0;
-      const usable = columns.filter(column => column.type === "number" || chosen.includes(column.name) || setting === "data.ignore" || setting === "data.targets");
+      const usable = columns.filter(column => column.type === "number" || chosen.includes(column.name) || setting === "data.ignore" || (setting === "data.targets" && column.type !== "time"));
       find(".chips", node).replaceChildren(...usable.map(column => make("button", {
         type: "button", "aria-pressed": String(chosen.includes(column.name)),
         onclick: event => {
@@ -35,8 +35,11 @@ function drawColumns() {
 
 function setValues(values, {clear}) {
   for (const [setting, node] of fields) {
-    if (setting in values) controlOf(node).value = values[setting];
-    else if (clear) controlOf(node).value = "";
+    if (setting in values) {
+      const control = controlOf(node), value = values[setting];
+      if (control.tagName === "SELECT" && ![...control.options].some(option => option.value === value)) control.append(make("option", {value}, value));
+      control.value = value;
+    } else if (clear) controlOf(node).value = "";
   }
   drawColumns();
 }
@@ -99,6 +102,7 @@ async function check() {
 let waiting;
 function changed() {
   clearTimeout(waiting);
+  find("#ready").textContent = "Checking …";
   waiting = setTimeout(check, 150);
 }
 

@@ -14,7 +14,7 @@ const charts = {
 
 // All that the log has said so far; a reset begins anew.
 let log;
-const begin = () => { log = {train: new Map(), lanes: new Map(), lr: [], speed: [], epoch: null, epochs: Number(page.dataset.epochs) || null, best: null, epochSeconds: [], expected: null, trained: false, startedAt: null, lastAt: 0, count: 0}; find("#events").replaceChildren(); };
+const begin = () => { log = {train: new Map(), lanes: new Map(), lr: [], speed: [], epoch: null, epochs: Number(page.dataset.epochs) || null, best: null, epochSeconds: [], expected: null, trained: false, startedAt: null, lastAt: 0, count: 0}; find("#events").replaceChildren(); page.dataset.lines = "0"; };
 begin();
 
 const mean = values => values.reduce((sum, value) => sum + value, 0) / values.length;
@@ -154,7 +154,7 @@ listen(run, {
   reset: () => { begin(); drawSoon(); },
   lines: events => {
     events.forEach(addLine);
-    page.dataset.lines = String(Number(page.dataset.lines ?? 0) + events.length);
+    page.dataset.lines = String(Number(page.dataset.lines) + events.length);
     if (!find("#plan dl") && events.some(event => event.event === "start" || event.event === "epoch")) refresh().catch(() => {});
     drawSoon();
   },
