@@ -21,7 +21,7 @@ CHROMIUM = next(
     (path for path in ("/usr/bin/chromium", "/usr/bin/chromium-browser") if Path(path).exists()),
     None,
 )
-WAIT_MS = 60_000
+WAIT_MS = 180_000
 """Beyond this something hangs; how long it takes is not tested"""
 
 

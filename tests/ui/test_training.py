@@ -12,7 +12,7 @@ from slipstream import runs
 
 sync_api = pytest.importorskip("playwright.sync_api")
 expect = sync_api.expect
-expect.set_options(timeout=60_000)
+expect.set_options(timeout=180_000)
 pytestmark = pytest.mark.ui
 LONG = {"train.epochs": "40", "model.hidden": "64", "train.patience": "off", "train.batch": "16"}
 """Settings of a run that takes long enough to be stopped"""

@@ -2,6 +2,7 @@
 import {formatNumber, make} from "./common.js";
 
 const FONT = '12px system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif';
+const EPOCHS = [0.1, 0.2, 0.5, ...[0, 1, 2, 3, 4].flatMap(power => [1, 2, 5].map(one => one * 10 ** power))];
 const colour = name => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const faint = name => `${colour(name)}33`;
 
@@ -48,10 +49,10 @@ export class Chart {
     this.plot = new uPlot({
       width: this.width, height,
       scales: {x: {time: false}, y: {distr: log ? 3 : 1, ...(log ? {range: (_, low, high) => low > 0 ? [low / 1.15, high * 1.15] : [1e-6, 1]} : {})}},
-      axes: [{...axis, values, size: 28, gap: 4}, {...axis, values, size: 62, gap: 4}],
+      axes: [{...axis, values, size: 28, gap: 4, incrs: EPOCHS}, {...axis, values, size: 62, gap: 4}],
       series: [{}, ...lines.map(line => ({
         stroke: line.hidden ? "transparent" : colour(line.colour === "ink" ? "muted" : line.colour),
-        width: line.hidden ? 0 : 1.75, spanGaps: true, points: {show: line.hidden ? false : undefined, size: 5},
+        width: line.hidden ? 0 : 1.75, spanGaps: true, points: {show: !line.hidden && this.columns[0].length < 60, size: 5},
       }))],
       bands,
       legend: {show: false},

@@ -62,7 +62,7 @@ function drawJobs(jobs) {
     const first = job.position > 1 ? make("button", {type: "button"}, "Move to the front") : "";
     if (first) act(first, () => ask(`/api/job/${job.id}/first`, {}));
     const href = job.run && job.state !== "failed" ? `/run/${encodePath(job.run)}` : `/job/${job.id}`;
-    return make("li", {}, make("a", {href}, job.run ?? job.name),
+    return make("li", {}, make("a", {href}, job.run?.split("/").at(-1) ?? job.name),
       make("span", {class: `state ${job.state}`}, job.state === "queued" && job.position ? `waits, number ${job.position} on ${job.device}` : job.state),
       job.error ? make("small", {class: "muted clip"}, job.error) : "",
       make("span", {class: "do"}, first, open.includes(job) ? stop : ""));

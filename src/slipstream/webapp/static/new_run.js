@@ -90,6 +90,7 @@ async function check() {
   const count = Object.keys(answer.problems).length;
   config = count ? null : answer.toml;
   showProblems(answer.problems);
+  for (const id of ["#toml", "#command"]) find(id).classList.toggle("stale", count > 0);
   find("#go").disabled = count > 0;
   find("#ready").textContent = !data.value ? "Choose the data first." : count ?
     `${count} ${count === 1 ? "setting has" : "settings have"} to be corrected.` : answer.unused?.length ? answer.unused.join("\n") : "Ready.";

@@ -30,6 +30,14 @@ function addEpoch(event) {
   if (event.seconds) log.epochSeconds.push(event.seconds);
 }
 
+// Several models log their losses by step alone: the epoch and the speed follow from it.
+function completeLog(event) {
+  event.epoch ??= log.steps ? event.step / log.steps : null;
+  const before = log.lastLog;
+  if (event.steps_per_s == null && before && event.at_s > before.at_s) event.steps_per_s = (event.step - before.step) / (event.at_s - before.at_s);
+  log.lastLog = event;
+}
+
 const describe = {
   start: event => `begins: ${Object.entries(event.windows ?? {}).map(([name, count]) => `${count.toLocaleString("en")} ${name}`).join(", ")} windows, ${event.parameters?.toLocaleString("en") ?? "?"} parameters`,
   resume: event => `resumed from step ${event.step?.toLocaleString("en") ?? "?"}${event.differs ? `; ${event.differs}` : ""}`,
@@ -51,16 +59,17 @@ function addLine(event) {
   log.lastAt = event.at_s ?? log.lastAt;
   if (event.event === "epoch" && event.trial == null) addEpoch(event);
   else if (event.event === "log") {
+    completeLog(event);
     if (event.lr != null && event.epoch != null) log.lr.push([event.epoch, event.lr]);
     if (event.steps_per_s != null && event.epoch != null) log.speed.push([event.epoch, event.steps_per_s]);
     if (event.epoch != null) log.now = event.epoch;
     const losses = event.losses ? Object.values(event.losses).filter(value => value != null) : [];
     const loss = event.loss ?? (losses.length ? mean(losses) : null);
     if (loss != null && event.epoch != null && !log.train.has(event.epoch)) { log.train.set(event.epoch, [loss]); log.loss = loss; }
-  } else if (event.event === "start") { log.epochs = event.epochs ?? log.epochs; log.expected = event.expected_s; log.startedAt = event.at_s; }
+  } else if (event.event === "start") { log.epochs = event.epochs ?? log.epochs; log.steps = event.steps_per_epoch; log.expected = event.expected_s; log.startedAt = event.at_s; }
   else if (event.event === "estimate") log.expected = event.expected_s;
   else if (event.event === "trained" || event.event === "end") { log.trained = true; log.duration = event.seconds ?? log.duration; }
-  else if (event.event === "resume") { log.trained = false; log.duration = null; }
+  else if (event.event === "resume") { log.trained = false; log.duration = null; log.lastLog = null; }
   const text = describe[event.event]?.(event);
   if (text) {
     const warn = ["recovery", "fallback", "trouble"].includes(event.event);
@@ -95,6 +104,7 @@ function draw() {
     xs.map(at => severalAt(at) ? values(at, all => Math.min(...all)) : null), xs.map(at => severalAt(at) ? values(at, all => Math.max(...all)) : null)]);
   charts.lr.set([log.lr.map(pair => pair[0]), log.lr.map(pair => pair[1])]);
   charts.speed.set([log.speed.map(pair => pair[0]), log.speed.map(pair => pair[1])]);
+  if (!log.lr.length && log.lastLog?.losses) find("#lr").replaceChildren(make("p", {class: "muted"}, "Several models train, each with a rate of its own."));
   drawFigures();
 }
 
