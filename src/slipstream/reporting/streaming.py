@@ -99,8 +99,8 @@ def describe_stream(result: Mapping[str, Any]) -> Iterator[str]:
         else:
             yield (
                 f"warm-up of the carried state: {format_count(rows, 'row')} until its "
-                f"{BY_ROW[warm_up['metric']]} stays within {percent} of the later "
-                f"{format_number(warm_up['settled'])}"
+                f"{BY_ROW[warm_up['metric']]} is within {percent} of the later "
+                f"{format_number(warm_up['settled'])} in two ranges of the table"
             )
     if comparison := result["comparison"]:
         yield f"interval of the comparison: {comparison['how']}"
