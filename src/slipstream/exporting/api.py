@@ -25,6 +25,7 @@ from slipstream.exporting.reference import (
     VerificationData,
     load_verification_data,
     read_examples,
+    read_start,
 )
 from slipstream.exporting.servers.docker import write_servable
 from slipstream.exporting.sources import load_source
@@ -79,6 +80,7 @@ def export_run(
         interface,
         trained,
         read_examples=lambda count: read_examples(data, interface, count),
+        read_start=lambda count: read_start(data, count),
         units=find_units(interface, data),
         new_data=options.data,
         options=options.settings,

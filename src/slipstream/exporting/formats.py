@@ -47,6 +47,31 @@ Runner = Callable[[PhysicalWindows], Mapping[str, npt.NDArray[Any]]]
 """Runs the files that were written: windows to the outputs that the `Interface` names"""
 
 
+class SeriesPiece(NamedTuple):
+    """Consecutive rows of a series in physical units, from where the state is zero."""
+
+    rows: Floats
+    """[T, inputs]"""
+    static: Floats | None
+    """[columns]"""
+    future: Floats | None
+    """[T, H, columns]: what is known ahead after each row"""
+
+
+class ReferencePiece(NamedTuple):
+    """Such rows, and what the model predicts after some of them."""
+
+    piece: SeriesPiece
+    ends: npt.NDArray[np.int64]
+    """The rows that predictions are known after"""
+    outputs: dict[str, Floats]
+    truth: Floats | None = None
+
+
+PieceRunner = Callable[[SeriesPiece], Mapping[str, npt.NDArray[Any]]]
+"""Runs the files that were written row by row: outputs after each row, [T, ...]"""
+
+
 @dataclass(frozen=True)
 class ExportSource:
     """What a format is written from."""
@@ -58,6 +83,8 @@ class ExportSource:
     """The same in torch, on the CPU in fp32"""
     read_examples: Callable[[int], ReferenceBatch]
     """Returns so many of the windows that it is verified on, spread evenly over them"""
+    read_start: Callable[[int], SeriesPiece]
+    """Returns so many rows from the start of a series"""
     units: Mapping[str, str] = field(default_factory=dict)
     """Of columns, as the files state them"""
     new_data: Any = None
@@ -70,11 +97,14 @@ class ExportSource:
 class WrittenExport:
     """What a format wrote, and how to run it."""
 
-    run: Runner
+    run: Runner | None
+    """None where the files compute rows one by one only"""
     inside: tuple[str, ...]
     """What the files do, in a few words each"""
     others: Mapping[str, Runner] = field(default_factory=dict)
     """By file: what else has to compute the same"""
+    rows: Mapping[str, PieceRunner] = field(default_factory=dict)
+    """By file: what computes rows one by one, of models that were trained for a carried state"""
     limit: float = LIMIT
     """The largest relative difference from the model"""
     largest_loss: float | None = None
@@ -103,6 +133,8 @@ class ExportFormat(NamedTuple):
     """Whether its folder is to be a run as well, which predict, serve and containers take"""
     why_not: str = ""
     """Why it does not hold other kinds"""
+    why_no_state: str = ""
+    """Why it does not hold models that were trained for a carried state"""
 
     def load_writer(self) -> Callable[[ExportSource, Path], WrittenExport]:
         """Import the module; a library that is missing is the caller's to report."""
@@ -128,6 +160,7 @@ FORMATS = {
         "slipstream.exporting.pytorch.files",
         "a torch.export program",
         takes_own_classes=True,
+        why_no_state="a program takes windows of data.context rows and starts each from zero",
     ),
     "hub": ExportFormat(
         "slipstream.exporting.hub.files",
@@ -167,8 +200,13 @@ def refuse_settings(name: str, settings: Iterable[str]) -> None:
 
 
 def refuse_unsupported(name: str, run: PortableRun) -> None:
-    """Refuse a kind of model that the format cannot hold."""
+    """Refuse a model that the format cannot hold."""
     chosen = FORMATS[name]
+    if run.signature.state == "carried" and chosen.why_no_state:
+        raise UserError(
+            f'{run.run.folder}: was trained with train.state = "carried", which --to {name} does '
+            f"not hold: {chosen.why_no_state}; use --to onnx or --to c"
+        )
     for member in run.members:
         model = member.first.config.model
         fits = chosen.takes_own_classes if model.is_custom else model.kind in chosen.kinds

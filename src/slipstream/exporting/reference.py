@@ -17,7 +17,7 @@ from slipstream.data.dataset import Dataset
 from slipstream.data.scaler import Scaler
 from slipstream.data.windows import Series, WindowChunk
 from slipstream.errors import UserError
-from slipstream.exporting.formats import Floats, ReferenceBatch
+from slipstream.exporting.formats import Floats, ReferenceBatch, ReferencePiece, SeriesPiece
 from slipstream.exporting.interface import Interface
 from slipstream.inference.alignment import join_datasets
 from slipstream.inference.trained import TrainedRun, load_own_sets
@@ -28,7 +28,7 @@ from slipstream.scoring.predict import predict_batches
 
 OWN_SET, NEW_SET = "test", "all"
 CARRIED_WINDOWS = 32
-"""Windows that a model with a carried state is verified on: each takes a pass over its series"""
+"""Windows that whole passes of a model with a carried state are verified on"""
 
 
 class VerificationData(NamedTuple):
@@ -83,6 +83,46 @@ def iter_reference(
                 yield _predict_part(source, interface, readers, chunk._replace(starts=starts))
 
 
+def iter_pieces(source: VerificationData, interface: Interface) -> Iterator[ReferencePiece]:
+    """Yield the rows from each place where the state is zero to the last window after it, with the
+    predictions of every window."""
+    rows = source.trained.first.config.engine.buffer_rows
+    with source.trained.first.plan.flags():
+        for chunk in source.joint.iter_chunks(source.which, None, rows=rows):
+            assert chunk.series.segments is not None
+            last = chunk.starts + interface.context - 1
+            places = torch.searchsorted(chunk.series.segments, last, right=True) - 1
+            for place in places.unique():
+                begin, own = int(chunk.series.segments[place]), places == place
+                part = chunk._replace(starts=chunk.starts[own])
+                piece = _read_piece(part, source.joint, begin, int(last[own].max()) + 1)
+                parts = [
+                    (_to_physical(one, source, interface), _restore_truth(one.truth, source))
+                    for one in predict_batches(
+                        source.predict, [part], truth=source.which == OWN_SET
+                    )
+                ]
+                outputs = {
+                    name: np.concatenate([one[name] for one, _ in parts]) for name in parts[0][0]
+                }
+                known = [truth for _, truth in parts if truth is not None]
+                truth = np.concatenate(known) if known else None
+                yield ReferencePiece(piece, last[own].numpy() - begin, outputs, truth)
+
+
+def read_start(source: VerificationData, count: int) -> SeriesPiece:
+    """Return the first rows of the first series that has as many, or of the longest one."""
+    rows = source.trained.first.config.engine.buffer_rows
+    chunk = next(iter(source.joint.iter_chunks(source.which, None, rows=rows)))
+    assert chunk.series.segments is not None
+    begins = chunk.series.segments.numpy()
+    lengths = np.minimum(np.diff(begins, append=len(chunk.series.values)), count)
+    chosen = int(lengths.argmax())
+    return _read_piece(
+        chunk, source.joint, int(begins[chosen]), int(begins[chosen] + lengths[chosen])
+    )
+
+
 def read_examples(source: VerificationData, interface: Interface, count: int) -> ReferenceBatch:
     """Return some of the windows, spread evenly over the first rows that are loaded at a time."""
     rows = source.trained.first.config.engine.buffer_rows
@@ -102,7 +142,11 @@ def _predict_part(
     (predicted,) = predict_batches(source.predict, [part], truth=source.which == OWN_SET)
     windows = _read_windows(readers, part, interface)
     if interface.signature.state == "carried" and len(part.starts) == 1:
-        windows = windows._replace(rows=_read_since_reset(part, source.joint))
+        end = int(part.starts[0]) + interface.context
+        assert part.series.segments is not None
+        place = int(torch.searchsorted(part.series.segments, end - 1, right=True)) - 1
+        piece = _read_piece(part, source.joint, int(part.series.segments[place]), end)
+        windows = windows._replace(rows=piece.rows[None])
     return ReferenceBatch(
         windows=windows,
         outputs=_to_physical(predicted, source, interface),
@@ -110,15 +154,23 @@ def _predict_part(
     )
 
 
-def _read_since_reset(chunk: WindowChunk, dataset: Dataset) -> Floats:
-    """Return all rows from where the state is zero to the end of the only window, [1, T, F]."""
-    signature, series = dataset.signature, chunk.series
-    assert series.segments is not None
-    end = int(chunk.starts[0]) + signature.context
-    place = int(torch.searchsorted(series.segments, end - 1, right=True)) - 1
-    rows = series.inputs[int(series.segments[place]) : end]
-    columns = [_unscale(rows[:, i], n, dataset.scaler) for i, n in enumerate(signature.inputs)]
-    return np.stack(columns, axis=1)[None]
+def _read_piece(chunk: WindowChunk, dataset: Dataset, begin: int, end: int) -> SeriesPiece:
+    """Return these rows; behind the last row of the data, what is known ahead is repeated."""
+    signature, scaler, series = dataset.signature, dataset.scaler, chunk.series
+
+    def unscale(values: Tensor, names: Sequence[str]) -> Floats:
+        columns = [_unscale(values[..., i], name, scaler) for i, name in enumerate(names)]
+        return np.stack(columns, axis=-1)
+
+    static = future = None
+    if signature.static:
+        assert series.static is not None
+        static = unscale(series.static[series.find_series(torch.tensor(begin))], signature.static)
+    if signature.future_shape[0]:
+        starts = torch.arange(begin, end) - signature.context + 1
+        places = (starts[:, None] + series.target_rows).clamp(0, len(series.inputs) - 1)
+        future = unscale(series.inputs[places], signature.future)
+    return SeriesPiece(unscale(series.inputs[begin:end], signature.inputs), static, future)
 
 
 class _MemberReader(NamedTuple):

@@ -14,9 +14,20 @@ import numpy.typing as npt
 
 from slipstream.data.scaler import Scaler
 from slipstream.errors import UserError
-from slipstream.exporting.formats import Floats, ReferenceBatch, WrittenExport
+from slipstream.exporting.formats import (
+    Floats,
+    ReferenceBatch,
+    ReferencePiece,
+    Runner,
+    WrittenExport,
+)
 from slipstream.exporting.interface import Interface
-from slipstream.exporting.reference import VerificationData, iter_reference, split_batch
+from slipstream.exporting.reference import (
+    VerificationData,
+    iter_pieces,
+    iter_reference,
+    split_batch,
+)
 from slipstream.stats import find_median
 
 BATCH = 256
@@ -74,7 +85,11 @@ class ErrorComparison:
         self.model = self.export = 0.0
         self._count = 0
 
-    def add(self, reference: ReferenceBatch, outputs: Mapping[str, npt.NDArray[Any]]) -> None:
+    def add(
+        self,
+        reference: ReferenceBatch | ReferencePiece,
+        outputs: Mapping[str, npt.NDArray[Any]],
+    ) -> None:
         if reference.truth is None:
             return
         self.model += self._sum(reference.outputs[self._output], reference.truth)
@@ -113,42 +128,77 @@ class ErrorComparison:
         }
 
 
+class ExportComparison:
+    """Runs the files of an export on the windows of a set."""
+
+    def __init__(
+        self, written: WrittenExport, source: VerificationData, interface: Interface
+    ) -> None:
+        self.written, self.source, self.interface = written, source, interface
+        scaler = source.joint.scaler
+        self.main = Differences(interface, scaler)
+        names = (*written.others, *written.rows)
+        self.others = {name: Differences(interface, scaler) for name in names}
+        self.errors = ErrorComparison(interface, scaler)
+
+    def compare_windows(self, run: Runner) -> list[int]:
+        """Run all windows; return the sizes of batches."""
+        requested = self.source.trained.first.config.train.batch
+        batch = requested if isinstance(requested, int) else BATCH
+        sizes: set[int] = set()
+        for reference in iter_reference(self.source, self.interface, batch):
+            count = len(reference.windows.rows)
+            outputs = run(reference.windows)
+            self.main.add(outputs, reference.outputs)
+            self.errors.add(reference, outputs)
+            for name, other in self.written.others.items():
+                self.others[name].add(other(reference.windows), reference.outputs)
+                self.others[name].windows += count
+            for size in () if sizes else OTHER_BATCHES:
+                for part in split_batch(next(split_batch(reference, OTHER_WINDOWS)), size):
+                    self.main.add(run(part.windows), part.outputs)
+            sizes = sizes or {min(size, count) for size in (batch, *OTHER_BATCHES)}
+            self.main.windows += count
+        return sorted(sizes)
+
+    def compare_rows(self) -> None:
+        """Run whole pieces of series row by row."""
+        for reference in iter_pieces(self.source, self.interface):
+            for name, run in self.written.rows.items():
+                every = run(reference.piece)
+                outputs = {one: every[one][reference.ends] for one in reference.outputs}
+                self.others[name].add(outputs, reference.outputs)
+                self.others[name].windows += len(reference.ends)
+                self.errors.add(reference, outputs)
+
+
 def verify(
     written: WrittenExport, source: VerificationData, interface: Interface
 ) -> dict[str, Any]:
-    """Return the largest differences over all windows; refuse those beyond the format's limit."""
-    requested = source.trained.first.config.train.batch
-    batch = requested if isinstance(requested, int) else BATCH
-    main = Differences(interface, source.joint.scaler)
-    others = {name: Differences(interface, source.joint.scaler) for name in written.others}
-    errors = ErrorComparison(interface, source.joint.scaler)
-    sizes: set[int] = set()
-    for number, reference in enumerate(iter_reference(source, interface, batch)):
-        count = len(reference.windows.rows)
-        main.windows += count
-        sizes |= {min(size, count) for size in (batch, *OTHER_BATCHES)} if number == 0 else set()
-        outputs = written.run(reference.windows)
-        main.add(outputs, reference.outputs)
-        errors.add(reference, outputs)
-        for name, differences in others.items():
-            differences.add(written.others[name](reference.windows), reference.outputs)
-        for size in OTHER_BATCHES if number == 0 else ():
-            for part in split_batch(next(split_batch(reference, OTHER_WINDOWS)), size):
-                main.add(written.run(part.windows), part.outputs)
-    if not main.windows:
+    """Return the largest differences over all windows; refuse those beyond the format's limit.
+
+    Where the state is carried on, rows one by one are compared after every window of the set, and
+    passes over all rows of a series after some.
+    """
+    comparison = ExportComparison(written, source, interface)
+    sizes = [1] if written.run is None else comparison.compare_windows(written.run)
+    comparison.compare_rows()
+    main, others = comparison.main, comparison.others
+    every = (main, *others.values())
+    windows = max(one.windows for one in every)
+    if not windows:
         raise UserError("there are no windows to verify the export on; pass some with --data FILE")
     for name, differences in {"the exported files": main, **others}.items():
-        differences.refuse(name, main.windows, written.limit)
-    every = (main, *others.values())
+        differences.refuse(name, differences.windows, written.limit)
     largest = written.largest_loss
-    loss = {} if largest is None else {"loss": errors.describe(largest)}
+    loss = {} if largest is None else {"loss": comparison.errors.describe(largest)}
     return {
-        "windows": main.windows,
+        "windows": windows,
         "windows_of_set": source.num_windows,
         "max_abs": max(one.max_abs for one in every),
         "max_rel": max(one.max_rel for one in every),
         "limit": written.limit,
-        "batches": sorted(sizes),
+        "batches": sizes,
         "on": "test" if source.which == "test" else "data",
         **({"others": {name: one.max_rel for name, one in others.items()}} if others else {}),
         **loss,

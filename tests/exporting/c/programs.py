@@ -40,7 +40,7 @@ def compile_run(run: RandomRun, **settings: Any) -> tuple[CLibrary, CLayout]:
     """Compile the code of a random model."""
     with tempfile.TemporaryDirectory() as folder:
         source = write_source(run, Path(folder), **settings)
-        return load_library(Path(folder), Path(folder), source.layout), source.layout
+        return load_library(Path(folder), source.layout), source.layout
 
 
 def compare_windows(run: RandomRun, library: CLibrary, *, steps: bool = False) -> float:

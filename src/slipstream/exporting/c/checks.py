@@ -16,7 +16,8 @@ from slipstream.exporting.formats import LIMIT
 def check_prepare(
     library: CLibrary, layout: CLayout, new_data: Any
 ) -> tuple[dict[str, Any], SeriesRows | None]:
-    """Return the largest difference, and a series; refuse steps that differ."""
+    """Return the largest difference, and a series, if possible as long as the context; refuse
+    steps that differ."""
     steps, model = layout.prepared, layout.model
     assert steps is not None
     spread = np.array([model.scaler.deviation[name] for name in model.signature.inputs])
@@ -28,7 +29,8 @@ def check_prepare(
         distance[~same] = np.inf
         largest = max(largest, float(np.nan_to_num(distance, nan=0.0, posinf=np.inf).max()))
         rows += len(series.raw)
-        first = first or series
+        if first is None or len(first.raw) < min(len(series.raw), model.signature.context):
+            first = series
         if not largest <= LIMIT:
             raise UserError(
                 f'series "{series.name}": data.prepare in C differs by up to {largest:.2g} of a '

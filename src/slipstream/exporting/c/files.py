@@ -6,7 +6,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,23 @@ import numpy.typing as npt
 from slipstream.errors import UserError
 from slipstream.exporting.c.compiler import CLibrary, build_library, build_program, measure_arm
 from slipstream.exporting.c.memory import About, CLayout, CSettings
-from slipstream.exporting.c.selftest import count_windows, write_selftest
+from slipstream.exporting.c.selftest import (
+    count_rows,
+    count_windows,
+    write_row_selftest,
+    write_selftest,
+)
+from slipstream.exporting.c.series import SeriesRows
 from slipstream.exporting.c.source import make_source
-from slipstream.exporting.formats import LIMIT, ExportSource, Runner, WrittenExport, to_inputs
+from slipstream.exporting.formats import (
+    LIMIT,
+    ExportSource,
+    PieceRunner,
+    Runner,
+    SeriesPiece,
+    WrittenExport,
+    to_inputs,
+)
 from slipstream.exporting.interface import Interface
 from slipstream.portable.networks.steps import explain_no_steps
 from slipstream.portable.rows import PhysicalWindows
@@ -38,35 +52,33 @@ def write(source: ExportSource, folder: Path) -> WrittenExport:
             f"{source.run.run.folder}: is an ensemble of runs, which is too large for --to c; "
             "export one of its members, or use --to onnx"
         )
-    if source.interface.signature.state == "carried":
-        raise UserError(
-            f'{source.run.run.folder}: was trained with train.state = "carried", which --to c '
-            "cannot verify yet: it compares windows; use slipstream.Stream"
-        )
     settings = read_settings(source.options, double=source.interface.dtype == "float64")
-    code = make_source(
-        source.run.members[0].models,
-        settings,
-        half_widths=source.run.half_widths,
-        about=About(source.run.run.folder.name, source.units),
-    )
-    layout, limit = code.layout, INT8_LIMIT if settings.int8 else LIMIT
-    for name, text in code.files.items():
-        (folder / name).write_text(text, encoding="utf-8")
-    with tempfile.TemporaryDirectory() as scratch:
-        library = load_library(folder, Path(scratch), layout)
+    is_carried = source.interface.signature.state == "carried"
+    if is_carried and not settings.carried:
+        raise UserError(
+            f'{source.run.run.folder}: was trained with train.state = "carried", so that windows '
+            "from a state of zero are not what it predicts; remove --state windows"
+        )
+    layout = write_source(source, settings, folder)
+    limit = INT8_LIMIT if settings.int8 else LIMIT
+    library = load_library(folder, layout)
     differences: dict[str, Any] = {}
     series = None
     if layout.prepared:
         from slipstream.exporting.c.checks import check_prepare  # takes a while to import
 
         differences, series = check_prepare(library, layout, source.new_data)
-    examples = source.read_examples(count_windows(layout))
-    main = write_selftest(layout, examples, limit, series)
+    if is_carried:
+        start = read_first_rows(source, layout, series)
+        main = write_row_selftest(layout, source.run, start, limit)
+    else:
+        examples = source.read_examples(count_windows(layout))
+        main = write_selftest(layout, examples, limit, series)
     (folder / "main.c").write_text(main, encoding="utf-8")
     return WrittenExport(
-        run=make_runner(library.predict, library, source.interface),
-        others=_list_others(library, layout, source.interface),
+        run=None if is_carried else make_runner(library.predict, library, source.interface),
+        others={} if is_carried else _list_others(library, layout, source.interface),
+        rows=_list_rows(library, layout, source) if is_carried else {},
         inside=describe_inside(layout),
         limit=limit,
         largest_loss=LARGEST_LOSS if settings.int8 else None,
@@ -80,6 +92,19 @@ def write(source: ExportSource, folder: Path) -> WrittenExport:
         },
         notes=tuple(describe_notes(layout)),
     )
+
+
+def write_source(source: ExportSource, settings: CSettings, folder: Path) -> CLayout:
+    """Write NAME.c and NAME.h."""
+    code = make_source(
+        source.run.members[0].models,
+        settings,
+        half_widths=source.run.half_widths,
+        about=About(source.run.run.folder.name, source.units),
+    )
+    for name, text in code.files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return code.layout
 
 
 def read_settings(options: Mapping[str, Any], *, double: bool) -> CSettings:
@@ -101,13 +126,45 @@ def read_settings(options: Mapping[str, Any], *, double: bool) -> CSettings:
     )
 
 
-def load_library(folder: Path, scratch: Path, layout: CLayout) -> CLibrary:
+def load_library(folder: Path, layout: CLayout) -> CLibrary:
     """Compile the source and load it."""
     name, signature = layout.settings.name, layout.model.signature
-    path = build_library(folder / f"{name}.c", scratch / f"{name}.so")
     targets = 1 if signature.classes else len(signature.targets)
     outputs = signature.steps_out * targets * signature.outputs
-    return CLibrary(path, name, layout.settings.value_type, num_outputs=outputs)
+    with tempfile.TemporaryDirectory() as scratch:
+        path = build_library(folder / f"{name}.c", Path(scratch) / f"{name}.so")
+        return CLibrary(path, name, layout.settings.value_type, num_outputs=outputs)
+
+
+def read_first_rows(
+    source: ExportSource, layout: CLayout, series: SeriesRows | None
+) -> SeriesPiece:
+    """Return rows from the start of a series, as the step takes them."""
+    start = source.read_start(count_rows(layout))
+    if series is None:
+        return start
+    rows = series.raw[: len(start.rows)]
+    ahead = None if start.future is None else start.future[: len(rows)]
+    return SeriesPiece(rows, start.static, ahead)
+
+
+def _list_rows(library: CLibrary, layout: CLayout, source: ExportSource) -> dict[str, PieceRunner]:
+    """Return what is compared with the model row by row. A step that prepares or filters is
+    compiled without that; the self-test has both."""
+    settings = layout.settings
+    if layout.prepared or layout.parts.filter_past:
+        bare = replace(settings, after_prepare=True, filtered=False)
+        with tempfile.TemporaryDirectory() as scratch:
+            library = load_library(Path(scratch), write_source(source, bare, Path(scratch)))
+    convert = make_converter(library, source.interface)
+
+    def run(piece: SeriesPiece) -> dict[str, npt.NDArray[Any]]:
+        extra = [] if piece.static is None else [np.tile(piece.static, (len(piece.rows), 1))]
+        extra += [] if piece.future is None else [piece.future]
+        library.reset()
+        return convert(library.step(piece.rows, *extra)[0])
+
+    return {f"{settings.name}_step": run}
 
 
 def _list_others(library: CLibrary, layout: CLayout, interface: Interface) -> dict[str, Runner]:
@@ -122,12 +179,22 @@ def _list_others(library: CLibrary, layout: CLayout, interface: Interface) -> di
 
 def make_runner(predict: Callable[..., Any], library: CLibrary, interface: Interface) -> Runner:
     """Return a function from windows to what the C code computes."""
+    convert = make_converter(library, interface)
+
+    def run(windows: PhysicalWindows) -> dict[str, npt.NDArray[Any]]:
+        return convert(predict(*to_inputs(windows, interface.dtype).values()))
+
+    return run
+
+
+def make_converter(
+    library: CLibrary, interface: Interface
+) -> Callable[[npt.NDArray[Any]], dict[str, npt.NDArray[Any]]]:
+    """Return a function from predictions [N, outputs] to all outputs by name."""
     shape = [int(one) for one in interface.get_output_shape(interface.output)[1:]]
     numbers = [*shape[:2], 1]
 
-    def run(windows: PhysicalWindows) -> dict[str, npt.NDArray[Any]]:
-        inputs = to_inputs(windows, interface.dtype)
-        flat = predict(*inputs.values())
+    def convert(flat: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
         result = {interface.output: flat.reshape(-1, *shape)}
         if interface.levels:
             bounds = [
@@ -138,7 +205,7 @@ def make_runner(predict: Callable[..., Any], library: CLibrary, interface: Inter
                 result[name] = np.concatenate(parts, axis=-1)
         return result
 
-    return run
+    return convert
 
 
 def run_selftest(folder: Path, name: str) -> str:
@@ -177,6 +244,10 @@ def model_filter(layout: CLayout) -> str:
 def describe_notes(layout: CLayout) -> list[str]:
     """Say what a user should know of the steps."""
     name, why = layout.settings.name, explain_no_steps(layout.model.config.model)
+    if not layout.parts.has_window:
+        return [
+            f"there is no {name}_window: the run was trained to carry its state on from row to row"
+        ]
     if layout.parts.carried:
         return [
             f"{name}_step carries the state on from row to row, which training on windows does "

@@ -37,6 +37,8 @@ def _describe_network(layout: CLayout) -> Iterator[str]:
     count = layout.parts.networks
     networks = f"the mean of {count} networks; " if count > 1 else ""
     rows = f"windows of {signature.context} rows"
+    if not layout.parts.has_window:
+        rows = "trained to carry its state on from row to row"
     ahead = f", {signature.horizon} rows ahead" if signature.horizon else ""
     yield f"{layout.model.config.model.kind}, {widths}; {networks}{rows}{ahead}."
     if signature.step is not None:
@@ -57,7 +59,8 @@ def _list_columns(layout: CLayout) -> Iterator[str]:
     if layout.prepared:
         yield f"Columns of a row for {name}_step and {name}_prepare_state, physical units:"
         yield from (f"  {i}  {column}" for i, column in enumerate(layout.prepared.columns))
-        yield f"Columns of a row for {name}_window, after data.prepare (range in training):"
+        whose = f"of a row for {name}_window" if layout.parts.has_window else "that the model reads"
+        yield f"Columns {whose}, after data.prepare (range in training):"
     else:
         yield "Columns of a row, in physical units (range in training):"
     yield from _list_named(layout, signature.inputs)
@@ -103,7 +106,8 @@ def _describe_steps(layout: CLayout) -> Iterator[str]:
         yield "Inside: scaling, the network, predictions in physical units."
     if layout.parts.filter_past:
         kind = layout.model.config.predict.filter.kind
-        yield f'{name}_step filters its predictions (predict.filter, "{kind}"); {name}_window not.'
+        window = f"; {name}_window not" if layout.parts.has_window else ""
+        yield f'{name}_step filters its predictions (predict.filter, "{kind}"){window}.'
 
 
 def _describe_sizes(layout: CLayout) -> Iterator[str]:
@@ -114,10 +118,16 @@ def _describe_sizes(layout: CLayout) -> Iterator[str]:
         f"RAM: {sizes.scratch_bytes:,} bytes that all calls share, and {sizes.state_bytes:,} for "
         f"each {name}_state ({name}_step has one of its own). Calls must not overlap."
     )
-    step, window = sizes.step_multiply_adds, sizes.window_multiply_adds
-    yield f"Multiply-adds: {step:,} a step, {window:,} a window."
+    window = sizes.window_multiply_adds
+    windows = "" if window is None else f", {window:,} a window"
+    yield f"Multiply-adds: {sizes.step_multiply_adds:,} a step{windows}."
     why = explain_no_steps(layout.model.config.model)
-    if layout.parts.carried:
+    if not layout.parts.has_window:
+        yield (
+            f"{name}_step carries the network's state from row to row, as in training: call "
+            f"{name}_reset at the start of each series and after a gap, and pass every row."
+        )
+    elif layout.parts.carried:
         yield (
             f"{name}_step carries the network's state from row to row. {name}_window starts each "
             "window from a state of zero, as training and slipstream predict do; slipstream "

@@ -30,6 +30,8 @@ class CSettings:
     """Whether a step carries the network's state, where that is possible, instead of a window"""
     after_prepare: bool = False
     """Whether rows come as they are after the steps of `data.prepare`"""
+    filtered: bool = True
+    """Whether a step filters its predictions, where the run does"""
 
     @property
     def value_type(self) -> str:
@@ -48,7 +50,8 @@ class CSizes:
     """Memory of one series"""
     num_weights: int
     step_multiply_adds: int
-    window_multiply_adds: int
+    window_multiply_adds: int | None
+    """None where windows are not computed"""
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,8 @@ class StepParts:
     """Whether rows are put before the first one"""
     filter_past: int = 0
     """Numbers that `predict.filter` keeps of the past"""
+    has_window: bool = True
+    """Whether windows are computed at all, which a model for a carried state was not trained on"""
 
 
 class About(NamedTuple):
@@ -145,10 +150,10 @@ def list_state(shape: NetworkShape, settings: CSettings, parts: StepParts) -> li
     return [*result, StructMember("int32_t", "rows")]
 
 
-def list_scratch(shape: NetworkShape, settings: CSettings) -> list[StructMember]:
+def list_scratch(shape: NetworkShape, settings: CSettings, parts: StepParts) -> list[StructMember]:
     """Return the members of the memory that calls share, beside rows and outputs."""
     result = [StructMember("float", name, count) for name, count in list_work(shape).items()]
-    if not shape.is_flat:
+    if not shape.is_flat and parts.has_window:
         cells = sum(one.total for one in list_cells(shape))
         result.append(StructMember(f"{settings.name}_cells", "cells", 0, cells))
         if shape.model.pool == "attention":
@@ -169,11 +174,11 @@ def measure_sizes(
     return CSizes(
         flash_bytes=constants,
         scratch_bytes=4 * (rows + outputs + max(outputs, LANES))
-        + _measure(list_scratch(shape, settings)),
+        + _measure(list_scratch(shape, settings, parts)),
         state_bytes=_measure(list_state(shape, settings, parts)),
         num_weights=num_weights,
         step_multiply_adds=passes * (token + head) if parts.carried else window,
-        window_multiply_adds=window,
+        window_multiply_adds=window if parts.has_window else None,
     )
 
 

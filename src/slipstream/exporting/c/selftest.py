@@ -1,22 +1,29 @@
-"""main.c: a self-test of the C code with windows of the test set."""
+"""main.c: a self-test of the C code with windows of the test set, or with rows of a series."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from slipstream.errors import UserError
 from slipstream.exporting.c.arrays import format_double, format_floats
 from slipstream.exporting.c.memory import CLayout
 from slipstream.exporting.c.series import SeriesRows
 from slipstream.exporting.c.source import render
-from slipstream.exporting.formats import ReferenceBatch
+from slipstream.exporting.formats import ReferenceBatch, SeriesPiece
+from slipstream.portable.model import PortableRun
+from slipstream.portable.stream import Stream, StreamPrediction
 
 MOST_WINDOWS, MOST_NUMBERS = 8, 20_000
 """How much a self-test holds at most; one window at least"""
 MOST_ROWS = 200
 """Rows of a series that the steps of `data.prepare` are tested on"""
+ROWS_AFTER_CONTEXT = 50
+"""Rows with predictions that count, where the state is carried on"""
 
 
 def count_windows(layout: CLayout) -> int:
@@ -60,6 +67,90 @@ def write_selftest(
             "input_spread": _format_rows(np.array(deviations), double=True)[0],
         }
     return render("main.c.j2", values)
+
+
+def count_rows(layout: CLayout) -> int:
+    """Return how many rows of a series the self-test has, where the state is carried on."""
+    signature = layout.model.signature
+    ahead = signature.future_shape[0] * signature.future_shape[1]
+    outputs = signature.steps_out * len(signature.targets) * signature.outputs
+    columns = layout.prepared.columns if layout.prepared else signature.inputs
+    width = len(columns) + ahead + outputs
+    return max(min(MOST_NUMBERS // width, signature.context + ROWS_AFTER_CONTEXT), 1)
+
+
+def write_row_selftest(layout: CLayout, run: PortableRun, start: SeriesPiece, limit: float) -> str:
+    """Return the text of main.c: rows before `data.prepare` from the start of a series, and what
+    a stream of them predicts."""
+    signature, scaler, double = layout.model.signature, layout.model.scaler, layout.settings.double
+    if not double:
+        start = _round_to_float(start)
+    columns = layout.prepared.columns if layout.prepared else signature.inputs
+    if layout.prepared is None:
+        run = _drop_steps(run)
+    expected = _predict_rows(run, start, columns)
+    known = [one for one in expected if one is not None]
+    if not known:
+        raise UserError("no series is long enough for the self-test of the C code")
+    first = len(expected) - len(known)
+    count = len(expected)
+    spread = [1.0] if signature.classes else [scaler.deviation[one] for one in signature.targets]
+    ahead, fixed = start.future, start.static
+    values: dict[str, Any] = {
+        "p": layout.settings.name,
+        "limit": f"{limit:g}",
+        "first": first,
+        "prepares": layout.prepared is not None,
+        "rows": _format_rows(start.rows[:count], double=double),
+        "constants": () if fixed is None else _format_rows(fixed[None], double=double),
+        "future": () if ahead is None else _format_rows(ahead[:count], double=double),
+        "expected": _format_rows(np.stack(known), double=True),
+        "spread": _format_rows(np.array([spread]), double=True)[0],
+    }
+    return render("main_rows.c.j2", values)
+
+
+def _round_to_float(piece: SeriesPiece) -> SeriesPiece:
+    """Return the numbers that the C code reads."""
+    rows, static, future = (
+        None if one is None else one.astype(np.float32).astype(np.float64) for one in piece
+    )
+    assert rows is not None
+    return SeriesPiece(rows, static, future)
+
+
+def _drop_steps(run: PortableRun) -> PortableRun:
+    """Return the run for rows that `data.prepare` has been applied to."""
+    (member,) = run.members
+    config = member.first.config
+    data = config.data.model_copy(update={"prepare": ()})
+    bare = config.model_copy(update={"data": data})
+    models = tuple(replace(one, config=bare) for one in member.models)
+    return replace(run, members=(replace(member, models=models),))
+
+
+def _predict_rows(
+    run: PortableRun, start: SeriesPiece, columns: Sequence[str]
+) -> list[npt.NDArray[Any] | None]:
+    """Return what is predicted after each row, up to one that makes a gap."""
+    stream = Stream(run, regime="carried")
+    places = [columns.index(name) for name in stream.columns]
+    result: list[npt.NDArray[Any] | None] = []
+    for number, row in enumerate(start.rows[:, places]):
+        ahead = None if start.future is None else start.future[number]
+        try:
+            prediction = stream.push(row, id="", static=start.static, future=ahead)
+        except UserError:
+            break
+        if prediction is None and result and result[-1] is not None:
+            break
+        result.append(None if prediction is None else _get_values(prediction))
+    return result
+
+
+def _get_values(prediction: StreamPrediction) -> npt.NDArray[Any]:
+    every = (prediction.probabilities, prediction.quantiles, prediction.point)
+    return next(one for one in every if one is not None)
 
 
 def _format_rows(values: npt.NDArray[Any], *, double: bool) -> list[str]:

@@ -82,13 +82,16 @@ def make_source(
     shape = NetworkShape(first.config.model, first.signature, holds, carried)
     networks = [add_network(arrays, shape, one.weights, i) for i, one in enumerate(models)]
     prepared = _prepare(first, settings)
-    design = design_filter(first.config.predict.filter, first.signature.step)
+    design = None
+    if settings.filtered:
+        design = design_filter(first.config.predict.filter, first.signature.step)
     parts = StepParts(
         networks=len(models),
         carried=carried,
         prepared=prepared.num_state if prepared else 0,
         padded=prepared is not None and prepared.pad_rows > 0,
         filter_past=0 if design is None else 2 * len(design.sections) + len(design.weights),
+        has_window=first.signature.state == "windows",
     )
     scaling = _list_scaling(first)
     constants = arrays.num_bytes + scaling.pop("num_bytes") + 16 * len(shape.slots)
@@ -102,8 +105,9 @@ def make_source(
         "networks": networks,
         "cells": [one.text for one in list_cells(shape)],
         "state": [one.text for one in list_state(shape, settings, parts)],
-        "work": [one.text for one in list_scratch(shape, settings)],
+        "work": [one.text for one in list_scratch(shape, settings, parts)],
         "carried": parts.carried,
+        "has_window": parts.has_window,
         "about": describe_model(layout),
         "run": layout.about.run,
         "step_comment": describe_step(layout),

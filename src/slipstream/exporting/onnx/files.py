@@ -7,9 +7,9 @@ from pathlib import Path
 import onnx
 import onnxruntime
 
-from slipstream.exporting.formats import ExportSource, WrittenExport
+from slipstream.exporting.formats import ExportSource, PieceRunner, Runner, WrittenExport
 from slipstream.exporting.onnx.model import OPSET, build_window_graph
-from slipstream.exporting.onnx.sessions import make_runner, make_step_runner
+from slipstream.exporting.onnx.sessions import make_piece_runner, make_runner, make_step_runner
 from slipstream.exporting.onnx.step import build_step_graph, explain_no_step_graph
 
 MODEL_FILE, STEP_FILE = "model.onnx", "step.onnx"
@@ -25,15 +25,21 @@ def write(source: ExportSource, folder: Path) -> WrittenExport:
     else:
         onnx.save(build_window_graph(source.run), str(folder / MODEL_FILE))
         opset = OPSET
-    others, notes = {}, []
+    others: dict[str, Runner] = {}
+    rows: dict[str, PieceRunner] = {}
+    notes = []
     if reason := explain_no_step_graph(source.run):
         notes.append(f"no {STEP_FILE}: {reason}")
     else:
         onnx.save(build_step_graph(source.run), str(folder / STEP_FILE))
-        others[STEP_FILE] = make_step_runner(folder / STEP_FILE, source.interface)
+        if source.interface.signature.state == "carried":
+            rows[STEP_FILE] = make_piece_runner(folder / STEP_FILE, source.interface)
+        else:
+            others[STEP_FILE] = make_step_runner(folder / STEP_FILE, source.interface)
     return WrittenExport(
         run=make_runner(folder / MODEL_FILE, source.interface),
         others=others,
+        rows=rows,
         inside=describe_inside(source),
         versions={"onnx": onnx.__version__, "onnxruntime": onnxruntime.__version__},
         details={"opset": opset},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
-from slipstream.exporting.formats import Runner, to_inputs
+from slipstream.exporting.formats import PieceRunner, Runner, SeriesPiece, to_inputs
 from slipstream.exporting.interface import Interface
 from slipstream.portable.rows import PhysicalWindows
 
@@ -38,23 +38,65 @@ def make_runner(path: Path, interface: Interface) -> Runner:
     return run
 
 
+class StepSession:
+    """A graph of one row, with its states."""
+
+    def __init__(self, path: Path, interface: Interface) -> None:
+        self._session = open_session(path)
+        self._outputs = [one.name for one in self._session.get_outputs()]
+        self._states = [one for one in self._session.get_inputs() if one.name.startswith(STATE)]
+        self._sequences = interface.signature.sequences_per_window
+
+    def iter_rows(
+        self, inputs: Iterable[Mapping[str, npt.NDArray[Any]]], *, batch: int
+    ) -> Iterator[Mapping[str, npt.NDArray[Any]]]:
+        """Yield the outputs after each row, from zero states on."""
+        states = {
+            one.name: np.zeros((batch * self._sequences, *one.shape[1:]), dtype=np.float32)
+            for one in self._states
+        }
+        for row in inputs:
+            values = self._session.run(self._outputs, {**row, **states})
+            outputs = dict(zip(self._outputs, values, strict=True))
+            states = {name: outputs[f"new_{name}"] for name in states}
+            yield outputs
+
+
 def make_step_runner(path: Path, interface: Interface) -> Runner:
     """Return a function from windows to what the file computes of their rows, one at a time from
     zero states."""
-    session = open_session(path)
-    outputs = [one.name for one in session.get_outputs()]
-    states = [one for one in session.get_inputs() if one.name.startswith(STATE)]
-    sequences = interface.signature.sequences_per_window
+    session = StepSession(path, interface)
 
     def run(windows: PhysicalWindows) -> Mapping[str, npt.NDArray[Any]]:
-        inputs = to_inputs(windows, interface.dtype)
-        rows = np.ascontiguousarray(inputs.pop("rows").transpose(1, 0, 2))
-        for one in states:
-            shape = (len(windows.rows) * sequences, *one.shape[1:])
-            inputs[one.name] = np.zeros(shape, dtype=np.float32)
-        for row in rows:
-            values = dict(zip(outputs, session.run(outputs, inputs | {"row": row}), strict=True))
-            inputs |= {one.name: values[f"new_{one.name}"] for one in states}
-        return {name: values[name] for name in interface.outputs}
+        beside = to_inputs(windows, interface.dtype)
+        rows = np.ascontiguousarray(beside.pop("rows").transpose(1, 0, 2))
+        inputs = (beside | {"row": row} for row in rows)
+        *_, last = session.iter_rows(inputs, batch=len(windows.rows))
+        return {name: last[name] for name in interface.outputs}
+
+    return run
+
+
+def make_piece_runner(path: Path, interface: Interface) -> PieceRunner:
+    """Return a function from the rows of a series to what the file computes after each."""
+    session = StepSession(path, interface)
+
+    def list_inputs(piece: SeriesPiece) -> Iterator[Mapping[str, npt.NDArray[Any]]]:
+        for number, row in enumerate(piece.rows):
+            ahead = None if piece.future is None else piece.future[number]
+            values = {"row": row, "static": piece.static, "future": ahead}
+            yield {
+                name: np.asarray(one, dtype=interface.dtype)[None]
+                for name, one in values.items()
+                if one is not None
+            }
+
+    def run(piece: SeriesPiece) -> Mapping[str, npt.NDArray[Any]]:
+        every = [
+            [outputs[name] for name in interface.outputs]
+            for outputs in session.iter_rows(list_inputs(piece), batch=1)
+        ]
+        columns = map(np.concatenate, zip(*every, strict=True))
+        return dict(zip(interface.outputs, columns, strict=True))
 
     return run

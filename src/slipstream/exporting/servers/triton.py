@@ -42,7 +42,7 @@ def write(source: ExportSource, folder: Path) -> WrittenExport:
     if (step := folder / onnx_files.STEP_FILE).exists():
         if source.run.signature.sequences_per_window > 1:
             step.unlink()
-            written = replace(written, others={})
+            written = replace(written, others={}, rows={})
             notes.append(
                 'no model for single rows: with data.channels = "independent" a row has several '
                 "states, and Triton batches one per request"
