@@ -39,8 +39,8 @@ def bind(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(
-            f"{host} port {port}: cannot be bound ({reason}); pass another --port, 0 for any that "
-            "is free, or --host"
+            f"{host} port {port}: cannot be bound ({reason}); choose another port, 0 for any that "
+            "is free, or another host"
         ) from None
     return bound
 

@@ -177,6 +177,7 @@ FORMATS = {
         "slipstream.exporting.servers.ray_serve",
         "an application for Ray Serve",
         is_run=True,
+        why_no_state="any replica may answer a request, and a stream's state is in one process",
     ),
 }
 
@@ -203,9 +204,10 @@ def refuse_unsupported(name: str, run: PortableRun) -> None:
     """Refuse a model that the format cannot hold."""
     chosen = FORMATS[name]
     if run.signature.state == "carried" and chosen.why_no_state:
+        others = [other for other, one in FORMATS.items() if not one.why_no_state]
         raise UserError(
             f'{run.run.folder}: was trained with train.state = "carried", which --to {name} does '
-            f"not hold: {chosen.why_no_state}; use --to onnx or --to c"
+            f"not hold: {chosen.why_no_state}; use --to {' or '.join(others)}"
         )
     for member in run.members:
         model = member.first.config.model

@@ -97,7 +97,7 @@ class ServedModel:
         try:
             return Stream(run, regime=regime, gaps="reset")
         except UserError as error:
-            if regime == "carried":
+            if carried:
                 raise
             self.refusal = str(error)
             return None
@@ -106,6 +106,11 @@ class ServedModel:
         self, source: pa.Table | bytes, *, every: bool = False, resample: bool = False
     ) -> RequestWindows:
         """Read the windows that `slipstream predict` would predict; a CSV comes as bytes."""
+        if self.signature.state == "carried":
+            raise UserError(
+                'the model was trained with train.state = "carried": it predicts from all rows '
+                "since the start of a series, so send them in order to /streams/{id}"
+            )
         with _name_source(source) as named:
             options: dict[str, Any] = {"resample": resample, "replay": Replay(self.limits)}
             rows = read_new_rows(self.config, self.signature, self.scaler, named, **options)

@@ -50,8 +50,8 @@ def load_streams(path: Path, hashes: Mapping[str, str]) -> dict[str, StreamState
             header = json.loads(archive.read(HEADER))
             if header["version"] != VERSION or header["model"] != dict(hashes):
                 raise UserError(
-                    f"{path}: its streams are of another model; name another file (--state) or "
-                    "remove this one"
+                    f"{path}: its streams are of another model; name another file for the state, "
+                    "or remove this one"
                 )
             arrays: dict[str, dict[str, Any]] = {}
             for inner in archive.namelist():
