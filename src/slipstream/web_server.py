@@ -29,6 +29,8 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 def bind(host: str, port: int) -> socket.socket:
     """Return a socket that is bound to the address, before anything slow is loaded."""
+    if not 0 <= port < 1 << 16:
+        raise UserError(f"port {port}: a port is a number from 0 to 65535")
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = addresses[0]

@@ -18,6 +18,8 @@ import pyarrow as pa
 import pytest
 
 import slipstream
+from slipstream import UserError
+from slipstream.web_server import bind
 from tests.conftest import HUNG_S, small_config, waves
 from tests.serving.servers import ARROW, Server, start_server, to_csv, to_ipc
 
@@ -158,6 +160,12 @@ def test_a_port_in_use_is_named(run, server):
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 2
     assert f"port {port}: cannot be bound" in result.stderr
+
+
+@pytest.mark.parametrize("port", [-1, 65_536, 99_999])
+def test_a_port_that_does_not_exist_is_refused(port):
+    with pytest.raises(UserError, match=f"port {port}: a port is a number from 0 to 65535"):
+        bind("127.0.0.1", port)
 
 
 def test_there_are_no_more_streams_than_the_limit(server):
