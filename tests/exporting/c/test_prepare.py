@@ -100,7 +100,7 @@ def compile_model(model: PortableModel) -> Any:
         source = make_source([model], CSettings(double=True))
         for file, text in source.files.items():
             (Path(name) / file).write_text(text)
-        return load_library(Path(name), Path(name), source.layout), source.layout
+        return load_library(Path(name), source.layout), source.layout
 
 
 @needs_compiler
