@@ -93,7 +93,8 @@ async function check() {
   for (const id of ["#toml", "#command"]) find(id).classList.toggle("stale", count > 0);
   find("#go").disabled = count > 0;
   find("#ready").textContent = !data.value ? "Choose the data first." : count ?
-    `${count} ${count === 1 ? "setting has" : "settings have"} to be corrected.` : answer.unused?.length ? answer.unused.join("\n") : "Ready.";
+    `${count} ${count === 1 ? "setting has" : "settings have"} to be corrected.` : "Ready.";
+  find("#unused").textContent = (answer.unused ?? []).join("\n");
   if (!count) {
     find("#toml").textContent = answer.toml;
     find("#command").textContent = answer.command;
@@ -166,7 +167,12 @@ form.addEventListener("submit", async event => {
   }
 });
 
+const early = data.value; // chosen while the page was loading
 data.value = given.data;
 start.value = form.dataset.start;
 setValues(given.values, {clear: true});
 await inspect({suggest: false});
+if (early && early !== given.data) {
+  data.value = early;
+  data.dispatchEvent(new Event("change"));
+}
