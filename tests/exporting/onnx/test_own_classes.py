@@ -25,6 +25,7 @@ def test_an_own_network_with_an_lstm_is_exported_with_a_fixed_length(tmp_path):
     assert rows.shape[1:] == [8, 4]
     about = session.get_modelmeta().custom_metadata_map
     assert json.loads(about["inputs"])["rows"]["columns"] == ["time", "a", "b", "c"]
-    for other in ("hub", "triton"):
-        with pytest.raises(UserError, match='a class of your own; use to="onnx" or torch'):
-            slipstream.export(run, to=other, out=tmp_path / "other", allow_code=True)
+    served = slipstream.export(run, to="triton", out=tmp_path / "served", allow_code=True)
+    assert served["parity"]["max_rel"] <= 1e-5
+    with pytest.raises(UserError, match='a class of your own; use to="onnx" or torch or triton'):
+        slipstream.export(run, to="hub", out=tmp_path / "other", allow_code=True)
