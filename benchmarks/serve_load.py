@@ -85,7 +85,7 @@ async def find_rate(url: str, options: argparse.Namespace) -> list[Load]:
     end = time.perf_counter() + options.budget
     clients = [await Client.connect(url, number) for number in range(options.clients)]
     bodies = await make_bodies(clients[0], options.route)
-    await measure(clients, bodies, 2.0 * options.clients, 1.0)
+    await fill_streams(clients, bodies)
     loads: list[Load] = []
     rate, low, high = 2.0 * options.clients, 0.0, 0.0
     for _ in range(24):
@@ -101,6 +101,18 @@ async def find_rate(url: str, options: argparse.Namespace) -> list[Load]:
             break
         rate = (low + high) / 2 if high else 2 * rate
     return loads
+
+
+async def fill_streams(clients: list[Client], bodies: Bodies) -> None:
+    """Send every client's first requests, so that each further one is answered by a prediction."""
+    for client in clients:
+        for _ in range(1 if bodies.route == "predict" else bodies.rows):
+            status, content = await client.request("POST", bodies.path(client), bodies.next(client))
+        if status != 200 or not json.loads(content)["predictions"]:
+            raise SystemExit(
+                f"{content.decode()}: the run needs rows a second apart and no data.id, and each "
+                "answer a prediction"
+            )
 
 
 async def measure(clients: list[Client], bodies: Bodies, rate: float, seconds: float) -> Load:
@@ -134,6 +146,7 @@ class Bodies:
 
     def __init__(self, route: str, columns: list[str], time_columns: list[str], rows: int) -> None:
         self.route, self.columns, self.time_columns = route, columns, time_columns
+        self.rows = rows
         self.sent: dict[int, int] = {}
         table = {name: [self.value(name, row) for row in range(rows)] for name in self.names}
         self.table = json.dumps({"columns": table}).encode()
