@@ -25,7 +25,7 @@ from tests.serving.servers import ARROW, Server, start_server, to_csv, to_ipc
 
 TOKEN = "a-token-of-ours"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
-LIMITS = ("--max-body-mb", "0.1", "--max-rows", "500", "--max-streams", "3", "--max-seconds", "1")
+LIMITS = ("--max-body-mb", "0.1", "--max-rows", "500", "--max-streams", "3", "--max-seconds", "4")
 
 
 @pytest.fixture(scope="module")
