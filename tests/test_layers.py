@@ -26,7 +26,7 @@ LAYERS = [
     {"errors", "events", "phases"},
     {"checksums", "run_names", "web_server"},
     {"config", "stats"},
-    {"machine", "runs"},
+    {"machine", "runs", "search_space"},
     {"kernels"},
     {"data", "models", "objectives"},
     {"portable"},
@@ -135,7 +135,7 @@ ORDER = {
         "api",
     ],
     "tuning": [
-        "budget packing packing.dataset_cache packing.trial space storage storage.database "
+        "budget packing packing.dataset_cache packing.trial storage storage.database "
         "storage.journal workers",
         "packing.grouping study",
         "packing.pack sharing",

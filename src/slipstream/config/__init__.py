@@ -4,7 +4,14 @@ from slipstream.config.base import CLASS_LOSSES, OptionText, Scalar
 from slipstream.config.data import SIMULATED, Data, Signature, Split, find_matches
 from slipstream.config.engine import Engine
 from slipstream.config.explanation import ConfigError
-from slipstream.config.loading import list_differences, load, load_demo, replace_settings, to_toml
+from slipstream.config.loading import (
+    list_differences,
+    list_fixed_settings,
+    load,
+    load_demo,
+    replace_settings,
+    to_toml,
+)
 from slipstream.config.model import Model
 from slipstream.config.pretraining import PRETRAIN_OVERRIDE, Pretrain
 from slipstream.config.sections import Config, Predict, PredictFilter
@@ -35,6 +42,7 @@ __all__ = [
     "find_matches",
     "format_setting",
     "list_differences",
+    "list_fixed_settings",
     "list_unused",
     "load",
     "load_demo",

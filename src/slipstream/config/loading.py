@@ -291,6 +291,15 @@ def _read_encoder(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return data, model
 
 
+def list_fixed_settings(config: Config) -> tuple[str, ...]:
+    """List the settings that have to equal those of the encoder that `train.init_from` names."""
+    if config.train.init_from is None:
+        return ()
+    spec = config.model.spec
+    more = ("data.context",) if spec.knows_positions else ()
+    return "model.kind", *(f"model.{name}" for name in spec.encoder_settings), "data.inputs", *more
+
+
 def _copy_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     values = {
         key: value.model_dump(exclude_unset=True) if isinstance(value, Section) else to_plain(value)

@@ -22,7 +22,6 @@ from slipstream.scoring.predict import (
     make_predictor,
     predict_batches,
 )
-from slipstream.training.encoder import list_fixed_settings
 
 TRIAL_S = 6.0
 """Training time of each trial"""
@@ -66,7 +65,7 @@ def suggest(
     best, epochs = (result or {}).get("best_epoch"), (result or {}).get("epochs")
     is_early = bool(best and epochs and best <= EARLY * epochs)
     every.insert(0 if is_early else len(every), rate)
-    fixed = list_fixed_settings(config)
+    fixed = configs.list_fixed_settings(config)
     return [one for one in every if _is_valid(config, one) and not set(one.settings) & set(fixed)]
 
 

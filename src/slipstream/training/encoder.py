@@ -137,15 +137,6 @@ def _list_other_settings(encoder: PretrainedEncoder, config: Config) -> list[str
     return [f"{name} is {a}, there {b}" for name, (a, b) in pairs.items() if a != b]
 
 
-def list_fixed_settings(config: Config) -> tuple[str, ...]:
-    """List the settings that have to equal those of the encoder that `train.init_from` names."""
-    if config.train.init_from is None:
-        return ()
-    spec = config.model.spec
-    more = ("data.context",) if spec.knows_positions else ()
-    return "model.kind", *(f"model.{name}" for name in spec.encoder_settings), "data.inputs", *more
-
-
 def _name_columns(signature: Signature) -> tuple[str, ...]:
     """Name the inputs of a sequence that have names; an independent channel has none."""
     if signature.channels == "together":

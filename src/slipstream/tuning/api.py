@@ -14,6 +14,7 @@ from torch import nn
 
 from slipstream import config as configs
 from slipstream import machine, runs
+from slipstream import search_space as spaces
 from slipstream.autotune.pack_size import MAX_LANES
 from slipstream.config import Config
 from slipstream.engine import monitor, recovery
@@ -22,7 +23,6 @@ from slipstream.models import custom, permission
 from slipstream.phases import PhaseTimer
 from slipstream.runs import Event, Run
 from slipstream.tuning import sharing
-from slipstream.tuning import space as spaces
 from slipstream.tuning.budget import SearchBudget
 from slipstream.tuning.packing.dataset_cache import DatasetCache
 from slipstream.tuning.packing.scheduler import PackScheduler
@@ -71,7 +71,7 @@ def tune(
         permission.allow_classes(settings)
     else:
         raise UserError("give a config, or a search to resume")
-    check_config(settings)
+    spaces.check_config(settings)
     spaces.make_space(settings)  # report mistakes in the space first
     launcher = make_launcher(settings, data, run, storage=storage, workers=workers, on=on)
     timer.end("start-up")
@@ -179,25 +179,6 @@ def _explain_resume(run: Run, launcher: Launcher) -> Iterator[None]:
     else:
         return
     raise ResumableError(f"{message}; {advice}")
-
-
-def check_config(config: Config) -> None:
-    """Raise a UserError for settings that a search does not support."""
-    for name, is_set, fix in (
-        ("train.repeats", config.train.repeats > 1, "set tune.retrain_seeds instead"),
-        ("train.minutes", config.train.minutes is not None, "set tune.minutes instead"),
-        ("train.batch", config.train.batch == "auto", "a search needs a number"),
-        (
-            'train.state = "carried"',
-            config.train.state == "carried",
-            'search with "windows", and train the best settings with "carried"',
-        ),
-        ("train.objective", config.masked, "pre-train first, then set train.init_from"),
-        ("augment.cache", config.augment.cache > 0, "remove it"),
-        ("engine.sync", config.engine.sync, "remove it"),
-    ):
-        if is_set:
-            raise UserError(f"{name} is not supported in a search; {fix}")
 
 
 def count_parallel_trials(config: Config, device: str, num_workers: int = 1) -> int:

@@ -18,6 +18,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from slipstream import config as configs
 from slipstream import machine, runs
+from slipstream import search_space as spaces
 from slipstream.autotune.pack_size import LANES_PER_STEP
 from slipstream.config import Config
 from slipstream.errors import DivergedError
@@ -25,7 +26,6 @@ from slipstream.runs import Run
 from slipstream.scoring.summary import BaselineSums
 from slipstream.training import start, trained_lanes
 from slipstream.training.trained_lanes import LoadedData, TrainedLane
-from slipstream.tuning import space as spaces
 from slipstream.tuning.budget import SearchBudget
 from slipstream.tuning.packing.dataset_cache import DatasetCache
 from slipstream.tuning.packing.scheduler import PackScheduler

@@ -9,12 +9,12 @@ from optuna.trial import Trial, TrialState
 
 from slipstream import config as configs
 from slipstream import runs
+from slipstream import search_space as spaces
 from slipstream.config import Config, Range
 from slipstream.engine import checkpoint
 from slipstream.errors import UserError
 from slipstream.runs import Run
 from slipstream.tuning import sharing
-from slipstream.tuning import space as spaces
 from slipstream.tuning.budget import SearchBudget, TrainingCosts
 from slipstream.tuning.packing.dataset_cache import DatasetCache
 from slipstream.tuning.packing.trial import NOT_STARTED, TrialRun, TrialSource

@@ -16,7 +16,12 @@ from typing import Any
 
 import optuna
 from optuna._transform import _SearchSpaceTransform
-from optuna.distributions import BaseDistribution
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
 from optuna.exceptions import ExperimentalWarning, UpdateFinishedTrialError
 from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
@@ -24,9 +29,9 @@ from optuna.storages import BaseStorage, JournalStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from slipstream.config import Config, Tune
+from slipstream import search_space as spaces
+from slipstream.config import Config, Range, Tune
 from slipstream.errors import UserError
-from slipstream.tuning import space as spaces
 from slipstream.tuning.storage import database
 from slipstream.tuning.storage.journal import (
     CUT_OFF,
@@ -72,6 +77,21 @@ def open_study(
     return TimedStudy(study, space)
 
 
+def make_distributions(space: Mapping[str, Any]) -> dict[str, BaseDistribution]:
+    """Return Optuna's distributions; a choice that is a list becomes its JSON text."""
+    distributions: dict[str, BaseDistribution] = {}
+    for name, entry in space.items():
+        if not isinstance(entry, Range):
+            distributions[name] = CategoricalDistribution(spaces.to_params(entry))
+        elif entry.is_integer:
+            step = int(entry.step or 1)
+            high = int(entry.low) + (int(entry.high) - int(entry.low)) // step * step
+            distributions[name] = IntDistribution(int(entry.low), high, log=entry.log, step=step)
+        else:
+            distributions[name] = FloatDistribution(**entry.model_dump())
+    return distributions
+
+
 class TimedStudy:
     """A study, its search space, and the time that calls to Optuna took."""
 
@@ -80,7 +100,7 @@ class TimedStudy:
         self.storage: Any = study._storage
         backend = getattr(self.storage, "_backend", None)
         self.journal = backend if isinstance(backend, ChecksummedJournal) else None
-        self.distributions = spaces.make_distributions(space)
+        self.distributions = make_distributions(space)
         self.spent_s = 0.0
 
     @contextmanager

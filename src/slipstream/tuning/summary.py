@@ -17,6 +17,7 @@ from optuna.trial import FrozenTrial
 
 from slipstream import config as configs
 from slipstream import runs, stats
+from slipstream import search_space as spaces
 from slipstream.config import Config
 from slipstream.engine.progress import OUT_OF_TIME as TRAINING_OUT_OF_TIME
 from slipstream.errors import UserError
@@ -25,7 +26,6 @@ from slipstream.runs import Event, Run
 from slipstream.scoring.summary import get_error, get_error_over_seeds
 from slipstream.text import format_count
 from slipstream.tuning import retraining, sharing
-from slipstream.tuning import space as spaces
 from slipstream.tuning.budget import RetrainingPlan, SearchBudget
 from slipstream.tuning.packing.scheduler import PackScheduler
 from slipstream.tuning.retraining import DEFAULT, FilledSearch, RetrainedConfig, Retraining

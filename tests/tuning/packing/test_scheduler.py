@@ -10,8 +10,8 @@ import torch
 import slipstream
 from slipstream import Interrupted, runs, tuning
 from slipstream import config as configs
+from slipstream import search_space as spaces
 from slipstream.engine.lanes import pack as packs_of_lanes
-from slipstream.tuning import space as spaces
 from slipstream.tuning.packing import pack as trial_packs
 from slipstream.tuning.packing.trial import TrialRun
 from slipstream.tuning.study import NOTES

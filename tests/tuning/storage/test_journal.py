@@ -16,13 +16,13 @@ from optuna.trial import TrialState
 import slipstream
 from slipstream import config as configs
 from slipstream import runs, tuning
+from slipstream import search_space as spaces
 from slipstream.errors import Interrupted
 from slipstream.runs import Run
-from slipstream.tuning import space as spaces
 from slipstream.tuning.packing.dataset_cache import DatasetCache
 from slipstream.tuning.search import OptunaSearch
 from slipstream.tuning.storage import journal
-from slipstream.tuning.study import open_study
+from slipstream.tuning.study import make_distributions, open_study
 from tests.tuning.searches import make_config
 
 FLIPS = 60
@@ -47,7 +47,7 @@ def repair(run, content, events=True):
         problems = journal.repair(
             path,
             study="search",
-            distributions=spaces.make_distributions(spaces.make_space(config)),
+            distributions=make_distributions(spaces.make_space(config)),
             events=runs.read_events(Run(run)) if events else [],
         )
         return trials_in(path), problems
@@ -139,7 +139,7 @@ def test_a_repaired_journal_can_be_repaired_again(done):
     path = done / "study.log"
     wanted = results(trials_in(path))
     config = configs.load(done / "config.toml")
-    how = {"study": "search", "distributions": spaces.make_distributions(spaces.make_space(config))}
+    how = {"study": "search", "distributions": make_distributions(spaces.make_space(config))}
     try:
         path.write_bytes(content.replace(b"op_code", b"op_c\xffde", 3))
         assert journal.repair(path, **how, events=runs.read_events(Run(done)))

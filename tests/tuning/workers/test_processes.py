@@ -12,9 +12,9 @@ import pytest
 import slipstream
 from slipstream import config as configs
 from slipstream import runs, tuning
+from slipstream import search_space as spaces
 from slipstream.errors import Interrupted, UserError
 from slipstream.runs import Run
-from slipstream.tuning import space as spaces
 from slipstream.tuning.storage import database
 from slipstream.tuning.workers import processes
 from slipstream.tuning.workers.launcher import Launcher

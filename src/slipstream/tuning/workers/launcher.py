@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 from slipstream import config as configs
 from slipstream import runs
+from slipstream import search_space as spaces
 from slipstream.config import Config
 from slipstream.errors import UserError
 from slipstream.runs import Event, Run
 from slipstream.tuning import sharing
-from slipstream.tuning import space as spaces
 from slipstream.tuning.budget import SearchBudget
 from slipstream.tuning.packing.dataset_cache import DatasetCache
 from slipstream.tuning.packing.scheduler import PackScheduler
@@ -20,7 +20,7 @@ from slipstream.tuning.search import OptunaSearch
 from slipstream.tuning.sharing import StudyMembership
 from slipstream.tuning.storage import database, journal
 from slipstream.tuning.storage.database import mask_url
-from slipstream.tuning.study import JOURNAL, TimedStudy, open_study
+from slipstream.tuning.study import JOURNAL, TimedStudy, make_distributions, open_study
 from slipstream.tuning.workers import processes, ray_cluster
 from slipstream.tuning.workers.worker import WorkerTask, copy_best_model, get_budget, run_search
 
@@ -52,7 +52,7 @@ class Launcher:
         url = self.get_storage_url(run)
         if url is None:
             path, events = run.folder / JOURNAL, runs.read_events(run)
-            distributions = spaces.make_distributions(spaces.make_space(self.config))
+            distributions = make_distributions(spaces.make_space(self.config))
             for problem in journal.repair(path, name, distributions, events):
                 run.append("fallback", what="the study was repaired", why=problem)
         elif self.storage is None:

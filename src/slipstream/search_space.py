@@ -1,22 +1,17 @@
-"""The search space: checks it, turns it into Optuna's distributions, and params into a config."""
+"""The search space: checks it, lists its values, and turns a trial's params into a config.
+
+Does not import Optuna or torch.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    FloatDistribution,
-    IntDistribution,
-)
-
 from slipstream import config as configs
 from slipstream.config import Config, Range
 from slipstream.errors import UserError
 from slipstream.text import find_nearest
-from slipstream.training import encoder
 
 INCOMPARABLE = {
     "seed": "chance, not a setting; tune.retrain_seeds shows its effect",
@@ -39,6 +34,25 @@ INCOMPARABLE = {
     "train.batch": 'the batch size by "auto"; list numbers',
 }
 """Settings whose trials one score cannot compare, and what they change"""
+
+
+def check_config(config: Config) -> None:
+    """Raise a UserError for settings that a search does not support."""
+    for name, is_set, fix in (
+        ("train.repeats", config.train.repeats > 1, "set tune.retrain_seeds instead"),
+        ("train.minutes", config.train.minutes is not None, "set tune.minutes instead"),
+        ("train.batch", config.train.batch == "auto", "a search needs a number"),
+        (
+            'train.state = "carried"',
+            config.train.state == "carried",
+            'search with "windows", and train the best settings with "carried"',
+        ),
+        ("train.objective", config.masked, "pre-train first, then set train.init_from"),
+        ("augment.cache", config.augment.cache > 0, "remove it"),
+        ("engine.sync", config.engine.sync, "remove it"),
+    ):
+        if is_set:
+            raise UserError(f"{name} is not supported in a search; {fix}")
 
 
 def make_default_space(config: Config) -> dict[str, Any]:
@@ -77,7 +91,7 @@ def make_space(config: Config) -> dict[str, Any]:
             raise UserError(
                 f'tune.space has "{name}"; trials cannot be compared if it changes {change}{fix}'
             )
-        if _strip_index(name) in encoder.list_fixed_settings(config):
+        if _strip_index(name) in configs.list_fixed_settings(config):
             fixed = "which the encoder of train.init_from determines"
             raise UserError(f'tune.space has "{name}", {fixed}')
         if name.split(".")[0] in ("engine", "tune", "pretrain", "predict", "name", "out"):
@@ -134,27 +148,12 @@ def _refuse_unknown(name: str, config: Config) -> None:
         raise UserError(f'tune.space has "{name}", which is not a setting{hint}')
 
 
-def make_distributions(space: Mapping[str, Any]) -> dict[str, BaseDistribution]:
-    """Return Optuna's distributions; a choice that is a list becomes its JSON text."""
-    distributions: dict[str, BaseDistribution] = {}
-    for name, entry in space.items():
-        if not isinstance(entry, Range):
-            distributions[name] = CategoricalDistribution(_to_params(entry))
-        elif entry.is_integer:
-            step = int(entry.step or 1)
-            high = int(entry.low) + (int(entry.high) - int(entry.low)) // step * step
-            distributions[name] = IntDistribution(int(entry.low), high, log=entry.log, step=step)
-        else:
-            distributions[name] = FloatDistribution(**entry.model_dump())
-    return distributions
-
-
 def make_grid(space: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Return all values of each entry."""
     grid: dict[str, list[Any]] = {}
     for name, entry in space.items():
         if not isinstance(entry, Range):
-            grid[name] = _to_params(entry)
+            grid[name] = to_params(entry)
         elif entry.is_integer:
             grid[name] = list(range(int(entry.low), int(entry.high) + 1, int(entry.step or 1)))
         elif entry.step is not None:
@@ -171,17 +170,18 @@ def apply_params(config: Config, space: Mapping[str, Any], params: Mapping[str, 
     settings = dict(params)
     for name, value in params.items():
         if not isinstance(entry := space[name], Range):
-            settings[name] = entry[_to_params(entry).index(value)]
+            settings[name] = entry[to_params(entry).index(value)]
     return configs.replace_settings(config, {"train.metric": config.tune.metric, **settings})
 
 
 def describe_space(space: Mapping[str, Any]) -> dict[str, Any]:
     """Return the space for the summary: ranges as tables, choices as in the trials' params."""
     return {
-        name: entry.model_dump() if isinstance(entry, Range) else _to_params(entry)
+        name: entry.model_dump() if isinstance(entry, Range) else to_params(entry)
         for name, entry in space.items()
     }
 
 
-def _to_params(choices: Sequence[Any]) -> list[Any]:
+def to_params(choices: Sequence[Any]) -> list[Any]:
+    """Return choices as trials have them: one that is a list becomes its JSON text."""
     return [json.dumps(one) if isinstance(one, (list, tuple)) else one for one in choices]

@@ -7,8 +7,9 @@ import pytest
 import slipstream
 from slipstream import UserError
 from slipstream import config as configs
+from slipstream import search_space as spaces
 from slipstream.config import Range
-from slipstream.tuning import space as spaces
+from slipstream.tuning.study import make_distributions
 from tests.conftest import KINDS
 from tests.tuning.searches import make_settings
 
@@ -28,7 +29,7 @@ def test_every_kind_of_entry():
             }
         }
     )
-    found = spaces.make_distributions(spaces.make_space(config))
+    found = make_distributions(spaces.make_space(config))
     assert found["train.lr"].log
     assert (found["model.hidden.0"].high, found["model.hidden.0"].step) == (240, 16)
     assert found["model.dropout"].step == 0.25
