@@ -17,8 +17,13 @@ from slipstream.reporting.formatting import format_number, format_seconds
 from slipstream.runs import to_json
 from slipstream.webapp.workspace import Workspace
 
-NAVIGATION = (("/", "Runs"), ("/new", "New run"))
+NAVIGATION = (
+    ("/", "Runs"),
+    ("/new", "New run"),
+)
 """The screens, in the order of the navigation"""
+OF_RUNS = ("run", "result", "job")
+"""The first parts of paths that belong to the first screen"""
 
 
 def get_workspace(request: Request) -> Workspace:
@@ -32,12 +37,18 @@ def render(request: Request, template: str, status: int = 200, **values: Any) ->
     workspace = get_workspace(request)
     text = page.render(
         navigation=NAVIGATION,
-        here=request.url.path,
+        section=find_section(request.url.path),
         folder=str(workspace.folder),
         version=__version__,
         **values,
     )
     return HTMLResponse(text, status_code=status)
+
+
+def find_section(path: str) -> str:
+    """Return the screen of the navigation that a page belongs to."""
+    first = path.split("/")[1]
+    return "/" if first in OF_RUNS else f"/{first}"
 
 
 def reply(value: Any, status: int = 200) -> Response:

@@ -6,7 +6,21 @@ const EPOCHS = [0.1, 0.2, 0.5, ...[0, 1, 2, 3, 4].flatMap(power => [1, 2, 5].map
 const colour = name => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const faint = name => `${colour(name)}33`;
 
-// A chart of lines over x: {x: title, lines: [{name, colour, band: [low, high]?}], log, height}.
+// The dashes of up to eight lines, beside the colours --c1 ... --c8, so that colour is never all that tells them apart.
+export const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3], [16, 4], [4, 4], [2, 6], [10, 3, 2, 3, 2, 3]];
+
+// What stands for a line in a legend or a table.
+export function makeKey(colour, dash = []) {
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
+  for (const [name, value] of Object.entries({viewBox: "0 0 28 8", class: "line-key", "aria-hidden": "true"})) svg.setAttribute(name, value);
+  for (const [name, value] of Object.entries({x1: 0, x2: 28, y1: 4, y2: 4, "stroke-width": 2.5, "stroke-dasharray": dash.join(" "), class: `line-${colour}`})) line.setAttribute(name, value);
+  svg.append(line);
+  return svg;
+}
+
+// A chart of lines over x: {lines: [{name, colour, dash?, band: [low, high]?, hidden?}], log, height,
+// values?: formats the numbers of the x axis, steps?: the distances of its ticks, time?: x in seconds since 1970}.
 export class Chart {
   constructor(place, options) {
     this.place = place;
@@ -40,7 +54,7 @@ export class Chart {
     const legend = this.place.appendChild(make("div", {class: "legend", "aria-hidden": "true"}));
     const readers = lines.filter(line => line.name).map(line => {
       const value = make("b");
-      legend.append(make("span", {}, make("i", {class: line.colour}), `${line.name} `, value));
+      legend.append(make("span", {}, line.dash ? makeKey(line.colour, line.dash) : make("i", {class: line.colour}), `${line.name} `, value));
       return [lines.indexOf(line) + 1, value];
     });
     const bands = lines.flatMap((line, at) => line.band ? [{series: line.band, fill: faint(line.colour)}] : []);
@@ -48,11 +62,11 @@ export class Chart {
     const values = (_, ticks) => ticks.map(tick => tick == null ? "" : formatNumber(tick, 3));
     this.plot = new uPlot({
       width: this.width, height,
-      scales: {x: {time: false}, y: {distr: log ? 3 : 1, ...(log ? {range: (_, low, high) => low > 0 ? [low / 1.15, high * 1.15] : [1e-6, 1]} : {})}},
-      axes: [{...axis, values, size: 28, gap: 4, incrs: EPOCHS}, {...axis, values, size: 62, gap: 4}],
+      scales: {x: {time: Boolean(this.options.time)}, y: {distr: log ? 3 : 1, ...(log ? {range: (_, low, high) => low > 0 ? [low / 1.15, high * 1.15] : [1e-6, 1]} : {})}},
+      axes: [this.options.time ? {...axis, size: 40, gap: 4} : {...axis, values: this.options.values ?? values, size: 28, gap: 4, incrs: this.options.steps === undefined ? EPOCHS : this.options.steps ?? undefined}, {...axis, values, size: 62, gap: 4}],
       series: [{}, ...lines.map(line => ({
         stroke: line.hidden ? "transparent" : colour(line.colour === "ink" ? "muted" : line.colour),
-        width: line.hidden ? 0 : 1.75, spanGaps: true, points: {show: !line.hidden && this.columns[0].length < 60, size: 5},
+        width: line.hidden ? 0 : 1.75, spanGaps: true, dash: line.dash, points: {show: !line.hidden && this.columns[0].length < 60, size: 5},
       }))],
       bands,
       legend: {show: false},

@@ -1,5 +1,7 @@
 // What every screen uses: requests, the event stream, notices, copy buttons and formats.
 
+document.querySelector(".bar [aria-current]")?.scrollIntoView({block: "nearest", inline: "center"});
+
 export const find = (selector, root = document) => root.querySelector(selector);
 export const findAll = (selector, root = document) => [...root.querySelectorAll(selector)];
 
