@@ -75,9 +75,7 @@ def prepare_project(project: Path) -> None:
 
 
 def find_runs(project: Path, name: str) -> list[str]:
-    return sorted(
-        str(path.relative_to(project)) for path in (project / "runs").glob(f"{name}-*Z*")
-    )
+    return sorted(str(path.relative_to(project)) for path in (project / "runs").glob(f"{name}-*Z*"))
 
 
 def list_screens(project: Path) -> dict[str, str]:
