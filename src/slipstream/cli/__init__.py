@@ -5,6 +5,7 @@ thread while the rest of the command line is; others never import it.
 """
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from slipstream.cli import startup
@@ -17,12 +18,25 @@ def main() -> None:
     if sys.argv[1:2] == [WORKER]:
         _work(*sys.argv[2:])
     startup.begin(sys.argv[1:])
-    from slipstream.cli.commands import app
-    from slipstream.terminal.console import prepare_streams
+    from slipstream.terminal.streams import prepare_streams
 
     with startup.record_exit_code():
         prepare_streams()
-        app()
+        _load_app(sys.argv[1:2])()
+
+
+def _load_app(command: list[str]) -> Callable[[], None]:
+    """Return the application with all commands or, of a server, with this one: it starts faster."""
+    if command == [startup.SERVER]:
+        from slipstream.cli.options import create_app
+        from slipstream.cli.serving import serve
+
+        app = create_app()
+        app.command()(serve)
+        return app
+    from slipstream.cli.commands import app as every
+
+    return every
 
 
 def _work(folder: str, device: str, *options: str) -> None:

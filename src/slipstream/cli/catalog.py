@@ -13,7 +13,7 @@ from slipstream.cli.options import RUN_HELP, Json, Quiet, RunFolder, folder_opti
 from slipstream.cli.output import handle_errors, print_result
 from slipstream.errors import UserError
 from slipstream.run_names import OUT
-from slipstream.terminal.console import SafeStream
+from slipstream.terminal.streams import SafeStream
 
 if TYPE_CHECKING:
     from slipstream.catalog.listing import RunTable

@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Options that several commands share, and the application they belong to."""
 
 from __future__ import annotations
 
@@ -130,3 +130,27 @@ def load_job(
     if resume == "last" and loaded:
         return loaded, runs.find_last(where.out, loaded.name, kinds)
     return loaded, runs.find_run(resume, out=where.out, kinds=kinds)
+
+
+def create_app() -> typer.Typer:
+    """Return the application before it has commands."""
+    return typer.Typer(
+        name="slipstream",
+        help="Train sequence models on time series as fast as the hardware allows.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        invoke_without_command=True,
+        callback=_print_version,
+    )
+
+
+def _print_version(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        from slipstream import __version__
+
+        print(__version__)
+        raise typer.Exit

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from slipstream.errors import Interrupted, ResumableError, UserError
-from slipstream.terminal.console import SafeStream, create_result_console, discard_output
+from slipstream.terminal.streams import SafeStream, discard_output
 from slipstream.text import escape_controls
 
 if TYPE_CHECKING:
@@ -91,6 +91,8 @@ def print_result(
     if as_json:
         write_stdout(to_json_line(result))
     elif not quiet:
+        from slipstream.terminal.console import create_result_console
+
         console = create_result_console()
         with console.capture() as capture:
             print_text(result, console)

@@ -78,7 +78,7 @@ def serve(
             raise UserError("--token: is empty or has characters that a header cannot have")
         bound = bind(host, port)
         from slipstream import runs
-        from slipstream.cli.startup import avoid_pandas
+        from slipstream.cli.startup import avoid_pandas, retain_modules
         from slipstream.serving.api import serve as run_server
         from slipstream.serving.limits import MEGABYTE, ServerLimits
 
@@ -87,6 +87,7 @@ def serve(
         url = format_url(bound)
 
         def announce(description: str) -> None:
+            retain_modules()
             line = to_json_line({"url": url, "run": str(run)}) if as_json else f"{url}\n"
             write_stdout(line)
             if not quiet:

@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from typing import Any
 
 NEED_TORCH = {"train", "pretrain", "tune", "evaluate", "predict", "ensemble", "export"}
+SERVER = "serve"
 GPU_FILES = ("/dev/nvidiactl", "/dev/dxg")
 """Present where an NVIDIA driver is, the second one in Windows' Linux"""
 _exit_code = 0
@@ -25,10 +26,13 @@ _exit_code = 0
 
 def begin(args: Sequence[str]) -> None:
     """Begin to import torch if the command needs it."""
-    if args and args[0] in NEED_TORCH and "--help" not in args:
+    if not args or "--help" in args:
+        return
+    if args[0] in (*NEED_TORCH, SERVER):
+        gc.disable()  # until all is imported: that makes up to a million objects, which stay
+    if args[0] in NEED_TORCH:
         # the first to register is the last to run
         atexit.register(_leave)
-        gc.disable()  # until all is imported: torch makes a million objects that stay
         threading.Thread(target=_import_torch, daemon=True).start()
         if any(map(os.path.exists, GPU_FILES)) and find_spec("triton"):
             threading.Thread(target=_import_triton, daemon=True).start()
@@ -92,6 +96,11 @@ def import_modules() -> Iterator[None]:
     """Import what a command needs: without pandas, and without looking for garbage among it."""
     avoid_pandas()
     yield
+    retain_modules()
+
+
+def retain_modules() -> None:
+    """Collect garbage from here on, among what is made from here on."""
     gc.freeze()
     gc.enable()
 

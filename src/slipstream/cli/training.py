@@ -29,7 +29,6 @@ from slipstream.cli.output import Printer, handle_errors, print_result
 from slipstream.cli.startup import import_modules, prepare_device
 from slipstream.errors import Interrupted, UserError
 from slipstream.phases import PhaseTimer, find_process_start
-from slipstream.terminal.console import SafeStream
 from slipstream.terminal.results import (
     print_ensemble,
     print_probe,
@@ -38,6 +37,7 @@ from slipstream.terminal.results import (
     print_training,
 )
 from slipstream.terminal.search import SearchDisplay
+from slipstream.terminal.streams import SafeStream
 from slipstream.terminal.training import LOADING, TrainingDisplay
 
 if TYPE_CHECKING:

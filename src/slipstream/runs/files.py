@@ -13,8 +13,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from slipstream.errors import UserError
 
 TEMPORARY = re.compile(
@@ -107,6 +105,8 @@ def _recover(leftover: Path, match: re.Match[str]) -> None:
 
 def _is_dead(match: re.Match[str]) -> bool:
     """Whether the writer of a temporary file ran on this machine and has ended."""
+    import psutil  # takes 20 ms
+
     return match["host"] in (None, _hash_host()) and not psutil.pid_exists(int(match["pid"]))
 
 

@@ -20,8 +20,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from slipstream.errors import ResumableError, UserError
 from slipstream.runs.files import remove
 
@@ -170,6 +168,8 @@ def _acquire_without_try_flock(folder: Path) -> Lock:
 
 
 def _write_holder(descriptor: int) -> None:
+    import psutil
+
     process = psutil.Process()
     holder = {"host": platform.node(), "pid": process.pid, "since": process.create_time()}
     with suppress(OSError):  # the lock works on a full disk too
@@ -210,6 +210,8 @@ def _check_holder(folder: Path) -> None:
 
 
 def _is_alive(who: dict[str, Any]) -> bool:
+    import psutil
+
     try:
         process = psutil.Process(who["pid"])
         same = abs(process.create_time() - float(who["since"])) < 1.0

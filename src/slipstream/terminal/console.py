@@ -1,23 +1,21 @@
-"""Consoles and tables of rich that print text as text, on streams in any condition.
+"""Consoles and tables of rich that print text as text.
 
 The names of columns, files and classes may look like rich's markup ("flow [/min]", ":warning:") or
 contain control characters. Consoles are therefore created without markup and emoji codes, and cells
-and lines are escaped and passed as `Text`, which rich does not interpret. Stdout and stderr may be
-closed, a pipe without a reader, or ASCII only.
+and lines are escaped and passed as `Text`, which rich does not interpret.
 """
 
 from __future__ import annotations
 
 import io
-import os
 import sys
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from slipstream.terminal.streams import SafeStream
 from slipstream.text import escape_controls, escape_to_line
 
 if TYPE_CHECKING:
@@ -97,57 +95,3 @@ def create_text_column(template: str) -> TextColumn:
             return to_text(self.text_format.format(task=task))
 
     return PlainColumn(template, markup=False)
-
-
-def prepare_streams() -> None:
-    """Make stdin, stdout and stderr usable whatever the process was started with.
-
-    A closed descriptor is opened on /dev/null; otherwise the next opened file would get its number,
-    and output would be written into that file. Characters that the encoding lacks become question
-    marks.
-    """
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number: this one
-    if sys.stdout is None:
-        sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
-    if sys.stderr is None:
-        sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
-    if isinstance(sys.stdout, io.TextIOWrapper):  # stderr escapes such characters itself
-        sys.stdout.reconfigure(errors="replace")
-
-
-def discard_output(stream: TextIO) -> None:
-    """Redirect a stream, with its buffered output, to /dev/null."""
-    with suppress(OSError, ValueError):  # a stream without a descriptor has nothing to redirect
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, stream.fileno())
-        os.close(null)
-
-
-class SafeStream:
-    """A stream that drops output it cannot write: hours of training must not fail for it."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self.encoding = stream.encoding
-
-    def isatty(self) -> bool:
-        return self._stream.isatty()
-
-    def fileno(self) -> int:
-        return self._stream.fileno()
-
-    def write(self, text: str) -> int:
-        with suppress(OSError):
-            return self._stream.write(text)
-        discard_output(self._stream)
-        return len(text)
-
-    def flush(self) -> None:
-        try:
-            self._stream.flush()
-        except OSError:
-            discard_output(self._stream)

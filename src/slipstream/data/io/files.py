@@ -22,8 +22,6 @@ from slipstream.data.io.table import (
     read_memory,
     wrap_table,
 )
-from slipstream.data.simulated import bars, cell
-from slipstream.data.simulated.cache import load_table
 from slipstream.errors import UserError
 from slipstream.text import find_nearest
 
@@ -95,6 +93,9 @@ def _check_folders(data: Data) -> None:
 
 
 def _simulate(path: str) -> DataTable:
+    from slipstream.data.simulated import bars, cell
+    from slipstream.data.simulated.cache import load_table
+
     embedded = {f"{SIMULATED}cell": cell, f"{SIMULATED}bars": bars}
     if path not in embedded:
         known = " and ".join(f'"{name}"' for name in embedded)
