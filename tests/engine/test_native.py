@@ -36,8 +36,9 @@ def test_the_steps_are_those_of_torch(model):
     assert not make_plan(other, data_bytes=0).native_kernels
     wanted, reference = run_steps(other, dataset, steps=12)
     close(losses, wanted)
+    weights.pop("core.pool.score.bias", None)  # softmax cancels it: its gradient is rounding alone
     for name, weight in weights.items():
-        close(weight, reference[name], rel=1e-3)
+        close(weight, reference[name], rel=1e-4)
 
 
 @pytest.mark.parametrize("mode", MODES)
