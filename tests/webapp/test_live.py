@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream import runs
+from slipstream.runs.tail import LOG_START, read_chunk
 from slipstream.webapp import live
-from slipstream.webapp.live import START, Feed, read_chunk
+from slipstream.webapp.live import Feed
 from slipstream.webapp.workspace import Workspace
 from tests.webapp.conftest import TOKEN, write_run
 
 
-def read_all(log, last=START):
+def read_all(log, last=LOG_START):
     """Read like a tab: events since an id, and how often it had to begin anew."""
     events, resets = [], 0
     while True:
@@ -24,15 +25,15 @@ def read_all(log, last=START):
         if chunk.is_reset:
             events, resets = [], resets + 1
         events += [event["step"] for event in chunk.events]
-        if chunk.id == last:
+        if chunk.position == last:
             return events, resets, last
-        last = chunk.id
+        last = chunk.position
 
 
 @given(st.lists(st.sampled_from(["append", "cut", "read", "tear"]), max_size=30))
 def test_a_reader_always_ends_with_what_the_log_has(tmp_path_factory, actions):
     log = tmp_path_factory.mktemp("log") / "events.jsonl"
-    seen, last = [], START
+    seen, last = [], LOG_START
     for step, action in enumerate([*actions, "append", "read"]):
         if action == "append":
             content = log.read_bytes() if log.exists() else b""
@@ -50,7 +51,7 @@ def test_a_reader_always_ends_with_what_the_log_has(tmp_path_factory, actions):
             if chunk.is_reset:
                 seen = []
             seen += [event["step"] for event in chunk.events]
-            last = chunk.id
+            last = chunk.position
     complete, _, _ = read_all(log)
     assert seen == complete
 
@@ -81,7 +82,7 @@ def test_a_log_in_several_messages_is_complete(tmp_path, monkeypatch):
 
 def test_a_feed_of_a_run_that_vanishes_says_so(tmp_path):
     folder = write_run(tmp_path, "job-1")
-    feed = Feed(Workspace(tmp_path.resolve(), warm=False), "job-1", START)
+    feed = Feed(Workspace(tmp_path.resolve(), warm=False), "job-1", LOG_START)
     first = b"".join(feed.collect())
     assert b"event: lines" in first
     assert b'"state": "finished"' in first

@@ -1,7 +1,7 @@
 """The event stream of a tab: a run's log line by line, the jobs, and the load of the machine.
 
-The id of a message is a fingerprint of the log before a position, and the position. A tab that
-connects again sends the last id it had: where the fingerprint still fits, the stream goes on there,
+The id of a message is a position in the log, with a checksum of what is before it (`runs.tail`). A tab that
+connects again sends the last id it had: where the checksum still fits, the stream goes on there,
 without loss or repetition; where a resumed run has cut its log, the tab is told to begin anew.
 """
 
@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import re
 import time
-import zlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from slipstream import runs
 from slipstream.catalog.rows import read_row
 from slipstream.errors import UserError
+from slipstream.runs.tail import LOG_START, read_chunk
 from slipstream.webapp.machine_load import read_load
 from slipstream.webapp.paths import find_run_folder
 from slipstream.webapp.rows import describe_row
@@ -35,54 +32,6 @@ STATE_S = 1.0
 LOAD_S = 2.0
 ALIVE_S = 15.0
 """Between two signs of life, by which a lost connection shows"""
-SIGNED_BYTES = 4096
-"""Of the log before a position, in the fingerprint"""
-MOST_BYTES = 1 << 20
-"""Of the log that one message has"""
-ID = re.compile(r"([0-9a-f]{8}):(\d{1,15})")
-START = "00000000:0"
-
-
-class Chunk(NamedTuple):
-    """New lines of a log."""
-
-    id: str
-    events: list[dict[str, Any]]
-    is_reset: bool
-    """Whether the log was cut: what was sent before no longer holds"""
-
-
-def read_chunk(log: Path, last: str) -> Chunk:
-    """Return the complete lines of a log after the position of an id."""
-    offset, is_reset = _parse_id(last), False
-    try:
-        with log.open("rb") as file:
-            if offset and _sign(file, offset) != last:
-                offset, is_reset = 0, True
-            file.seek(offset)
-            text = file.read(MOST_BYTES)
-            end = text.rfind(b"\n") + 1
-            lines = text[:end].split(b"\n")[:-1]
-            offset += end
-            new = _sign(file, offset) if offset else START
-    except FileNotFoundError:
-        return Chunk(START, [], is_reset=offset > 0)
-    parsed = [runs.parse_line(line) for line in lines]
-    return Chunk(new, [event for event in parsed if event is not None], is_reset)
-
-
-def _parse_id(text: str) -> int:
-    match = ID.fullmatch(text)
-    return int(match[2]) if match else 0
-
-
-def _sign(file: Any, offset: int) -> str:
-    """Return the id of a position: a checksum of the bytes before it, and the position."""
-    size = os.fstat(file.fileno()).st_size
-    if offset > size:
-        return ""
-    file.seek(max(offset - SIGNED_BYTES, 0))
-    return f"{zlib.crc32(file.read(min(offset, SIGNED_BYTES))):08x}:{offset}"
 
 
 def format_message(kind: str, data: Any, id_: str | None = None) -> bytes:
@@ -140,12 +89,12 @@ class Feed:
         while True:
             chunk = read_chunk(self._folder / "events.jsonl", self.last)
             if chunk.is_reset:
-                messages.append(format_message("reset", {}, START))
+                messages.append(format_message("reset", {}, LOG_START))
             if chunk.events or chunk.is_reset:
-                messages.append(format_message("lines", chunk.events, chunk.id))
-            if chunk.id == self.last:
+                messages.append(format_message("lines", chunk.events, chunk.position))
+            if chunk.position == self.last:
                 break
-            self.last = chunk.id
+            self.last = chunk.position
         self._log_state = state
         return messages
 
@@ -169,7 +118,7 @@ def describe_jobs(workspace: Workspace) -> list[dict[str, Any]]:
 async def stream(request: Request, stopping: Callable[[], bool]) -> Response:
     """Send a tab its events until it leaves or the server stops."""
     workspace: Workspace = request.app.state.workspace
-    last = request.headers.get("last-event-id") or request.query_params.get("last", START)
+    last = request.headers.get("last-event-id") or request.query_params.get("last", LOG_START)
     feed = Feed(workspace, request.query_params.get("run", ""), last)
 
     async def send() -> AsyncIterator[bytes]:
