@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream import runs
+from slipstream.runs import tail
 from slipstream.runs.tail import LOG_START, read_chunk
-from slipstream.webapp import live
 from slipstream.webapp.live import Feed
 from slipstream.webapp.workspace import Workspace
 from tests.webapp.conftest import TOKEN, write_run
@@ -73,7 +73,7 @@ def test_a_log_that_was_cut_and_grew_past_the_old_end_is_sent_anew(tmp_path):
 
 
 def test_a_log_in_several_messages_is_complete(tmp_path, monkeypatch):
-    monkeypatch.setattr(live, "MOST_BYTES", 200)
+    monkeypatch.setattr(tail, "MOST_BYTES", 200)
     log = tmp_path / "events.jsonl"
     for step in range(50):
         runs.add_event(log, {"event": "log", "at_s": 1.0, "step": step})

@@ -1,7 +1,7 @@
 """Reads a log that grows: the new lines after a position, and whether the log was cut.
 
-A position is a checksum of the bytes before it, and their number. A resumed run truncates its log to
-its checkpoint and writes on: the checksum then no longer fits, and the reader begins anew.
+A position is a checksum of the bytes before it, and their number. A resumed run truncates its log
+to its checkpoint and writes on: the checksum then no longer fits, and the reader begins anew.
 """
 
 from __future__ import annotations
