@@ -77,6 +77,9 @@ class Start(Event):
     """The longest that training should take"""
     plan: dict[str, Any]
     """As in plan.json"""
+    scale: dict[str, Any] | None = None
+    """Of a single target: its name, its size of one scaled unit, and which losses `train` and `val`
+    are logged"""
     pack: dict[str, Any] | None = None
     """How several models (repeats, folds) train at a time"""
     notes: list[str]

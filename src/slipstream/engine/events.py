@@ -4,7 +4,7 @@ Reports read both forms, also those of earlier runs, so the fields are fixed.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import NamedTuple
 
@@ -16,6 +16,9 @@ from slipstream.engine.progress import DIVERGED, FitResult, LaneResult
 from slipstream.engine.single import SingleProgram
 from slipstream.engine.step import StepProgram
 from slipstream.runs import Run
+
+Preview = Callable[[StepProgram, int, LaneResult], None]
+"""Shows what the lane in a place of a program predicts, to whoever looks at the run"""
 
 
 class LoggedLosses(NamedTuple):
@@ -45,8 +48,10 @@ class Validation(NamedTuple):
 class LaneEvents:
     """Logs the training of lanes."""
 
-    def __init__(self, run: Run, monitor: Monitor | None = None) -> None:
-        self.run, self.monitor = run, monitor
+    def __init__(
+        self, run: Run, monitor: Monitor | None = None, preview: Preview | None = None
+    ) -> None:
+        self.run, self.monitor, self.preview = run, monitor, preview
         self.trained_since = 0.0
         """When training began, had nothing come between its steps"""
 
@@ -67,6 +72,11 @@ class LaneEvents:
         """Log what the monitor has sampled."""
         if self.monitor is not None:
             self.monitor.log()
+
+    def show_predictions(self, program: StepProgram, place: int, result: LaneResult) -> None:
+        """Show what a lane that was validated predicts, if somebody looks at the run."""
+        if self.preview is not None:
+            self.preview(program, place, result)
 
     def record_epoch(self, result: LaneResult, validation: Validation, **more: float) -> None:
         at = result.progress
@@ -127,8 +137,10 @@ class LaneEvents:
 class SingleEvents(LaneEvents):
     """Logs the training of one model, with its speed compared with what was expected."""
 
-    def __init__(self, run: Run, monitor: Monitor | None = None) -> None:
-        super().__init__(run, monitor)
+    def __init__(
+        self, run: Run, monitor: Monitor | None = None, preview: Preview | None = None
+    ) -> None:
+        super().__init__(run, monitor, preview)
         self._estimate: DurationEstimate | None = None
         self._compares = False
         """Whether the speed is still to be compared with the plan's"""

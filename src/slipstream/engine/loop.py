@@ -410,6 +410,8 @@ class TrainingLoop:
                 return None
             pairs = zip(places, scores, strict=True)
             state.program.keep_best([place for place, loss in pairs if self._judge(place, loss)])
+            first = min(places, key=lambda place: state.get_lane(place).number)
+            state.events.show_predictions(state.program, first, state.get_lane(first))
             state.validate_s += time.perf_counter() - began
             return scores
         # past the except block, whose traceback would pin the memory

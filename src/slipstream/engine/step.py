@@ -74,6 +74,9 @@ class StepProgram(Protocol):
     def score(self, places: Sequence[int], should_stop: Callable[[], bool]) -> list[float] | None:
         """Compute the validation losses of some lanes; None if it has to stop before that."""
 
+    def weights(self, place: int) -> dict[str, Tensor]:
+        """Return a lane's weights as they are now, under the model's own names."""
+
     def keep_best(self, places: Sequence[int]) -> None:
         """Keep these lanes' weights as their best so far."""
 

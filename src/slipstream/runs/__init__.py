@@ -38,10 +38,12 @@ from slipstream.runs.log import (
     truncate_log,
 )
 from slipstream.runs.origin import describe_origin
+from slipstream.runs.watching import PREVIEW, is_watched, mark_watched, write_preview
 
 __all__ = [
     "CHANGEABLE_ON_RESUME",
     "DISK_FULL",
+    "PREVIEW",
     "Event",
     "Run",
     "add_event",
@@ -58,8 +60,10 @@ __all__ = [
     "get_cache_folder",
     "get_log_size",
     "is_intact",
+    "is_watched",
     "load_config",
     "lock_run",
+    "mark_watched",
     "open_run",
     "parse_line",
     "read_events",
@@ -77,5 +81,6 @@ __all__ = [
     "verify_files",
     "write_json",
     "write_metrics",
+    "write_preview",
     "write_text",
 ]

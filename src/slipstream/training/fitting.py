@@ -28,10 +28,12 @@ from slipstream.engine.progress import FitResult, LaneResult, parse_progress
 from slipstream.engine.single import SingleProgram, TrainingTask, seed_generators
 from slipstream.errors import UserError
 from slipstream.models.custom import list_buffers
+from slipstream.objectives import make_validation_settings
 from slipstream.scoring.summary import count_windows
 from slipstream.text import format_count
 from slipstream.training import context as contexts
 from slipstream.training.context import FIT_PHASES, RunContext
+from slipstream.training.preview import build_preview
 
 ONE_AT_A_TIME = SingleProgram.mode
 
@@ -141,10 +143,21 @@ def announce(task: TrainingTask, plan: Plan, num_steps: int, **more: Any) -> Non
         epochs=task.config.train.max_epochs,
         steps_per_epoch=num_steps,
         plan=plan.to_dict(),
+        scale=_describe_scale(task),
         **more,
         notes=dataset.notes,
         files=dataset.summarize_files(),
     )
+
+
+def _describe_scale(task: TrainingTask) -> dict[str, Any] | None:
+    """Return how losses become errors in the unit of the target; None unless it is one number."""
+    signature, train = task.dataset.signature, task.config.train
+    if signature.masked or signature.classes or len(signature.targets) > 1:
+        return None
+    (target,) = signature.targets
+    losses = {"train": train.loss, "val": make_validation_settings(train).loss}
+    return {"target": target, "size": task.dataset.scaler.size[target]} | losses
 
 
 def fit_lanes(
@@ -152,7 +165,8 @@ def fit_lanes(
 ) -> tuple[FitResult, LanePlan]:
     """Train to the end, or until a signal; the plan comes back as it ran."""
     checkpoint, config, run = context.start.checkpoint, task.config, context.run
-    events = (LaneEvents if trains_lanes(config) else SingleEvents)(run, monitor)
+    make_events = LaneEvents if trains_lanes(config) else SingleEvents
+    events = make_events(run, monitor, build_preview(task))
     signature, result = task.dataset.signature, None
     if checkpoint is not None:
         result = ended.read_results(checkpoint, lane_plan.lanes, signature, lane_plan.plan)

@@ -227,6 +227,9 @@ class SingleProgram:
         total = float(current.val_buffers.losses.double().sum())
         return [total / self.task.dataset.num_windows["val"]]
 
+    def weights(self, place: int) -> dict[str, Tensor]:
+        return self._model_state()
+
     def keep_best(self, places: Sequence[int]) -> None:
         if places:
             self.best = {name: t.detach().clone() for name, t in self._model_state().items()}

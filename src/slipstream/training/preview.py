@@ -1,0 +1,152 @@
+"""What a model predicts on a few validation series while it trains, for whoever looks at the run.
+
+It is computed after a validation, by a copy of the model, so that training has the same numbers;
+only while the run is watched; and seldom enough to take at most one percent of the time.
+Shapes: N windows, H predicted rows, C targets.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from slipstream import runs
+from slipstream.data.series import MICROSECONDS, Ints, SeriesIndex
+from slipstream.data.windows import WindowChunk
+from slipstream.engine import recovery
+from slipstream.engine.events import Preview
+from slipstream.engine.progress import LaneResult
+from slipstream.engine.single import TrainingTask
+from slipstream.engine.step import StepProgram
+from slipstream.portable.table import to_physical
+from slipstream.scoring.batch import PredictionBatch
+from slipstream.scoring.ensemble import build_predictor
+from slipstream.scoring.predict import predict_batches
+
+MOST_SERIES, MOST_TARGETS, MOST_ROWS = 3, 4, 400
+"""What is shown: series, targets of each, and rows of a series"""
+LEAST_S, MOST_SHARE = 1.0, 0.01
+"""Seconds between two previews, and the share of the time that they take, at most"""
+DIGITS = 8
+
+
+def build_preview(task: TrainingTask) -> Preview | None:
+    """Return the preview of a task; None where the series are not in memory, or an encoder is
+    pre-trained."""
+    return None if task.dataset.memory is None or task.config.masked else ValidationPreview(task)
+
+
+class ValidationPreview:
+    """Writes `preview.json` into the run folder."""
+
+    def __init__(self, task: TrainingTask) -> None:
+        self.task = task
+        self._due_at = 0.0
+        self._windows: tuple[int, Ints] | None = None
+        """The lane, and the windows that are shown of it"""
+
+    def __call__(self, program: StepProgram, place: int, result: LaneResult) -> None:
+        began, folder = time.perf_counter(), self.task.run.folder
+        if began < self._due_at or not runs.is_watched(folder):
+            return
+        try:
+            runs.write_preview(folder, self._describe(program, place, result))
+        except Exception as error:  # whatever it is, training goes on without
+            self._due_at = math.inf
+            if recovery.is_out_of_memory(error):
+                recovery.free_memory()
+            self.task.run.warn(f"no predictions are shown: {recovery.first_line(error)}")
+            return
+        now = time.perf_counter()
+        self._due_at = now + max(LEAST_S, (now - began) / MOST_SHARE)
+
+    def _describe(self, program: StepProgram, place: int, result: LaneResult) -> dict[str, Any]:
+        task, dataset = self.task, self.task.dataset
+        assert dataset.memory is not None
+        if self._windows is None or self._windows[0] != result.number:
+            starts = result.lane.starts["val"].numpy()
+            self._windows = (
+                result.number,
+                choose_windows(starts, dataset.index, dataset.signature.steps_out),
+            )
+        weights, config = program.weights(place), result.lane.config
+        predict = build_predictor(weights, config, dataset, program.plan)
+        ids = torch.arange(len(dataset.index.series_names))
+        series = task.series or dataset.memory.series
+        chunk = WindowChunk(series, torch.from_numpy(self._windows[1]), 0, ids, dataset.memory.time)
+        at = result.progress
+        return {
+            "epoch": at.epoch,
+            "step": at.step,
+            "lane": result.number,
+            "time": _name_axis(dataset.memory.time is not None, dataset.index),
+            "targets": list(dataset.signature.targets[:MOST_TARGETS]),
+            "classes": list(dataset.signature.classes),
+            "series": self._describe_series(list(predict_batches(predict, [chunk]))),
+        }
+
+    def _describe_series(self, batches: Sequence[PredictionBatch]) -> list[dict[str, Any]]:
+        """Return times, truths and predictions of each series, in physical units."""
+        dataset = self.task.dataset
+        index, signature, memory = dataset.index, dataset.signature, dataset.memory
+        assert memory is not None
+        starts = np.concatenate([one.starts.cpu().numpy() for one in batches])
+        owners = np.searchsorted(index.offsets, starts, side="right") - 1
+        columns = self._list_columns(batches)
+        described = []
+        for owner in np.unique(owners):
+            mine = owners == owner
+            rows = (starts[mine][:, None] + signature.lead + np.arange(signature.steps_out)).ravel()
+            times = rows - index.offsets[owner]
+            if memory.time is not None:
+                times = memory.time[rows] / (MICROSECONDS if index.has_dates else 1)
+            values = {name: _format(one[mine]) for name, one in columns.items()}
+            name = index.series_names[owner]
+            described.append({"name": name, "at": [float(one) for one in times], **values})
+        return described
+
+    def _list_columns(self, batches: Sequence[PredictionBatch]) -> dict[str, Any]:
+        """Return truths, predictions and, with quantiles, the outer ones: [N, H, C] each. Of
+        classes, the prediction is the probability of the true one."""
+        signature, scaler = self.task.dataset.signature, self.task.dataset.scaler
+        scaled = np.concatenate([one.prediction.cpu().numpy() for one in batches])
+        truth = np.concatenate([one.truth.cpu().numpy() for one in batches if one.truth is not None])
+        if signature.classes:
+            odds = torch.softmax(torch.from_numpy(scaled[:, :, 0]), dim=-1).numpy()
+            numbers = truth[..., 0].astype(np.int64)
+            return {"actual": truth, "predicted": np.take_along_axis(odds, numbers[..., None], -1)}
+        values = to_physical(scaled, signature, scaler, truth=truth)
+        columns = {"actual": values.truth, "predicted": values.point}
+        if values.quantiles is not None and values.quantiles.shape[-1] > 1:
+            columns |= {"low": values.quantiles[..., 0], "high": values.quantiles[..., -1]}
+        return columns
+
+
+def choose_windows(starts: Ints, index: SeriesIndex, num_rows: int) -> Ints:
+    """Return windows of a few series, spread over all of them: those that follow one another
+    without overlap, from the first on, until they predict enough rows."""
+    owners = np.searchsorted(index.offsets, starts, side="right") - 1
+    ids = np.unique(owners)
+    spread = np.linspace(0, len(ids) - 1, min(len(ids), MOST_SERIES)).round().astype(np.int64)
+    chosen = []
+    for owner in ids[spread]:
+        mine, at = np.sort(starts[owners == owner]), 0
+        for _ in range(max(MOST_ROWS // num_rows, 1)):
+            if at == len(mine):
+                break
+            chosen.append(mine[at])
+            at = int(np.searchsorted(mine, mine[at] + num_rows))
+    return np.array(chosen, dtype=np.int64)
+
+
+def _name_axis(has_time: bool, index: SeriesIndex) -> str:
+    return ("date" if index.has_dates else "time") if has_time else "row"
+
+
+def _format(values: Any) -> list[list[float]]:
+    """Return numbers [N, H, C] as one list per target, short enough for a page."""
+    flat = values.reshape(-1, values.shape[-1])[:, :MOST_TARGETS].T
+    return [[float(f"{one:.{DIGITS}g}") for one in column] for column in flat]
