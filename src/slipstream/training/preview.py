@@ -113,7 +113,9 @@ class ValidationPreview:
         classes, the prediction is the probability of the true one."""
         signature, scaler = self.task.dataset.signature, self.task.dataset.scaler
         scaled = np.concatenate([one.prediction.cpu().numpy() for one in batches])
-        truth = np.concatenate([one.truth.cpu().numpy() for one in batches if one.truth is not None])
+        truth = np.concatenate(
+            [one.truth.cpu().numpy() for one in batches if one.truth is not None]
+        )
         if signature.classes:
             odds = torch.softmax(torch.from_numpy(scaled[:, :, 0]), dim=-1).numpy()
             numbers = truth[..., 0].astype(np.int64)
