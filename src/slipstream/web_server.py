@@ -68,8 +68,11 @@ def run_server(
     *,
     stop: Callable[[], None] | None = None,
     stop_s: int = 30,
+    headers_s: float = HEADERS_S,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then finish what is running, for at most `stop_s`.
+
+    Connections that are without a request's headers for `headers_s` are closed.
 
     `announce` is called, in the event loop, when the server is ready, `stop` when a signal comes.
     """
@@ -90,7 +93,7 @@ def run_server(
         timeout_graceful_shutdown=stop_s,
         h11_max_incomplete_event_size=1 << 16,
     )
-    asyncio.run(_Server(config, announce, stop).serve(sockets=[bound]))
+    asyncio.run(_Server(config, announce, stop, headers_s).serve(sockets=[bound]))
 
 
 class _Server(uvicorn.Server):
@@ -98,10 +101,14 @@ class _Server(uvicorn.Server):
     clients that take too long to send their headers."""
 
     def __init__(
-        self, config: uvicorn.Config, announce: Callable[[], None], stop: Callable[[], None] | None
+        self,
+        config: uvicorn.Config,
+        announce: Callable[[], None],
+        stop: Callable[[], None] | None,
+        headers_s: float,
     ) -> None:
         super().__init__(config)
-        self.announce, self.stop = announce, stop
+        self.announce, self.stop, self.headers_s = announce, stop, headers_s
         self.incomplete: dict[Any, float] = {}
         """When a connection was first seen without a complete request"""
 
@@ -140,6 +147,6 @@ class _Server(uvicorn.Server):
             and ((cycle := getattr(one, "cycle", None)) is None or cycle.response_complete)
         }
         for one, since in waiting.items():
-            if now - since > HEADERS_S:
+            if now - since > self.headers_s:
                 one.transport.close()
         self.incomplete = waiting

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import signal
 import socket
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from tests.serving.servers import ARROW, Server, start_server, to_csv, to_ipc
 
 TOKEN = "a-token-of-ours"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
-LIMITS = ("--max-body-mb", "0.1", "--max-rows", "500", "--max-streams", "3", "--max-seconds", "4")
+LIMITS = ("--max-body-mb", "0.1", "--max-rows", "500", "--max-streams", "3")
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +42,15 @@ def server(run: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def closed(run: Path) -> Iterator[Server]:
-    """A server with a token, and a client that knows it."""
-    with start_server(run, "--token", TOKEN, headers=BEARER) as started:
+    """A server with a token that works on two requests at a time, and a client that knows it."""
+    with start_server(run, "--token", TOKEN, "--max-requests", "2", headers=BEARER) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def hasty(run: Path) -> Iterator[Server]:
+    """A server that waits for nothing for long."""
+    with start_server(run, "--max-seconds", "2", "--stream-idle", "0.2") as started:
         yield started
 
 
@@ -179,11 +185,52 @@ def test_there_are_no_more_streams_than_the_limit(server):
         assert server.client.delete(f"/streams/limited-{i}").status_code == 204
 
 
-def test_a_body_that_does_not_arrive_is_given_up(server):
-    with connect(server) as slow:
+def test_a_body_that_does_not_arrive_is_given_up(hasty):
+    with connect(hasty) as slow:
         slow.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n[")
         answer = slow.recv(4096)
     assert b" 408 " in answer.split(b"\r\n")[0]
+
+
+def test_headers_that_do_not_arrive_are_given_up(hasty):
+    with connect(hasty) as silent, connect(hasty) as slow:
+        slow.sendall(b"POST /predict HTTP/1.1\r\nHost: local")
+        assert slow.recv(64) == b""  # closed by the server
+        assert silent.recv(64) == b""
+    assert hasty.client.get("/health").status_code == 200
+
+
+def test_a_stream_without_rows_for_a_while_is_forgotten(hasty):
+    rows = waves(20).to_pylist()
+    assert hasty.push("idle", rows[:19]).status_code == 200
+    while hasty.client.get("/streams/idle").status_code == 200:
+        pass
+    answer = hasty.push("idle", rows[19:], params={"row": 19})
+    assert answer.status_code == 409
+    assert answer.json()["rows"] == 0
+
+
+def begin_body(server: Server) -> socket.socket:
+    """A connection whose request lacks the end of its body."""
+    connection = connect(server)
+    head = f"POST /predict HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n"
+    connection.sendall(f"{head}Content-Length: 10\r\n\r\n[".encode())
+    return connection
+
+
+def test_requests_beyond_the_limit_are_refused_until_others_are_done(closed):
+    body = {"columns": waves(20).to_pydict()}
+    with begin_body(closed), begin_body(closed):
+        while (answer := closed.predict(body)).status_code == 200:
+            pass  # until the server has read the headers of both
+        assert answer.status_code == 503
+        assert answer.headers["Retry-After"] == "1"
+        assert "2 requests are being worked on" in answer.json()["error"]
+        assert closed.client.get("/health").status_code == 200
+        assert "slipstream_requests_total" in closed.client.get("/metrics").text
+    while (answer := closed.predict(body)).status_code == 503:
+        pass  # until it has noticed that both have left
+    assert answer.status_code == 200
 
 
 def test_a_client_that_leaves_costs_nothing_but_its_request(server):
@@ -288,27 +335,3 @@ def test_streams_go_on_after_a_graceful_stop_with_a_state_file(run, tmp_path):
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 2
     assert "is no file of streams" in result.stderr
-
-
-def test_clients_recover_from_a_server_that_was_killed(run):
-    rows = waves(60, seed=10).to_pylist()
-    with start_server(run) as server:
-        port = str(server.client.base_url.port)
-        expected = server.push("whole", rows).json()["predictions"]
-        received = [
-            row
-            for at, one in enumerate(rows[:40])
-            for row in server.push("sensor", [one], params={"row": at}).json()["predictions"]
-        ]
-        server.process.send_signal(signal.SIGKILL)
-        with pytest.raises(httpx.TransportError):
-            server.push("sensor", [rows[40]], params={"row": 40})
-    with start_server(run, "--port", port) as server:
-        answer = server.push("sensor", [rows[40]], params={"row": 40})
-        assert answer.status_code == 409
-        assert answer.json()["rows"] == 0
-        context = rows[40 - 15 : 40]  # one less than the model reads
-        server.push("sensor", context)
-        for at, one in enumerate(rows[40:], start=15):
-            received += server.push("sensor", [one], params={"row": at}).json()["predictions"]
-    assert [row["c_predicted"] for row in received] == [row["c_predicted"] for row in expected]

@@ -19,7 +19,7 @@ from slipstream.serving.limits import ServerLimits
 from slipstream.serving.model import ServedModel
 from slipstream.serving.streams.files import load_streams, save_streams
 from slipstream.serving.streams.registry import Streams
-from slipstream.web_server import run_server
+from slipstream.web_server import HEADERS_S, run_server
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -48,7 +48,12 @@ def serve(
     if state is not None:
         server.streams.import_states(load_streams(state, portable.hashes))
     sys.setswitchinterval(SWITCH_S)
-    run_server(make_app(server, token), bound, lambda: announce(server.model.description))
+    run_server(
+        make_app(server, token),
+        bound,
+        lambda: announce(server.model.description),
+        headers_s=min(HEADERS_S, limits.request_s),
+    )
     server.batcher.close()
     if state is not None:
         save_streams(state, server.streams.export_states(), portable.hashes)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 OPEN = "/health"
 """The route that needs no token: for the probes of an orchestrator"""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+WATCHED = (OPEN, "/metrics")
+"""The routes that a busy server answers too: an orchestrator would end it otherwise"""
 BODY, ROUTE = "slipstream.body", "slipstream.route"
 """Where a request's body and the name of its route are, in the scope"""
 
@@ -55,7 +57,7 @@ class Guard:
     async def _serve(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
         headers = {name.decode("latin-1"): value for name, value in scope["headers"]}
         self._check_client(scope["path"], headers)
-        if self.running >= self.limits.requests:
+        if self.running >= self.limits.requests and scope["path"] not in WATCHED:
             raise make_busy(f"{self.running} requests are being worked on")
         self.running += 1
         length = 0
