@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slipstream.catalog.listing import RunTable, find_listed, format_metric, to_frame
 from slipstream.catalog.rows import FINISHED, RunFiles, RunRow, make_row, read_files
@@ -21,6 +21,9 @@ from slipstream.errors import UserError
 from slipstream.reporting.formatting import format_number, format_value
 from slipstream.run_names import OUT
 from slipstream.text import format_html_table, format_table
+
+if TYPE_CHECKING:
+    from slipstream.catalog.pairing import PairedResult
 
 REGRESSION = ("mae", "rmse", "r2", "max_error", "scaled_mse", "scaled_mae")
 CLASSIFICATION = ("log_loss", "balanced_accuracy", "accuracy", "f1_macro", "auc")
@@ -48,6 +51,9 @@ class Comparison:
             of the 95 % interval over `n` repeats, and `difference`, `difference_low`,
             `difference_high` and `verdict` against the first run where both have repeats.
         notes: What to keep in mind, such as runs on different data.
+        paired: One dict per run and metric, over the predicted rows that the runs share: `value`
+            with `low` and `high`, and `difference`, `difference_low`, `difference_high` and
+            `verdict` against the first run. The intervals are of 95 %, over resampled windows.
 
     Example:
         comparison = slipstream.compare_runs("lstm", "mlp")
@@ -59,6 +65,7 @@ class Comparison:
     settings: list[Settings]
     metrics: list[dict[str, Any]]
     notes: list[str]
+    paired: list[dict[str, Any]] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """Return all of it as JSON has it."""
@@ -68,6 +75,7 @@ class Comparison:
             "settings": self.settings,
             "metrics": self.metrics,
             "notes": self.notes,
+            "paired": self.paired,
         }
 
     def to_pandas(self) -> Any:
@@ -82,6 +90,7 @@ class Comparison:
         tables = {
             "metrics": tabulate_metrics(self),
             "differences": tabulate_differences(self),
+            "paired": tabulate_paired(self),
             "settings": tabulate_settings(self),
         }
         return write_comparison(Path(path), folders, tables, self.notes)
@@ -101,7 +110,8 @@ def compare_runs(*names: str | PathLike[str], out: str | PathLike[str] = OUT) ->
     """Compare runs: the settings that differ, and the test metrics.
 
     Runs with repeats (`train.repeats`) have 95 % intervals over their seeds. Welch's interval of
-    the difference from the first run says whether a difference is more than seed noise.
+    the difference from the first run says whether a difference is more than seed noise. Runs that
+    were tested on the same rows are also compared window by window (`paired`).
 
     Args:
         names: Two or more runs: folders, beginnings of names, `last`, or results of `train`.
@@ -124,7 +134,19 @@ def compare_runs(*names: str | PathLike[str], out: str | PathLike[str] = OUT) ->
     labels = _label_runs(rows)
     configs = (_read_settings(one) for one in files)
     settings = list_differences(dict(zip(labels, configs, strict=True)))
-    return Comparison(rows, settings, list(_iter_metrics(labels, files)), list(_list_notes(rows)))
+    paired = _pair_runs(dict(zip(labels, files, strict=True)))
+    is_same_data = len({row.data for row in rows}) == 1
+    notes = [*_list_notes(rows), *(paired.notes if is_same_data else ())]
+    return Comparison(rows, settings, list(_iter_metrics(labels, files)), notes, paired.rows)
+
+
+def _pair_runs(files: Mapping[str, RunFiles]) -> PairedResult:
+    from slipstream.catalog.pairing import pair_runs  # imports pyarrow
+
+    finished = {label: one for label, one in files.items() if one.state == FINISHED}
+    contexts = [one.config.get("data", {}).get("context") for one in finished.values()]
+    context = max((one for one in contexts if isinstance(one, int)), default=1)
+    return pair_runs({label: one.folder for label, one in finished.items()}, context=context)
 
 
 def _read_settings(files: RunFiles) -> Mapping[str, Any]:
@@ -242,24 +264,45 @@ def tabulate_metrics(comparison: Comparison) -> tuple[list[str], list[list[str]]
     ]
 
 
+def tabulate_paired(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
+    """Return the headings and the cells of the errors on the rows that the runs share."""
+    return ["run", "metric", "value", "difference from the first run", ""], [
+        [
+            row["run"],
+            format_metric(row["metric"]),
+            format_bounds(row, "value", ""),
+            format_bounds(row, "difference", "difference_"),
+            row.get("verdict", ""),
+        ]
+        for row in comparison.paired
+    ]
+
+
+def format_bounds(row: Mapping[str, Any], name: str, prefix: str) -> str:
+    """Format a value with its interval, as far as there are any."""
+    if row.get(name) is None:
+        return "–"
+    if f"{prefix}low" not in row:
+        return format_number(row[name])
+    bounds = " to ".join(format_number(row[f"{prefix}{end}"]) for end in ("low", "high"))
+    return f"{format_number(row[name])} ({bounds})"
+
+
 def _format_metric_cell(row: Mapping[str, Any] | None) -> str:
     if row is None:
         return "–"
-    if "mean" not in row:
-        return format_number(row["test"])
-    bounds = " to ".join(format_number(row[end]) for end in ("low", "high"))
-    return f"{format_number(row['mean'])} ({bounds})"
+    return format_bounds(row, "mean" if "mean" in row else "test", "")
 
 
 def tabulate_differences(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     """Return the headings and the cells of the differences from the first run over repeats."""
     rows = [row for row in comparison.metrics if "verdict" in row]
     return ["run", "metric", "difference", ""], [
-        [row["run"], format_metric(row["metric"]), _format_difference(row), row["verdict"]]
+        [
+            row["run"],
+            format_metric(row["metric"]),
+            format_bounds(row, "difference", "difference_"),
+            row["verdict"],
+        ]
         for row in rows
     ]
-
-
-def _format_difference(row: Mapping[str, Any]) -> str:
-    bounds = " to ".join(format_number(row[f"difference_{end}"]) for end in ("low", "high"))
-    return f"{format_number(row['difference'])} ({bounds})"

@@ -17,9 +17,9 @@ Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 def write_comparison(
     path: Path, folders: Mapping[str, Path], tables: Mapping[str, Table], notes: Sequence[str]
 ) -> Path:
-    """Write a self-contained page with the validation losses of the runs and three tables:
-    metrics, differences and settings."""
-    curves = {name: events for name, folder in folders.items() if (events := _read_epochs(folder))}
+    """Write a self-contained page with the validation losses of the runs and four tables:
+    metrics, differences, paired and settings."""
+    curves = {name: events for name, folder in folders.items() if (events := read_epochs(folder))}
     page = render_page(
         "comparison.html",
         folders=folders,
@@ -31,7 +31,7 @@ def write_comparison(
     return write_page(path, page)
 
 
-def _read_epochs(folder: Path) -> list[Event]:
+def read_epochs(folder: Path) -> list[Event]:
     """Return the validations that a run has logged."""
     for inside in CURVES_IN:
         epochs = [

@@ -10,6 +10,7 @@ from slipstream.catalog.comparison import (
     format_setting,
     tabulate_differences,
     tabulate_metrics,
+    tabulate_paired,
     tabulate_settings,
 )
 from slipstream.catalog.listing import format_against, format_metric, tabulate
@@ -101,6 +102,7 @@ def print_comparison(comparison: Comparison, page: str, console: Console) -> Non
     tables = {
         "test set; of repeats the mean over seeds, with its 95 % interval": tabulate_metrics,
         "difference from the first run, with its 95 % interval": tabulate_differences,
+        "the same predicted rows, with 95 % intervals over windows": tabulate_paired,
         "settings that differ": tabulate_settings,
     }
     for title, tabulate_part in tables.items():
