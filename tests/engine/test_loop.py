@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import slipstream
-from slipstream import UserError, runs
+from slipstream import UserError, runs, training
 from slipstream.autotune.rules import make_plan
 from slipstream.engine import loop
 from tests.conftest import small_config, small_dataset, waves
@@ -36,6 +36,38 @@ def test_losses_are_read_once_per_interval_and_at_the_epochs_end(tmp_path):
     steps = [event["step"] for event in of_kind(events, "log")]
     assert steps == [3, 6, 9, 12, 15, 18]  # 9 steps an epoch
     assert all(event["loss"] > 0 for event in of_kind(events, "log"))
+
+
+def test_the_first_losses_are_read_early(tmp_path):
+    train = {"batch": 4, "epochs": 2}
+    _, events, _, _ = fit(tmp_path, engine={"log_every": 30}, train=train)
+    steps = [event["step"] for event in of_kind(events, "log")]
+    assert steps == [1, 10, 30, 60, 66, 96, 126, 132]  # 66 steps an epoch
+    _, others, _, _ = fit(tmp_path, engine={"log_every": 10}, train=train)
+    losses = {event["step"]: event["val_loss"] for event in of_kind(events, "epoch")}
+    assert losses == {event["step"]: event["val_loss"] for event in of_kind(others, "epoch")}
+
+
+@pytest.mark.parametrize("step", [1, 4, 10, 25])
+def test_the_log_of_a_run_that_stops_early_goes_on_as_if_unbroken(tmp_path, step):
+    often = {"engine": {"log_every": 20}, "train": {"batch": 8, "epochs": 1}}
+    config, table = small_config(tmp_path, **often), waves(400)
+
+    def stop(event):
+        if event["event"] == "step" and event["step"] == step:
+            signal.raise_signal(signal.SIGINT)
+
+    whole = runs.open_run(slipstream.train(config, table).run)
+    with pytest.raises(slipstream.Interrupted):
+        training.train(config, table, watch=stop)
+    stopped = runs.open_run(runs.find_last(config.out))
+    slipstream.train(data=table, resume=stopped.folder)
+    expected, log = (
+        [(one["step"], one["loss"]) for one in of_kind(runs.read_events(run), "log")]
+        for run in (whole, stopped)
+    )
+    assert [number for number, _ in expected] == [1, 10, 20, 33]
+    assert log == expected
 
 
 def test_the_best_weights_come_back(tmp_path):

@@ -40,7 +40,9 @@ def _load_app(command: list[str]) -> Callable[[], None]:
 
 
 def _work(folder: str, device: str, *options: str) -> None:
-    """Wait for a job of the app, run its command in this process, and end."""
+    """Wait for jobs of the app, run their commands in this process, and end."""
     from slipstream.webapp.jobs.worker import work
 
+    if "--warm" in options:
+        startup.avoid_pandas()
     sys.exit(work(Path(folder), device, main, warm="--warm" in options))

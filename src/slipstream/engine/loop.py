@@ -36,6 +36,9 @@ EMPTY_SHARE = 0.25
 """Share of places without a lane from which a smaller program is built"""
 ROUNDS_AHEAD = {"cuda": 2, "cpu": 1}
 """Rounds in flight at a time"""
+FIRST_LOGS = (1, 10)
+"""Steps after which losses are read before the first `engine.log_every` are over, so that a curve
+begins with the training"""
 FIRST_PACE, MAX_PACES = 0.05, 200
 """Share of the time after which schedules follow it, and how often they are fitted to it at most"""
 NextLane = Callable[[LaneResult], Lane | None]
@@ -226,7 +229,7 @@ class TrainingLoop:
         while len(ahead) < ROUNDS_AHEAD[program.plan.device.type] and (left or not ahead):
             if ahead and (self.stop.requested or not ahead[-1].is_complete):
                 break
-            wanted = min(left, self.log_every if ahead else max(self.log_every - unlogged, 1))
+            wanted = min(left, self._count_steps_to_log(0 if ahead else unlogged))
             count, shortage = self._advance(wanted)
             left -= count
             ahead.append(_close_round(program, count, is_complete=count == wanted))
@@ -234,6 +237,15 @@ class TrainingLoop:
                 return shortage
         self.is_epoch_end = not left
         return ""
+
+    def _count_steps_to_log(self, unlogged: int) -> int:
+        """Return the steps from what is launched to the next line of the log."""
+        launched = self.state.steps + sum(one.steps for one in self.in_flight)
+        last = launched - unlogged
+        if self.log_every > FIRST_LOGS[-1] and last in (0, *FIRST_LOGS):
+            target = next(one for one in (*FIRST_LOGS, self.log_every) if one > last)
+            return max(target - launched, 1)
+        return max(self.log_every - unlogged, 1)
 
     def _advance(self, wanted: int) -> tuple[int, str]:
         """Run at most `wanted` steps; return their number, and why memory ran out, if it did."""

@@ -28,9 +28,13 @@ from slipstream.webapp.rows import describe_row
 from slipstream.webapp.workspace import Workspace
 
 POLL_S = 0.2
+FIRST_POLL_S = 0.04
+"""The same until a run has its first loss"""
 STATE_S = 1.0
 """Between two looks at jobs and a run's state"""
 LOAD_S = 2.0
+FIRST_S = 20.0
+"""How long a first loss is waited for like that"""
 ALIVE_S = 15.0
 """Between two signs of life, by which a lost connection shows"""
 
@@ -50,10 +54,14 @@ class Feed:
         self._log_state: tuple[int, int] | None = None
         self._states: dict[str, Any] = {}
         self._due: dict[str, float] = {}
+        self.poll_s = FIRST_POLL_S if run else POLL_S
+        self._hurries_until = time.monotonic() + FIRST_S
 
     def collect(self) -> list[bytes]:
         """Return the messages since the last call."""
         messages = list(self._read_log()) if self.run else []
+        if b'"event": "log"' in b"".join(messages) or time.monotonic() > self._hurries_until:
+            self.poll_s = POLL_S
         if self._is_due("state", STATE_S):
             messages += self._changed("jobs", describe_jobs(self.workspace))
             if self.run:
@@ -127,7 +135,7 @@ async def stream(request: Request, stopping: Callable[[], bool]) -> Response:
         while not stopping():
             for message in await asyncio.to_thread(feed.collect):
                 yield message
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(feed.poll_s)
 
     return StreamingResponse(send(), media_type="text/event-stream")
 

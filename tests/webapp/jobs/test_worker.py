@@ -8,12 +8,15 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from slipstream.webapp.jobs import worker
+from slipstream.webapp.jobs import presence, worker
+from slipstream.webapp.jobs.bell import Bell, ring
 from slipstream.webapp.jobs.presence import DeviceLock
 from slipstream.webapp.jobs.store import JobStore
+from slipstream.webapp.jobs.supervisor import stop_job
 
 
 @pytest.fixture
@@ -97,3 +100,110 @@ def test_a_job_finds_its_run_and_counts_its_time_from_the_click(store):
     assert ended.state == "finished", ended.error
     metrics = json.loads((store.folder / str(ended.run) / "metrics.json").read_text())
     assert metrics["time"]["startup_s"] <= ended.ended_at - ended.started_at
+
+
+CONFIG = (
+    '[data]\npath = "simulated:cell"\ntime = "time_s"\nid = "cell"\nhorizon = 0\n'
+    'inputs = ["voltage_V"]\ntargets = ["soc_percent"]\ncontext = 20\nstride = 50\n'
+    'split = { by = "set", val = ["val"], test = ["test"] }\n[model]\nkind = "gru"\nhidden = 8\n'
+    'dropout = 0.2\nlayers = 2\n[train]\nepochs = 2\n[engine]\nthreads = 1\nplan = "off"\n'
+)
+
+
+def submit_training(store, name, *settings):
+    config = store.folder / f"{name}.toml"
+    config.write_text(CONFIG)
+    command = ["train", str(config), "--out", str(store.folder / "runs"), "--json"]
+    for one in settings:
+        command += ["--set", one]
+    job, _ = store.create_folder()
+    store.submit(job, command, device="cpu", name=name, extra={"out": str(store.folder / "runs")})
+    return job
+
+
+def wait_until(condition):
+    while not condition():
+        time.sleep(0.02)
+
+
+def read_scores(folder):
+    metrics = json.loads((folder / "metrics.json").read_text())
+    return metrics["metrics"], metrics["steps"], metrics["baselines"]
+
+
+@pytest.fixture
+def warm_worker(store):
+    """A warm worker of a folder that this process serves."""
+    presence_file = presence.announce_server(store.root)
+    command = [sys.executable, "-m", "slipstream", "ui-worker", str(store.folder), "cpu", "--warm"]
+    process = subprocess.Popen(command)
+    wait_until(lambda: presence.has_ready_worker(store.root, "cpu"))
+    yield process
+    presence_file.unlink()  # without a server, a worker ends
+    process.wait()
+
+
+@pytest.mark.slow
+def test_trainings_in_one_process_equal_those_of_processes_of_their_own(store, warm_worker):
+    """Also the one after a run that was stopped in mid-training."""
+    first = submit_training(store, "first")
+    stopped = submit_training(store, "long", "train.epochs=100000", "train.patience=off")
+    wait_until(lambda: store.read(stopped).run)
+    log = store.folder / str(store.read(stopped).run) / "events.jsonl"
+    wait_until(lambda: log.exists() and '"epoch"' in log.read_text())
+    stop_job(store, stopped)
+    second = submit_training(store, "second", "model.hidden=12")
+    wait_until_all_ended(store, [first, stopped, second])
+    jobs = [store.read(job) for job in (first, stopped, second)]
+    assert [job.state for job in jobs] == ["finished", "stopped", "finished"]
+    pids = {json.loads((store.jobs / job.id / "claim.json").read_text())["pid"] for job in jobs}
+    assert pids == {warm_worker.pid}
+    for job in (jobs[0], jobs[2]):
+        command = [*job.command]
+        command[command.index("--out") + 1] = str(store.folder / "alone")
+        output = subprocess.run(
+            [sys.executable, "-m", "slipstream", *command], check=True, stdout=subprocess.PIPE
+        ).stdout
+        alone = read_scores(Path(json.loads(output)["run"]))
+        assert read_scores(store.folder / str(job.run)) == alone
+
+
+def test_a_process_that_ran_another_command_is_replaced(store, warm_worker):
+    job = submit(store, "runs", "show", "nothing", "--json")
+    wait_until_all_ended(store, [job])
+    assert warm_worker.wait() != 0
+    wait_until(lambda: not DeviceLock(store.root, "cpu", "wait").is_free())  # the successor
+
+
+def test_a_stop_that_comes_too_late_does_not_touch_the_next_job(store, monkeypatch):
+    ended, running = submit(store, "train"), submit(store, "train")
+    store.request_stop(ended)
+    monkeypatch.setattr(worker, "_current", store.jobs / running)
+    worker._stop_current()  # would end this process
+    store.request_stop(running)
+    handler = signal.signal(signal.SIGTERM, worker._leave)
+    try:
+        with pytest.raises(SystemExit):
+            worker._stop_current()
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+
+
+def test_a_worker_gives_up_waiting_when_memory_runs_short(store, monkeypatch):
+    presence.announce_server(store.root)
+    monkeypatch.setattr(presence, "LEAST_FREE", 2.0)  # of the memory: more than there is
+    use = DeviceLock(store.root, "cpu", "use")
+    monkeypatch.setattr(worker, "CHECK_S", 0.01)
+    assert worker._wait_for_job(store, "cpu", use, warm=True) is None
+    job = submit(store, "--version")  # one that waits is run all the same
+    assert worker._wait_for_job(store, "cpu", use, warm=True) == job
+    use.release()
+
+
+def test_a_bell_wakes_a_worker_at_once(store):
+    ring(store.root, "cpu")  # nobody waits, which does no harm
+    with Bell(store.root, "cpu") as bell:
+        submit(store, "--version")
+        bell.wait(600)
+        ring(store.root, "cpu")
+        bell.wait(600)

@@ -18,6 +18,7 @@ from slipstream.webapp.jobs.store import is_alive, read_object
 LEAST_FREE = 0.1
 """Share of the memory that is free, or else no process waits with torch in it"""
 LEAST_FREE_BYTES = 1 << 30
+RETRY_S = 0.01
 
 
 class DeviceLock:
@@ -27,8 +28,14 @@ class DeviceLock:
         self.path = root / "workers" / f"{device.replace(':', '-')}.{purpose}"
         self._descriptor: int | None = None
 
-    def acquire(self) -> bool:
-        """Take the lock; False where another process has it."""
+    def acquire(self, most_s: float = 0.0) -> bool:
+        """Take the lock; False where another process has it, and keeps it for some seconds."""
+        until = time.monotonic() + most_s
+        while not (has_lock := self._try()) and time.monotonic() < until:
+            time.sleep(RETRY_S)
+        return has_lock
+
+    def _try(self) -> bool:
         import fcntl
 
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -67,6 +74,21 @@ def announce_server(root: Path) -> Path:
         encoding="utf-8",
     )
     return path
+
+
+def announce_ready(root: Path, device: str) -> None:
+    """Write down that this process waits for jobs with everything imported."""
+    process = psutil.Process()
+    path = root / "workers" / f"{device.replace(':', '-')}.json"
+    path.write_text(
+        to_json({"pid": process.pid, "since": process.create_time(), "at": time.time()}),
+        encoding="utf-8",
+    )
+
+
+def has_ready_worker(root: Path, device: str) -> bool:
+    """Whether a worker has everything imported and lives."""
+    return is_alive(read_object(root / "workers" / f"{device.replace(':', '-')}.json"))
 
 
 def has_server(root: Path) -> bool:

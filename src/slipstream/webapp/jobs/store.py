@@ -20,6 +20,7 @@ import psutil
 
 from slipstream.errors import UserError
 from slipstream.runs import to_json, write_text
+from slipstream.webapp.jobs.bell import ring
 
 FOLDER = ".slipstream"
 QUEUED, RUNNING, FINISHED, STOPPED = "queued", "running", "finished", "stopped"
@@ -58,6 +59,9 @@ class AppJob:
 class JobStore:
     """The jobs of a folder."""
 
+    STOP = "stop.json"
+    """In a job's folder: somebody wants it to end"""
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.root = folder / FOLDER
@@ -80,6 +84,7 @@ class JobStore:
         queue = self._get_queue(device)
         queue.mkdir(parents=True, exist_ok=True)
         (queue / f"{time.time_ns():020d}-{job}").touch()
+        ring(self.root, device)
 
     def _get_queue(self, device: str) -> Path:
         return self.root / "queue" / device.replace(":", "-")
@@ -130,6 +135,13 @@ class JobStore:
             return False
         self._remove_mark(job)
         return True
+
+    def request_stop(self, job: str) -> None:
+        """Write down that a job has to end; its worker looks when it gets a signal."""
+        write_text(self.jobs / job / self.STOP, to_json({"at": time.time()}))
+
+    def is_stop_requested(self, job: str) -> bool:
+        return (self.jobs / job / self.STOP).exists()
 
     def _remove_mark(self, job: str) -> None:
         for device in self.list_devices():

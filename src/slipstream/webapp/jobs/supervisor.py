@@ -72,8 +72,10 @@ def stop_job(store: JobStore, name: str) -> AppJob:
         return store.read(name)
     job = store.read(name)
     if job.state == RUNNING and job.pid:
+        # a signal for this job alone: its worker may have begun another by the time it arrives
+        store.request_stop(name)
         with suppress(ProcessLookupError):
-            os.kill(job.pid, signal.SIGTERM)
+            os.kill(job.pid, signal.SIGUSR1)
     return job
 
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import shlex
+import time
 from urllib.parse import quote
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from slipstream.errors import UserError
 from slipstream.webapp import paths
-from slipstream.webapp.jobs.store import AppJob
+from slipstream.webapp.jobs.store import OPEN, AppJob
 from slipstream.webapp.jobs.supervisor import stop_job
 from slipstream.webapp.pages import get_workspace, render, reply
 from slipstream.webapp.workspace import Workspace
+
+LOOK_S = 0.02
+MOST_WAIT_S = 10
 
 
 def show(request: Request) -> Response:
@@ -50,9 +56,16 @@ def read_config(workspace: Workspace, job: AppJob) -> str:
     return ""
 
 
-def describe(request: Request) -> Response:
-    """A job's state, as JSON."""
-    job = find_job(get_workspace(request), request)
+async def describe(request: Request) -> Response:
+    """A job's state, as JSON; with `wait`, once it has a run or has ended, or so many seconds are
+    over."""
+    wait = request.query_params.get("wait", "")
+    until = time.monotonic() + min(int(wait) if wait.isdigit() else 0, MOST_WAIT_S)
+    while True:
+        job = await run_in_threadpool(find_job, get_workspace(request), request)
+        if job.run or job.state not in OPEN or time.monotonic() >= until:
+            break
+        await asyncio.sleep(LOOK_S)
     return reply({"state": job.state, "run": job.run, "error": job.error, "position": job.position})
 
 

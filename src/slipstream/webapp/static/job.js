@@ -5,10 +5,10 @@ act(find("#stop"), () => ask(`/api/job/${job}/stop`, {}));
 act(find("#first"), () => ask(`/api/job/${job}/first`, {}));
 
 if (["queued", "running"].includes(find("#job").dataset.state)) {
-  // the run's folder appears within a second; the stream of jobs looks once a second
+  // the answer comes once the run has a folder; the stream of jobs looks once a second
   const look = async () => {
     try {
-      const now = await ask(`/api/job/${job}`);
+      const now = await ask(`/api/job/${job}?wait=2`);
       if (now.run && !now.error) return location.replace(`/run/${encodePath(now.run)}`);
       if (!["queued", "running"].includes(now.state)) return location.reload();
       find("#state").textContent = now.state;

@@ -1,4 +1,4 @@
-import {ask, find, findAll, make, notify} from "./common.js";
+import {ask, encodePath, find, findAll, make, notify} from "./common.js";
 
 const given = JSON.parse(find("#values").textContent);
 const form = find("#form"), data = find("#data"), start = find("#start");
@@ -159,7 +159,8 @@ form.addEventListener("submit", async event => {
   go.disabled = true;
   try {
     const answer = await ask("/api/start", {settings: collect()});
-    location.assign(`/job/${answer.job}`);
+    const now = await ask(`/api/job/${answer.job}?wait=2`);  // the run's own page, without a detour
+    location.assign(now.run && !now.error ? `/run/${encodePath(now.run)}` : `/job/${answer.job}`);
   } catch (problem) {
     if (problem.body?.problems) showProblems(problem.body.problems);
     else notify(problem.message);
