@@ -20,6 +20,7 @@ from slipstream.webapp.workspace import Workspace
 NAVIGATION = (
     ("/", "Runs"),
     ("/new", "New run"),
+    ("/compare", "Compare"),
 )
 """The screens, in the order of the navigation"""
 OF_RUNS = ("run", "result", "job")
