@@ -122,3 +122,13 @@ def test_a_value_that_fits_no_other_choice_is_refused(tmp_path, space, told):
 def test_a_grid_needs_finitely_many_values(tmp_path):
     with pytest.raises(UserError, match=r'"train\.lr"'):
         slipstream.tune(make_settings(tmp_path, tune={"sampler": "grid"}))
+
+
+def test_noise_by_column_is_searched_from_a_config_that_spells_out_its_defaults():
+    space = {"augment.jitter.a": [0.1, 0.2]}
+    config = configs.load({"augment": {"jitter": 0.0}, "tune": {"space": space}})
+    one = spaces.apply_params(config, spaces.make_space(config), {"augment.jitter.a": 0.2})
+    assert one.augment.jitter == {"a": 0.2}
+    config = configs.load({"augment": {"jitter": 0.3}, "tune": {"space": space}})
+    with pytest.raises(UserError, match=r"augment\.jitter is 0\.3 for all"):
+        spaces.make_space(config)

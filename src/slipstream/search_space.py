@@ -34,6 +34,8 @@ INCOMPARABLE = {
     "train.batch": 'the batch size by "auto"; list numbers',
 }
 """Settings whose trials one score cannot compare, and what they change"""
+SAME_MODEL = ("engine", "tune", "pretrain", "predict", "name", "out")
+"""Settings and sections that do not change the model"""
 
 
 def check_config(config: Config) -> None:
@@ -94,7 +96,7 @@ def make_space(config: Config) -> dict[str, Any]:
         if _strip_index(name) in configs.list_fixed_settings(config):
             fixed = "which the encoder of train.init_from determines"
             raise UserError(f'tune.space has "{name}", {fixed}')
-        if name.split(".")[0] in ("engine", "tune", "pretrain", "predict", "name", "out"):
+        if name.split(".")[0] in SAME_MODEL:
             raise UserError(f'tune.space has "{name}", which does not change the model')
         for value in _list_values(entry):
             _check_value(name, value, config, space)
@@ -139,13 +141,27 @@ def _list_values(entry: Any) -> tuple[Any, ...]:
 
 
 def _refuse_unknown(name: str, config: Config) -> None:
-    sections = {name: v for name, v in config.model_dump().items() if isinstance(v, dict)}
-    known = {f"{section}.{key}" for section, values in sections.items() for key in values}
-    base = _strip_index(name)
-    if base not in known | {"seed"} and not name.startswith(("model.options.", "augment.jitter.")):
+    known, base = _list_names(config), _strip_index(name)
+    if base not in {*known, "seed"} and not name.startswith(("model.options.", "augment.jitter.")):
         nearest = find_nearest(base, known)
         hint = f'; did you mean "{nearest}"?' if nearest else ""
         raise UserError(f'tune.space has "{name}", which is not a setting{hint}')
+
+
+def _list_names(config: Config) -> list[str]:
+    sections = {name: v for name, v in config.model_dump().items() if isinstance(v, dict)}
+    return [f"{section}.{key}" for section, values in sections.items() for key in values]
+
+
+def list_searchable() -> list[str]:
+    """Return the settings that a space may have; `model.hidden.0`, `model.options.NAME` and
+    `augment.jitter.COLUMN` are others."""
+    return [
+        name
+        for name in _list_names(Config())
+        if (name == "train.batch" or name not in INCOMPARABLE)
+        and name.partition(".")[0] not in SAME_MODEL
+    ]
 
 
 def make_grid(space: Mapping[str, Any]) -> dict[str, list[Any]]:

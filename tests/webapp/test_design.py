@@ -11,6 +11,7 @@ import pytest
 
 from slipstream.webapp.app import TABLE
 from tests.webapp.conftest import Site, write_run
+from tests.webapp.searches import write_search
 
 STATIC = resources.files("slipstream.webapp").joinpath("static")
 TEXT = ("ink", "muted", "blue", "orange", "green", "red")
@@ -147,9 +148,12 @@ def list_pages(run: str) -> list[str]:
 def test_every_page_has_a_title_a_heading_a_skip_link_and_labels(site: Site):
     write_run(site.workspace.folder / "runs", "job-1")
     write_run(site.workspace.folder / "runs", "job-2")
+    write_search(site.workspace.folder / "runs", "job-3")
     pages = [*list_pages("runs/job-1"), "/compare?run=runs/job-1&run=runs/job-2", "/new?start=demo"]
-    for path in dict.fromkeys(pages):
+    for path in dict.fromkeys([*pages, "/search/runs/job-3", "/search/new?start=demo"]):
         answer = site.get(path)
+        if answer.status == 303:  # the page of a run of another kind
+            continue
         audit = Audit()
         audit.feed(answer.text)
         assert audit.texts["title"].endswith("· Slipstream"), path

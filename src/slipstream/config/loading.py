@@ -91,7 +91,14 @@ def replace_settings(
             continue
         inner = result
         for name in path:
-            inner = inner.setdefault(name, {})
+            if not inner.get(name):  # also a number that stands for all columns, 0
+                inner[name] = {}
+            inner = inner[name]
+            if not isinstance(inner, dict):
+                where = ".".join(path)
+                raise UserError(
+                    f"{where} is {format_value(inner)} for all; give a table for {dotted}"
+                )
         inner[key] = value
     try:
         return Config.model_validate(result)

@@ -16,8 +16,8 @@ from slipstream.webapp import live, static_files
 from slipstream.webapp.pages import show_problem
 from slipstream.webapp.paths import MissingError
 from slipstream.webapp.screens import home, job, new_run, run
-from slipstream.webapp.screens.compare import overlay
-from slipstream.webapp.screens.compare import page as compare_page
+from slipstream.webapp.screens.search import form as search_form
+from slipstream.webapp.screens.search import page as search_page
 from slipstream.webapp.security import Access, Security
 from slipstream.webapp.workspace import Workspace
 
@@ -39,6 +39,16 @@ TABLE = (
     ("GET", "/api/inspect", new_run.inspect_file),
     ("POST", "/api/check", new_run.check),
     ("POST", "/api/start", new_run.start),
+    ("GET", "/search", search_page.list_searches),
+    ("GET", "/search/new", search_form.show_search),
+    ("GET", "/search/{run:run}", search_page.show),
+    ("GET", "/api/trials/{run:run}", search_page.list_trials),
+    ("POST", "/api/search/check", search_form.check_search),
+    ("POST", "/api/search/start", search_form.start_search),
+    ("POST", "/api/search/resume/{run:run}", search_page.resume),
+    ("GET", "/pretrain", search_form.show_pretraining),
+    ("POST", "/api/pretrain/check", search_form.check_pretraining),
+    ("POST", "/api/pretrain/start", search_form.start_pretraining),
     ("GET", "/job/{job}", job.show),
     ("GET", "/api/job/{job}", job.describe),
     ("POST", "/api/job/{job}/stop", job.stop),
@@ -48,9 +58,6 @@ TABLE = (
     ("POST", "/api/resume/{run:run}", run.resume),
     ("GET", "/report/{run:run}", run.show_report),
     ("GET", "/download/{file}/{run:run}", run.download),
-    ("GET", "/compare", compare_page.show),
-    ("GET", "/api/compare/curves", overlay.list_curves),
-    ("GET", "/api/compare/predictions", overlay.list_predictions),
     ("GET", "/events", live.show),
     ("GET", "/static/{file}", static_files.show),
 )

@@ -6,8 +6,8 @@ A control holds a text, as `--set section.key=value` does: what is empty is not 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -15,14 +15,36 @@ from slipstream.config import Config
 from slipstream.config.base import Section, read_descriptions
 from slipstream.runs import to_json
 
-PLAIN = (
-    *("name", "data.path", "data.time", "data.id", "data.targets", "data.context", "data.horizon"),
-    *("model.kind", "model.hidden", "model.layers", "model.dropout"),
-    *("train.epochs", "train.lr", "train.batch", "train.minutes", "train.repeats"),
-)
+TRAIN, TUNE, PRETRAIN = "train", "tune", "pretrain"
+COMMANDS = (TRAIN, TUNE, PRETRAIN)
+"""What a form starts"""
+PLAIN_DATA = ("name", "data.path", "data.time", "data.id")
+PLAIN_MODEL = ("model.kind", "model.hidden", "model.layers", "model.dropout")
+PLAIN_TRAIN = ("train.epochs", "train.lr", "train.batch")
+PLAIN = {
+    TRAIN: (
+        *(*PLAIN_DATA, "data.targets", "data.context", "data.horizon"),
+        *(*PLAIN_MODEL, *PLAIN_TRAIN, "train.minutes", "train.repeats"),
+    ),
+    TUNE: (
+        *(*PLAIN_DATA, "data.targets", "data.context", "data.horizon"),
+        *(*PLAIN_MODEL, *PLAIN_TRAIN),
+        *("tune.trials", "tune.minutes", "tune.sampler", "tune.pruner"),
+    ),
+    PRETRAIN: (
+        *(*PLAIN_DATA, "data.inputs", "data.context", *PLAIN_MODEL, *PLAIN_TRAIN),
+        *("train.minutes", "pretrain.mask", "pretrain.length", "pretrain.ratio"),
+    ),
+}
 """Settings that are shown at once; the others are folded away"""
-HIDDEN = ("out", "tune", "pretrain", "train.objective", "data.path")
-"""Settings that the app sets itself, or that belong to other commands"""
+OWN = ("out", "train.objective", "data.path")
+"""Settings that the app sets itself"""
+HIDDEN = {
+    TRAIN: (*OWN, "tune", "pretrain"),
+    TUNE: (*OWN, "tune.space", "pretrain"),
+    PRETRAIN: (*OWN, "tune", "data.targets", "data.horizon", "data.labels", "data.static"),
+}
+"""Further ones that belong to other commands, have an editor, or are not read"""
 COLUMN = ("data.time", "data.id", "data.split.by")
 COLUMNS = ("data.inputs", "data.targets", "data.future", "data.static", "data.ignore")
 LABELS = {
@@ -41,6 +63,14 @@ LABELS = {
     "train.batch": "Batch size",
     "train.minutes": "Time limit, minutes",
     "train.repeats": "Repeats",
+    "data.inputs": "Inputs",
+    "tune.trials": "Trials",
+    "tune.minutes": "Time limit, minutes",
+    "tune.sampler": "Sampler",
+    "tune.pruner": "Pruner",
+    "pretrain.mask": "Mask",
+    "pretrain.length": "Rows of a patch",
+    "pretrain.ratio": "Hidden fraction of rows",
 }
 """Of the settings that are shown at once"""
 TITLES = {
@@ -51,6 +81,8 @@ TITLES = {
     "train": "Training",
     "augment": "Augmentation",
     "engine": "Engine",
+    "tune": "Search",
+    "pretrain": "Pre-training",
     "predict.filter": "Filter of predictions",
 }
 BOUNDS = {
@@ -74,10 +106,12 @@ class Control:
     accepts_others: bool = False
     """Whether a choice may also be typed"""
     limits: str = ""
+    is_plain: bool = False
+    """Whether it is shown at once"""
 
     @property
     def label(self) -> str:
-        return LABELS.get(self.setting) or self.setting
+        return LABELS.get(self.setting, self.setting) if self.is_plain else self.setting
 
     @property
     def summary(self) -> str:
@@ -85,41 +119,48 @@ class Control:
         return re.split(r"(?<=[.;]) ", self.help, maxsplit=1)[0].rstrip(";")
 
     @property
-    def is_plain(self) -> bool:
-        return self.setting in PLAIN
-
-    @property
     def section(self) -> str:
         return self.setting.rpartition(".")[0]
 
 
 @cache
-def list_controls() -> tuple[Control, ...]:
-    """Return a control for every setting that the form has."""
+def list_controls(command: str = TRAIN) -> tuple[Control, ...]:
+    """Return a control for every setting that the form of a command has."""
     schema = Config.model_json_schema()
-    return tuple(_iter_controls(Config, schema, schema, ""))
+    controls = _iter_controls(Config, schema, schema, HIDDEN[command])
+    plain = PLAIN[command]
+    if command == PRETRAIN:  # which has defaults of its own
+        values = Config.model_validate({"train": {"objective": "masked"}}).model_dump()
+        controls = (
+            replace(one, default=format_value(_get(values, one.setting))) for one in controls
+        )
+    return tuple(replace(one, is_plain=one.setting in plain) for one in controls)
 
 
-def group_controls() -> list[tuple[str, list[Control]]]:
+def group_controls(command: str = TRAIN) -> list[tuple[str, list[Control]]]:
     """Return the controls by section, with the section's title."""
     groups: dict[str, list[Control]] = {}
-    for control in list_controls():
+    for control in list_controls(command):
         groups.setdefault(TITLES.get(control.section, control.section), []).append(control)
     return list(groups.items())
 
 
 def _iter_controls(
-    section: type[Section], root: Mapping[str, Any], node: Mapping[str, Any], prefix: str
+    section: type[Section],
+    root: Mapping[str, Any],
+    node: Mapping[str, Any],
+    hidden: Sequence[str],
+    prefix: str = "",
 ) -> Iterator[Control]:
     texts = read_descriptions(section)
     for name, value in node["properties"].items():
         setting = f"{prefix}{name}"
-        if setting in HIDDEN:
+        if setting in hidden:
             continue
         inner = section.model_fields[name].annotation
         if "$ref" in value and isinstance(inner, type):
             schema = root["$defs"][value["$ref"].rpartition("/")[2]]
-            yield from _iter_controls(inner, root, schema, f"{setting}.")
+            yield from _iter_controls(inner, root, schema, hidden, f"{setting}.")
         else:
             yield _make_control(setting, value, texts.get(name, ""))
 
@@ -192,14 +233,21 @@ def _format_key(key: str) -> str:
     return key if is_bare else to_json(key, indent=None)
 
 
-def fill(config: Config) -> dict[str, str]:
+def fill(config: Config, command: str = TRAIN) -> dict[str, str]:
     """Return what the form holds for a config: the text of each setting that it sets."""
     values = config.model_dump(exclude_unset=True)
     texts = {}
-    for control in list_controls():
-        value: Any = values
-        for key in control.setting.split("."):
-            value = value.get(key) if isinstance(value, dict) else None
-        if value is not None:
-            texts[control.setting] = format_value(value)
+    for control in list_controls(command):
+        value = _get(values, control.setting)
+        text = format_value(value)
+        # pre-training sets its defaults itself
+        if value is not None and (command != PRETRAIN or text != control.default):
+            texts[control.setting] = text
     return texts
+
+
+def _get(values: Any, setting: str) -> Any:
+    """Return the value of a dotted setting; None where there is none."""
+    for key in setting.split("."):
+        values = values.get(key) if isinstance(values, dict) else None
+    return values

@@ -20,7 +20,8 @@ from slipstream.webapp.workspace import Workspace
 NAVIGATION = (
     ("/", "Runs"),
     ("/new", "New run"),
-    ("/compare", "Compare"),
+    ("/search", "Search"),
+    ("/pretrain", "Pre-train"),
 )
 """The screens, in the order of the navigation"""
 OF_RUNS = ("run", "result", "job")

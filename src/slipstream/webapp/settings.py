@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from slipstream import config as configs
+from slipstream import search_space
 from slipstream.config import SIMULATED, Config, ConfigError, OptionText
 from slipstream.errors import UserError
 from slipstream.runs import to_json
 from slipstream.webapp import forms, paths
+from slipstream.webapp.searches.trials import load_trial
 from slipstream.webapp.workspace import Workspace
 
 DEMO = "demo"
+DEMOS = {forms.TRAIN: "demo", forms.TUNE: "search", forms.PRETRAIN: "bars"}
+"""The embedded config of each command"""
 PATHS = ("data.path", "data.labels", "train.init_from")
 """Settings that name files or runs"""
 MOST_NAME = 200
@@ -48,25 +53,41 @@ def list_presets() -> list[Preset]:
     return presets
 
 
-def check_form(workspace: Workspace, form: Any) -> Checked:
-    """Return the config of a form: settings and their texts, as `--set` takes them."""
+def check_form(
+    workspace: Workspace, form: Any, command: str = forms.TRAIN, space: Any = None
+) -> Checked:
+    """Return the config of a form: settings and their texts, as `--set` takes them; of a search
+    also its space, as `[tune.space]` has it."""
     if not isinstance(form, dict):
         raise UserError("settings: expected an object")
     try:
-        config = configs.load({}, _list_overrides(workspace, form))
+        overrides = _list_overrides(workspace, form, command)
+        config = configs.load({"tune": {"space": space}} if space else {}, overrides)
         refuse_unsafe(workspace, config)
         _require_data(config)
+        if command == forms.TUNE:
+            search_space.check_config(config)
+            search_space.make_space(config)
+            if config.tune.sampler == "grid":
+                search_space.make_grid(search_space.make_space(config))
     except ConfigError as error:
         return Checked(None, {".".join(one.path): one.message for one in error.problems})
     except UserError as error:
-        return Checked(None, {"": str(error)})
+        return Checked(None, {_find_setting(str(error), command): str(error)})
     return Checked(config, {})
 
 
-def _list_overrides(workspace: Workspace, form: dict[str, Any]) -> list[str]:
+def _find_setting(message: str, command: str) -> str:
+    """Return the setting that a message begins with."""
+    match = re.match(r"tune\.space|[a-z_.]+", message)
+    known = ("tune.space", *(control.setting for control in forms.list_controls(command)))
+    return match[0] if match and match[0] in known else ""
+
+
+def _list_overrides(workspace: Workspace, form: dict[str, Any], command: str) -> list[str]:
     """Return the settings of a form as `--set` has them."""
-    known = {control.setting: control for control in forms.list_controls()}
-    overrides = []
+    known = {control.setting: control for control in forms.list_controls(command)}
+    overrides: list[str] = [configs.PRETRAIN_OVERRIDE] if command == forms.PRETRAIN else []
     for setting, text in form.items():
         if not isinstance(text, str) or len(text) > MOST_TEXT:
             raise UserError(f"{setting[:100]}: expected a text of at most {MOST_TEXT:,} characters")
@@ -125,11 +146,12 @@ def refuse_unsafe(workspace: Workspace, config: Config) -> None:
             )
 
 
-def load_start(workspace: Workspace, start: str) -> Config:
-    """Return the config that a new form begins with: `preset:NAME`, `file:PATH` or `run:ID`."""
+def load_start(workspace: Workspace, start: str, command: str = forms.TRAIN) -> Config:
+    """Return the config that a new form begins with: `demo`, `preset:NAME`, `file:PATH`, `run:ID`,
+    `trial:NUMBER:ID` of a search, or `encoder:ID` to fine-tune."""
     kind, _, name = start.partition(":")
     if start == DEMO:
-        return configs.load_demo()
+        return configs.load_demo(DEMOS[command])
     if kind == "preset":
         for preset in list_presets():
             if preset.name == name:
@@ -141,12 +163,28 @@ def load_start(workspace: Workspace, start: str) -> Config:
     if kind == "run":
         settings = configs.load(paths.find_run_folder(workspace.folder, name) / "config.toml")
         return _drop_defaults(settings)
+    if kind == "trial":
+        number, _, run = name.partition(":")
+        return _drop_defaults(load_trial(paths.find_run_folder(workspace.folder, run), number))
+    if kind == "encoder":
+        return load_fine_tuning(paths.find_run_folder(workspace.folder, name))
     raise paths.MissingError("there is no such preset, config or run")
+
+
+def load_fine_tuning(folder: Path) -> Config:
+    """Return a config that starts from the encoder of a run, on the same files."""
+    theirs = configs.load(folder / "config.toml")
+    if not theirs.masked:
+        raise UserError(f"{folder.name}: is not a run of slipstream pretrain")
+    data = {key: getattr(theirs.data, key) for key in ("path", "time", "id")}
+    data = {key: value for key, value in data.items() if value}
+    return configs.load({"data": data, "train": {"init_from": str(folder)}})
 
 
 def _drop_defaults(config: Config) -> Config:
     """Return a run's config, which has every setting, with only those that differ from defaults."""
-    default = Config().model_dump()
+    task = {"train": {"objective": "masked"}} if config.masked else {}
+    default = Config.model_validate(task).model_dump()
 
     def differ(values: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any]:
         result = {}
@@ -167,4 +205,6 @@ def _drop_defaults(config: Config) -> Config:
     if split:
         settings["data"]["split"] = config.data.split.model_dump(exclude_defaults=True)
     settings.pop("out", None)
+    if config.masked:
+        settings["train"] = settings.get("train", {}) | {"objective": "masked"}
     return Config.model_validate(settings)

@@ -28,20 +28,29 @@ INSPECT_S = 120.0
 
 def show(request: Request) -> Response:
     """The form."""
+    return show_form(request, forms.TRAIN, "new_run.html")
+
+
+def show_form(
+    request: Request, command: str, template: str, *, apart: tuple[str, ...] = (), **values: Any
+) -> Response:
+    """Return the form of a command; the template shows the groups `apart` itself."""
     workspace = get_workspace(request)
     start = request.query_params.get("start", "")
-    config = settings.load_start(workspace, start) if start else None
+    config = settings.load_start(workspace, start, command) if start else None
     return render(
         request,
-        "new_run.html",
-        groups=forms.group_controls(),
+        template,
+        groups=[one for one in forms.group_controls(command) if one[0] not in apart],
         presets=settings.list_presets(),
         tables=paths.list_tables(workspace.folder),
         configs=paths.list_configs(workspace.folder),
         start=start,
         allow_code=workspace.allow_code,
-        values=forms.fill(config) if config else {},
+        values=forms.fill(config, command) if config else {},
         data=_list_data(workspace, config),
+        config=config,
+        **values,
     )
 
 
@@ -112,15 +121,17 @@ async def check(request: Request) -> Response:
     checked = await run_in_threadpool(settings.check_form, workspace, form)
     if checked.config is None:
         return reply({"problems": checked.problems})
-    name = f"{checked.config.name}.toml"
-    return reply(
-        {
-            "problems": {},
-            "toml": format_job(checked.config),
-            "command": f"slipstream train {name} --out {workspace.out}",
-            "unused": configs.list_unused(checked.config),
-        }
-    )
+    return reply(describe_job(workspace, checked.config, forms.TRAIN))
+
+
+def describe_job(workspace: Workspace, config: Config, command: str) -> dict[str, Any]:
+    """Return the config and the command of a form without problems."""
+    return {
+        "problems": {},
+        "toml": format_job(config),
+        "command": f"slipstream {command} {config.name}.toml --out {workspace.out}",
+        "unused": configs.list_unused(config),
+    }
 
 
 def format_job(config: Config) -> str:
@@ -135,7 +146,7 @@ async def start(request: Request) -> Response:
     checked = await run_in_threadpool(settings.check_form, workspace, form)
     if checked.config is None:
         return reply({"problems": checked.problems}, 400)
-    job = await run_in_threadpool(submit_training, workspace, checked.config)
+    job = await run_in_threadpool(submit_config, workspace, checked.config)
     return reply({"job": job})
 
 
@@ -144,13 +155,13 @@ def clean_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("._-") or "run"
 
 
-def submit_training(workspace: Workspace, config: Config) -> str:
-    """Write a config and put its training into the queue."""
+def submit_config(workspace: Workspace, config: Config, verb: str = forms.TRAIN) -> str:
+    """Write a config and put its training, search or pre-training into the queue."""
     job, folder = workspace.store.create_folder()
     path = folder / f"{clean_name(config.name)}.toml"
     write_text(path, format_job(config))
-    command = ["train", str(path), "--out", str(workspace.out), "--json"]
-    if workspace.allow_code:
+    command = [verb, str(path), "--out", str(workspace.out), "--json"]
+    if workspace.allow_code and verb != forms.PRETRAIN:
         command.append("--allow-code")
     workspace.store.submit(
         job,

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import FileResponse, RedirectResponse, Response
 
 from slipstream import runs
 from slipstream.catalog.details import show_run
@@ -47,6 +47,8 @@ def show(request: Request) -> Response:
     folder = paths.find_run_folder(workspace.folder, name)
     details = show_run(folder)
     row = describe_row(workspace.folder, read_row(folder))
+    if row["kind"] == "search":
+        return RedirectResponse(f"/search/{quote(name)}", 303)
     summary = details["summary"] or {}
     job = workspace.store.find_by_run(name)
     return render(

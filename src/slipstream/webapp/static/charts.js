@@ -19,9 +19,8 @@ export function makeKey(colour, dash = []) {
   return svg;
 }
 
-// A chart of lines over x: {lines: [{name, colour, dash?, band: [low, high]?, hidden?}], log, height,
-// values?: formats the numbers of the x axis, steps?: the distances of its ticks, time?: x in seconds since 1970,
-// onZoom?: gets the range that was dragged over, and nulls after a double click}.
+// A chart of lines over x: {lines: [{name, colour, dash?, band: [low, high]?, hidden?, dots?: no line, stepped?}], log, height,
+// values?: formats the numbers of the x axis, steps?: the distances of its ticks, time?: x in seconds since 1970}.
 export class Chart {
   constructor(place, options) {
     this.place = place;
@@ -67,18 +66,18 @@ export class Chart {
       axes: [this.options.time ? {...axis, size: 40, gap: 4} : {...axis, values: this.options.values ?? values, size: 28, gap: 4, incrs: this.options.steps === undefined ? EPOCHS : this.options.steps ?? undefined}, {...axis, values, size: 62, gap: 4}],
       series: [{}, ...lines.map(line => ({
         stroke: line.hidden ? "transparent" : colour(line.colour === "ink" ? "muted" : line.colour),
-        width: line.hidden ? 0 : 1.75, spanGaps: true, dash: line.dash, points: {show: !line.hidden && this.columns[0].length < 60, size: 5},
+        width: line.hidden || line.dots ? 0 : 1.75, spanGaps: true, dash: line.dash, ...(line.stepped ? {paths: uPlot.paths.stepped({align: 1})} : {}),
+        points: line.dots ? {show: true, size: 6, width: 1.5, stroke: colour(line.colour === "ink" ? "muted" : line.colour)} : {show: !line.hidden && !line.stepped && this.columns[0].length < 60, size: 5},
       }))],
       bands,
       legend: {show: false},
-      cursor: {drag: {x: true, y: false, setScale: !this.options.onZoom}, y: false},
-      hooks: {setSelect: this.options.onZoom ? [plot => { if (plot.select.width > 2) this.options.onZoom(plot.posToVal(plot.select.left, "x"), plot.posToVal(plot.select.left + plot.select.width, "x")); }] : [], setCursor: [plot => {
+      cursor: {drag: {x: true, y: false}, y: false},
+      hooks: {setCursor: [plot => {
         for (const [at, value] of readers) {
           const i = plot.cursor.idx;
           value.textContent = i == null ? "" : formatNumber(this.columns[at][i]);
         }
       }]},
     }, this.columns, this.place);
-    if (this.options.onZoom) this.plot.over.addEventListener("dblclick", () => this.options.onZoom(null, null));
   }
 }

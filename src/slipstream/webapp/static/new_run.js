@@ -2,6 +2,8 @@ import {ask, encodePath, find, findAll, make, notify} from "./common.js";
 
 const given = JSON.parse(find("#values").textContent);
 const form = find("#form"), data = find("#data"), start = find("#start");
+// The forms of searches and of pre-training are this one too, with parts and routes of their own.
+const {path: here, api} = form.dataset;
 const fields = new Map(findAll("[data-setting]").map(node => [node.dataset.setting, node]));
 const controlOf = node => find("input, select", node);
 let columns = [], checks = 0, config = null;
@@ -53,6 +55,13 @@ function collect() {
   return settings;
 }
 
+// What is sent: the settings, and what another module of the page adds to them.
+function request() {
+  const body = {settings: collect()};
+  form.dispatchEvent(new CustomEvent("collect", {detail: body}));
+  return body;
+}
+
 function showProblems(problems) {
   for (const [setting, node] of fields) {
     const message = problems[setting];
@@ -81,7 +90,7 @@ async function check() {
   markChanged();
   let answer;
   try {
-    answer = await ask("/api/check", {settings: collect()});
+    answer = await ask(`${api}/check`, request());
   } catch (problem) {
     notify(problem.message);
     return;
@@ -99,6 +108,7 @@ async function check() {
     find("#toml").textContent = answer.toml;
     find("#command").textContent = answer.command;
   }
+  form.dispatchEvent(new CustomEvent("checked", {detail: answer}));
 }
 
 let waiting;
@@ -134,35 +144,39 @@ async function inspect({suggest}) {
 
 async function begin() {
   const chosen = start.value;
-  if (chosen.startsWith("preset:") && data.value && data.value !== "simulated:cell") {
+  if (chosen.startsWith("preset:") && data.value && !data.value.startsWith("simulated:")) {
     // the preset's settings on top of the data's
     await inspect({suggest: true});
-    const text = await (await fetch(`/new?start=${encodeURIComponent(chosen)}`)).text();
+    const text = await (await fetch(`${here}?start=${encodeURIComponent(chosen)}`)).text();
     const other = JSON.parse(new DOMParser().parseFromString(text, "text/html").getElementById("values").textContent);
     setValues(other.values, {clear: false});
     return check();
   }
   if (!chosen) return inspect({suggest: true});
-  location.assign(`/new?start=${encodeURIComponent(chosen)}`);
+  location.assign(`${here}?start=${encodeURIComponent(chosen)}`);
 }
 
 data.addEventListener("change", () => {
-  if (data.value === "simulated:cell") return location.assign("/new?start=demo");
+  if (data.value.startsWith("simulated:")) return location.assign(`${here}?start=demo`);
   if (start.value === "demo") start.value = "";
   return start.value.startsWith("preset:") ? begin() : inspect({suggest: true});
 });
 start.addEventListener("change", begin);
+form.addEventListener("changed", changed);
 form.addEventListener("input", event => { if (event.target !== data && event.target !== start) changed(); });
 form.addEventListener("submit", async event => {
   event.preventDefault();
   const go = find("#go");
   go.disabled = true;
   try {
-    const answer = await ask("/api/start", {settings: collect()});
+    const answer = await ask(`${api}/start`, request());
     const now = await ask(`/api/job/${answer.job}?wait=2`);  // the run's own page, without a detour
     location.assign(now.run && !now.error ? `/run/${encodePath(now.run)}` : `/job/${answer.job}`);
   } catch (problem) {
-    if (problem.body?.problems) showProblems(problem.body.problems);
+    if (problem.body?.problems) {
+      showProblems(problem.body.problems);
+      form.dispatchEvent(new CustomEvent("checked", {detail: problem.body}));
+    }
     else notify(problem.message);
     go.disabled = config === null;
   }

@@ -1,0 +1,1 @@
+"""Search and pre-training: their forms, and the page of a search."""

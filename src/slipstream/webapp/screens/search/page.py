@@ -1,0 +1,201 @@
+"""The page of a search: its trials as they end, what they show, stop, resume and more trials."""
+
+from __future__ import annotations
+
+import importlib.util
+import shlex
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from slipstream import config as configs
+from slipstream import runs
+from slipstream.catalog.details import show_run
+from slipstream.catalog.rows import FINISHED, RUNNING, looks_like_run, read_row
+from slipstream.errors import UserError
+from slipstream.reporting import wording
+from slipstream.reporting.formatting import format_number
+from slipstream.webapp import paths
+from slipstream.webapp.jobs.store import OPEN
+from slipstream.webapp.jobs.supervisor import choose_queue
+from slipstream.webapp.pages import get_workspace, render, reply
+from slipstream.webapp.pages import read_object as read_request
+from slipstream.webapp.rows import describe_row
+from slipstream.webapp.searches.trials import DAMAGE_ERRORS, describe_search, read_search_events
+from slipstream.webapp.workspace import Workspace
+
+KIND = "search"
+TESTS = {"best": "the chosen settings", "default": "the settings without a search"}
+"""Runs in retrained/"""
+MOST_TRIALS = 1_000_000
+LIMITS = ("trials", "minutes")
+"""What a resumed search may have more of"""
+
+
+def list_searches(request: Request) -> Response:
+    """The searches of the folder."""
+    workspace = get_workspace(request)
+    rows = workspace.rows.list(workspace.folder, workspace.places)
+    searches = [row | {"url": quote(row["id"])} for row in rows if row["kind"] == KIND]
+    return render(request, "searches.html", searches=searches, command="slipstream tune CONFIG")
+
+
+def show(request: Request) -> Response:
+    """The page of a search; a run of another kind has its own."""
+    workspace = get_workspace(request)
+    name = request.path_params["run"]
+    folder = paths.find_run_folder(workspace.folder, name)
+    row = describe_row(workspace.folder, read_row(folder))
+    if row["kind"] != KIND:
+        return RedirectResponse(f"/run/{quote(name)}", 303)
+    details = show_run(folder)
+    summary, job = details["summary"] or {}, workspace.store.find_by_run(name)
+    return render(
+        request,
+        "search.html",
+        run=row,
+        id=name,
+        url=quote(name),
+        details=details,
+        pending=summary.get("pending") or "",
+        is_good=_is_better(summary),
+        retrained=_list_retrained(summary),
+        tests=_list_tests(folder, name),
+        findings=_list_findings(summary) if row["state"] == FINISHED else [],
+        config=_read_text(folder / "config.toml"),
+        best_config=_read_text(folder / "best.toml"),
+        has_report=(folder / "report.html").is_file(),
+        dashboard=_describe_dashboard(folder),
+        is_open=job is not None and job.state in OPEN,
+        error=job.error if job is not None else "",
+    )
+
+
+def _is_better(summary: dict[str, Any]) -> bool:
+    """Whether the search found settings that are better, also than the baselines."""
+    try:
+        is_better = summary["comparison"]["verdict"] in ("better", "default failed")
+        return is_better and not summary["test"]["best"]["beaten_by"]
+    except DAMAGE_ERRORS:
+        return False
+
+
+def _list_retrained(summary: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the retrained settings with the mean of their seeds, the chosen one first."""
+    try:
+        return [
+            {
+                "what": str(one["what"]),
+                "mean": format_number(one["mean"]),
+                "sd": format_number(one["sd"], figures=2),
+                "seeds": len(one["losses"]),
+                "chosen": bool(one["chosen"]),
+            }
+            for one in summary.get("retrained") or ()
+        ]
+    except DAMAGE_ERRORS:
+        return []
+
+
+def _list_tests(folder: Path, name: str) -> list[dict[str, str]]:
+    """Return the runs that a search has made of retrained models."""
+    return [
+        {"what": what, "url": quote(f"{name}/retrained/{one}")}
+        for one, what in TESTS.items()
+        if looks_like_run(folder / "retrained" / one)
+    ]
+
+
+def _list_findings(summary: dict[str, Any]) -> list[str]:
+    try:
+        return [str(one) for one in wording.describe_search(summary)]
+    except DAMAGE_ERRORS:
+        return []
+
+
+def _describe_dashboard(folder: Path) -> dict[str, Any] | None:
+    """Return the command that opens the study in optuna-dashboard, and its storage."""
+    storage = _find_storage(folder)
+    if storage is None:
+        return None
+    return {
+        "command": shlex.join(["optuna-dashboard", storage]),
+        "storage": storage,
+        "is_installed": importlib.util.find_spec("optuna_dashboard") is not None,
+    }
+
+
+def _find_storage(folder: Path) -> str | None:
+    if (folder / "study.log").is_file():
+        return str(folder / "study.log")
+    if (folder / "study.db").is_file():
+        return f"sqlite:///{folder / 'study.db'}"
+    stated = [one.get("storage") for one in read_search_events(folder) if one.get("storage")]
+    return str(stated[-1]) if stated else None
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def list_trials(request: Request) -> Response:
+    """All that the page draws, as JSON."""
+    folder = paths.find_run_folder(get_workspace(request).folder, request.path_params["run"])
+    return reply(describe_search(folder))
+
+
+async def resume(request: Request) -> Response:
+    """Continue a search, with more trials or minutes where they are named."""
+    workspace, values = get_workspace(request), await read_request(request)
+    job = await run_in_threadpool(submit_resume, workspace, request.path_params["run"], values)
+    return reply({"job": job})
+
+
+def submit_resume(workspace: Workspace, name: str, values: dict[str, Any]) -> str:
+    """Put the continuation of a search into the queue."""
+    folder = paths.find_run_folder(workspace.folder, name)
+    row = read_row(folder)
+    if row.kind != KIND:
+        raise UserError("this run is not a search")
+    if row.state == RUNNING:
+        raise UserError("the search is running already")
+    open_job = workspace.store.find_by_run(name)
+    if open_job is not None and open_job.state in OPEN:
+        raise UserError("the search is in the queue already")
+    if any(one.get("storage") for one in read_search_events(folder)):
+        raise UserError(
+            "the study of this search is in a database; resume it on the command line: slipstream "
+            f"tune --resume {folder} --storage URL"
+        )
+    overrides = [f"tune.{key}={values[key]}" for key in LIMITS if _is_number(key, values)]
+    if row.state == FINISHED and not overrides:
+        raise UserError("the search is finished; say how many trials it should have")
+    config = configs.load(runs.load_config(runs.Run(folder)), overrides)
+    command = ["tune", "--resume", str(folder), "--json"]
+    for one in overrides:
+        command += ["--set", one]
+    if workspace.allow_code:
+        command.append("--allow-code")
+    job, _ = workspace.store.create_folder()
+    device = choose_queue(config.engine.device)
+    workspace.store.submit(job, command, device=device, name=row.name, run=name)
+    workspace.supervisor.start_workers()
+    return job
+
+
+def _is_number(key: str, values: dict[str, Any]) -> bool:
+    value = values.get(key)
+    if value is None:
+        return False
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 < value <= MOST_TRIALS or (key == "trials" and value != int(value)):
+        kind = "an integer from 1" if key == "trials" else "a number above 0"
+        raise UserError(f"{key} is {str(value)[:40]}; it should be {kind} to {MOST_TRIALS:,}")
+    return True

@@ -1,0 +1,234 @@
+"""The trials of a search, from its files, also while it writes them.
+
+`trials.json` has all of them once the search has ended; the event log has those that have ended so
+far, and Optuna's journal `study.log` those in training.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from slipstream import config as configs
+from slipstream import runs, search_space
+from slipstream.config import Config
+from slipstream.errors import UserError
+from slipstream.reporting.formatting import shorten_names
+from slipstream.webapp.jobs.store import read_object
+from slipstream.webapp.paths import MissingError
+
+Trial = dict[str, Any]
+Event = dict[str, Any]
+KEYS = ("trial", "state", "value", "params", "epochs", "best_epoch", "seconds", "stopped")
+"""What the page shows of a trial"""
+IN_TRAINING = "running"
+LOGGED = tuple(
+    f'{{"event": "{name}"'.encode()
+    for name in ("search", "resume", "trial", "searched", "retraining", "end")
+)
+"""How the lines of the log begin that are read"""
+CREATE_TRIAL, SET_PARAM, SET_STATE, SET_LOSS = 4, 5, 6, 7
+"""Operations of Optuna's journal"""
+RUNNING_STATE = 0
+DAMAGE_ERRORS = (AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError)
+
+
+def read_search_events(folder: Path) -> list[Event]:
+    """Return the events of a search and its trials; the packs' losses are left out."""
+    try:
+        lines = (folder / "events.jsonl").read_bytes().split(b"\n")[:-1]
+    except OSError:
+        return []
+    parsed = (runs.parse_line(line) for line in lines if line.startswith(LOGGED))
+    return [event for event in parsed if event is not None]
+
+
+def read_trials(folder: Path, events: Iterable[Event]) -> list[Trial]:
+    """Return every trial that has begun, in their order."""
+    trials = _read_running(folder / "study.log")
+    for one in [*_read_list(folder / "trials.json"), *events]:
+        number = one.get("trial")
+        is_trial = one.get("event", "trial") == "trial" and isinstance(one.get("params"), dict)
+        if is_trial and isinstance(number, int) and number >= 0:
+            trials[number] = {key: one.get(key) for key in KEYS}
+    return [trials[number] for number in sorted(trials)]
+
+
+def _read_list(path: Path) -> list[dict[str, Any]]:
+    try:
+        values = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return []
+    return [one for one in values if isinstance(one, dict)] if isinstance(values, list) else []
+
+
+def _read_running(path: Path) -> dict[int, Trial]:
+    """Return the trials of a journal that have not ended, with their last loss."""
+    trials: dict[int, Trial] = {}
+    created = 0
+    for log in _iter_journal(path):
+        with suppress(*DAMAGE_ERRORS):
+            code = log["op_code"]
+            if code == CREATE_TRIAL:
+                number, created = log.get("number", created), created + 1
+                if log.get("state", RUNNING_STATE) == RUNNING_STATE:
+                    trials[number] = _make_running(number)
+            elif code == SET_STATE and log["state"] != RUNNING_STATE:
+                trials.pop(log["trial_id"], None)
+            elif code == SET_PARAM and log["trial_id"] in trials:
+                value = _parse_param(log["param_value_internal"], log["distribution"])
+                trials[log["trial_id"]]["params"][str(log["param_name"])] = value
+            elif code == SET_LOSS and log["trial_id"] in trials:
+                loss, step = log["intermediate_value"], log["step"]
+                trials[log["trial_id"]] |= {"value": loss, "epochs": step + 1}
+    return trials
+
+
+def _make_running(number: int) -> Trial:
+    return dict.fromkeys(KEYS) | {"trial": number, "state": IN_TRAINING, "params": {}}
+
+
+def _iter_journal(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]
+    except OSError:
+        return
+    for line in lines:
+        with suppress(ValueError, RecursionError):
+            log = json.loads(line)
+            if isinstance(log, dict):
+                yield log
+
+
+def _parse_param(value: Any, distribution: str) -> Any:
+    """Return a value from how the journal has it: a choice by its index, an integer as a float."""
+    kind = json.loads(distribution)
+    if kind["name"] == "CategoricalDistribution":
+        return kind["attributes"]["choices"][int(value)]
+    return int(value) if kind["name"] == "IntDistribution" else float(value)
+
+
+def describe_search(folder: Path) -> dict[str, Any]:
+    """Return what the page of a search draws."""
+    events, summary = read_search_events(folder), read_object(folder / "metrics.json")
+    trials = read_trials(folder, events)
+    config = _load_config(folder)
+    ended = [one for one in trials if one["state"] != IN_TRAINING]
+    states = [one["state"] for one in trials]
+    begin = _find_last(events, "search", "resume")
+    total = begin.get("trials") or (config.tune.trials if config else len(trials))
+    return {
+        "metric": config.tune.metric if config else "loss",
+        "total": total,
+        "counts": {str(state): states.count(state) for state in dict.fromkeys(states)},
+        "ended": len(ended),
+        "trials": trials,
+        "axes": list_axes(_read_space(config, summary), trials),
+        "best": find_best(trials),
+        "phase": _find_phase(events),
+        **_measure_speed(events, total - len(ended)),
+        "importances": _read_importances(summary),
+        "seconds": summary.get("seconds"),
+    }
+
+
+def _load_config(folder: Path) -> Config | None:
+    try:
+        return configs.load(folder / "config.toml")
+    except UserError:
+        return None
+
+
+def _read_space(config: Config | None, summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the space by setting: a range as a table, or choices."""
+    if isinstance(summary.get("space"), dict):
+        return dict(summary["space"])
+    try:
+        return search_space.describe_space(search_space.make_space(config)) if config else {}
+    except UserError:  # of a config that another version wrote
+        return {}
+
+
+def list_axes(space: Mapping[str, Any], trials: Iterable[Trial]) -> list[dict[str, Any]]:
+    """Return the axes of the settings: numbers from low to high, or choices."""
+    names = dict.fromkeys(space)
+    for trial in trials:
+        names |= dict.fromkeys(map(str, trial["params"]))
+    axes = []
+    for name, label in shorten_names(names).items():
+        entry = space.get(name)
+        axis: dict[str, Any] = {"name": name, "label": label}
+        if isinstance(entry, dict):
+            axis |= {key: entry.get(key) for key in ("low", "high", "log")}
+        else:
+            values = entry or [trial["params"].get(name) for trial in trials]
+            axis["choices"] = list(dict.fromkeys(map(format_choice, values)))
+        axes.append(axis)
+    return axes
+
+
+def format_choice(value: Any) -> str:
+    """Return a choice as the page shows it."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def find_best(trials: Iterable[Trial]) -> int | None:
+    """Return the trial with the lowest score, of those that `tune.minutes` cut off if no other has
+    one."""
+    for state in ("finished", "cut off"):
+        scores = [
+            (one["value"], one["trial"])
+            for one in trials
+            if one["state"] == state and isinstance(one["value"], int | float)
+        ]
+        if scores:
+            return int(min(scores)[1])
+    return None
+
+
+def _find_last(events: Iterable[Event], *names: str) -> Event:
+    return next((one for one in reversed(list(events)) if one["event"] in names), {})
+
+
+def _find_phase(events: Iterable[Event]) -> str:
+    """Return what a search does, or did last: searching, retraining, or ended."""
+    last = _find_last(events, "search", "resume", "searched", "retraining", "end").get("event")
+    names = {"searched": "retraining", "retraining": "retraining", "end": "ended"}
+    return names.get(str(last), "searching")
+
+
+def _measure_speed(events: list[Event], num_left: int) -> dict[str, Any]:
+    """Return the trials an hour since the search was started or resumed, and the time left."""
+    starts = [at for at, one in enumerate(events) if one["event"] in ("search", "resume")]
+    if not starts:
+        return {"per_hour": None, "left_s": None}
+    times = [one.get("at_s") for one in events[starts[-1] :] if one["event"] == "trial"]
+    begin = events[starts[-1]].get("at_s")
+    if not times or times[-1] is None or begin is None or times[-1] <= begin:
+        return {"per_hour": None, "left_s": None}
+    per_s = len(times) / (times[-1] - begin)
+    return {"per_hour": 3600 * per_s, "left_s": max(num_left, 0) / per_s}
+
+
+def _read_importances(summary: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """Return how strongly each setting separates good trials from others, the strongest first."""
+    values = summary.get("importances")
+    values = values if isinstance(values, dict) else {}
+    pairs = [(name, one) for name, one in values.items() if isinstance(one, int | float)]
+    return sorted(pairs, key=lambda pair: -pair[1])
+
+
+def load_trial(folder: Path, number: str) -> Config:
+    """Return the config of one trial of a search."""
+    for trial in read_trials(folder, read_search_events(folder)):
+        if str(trial["trial"]) == number:
+            config = configs.load(folder / "config.toml")
+            space = search_space.make_space(config)
+            try:
+                return search_space.apply_params(config, space, trial["params"])
+            except (KeyError, ValueError):
+                raise UserError(f"trial {number} does not fit the space of this search") from None
+    raise MissingError("there is no such trial")
