@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -89,6 +90,38 @@ def test_a_feed_of_a_run_that_vanishes_says_so(tmp_path):
     folder.rename(tmp_path / ".gone")
     feed._due.clear()
     assert b'"state": "missing"' in b"".join(feed.collect())
+
+
+def test_a_feed_asks_a_running_run_for_predictions_and_passes_them_on(tmp_path):
+    folder = write_run(tmp_path, "job-1", finished=False)
+    feed = Feed(Workspace(tmp_path.resolve(), warm=False), "job-1", LOG_START)
+    feed.collect()
+    assert not runs.is_watched(folder)  # it does not run
+    with runs.lock_run(runs.Run(folder)):
+        feed._due.clear()
+        assert b"event: preview" not in b"".join(feed.collect())
+        assert runs.is_watched(folder)
+        runs.write_preview(folder, {"epoch": 1.0, "series": []})
+        feed._due.clear()
+        assert b'event: preview\ndata: {"epoch": 1.0' in b"".join(feed.collect())
+        feed._due.clear()
+        assert b"event: preview" not in b"".join(feed.collect())
+
+
+@pytest.mark.parametrize("text", ["{", "NaN", '{"a": NaN}', "[" * 100_000])
+def test_a_damaged_preview_is_left_out(tmp_path, text):
+    folder = write_run(tmp_path, "job-1")
+    (folder / runs.PREVIEW).write_text(text)
+    feed = Feed(Workspace(tmp_path.resolve(), warm=False), "job-1", LOG_START)
+    assert b"event: preview" not in b"".join(feed.collect())
+
+
+def test_a_line_break_in_a_preview_stays_in_its_message(tmp_path):
+    folder = write_run(tmp_path, "job-1")
+    runs.write_preview(folder, {"series": [{"name": "a\n\nevent: run\ndata: {}"}]})
+    feed = Feed(Workspace(tmp_path.resolve(), warm=False), "job-1", LOG_START)
+    (message,) = (one for one in feed.collect() if b"event: preview" in one)
+    assert message.count(b"\n") == 3
 
 
 def read_stream(site, query, count):

@@ -19,7 +19,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from slipstream.catalog.rows import read_row
+from slipstream import runs
+from slipstream.catalog.rows import RUNNING, read_row
 from slipstream.errors import UserError
 from slipstream.runs.tail import LOG_START, read_chunk
 from slipstream.webapp.machine_load import read_load
@@ -37,6 +38,8 @@ FIRST_S = 20.0
 """How long a first loss is waited for like that"""
 ALIVE_S = 15.0
 """Between two signs of life, by which a lost connection shows"""
+MOST_PREVIEW = 1 << 20
+"""Bytes of the predictions that a run shows"""
 
 
 def format_message(kind: str, data: Any, id_: str | None = None) -> bytes:
@@ -52,6 +55,7 @@ class Feed:
         self.workspace, self.run, self.last = workspace, run, last
         self._folder: Path | None = None
         self._log_state: tuple[int, int] | None = None
+        self._preview_state: tuple[int, int] | None = None
         self._states: dict[str, Any] = {}
         self._due: dict[str, float] = {}
         self.poll_s = FIRST_POLL_S if run else POLL_S
@@ -66,6 +70,7 @@ class Feed:
             messages += self._changed("jobs", describe_jobs(self.workspace))
             if self.run:
                 messages += self._changed("run", self._describe_run())
+                messages += self._read_preview()
         if self._is_due("load", LOAD_S):
             messages.append(format_message("load", read_load(self.workspace.folder)))
         if self._is_due("alive", ALIVE_S):
@@ -107,12 +112,29 @@ class Feed:
         self._log_state = state
         return messages
 
+    def _read_preview(self) -> list[bytes]:
+        """Return what the run predicts, if it has written that anew."""
+        if self._folder is None:
+            return []
+        path = self._folder / runs.PREVIEW
+        try:
+            status = path.stat()
+            state = (status.st_size, status.st_mtime_ns)
+            if state == self._preview_state or status.st_size > MOST_PREVIEW:
+                return []
+            self._preview_state = state
+            return [format_message("preview", json.loads(path.read_bytes()))]
+        except (OSError, ValueError, RecursionError):
+            return []
+
     def _describe_run(self) -> dict[str, Any]:
         try:
             folder = find_run_folder(self.workspace.folder, self.run)
             row = describe_row(self.workspace.folder, read_row(folder))
         except (OSError, UserError) as error:
             return {"state": "missing", "note": str(error)}
+        if row["state"] == RUNNING:
+            runs.mark_watched(folder)
         job = self.workspace.store.find_by_run(self.run)
         about = {key: row[key] for key in ("state", "note", "error", "error_of", "against")}
         return about | {"job": job and job.id, "job_state": job and job.state}

@@ -36,8 +36,11 @@ export class Chart {
   set(columns) {
     this.columns = columns;
     if (!columns[0].length) return;
-    if (this.plot) this.plot.setData(columns);
-    else this.rebuild();
+    if (!this.plot) return this.rebuild();
+    const {min, max} = this.plot.scales.x, before = this.plot.data[0];
+    const isZoomed = min > before[0] || max < before.at(-1);
+    this.plot.setData(columns);
+    if (isZoomed) this.plot.setScale("x", {min, max});
   }
 
   setLog(log) {

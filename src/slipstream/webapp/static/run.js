@@ -1,4 +1,5 @@
 import {Chart} from "./charts.js";
+import {showPreview} from "./preview.js";
 import {act, ask, find, findAll, formatNumber, formatSeconds, listen, make, notify} from "./common.js";
 
 const page = find("#run"), run = page.dataset.run, url = page.dataset.url;
@@ -16,6 +17,20 @@ const charts = {
 let log;
 const begin = () => { log = {train: new Map(), lanes: new Map(), lr: [], speed: [], epoch: null, epochs: Number(page.dataset.epochs) || null, best: null, epochSeconds: [], expected: null, trained: false, startedAt: null, lastAt: 0, count: 0}; find("#events").replaceChildren(); page.dataset.lines = "0"; };
 begin();
+
+// Errors in the unit of the target, where the log says how large one scaled unit is.
+let inUnits = true;
+const NAMES = {mse: "RMSE", mae: "MAE", quantile: "pinball loss"};
+const isConvertible = () => inUnits && log.scale && NAMES[log.scale.train] && NAMES[log.scale.val];
+const convert = (set, loss) => loss == null || !isConvertible() ? loss : log.scale.size * (log.scale[set] === "mse" ? Math.sqrt(loss) : loss);
+
+function nameLosses() {
+  find("#units").hidden = !(log.scale && NAMES[log.scale.train] && NAMES[log.scale.val]);
+  const {train, val, target} = log.scale ?? {}, own = isConvertible();
+  find("#f-train-name").textContent = own ? `Training ${NAMES[train]}` : "Training loss";
+  find("#f-val-name").textContent = own ? `Validation ${NAMES[val]}` : "Validation loss";
+  find("#loss-title").textContent = own ? `${NAMES[val]} of ${target}` : "Loss";
+}
 
 const mean = values => values.reduce((sum, value) => sum + value, 0) / values.length;
 
@@ -66,7 +81,7 @@ function addLine(event) {
     const losses = event.losses ? Object.values(event.losses).filter(value => value != null) : [];
     const loss = event.loss ?? (losses.length ? mean(losses) : null);
     if (loss != null && event.epoch != null && !log.train.has(event.epoch)) { log.train.set(event.epoch, [loss]); log.loss = loss; }
-  } else if (event.event === "start") { log.epochs = event.epochs ?? log.epochs; log.steps = event.steps_per_epoch; log.expected = event.expected_s; log.startedAt = event.at_s; }
+  } else if (event.event === "start") { log.epochs = event.epochs ?? log.epochs; log.steps = event.steps_per_epoch; log.expected = event.expected_s; log.startedAt = event.at_s; log.scale = event.scale ?? null; nameLosses(); }
   else if (event.event === "estimate") log.expected = event.expected_s;
   else if (event.event === "trained" || event.event === "end") { log.trained = true; log.duration = event.seconds ?? log.duration; }
   else if (event.event === "resume") { log.trained = false; log.duration = null; log.lastLog = null; }
@@ -84,9 +99,9 @@ function drawFigures() {
   const now = Math.max(log.now ?? 0, last ?? 0);
   set("epoch", now ? `${formatNumber(now, 3)}${log.epochs ? ` of ${log.epochs}` : ""}` : "–");
   const trains = [...log.train.entries()].sort((a, b) => a[0] - b[0]);
-  set("train", formatNumber(trains.length ? mean(trains.at(-1)[1]) : null));
-  set("val", formatNumber(last == null ? null : mean([...log.lanes.get(last).values()])));
-  set("best", log.best ? `${formatNumber(log.best.loss)}, ${formatNumber(log.best.epoch, 3)}` : "–");
+  set("train", formatNumber(trains.length ? convert("train", mean(trains.at(-1)[1])) : null));
+  set("val", formatNumber(last == null ? null : convert("val", mean([...log.lanes.get(last).values()]))));
+  set("best", log.best ? `${formatNumber(convert("val", log.best.loss))}, ${formatNumber(log.best.epoch, 3)}` : "–");
   set("lr", formatNumber(log.lr.at(-1)?.[1], 3));
   set("speed", formatNumber(log.speed.at(-1)?.[1], 3));
   const recent = log.epochSeconds.slice(-5);
@@ -98,9 +113,9 @@ function drawFigures() {
 
 function draw() {
   const xs = [...new Set([...log.train.keys(), ...log.lanes.keys()])].sort((a, b) => a - b);
-  const values = (at, pick) => { const lanes = log.lanes.get(at); const all = lanes ? [...lanes.values()].filter(value => value != null) : []; return all.length ? pick(all) : null; };
+  const values = (at, pick) => { const lanes = log.lanes.get(at); const all = lanes ? [...lanes.values()].filter(value => value != null) : []; return all.length ? convert("val", pick(all)) : null; };
   const severalAt = at => (log.lanes.get(at)?.size ?? 0) > 1;
-  charts.loss.set([xs, xs.map(at => log.train.has(at) ? mean(log.train.get(at)) : null), xs.map(at => values(at, mean)),
+  charts.loss.set([xs, xs.map(at => log.train.has(at) ? convert("train", mean(log.train.get(at))) : null), xs.map(at => values(at, mean)),
     xs.map(at => severalAt(at) ? values(at, all => Math.min(...all)) : null), xs.map(at => severalAt(at) ? values(at, all => Math.max(...all)) : null)]);
   charts.lr.set([log.lr.map(pair => pair[0]), log.lr.map(pair => pair[1])]);
   charts.speed.set([log.speed.map(pair => pair[0]), log.speed.map(pair => pair[1])]);
@@ -157,10 +172,28 @@ for (const button of findAll("[data-axis]")) {
     charts.loss.setLog(button.dataset.axis === "log");
   });
 }
+for (const button of findAll("[data-unit]")) {
+  button.addEventListener("click", () => {
+    for (const one of findAll("[data-unit]")) one.setAttribute("aria-pressed", String(one === button));
+    inUnits = button.dataset.unit === "own";
+    nameLosses();
+    draw();
+  });
+}
+
+// The GPU that does most, or else the cores.
+function showLoad(load) {
+  find("#f-load").closest("div").hidden = state !== "running";
+  const gpu = load.gpus.toSorted((a, b) => b.percent - a.percent)[0];
+  find("#f-load-name").textContent = gpu ? "GPU" : "CPU";
+  find("#f-load").textContent = gpu ? `${gpu.percent} %, ${formatNumber(gpu.memory_used / 1e9, 3)} GB` : `${Math.round(load.cpu_percent)} %`;
+}
 
 let jobState = null;
 bind();
 listen(run, {
+  preview: showPreview,
+  load: showLoad,
   reset: () => { begin(); drawSoon(); },
   lines: events => {
     events.forEach(addLine);
