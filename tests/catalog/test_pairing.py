@@ -101,8 +101,8 @@ def test_classes_are_compared_by_log_loss_and_accuracy(tmp_path):
 
 @pytest.mark.usefixtures("out")
 def test_the_paired_values_are_the_metrics_of_the_runs():
-    """Of repeats, those of the ensemble, whose predictions are in the folder."""
+    """Of repeats, those of the best model, whose predictions are in the folder."""
     comparison = slipstream.compare_runs("one", "three")
     paired = [row["value"] for row in comparison.paired if row["metric"] == "mae"]
     one, three = (runs.read_metrics(row.run) for row in comparison.runs)
-    close(paired, [part["metrics"]["test"]["mae"] for part in (one, three["ensemble"])])
+    close(paired, [part["metrics"]["test"]["mae"] for part in (one, three)])

@@ -16,6 +16,8 @@ from slipstream.webapp import live, static_files
 from slipstream.webapp.pages import show_problem
 from slipstream.webapp.paths import MissingError
 from slipstream.webapp.screens import home, job, new_run, run
+from slipstream.webapp.screens.compare import overlay
+from slipstream.webapp.screens.compare import page as compare_page
 from slipstream.webapp.screens.search import form as search_form
 from slipstream.webapp.screens.search import page as search_page
 from slipstream.webapp.security import Access, Security
@@ -58,6 +60,9 @@ TABLE = (
     ("POST", "/api/resume/{run:run}", run.resume),
     ("GET", "/report/{run:run}", run.show_report),
     ("GET", "/download/{file}/{run:run}", run.download),
+    ("GET", "/compare", compare_page.show),
+    ("GET", "/api/compare/curves", overlay.list_curves),
+    ("GET", "/api/compare/predictions", overlay.list_predictions),
     ("GET", "/events", live.show),
     ("GET", "/static/{file}", static_files.show),
 )

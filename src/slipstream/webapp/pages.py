@@ -20,6 +20,7 @@ from slipstream.webapp.workspace import Workspace
 NAVIGATION = (
     ("/", "Runs"),
     ("/new", "New run"),
+    ("/compare", "Compare"),
     ("/search", "Search"),
     ("/pretrain", "Pre-train"),
 )

@@ -20,7 +20,8 @@ export function makeKey(colour, dash = []) {
 }
 
 // A chart of lines over x: {lines: [{name, colour, dash?, band: [low, high]?, hidden?, dots?: no line, stepped?}], log, height,
-// values?: formats the numbers of the x axis, steps?: the distances of its ticks, time?: x in seconds since 1970}.
+// values?: formats the numbers of the x axis, steps?: the distances of its ticks, time?: x in seconds since 1970,
+// onZoom?: gets the range that was dragged over, and nulls after a double click}.
 export class Chart {
   constructor(place, options) {
     this.place = place;
@@ -74,13 +75,14 @@ export class Chart {
       }))],
       bands,
       legend: {show: false},
-      cursor: {drag: {x: true, y: false}, y: false},
-      hooks: {setCursor: [plot => {
+      cursor: {drag: {x: true, y: false, setScale: !this.options.onZoom}, y: false},
+      hooks: {setSelect: this.options.onZoom ? [plot => { if (plot.select.width > 2) this.options.onZoom(plot.posToVal(plot.select.left, "x"), plot.posToVal(plot.select.left + plot.select.width, "x")); }] : [], setCursor: [plot => {
         for (const [at, value] of readers) {
           const i = plot.cursor.idx;
           value.textContent = i == null ? "" : formatNumber(this.columns[at][i]);
         }
       }]},
     }, this.columns, this.place);
+    if (this.options.onZoom) this.plot.over.addEventListener("dblclick", () => this.options.onZoom(null, null));
   }
 }

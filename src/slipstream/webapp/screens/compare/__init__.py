@@ -1,0 +1,1 @@
+"""Compare: several runs side by side."""
