@@ -126,7 +126,7 @@ ORDER = {
         "api",
     ],
     "serving": [
-        "batching formats limits",
+        "batching carried formats limits",
         "formats.arrow formats.responses metrics streams streams.rows",
         "formats.requests guard streams.files streams.registry streams.stepwise tables",
         "model",

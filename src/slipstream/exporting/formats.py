@@ -177,7 +177,6 @@ FORMATS = {
         "slipstream.exporting.servers.ray_serve",
         "an application for Ray Serve",
         is_run=True,
-        why_no_state="any replica may answer a request, and a stream's state is in one process",
     ),
 }
 

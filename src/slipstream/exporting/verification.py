@@ -177,8 +177,8 @@ def verify(
 ) -> dict[str, Any]:
     """Return the largest differences over all windows; refuse those beyond the format's limit.
 
-    Where the state is carried on, rows one by one are compared after every window of the set, and
-    passes over all rows of a series after some.
+    Where the state is carried on, rows one by one and passes over all rows of a series are compared
+    at every window of the set, and the files themselves at some.
     """
     comparison = ExportComparison(written, source, interface)
     sizes = [1] if written.run is None else comparison.compare_windows(written.run)

@@ -69,6 +69,11 @@ class NewRows:
 
     def gather(self, starts: Ints) -> PhysicalWindows:
         """Return the windows that begin at `starts`."""
+        rows = self.inputs[starts[:, None] + np.arange(self.signature.context)]
+        return PhysicalWindows(rows, *self.gather_beside(starts))
+
+    def gather_beside(self, starts: Ints) -> tuple[Floats | None, Floats | None]:
+        """Return what is known beside the rows of windows: static columns, and rows ahead."""
         signature = self.signature
         static = future = None
         if signature.static:
@@ -78,8 +83,7 @@ class NewRows:
         if columns:
             ahead = starts[:, None] + signature.lead + np.arange(steps)
             future = self.inputs[:, :columns][ahead]
-        rows = self.inputs[starts[:, None] + np.arange(signature.context)]
-        return PhysicalWindows(rows, static, future)
+        return static, future
 
 
 def read_new_rows(

@@ -139,6 +139,10 @@ class PredictionServer:
     async def _predict(self, windows: RequestWindows) -> Arrays:
         if not windows.num_windows:
             return self.model.make_empty()
+        if windows.table_pass is not None:
+            while not windows.table_pass.is_done:
+                await self.batcher.call(windows.table_pass.advance)
+            return {self.model.interface.output: windows.table_pass.finish()}
         return await self.batcher.predict(windows.num_windows, windows.gather)
 
 

@@ -32,6 +32,7 @@ from slipstream.portable.rows import (
 from slipstream.portable.stream import Regime, Stream
 from slipstream.portable.table import WindowPlaces
 from slipstream.serving.batching import Arrays
+from slipstream.serving.carried import TablePass
 from slipstream.serving.streams.rows import ArrivedRows, StreamReader, StreamState
 from slipstream.serving.streams.stepwise import RowSteps, SteppedRows
 from slipstream.serving.tables import TableMaker
@@ -62,6 +63,8 @@ class RequestWindows:
     gather: Callable[[int, int], Arrays]
     finish: Callable[[Arrays], Answered]
     notes: tuple[str, ...]
+    table_pass: TablePass | None = None
+    """What predicts them instead, where the state is carried on"""
 
 
 class ServedModel:
@@ -79,6 +82,7 @@ class ServedModel:
         parts = [member.first.scaler for member in (*run.members, run.members[run.reference])]
         self.scaler = merge_scalers(run.first.scaler.kind, parts)
         self.limits = run.first.limits
+        self.member = run.members[run.reference]
         self.reader = StreamReader(self.config, self.signature, self.scaler)
         self.tables = TableMaker(self.interface.signature, run.half_widths)
         self.design = design_filter(self.config.predict.filter, self.signature.step)
@@ -98,7 +102,7 @@ class ServedModel:
         try:
             return Stream(run, regime=regime, gaps="reset")
         except UserError as error:
-            if carried:
+            if regime == "carried":
                 raise
             self.refusal = str(error)
             return None
@@ -107,11 +111,6 @@ class ServedModel:
         self, source: pa.Table | bytes, *, every: bool = False, resample: bool = False
     ) -> RequestWindows:
         """Read the windows that `slipstream predict` would predict; a CSV comes as bytes."""
-        if self.signature.state == "carried":
-            raise UserError(
-                'the model was trained with train.state = "carried": it predicts from all rows '
-                "since the start of a series, so send them in order to /streams/{id}"
-            )
         with _name_source(source) as named:
             options: dict[str, Any] = {"resample": resample, "replay": Replay(self.limits)}
             rows = read_new_rows(self.config, self.signature, self.scaler, named, **options)
@@ -132,7 +131,12 @@ class ServedModel:
             gather=lambda begin, end: self._to_feeds(rows.gather(starts[begin:end])),
             finish=finish,
             notes=tuple(notes),
+            table_pass=self._make_pass(rows, starts),
         )
+
+    def _make_pass(self, rows: NewRows, starts: Ints) -> TablePass | None:
+        """Return what predicts windows after all rows before them; None where windows suffice."""
+        return TablePass(self.member, rows, starts) if self.signature.state == "carried" else None
 
     def _filter_windows(self, rows: NewRows, starts: Ints, outputs: Arrays) -> Floats:
         """Return the windows' predictions, filtered where the config sets a filter."""

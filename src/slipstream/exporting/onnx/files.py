@@ -9,7 +9,12 @@ import onnxruntime
 
 from slipstream.exporting.formats import ExportSource, PieceRunner, Runner, WrittenExport
 from slipstream.exporting.onnx.model import OPSET, build_window_graph
-from slipstream.exporting.onnx.sessions import make_piece_runner, make_runner, make_step_runner
+from slipstream.exporting.onnx.sessions import (
+    make_pass_runner,
+    make_piece_runner,
+    make_runner,
+    make_step_runner,
+)
 from slipstream.exporting.onnx.step import build_step_graph, explain_no_step_graph
 
 MODEL_FILE, STEP_FILE = "model.onnx", "step.onnx"
@@ -27,6 +32,8 @@ def write(source: ExportSource, folder: Path) -> WrittenExport:
         opset = OPSET
     others: dict[str, Runner] = {}
     rows: dict[str, PieceRunner] = {}
+    if source.interface.signature.state == "carried":
+        rows[MODEL_FILE] = make_pass_runner(folder / MODEL_FILE, source.interface)
     notes = []
     if reason := explain_no_step_graph(source.run):
         notes.append(f"no {STEP_FILE}: {reason}")

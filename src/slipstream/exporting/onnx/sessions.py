@@ -100,3 +100,29 @@ def make_piece_runner(path: Path, interface: Interface) -> PieceRunner:
         return dict(zip(interface.outputs, columns, strict=True))
 
     return run
+
+
+def make_pass_runner(path: Path, interface: Interface) -> PieceRunner:
+    """Return a function from the rows of a series to what the graph of windows computes at each.
+
+    A copy of the graph goes on with every row where the file takes the last one; all else is the
+    same, so that one pass stands for the windows that end with each row.
+    """
+    import onnx
+
+    model = onnx.load(str(path))
+    constants = {one.name: onnx.numpy_helper.to_array(one) for one in model.graph.initializer}
+    for node in model.graph.node:
+        if node.op_type == "Gather" and np.all(constants.get(node.input[1], 0) == -1):
+            every = onnx.helper.make_node("Flatten", node.input[:1], node.output, axis=2)
+            node.CopyFrom(every)  # [rows, sequences, width] to [rows * sequences, width]
+    session = open_session(model.SerializeToString())
+
+    def run(piece: SeriesPiece) -> Mapping[str, npt.NDArray[Any]]:
+        count = len(piece.rows)
+        static = None if piece.static is None else np.repeat(piece.static[None], count, axis=0)
+        windows = PhysicalWindows(piece.rows[None], static, piece.future)
+        values = session.run(list(interface.outputs), to_inputs(windows, interface.dtype))
+        return dict(zip(interface.outputs, values, strict=True))
+
+    return run

@@ -70,6 +70,12 @@ class RowNetwork:
         }
         self.encoder: RowEncoder = kinds[settings.kind](model.weights, settings)
 
+    @property
+    def output_shape(self) -> tuple[int, int, int]:
+        """H, C, Q of a prediction."""
+        steps, targets, outputs = self.shape
+        return steps, targets if self.sequences == 1 else self.sequences, outputs
+
     def start(self) -> State:
         """Return the state at the start of a series."""
         return self.encoder.start(self.sequences)
@@ -79,13 +85,20 @@ class RowNetwork:
 
         `static` [K] is what is known beside the rows.
         """
+        return self.decode(self.encode(row, state), static)
+
+    def encode(self, row: Array, state: State) -> Array:
+        """Return the features [B, D] after a scaled row; `state` changes."""
         x = row[None]
         if self.sequences > 1:
             x = split_channels(x[None], self.sequences)[0]
+        return self.encoder.step(x, state)
+
+    def decode(self, features: Array, static: Array | None) -> Array:
+        """Return the scaled prediction [H, C, Q] from the features of a row."""
         beside = None
         if static is not None:
             beside = np.broadcast_to(static, (self.sequences, len(static)))
-        features = self.encoder.step(x, state)
         flat = apply_head(self.model.weights, self.signature, features, beside)
         out = flat.reshape(-1, *self.shape)
         out = out[0] if self.sequences == 1 else out[:, :, 0].swapaxes(0, 1)

@@ -9,8 +9,9 @@ import numpy as np
 
 from slipstream.config import Model, Signature
 from slipstream.data.scaler import Scaler
+from slipstream.data.series import Floats
 from slipstream.portable.model import PortableModel
-from slipstream.portable.networks.arithmetic import Array, log_softmax
+from slipstream.portable.networks.arithmetic import Array, log_softmax, softmax
 from slipstream.portable.networks.encoders import (
     encode_convolution,
     encode_flat,
@@ -179,3 +180,17 @@ def average(
         every = [np.exp(log_softmax(one)) * np.float32(share) for one, share in used]
         return np.asarray(np.log(np.maximum(sum(every), np.finfo(np.float32).tiny)))
     return np.asarray(sum(one * np.float32(share) for one, share in used), dtype=np.float32)
+
+
+def restore_outputs(outputs: Sequence[Array], signature: Signature, scaler: Scaler) -> Floats:
+    """Return the mean of several models' scaled predictions [..., H, C, Q] in physical units, or
+    the probabilities of classes [..., H, Q]."""
+    scaled = average(outputs, classes=bool(signature.classes)).astype(np.float64)
+    if signature.classes:
+        return softmax(scaled[..., 0, :])
+    size, shift = (
+        np.array([[by[name]] for name in signature.targets]) for by in (scaler.size, scaler.shift)
+    )
+    values: Floats = scaled * size + shift
+    limits = signature.output_range
+    return values if limits is None else np.clip(values, *limits)

@@ -17,9 +17,9 @@ import numpy.typing as npt
 from slipstream.data.series import Floats
 from slipstream.errors import UserError
 from slipstream.portable.model import PortableMember
-from slipstream.portable.networks.arithmetic import Array, softmax
+from slipstream.portable.networks.arithmetic import Array
 from slipstream.portable.networks.steps import RowNetwork, State
-from slipstream.portable.networks.windows import average, predict_scaled
+from slipstream.portable.networks.windows import predict_scaled, restore_outputs
 from slipstream.portable.streaming.parsing import ParsedRow
 from slipstream.portable.streaming.prepared import PreparedRow
 
@@ -79,9 +79,6 @@ class StreamMember:
     shift: Floats
     size: Floats
     """[F], of the inputs"""
-    target_shift: Floats
-    target_size: Floats
-    """[C, 1], of the targets"""
 
     def start(self) -> MemberState:
         """Return the state of a new series."""
@@ -217,13 +214,7 @@ class StreamMember:
         state.networks = [one.start() for one in self.networks]
 
     def _to_physical(self, outputs: Sequence[Array]) -> Floats:
-        signature = self.member.first.signature
-        scaled = average(outputs, classes=bool(signature.classes)).astype(np.float64)
-        if signature.classes:
-            return softmax(scaled[:, 0])
-        values: Floats = scaled * self.target_size + self.target_shift
-        limits = signature.output_range
-        return values if limits is None else np.clip(values, *limits)
+        return restore_outputs(outputs, self.member.first.signature, self.member.first.scaler)
 
 
 def make_member(member: PortableMember, *, carried: bool) -> StreamMember:
@@ -247,8 +238,6 @@ def make_member(member: PortableMember, *, carried: bool) -> StreamMember:
         reads_beside=signature.static_width > 0,
         shift=np.array([scaler.shift[name] for name in signature.inputs]),
         size=np.array([scaler.size[name] for name in signature.inputs]),
-        target_shift=np.array([[scaler.shift[name]] for name in signature.targets]),
-        target_size=np.array([[scaler.size[name]] for name in signature.targets]),
     )
 
 
