@@ -172,6 +172,22 @@ def test_a_run_that_cannot_start_says_why(page, app):
     expect(page.locator("#data")).to_have_value("load.csv")
 
 
+def test_predictions_are_redrawn_while_a_run_trains_whose_time_was_estimated(page, app):
+    page.goto(app.url)
+    choose_data(page, app, **{key.replace(".", "__"): value for key, value in LONG.items()})
+    expect(page.locator("#e-time")).to_contain_text("s – ")
+    expect(page.locator("#e-basis")).to_contain_text("steps")
+    start(page)
+    preview = page.locator("#preview")
+    expect(preview).to_be_visible()
+    expect(preview.locator("canvas")).to_be_attached()
+    first = preview.get_attribute("data-step")
+    expect(preview).not_to_have_attribute("data-step", first)
+    assert int(preview.get_attribute("data-step")) > int(first)
+    page.click("#stop")
+    expect(page.locator("#state")).not_to_have_text("running")
+
+
 def test_a_finished_run_is_trained_longer(page, app):
     page.goto(app.url)
     choose_data(page, app, train__epochs="1", model__kind="linear")

@@ -17,6 +17,7 @@ from slipstream.engine.lanes.schedule import compute_lrs
 from slipstream.engine.plan import Plan
 from slipstream.engine.single import SingleStep, TrainingTask, build_step
 from slipstream.models import OWN_KERNELS
+from slipstream.portable import cost
 
 TRIAL_S = 0.12
 NUM_STRETCHES = 3
@@ -78,15 +79,13 @@ def count_exact_steps(task: TrainingTask) -> float:
 def guess_step_s(task: TrainingTask, plan: Plan, cores: int) -> float:
     """Guess very roughly how many seconds a step takes, on so many cores of a CPU."""
     config = task.config
-    spec = config.model.spec
-    tokens = 1 if spec.flattens else config.data.context // config.model.patch
-    calls = spec.count_calls(tokens) * len(config.model.sizes)
-    weights = sum(p.numel() for p in task.model.parameters())
-    on_gpu = plan.device.type == "cuda"
-    speed = 1e13 if on_gpu else 5e9 * cores
-    step_s = 1e-4 + 5e-6 * calls if on_gpu else 1e-3 + 3e-4 * calls  # of the smallest model
-    windows = count_windows_per_step(config) * task.dataset.signature.sequences_per_window
-    return 6 * weights * tokens * windows / speed + step_s
+    return cost.guess_step_s(
+        config.model,
+        weights=task.num_parameters,
+        context=config.data.context,
+        windows=count_windows_per_step(config) * task.dataset.signature.sequences_per_window,
+        cores=0 if plan.device.type == "cuda" else cores,
+    )
 
 
 def measure_ms(

@@ -1,4 +1,5 @@
-"""How many multiply-adds a model takes, counted from the shapes of its weights."""
+"""How many multiply-adds a model takes, counted from the shapes of its weights, and how long a step
+of training takes, roughly."""
 
 import math
 
@@ -30,3 +31,13 @@ def count_multiply_adds(model: Model, signature: Signature, *, carried: bool = F
     if model.kind == "transformer":  # scores of all pairs of tokens, and their sums
         total += 2 * tokens**2 * sum(model.sizes)
     return total * signature.sequences_per_window
+
+
+def guess_step_s(model: Model, *, weights: int, context: int, windows: int, cores: int) -> float:
+    """Guess very roughly how many seconds an optimizer step over so many sequences takes, from
+    multiplications and kernel calls; `cores` is 0 for a GPU."""
+    tokens = 1 if model.spec.flattens else context // model.patch
+    calls = model.spec.count_calls(tokens) * len(model.sizes)
+    speed = 5e9 * cores if cores else 1e13
+    step_s = 1e-3 + 3e-4 * calls if cores else 1e-4 + 5e-6 * calls  # of the smallest model
+    return 6 * weights * tokens * windows / speed + step_s

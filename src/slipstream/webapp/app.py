@@ -40,6 +40,7 @@ TABLE = (
     ("GET", "/new", new_run.show),
     ("GET", "/api/inspect", new_run.inspect_file),
     ("POST", "/api/check", new_run.check),
+    ("POST", "/api/estimate", new_run.estimate),
     ("POST", "/api/start", new_run.start),
     ("GET", "/search", search_page.list_searches),
     ("GET", "/search/new", search_form.show_search),

@@ -33,6 +33,8 @@ class Preset(NamedTuple):
     name: str
     title: str
     settings: dict[str, Any]
+    task: str = ""
+    """The only `data.task` that it is for, if it is"""
 
 
 class Checked(NamedTuple):
@@ -43,13 +45,16 @@ class Checked(NamedTuple):
 
 
 def list_presets() -> list[Preset]:
-    """Return the settings that the app offers to begin with; the first comment is the title."""
+    """Return the settings that the app offers to begin with. The first comment is the title, a
+    second one names the task that they are for."""
     folder = resources.files("slipstream.webapp").joinpath("presets")
     presets = []
     for file in sorted(folder.iterdir(), key=lambda one: one.name):
         text = file.read_text("utf-8")
-        title = text.partition("\n")[0].lstrip("# ")
-        presets.append(Preset(Path(file.name).stem, title, tomllib.loads(text)))
+        title, second, *_ = text.split("\n")
+        task = second.removeprefix("# only: ") if second.startswith("# only: ") else ""
+        name = Path(file.name).stem
+        presets.append(Preset(name, title.lstrip("# "), tomllib.loads(text), task))
     return presets
 
 

@@ -20,10 +20,12 @@ from slipstream.runs import write_text
 from slipstream.webapp import forms, paths, settings
 from slipstream.webapp.jobs.supervisor import choose_queue
 from slipstream.webapp.pages import get_workspace, read_object, render, reply
+from slipstream.webapp.screens import estimates
 from slipstream.webapp.workspace import Workspace
 
 INSPECT_S = 120.0
 """How long a look into a file may take"""
+MOST_ROWS = 10**12
 
 
 def show(request: Request) -> Response:
@@ -132,6 +134,22 @@ def describe_job(workspace: Workspace, config: Config, command: str) -> dict[str
         "command": f"slipstream {command} {config.name}.toml --out {workspace.out}",
         "unused": configs.list_unused(config),
     }
+
+
+async def estimate(request: Request) -> Response:
+    """How long the job of a form will take, and how much memory."""
+    workspace, body = get_workspace(request), await read_object(request)
+    checked = await run_in_threadpool(settings.check_form, workspace, body.get("settings"))
+    if checked.config is None:
+        return reply({})
+    rows, numbers = (body.get(name) for name in ("rows", "numbers"))
+    if not all(isinstance(one, int) and 0 <= one <= MOST_ROWS for one in (rows, numbers)):
+        raise UserError(f"rows and numbers: expected integers up to {MOST_ROWS:,}")
+    return reply(
+        await run_in_threadpool(
+            estimates.estimate_job, workspace, checked.config, int(rows or 0), int(numbers or 0)
+        )
+    )
 
 
 def format_job(config: Config) -> str:

@@ -1,4 +1,4 @@
-import {ask, encodePath, find, findAll, make, notify} from "./common.js";
+import {ask, encodePath, find, findAll, formatNumber, formatSeconds, make, notify} from "./common.js";
 
 const given = JSON.parse(find("#values").textContent);
 const form = find("#form"), data = find("#data"), start = find("#start");
@@ -6,7 +6,7 @@ const form = find("#form"), data = find("#data"), start = find("#start");
 const {path: here, api} = form.dataset;
 const fields = new Map(findAll("[data-setting]").map(node => [node.dataset.setting, node]));
 const controlOf = node => find("input, select", node);
-let columns = [], checks = 0, config = null;
+let columns = [], rows = 0, checks = 0, config = null;
 
 const parseList = text => {
   try { const list = JSON.parse(text || "[]"); return Array.isArray(list) ? list.map(String) : []; } catch { return []; }
@@ -104,11 +104,39 @@ async function check() {
   find("#ready").textContent = !data.value ? "Choose the data first." : count ?
     `${count} ${count === 1 ? "setting has" : "settings have"} to be corrected.` : "Ready.";
   find("#unused").textContent = (answer.unused ?? []).join("\n");
+  estimate(number);
   if (!count) {
     find("#toml").textContent = answer.toml;
     find("#command").textContent = answer.command;
   }
   form.dispatchEvent(new CustomEvent("checked", {detail: answer}));
+}
+
+// How long the job will take, and how much memory: a range, and what it rests on.
+async function estimate(number) {
+  if (!find("#estimate")) return; // searches use this form too
+  let answer = {};
+  try {
+    const numbers = columns.filter(column => column.type === "number").length;
+    answer = await ask("/api/estimate", {settings: collect(), rows, numbers});
+  } catch { /* the form says what is wrong */ }
+  if (number !== checks) return;
+  find("#estimate").hidden = !answer.seconds;
+  find("#e-basis").textContent = answer.is_too_large ? `More than the memory that is free. ${answer.basis}` : answer.basis ?? "";
+  if (!answer.seconds) return;
+  const [least, most] = answer.seconds, size = bytes => bytes < 1e9 ? `${formatNumber(bytes / 1e6, 2)} MB` : `${formatNumber(bytes / 1e9, 2)} GB`;
+  find("#e-time").textContent = `${formatSeconds(least)} – ${formatSeconds(most)}`;
+  find("#e-memory").textContent = [...new Set(answer.bytes.map(size))].join(" – ");
+  find("#e-basis").textContent += ` About ${answer.steps.toLocaleString("en")} steps, ${answer.parameters.toLocaleString("en")} parameters, ${answer.windows.toLocaleString("en")} training windows.`;
+}
+
+// Presets that do not fit the data are not offered: another task, too long a context, or a calendar without dates.
+function offerPresets(values) {
+  const task = values["data.task"] || "regress";
+  for (const option of findAll("option[data-task]", start)) {
+    const fits = (option.dataset.task || task) === task && (!rows || 4 * Number(option.dataset.context) <= rows) && (!("dates" in option.dataset) || columns.some(column => column.type === "time"));
+    option.hidden = option.disabled = !fits && option.value !== start.value;
+  }
 }
 
 let waiting;
@@ -121,6 +149,7 @@ function changed() {
 async function inspect({suggest}) {
   const place = find("#findings");
   columns = [];
+  rows = 0;
   if (!data.value || data.value.startsWith("simulated:") || data.value.includes("\n")) {
     place.replaceChildren();
     drawColumns();
@@ -132,6 +161,8 @@ async function inspect({suggest}) {
     const found = await ask(`/api/inspect?path=${encodeURIComponent(path)}`);
     if (path !== data.value) return;
     columns = found.columns;
+    rows = found.rows;
+    offerPresets(found.values);
     place.replaceChildren(make("p", {class: "muted"}, `${found.rows.toLocaleString("en")} rows, ${columns.length} columns`),
       found.problems.length ? make("ul", {}, ...found.problems.map(text => make("li", {}, text))) : "");
     if (suggest) setValues(found.values, {clear: true});
