@@ -44,5 +44,7 @@ def _work(folder: str, device: str, *options: str) -> None:
     from slipstream.webapp.jobs.worker import work
 
     if "--warm" in options:
-        startup.avoid_pandas()
+        from slipstream.data.io.memory import avoid_pandas
+
+        avoid_pandas()
     sys.exit(work(Path(folder), device, main, warm="--warm" in options))

@@ -38,7 +38,7 @@ def inspect(
         if write is not None and write.exists() and not force:
             raise UserError(f"{write}: exists; pass --force to replace it, or name another file")
         from slipstream import runs
-        from slipstream.cli.startup import avoid_pandas
+        from slipstream.data.io.memory import avoid_pandas
         from slipstream.inspection.api import inspect_path
         from slipstream.reporting.inspection import write_inspection
         from slipstream.terminal.inspection import print_inspection

@@ -78,7 +78,8 @@ def serve(
             raise UserError("--token: is empty or has characters that a header cannot have")
         bound = bind(host, port)
         from slipstream import runs
-        from slipstream.cli.startup import avoid_pandas, retain_modules
+        from slipstream.cli.startup import retain_modules
+        from slipstream.data.io.memory import avoid_pandas
         from slipstream.serving.api import serve as run_server
         from slipstream.serving.limits import MEGABYTE, ServerLimits
 

@@ -13,9 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from importlib.abc import MetaPathFinder
 from importlib.util import find_spec
-from typing import Any
 
 NEED_TORCH = {"train", "pretrain", "tune", "evaluate", "predict", "ensemble", "export"}
 SERVER = "serve"
@@ -83,17 +81,11 @@ def _leave() -> None:
     os._exit(_exit_code)
 
 
-class _PandasRefusal(MetaPathFinder):
-    """A finder of modules that says there is no pandas."""
-
-    def find_spec(self, fullname: str, *_: Any) -> None:
-        if fullname == "pandas":
-            raise ModuleNotFoundError("no command needs pandas", name=fullname)
-
-
 @contextmanager
 def import_modules() -> Iterator[None]:
     """Import what a command needs: without pandas, and without looking for garbage among it."""
+    from slipstream.data.io.memory import avoid_pandas
+
     avoid_pandas()
     yield
     retain_modules()
@@ -103,18 +95,3 @@ def retain_modules() -> None:
     """Collect garbage from here on, among what is made from here on."""
     gc.freeze()
     gc.enable()
-
-
-def avoid_pandas() -> None:
-    """Make Arrow work without pandas, which its first conversion would import (0.5 s).
-
-    Arrow looks for pandas once and remembers the answer. Afterwards others can still import it.
-    """
-    import pyarrow as pa
-
-    refusal = _PandasRefusal()
-    sys.meta_path.insert(0, refusal)
-    try:
-        pa.chunked_array([pa.array([1.0])]).to_numpy()
-    finally:
-        sys.meta_path.remove(refusal)

@@ -119,8 +119,8 @@ class Findings:
         return self.proposal.to_toml()
 
 
-def inspect_path(path: str, overrides: Sequence[str] = ()) -> Findings:
-    """Read a file, a folder or a pattern once, and look at it; `overrides` say how it is read."""
+def parse_options(overrides: Sequence[str]) -> tuple[ReadOptions, dict[str, Any]]:
+    """Return how files are read by settings such as `data.decimal=,`, and those settings."""
     config = configs.load({}, overrides)
     for name in configs.list_differences(Config(), config):
         if name.removeprefix("data.") not in READING:
@@ -129,7 +129,12 @@ def inspect_path(path: str, overrides: Sequence[str] = ()) -> Findings:
     values = config.data.model_dump(mode="json", include=set(READING))
     settings = {name: value for name, value in values.items() if value is not None}
     options = ReadOptions.from_data(config.data)
-    options = options if options.sheets else options._replace(sheets=EVERY_SHEET.sheets)
+    return options if options.sheets else options._replace(sheets=EVERY_SHEET.sheets), settings
+
+
+def inspect_path(path: str, overrides: Sequence[str] = ()) -> Findings:
+    """Read a file, a folder or a pattern once, and look at it; `overrides` say how it is read."""
+    options, settings = parse_options(overrides)
     survey = survey_tables(open_tables(path, options), path)
     proposal = Proposal(survey, path, settings)
     return Findings(path, survey, proposal, list_problems(proposal, path))

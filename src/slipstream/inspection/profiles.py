@@ -35,6 +35,20 @@ TRAINING = 0.7
 """The share of rows that the default split trains on"""
 
 
+def parse_cells(
+    clean: pa.ChunkedArray, decimal: str | None, delimiter: str | None
+) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
+    """Return the numbers of cells, null where there is none, and the cells that are others."""
+    cells = decimals.normalize_decimals(clean, decimal, delimiter)
+    try:
+        return cells.cast(pa.float64()), clean.slice(0, 0)
+    except pa.ArrowInvalid:
+        is_number = pc.match_substring_regex(cells, decimals.NUMBER)
+    others = clean.filter(pc.invert(is_number).fill_null(False))
+    numbers = pc.if_else(is_number, cells, pa.scalar(None, pa.string())).cast(pa.float64())
+    return numbers, others
+
+
 @dataclass
 class Runs:
     """Stretches of rows in which a column does not change, as an id's do."""
@@ -141,18 +155,12 @@ class ColumnProfile:
             self.num_missing += clean.null_count
             self._count_texts(clean.drop_null())
             return
-        cells = decimals.normalize_decimals(clean, decimal, delimiter)
-        try:
-            self._add_numbers(cells.cast(pa.float64()))
-            return
-        except pa.ArrowInvalid:
-            is_number = pc.match_substring_regex(cells, decimals.NUMBER)
-        others = clean.filter(pc.invert(is_number).fill_null(False))
-        numbers = pc.if_else(is_number, cells, pa.scalar(None, pa.string())).cast(pa.float64())
+        numbers, others = parse_cells(clean, decimal, delimiter)
         before = self.num_missing
         self._add_numbers(numbers)
-        self.num_missing = before + clean.null_count
-        self._count_texts(others)
+        if len(others):  # null among the numbers, but not missing
+            self.num_missing = before + clean.null_count
+            self._count_texts(others)
 
     def _count_texts(self, others: pa.ChunkedArray) -> None:
         self.num_texts += len(others)

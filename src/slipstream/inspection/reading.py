@@ -44,7 +44,7 @@ def open_tables(path: str, options: ReadOptions = EVERY_SHEET) -> Iterator[OpenT
     """Open every table of a file, a folder or a pattern, one after the other."""
     if path.startswith(SIMULATED):
         for table in files.read_tables(Data(path=path), None):
-            yield _open_table(table, None)
+            yield open_table(table, None)
         return
     folder, paths = files.expand_path(Path(path))
     for file in paths:
@@ -53,7 +53,7 @@ def open_tables(path: str, options: ReadOptions = EVERY_SHEET) -> Iterator[OpenT
             yield _open_text(file, name)
         else:
             for table in files.read_parts(file, name=name, options=options):
-                yield _open_table(table, file)
+                yield open_table(table, file)
 
 
 def _is_large_text(path: Path) -> bool:
@@ -98,9 +98,9 @@ def _to_batch(table: Any) -> Batch:
     return dict(zip(table.column_names, table.columns, strict=True))
 
 
-def _list_borders(table: DataTable) -> list[int]:
+def _list_borders(table: DataTable, num_values: int) -> list[int]:
     """List the rows between which batches lie; a row group, once read, is used as a whole."""
-    rows = max(BATCH_VALUES // max(len(table.column_names), 1), 1)
+    rows = max(num_values // max(len(table.column_names), 1), 1)
     borders = [0]
     for start in table.row_groups[1:] or range(rows, table.num_rows, rows):
         if start - borders[-1] >= rows:
@@ -108,11 +108,11 @@ def _list_borders(table: DataTable) -> list[int]:
     return [*borders, table.num_rows]
 
 
-def _open_table(table: DataTable, path: Path | None) -> OpenTable:
-    """Read a table piece by piece; one on disk by its row groups."""
+def open_table(table: DataTable, path: Path | None, num_values: int = BATCH_VALUES) -> OpenTable:
+    """Read a table piece by piece, of so many values; one on disk by its row groups."""
 
     def read() -> Iterator[Batch]:
-        for begin, end in pairwise(_list_borders(table)):
+        for begin, end in pairwise(_list_borders(table, num_values)):
             part = table.slice_rows(begin, end)
             yield {name: part.read_column(name) for name in table.column_names}
 

@@ -18,6 +18,8 @@ from slipstream.webapp.paths import MissingError
 from slipstream.webapp.screens import home, job, new_run, run
 from slipstream.webapp.screens.compare import overlay
 from slipstream.webapp.screens.compare import page as compare_page
+from slipstream.webapp.screens.data import answers as data_answers
+from slipstream.webapp.screens.data import pages as data_pages
 from slipstream.webapp.screens.search import form as search_form
 from slipstream.webapp.screens.search import page as search_page
 from slipstream.webapp.security import Access, Security
@@ -52,6 +54,15 @@ TABLE = (
     ("GET", "/pretrain", search_form.show_pretraining),
     ("POST", "/api/pretrain/check", search_form.check_pretraining),
     ("POST", "/api/pretrain/start", search_form.start_pretraining),
+    ("GET", "/data", data_pages.show),
+    ("POST", "/api/data/upload", data_pages.upload),
+    ("GET", "/api/data/table", data_answers.describe_table),
+    ("GET", "/api/data/rows", data_answers.list_rows),
+    ("GET", "/api/data/column", data_answers.describe_column),
+    ("GET", "/api/data/plot", data_answers.draw),
+    ("GET", "/api/data/findings", data_answers.describe_findings),
+    ("GET", "/api/data/series", data_answers.list_series),
+    ("GET", "/api/data/correlations", data_answers.correlate),
     ("GET", "/job/{job}", job.show),
     ("GET", "/api/job/{job}", job.describe),
     ("POST", "/api/job/{job}/stop", job.stop),

@@ -19,6 +19,7 @@ from slipstream.webapp.workspace import Workspace
 
 NAVIGATION = (
     ("/", "Runs"),
+    ("/data", "Data"),
     ("/new", "New run"),
     ("/compare", "Compare"),
     ("/search", "Search"),

@@ -9,7 +9,11 @@ from pathlib import Path
 from slipstream.catalog.rows import looks_like_run
 from slipstream.errors import UserError
 
-TABLES = (".csv", ".tsv", ".txt", ".parquet", ".arrow", ".feather", ".xlsx", ".mat")
+TABLES = (
+    *(".csv", ".tsv", ".txt", ".parquet", ".pq", ".arrow", ".feather", ".ipc", ".mat"),
+    *(".xlsx", ".xlsm", ".xlsb", ".xls", ".ods"),
+)
+"""Endings of the files that `data.io.files` reads"""
 PACKED = (".gz", ".zip")
 MOST_FILES = 2_000
 """Files that a list shows"""

@@ -11,6 +11,8 @@ from slipstream.run_names import OUT
 from slipstream.webapp.jobs.store import JobStore
 from slipstream.webapp.jobs.supervisor import Supervisor
 from slipstream.webapp.rows import RowCache
+from slipstream.webapp.tables.service import Tables
+from slipstream.webapp.tables.uploads import Uploads
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,14 @@ class Workspace:
     @cached_property
     def supervisor(self) -> Supervisor:
         return Supervisor(self.store, warm=self.warm)
+
+    @cached_property
+    def tables(self) -> Tables:
+        return Tables(self.store.root / "tables")
+
+    @cached_property
+    def uploads(self) -> Uploads:
+        return Uploads(self.folder)
 
     @property
     def out(self) -> Path:

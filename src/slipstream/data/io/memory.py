@@ -5,7 +5,9 @@ None of these libraries is imported here; their objects are recognised by what t
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from importlib.abc import MetaPathFinder
 from typing import Any
 
 import pyarrow as pa
@@ -74,3 +76,24 @@ def _from_pandas(frame: Any, time: str | None) -> pa.Table:
         if name is not None and name not in columns:
             table = table.append_column(name, pa.array(index))
     return table
+
+
+class _PandasRefusal(MetaPathFinder):
+    """A finder of modules that says there is no pandas."""
+
+    def find_spec(self, fullname: str, *_: Any) -> None:
+        if fullname == "pandas":
+            raise ModuleNotFoundError("no command needs pandas", name=fullname)
+
+
+def avoid_pandas() -> None:
+    """Make Arrow work without pandas, which its first conversion would import (0.5 s).
+
+    Arrow looks for pandas once and remembers the answer. Afterwards others can still import it.
+    """
+    refusal = _PandasRefusal()
+    sys.meta_path.insert(0, refusal)
+    try:
+        pa.chunked_array([pa.array([1.0])]).to_numpy()
+    finally:
+        sys.meta_path.remove(refusal)

@@ -213,7 +213,9 @@ form.addEventListener("submit", async event => {
   }
 });
 
-const early = data.value; // chosen while the page was loading
+const linked = new URLSearchParams(location.search).get("data");
+if (linked && ![...data.options].some(option => option.value === linked)) data.append(make("option", {value: linked}, linked));
+const early = linked || data.value; // of a link, or chosen while the page was loading
 data.value = given.data;
 start.value = form.dataset.start;
 setValues(given.values, {clear: true});
