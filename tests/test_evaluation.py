@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import shutil
 
+import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
@@ -83,3 +84,31 @@ def test_the_table_lists_every_baseline_below_the_model(result):
     print_evaluation(scored, Console(file=out, width=120))
     cells = [line.strip("│ ").split("│")[0].strip() for line in out.getvalue().splitlines()]
     assert cells[-4:-1] == ["all", "baseline repeat", "baseline ridge"]
+
+
+def test_predictions_are_written_beside_the_truth(result, tmp_path):
+    path = tmp_path / "test.parquet"
+    scored = slipstream.evaluate(result.run, predictions=path)
+    written = pq.read_table(path)
+    assert written.equals(pq.read_table(result.run / "predictions.parquet"))
+    errors = [
+        abs(written[f"{target}_predicted"].to_numpy() - written[target].to_numpy()).mean()
+        for target in scored["detail"]["per_target"]
+    ]
+    assert sum(errors) / len(errors) == pytest.approx(scored["metrics"]["mae"], rel=1e-6)
+    new = waves(200, seed=1)
+    slipstream.evaluate(result.run, new, predictions=path)
+    assert set(pq.read_table(path).column_names) == set(written.column_names)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("a.csv", {}, "name a .parquet file"),
+        ("none/a.parquet", {}, "there is no folder"),
+        ("a.parquet", {"stream": True}, "remove --stream"),
+    ],
+)
+def test_predictions_that_cannot_be_written_are_refused(result, tmp_path, name, options, message):
+    with pytest.raises(slipstream.UserError, match=message):
+        slipstream.evaluate(result.run, predictions=tmp_path / name, **options)

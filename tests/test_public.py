@@ -92,7 +92,8 @@ def test_signatures_of_the_verbs():
     more = ["storage", "workers", "on", "model", "allow_code"]
     assert of(slipstream.tune) == [*job, "init_from", *shown, *more]
     more = ["resample", "ensemble", "joins", "overrides", "quiet", "allow_code"]
-    assert of(slipstream.evaluate) == ["run", "data", "columns", "on", *more, "stream"]
+    scored = ["run", "data", "columns", "on", *more, "stream", "predictions"]
+    assert of(slipstream.evaluate) == scored
     assert of(slipstream.predict) == ["run", "data", "columns", "every", *more]
     assert of(slipstream.report) == ["run", "out"]
 

@@ -32,6 +32,7 @@ def evaluate(
     quiet: bool = False,
     allow_code: bool = False,
     stream: bool = False,
+    predictions: str | os.PathLike[str] | None = None,
 ) -> Evaluation:
     """Compute the metrics of a run's model on one of its own sets or on new data.
 
@@ -55,6 +56,7 @@ def evaluate(
         allow_code: Let the run's config import the network class that it names.
         stream: Compare two ways to use the model on a stream of rows, instead of scoring the
             baselines: a window of rows each time, and a state that is carried on.
+        predictions: A Parquet file to write what the model predicts to, beside the true values.
 
     Returns:
         An `Evaluation`, a dict with `metrics` (physical units), `scaled`, `windows`,
@@ -85,6 +87,7 @@ def evaluate(
             overrides=more,
             allow_code=allow_code,
             stream=stream,
+            predictions=None if predictions is None else os.fspath(predictions),
         )
     return StreamEvaluation(scores) if stream else Evaluation(scores)
 

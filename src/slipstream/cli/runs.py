@@ -47,6 +47,15 @@ def evaluate(
     out: Annotated[
         Path | None, typer.Option(help="With --stream: the HTML page to write.", show_default=False)
     ] = None,
+    predictions: Annotated[
+        Path | None,
+        typer.Option(
+            parser=parse_path,
+            metavar="FILE",
+            help="Also write the predictions beside the true values: .parquet.",
+            show_default=False,
+        ),
+    ] = None,
     resample: Resample = False,
     ensemble: Ensemble = None,
     join: Joins = None,
@@ -67,6 +76,7 @@ def evaluate(
             "ensemble": ensemble,
             "joins": parse_joins(join),
             "allow_code": allow_code,
+            "predictions": predictions,
         }
         result = run_evaluation(
             run, data, on=on, overrides=tuple(set_ or ()), stream=stream, **options

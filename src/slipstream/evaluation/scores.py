@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow as pa
 import torch
 
-from slipstream.config import Config
 from slipstream.data.dataset import Dataset
 from slipstream.data.windows import Series
 from slipstream.evaluation.setup import LoadedEvaluation
@@ -17,29 +19,38 @@ from slipstream.portable.mixture import MEMBERS
 from slipstream.scoring.batch import Baseline, ChunkLoader, PredictionBatch, Predictor
 from slipstream.scoring.ensemble import CoverageCounter, FoldPredictor, compute_coverage
 from slipstream.scoring.filtering import WindowFilter, make_window_filter
-from slipstream.scoring.predict import accumulate_side_by_side, predict_side_by_side
-from slipstream.scoring.summary import merge_sums
+from slipstream.scoring.predict import (
+    accumulate_side_by_side,
+    build_table,
+    predict_side_by_side,
+)
+from slipstream.scoring.summary import merge_sums, open_table_writer
 
 UNFILTERED = "unfiltered"
 """The model without `predict.filter`"""
+TableWriter = Callable[[pa.Table], None]
 
 
-def score_windows(loaded: LoadedEvaluation) -> dict[str, Any]:
-    """Score the model and the baselines on the windows of a set."""
+def score_windows(loaded: LoadedEvaluation, predictions: Path | None = None) -> dict[str, Any]:
+    """Score the model and the baselines on the windows of a set; what the model predicts is written
+    to a file, if one is named."""
     trained, which, dataset, folds = loaded.trained, loaded.which, loaded.dataset, loaded.folds
     plan, signature = trained.first.plan, dataset.signature
     coverage = [
         CoverageCounter(one.half_widths or {}, signature.quantiles) for one in loaded.predictors
     ]
     filters = [make_window_filter(trained.first.config, fold) for fold in folds]
-    with plan.flags():
+    writer = nullcontext() if predictions is None else open_table_writer(predictions)
+    with plan.flags(), writer as write:
         memory = dataset.memory
         series = None if memory is None else memory.series.to(plan.device)
-        loaders = [_make_loader(fold, series, trained.first.config) for fold in folds]
+        rows, with_time = trained.first.config.engine.buffer_rows, write is not None
+        loaders = [_make_loader(fold, series, rows, with_time=with_time) for fold in folds]
         device = torch.device("cpu") if series is None else plan.device
         baselines, notes = find_baselines(trained, folds, loaders, device)
         beside = _list_beside(trained, loaded.members, baselines)
-        parts = (folds, loaders, loaded.predictors, coverage, beside, filters)
+        writers = [write] * len(folds)
+        parts = (folds, loaders, loaded.predictors, coverage, beside, filters, writers)
         sums = [_score_fold(_Fold(*one), which) for one in zip(*parts, strict=True)]
         scores, *others = (merge_sums(many).compute() for many in zip(*sums, strict=True))
     window_filter = filters[-1]
@@ -73,11 +84,13 @@ class _Fold(NamedTuple):
     coverage: CoverageCounter
     beside: Mapping[str, Predictor]
     filter: WindowFilter | None
+    write: TableWriter | None
 
 
-def _make_loader(dataset: Dataset, series: Series | None, config: Config) -> ChunkLoader:
-    rows = config.engine.buffer_rows
-    return lambda which: dataset.iter_chunks(which, series, rows=rows)
+def _make_loader(
+    dataset: Dataset, series: Series | None, rows: int, *, with_time: bool
+) -> ChunkLoader:
+    return lambda which: dataset.iter_chunks(which, series, rows=rows, with_time=with_time)
 
 
 def _list_beside(
@@ -117,6 +130,8 @@ def _score_fold(fold: _Fold, which: str) -> list[Any]:
             for position, one in filters.items():
                 row[position] = one.apply(row[position])
             fold.coverage.add(row[0])
+            if fold.write:
+                fold.write(build_table(row[0], fold.dataset, fold.model.half_widths))
             yield [*row, *raw]
 
     return accumulate_side_by_side(count_coverage(), fold.dataset)

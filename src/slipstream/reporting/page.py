@@ -92,7 +92,7 @@ def _write_run_report(run: Run, to: Path) -> Path:
             "page.html",
             summary=summary,
             layout=choose_layout(summary),
-            rows=_build_rows(summary),
+            rows=build_rows(summary),
             verdict=wording.describe_verdict(summary),
             is_beaten=wording.is_beaten(summary),
             total_s=wording.get_total_s(summary),
@@ -109,7 +109,7 @@ def _write_run_report(run: Run, to: Path) -> Path:
             timelines=draw_timelines(summary.get("data") or {}),
             target_unit=_find_shared_unit(summary),
             target_baselines=_find_target_baselines(summary),
-            unit=partial(_get_unit, summary),
+            unit=partial(get_unit, summary),
             **_draw_plots(run.folder, summary, events),
         )
     return write_report(page, of=run.folder, to=to)
@@ -137,7 +137,7 @@ def _draw_plots(folder: Path, summary: dict[str, Any], events: list[Event]) -> d
     return {"plots": plots, "examples": series, "sampled": predictions.sampled}
 
 
-def _get_unit(summary: dict[str, Any], column: str) -> str:
+def get_unit(summary: dict[str, Any], column: str) -> str:
     """Return a column's unit, as its file or its name has it; empty where it is not known."""
     columns = (summary.get("data") or {}).get("columns", {})
     return columns.get(column, {}).get("unit") or find_unit(column)
@@ -146,7 +146,7 @@ def _get_unit(summary: dict[str, Any], column: str) -> str:
 def _find_shared_unit(summary: dict[str, Any]) -> str:
     """Return the unit of all targets; empty where they differ or it is not known."""
     detail = summary["detail"].get("test", {})
-    units = {_get_unit(summary, target) for target in detail.get("per_target", ())}
+    units = {get_unit(summary, target) for target in detail.get("per_target", ())}
     return units.pop() if len(units) == 1 else ""
 
 
@@ -168,7 +168,7 @@ def _find_target_baselines(summary: dict[str, Any]) -> list[str]:
     return [name for name, one in summary["baselines"].items() if one and one.get("per_target")]
 
 
-def _build_rows(summary: dict[str, Any]) -> list[dict[str, Any]]:
+def build_rows(summary: dict[str, Any]) -> list[dict[str, Any]]:
     """Build the rows of the model and every baseline, best first."""
     members = summary.get("members", ())
     what = f"the weighted mean of {len(members)} runs" if members else "this run"

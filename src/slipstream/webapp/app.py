@@ -20,6 +20,8 @@ from slipstream.webapp.screens.compare import overlay
 from slipstream.webapp.screens.compare import page as compare_page
 from slipstream.webapp.screens.data import answers as data_answers
 from slipstream.webapp.screens.data import pages as data_pages
+from slipstream.webapp.screens.result import exports, new_data
+from slipstream.webapp.screens.result import page as result
 from slipstream.webapp.screens.search import form as search_form
 from slipstream.webapp.screens.search import page as search_page
 from slipstream.webapp.security import Access, Security
@@ -75,6 +77,15 @@ TABLE = (
     ("GET", "/compare", compare_page.show),
     ("GET", "/api/compare/curves", overlay.list_curves),
     ("GET", "/api/compare/predictions", overlay.list_predictions),
+    ("GET", "/result/{run:run}", result.show),
+    ("GET", "/api/result/{run:run}", result.describe),
+    ("GET", "/api/plot/{run:run}", result.plot),
+    ("GET", "/api/tests/{run:run}", new_data.list_tests),
+    ("POST", "/api/test/{run:run}", new_data.start),
+    ("GET", "/tested/{job}/{run:run}", new_data.download),
+    ("GET", "/api/exports/{run:run}", exports.list_exports),
+    ("POST", "/api/export/{run:run}", exports.start),
+    ("GET", "/export/{format}/{run:run}", exports.download),
     ("GET", "/events", live.show),
     ("GET", "/static/{file}", static_files.show),
 )

@@ -14,3 +14,12 @@ def test_thinning_keeps_the_extremes():
     assert (np.diff(rows) > 0).all()
     assert (rows[0], rows[-1]) == (0, len(y) - 1)
     assert len(draw.thin([y[:1000]], 1500)) == 1000
+
+
+def test_thinning_finds_extremes_beside_values_that_are_not_known():
+    y = np.zeros(10_000)
+    y[::7] = np.nan
+    y[5_001] = 3.0
+    y[7_001] = -3.0
+    rows = draw.thin([y], 200)
+    assert {5_001, 7_001} <= set(rows.tolist())

@@ -20,7 +20,10 @@ from slipstream.reporting.plots.predictions import (
     choose_ranked,
     compute_series_errors,
     compute_window_errors,
+    find_gaps,
+    interrupt,
     lay_end_to_end,
+    round_values,
     thin,
 )
 from slipstream.reporting.plots.scale import Scale, cover
@@ -31,11 +34,6 @@ MAX_NUMBERS = 40_000
 MAX_WINDOW_TARGETS = 3
 OPEN_TARGETS = 2
 """Targets of a series whose plots are visible at once; the others are folded away"""
-SIGNIFICANT = 4
-EXACT = 2**53
-"""Whole numbers below it are written as such"""
-GAP = 1.9
-"""Times the usual step from which on a line is interrupted"""
 
 
 @dataclass(frozen=True)
@@ -148,17 +146,17 @@ def _collect(
     values = np.stack([column[retained] for column in columns])
     place, window = x[retained], owner[retained]
     forecast = predictions.is_forecast and len(rows) > owner[-1] + 1
-    gaps = _find_gaps(x)[retained] if len(x) > 2 else np.zeros(len(place), dtype=bool)
-    place, values = _interrupt(place, values, gaps, window if forecast else None)
+    gaps = find_gaps(x)[retained] if len(x) > 2 else np.zeros(len(place), dtype=bool)
+    place, values = interrupt(place, values, gaps, window if forecast else None)
     if predictions.has_dates:
         place = place / MICROSECONDS
     steps = np.diff(place, prepend=0.0)
-    lists = [_round_values(column) for column in values]
+    lists = [round_values(column) for column in values]
     return {
         "dates": predictions.has_dates,
         "xName": predictions.x_name,
         "unit": escape_to_line(find_unit(target)),
-        "x": _round_values(steps, decimals=3),
+        "x": round_values(steps, decimals=3),
         "true": lists[0],
         "predicted": lists[1],
         "bands": [
@@ -166,38 +164,6 @@ def _collect(
             for band, low, high in zip(bands, lists[2::2], lists[3::2], strict=True)
         ],
     }
-
-
-def _find_gaps(x: Array) -> Array:
-    """Number the stretches of rows that follow each other in the usual step."""
-    steps = np.diff(x)
-    return np.concatenate([[0], np.cumsum(steps > GAP * np.median(steps))])
-
-
-def _interrupt(
-    x: Array, values: Array, stretches: Array, windows: Array | None
-) -> tuple[Array, Array]:
-    """Insert points that interrupt the lines: all at a gap, predicted ones between windows."""
-    gap = np.flatnonzero(np.diff(stretches)) + 1
-    joint = np.empty(0, dtype=int)
-    if windows is not None:
-        joint = np.setdiff1d(np.flatnonzero(np.diff(windows)) + 1, gap)
-    at = np.concatenate([gap, joint]).astype(int)
-    inserted = np.full((len(values), len(at)), np.nan)
-    inserted[0, len(gap) :] = values[0, joint]  # the true values are one line
-    order = np.argsort(at, kind="stable")
-    at, inserted = at[order], inserted[:, order]
-    return np.insert(x, at, x[at]), np.insert(values, at, inserted, axis=1)
-
-
-def _round_values(values: Array, *, decimals: int | None = None) -> list[float | None]:
-    """Round to what can be seen, with whole numbers as such and None where nothing is known."""
-    if decimals is None:
-        finite = values[np.isfinite(values)]
-        span = float(np.ptp(finite)) if len(finite) else 0.0
-        decimals = SIGNIFICANT - 1 - int(np.floor(np.log10(span or 1.0)))
-    rounded = np.round(np.where(np.isfinite(values), values, np.nan), decimals).tolist()
-    return [None if v != v else int(v) if abs(v) < EXACT and v == int(v) else v for v in rounded]
 
 
 def _draw_window(

@@ -17,6 +17,11 @@ Array = npt.NDArray[Any]
 MAX_VALUES = 2_000_000
 """Predicted values that are read; beyond, every second, third ... group of rows"""
 MICROSECONDS = 1e6
+SIGNIFICANT = 4
+EXACT = 2**53
+"""Whole numbers below it are written as such"""
+GAP = 1.9
+"""Times the usual step from which on a line is interrupted"""
 
 
 class Band(NamedTuple):
@@ -175,15 +180,49 @@ def lay_end_to_end(predictions: Predictions, windows: Array, series: int) -> Arr
 
 
 def thin(columns: Sequence[Array], most: int) -> Array:
-    """Return the rows to draw, at most so many: the extremes of every column in each interval, and
-    both ends, so that all columns of a series span the same time."""
+    """Return the rows to draw, at most so many: the known extremes of every column in each
+    interval, and both ends, so that all columns of a series span the same time."""
     rows = len(columns[0])
     if rows <= most:
         return np.arange(rows)
     size = -(-rows // max((most - 2) // (2 * len(columns)), 1))
     buckets = np.minimum(np.arange(-(-rows // size) * size), rows - 1).reshape(-1, size)
     extremes = [
-        find(column[buckets], axis=1) for column in columns for find in (np.argmin, np.argmax)
+        find(np.where(np.isnan(column), unknown, column)[buckets], axis=1)
+        for column in columns
+        for find, unknown in ((np.argmin, np.inf), (np.argmax, -np.inf))
     ]
     retained = [buckets[np.arange(len(buckets)), at] for at in extremes]
     return np.unique(np.concatenate([*retained, [0, rows - 1]]))
+
+
+def find_gaps(x: Array) -> Array:
+    """Number the stretches of rows that follow each other in the usual step."""
+    steps = np.diff(x)
+    return np.concatenate([[0], np.cumsum(steps > GAP * np.median(steps))])
+
+
+def interrupt(
+    x: Array, values: Array, stretches: Array, windows: Array | None
+) -> tuple[Array, Array]:
+    """Insert points that interrupt the lines: all at a gap, predicted ones between windows."""
+    gap = np.flatnonzero(np.diff(stretches)) + 1
+    joint = np.empty(0, dtype=int)
+    if windows is not None:
+        joint = np.setdiff1d(np.flatnonzero(np.diff(windows)) + 1, gap)
+    at = np.concatenate([gap, joint]).astype(int)
+    inserted = np.full((len(values), len(at)), np.nan)
+    inserted[0, len(gap) :] = values[0, joint]  # the true values are one line
+    order = np.argsort(at, kind="stable")
+    at, inserted = at[order], inserted[:, order]
+    return np.insert(x, at, x[at]), np.insert(values, at, inserted, axis=1)
+
+
+def round_values(values: Array, *, decimals: int | None = None) -> list[float | None]:
+    """Round to what can be seen, with whole numbers as such and None where nothing is known."""
+    if decimals is None:
+        finite = values[np.isfinite(values)]
+        span = float(np.ptp(finite)) if len(finite) else 0.0
+        decimals = SIGNIFICANT - 1 - int(np.floor(np.log10(span or 1.0)))
+    rounded = np.round(np.where(np.isfinite(values), values, np.nan), decimals).tolist()
+    return [None if v != v else int(v) if abs(v) < EXACT and v == int(v) else v for v in rounded]

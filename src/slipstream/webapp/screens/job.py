@@ -13,7 +13,7 @@ from starlette.responses import RedirectResponse, Response
 
 from slipstream.errors import UserError
 from slipstream.webapp import paths
-from slipstream.webapp.jobs.store import OPEN, AppJob
+from slipstream.webapp.jobs.store import FINISHED, OPEN, AppJob
 from slipstream.webapp.jobs.supervisor import stop_job
 from slipstream.webapp.pages import get_workspace, render, reply
 from slipstream.webapp.workspace import Workspace
@@ -28,6 +28,8 @@ def show(request: Request) -> Response:
     job = find_job(workspace, request)
     if job.run is not None and not job.error:
         return RedirectResponse(f"/run/{quote(job.run)}", 303)
+    if job.state == FINISHED and str(job.extra.get("page", "")).startswith("/result/"):
+        return RedirectResponse(str(job.extra["page"]), 303)
     return render(
         request,
         "job.html",

@@ -205,18 +205,20 @@ def download(request: Request) -> Response:
         raise paths.MissingError("there is no such file")
     folder = paths.find_run_folder(get_workspace(request).folder, request.path_params["run"])
     if name == "model.zip":
-        body = _pack_model(get_workspace(request).folder, folder)
-        headers = {"content-disposition": f'attachment; filename="{_make_name(folder)}-model.zip"'}
+        body = pack_folder(get_workspace(request).folder, folder / "model", folder)
+        headers = {
+            "content-disposition": f'attachment; filename="{make_download_name(folder)}-model.zip"'
+        }
         return Response(body, media_type="application/zip", headers=headers)
     path = _find_file(request, name)
     return FileResponse(
         path,
         media_type="application/octet-stream",
-        filename=f"{_make_name(folder)}-{name}",
+        filename=f"{make_download_name(folder)}-{name}",
     )
 
 
-def _make_name(folder: Path) -> str:
+def make_download_name(folder: Path) -> str:
     """Return a run's name as a download's name can have it."""
     return "".join(
         one if one.isascii() and (one.isalnum() or one in "._-") else "-" for one in folder.name
@@ -233,11 +235,12 @@ def _find_file(request: Request, name: str) -> Path:
     return path
 
 
-def _pack_model(root: Path, folder: Path) -> bytes:
-    """Return the files of a run's model as a ZIP archive."""
+def pack_folder(root: Path, folder: Path, base: Path) -> bytes:
+    """Return the files of a folder as a ZIP archive, named from `base` on; no link leads out of
+    `root`."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in sorted((folder / "model").rglob("*")):
-            if path.is_file() and paths.is_below(root, path.resolve()):
-                archive.write(path, path.relative_to(folder))
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and paths.is_below(root.resolve(), path.resolve()):
+                archive.write(path, path.relative_to(base))
     return packed.getvalue()

@@ -1,13 +1,23 @@
 // Line charts with uPlot, in the colours of the page.
 import {formatNumber, make} from "./common.js";
 
-const FONT = '12px system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif';
+export const FONT = '12px system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif';
 const EPOCHS = [0.1, 0.2, 0.5, ...[0, 1, 2, 3, 4].flatMap(power => [1, 2, 5].map(one => one * 10 ** power))];
-const colour = name => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+export const colour = name => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const faint = name => `${colour(name)}33`;
 
 // The dashes of up to eight lines, beside the colours --c1 ... --c8, so that colour is never all that tells them apart.
 export const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3], [16, 4], [4, 4], [2, 6], [10, 3, 2, 3, 2, 3]];
+
+// Dates as ISO 8601 has them, in the time zone of the data, which is not the browser's.
+export const DATES = [
+  [360 * 86400, "{YYYY}", null, null, null, null, null, null, 1], [28 * 86400, "{YYYY}-{MM}", null, null, null, null, null, null, 1],
+  [86400, "{YYYY}-{MM}-{DD}", null, null, null, null, null, null, 1],
+  [60, "{HH}:{mm}", "\n{YYYY}-{MM}-{DD}", null, "\n{YYYY}-{MM}-{DD}", null, null, null, 1],
+  [1, "{HH}:{mm}:{ss}", "\n{YYYY}-{MM}-{DD}", null, "\n{YYYY}-{MM}-{DD}", null, null, null, 1],
+  [0.001, "{ss}.{fff}", "\n{HH}:{mm}", null, "\n{HH}:{mm}", null, "\n{HH}:{mm}", null, 1],
+];
+export const tzDate = seconds => uPlot.tzDate(new Date(seconds * 1e3), "Etc/UTC");
 
 // What stands for a line in a legend or a table.
 export function makeKey(colour, dash = []) {
@@ -65,9 +75,9 @@ export class Chart {
     const axis = {stroke: colour("muted"), font: FONT, grid: {stroke: colour("grid"), width: 1}, ticks: {show: false}};
     const values = (_, ticks) => ticks.map(tick => tick == null ? "" : formatNumber(tick, 3));
     this.plot = new uPlot({
-      width: this.width, height,
+      width: this.width, height, tzDate,
       scales: {x: {time: Boolean(this.options.time)}, y: {distr: log ? 3 : 1, ...(log ? {range: (_, low, high) => low > 0 ? [low / 1.15, high * 1.15] : [1e-6, 1]} : {})}},
-      axes: [this.options.time ? {...axis, size: 40, gap: 4} : {...axis, values: this.options.values ?? values, size: 28, gap: 4, incrs: this.options.steps === undefined ? EPOCHS : this.options.steps ?? undefined}, {...axis, values, size: 62, gap: 4}],
+      axes: [this.options.time ? {...axis, values: DATES, space: 90, size: 40, gap: 4} : {...axis, values: this.options.values ?? values, size: 28, gap: 4, incrs: this.options.steps === undefined ? EPOCHS : this.options.steps ?? undefined}, {...axis, values, size: 62, gap: 4}],
       series: [{}, ...lines.map(line => ({
         stroke: line.hidden ? "transparent" : colour(line.colour === "ink" ? "muted" : line.colour),
         width: line.hidden || line.dots ? 0 : 1.75, spanGaps: true, dash: line.dash, ...(line.stepped ? {paths: uPlot.paths.stepped({align: 1})} : {}),

@@ -1,0 +1,1 @@
+"""Result: what a finished run predicts, where it errs, new data, exports."""
