@@ -34,6 +34,7 @@ ORDER = (
         "predict",
         "load",
         "report",
+        "follow",
         "ensemble",
         "tune",
         "pretrain",

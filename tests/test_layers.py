@@ -38,7 +38,7 @@ LAYERS = [
     {"reporting"},
     {"profiling"},
     {"exporting"},
-    {"bench", "catalog", "doctor", "ensembling", "inspection", "probing", "tuning"},
+    {"bench", "catalog", "doctor", "ensembling", "inspection", "probing", "tracking", "tuning"},
     {"serving"},
     {"terminal", "webapp"},
     {"api"},

@@ -8,6 +8,7 @@
     slipstream.Stream(result)                predict row after row, without torch
     slipstream.load(result)                  load the network itself, with its scaler
     slipstream.report(result)                write its report.html
+    slipstream.follow(result.run, "mlflow")  send its curves to a tracker
     slipstream.ensemble([result, other])     join runs into one that predicts by their mean
     slipstream.tune("job.toml")              search for better settings
     slipstream.Forecaster(targets="OT")      an estimator in the manner of scikit-learn
@@ -44,6 +45,7 @@ if _TYPE_CHECKING:
     from slipstream.config import Config
     from slipstream.errors import Interrupted, UserError
     from slipstream.portable.stream import Stream, StreamPrediction
+    from slipstream.tracking.api import follow
 
 __version__ = "0.2.0.dev0"
 __all__ = [
@@ -68,6 +70,7 @@ __all__ = [
     "evaluate",
     "events",
     "export",
+    "follow",
     "inspect",
     "list_runs",
     "load",
@@ -103,6 +106,7 @@ _MODULES = {
     "ensemble": "api.training",
     "evaluate": "api.inference",
     "export": "api.inference",
+    "follow": "tracking.api",
     "inspect": "api.inspection",
     "list_runs": "catalog.listing",
     "load": "api.inference",

@@ -86,6 +86,8 @@ class Start(Event):
     """What is remarkable about the data"""
     files: list[dict[str, Any]] = field(default_factory=list)
     """What was read from each file (of the first 100): name, format, rows, columns, notes"""
+    opened_at: str | None = None
+    """When `at_s` was zero, in UTC"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +102,8 @@ class Resume(Event):
     """Why the result may differ from that of an uninterrupted run; empty if it cannot"""
     spent_s: float = 0.0
     """The seconds that the run had taken before"""
+    opened_at: str | None = None
+    """When `at_s` was zero, in UTC"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,6 +281,8 @@ class SearchStart(Event):
     windows: dict[str, int]
     device: str
     done: int
+    opened_at: str | None = None
+    """When `at_s` was zero, in UTC"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Commands that use a finished run: evaluate, predict, report."""
+"""Commands that use a run: evaluate, predict, report, follow."""
 
 import json
 import warnings
@@ -26,6 +26,7 @@ from slipstream.cli.startup import import_modules
 from slipstream.errors import UserError
 from slipstream.terminal.results import print_evaluation, print_prediction, print_report
 from slipstream.terminal.streaming import print_stream
+from slipstream.terminal.tracking import print_followed, show_points
 
 
 def evaluate(
@@ -157,3 +158,33 @@ def report(
         run = runs.find_run(run)
         path = write_report(run, out=out)
         print_result({"run": str(run), "report": str(path)}, as_json, quiet, print_report)
+
+
+def follow(
+    run: RunFolder,
+    to: Annotated[str, typer.Option(help="The tracker: tensorboard, mlflow or wandb.")],
+    out: Annotated[
+        str | None,
+        typer.Option(
+            help="TensorBoard: the folder. MLflow: the server's address (default: "
+            "MLFLOW_TRACKING_URI). Weights & Biases: the folder of its files.",
+            show_default=False,
+        ),
+    ] = None,
+    project: Annotated[
+        str, typer.Option(help="MLflow's experiment, or the project of Weights & Biases.")
+    ] = "slipstream",
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Send what a run logs to a tracker, while it trains or afterwards.
+
+    Training is not touched: this process reads the run's log. It ends with the run; run it again
+    after a resume, and it goes on where it was.
+    """
+    with handle_errors(as_json):
+        from slipstream.tracking.api import follow as follow_run
+
+        with show_points(quiet or as_json) as show:
+            result: dict[str, Any] = follow_run(run, to, out=out, project=project, show=show)
+        print_result(result, as_json, quiet, print_followed)

@@ -91,6 +91,18 @@ class Predict(Section):
     """A filter, as in `{ kind = "ema", rows = 10 }`; `"none"` removes it."""
 
 
+class Follow(Section):
+    """Sends what the run logs to a tracker, by a process of its own."""
+
+    to: Literal["none", "tensorboard", "mlflow", "wandb"] = "none"
+    """Tracker; each needs the extra of its name."""
+    out: str | None = None
+    """TensorBoard: the folder (default `tensorboard`). MLflow: the server's address (default:
+    MLFLOW_TRACKING_URI). Weights & Biases: the folder of its files."""
+    project: str = "slipstream"
+    """MLflow's experiment, or the project of Weights & Biases."""
+
+
 class Config(Section):
     """The settings of one run, section by section; frozen and validated.
 
@@ -116,6 +128,7 @@ class Config(Section):
     engine: Engine = Engine()
     tune: Tune = Tune()
     predict: Predict = Predict()
+    follow: Follow = Follow()
 
     @property
     def masked(self) -> bool:

@@ -24,6 +24,8 @@ UNPUBLISHED = ".unpublished"
 """Suffix of a folder that is still being created"""
 MAX_COLLISIONS = 20
 METRICS = "metrics.json"
+OPENING = ("start", "resume", "search")
+"""Events that state when the run was opened, from which `at_s` counts"""
 LISTED = (
     *("config.toml", "labels.toml", "encoder.toml", "plan.json", "trials.json", "best.toml"),
     *("predictions.parquet", "reconstructions.parquet", "ensemble.json"),
@@ -60,6 +62,11 @@ class Run:
         """Add one line to events.jsonl; if that fails, warn and continue."""
         line: Event = {"event": event, "at_s": round(time.perf_counter() - self.started_at, 4)}
         line |= values
+        if event in OPENING:
+            opened = time.time() - (time.perf_counter() - self.started_at)
+            line["opened_at"] = datetime.fromtimestamp(opened, UTC).isoformat(
+                timespec="milliseconds"
+            )
         try:
             add_event(self.log, line)
         except OSError as error:

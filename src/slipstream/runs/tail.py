@@ -43,6 +43,7 @@ def read_chunk(log: Path, position: str) -> Chunk:
                 offset, is_reset = 0, True
             file.seek(offset)
             text = file.read(MOST_BYTES)
+            text += b"" if b"\n" in text else file.readline()
             end = text.rfind(b"\n") + 1
             lines = text[:end].split(b"\n")[:-1]
             offset += end

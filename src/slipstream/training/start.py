@@ -27,6 +27,7 @@ from slipstream.models import custom, permission
 from slipstream.phases import PhaseTimer
 from slipstream.run_names import ENSEMBLE_FILE
 from slipstream.runs import DISK_FULL, Event, Run
+from slipstream.runs.following import start_follower
 from slipstream.scoring.summary import BaselineSums
 from slipstream.text import format_count
 from slipstream.training import fitting, lanes, single, trained_lanes
@@ -178,6 +179,7 @@ def is_run_of(folder: Path, config: Config) -> bool:
 
 @recovery.explain_out_of_memory()
 def _run(context: RunContext) -> FinishedRun:
+    start_follower(context.run, context.config.follow)
     if context.config.masked:
         return single.train_encoder(context)
     if fitting.trains_lanes(context.config):

@@ -22,6 +22,7 @@ from slipstream.errors import Interrupted, ResumableError, UserError
 from slipstream.models import custom, permission
 from slipstream.phases import PhaseTimer
 from slipstream.runs import Event, Run
+from slipstream.runs.following import start_follower
 from slipstream.tuning import sharing
 from slipstream.tuning.budget import SearchBudget
 from slipstream.tuning.packing.dataset_cache import DatasetCache
@@ -82,6 +83,7 @@ def tune(
         files = {"config.toml": runs.format_config(settings)}
         run = runs.create_run(settings.name, out=settings.out, files=files, watch=watch)
     with runs.lock_run(run), _explain_resume(run, launcher):
+        start_follower(run, settings.follow)
         clock, resumed = (timer, started_at), resume is not None
         return _search(run, launcher, datasets, clock, resumed=resumed)
 

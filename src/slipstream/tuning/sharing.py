@@ -30,7 +30,7 @@ SEARCH = "slipstream.search"
 """The user attribute of a study that describes the search"""
 SURPLUS = "surplus: other workers had started all trials"
 MAY_DIFFER = ("tune.trials", "tune.minutes", "tune.retrain", "data.path", "data.labels", "out")
-"""Settings that workers of one study need not share; nor those of [engine]"""
+"""Settings that workers of one study need not share; nor those of [engine] and [follow]"""
 
 
 def join_study(study: optuna.Study, config: Config, fingerprint: str) -> None:
@@ -41,7 +41,9 @@ def join_study(study: optuna.Study, config: Config, fingerprint: str) -> None:
         return
     changed = configs.list_differences(Config.model_validate_json(first["config"]), config)
     differences = [
-        one for one in changed if one not in MAY_DIFFER and not one.startswith("engine.")
+        one
+        for one in changed
+        if one not in MAY_DIFFER and not one.startswith(("engine.", "follow."))
     ]
     if first["data"] != fingerprint:
         differences.append("the data")

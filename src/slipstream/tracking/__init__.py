@@ -1,0 +1,1 @@
+"""Sends what a run logs to an experiment tracker: TensorBoard, MLflow or Weights & Biases."""

@@ -1,0 +1,115 @@
+"""`slipstream.follow`."""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from slipstream import runs
+from slipstream.errors import UserError
+from slipstream.run_names import get_start_time
+from slipstream.runs.lock import acquire
+from slipstream.tracking.follower import Follower, SentPoints, check_run
+from slipstream.tracking.tracker import FollowedRun, Tracker
+
+EXTRAS = {"tensorboard": "tensorboardX", "mlflow": "mlflow", "wandb": "wandb"}
+"""What `to` may be, and the module that it needs"""
+PROJECT = "slipstream"
+
+
+def follow(
+    run: str | Path,
+    to: str,
+    *,
+    out: str | None = None,
+    project: str = PROJECT,
+    show: Callable[[int], None] | None = None,
+) -> dict[str, Any]:
+    """Send what a run logs to a tracker, until the run ends; a finished run is sent at once.
+
+    What was sent is in the run's folder: called again, it goes on where it was.
+
+    Args:
+        run: A run folder, the beginning of its name, or "last".
+        to: "tensorboard", "mlflow" or "wandb".
+        out: TensorBoard: the folder (default: tensorboard). MLflow: the server's address (default:
+            MLFLOW_TRACKING_URI). Weights & Biases: the folder of its files.
+        project: MLflow's experiment, or the project of Weights & Biases.
+        show: Called with the number of points sent so far.
+
+    Returns:
+        `to`, `run`, `where`, `points` (sent by this call) and `finished`: whether the run is, and
+        its figures, config, report, plots and model were added.
+    """
+    if to not in EXTRAS:
+        raise UserError(f"--to {to}: is none of {', '.join(EXTRAS)}")
+    folder = runs.find_run(run)
+    check_run(folder)
+    place = folder / "follow" / _name_place(to, out)
+    place.mkdir(parents=True, exist_ok=True)
+    lock = acquire(place)
+    try:
+        state = SentPoints(place / "sent.json", opened=get_start_time(folder))
+        tracker = _open_tracker(
+            to, FollowedRun(folder, project, out, _read_settings(folder)), state
+        )
+        try:
+            followed = Follower(folder, state, tracker).follow(show)
+        finally:
+            tracker.close()
+        return {
+            "to": to,
+            "run": str(folder),
+            "where": tracker.describe(),
+            "points": followed.points,
+            "finished": followed.is_finished,
+        }
+    finally:
+        lock.release()
+
+
+def _name_place(to: str, out: str | None) -> str:
+    """Return the name of the folder for what was sent to one place."""
+    absolute = str(Path(out).absolute()) if out and "://" not in out else out or ""
+    return f"{to}-{hashlib.sha256(absolute.encode()).hexdigest()[:8]}"
+
+
+def _open_tracker(to: str, about: FollowedRun, state: SentPoints) -> Tracker:
+    try:
+        if to == "tensorboard":
+            from slipstream.tracking.tensorboard import TensorBoard
+
+            return TensorBoard(about, state)
+        if to == "mlflow":
+            from slipstream.tracking.mlflow import MLflow
+
+            return MLflow(about, state)
+        from slipstream.tracking.wandb import WeightsAndBiases
+
+        return WeightsAndBiases(about, state)
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != EXTRAS[to]:
+            raise
+        raise UserError(
+            f"{error.name} is missing; install the extra: pip install 'slipstream[{to}]'"
+        ) from None
+
+
+def _read_settings(folder: Path) -> dict[str, Any]:
+    """Return the settings of a run, flat: `model.hidden` and so on."""
+    flat: dict[str, Any] = {}
+
+    def add(prefix: str, value: Any) -> None:
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                add(f"{prefix}.{key}" if prefix else key, inner)
+        else:
+            flat[prefix] = value
+
+    file = folder / "config.toml"
+    if file.is_file():
+        add("", tomllib.loads(file.read_text(encoding="utf-8")))
+    return flat

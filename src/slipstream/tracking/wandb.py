@@ -1,0 +1,84 @@
+"""Weights & Biases: one run, and one for each model in the same group. WANDB_MODE=offline writes
+files only; `out` is their folder."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from slipstream.errors import UserError
+from slipstream.tracking.points import WHOLE, Point
+from slipstream.tracking.tracker import FollowedRun, Memory, Tracker
+
+
+class WeightsAndBiases(Tracker):
+    """Logs points with their step as a value of its own, since its steps can only grow."""
+
+    def __init__(self, about: FollowedRun, memory: Memory) -> None:
+        import wandb
+
+        super().__init__(about, memory)
+        self._wandb: Any = wandb
+        self._runs: dict[str, Any] = {}
+
+    def _get_run(self, part: str) -> Any:
+        if part not in self._runs:
+            if part not in self.remote:
+                self.remote[part] = secrets.token_hex(4)
+                self.memory.save()
+            settings = self._wandb.Settings(silent=True, console="off", x_disable_stats=True)
+            try:
+                self._runs[part] = self._wandb.init(
+                    project=self.about.project,
+                    id=self.remote[part],
+                    name=f"{self.about.name} {part}".strip(),
+                    group=self.about.name,
+                    job_type=part.partition("-")[0] or "run",
+                    config=self.get_settings(part),
+                    dir=self.about.out,
+                    resume=None if os.environ.get("WANDB_MODE") == "offline" else "allow",
+                    reinit="create_new",
+                    settings=settings,
+                )
+            except (self._wandb.Error, OSError) as error:
+                raise UserError(
+                    f"wandb: {error}; log in, or set WANDB_MODE=offline to write files only"
+                ) from None
+            self._runs[part].define_metric("*", step_metric="step")
+        return self._runs[part]
+
+    def send(self, points: Sequence[Point]) -> None:
+        lines: dict[tuple[str, int, float], dict[str, float]] = {}
+        for point in points:
+            line = lines.setdefault((point.part, point.step, point.at), {})
+            line[point.name] = point.value
+        for (part, step, at), values in lines.items():
+            self._get_run(part).log(values | {"step": step, "logged_at": at})
+
+    def begin_anew(self) -> bool:
+        return False
+
+    def find_missing(self, points: Sequence[Point]) -> list[Point]:
+        return list(points)  # its files cannot be asked: better twice than never
+
+    def finish(self, figures: dict[str, float], files: dict[str, Path]) -> None:
+        run = self._get_run(WHOLE)
+        run.summary.update(figures)
+        pictures = [file for file in files.values() if file.suffix == ".png"]
+        if pictures:
+            run.log({file.stem: self._wandb.Image(str(file)) for file in pictures})
+        artifact = self._wandb.Artifact(f"{self.about.name}-files", type="run")
+        for name, file in files.items():
+            artifact.add_file(str(file), name=name)
+        run.log_artifact(artifact)
+
+    def close(self) -> None:
+        for run in self._runs.values():
+            run.finish()
+        self._runs = {}
+
+    def describe(self) -> str:
+        return f"project {self.about.project!r}, group {self.about.name!r}"
