@@ -81,7 +81,7 @@ export class Chart {
       series: [{}, ...lines.map(line => ({
         stroke: line.hidden ? "transparent" : colour(line.colour === "ink" ? "muted" : line.colour),
         width: line.hidden || line.dots ? 0 : 1.75, spanGaps: true, dash: line.dash, ...(line.stepped ? {paths: uPlot.paths.stepped({align: 1})} : {}),
-        points: line.dots ? {show: true, size: 6, width: 1.5, stroke: colour(line.colour === "ink" ? "muted" : line.colour)} : {show: !line.hidden && !line.stepped && this.columns[0].length < 60, size: 5},
+        points: line.dots ? {show: true, size: this.columns[0].length > 150 ? 4 : 6, width: 1.5, stroke: colour(line.colour === "ink" ? "muted" : line.colour)} : {show: !line.hidden && !line.stepped && this.columns[0].length < 60, size: 5},
       }))],
       bands,
       legend: {show: false},

@@ -25,6 +25,12 @@ function locate(axis, value) {
   return high > low ? Math.min(Math.max((scale(number) - low) / (high - low), 0), 1) : 0.5;
 }
 
+// Lines of one choice are a little apart.
+function spread(axis, trial) {
+  const part = locate(axis, axis.read(trial));
+  return part == null || !axis.choices ? part : part + 0.4 * ((trial.trial * 0.618) % 1 - 0.5) / axis.choices.length;
+}
+
 const listTicks = axis => axis.choices ?
   axis.choices.map((choice, at) => [(at + 0.5) / axis.choices.length, shorten(choice, 14)]).filter((_, at) => axis.choices.length <= 12 || at % Math.ceil(axis.choices.length / 12) === 0) :
   [axis.low, axis.log ? Math.sqrt(axis.low * axis.high) : (axis.low + axis.high) / 2, axis.high].map((value, at) => [at / 2, formatNumber(value, 3)]);
@@ -37,6 +43,7 @@ export class ParallelCoordinates {
     this.mark = mark;
     this.brushes = new Map();
     this.trials = [];
+    this.isDragging = false;
     new ResizeObserver(() => this.place.clientWidth !== this.width && this.draw()).observe(place);
   }
 
@@ -60,17 +67,18 @@ export class ParallelCoordinates {
   }
 
   draw() {
-    if (this.trials.length < 2 || !this.axes?.length) return;
+    if (this.trials.length < 2 || !this.axes?.length || this.isDragging) return;
     const focus = document.activeElement?.closest?.("[data-axis-name]")?.dataset.axisName;
     this.width = this.place.clientWidth;
     const width = Math.max(this.width, LEFT + RIGHT + LEAST_GAP * (this.axes.length - 1));
     const xs = this.axes.map((_, at) => this.axes.length > 1 ? LEFT + at * (width - LEFT - RIGHT) / (this.axes.length - 1) : width / 2);
     this.svg = draw("svg", {viewBox: `0 0 ${width} ${HEIGHT}`, width, height: HEIGHT, role: "group", "aria-label": "Settings and score of every trial; the table lists the same"});
-    // the better a trial, the later and the darker its line
+    // the better a trial, the later and the stronger its line; of many trials only the best are strong
+    const fall = 1 + Math.log2(this.trials.length);
     const order = [...this.trials].sort((a, b) => (a.trial === this.best) - (b.trial === this.best) || b.value - a.value);
     this.lines = new Map(order.map((trial, rank) => {
-      const points = this.axes.map((axis, at) => [xs[at], locate(axis, axis.read(trial))]).filter(([, part]) => part != null).map(([x, part]) => `${x.toFixed(1)},${this.y(part).toFixed(1)}`);
-      const line = draw("polyline", {class: `line${trial.trial === this.best ? " best" : ""}`, points: points.join(" "), opacity: (0.2 + 0.8 * (rank / order.length) ** 2).toFixed(2)});
+      const points = this.axes.map((axis, at) => [xs[at], spread(axis, trial)]).filter(([, part]) => part != null).map(([x, part]) => `${x.toFixed(1)},${this.y(part).toFixed(1)}`);
+      const line = draw("polyline", {class: `line${trial.trial === this.best ? " best" : ""}`, points: points.join(" "), opacity: (0.08 + 0.92 * ((rank + 1) / order.length) ** fall).toFixed(2)});
       line.addEventListener("pointerenter", () => this.mark(trial.trial));
       line.addEventListener("pointerleave", () => this.mark(null));
       return [trial.trial, line];
@@ -111,6 +119,7 @@ export class ParallelCoordinates {
 
   drag(event, axis, node) {
     const from = this.part(event);
+    this.isDragging = true;
     node.setPointerCapture(event.pointerId);
     const move = now => {
       const to = this.part(now);
@@ -120,6 +129,7 @@ export class ParallelCoordinates {
       this.report();
     };
     const end = now => {
+      this.isDragging = false;
       move(now);
       for (const [kind, handle] of [["pointermove", move], ["pointerup", end], ["pointercancel", end]]) node.removeEventListener(kind, handle);
     };

@@ -96,10 +96,12 @@ function drawTable() {
   const read = one => by.key === "value" && !isScored(one) ? null : by.read(one);
   const rows = search.trials.filter(one => !selected || selected.has(one.trial)).sort((a, b) => compare(read(a), read(b)) || a.trial - b.trial);
   find("#selected").textContent = selected ? `${rows.length} of ${search.trials.length} selected` : `${search.trials.length}`;
+  const focus = document.activeElement?.closest?.("#trials tbody tr")?.dataset.trial;
   find("#trials tbody").replaceChildren(...rows.map(one => make("tr", {class: one.trial === search.best ? "best" : null, "data-trial": String(one.trial),
     onpointerenter: () => parallel.highlight(one.trial), onpointerleave: () => parallel.highlight(null)},
   ...columns.map(column => makeCell(one, column)),
   make("td", {}, make("a", {href: newRun(one.trial), "aria-label": `New run from trial ${one.trial}`}, "New run")))));
+  if (focus != null) findAll("#trials tbody tr").find(row => row.dataset.trial === focus)?.querySelector("a").focus();
 }
 
 function makeCell(one, column) {
@@ -119,13 +121,17 @@ function draw() {
   page.dataset.ended = String(search.ended);
 }
 
-let looking = false, again = false;
+let looking = false, again = false, drawn = "";
 async function look() {
   if (looking) { again = true; return; }
   looking = true;
   try {
-    search = await ask(`/api/trials/${url}`);
-    draw();
+    const answer = await ask(`/api/trials/${url}`), text = `${state} ${JSON.stringify(answer)}`;
+    if (text !== drawn) {
+      search = answer;
+      draw();
+      drawn = text;
+    }
   } catch (problem) {
     notify(problem.message);
   }
