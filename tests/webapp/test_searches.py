@@ -337,6 +337,19 @@ def test_other_runs_are_no_searches(site):
     assert "job-1" not in listed
 
 
+def test_a_search_has_its_page_before_its_first_event(site):
+    job = site.workspace.store.read(
+        site.post("/api/search/start", {"settings": FORM, "space": []}).json["job"]
+    )
+    folder = write_search(site.workspace.folder)
+    (folder / "events.jsonl").unlink()
+    assert site.get("/search/job-1").status == 303
+    site.workspace.store.record_run(job.id, "job-1")
+    assert site.get("/search/job-1").status == 200
+    assert site.get("/run/job-1").headers["location"] == "/search/job-1"
+    assert site.get("/api/trials/job-1").json["total"] == 4
+
+
 def test_a_search_is_read_while_it_is_written(site):
     folder = write_search(site.workspace.folder)
     ended = threading.Event()

@@ -24,6 +24,7 @@ from slipstream.webapp.jobs.supervisor import choose_queue, stop_job, stop_run
 from slipstream.webapp.pages import get_workspace, render, reply
 from slipstream.webapp.pages import read_object as read_request
 from slipstream.webapp.rows import describe_row
+from slipstream.webapp.searches.trials import is_search
 from slipstream.webapp.security import REPORT_POLICY
 from slipstream.webapp.workspace import Workspace
 
@@ -47,10 +48,10 @@ def show(request: Request) -> Response:
     folder = paths.find_run_folder(workspace.folder, name)
     details = show_run(folder)
     row = describe_row(workspace.folder, read_row(folder))
-    if row["kind"] == "search":
+    job = workspace.store.find_by_run(name)
+    if is_search(folder, job):
         return RedirectResponse(f"/search/{quote(name)}", 303)
     summary = details["summary"] or {}
-    job = workspace.store.find_by_run(name)
     return render(
         request,
         "run.html",

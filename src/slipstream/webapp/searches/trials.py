@@ -17,7 +17,8 @@ from slipstream import runs, search_space
 from slipstream.config import Config
 from slipstream.errors import UserError
 from slipstream.reporting.formatting import shorten_names
-from slipstream.webapp.jobs.store import read_object
+from slipstream.run_names import find_kind
+from slipstream.webapp.jobs.store import AppJob, read_object
 from slipstream.webapp.paths import MissingError
 
 Trial = dict[str, Any]
@@ -34,6 +35,11 @@ CREATE_TRIAL, SET_PARAM, SET_STATE, SET_LOSS = 4, 5, 6, 7
 """Operations of Optuna's journal"""
 RUNNING_STATE = 0
 DAMAGE_ERRORS = (AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError)
+
+
+def is_search(folder: Path, job: AppJob | None) -> bool:
+    """Whether a run is a search. One that begins has no file yet that says so, but a job."""
+    return find_kind(folder) == "search" or (job is not None and job.command[:1] == ("tune",))
 
 
 def read_search_events(folder: Path) -> list[Event]:

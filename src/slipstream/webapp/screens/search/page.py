@@ -25,7 +25,12 @@ from slipstream.webapp.jobs.supervisor import choose_queue
 from slipstream.webapp.pages import get_workspace, render, reply
 from slipstream.webapp.pages import read_object as read_request
 from slipstream.webapp.rows import describe_row
-from slipstream.webapp.searches.trials import DAMAGE_ERRORS, describe_search, read_search_events
+from slipstream.webapp.searches.trials import (
+    DAMAGE_ERRORS,
+    describe_search,
+    is_search,
+    read_search_events,
+)
 from slipstream.webapp.workspace import Workspace
 
 KIND = "search"
@@ -50,10 +55,11 @@ def show(request: Request) -> Response:
     name = request.path_params["run"]
     folder = paths.find_run_folder(workspace.folder, name)
     row = describe_row(workspace.folder, read_row(folder))
-    if row["kind"] != KIND:
+    job = workspace.store.find_by_run(name)
+    if not is_search(folder, job):
         return RedirectResponse(f"/run/{quote(name)}", 303)
     details = show_run(folder)
-    summary, job = details["summary"] or {}, workspace.store.find_by_run(name)
+    summary = details["summary"] or {}
     return render(
         request,
         "search.html",
