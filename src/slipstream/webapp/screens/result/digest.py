@@ -127,15 +127,20 @@ def _join(parts: Sequence[Blocks]) -> Blocks:
 
 
 def _group(blocks: Blocks) -> Blocks:
-    """Merge entries of the same place; the worst window stands first."""
+    """Merge entries of the same place; its worst window stands for it."""
     if not len(blocks.key):
         return blocks
-    order = np.lexsort((-blocks.worst, blocks.key))
-    ordered = Blocks(*(column[order] for column in blocks))
-    first = np.concatenate([[0], np.flatnonzero(np.diff(ordered.key)) + 1])
-    heads = [column[first] for column in ordered]
-    sums = [np.add.reduceat(column, first) for column in (ordered.total, ordered.windows)]
-    return Blocks(heads[0], *sums, *heads[3:])
+    if np.any(np.diff(blocks.key) < 0):
+        order = np.argsort(blocks.key, kind="stable")
+        blocks = Blocks(*(column[order] for column in blocks))
+    first = np.concatenate([[0], np.flatnonzero(np.diff(blocks.key)) + 1])
+    sums = [np.add.reduceat(column, first) for column in (blocks.total, blocks.windows)]
+    largest = np.maximum.reduceat(blocks.worst, first)
+    sizes = np.diff(np.append(first, len(blocks.key)))
+    # the first window of each place that is as bad as its worst
+    at = np.flatnonzero(blocks.worst == np.repeat(largest, sizes))
+    heads = at[np.searchsorted(at, first)]
+    return Blocks(blocks.key[first], *sums, *(column[heads] for column in blocks[3:]))
 
 
 def _list_worst(blocks: Blocks, file: PredictionFile) -> list[dict[str, Any]]:

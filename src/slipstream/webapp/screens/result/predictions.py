@@ -130,17 +130,18 @@ def _open(name: str, _changed: int, _size: int) -> PredictionFile:
         x_columns = [TIME if TIME in schema.names else ROW]
         for number in range(file.num_row_groups):
             table = file.read_row_group(number, columns=[SERIES, *x_columns])
-            for chunk in table.column(SERIES).chunks:
-                for one in chunk.unique().to_pylist():
-                    names.setdefault(one, len(names))
-            part = _make_predictions(table, (), names)
-            x = part.read_x()
-            x = x[np.isfinite(x)]
-            ends = (float(x.min()), float(x.max())) if len(x) else (np.inf, -np.inf)
-            groups.append(RowGroup(number, frozenset(np.unique(part.codes).tolist()), *ends))
+            mine = {names.setdefault(one, len(names)) for one in _list_series(table)}
+            x = Predictions(table, False, (), _no_codes()).read_x()
+            ends = (np.nanmin(x), np.nanmax(x)) if np.isfinite(x).any() else (np.inf, -np.inf)
+            groups.append(RowGroup(number, frozenset(mine), *map(float, ends)))
         num_rows = file.metadata.num_rows
     empty = Predictions(schema.empty_table().drop_columns([SERIES]), False, (), _no_codes())
     return PredictionFile(path, empty, tuple(names), tuple(groups), num_rows)
+
+
+def _list_series(table: pa.Table) -> list[str]:
+    """Return the series of a table, in the order in which they come."""
+    return [str(name) for name in table.column(SERIES).unique().to_pylist()]
 
 
 def _no_codes() -> Array:
