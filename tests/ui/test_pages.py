@@ -25,7 +25,7 @@ def test_markup_in_names_tags_and_notes_is_text(page, app, folder):
     expect(row.locator(".tag")).to_have_count(2)
     page.reload()
     expect(row).to_contain_text("second line")
-    row.locator("a").click()
+    row.locator("th a").click()
     expect(page.locator("h1")).to_have_text(MARKUP)
     assert page.title().startswith(MARKUP)
     assert page.locator("main img").count() == 0
@@ -65,7 +65,7 @@ def test_two_tabs_show_the_same(page, app, folder):
 def test_every_control_has_a_label(page, app, folder):
     write_run(folder / "runs", "job-1")
     page.goto(app.url)
-    for path in ("/", "/new?start=demo", "/run/runs/job-1"):
+    for path in ("/", "/new?start=demo", "/run/runs/job-1", "/result/runs/job-1"):
         page.goto(app.root + path)
         page.wait_for_timeout(300)
         for control in page.locator("input, select, textarea, button").all():
@@ -80,7 +80,7 @@ def test_no_page_is_wider_than_a_phone(page, app, folder):
     write_run(folder / "runs", "job-1")
     page.set_viewport_size({"width": 400, "height": 800})
     page.goto(app.url)
-    for path in ("/", "/new?start=demo", "/run/runs/job-1"):
+    for path in ("/", "/new?start=demo", "/run/runs/job-1", "/result/runs/job-1"):
         page.goto(app.root + path)
         page.wait_for_timeout(500)
         assert page.evaluate("document.documentElement.scrollWidth") <= 400, path

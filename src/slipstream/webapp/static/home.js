@@ -25,7 +25,7 @@ function makeRow(run) {
       ...run.tags.map(tag => make("span", {class: "tag"}, tag)), remark),
     make("td", {class: "right"}, make("span", {class: `state ${run.state}`}, run.state), run.note ? make("small", {class: "clip"}, run.note) : ""),
     make("td", {class: "long"}, make("span", {class: "clip"}, run.data || "–"), make("small", {}, [run.kind, run.model].filter(Boolean).join(" "))),
-    make("td", {class: "number"}, run.error ?? "–", run.error_of ? make("small", {}, run.error_of) : ""),
+    make("td", {class: "number"}, run.error != null && run.state === "finished" ? make("a", {href: `/result/${encodePath(run.id)}`, "aria-label": `Result of ${run.name.slice(0, 100)}: ${run.error}`}, run.error) : run.error ?? "–", run.error_of ? make("small", {}, run.error_of) : ""),
     make("td", {class: "number right"}, run.against ? make("span", {class: better}, run.against) : "–"),
     make("td", {class: "number", title: run.at}, formatAge(run.age_s)),
     make("td", {class: "right"}, make("button", {type: "button", class: "quiet", "aria-label": `Tags and note of ${run.name.slice(0, 100)}`, onclick: () => annotate(run)}, "Tag")));

@@ -4,7 +4,7 @@ import {Explorer, formatX} from "./result_plot.js";
 import {watchJobs} from "./result_jobs.js";
 
 const page = find("#result"), url = page.dataset.url;
-const MOST_LISTED = 200;
+const MOST_LISTED = 200, MANY_ROWS = 1e6;
 const state = {source: "", target: 0, ahead: 0, series: 0, figures: null, sort: null, down: true};
 const svgBar = (share, own) => {
   const make = (tag, values) => { const node = document.createElementNS("http://www.w3.org/2000/svg", tag); for (const [name, value] of Object.entries(values)) node.setAttribute(name, value); return node; };
@@ -30,7 +30,15 @@ function describePlot(data, range) {
 
 // The figures of the test set or a test, of one target.
 async function load() {
-  const figures = await ask(`/api/result/${url}?${query({source: state.source, target: state.target})}`);
+  const address = `/api/result/${url}?${query({source: state.source, target: state.target})}`;
+  let figures = await ask(`${address}&brief=1`);
+  if (figures.num_rows > MANY_ROWS) {
+    Object.assign(state, {figures, series: 0});
+    listSeries();
+    find("#series-count").textContent += "; computing their errors …";
+    await explorer.show();
+  }
+  if (figures.has_truth) figures = await ask(address);
   state.figures = figures;
   const select = find("#target");
   select.replaceChildren(...figures.targets.map((name, at) => make("option", {value: String(at)}, name.slice(0, 80))));
@@ -140,7 +148,7 @@ function drawTable() {
   if (part.hidden) return;
   const keys = Object.keys(figures.series[0]), key = state.sort ?? errorKey();
   const head = (name, text, number) => make("th", {scope: "col", class: number ? "number" : null, "aria-sort": key === name ? state.down ? "descending" : "ascending" : null}, make("button", {type: "button", onclick: () => { state.down = state.sort === name || (!state.sort && name === errorKey()) ? !state.down : name !== "name"; state.sort = name; drawTable(); }}, text));
-  find("#by-series thead").replaceChildren(make("tr", {}, head("name", "Series"), make("th", {scope: "col"}, make("span", {class: "hidden"}, "Error as a bar")), ...keys.map(one => head(one, HEADINGS[one], true))));
+  find("#by-series thead").replaceChildren(make("tr", {}, head("name", "Series"), make("th", {scope: "col", class: "bar-cell"}, make("span", {class: "hidden"}, "Error as a bar")), ...keys.map(one => head(one, HEADINGS[one], true))));
   const value = at => key === "name" ? figures.names[at] : figures.series[at][key];
   const order = figures.names.map((_, at) => at).sort((a, b) => { const [one, other] = [value(a), value(b)]; const sign = key === "name" ? String(one).localeCompare(String(other)) : (one ?? -Infinity) - (other ?? -Infinity); return state.down ? -sign : sign; });
   const largest = Math.max(...figures.series.map(one => one[errorKey()] ?? 0), 1e-300);

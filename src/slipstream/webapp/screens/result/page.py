@@ -259,10 +259,11 @@ def describe(request: Request) -> Response:
         "steps": _count_steps(source) if file.shape.is_forecast else 0,
         "unit": _find_unit(source.summary, target),
         "has_truth": file.has_truth(target),
+        "num_rows": file.num_rows,
         "by_step": _compare_steps(source),
         "reliability": _read_reliability(source),
     }
-    if file.has_truth(target):
+    if file.has_truth(target) and not request.query_params.get("brief"):
         values |= compute_digest(file, target, _read_span(source.config))
         values["series"] = values["series"][:MOST_SERIES]
     return reply(values)
