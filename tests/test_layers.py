@@ -60,7 +60,7 @@ ORDER = {
         "io.files labels.classes prepare.formulas roles",
         "prediction_columns prepare.chain.plan series",
         "labels.intervals prepare.chain.frames prepare.labelling scaler splits",
-        "prepare.chain.operations",
+        "prepare.chain.operations prepare.chain.source walk_forward",
         "prepare.chain.joined",
         "prepare.chain.lazy",
         "prepare.chain.tables",

@@ -13,22 +13,16 @@ import torch
 from torch import Tensor
 
 from slipstream.config import Config, Data, Signature
-from slipstream.data import folds, missing, prediction_columns, splits, stream, windows
+from slipstream.data import folds, missing, splits, stream, windows
 from slipstream.data.folds import Fold
 from slipstream.data.io.files import describe_files, read_tables
-from slipstream.data.io.table import DataTable, SourceFile, concatenate_tables
-from slipstream.data.labels import classes, intervals, selection
-from slipstream.data.prepare.chain.frames import POSITION, mark_positions
+from slipstream.data.io.table import SourceFile, concatenate_tables
+from slipstream.data.labels import intervals, selection
 from slipstream.data.prepare.chain.replay import Limits, Replay
-from slipstream.data.roles import (
-    Roles,
-    adapt_to_pretraining,
-    find_roles,
-    refuse_unknown_jitter,
-    sort_roles,
-)
+from slipstream.data.prepare.chain.source import Source, find_source, mark_source_rows
+from slipstream.data.roles import Roles, build_signature
 from slipstream.data.scaler import Scaler, complete_scaler, fit_scaler, scale_static
-from slipstream.data.series import Flags, Ints, RawSeries, SeriesIndex, Times, prepare_series
+from slipstream.data.series import Flags, Ints, RawSeries, SeriesIndex, Times
 from slipstream.data.stream import StreamedSeries
 from slipstream.data.windows import Series, WindowChunk
 from slipstream.errors import UserError
@@ -172,29 +166,11 @@ def load_dataset(
     return replace(dataset, notes=(*dataset.notes, *notes))
 
 
-class _Source(NamedTuple):
-    """Tables and what each of their columns is for."""
-
-    data: Data
-    tables: list[DataTable]
-    roles: Roles
-    classes: tuple[str, ...]
-    notes: list[str]
-    limits: dict[str, Limits]
-    latency: int = 0
-    features: tuple[str, ...] = ()
-    """The columns that steps of `data.prepare` make, of those that a model may read"""
-
-    @property
-    def files(self) -> tuple[SourceFile, ...]:
-        return tuple(file for table in self.tables for file in table.files)
-
-
-def _read_source(config: Config, table: Any, replay: Replay | None, num_folds: int) -> _Source:
+def _read_source(config: Config, table: Any, replay: Replay | None, num_folds: int) -> Source:
     data = config.data
     if not data.prepare:
         tables = read_tables(data, table)
-        return _find_source(config, data, tables, describe_files(tables))
+        return find_source(config, data, tables, describe_files(tables))
     from slipstream.data.prepare.chain.tables import PrepareChain  # takes a while to import
 
     chain = PrepareChain(data, replay=replay)
@@ -206,58 +182,37 @@ def _read_source(config: Config, table: Any, replay: Replay | None, num_folds: i
         prepared = chain.apply(tables)
     else:
         draft = chain.draft(tables)
-        source = _find_source(config, draft.data, draft.tables, [])
+        source = find_source(config, draft.data, draft.tables, [])
         prepared = chain.fit(tables, _mark_training_rows(config, source, num_folds))
-    source = _find_source(
+    source = find_source(
         config, prepared.data, prepared.tables, [*notes, *prepared.notes, *prepared.left_out]
     )
     limits, latency = prepared.limits, prepared.latency
     return source._replace(limits=limits, latency=latency, features=chain.features)
 
 
-def _mark_training_rows(config: Config, source: _Source, num_folds: int) -> Flags:
+def _mark_training_rows(config: Config, source: Source, num_folds: int) -> Flags:
     """Mark the training rows by their position before the first step of `data.prepare`; those of
     the first fold, where there are several."""
     data, roles, min_rows = source.data, source.roles, source.data.context + source.data.horizon
     raw, names, _ = intervals.prepare_with_labels(
         source.tables, data, roles, source.classes, min_rows
     )
-    signature = _build_signature(config, roles, raw.index.step, names)
+    signature = build_signature(config, roles, raw.index.step, names)
     split = _split_windows(raw, data, signature)
     training = split.training
     if num_folds > 1:
         first = _find_search_folds(raw, signature, split, data, num_folds)[0]
         training = folds.select_known_rows(training, first["train"], raw.index, signature)
-    counted = Roles(roles.inputs, (POSITION,), roles.static)
-    tables = [replace(one, column_names=(*one.column_names, POSITION)) for one in source.tables]
-    positions = prepare_series(tables, data, counted, min_rows=min_rows).read_column(POSITION)
-    return mark_positions(positions, training, raw.index.offsets)
+    return mark_source_rows(source, training, raw.index)
 
 
-def _find_source(
-    config: Config, data: Data, tables: list[DataTable], before: Sequence[str]
-) -> _Source:
-    roles, notes = find_roles(tables[0], data)
-    notes += before
-    if config.masked:
-        roles, data = adapt_to_pretraining(roles, data)
-    else:
-        prediction_columns.refuse_clashes(config, tables[0], roles)
-    roles = sort_roles(roles)
-    refuse_unknown_jitter(config.augment.jitter, roles.inputs)
-    names: tuple[str, ...] = ()
-    if data.task == "classify" and data.labels is None:
-        tables, names = classes.encode_labels(tables, roles.targets[0], "data.targets")
-        classes.refuse_too_few(names, f'column "{roles.targets[0]}"')
-    return _Source(data, tables, roles, names, notes, {})
-
-
-def _load_memory(config: Config, source: _Source, known: Scaler | None, num_folds: int) -> Dataset:
+def _load_memory(config: Config, source: Source, known: Scaler | None, num_folds: int) -> Dataset:
     data, roles = source.data, source.roles
     raw, names, labels = intervals.prepare_with_labels(
         source.tables, data, roles, source.classes, data.context + data.horizon
     )
-    signature = _build_signature(config, roles, raw.index.step, names)
+    signature = build_signature(config, roles, raw.index.step, names)
     split = _split_windows(raw, data, signature)
     notes = [*source.notes, *split.notes]
     if data.labels is None:
@@ -350,7 +305,7 @@ def _find_search_folds(
     return folds.find_search_folds(starts, count, offsets, signature, purge)
 
 
-def _load_stream(config: Config, source: _Source, known: Scaler | None) -> Dataset:
+def _load_stream(config: Config, source: Source, known: Scaler | None) -> Dataset:
     data, roles, table = source.data, source.roles, source.tables[0]
     stream.refuse_unstreamable(data)
     if config.train.state == "carried":
@@ -367,7 +322,7 @@ def _load_stream(config: Config, source: _Source, known: Scaler | None) -> Datas
 
         index = mark_unknown_rows(table, index, source.features)
         index = replace(index, look_ahead=source.tables[0].look_ahead)
-    signature = _build_signature(config, roles, index.step, source.classes)
+    signature = build_signature(config, roles, index.step, source.classes)
     assignment, ranges = splits.find_windows(index, data, signature)
     scaler, unknown = stream.scan_values(table, signature, assignment, data.scale, index)
     index = replace(index, unknown=unknown)
@@ -389,28 +344,6 @@ def _load_stream(config: Config, source: _Source, known: Scaler | None) -> Datas
         ),
         files=source.files,
         stream=StreamedSeries(table, data, signature, scaler, index, scaled, ranges),
-    )
-
-
-def _build_signature(
-    config: Config, roles: Roles, step: float | None, names: tuple[str, ...]
-) -> Signature:
-    data = config.data
-    return Signature(
-        inputs=roles.inputs,
-        targets=roles.targets,
-        static=roles.static,
-        shared=len(set(roles.inputs) & set(roles.targets)),
-        context=data.context,
-        horizon=0 if config.masked else data.horizon,
-        channels=data.channels,
-        quantiles=config.train.quantiles if config.train.loss == "quantile" else (),
-        step=step,
-        classes=names,
-        decoder=config.pretrain.decoder if config.masked else 0,
-        output_range=config.model.output_range,
-        future=roles.future,
-        state=config.train.state,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from slipstream.config import Data
+from slipstream.config import Config, Data, Signature
 from slipstream.data.io import csv
 from slipstream.data.io.columns import is_numeric, read_codes, require_column
 from slipstream.data.io.table import FILE_COLUMN, DataTable
@@ -146,6 +146,29 @@ def sort_roles(roles: Roles) -> Roles:
         roles,
         inputs=(*roles.future, *others, *both),
         targets=(*both, *(name for name in roles.targets if name not in inputs)),
+    )
+
+
+def build_signature(
+    config: Config, roles: Roles, step: float | None, names: tuple[str, ...]
+) -> Signature:
+    """Return what a model reads and predicts; `names` are the classes."""
+    data = config.data
+    return Signature(
+        inputs=roles.inputs,
+        targets=roles.targets,
+        static=roles.static,
+        shared=len(set(roles.inputs) & set(roles.targets)),
+        context=data.context,
+        horizon=0 if config.masked else data.horizon,
+        channels=data.channels,
+        quantiles=config.train.quantiles if config.train.loss == "quantile" else (),
+        step=step,
+        classes=names,
+        decoder=config.pretrain.decoder if config.masked else 0,
+        output_range=config.model.output_range,
+        future=roles.future,
+        state=config.train.state,
     )
 
 

@@ -20,6 +20,10 @@ class Remark(NamedTuple):
     column: str | None
     """None where it is about files, or about several columns"""
     message: str
+    kind: str = ""
+    """What it is, in a word: missing, gaps, constant ...; "" for a note that no setting answers"""
+    values: tuple[str | int | float, ...] = ()
+    """Values that seem to mean "missing\""""
 
 
 def list_problems(proposal: Proposal, path: str) -> list[Remark]:
@@ -56,12 +60,15 @@ def _check_time(proposal: Proposal) -> Iterator[Remark]:
     survey, series = proposal.survey, proposal.series
     order, source = survey.order, survey.time
     if source is None:
-        yield Remark(None, "no column of times was found; rows are taken in the order of the file")
+        yield Remark(
+            None, "no column of times was found; rows are taken in the order of the file", "no time"
+        )
         return
     name = " and ".join(source.columns)
     if order.unreadable:
         count = format_count(order.unreadable, "cell")
-        yield Remark(name, f"{count} that is no time; correct them to use it as data.time")
+        message = f"{count} that is no time; correct them to use it as data.time"
+        yield Remark(name, message, "unreadable")
     disorder = len(order.disorder) if series is None else series.disorder
     if disorder:
         where = "" if series is None else " within a series"
@@ -70,45 +77,53 @@ def _check_time(proposal: Proposal) -> Iterator[Remark]:
             name,
             f"{rows}{where} not later than the row above; sort the rows (data.unsorted = "
             '"sort"), remove duplicates, or name the column that tells series apart (data.id)',
+            "repeated" if order.repeated and series is None else "disorder",
         )
     if order.gaps:
         step = f"the usual step of {order.step:.6g}" + (" s" if source.is_date else "")
-        yield Remark(name, f"{format_count(order.gaps, 'gap')}: more than 1.5 times {step}")
+        count = format_count(order.gaps, "gap")
+        yield Remark(name, f"{count}: more than 1.5 times {step}", "gaps")
 
 
 def _check(column: ColumnProfile, proposal: Proposal) -> Iterator[Remark]:
-    for message in _describe(column, proposal):
-        yield Remark(column.name, message)
+    for kind, message, *values in _describe(column, proposal):
+        yield Remark(column.name, message, kind, tuple(values))
 
 
-def _describe(column: ColumnProfile, proposal: Proposal) -> Iterator[str]:
+def _describe(
+    column: ColumnProfile, proposal: Proposal
+) -> Iterator[tuple[str, str, *tuple[str | int | float, ...]]]:
+    """Yield the kind of each problem, the message, and the values that seem to mean "missing"."""
     if column.kind == EMPTY:
-        yield "holds no value"
+        yield "empty", "holds no value"
     if column.kind == EMPTY or column.name in proposal.survey.scalars:  # a note says so
         return
     role = proposal.roles.get(column.name, "")
     if column.num_missing:
         share = format_number(100 * column.num_missing / column.num_rows, figures=2)
-        yield f"{share} % of the values are missing (data.missing)"
+        yield "missing", f"{share} % of the values are missing (data.missing)"
     if column.kind == TEXT and not role and not column.is_constant:
         count = "many" if column.num_distinct is None else f"{column.num_distinct:,}"
-        yield f"text, {count} different values: not an input"
+        yield "text", f"text, {count} different values: not an input"
     if column.is_constant:
-        yield "the same value in every row: not an input"
+        yield "constant", "the same value in every row: not an input"
     elif column.is_constant_in_training and column.kind != TIME:
-        yield "the same value in the first 70 % of the rows, which train: not an input"
+        what = "the same value in the first 70 % of the rows, which train: not an input"
+        yield "constant", what
     if column.is_counter and role != "time":
-        yield "counts the rows: not an input"
+        yield "counter", "counts the rows: not an input"
     copied = proposal.find_copied(column)
     if copied is not None and not column.is_constant:
-        yield f'the same values as "{copied}": not an input'
+        yield "copy", f'the same values as "{copied}": not an input'
     for code in column.find_codes():
         share = format_number(100 * code.share, figures=2)
-        yield (
+        message = (
             f"{share} % of the values are {code.value:.6g}, all others {code.low:.6g} to "
             f"{code.high:.6g}; it seems to mean missing (data.na)"
         )
+        yield "code", message, int(code.value) if code.value.is_integer() else code.value
     if column.kind == NUMBER and column.num_texts and role != "time":
         texts = ", ".join(f'"{text}"' for text, _ in column.texts.most_common(MOST_NAMED))
-        means = "; if they mean missing, set data.na" if column.find_marks() else ""
-        yield f"{column.num_texts:,} cells are no numbers ({texts}){means}"
+        marks = column.find_marks()
+        means = "; if they mean missing, set data.na" if marks else ""
+        yield "no numbers", f"{column.num_texts:,} cells are no numbers ({texts}){means}", *marks

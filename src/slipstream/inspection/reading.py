@@ -15,8 +15,6 @@ from slipstream.data.io.layout import describe_layout
 from slipstream.data.io.options import ReadOptions
 from slipstream.data.io.table import DataTable
 
-LARGE_BYTES = 32 << 20
-"""Size of a text file from which on it is read block by block"""
 BATCH_VALUES = 4_000_000
 EVERY_SHEET = ReadOptions(sheets=("*",))
 Batch = dict[str, pa.ChunkedArray]
@@ -60,7 +58,7 @@ def _is_large_text(path: Path) -> bool:
     """Whether a file is text that does not fit into little memory; packed text may be."""
     endings = [ending for ending, kind in files.READERS.items() if kind == "csv"]
     is_text = compression.is_readable(path, endings)
-    return is_text and path.exists() and path.stat().st_size > LARGE_BYTES
+    return is_text and path.exists() and path.stat().st_size > files.LARGE_BYTES
 
 
 def _open_text(path: Path, name: str) -> OpenTable:

@@ -20,6 +20,7 @@ from slipstream.webapp.screens.compare import overlay
 from slipstream.webapp.screens.compare import page as compare_page
 from slipstream.webapp.screens.data import answers as data_answers
 from slipstream.webapp.screens.data import pages as data_pages
+from slipstream.webapp.screens.prepare import page as prepare
 from slipstream.webapp.screens.result import exports, new_data
 from slipstream.webapp.screens.result import page as result
 from slipstream.webapp.screens.search import form as search_form
@@ -65,6 +66,14 @@ TABLE = (
     ("GET", "/api/data/findings", data_answers.describe_findings),
     ("GET", "/api/data/series", data_answers.list_series),
     ("GET", "/api/data/correlations", data_answers.correlate),
+    ("GET", "/prepare", prepare.show),
+    ("POST", "/api/prepare/draft", prepare.update),
+    ("POST", "/api/prepare/preview", prepare.preview),
+    ("POST", "/api/prepare/split", prepare.split),
+    ("POST", "/api/prepare/groups", prepare.groups),
+    ("POST", "/api/prepare/dates", prepare.dates),
+    ("POST", "/api/prepare/save", prepare.save),
+    ("POST", "/api/prepare/continue", prepare.proceed),
     ("GET", "/job/{job}", job.show),
     ("GET", "/api/job/{job}", job.describe),
     ("POST", "/api/job/{job}/stop", job.stop),

@@ -13,6 +13,7 @@ from typing import Any
 
 from slipstream.config import Config
 from slipstream.config.base import Section, read_descriptions
+from slipstream.config.prepare import STEPS
 from slipstream.runs import to_json
 
 TRAIN, TUNE, PRETRAIN = "train", "tune", "pretrain"
@@ -47,6 +48,8 @@ HIDDEN = {
 """Further ones that belong to other commands, have an editor, or are not read"""
 COLUMN = ("data.time", "data.id", "data.split.by")
 COLUMNS = ("data.inputs", "data.targets", "data.future", "data.static", "data.ignore")
+STEP_COLUMNS = {"columns": "columns"} | dict.fromkeys(("column", "high", "low"), "column")
+"""Keys of steps that name columns; those of a join are another table's"""
 LABELS = {
     "name": "Name",
     "data.time": "Time column",
@@ -99,7 +102,7 @@ class Control:
 
     setting: str
     kind: str
-    """choice, text, number, column, columns or value (any TOML value)"""
+    """choice, several (of the choices), text, number, column, columns or value (any TOML value)"""
     help: str
     default: str
     choices: tuple[str, ...] = ()
@@ -108,6 +111,9 @@ class Control:
     limits: str = ""
     is_plain: bool = False
     """Whether it is shown at once"""
+    accepts_numbers: bool = False
+    """Whether a number is one, and not a text"""
+    is_required: bool = False
 
     @property
     def label(self) -> str:
@@ -145,6 +151,33 @@ def group_controls(command: str = TRAIN) -> list[tuple[str, list[Control]]]:
     return list(groups.items())
 
 
+@dataclass(frozen=True)
+class StepForm:
+    """The controls of one kind of step of `data.prepare`."""
+
+    step: str
+    help: str
+    controls: tuple[Control, ...]
+
+
+@cache
+def list_step_forms() -> tuple[StepForm, ...]:
+    """Return the form of each kind of step; the name of a control is the key in its table."""
+    step_forms = []
+    for step, section in STEPS.items():
+        schema, texts = section.model_json_schema(), read_descriptions(section)
+        required = schema.get("required", ())
+        controls = []
+        for name, value in schema["properties"].items():
+            if name != "step":
+                control = _make_control(name, value, texts.get(name, ""))
+                if step != "join" and control.kind in ("text", "value"):
+                    control = replace(control, kind=STEP_COLUMNS.get(name, control.kind))
+                controls.append(replace(control, is_required=name in required))
+        step_forms.append(StepForm(step, section.__doc__ or "", tuple(controls)))
+    return tuple(step_forms)
+
+
 def _iter_controls(
     section: type[Section],
     root: Mapping[str, Any],
@@ -169,12 +202,13 @@ def _make_control(setting: str, schema: Mapping[str, Any], text: str) -> Control
     forms = [one for one in schema.get("anyOf", (schema,)) if one.get("type") != "null"]
     choices: list[str] = []
     for form in forms:
+        choices += form.get("items", {}).get("enum", ())
         choices += form.get("enum", ())
         choices += [form["const"]] if "const" in form else []
         choices += ["true", "false"] if form.get("type") == "boolean" else []
     kinds = {str(form.get("type")) for form in forms}
     is_closed = all(
-        "enum" in form or "const" in form or form["type"] == "boolean" for form in forms
+        "enum" in form or "const" in form or form["type"] in ("boolean", "array") for form in forms
     )
     limits = [
         text.format(form[key])
@@ -190,6 +224,7 @@ def _make_control(setting: str, schema: Mapping[str, Any], text: str) -> Control
         choices=tuple(choices),
         accepts_others=bool(choices) and not is_closed,
         limits=", ".join(dict.fromkeys(limits)),
+        accepts_numbers=bool(kinds & {"integer", "number"}),
     )
 
 
@@ -199,7 +234,7 @@ def _find_kind(setting: str, kinds: set[str], choices: list[str]) -> str:
     if setting in COLUMNS:
         return "columns"
     if choices:
-        return "choice"
+        return "several" if kinds == {"array"} else "choice"
     if kinds <= {"integer", "number"}:
         return "number"
     return "text" if kinds == {"string"} else "value"

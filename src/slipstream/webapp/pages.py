@@ -20,6 +20,7 @@ from slipstream.webapp.workspace import Workspace
 NAVIGATION = (
     ("/", "Runs"),
     ("/data", "Data"),
+    ("/prepare", "Prepare"),
     ("/new", "New run"),
     ("/compare", "Compare"),
     ("/search", "Search"),

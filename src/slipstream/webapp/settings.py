@@ -152,8 +152,8 @@ def refuse_unsafe(workspace: Workspace, config: Config) -> None:
 
 
 def load_start(workspace: Workspace, start: str, command: str = forms.TRAIN) -> Config:
-    """Return the config that a new form begins with: `demo`, `preset:NAME`, `file:PATH`, `run:ID`,
-    `trial:NUMBER:ID` of a search, or `encoder:ID` to fine-tune."""
+    """Return the config that a new form begins with: `demo`, `preset:NAME`, `file:PATH`
+    (or `config:PATH`), `run:ID`, `trial:NUMBER:ID` of a search, or `encoder:ID` to fine-tune."""
     kind, _, name = start.partition(":")
     if start == DEMO:
         return configs.load_demo(DEMOS[command])
@@ -161,7 +161,7 @@ def load_start(workspace: Workspace, start: str, command: str = forms.TRAIN) -> 
         for preset in list_presets():
             if preset.name == name:
                 return Config.model_validate(preset.settings)
-    if kind == "file":
+    if kind in ("file", "config"):
         path = paths.resolve_below(workspace.folder, name)
         if path.suffix == ".toml":
             return configs.load(path)

@@ -96,10 +96,10 @@ class OpenCsv(NamedTuple):
     """Cells as text; raises a UserError where they cannot be read"""
 
 
-def open_csv(path: Path, name: str, head: bytes) -> OpenCsv:
+def open_csv(path: Path, name: str, head: bytes, skip_rows: int | None = None) -> OpenCsv:
     """Open a CSV file without reading it; trailing empty rows and columns stay."""
     _refuse_other_content(path, head)
-    delimiter, first, lines, header = _read_header(path, name, head, None)
+    delimiter, first, lines, header = _read_header(path, name, head, skip_rows)
     names = _fill_names(header.names)
 
     def read() -> Iterator[pa.RecordBatch]:

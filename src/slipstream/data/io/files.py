@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from slipstream.checksums import compute_sha256
 from slipstream.config import SIMULATED, Data, find_matches
 from slipstream.data.io import columns, compression, csv, decimals, disk, marks
@@ -33,6 +35,8 @@ DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs"}
 ENDINGS = (*READERS, *compression.SUFFIXES)
 SET_FOLDERS = ("train", "val", "test")
 HEAD_BYTES = END_BYTES = 1 << 16
+LARGE_BYTES = 32 << 20
+"""Size of a text file from which on some of its rows are read without the others"""
 HIDDEN = (".", "~$")
 """How names begin that folders hide: of hidden files, and of those that Excel has open"""
 MOST_NOTES = 5
@@ -54,9 +58,58 @@ def read_tables(data: Data, table: Any) -> list[DataTable]:
         tables = [_simulate(data.paths[0])]
     else:
         tables = _read_paths(data)
-    return [
-        marks.join_times(marks.mark_missing(each, data.na), data.time_columns) for each in tables
-    ]
+    return [_mark(each, data) for each in tables]
+
+
+def _mark(table: DataTable, data: Data) -> DataTable:
+    return marks.join_times(marks.mark_missing(table, data.na), data.time_columns)
+
+
+def read_rows(data: Data, file: Path, begin: int, end: int) -> DataTable:
+    """Read some rows of one file of a config, as `read_tables` reads all of them.
+
+    A large text file is read up to `end` only; types then follow from these rows alone. Of a
+    workbook, the first sheet is read.
+    """
+    options = ReadOptions.from_data(data)
+    is_text = READERS.get(file.suffix.lower()) == "csv" and options.encoding is None
+    is_large = is_text and file.exists() and file.stat().st_size > LARGE_BYTES
+    if is_large:
+        table = _read_text_rows(file, options, begin, end)
+    else:
+        table = read_parts(file, name=file.name, options=options)[0]
+    if FILE_COLUMN in data.ids:
+        table = concatenate_tables([table])
+    _parse_text([table], data)
+    table = _mark(table, data)
+    if is_large:
+        return table
+    if begin >= table.num_rows:
+        raise UserError(f"{file.name}: has {table.num_rows:,} rows, none from {begin:,} on")
+    return table.slice_rows(begin, min(end, table.num_rows))
+
+
+def _read_text_rows(path: Path, options: ReadOptions, begin: int, end: int) -> DataTable:
+    """Read the cells of some rows of a text file, block by block."""
+    opened = csv.open_csv(path, path.name, read_head(path, "data.path"), options.skip_rows)
+    parts, first = [], 0
+    for batch in opened.batches:
+        low, high = max(begin - first, 0), min(end - first, batch.num_rows)
+        if low < high:
+            parts.append(batch.slice(low, high - low))
+        first += batch.num_rows
+        if first >= end:
+            break
+    if not parts:
+        raise UserError(f"{path.name}: has {first:,} rows, none from {begin:,} on")
+    cells = pa.Table.from_batches(parts)
+    decimal = options.decimal
+    if decimal is None and opened.delimiter != ",":
+        decimal = decimals.find_mark(cells)
+    table = wrap_table(
+        cells, path.name, delimiter=opened.delimiter, header_lines=begin, units=opened.units
+    )
+    return replace(table, decimal=decimal)
 
 
 def _read_paths(data: Data) -> list[DataTable]:

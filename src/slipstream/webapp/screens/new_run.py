@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,15 +68,26 @@ def _list_data(workspace: Workspace, config: Config | None) -> str:
 
 
 async def inspect_file(request: Request) -> Response:
-    """What a data file holds, and the settings that fit: `slipstream inspect`, in a process of its
-    own, since a file may be large."""
+    """What a data file holds, and the settings that fit."""
     workspace = get_workspace(request)
     name = request.query_params.get("path", "")
-    path = paths.resolve_below(workspace.folder, name)
-    if not name or not path.exists():
-        raise paths.MissingError(f"{name}: there is no such file")
+    findings = await read_findings(workspace, name)
+    return reply(_describe_findings(Path(name), findings))
+
+
+async def read_findings(
+    workspace: Workspace, name: str, overrides: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return what `slipstream inspect` says about a file, run in a process of its own, since a file
+    may be large; `overrides` say how it is read."""
+    path = name
+    if not name.startswith(SIMULATED):
+        path = str(paths.resolve_below(workspace.folder, name))
+        if not name or not (Path(path).exists() or configs.find_matches(Path(path))[1]):
+            raise paths.MissingError(f"{name}: there is no such file")
+    options = [word for one in overrides for word in ("--set", one)]
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "slipstream", "inspect", str(path), "--json"),
+        *(sys.executable, "-m", "slipstream", "inspect", path, "--json", *options),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
@@ -89,17 +101,17 @@ async def inspect_file(request: Request) -> Response:
         if process.returncode is None:
             process.kill()
             await process.wait()
-    return reply(_describe_findings(workspace, path, output))
-
-
-def _describe_findings(workspace: Workspace, path: Path, output: bytes) -> dict[str, Any]:
-    """Return the columns of a file, its problems, and the form that it suggests."""
     try:
-        findings = json.loads(output)
+        findings: dict[str, Any] = json.loads(output)
     except ValueError:
         raise UserError("the file could not be read") from None
     if "error" in findings:
         raise UserError(str(findings["error"]).replace(f"{workspace.folder}/", ""))
+    return findings
+
+
+def _describe_findings(path: Path, findings: dict[str, Any]) -> dict[str, Any]:
+    """Return the columns of a file, its problems, and the form that it suggests."""
     suggested = Config.model_validate(findings["config"])
     columns = [
         {key: column.get(key) for key in ("name", "type", "unit", "role")}

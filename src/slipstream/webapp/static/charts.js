@@ -31,7 +31,8 @@ export function makeKey(colour, dash = []) {
 
 // A chart of lines over x: {lines: [{name, colour, dash?, band: [low, high]?, hidden?, dots?: no line, stepped?}], log, height,
 // values?: formats the numbers of the x axis, steps?: the distances of its ticks, time?: x in seconds since 1970,
-// onZoom?: gets the range that was dragged over, and nulls after a double click}.
+// onZoom?: gets the range that was dragged over, and nulls after a double click,
+// gaps?: leave missing values out of the lines, regions?: [{from, to, colour}] behind the lines}.
 export class Chart {
   constructor(place, options) {
     this.place = place;
@@ -80,13 +81,21 @@ export class Chart {
       axes: [this.options.time ? {...axis, values: DATES, space: 90, size: 40, gap: 4} : {...axis, values: this.options.values ?? values, size: 28, gap: 4, incrs: this.options.steps === undefined ? EPOCHS : this.options.steps ?? undefined}, {...axis, values, size: 62, gap: 4}],
       series: [{}, ...lines.map(line => ({
         stroke: line.hidden ? "transparent" : colour(line.colour === "ink" ? "muted" : line.colour),
-        width: line.hidden || line.dots ? 0 : 1.75, spanGaps: true, dash: line.dash, ...(line.stepped ? {paths: uPlot.paths.stepped({align: 1})} : {}),
+        width: line.hidden || line.dots ? 0 : 1.75, spanGaps: !this.options.gaps, dash: line.dash, ...(line.stepped ? {paths: uPlot.paths.stepped({align: 1})} : {}),
         points: line.dots ? {show: true, size: this.columns[0].length > 150 ? 4 : 6, width: 1.5, stroke: colour(line.colour === "ink" ? "muted" : line.colour)} : {show: !line.hidden && !line.stepped && this.columns[0].length < 60, size: 5},
       }))],
       bands,
+      ...(this.options.time ? {tzDate: seconds => uPlot.tzDate(new Date(seconds * 1000), "UTC")} : {}), // as the file has them
       legend: {show: false},
       cursor: {drag: {x: true, y: false, setScale: !this.options.onZoom}, y: false},
-      hooks: {setSelect: this.options.onZoom ? [plot => { if (plot.select.width > 2) this.options.onZoom(plot.posToVal(plot.select.left, "x"), plot.posToVal(plot.select.left + plot.select.width, "x")); }] : [], setCursor: [plot => {
+      hooks: {drawClear: [plot => {
+        for (const {from, to, colour: name} of this.options.regions ?? []) {
+          const {left, top, width, height} = plot.bbox;
+          const ends = [from, to].map(x => Math.min(Math.max(plot.valToPos(x, "x", true), left), left + width));
+          plot.ctx.fillStyle = faint(name);
+          plot.ctx.fillRect(ends[0], top, Math.max(ends[1] - ends[0], 0), height);
+        }
+      }], setSelect: this.options.onZoom ? [plot => { if (plot.select.width > 2) this.options.onZoom(plot.posToVal(plot.select.left, "x"), plot.posToVal(plot.select.left + plot.select.width, "x")); }] : [], setCursor: [plot => {
         for (const [at, value] of readers) {
           const i = plot.cursor.idx;
           value.textContent = i == null ? "" : formatNumber(this.columns[at][i]);
