@@ -285,6 +285,22 @@ def test_a_finished_search_has_its_importances_and_its_report(site):
     assert "finished" in page
 
 
+def test_the_best_settings_are_those_that_retraining_chose(site):
+    folder = write_search(site.workspace.folder)
+    add_trial(folder, 0, 0.5)
+    add_trial(folder, 1, 0.75)
+    assert describe_search(folder)["best"] == 0
+    losses = {"losses": [1.0, 1.0], "mean": 1.0, "sd": 0.1}
+    retrained = [
+        {"trial": 1, "what": "trial 1", "params": PARAMS, "chosen": True} | losses,
+        {"trial": None, "what": "default", "params": None, "chosen": False} | losses,
+    ]
+    finish_search(folder, retrained=retrained)
+    runs.Run(folder).append("end", seconds=3.0)
+    assert describe_search(folder)["best"] == 1
+    assert "trial 1 (chosen)" in site.get("/search/job-1").text
+
+
 def test_a_resumed_search_goes_on_with_the_trials_it_had(site):
     folder = write_search(site.workspace.folder)
     add_trial(folder, 0, 0.5)

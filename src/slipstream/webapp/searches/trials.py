@@ -17,6 +17,7 @@ from slipstream import runs, search_space
 from slipstream.config import Config
 from slipstream.errors import UserError
 from slipstream.reporting.formatting import shorten_names
+from slipstream.reporting.wording import get_chosen
 from slipstream.run_names import find_kind
 from slipstream.webapp.jobs.store import AppJob, read_object
 from slipstream.webapp.paths import MissingError
@@ -25,7 +26,7 @@ Trial = dict[str, Any]
 Event = dict[str, Any]
 KEYS = ("trial", "state", "value", "params", "epochs", "best_epoch", "seconds", "stopped")
 """What the page shows of a trial"""
-IN_TRAINING = "running"
+IN_TRAINING, ENDED = "running", "ended"
 LOGGED = tuple(
     f'{{"event": "{name}"'.encode()
     for name in ("search", "resume", "trial", "searched", "retraining", "end")
@@ -124,7 +125,7 @@ def describe_search(folder: Path) -> dict[str, Any]:
     config = _load_config(folder)
     ended = [one for one in trials if one["state"] != IN_TRAINING]
     states = [one["state"] for one in trials]
-    begin = _find_last(events, "search", "resume")
+    begin, phase = _find_last(events, "search", "resume"), _find_phase(events)
     total = begin.get("trials") or (config.tune.trials if config else len(trials))
     return {
         "metric": config.tune.metric if config else "loss",
@@ -133,8 +134,8 @@ def describe_search(folder: Path) -> dict[str, Any]:
         "ended": len(ended),
         "trials": trials,
         "axes": list_axes(_read_space(config, summary), trials),
-        "best": find_best(trials),
-        "phase": _find_phase(events),
+        "best": _find_chosen(summary, trials) if phase == ENDED else find_best(trials),
+        "phase": phase,
         **_measure_speed(events, total - len(ended)),
         "importances": _read_importances(summary),
         "seconds": summary.get("seconds"),
@@ -181,6 +182,14 @@ def format_choice(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
+def _find_chosen(summary: Mapping[str, Any], trials: Iterable[Trial]) -> int | None:
+    """Return the trial that retraining chose, else the one with the lowest score."""
+    with suppress(*DAMAGE_ERRORS):
+        if any(one["trial"] == (chosen := get_chosen(summary)["trial"]) for one in trials):
+            return int(chosen)
+    return find_best(trials)
+
+
 def find_best(trials: Iterable[Trial]) -> int | None:
     """Return the trial with the lowest score, of those that `tune.minutes` cut off if no other has
     one."""
@@ -202,7 +211,7 @@ def _find_last(events: Iterable[Event], *names: str) -> Event:
 def _find_phase(events: Iterable[Event]) -> str:
     """Return what a search does, or did last: searching, retraining, or ended."""
     last = _find_last(events, "search", "resume", "searched", "retraining", "end").get("event")
-    names = {"searched": "retraining", "retraining": "retraining", "end": "ended"}
+    names = {"searched": "retraining", "retraining": "retraining", "end": ENDED}
     return names.get(str(last), "searching")
 
 

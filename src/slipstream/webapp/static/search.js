@@ -147,6 +147,7 @@ async function refresh() {
     if (next) find(`#${id}`).replaceWith(document.adoptNode(next));
   }
   bind();
+  drawn = "";
   await look();
 }
 

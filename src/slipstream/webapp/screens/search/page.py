@@ -25,6 +25,7 @@ from slipstream.webapp.jobs.supervisor import choose_queue
 from slipstream.webapp.pages import get_workspace, render, reply
 from slipstream.webapp.pages import read_object as read_request
 from slipstream.webapp.rows import describe_row
+from slipstream.webapp.screens.job import format_command
 from slipstream.webapp.searches.trials import (
     DAMAGE_ERRORS,
     describe_search,
@@ -76,6 +77,7 @@ def show(request: Request) -> Response:
         best_config=_read_text(folder / "best.toml"),
         has_report=(folder / "report.html").is_file(),
         dashboard=_describe_dashboard(folder),
+        command=format_command(job) if job else str(summary.get("command") or ""),
         is_open=job is not None and job.state in OPEN,
         error=job.error if job is not None else "",
     )
