@@ -9,6 +9,7 @@ from tests.webapp.conftest import write_run
 sync_api = pytest.importorskip("playwright.sync_api")
 expect = sync_api.expect
 pytestmark = pytest.mark.ui
+PAGES = ("/", "/data", "/data?file=load.csv", "/new?start=demo")
 MARKUP = "<img src=x onerror=document.title='hacked'>"
 
 
@@ -65,7 +66,7 @@ def test_two_tabs_show_the_same(page, app, folder):
 def test_every_control_has_a_label(page, app, folder):
     write_run(folder / "runs", "job-1")
     page.goto(app.url)
-    for path in ("/", "/new?start=demo", "/run/runs/job-1", "/result/runs/job-1"):
+    for path in (*PAGES, "/run/runs/job-1", "/result/runs/job-1"):
         page.goto(app.root + path)
         page.wait_for_timeout(300)
         for control in page.locator("input, select, textarea, button").all():
@@ -80,7 +81,7 @@ def test_no_page_is_wider_than_a_phone(page, app, folder):
     write_run(folder / "runs", "job-1")
     page.set_viewport_size({"width": 400, "height": 800})
     page.goto(app.url)
-    for path in ("/", "/new?start=demo", "/run/runs/job-1", "/result/runs/job-1"):
+    for path in (*PAGES, "/run/runs/job-1", "/result/runs/job-1"):
         page.goto(app.root + path)
         page.wait_for_timeout(500)
         assert page.evaluate("document.documentElement.scrollWidth") <= 400, path

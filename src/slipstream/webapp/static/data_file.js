@@ -203,9 +203,9 @@ async function open() {
   find("#actions").hidden = false;
   setFigures([["Rows", count(table.rows)], ["Columns", count(table.columns.length)], ["Format", table.format || "folder"], ["Time", table.time ? table.time.columns.join(", ") : "none"]]);
   listColumns();
-  offerPlots();
   const quietly = promise => promise.catch(problem => notify(problem.message));
-  quietly(showRows(0));
+  quietly(showRows(0)); // before the plots, which may take longer
+  offerPlots();
   await quietly(showTime());
   quietly(showFindings());
   quietly(readColumns());
