@@ -342,3 +342,23 @@ def test_an_export_is_a_command_and_its_files_a_download(site, folder):
 def test_wrong_exports_are_refused(site, values):
     assert site.post("/api/export/forecast", values).status == 400
     assert site.get("/export/onnx/forecast").status == 404
+
+
+def test_predictions_without_truth_are_plotted_without_errors(site, folder):
+    for name in ("forecast", "states"):
+        job = site.post(f"/api/test/{name}", {"data": "table.csv", "score": False}).json["job"]
+        table = slipstream.predict(folder / name, folder / "table.csv", every=True, quiet=True)
+        place, store = site.workspace.store.jobs / job, site.workspace.store
+        pq.write_table(table, place / "predictions.parquet")
+        (place / "output.json").write_text(json.dumps({"rows": len(table), "notes": []}))
+        assert store.claim(job)
+        store.record_end(job, 0)
+        figures = site.get(f"/api/result/{name}?source={job}").json
+        assert not figures["has_truth"]
+        assert figures["names"] == ["s0", "s1", "s2"]
+        plot = site.get(f"/api/plot/{name}?source={job}&series=1").json
+        assert plot["rows"] > 0
+        assert plot["mean_error"] is None
+        assert set(plot["true"]) == {None}
+        (test, *_) = site.get(f"/api/tests/{name}").json["tests"]
+        assert test["rows"] == len(table)
