@@ -118,7 +118,8 @@ def _describe_findings(path: Path, findings: dict[str, Any]) -> dict[str, Any]:
         for column in findings["columns"]
     ]
     problems = [
-        one if isinstance(one, str) else str(one.get("what", one)) for one in findings["problems"]
+        one if isinstance(one, str) else str(one.get("message", one))
+        for one in findings["problems"]
     ]
     return {
         "columns": columns,

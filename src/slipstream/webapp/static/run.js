@@ -15,7 +15,7 @@ const charts = {
 
 // All that the log has said so far; a reset begins anew.
 let log;
-const begin = () => { log = {train: new Map(), lanes: new Map(), lr: [], speed: [], epoch: null, epochs: Number(page.dataset.epochs) || null, best: null, epochSeconds: [], expected: null, trained: false, startedAt: null, lastAt: 0, count: 0}; find("#events").replaceChildren(); page.dataset.lines = "0"; };
+const begin = () => { log = {train: new Map(), lanes: new Map(), laneStarts: new Map(), lr: [], speed: [], epoch: null, epochs: Number(page.dataset.epochs) || null, best: null, epochSeconds: [], expected: null, trained: false, startedAt: null, lastAt: 0, count: 0}; find("#events").replaceChildren(); page.dataset.lines = "0"; };
 begin();
 
 // Errors in the unit of the target, where the log says how large one scaled unit is.
@@ -47,8 +47,10 @@ function addEpoch(event) {
 
 // Several models log their losses by step alone: the epoch and the speed follow from it.
 function completeLog(event) {
-  event.epoch ??= log.steps ? event.step / log.steps : null;
   const before = log.lastLog;
+  for (const lane of Object.keys(event.losses ?? {})) if (!log.laneStarts.has(lane)) log.laneStarts.set(lane, before?.step ?? 0);
+  const first = Math.min(...Object.keys(event.losses ?? {}).map(lane => log.laneStarts.get(lane)));
+  event.epoch ??= log.steps ? (event.step - first) / log.steps : null; // models may train one after another
   if (event.steps_per_s == null && before && event.at_s > before.at_s) event.steps_per_s = (event.step - before.step) / (event.at_s - before.at_s);
   log.lastLog = event;
 }
@@ -76,7 +78,7 @@ function addLine(event) {
   else if (event.event === "log") {
     completeLog(event);
     if (event.lr != null && event.epoch != null) log.lr.push([event.epoch, event.lr]);
-    if (event.steps_per_s != null && event.epoch != null) log.speed.push([event.epoch, event.steps_per_s]);
+    if (event.steps_per_s != null && event.epoch != null) log.speed.push([event.losses ? event.step / log.steps : event.epoch, event.steps_per_s]);
     if (event.epoch != null) log.now = event.epoch;
     const losses = event.losses ? Object.values(event.losses).filter(value => value != null) : [];
     const loss = event.loss ?? (losses.length ? mean(losses) : null);
@@ -96,7 +98,7 @@ function addLine(event) {
 function drawFigures() {
   const epochs = [...log.lanes.keys()].sort((a, b) => a - b), last = epochs.at(-1);
   const set = (name, text) => { find(`#f-${name}`).textContent = text; };
-  const now = Math.max(log.now ?? 0, last ?? 0);
+  const now = log.lastLog?.losses && !log.trained ? log.now : Math.max(log.now ?? 0, last ?? 0);
   set("epoch", now ? `${formatNumber(now, 3)}${log.epochs ? ` of ${log.epochs}` : ""}` : "–");
   const trains = [...log.train.entries()].sort((a, b) => a[0] - b[0]);
   set("train", formatNumber(trains.length ? convert("train", mean(trains.at(-1)[1])) : null));
@@ -105,7 +107,7 @@ function drawFigures() {
   set("lr", formatNumber(log.lr.at(-1)?.[1], 3));
   set("speed", formatNumber(log.speed.at(-1)?.[1], 3));
   const recent = log.epochSeconds.slice(-5);
-  const left = log.trained ? 0 : recent.length && log.epochs ? Math.max(log.epochs - now, 0) * mean(recent) : log.expected;
+  const left = log.trained ? 0 : recent.length && log.epochs ? Math.max(log.epochs - now, 0) * mean(recent) : log.expected && Math.max(log.expected - (log.lastAt - (log.startedAt ?? 0)), 0);
   const ended = state !== "running";
   find("#f-time-name").textContent = ended ? "Duration" : log.trained ? "Now" : "Time left, at most";
   set("left", ended ? formatSeconds(log.duration ?? log.lastAt) : log.trained ? "scoring" : formatSeconds(left));
