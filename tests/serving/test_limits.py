@@ -139,6 +139,8 @@ def test_pages_of_other_sites_are_refused(server):
     assert get("/health", headers={"Origin": "http://127.0.0.1:1"}).status_code == 403
     assert get("/health", headers={"Origin": f"http://{host}"}).status_code == 200
     assert get("/health", headers={"Host": f"localhost:{port}"}).status_code == 200
+    assert get("/health", headers={"Host": f"localhost:{int(port) + 1}"}).status_code == 403
+    assert get("/health", headers={"Host": f"localhost:{port}:{port}"}).status_code == 403
 
 
 def test_a_token_is_needed_where_one_is_set(closed):

@@ -56,7 +56,7 @@ class Guard:
 
     async def _serve(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
         headers = {name.decode("latin-1"): value for name, value in scope["headers"]}
-        self._check_client(scope["path"], headers)
+        self._check_client(scope, headers)
         if self.running >= self.limits.requests and scope["path"] not in WATCHED:
             raise make_busy(f"{self.running} requests are being worked on")
         self.running += 1
@@ -78,18 +78,20 @@ class Guard:
             self.body_bytes -= length
             scope.pop(BODY, None)
 
-    def _check_client(self, path: str, headers: dict[str, bytes]) -> None:
+    def _check_client(self, scope: Scope, headers: dict[str, bytes]) -> None:
         """Refuse a wrong token; without one, what a page of another site makes a browser send."""
         if self.token is not None:
             scheme, _, token = headers.get("authorization", b"").partition(b" ")
             right = hmac.compare_digest(token.strip(), self.token)
-            if path != OPEN and not (scheme.lower() == b"bearer" and right):
+            if scope["path"] != OPEN and not (scheme.lower() == b"bearer" and right):
                 text = "send the server's token: Authorization: Bearer TOKEN"
                 raise RequestError(401, text, {"WWW-Authenticate": "Bearer"})
             return
         host = headers.get("host", b"").decode("latin-1")
-        if _strip_port(host) not in LOOPBACK:
-            raise RequestError(403, f'Host is "{host[:100]}"; ask for 127.0.0.1 or localhost')
+        name, port = _split_host(host)
+        if name not in LOOPBACK or port not in ("", str((scope.get("server") or ("", ""))[1])):
+            text = f'Host is "{host[:100]}"; ask for 127.0.0.1 or localhost with the server\'s port'
+            raise RequestError(403, text)
         origin = headers.get("origin")
         if origin is not None and origin.decode("latin-1") != f"http://{host}":
             raise RequestError(403, "requests of other sites' pages are refused")
@@ -151,9 +153,10 @@ def make_busy(reason: str) -> RequestError:
     return RequestError(503, f"the server is busy: {reason}; try again", {"Retry-After": "1"})
 
 
-def _strip_port(host: str) -> str:
-    """Return the name or address of a Host header."""
+def _split_host(host: str) -> tuple[str, str]:
+    """Return the name or address of a Host header, and its port, which may be left out."""
     if host.startswith("["):
-        return host[1:].partition("]")[0]
+        name, _, rest = host[1:].partition("]")
+        return name, rest.removeprefix(":")
     name, _, port = host.partition(":")
-    return name.lower() if port.isdigit() or not port else ""
+    return name.lower(), port

@@ -42,6 +42,8 @@ TABLE = (
     ("GET", "/", home.show),
     ("GET", "/api/runs", home.list_rows),
     ("POST", "/api/annotate/{run:run}", home.annotate),
+    ("POST", "/api/remove", home.remove),
+    ("POST", "/api/demo", home.start_demo),
     ("GET", "/new", new_run.show),
     ("GET", "/api/inspect", new_run.inspect_file),
     ("POST", "/api/check", new_run.check),

@@ -6,10 +6,14 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from slipstream.webapp import paths, rows
+from slipstream.catalog.removal import remove_runs
+from slipstream.errors import UserError
+from slipstream.webapp import paths, rows, settings
 from slipstream.webapp.live import describe_jobs
 from slipstream.webapp.machine_load import read_load
 from slipstream.webapp.pages import get_workspace, read_object, render, reply
+from slipstream.webapp.screens.new_run import submit_training
+from slipstream.webapp.workspace import Workspace
 
 
 def show(request: Request) -> Response:
@@ -37,3 +41,22 @@ async def annotate(request: Request) -> Response:
     remark = values.get("remark", "")
     result = await run_in_threadpool(rows.write_annotations, folder, values.get("tags", []), remark)
     return reply(result)
+
+
+async def remove(request: Request) -> Response:
+    """Remove runs with all their files, as `slipstream runs remove`."""
+    names = (await read_object(request)).get("runs")
+    if not isinstance(names, list) or not names or not all(isinstance(one, str) for one in names):
+        raise UserError("runs: expected a list of ids")
+    return reply({"removed": await run_in_threadpool(_remove, get_workspace(request), names)})
+
+
+def _remove(workspace: Workspace, names: list[str]) -> list[str]:
+    folders = [paths.find_run_folder(workspace.folder, name) for name in names]
+    return [row.name for row in remove_runs(*folders)]
+
+
+def start_demo(request: Request) -> Response:
+    """Train the demo."""
+    workspace = get_workspace(request)
+    return reply({"job": submit_training(workspace, settings.load_start(workspace, "demo"))})

@@ -11,7 +11,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from slipstream.errors import UserError
-from slipstream.reporting.comparison import read_epochs
 from slipstream.webapp.pages import get_workspace, reply
 from slipstream.webapp.screens.compare.page import find_folders
 
@@ -34,6 +33,8 @@ def list_curves(request: Request) -> Response:
 
 
 def _read_curve(folder: Path) -> list[dict[str, Any]]:
+    from slipstream.reporting.comparison import read_epochs  # imports numpy
+
     by_epoch: dict[float, list[Mapping[str, Any]]] = {}
     for event in read_epochs(folder):
         by_epoch.setdefault(event["epoch"], []).append(event)
@@ -77,7 +78,7 @@ def list_predictions(request: Request) -> Response:
     query = request.query_params
     folders, _ = find_folders(get_workspace(request), query.getlist("run"))
     files = {name: path for name, folder in folders.items() if (path := find_predictions(folder))}
-    contents = {name: _list_contents(path, _sign(path)) for name, path in files.items()}
+    contents = {name: one for name, path in files.items() if (one := _read_contents(path))}
     if not contents:
         return reply({"series": [], "targets": [], "steps": 0, "x": [], "lines": {}})
     series = _join([one.series for one in contents.values()])
@@ -88,7 +89,9 @@ def list_predictions(request: Request) -> Response:
     lines = {
         name: _read_line(path, _sign(path), *chosen, step if contents[name].steps else 0)
         for name, path in files.items()
-        if chosen[1] in contents[name].targets and chosen[0] in contents[name].series
+        if name in contents
+        and chosen[1] in contents[name].targets
+        and chosen[0] in contents[name].series
     }
     curves = _draw(
         {name: line for name, line in lines.items() if len(line.rows)},
@@ -100,6 +103,13 @@ def list_predictions(request: Request) -> Response:
     about = {"series": series[:MOST_SERIES], "targets": targets, "steps": steps}
     chosen_values = {"chosen": {"series": chosen[0], "target": chosen[1], "step": step}}
     return reply(about | chosen_values | {"kind": first.x} | curves)
+
+
+def _read_contents(path: Path) -> Contents | None:
+    try:
+        return _list_contents(path, _sign(path))
+    except (LookupError, OSError, ValueError):  # damaged, or half a copy
+        return None
 
 
 def _sign(path: Path) -> tuple[int, int]:
