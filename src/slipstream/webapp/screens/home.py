@@ -12,7 +12,7 @@ from slipstream.webapp import paths, rows, settings
 from slipstream.webapp.live import describe_jobs
 from slipstream.webapp.machine_load import read_load
 from slipstream.webapp.pages import get_workspace, read_object, render, reply
-from slipstream.webapp.screens.new_run import submit_training
+from slipstream.webapp.screens.new_run import submit_config
 from slipstream.webapp.workspace import Workspace
 
 
@@ -59,4 +59,4 @@ def _remove(workspace: Workspace, names: list[str]) -> list[str]:
 def start_demo(request: Request) -> Response:
     """Train the demo."""
     workspace = get_workspace(request)
-    return reply({"job": submit_training(workspace, settings.load_start(workspace, "demo"))})
+    return reply({"job": submit_config(workspace, settings.load_start(workspace, "demo"))})
