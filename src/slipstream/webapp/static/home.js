@@ -220,25 +220,6 @@ document.addEventListener("keydown", event => {
   else if (key === "c") compareChosen();
 });
 await load();
-  } catch (problem) {
-    find("#removal-problem").textContent = problem.message;
-    find("#removal-problem").hidden = false;
-  }
-});
-act(find("#demo"), async () => location.assign(`/job/${(await ask("/api/demo", {})).job}`));
-find("#reset").addEventListener("click", () => { for (const name of ["#search", "#state", "#kind", "#tag"]) find(name).value = ""; draw(); find("#search").focus(); });
-for (const name of ["#search", "#state", "#kind", "#tag"]) find(name).addEventListener("input", draw);
-for (const head of findAll("th[data-sort]")) {
-  find("button", head).addEventListener("click", () => {
-    state.down = state.sort === head.dataset.sort ? !state.down : false;
-    state.sort = head.dataset.sort;
-    draw();
-  });
-}
-document.addEventListener("keydown", event => {
-  if (event.key === "/" && !event.target.closest("input, textarea, select, dialog")) { event.preventDefault(); find("#search").focus(); }
-});
-await load();
 let first = true;
 listen("", {
   jobs: jobs => { drawJobs(jobs); if (!first) load(); first = false; },
