@@ -93,7 +93,7 @@ function moveBy(event, step) {
   const next = here ? rows[rows.indexOf(here) + step] : rows[0];
   if (!next) return;
   event.preventDefault();
-  find(event.target.matches("input") ? ".pick input" : "th a", next).focus();
+  find(event.target.matches(".pick input") ? ".pick input" : "th a", next).focus();
 }
 
 function drawKinds() {
