@@ -69,7 +69,7 @@ def test_every_control_has_a_label(page, app, folder):
     for path in (*PAGES, "/run/runs/job-1", "/result/runs/job-1"):
         page.goto(app.root + path)
         page.wait_for_timeout(300)
-        for control in page.locator("input, select, textarea, button").all():
+        for control in page.locator("input:not([type=hidden]), select, textarea, button").all():
             name = control.evaluate(
                 "node => node.getAttribute('aria-label') || node.textContent.trim() ||"
                 " [...(node.labels || [])].map(one => one.textContent).join('').trim()"

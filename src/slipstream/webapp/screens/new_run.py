@@ -87,7 +87,7 @@ async def read_findings(
             raise paths.MissingError(f"{name}: there is no such file")
     options = [word for one in overrides for word in ("--set", one)]
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "slipstream", "inspect", path, "--json", *options),
+        *(sys.executable, "-P", "-m", "slipstream", "inspect", path, "--json", *options),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
