@@ -476,6 +476,12 @@ def test_the_form_of_pretraining_shows_its_own_defaults(site):
     assert 'id="set-pretrain-mask"' in text
 
 
+def test_the_time_of_one_training_is_not_shown_as_that_of_a_search(site):
+    assert 'id="estimate"' in site.get("/new").text
+    assert 'id="estimate"' not in site.get("/search/new").text
+    assert 'id="estimate"' not in site.get("/pretrain").text
+
+
 def write_encoder(out, name="bars-1"):
     config = configs.load(
         {
