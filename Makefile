@@ -72,4 +72,6 @@ $(VENV)/dev: $(VENV)/core
 
 $(VENV)/services: $(VENV)/dev
 	$(PIP) --editable '.[dev,services]'
+	test -x $(VENV)/mlflow/bin/mlflow || $(PYTHON) -m venv $(VENV)/mlflow # a server, apart from its clients
+	$(VENV)/mlflow/bin/python -m pip install --quiet mlflow
 	@touch $@

@@ -25,6 +25,7 @@ class MLflow(Tracker):
     """Sends points with `log_batch`."""
 
     def __init__(self, about: FollowedRun, memory: Memory) -> None:
+        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
         from mlflow import MlflowClient
 
         super().__init__(about, memory)
