@@ -24,7 +24,7 @@ async function update(change = [], {redraw = true} = {}) {
   }
   if (number !== updates && !change.length) return;
   state = answer;
-  draft = answer.draft;
+  if (redraw) draft = answer.draft; // otherwise the fields go on writing into this one
   find("#loading").hidden = true;
   work.hidden = false;
   if (redraw) drawForms();
