@@ -87,6 +87,7 @@ TITLES = {
     "tune": "Search",
     "pretrain": "Pre-training",
     "predict.filter": "Filter of predictions",
+    "follow": "Tracker",
 }
 BOUNDS = {
     "minimum": "at least {}",
