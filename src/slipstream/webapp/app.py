@@ -25,6 +25,7 @@ from slipstream.webapp.screens.result import exports, new_data
 from slipstream.webapp.screens.result import page as result
 from slipstream.webapp.screens.search import form as search_form
 from slipstream.webapp.screens.search import page as search_page
+from slipstream.webapp.screens.what_if import screen as what_if
 from slipstream.webapp.security import Access, Security
 from slipstream.webapp.workspace import Workspace
 
@@ -97,6 +98,12 @@ TABLE = (
     ("GET", "/api/exports/{run:run}", exports.list_exports),
     ("POST", "/api/export/{run:run}", exports.start),
     ("GET", "/export/{format}/{run:run}", exports.download),
+    ("GET", "/what-if", what_if.show),
+    ("POST", "/api/what-if", what_if.open_session),
+    ("GET", "/api/what-if/{session}", what_if.describe),
+    ("POST", "/api/what-if/{session}/try", what_if.start),
+    ("POST", "/api/what-if/{session}/stop", what_if.stop),
+    ("POST", "/api/what-if/{session}/config", what_if.export),
     ("GET", "/events", live.show),
     ("GET", "/static/{file}", static_files.show),
 )

@@ -25,6 +25,7 @@ NAVIGATION = (
     ("/compare", "Compare"),
     ("/search", "Search"),
     ("/pretrain", "Pre-train"),
+    ("/what-if", "What-if"),
 )
 """The screens, in the order of the navigation"""
 OF_RUNS = ("run", "result", "job")

@@ -29,6 +29,12 @@ def test_jobs_of_a_device_are_taken_in_order(tmp_path):
     assert store.take_next("cuda:0") == other
 
 
+def test_jobs_of_one_second_are_listed_in_order_too(tmp_path):
+    store = JobStore(tmp_path)
+    jobs = [submit(store) for _ in range(20)]
+    assert [job.id for job in store.list_recent()] == jobs[::-1]
+
+
 def test_a_job_is_taken_once_by_many(tmp_path):
     store = JobStore(tmp_path)
     jobs = {submit(store) for _ in range(20)}

@@ -73,7 +73,9 @@ class JobStore:
         ignore = self.root / ".gitignore"
         if not ignore.exists():
             ignore.write_text("*\n", encoding="utf-8")
-        name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(4)}"
+        now_ns = time.time_ns()
+        second = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now_ns // 10**9))
+        name = f"{second}-{now_ns // 1000 % 10**6:06d}-{secrets.token_hex(4)}"
         (self.jobs / name).mkdir()
         return name, self.jobs / name
 
