@@ -40,7 +40,9 @@ def read_page(site: Site, session: str) -> dict:
 
 
 def try_values(site: Site, session: str, **changes: float) -> dict:
-    values = read_page(site, session)["base"] | {k.replace("__", "."): v for k, v in changes.items()}
+    values = read_page(site, session)["base"] | {
+        k.replace("__", "."): v for k, v in changes.items()
+    }
     answer = site.post(f"/api/what-if/{session}/try", {"values": values})
     return answer.json | {"status": answer.status}
 

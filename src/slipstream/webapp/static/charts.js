@@ -3,6 +3,15 @@ import {formatNumber, make} from "./common.js";
 
 export const FONT = '12px system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif';
 const EPOCHS = [0.1, 0.2, 0.5, ...[0, 1, 2, 3, 4].flatMap(power => [1, 2, 5].map(one => one * 10 ** power))];
+
+// Ticks of a logarithmic axis. uPlot's own never end where the range begins just below a power of ten.
+function listPowers(_, at, low, high) {
+  const factors = Math.log10(high / low) < 2.5 ? [1, 2, 5] : [1], ticks = [];
+  for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++) {
+    ticks.push(...factors.map(factor => factor * 10 ** power).filter(tick => tick >= low && tick <= high));
+  }
+  return ticks;
+}
 export const colour = name => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const faint = name => `${colour(name)}33`;
 
@@ -78,7 +87,7 @@ export class Chart {
     this.plot = new uPlot({
       width: this.width, height, tzDate,
       scales: {x: {time: Boolean(this.options.time)}, y: {distr: log ? 3 : 1, ...(log ? {range: (_, low, high) => low > 0 ? [low / 1.15, high * 1.15] : [1e-6, 1]} : {})}},
-      axes: [this.options.time ? {...axis, values: DATES, space: 90, size: 40, gap: 4} : {...axis, values: this.options.values ?? values, size: 28, gap: 4, incrs: this.options.steps === undefined ? EPOCHS : this.options.steps ?? undefined}, {...axis, values, size: 62, gap: 4}],
+      axes: [this.options.time ? {...axis, values: DATES, space: 90, size: 40, gap: 4} : {...axis, values: this.options.values ?? values, size: 28, gap: 4, incrs: this.options.steps === undefined ? EPOCHS : this.options.steps ?? undefined}, {...axis, values, size: 62, gap: 4, ...(log ? {splits: listPowers, filter: (_, ticks) => ticks} : {})}],
       series: [{}, ...lines.map(line => ({
         stroke: line.hidden ? "transparent" : colour(line.colour === "ink" ? "muted" : line.colour),
         width: line.hidden || line.dots ? 0 : 1.75, spanGaps: !this.options.gaps, dash: line.dash, ...(line.stepped ? {paths: uPlot.paths.stepped({align: 1})} : {}),
