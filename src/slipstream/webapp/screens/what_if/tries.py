@@ -156,8 +156,8 @@ def list_tries(workspace: Workspace, session: str, names: Sequence[str]) -> Hist
         with suppress(OSError, LookupError, TypeError, ValueError):
             if looks_like_run(one) and (read := _read_try(workspace, one)):
                 values = {name: read_setting(read["config"], name) for name in names}
-                kept = {key: value for key, value in read.items() if key != "config"}
-                tries.append(kept | {"values": values})
+                entry = {key: value for key, value in read.items() if key != "config"}
+                tries.append(entry | {"values": values})
     scores = [rank(one["val"], one["metric"]) for one in tries]
     if scores:
         tries[scores.index(min(scores))]["is_best"] = True
