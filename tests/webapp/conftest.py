@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import threading
@@ -83,7 +84,12 @@ def start_site(folder: Path, **options: Any) -> tuple[Site, Any]:
     port = bound.getsockname()[1]
     app = create_app(workspace, Access(TOKEN, port))
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
+
+    async def run() -> None:
+        await server.serve(sockets=[bound])
+        await workspace.tables.close()
+
+    thread = threading.Thread(target=asyncio.run, args=(run(),), daemon=True)
     thread.start()
     while not server.started:
         time.sleep(0.005)

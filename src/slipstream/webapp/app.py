@@ -128,9 +128,12 @@ def create_app(workspace: Workspace, access: Access) -> Security:
 
 async def supervise(workspace: Workspace) -> None:
     """Start workers for the jobs that wait, for as long as the server runs."""
-    while True:
-        await asyncio.to_thread(_start_workers, workspace)
-        await asyncio.sleep(SUPERVISE_S)
+    try:
+        while True:
+            await asyncio.to_thread(_start_workers, workspace)
+            await asyncio.sleep(SUPERVISE_S)
+    finally:
+        await workspace.tables.close()
 
 
 def _start_workers(workspace: Workspace) -> None:

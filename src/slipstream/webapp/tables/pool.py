@@ -25,6 +25,7 @@ class ReaderPool:
         self._slots = asyncio.Semaphore(most)
         self._nice = nice
         self._idle: list[Process] = []
+        self._all: set[Process] = set()
 
     async def prepare(self, count: int) -> None:
         """Have so many processes wait, unless all are at work."""
@@ -57,13 +58,24 @@ class ReaderPool:
     async def _start(self) -> Process:
         # -P: modules in the folder, which is the working directory, are not imported
         command = (sys.executable, "-P", "-m", "slipstream.webapp.tables.reader", str(self._nice))
-        return await asyncio.create_subprocess_exec(
+        process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
             limit=MOST_LINE,
         )
+        self._all = {one for one in self._all if one.returncode is None} | {process}
+        return process
+
+    async def close(self) -> None:
+        """End all processes."""
+        for process in self._all:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
 
     def _release(self, process: Process) -> None:
         self._idle.append(process)

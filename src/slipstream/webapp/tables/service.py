@@ -37,6 +37,11 @@ class Tables:
         the first column."""
         await self._prompt.prepare(2)
 
+    async def close(self) -> None:
+        """End the processes."""
+        await self._prompt.close()
+        await self._slow.close()
+
     async def ensure(self, table: CachedTable, task: str, *arguments: Any) -> float | None:
         """Carry out a task unless it was; return None when it is done, else how far it is."""
         name = "-".join([task, *map(str, arguments)])
