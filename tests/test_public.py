@@ -33,6 +33,7 @@ PUBLIC = [
     "evaluate",
     "events",
     "export",
+    "follow",
     "inspect",
     "list_runs",
     "load",

@@ -19,6 +19,7 @@ from slipstream import config as configs
 from slipstream import runs
 from slipstream.web_server import bind
 from slipstream.webapp.app import create_app
+from slipstream.webapp.jobs.supervisor import Supervisor
 from slipstream.webapp.security import Access, Security
 from slipstream.webapp.workspace import Workspace
 
@@ -131,3 +132,9 @@ def write_run(out: Path, name: str, *, finished: bool = True, test: float = 1.0)
         runs.write_metrics(run, result | summary)
         (folder / "report.html").write_text("<p>report</p>", encoding="utf-8")
     return folder
+
+
+@pytest.fixture
+def no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs stay in the queue: what is started is tested with real workers elsewhere."""
+    monkeypatch.setattr(Supervisor, "start_workers", lambda _: None)

@@ -7,14 +7,9 @@ import re
 import pytest
 
 from slipstream.runs.lock import hold_lock
-from slipstream.webapp.jobs.supervisor import Supervisor
 from tests.webapp.conftest import write_run
 
-
-@pytest.fixture(autouse=True)
-def no_workers(monkeypatch):
-    """Jobs stay in the queue."""
-    monkeypatch.setattr(Supervisor, "start_workers", lambda _: None)
+pytestmark = pytest.mark.usefixtures("no_workers")
 
 
 def test_runs_are_removed_with_their_files(site):

@@ -11,17 +11,12 @@ import pytest
 
 from slipstream.config import Config
 from slipstream.webapp import forms, settings
-from slipstream.webapp.jobs.supervisor import Supervisor
 from slipstream.webapp.workspace import Workspace
 from tests.webapp.conftest import start_site, write_run
 
+pytestmark = pytest.mark.usefixtures("no_workers")
+
 ODD = ["<script>alert(1)</script>", '"onload="x', "a\nb", "ü &amp; ' `", "x" * 200]
-
-
-@pytest.fixture(autouse=True)
-def no_workers(monkeypatch):
-    """Jobs stay in the queue: what is started is tested with real workers elsewhere."""
-    monkeypatch.setattr(Supervisor, "start_workers", lambda _: None)
 
 
 def test_runs_of_the_folder_and_of_runs_below_it_are_listed(site):

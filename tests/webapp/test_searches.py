@@ -13,7 +13,6 @@ from slipstream import config as configs
 from slipstream import runs, search_space
 from slipstream.config import Config
 from slipstream.webapp import settings
-from slipstream.webapp.jobs.supervisor import Supervisor
 from slipstream.webapp.searches import spaces
 from slipstream.webapp.searches.trials import describe_search
 from tests.webapp.conftest import write_run
@@ -26,14 +25,10 @@ from tests.webapp.searches import (
     write_search,
 )
 
+pytestmark = pytest.mark.usefixtures("no_workers")
+
 ODD = ["<script>alert(1)</script>", '"onload="x', "a\nb", "ü &amp; ' `", "x" * 200]
 FORM = {"data.path": "simulated:cell", "data.targets": '["soc_percent"]'}
-
-
-@pytest.fixture(autouse=True)
-def no_workers(monkeypatch):
-    """Jobs stay in the queue: a search is run by real workers in the tests with a browser."""
-    monkeypatch.setattr(Supervisor, "start_workers", lambda _: None)
 
 
 def check(site, *rows, **form):

@@ -12,6 +12,8 @@ from slipstream.webapp import security
 from slipstream.webapp.security import Access
 from tests.webapp.conftest import TOKEN, Site
 
+pytestmark = pytest.mark.usefixtures("no_workers")
+
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 
 

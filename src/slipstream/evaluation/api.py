@@ -45,7 +45,9 @@ def evaluate(
 def _check_file(path: Path, *, stream: bool) -> Path:
     """Refuse a file that cannot be written, before anything is computed."""
     if stream:
-        raise UserError("--predictions are those of windows; remove --stream or --predictions")
+        raise UserError(
+            "only the predictions of windows are written; choose either these or the stream"
+        )
     if path.suffix.lower() != ".parquet":
         raise UserError(f"{path}: these predictions are written as Parquet; name a .parquet file")
     if path.is_dir():

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from slipstream.terminal.console import print_text
+from slipstream.terminal.console import create_progress_console, print_text
 from slipstream.text import escape_to_line, format_count
 
 if TYPE_CHECKING:
@@ -19,9 +19,7 @@ def show_points(is_quiet: bool) -> Iterator[Callable[[int], None] | None]:
     if is_quiet:
         yield None
         return
-    from rich.console import Console
-
-    with Console(stderr=True).status("reading the log") as status:
+    with create_progress_console(is_quiet).status("reading the log") as status:
         yield lambda points: status.update(f"{format_count(points, 'point')} sent")
 
 

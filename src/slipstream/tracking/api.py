@@ -43,6 +43,14 @@ def follow(
     Returns:
         `to`, `run`, `where`, `points` (sent by this call) and `finished`: whether the run is, and
         its figures, config, report, plots and model were added.
+
+    Raises:
+        UserError: There is no such run or tracker, a package is missing, or the server does not
+            answer as it should.
+
+    Example:
+        result = slipstream.train("job.toml")
+        slipstream.follow(result.run, "tensorboard", out="board")
     """
     if to not in EXTRAS:
         raise UserError(f"--to {to}: is none of {', '.join(EXTRAS)}")

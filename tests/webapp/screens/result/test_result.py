@@ -14,9 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import slipstream
-from slipstream.webapp.jobs.supervisor import Supervisor
 from tests.conftest import merged, small_config, waves
 from tests.webapp.conftest import start_site, write_run
+
+pytestmark = pytest.mark.usefixtures("no_workers")
 
 QUICK = {"model": {"kind": "mlp"}, "train": {"epochs": 1}}
 JOBS = {
@@ -55,12 +56,6 @@ def site(folder):
     site, stop = start_site(folder)
     yield site
     stop()
-
-
-@pytest.fixture(autouse=True)
-def no_workers(monkeypatch):
-    """Jobs stay in the queue: what they do is tested with real workers elsewhere."""
-    monkeypatch.setattr(Supervisor, "start_workers", lambda _: None)
 
 
 def read_table(folder, name):
