@@ -92,7 +92,7 @@ def list_screens(project: Path) -> dict[str, str]:
         "search-new": "/search",
         "search-run": f"/run/{search}",
         "pretrain": "/pretrain",
-        "whatif": "/whatif",
+        "what-if": "/what-if",
         "missing": "/run/no-such-run",
     }
 

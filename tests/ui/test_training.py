@@ -16,6 +16,8 @@ expect.set_options(timeout=180_000)
 pytestmark = pytest.mark.ui
 LONG = {"train.epochs": "40", "model.hidden": "64", "train.patience": "off", "train.batch": "16"}
 """Settings of a run that takes long enough to be stopped"""
+ENDLESS = LONG | {"train.epochs": "5000"}
+"""Settings of a run that only ends because it is stopped"""
 
 
 def fill(page, values):
@@ -149,7 +151,7 @@ def test_a_tab_that_lost_its_server_goes_on_where_it_was(page, folder):
 def test_jobs_wait_their_turn_and_can_be_cancelled(page, app):
     page.goto(app.url)
     for _ in range(2):
-        choose_data(page, app, **{key.replace(".", "__"): value for key, value in LONG.items()})
+        choose_data(page, app, **{key.replace(".", "__"): value for key, value in ENDLESS.items()})
         page.click("#go")
         page.wait_for_url(lambda url: "/run/" in url or "/job/" in url)
     expect(page.locator("#progress")).to_contain_text("Waits for its turn")
@@ -174,7 +176,7 @@ def test_a_run_that_cannot_start_says_why(page, app):
 
 def test_predictions_are_redrawn_while_a_run_trains_whose_time_was_estimated(page, app):
     page.goto(app.url)
-    choose_data(page, app, **{key.replace(".", "__"): value for key, value in LONG.items()})
+    choose_data(page, app, **{key.replace(".", "__"): value for key, value in ENDLESS.items()})
     expect(page.locator("#e-time")).to_contain_text("s – ")
     expect(page.locator("#e-basis")).to_contain_text("steps")
     start(page)
