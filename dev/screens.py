@@ -4,8 +4,8 @@
 
 The first time it trains two short runs and a small search (CPU, about a minute) in the project's
 folder, which is PICTURES/project unless named; later it uses those. `--readme` also takes the two
-pictures of README.md, docs/images/ui-run.png and docs/images/ui-compare.png. Needs Playwright and
-Debian's Chromium.
+pictures of README.md, docs/images/ui-result.png and docs/images/ui-compare.png. Needs Playwright
+and Debian's Chromium.
 """
 
 from __future__ import annotations
@@ -150,10 +150,10 @@ def show(page: Any, url: str, path: str) -> bool:
 
 
 def take_readme(browser: Browser, url: str, screens: dict[str, str]) -> None:
-    """Take the two pictures of README.md: a run and a comparison, light."""
+    """Take the two pictures of README.md: a result and a comparison, light."""
     IMAGES.mkdir(exist_ok=True)
-    page = open_page(browser, url, "light", (1280, 860))
-    for name in ("run", "compare"):
+    page = open_page(browser, url, "light", (1280, 1120))
+    for name in ("result", "compare"):
         show(page, url, screens[name])
         page.screenshot(path=IMAGES / f"ui-{name}.png")
         print(IMAGES / f"ui-{name}.png")

@@ -14,7 +14,8 @@ def test_sliders_train_and_the_history_marks_the_best(page, app):
     page.goto(app.url)
     page.goto(f"{app.root}/what-if")
     page.select_option("#base", "data:load.csv")
-    page.click("#go")
+    with page.expect_response(lambda answer: "/api/what-if/" in answer.url):
+        page.click("#go")  # the page is ready when it asks for the history
     width = page.locator('[data-setting="model.hidden"]')
     width.locator("input[type=range]").focus()
     page.keyboard.press("ArrowLeft")
