@@ -106,7 +106,7 @@ def test_predictions_are_written_beside_the_truth(result, tmp_path):
     [
         ("a.csv", {}, "name a .parquet file"),
         ("none/a.parquet", {}, "there is no folder"),
-        ("a.parquet", {"stream": True}, "remove --stream"),
+        ("a.parquet", {"stream": True}, "either these or the stream"),
     ],
 )
 def test_predictions_that_cannot_be_written_are_refused(result, tmp_path, name, options, message):
