@@ -82,6 +82,17 @@ def test_a_log_that_a_resumed_run_cut_gives_the_points_that_stand_there(run, tmp
     assert curves(board / run.name) == sorted(standing)
 
 
+def test_points_beside_the_runs_own_files_leave_these_alone(run):
+    before = {path for path in run.rglob("*") if path.name != "events.jsonl"}
+    out = str(run.parent)  # the event files lie in the run's folder
+    follow(run, "tensorboard", out=out)
+    cut_log(run, 9)
+    runs.Run(run).append("resume", step=4, spent_s=1.0)
+    follow(run, "tensorboard", out=out)
+    assert before <= set(run.rglob("*"))
+    assert set(logged_points(run)) <= set(read_scalars(run))
+
+
 class Halting(TensorBoard):
     """Is killed in the middle of its second message."""
 

@@ -110,3 +110,15 @@ def app(folder: Path) -> Iterator[App]:
     app = App(folder)
     yield app
     app.end()
+
+
+def fill(page: Any, values: dict[str, str]) -> None:
+    """Fill in settings of a form, also those that are folded away."""
+    for setting, value in values.items():
+        control = page.locator(f"#set-{setting.replace('.', '-')}")
+        if not control.is_visible():
+            page.locator("details.advanced", has=control).locator("summary").click()
+        if control.evaluate("node => node.tagName") == "SELECT":
+            control.select_option(value)
+        else:
+            control.fill(value)

@@ -6,22 +6,12 @@ import json
 
 import pytest
 
+from tests.ui.conftest import fill
+
 sync_api = pytest.importorskip("playwright.sync_api")
 expect = sync_api.expect
 expect.set_options(timeout=180_000)
 pytestmark = pytest.mark.ui
-
-
-def fill(page, values):
-    """Fill in settings of a form, also those that are folded away."""
-    for setting, value in values.items():
-        control = page.locator(f"#set-{setting.replace('.', '-')}")
-        if not control.is_visible():
-            page.locator("details.advanced", has=control).locator("summary").click()
-        if control.evaluate("node => node.tagName") == "SELECT":
-            control.select_option(value)
-        else:
-            control.fill(value)
 
 
 def choose_data(page):

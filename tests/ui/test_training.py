@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from slipstream import runs
+from tests.ui.conftest import fill
 
 sync_api = pytest.importorskip("playwright.sync_api")
 expect = sync_api.expect
@@ -18,17 +19,6 @@ LONG = {"train.epochs": "40", "model.hidden": "64", "train.patience": "off", "tr
 """Settings of a run that takes long enough to be stopped"""
 ENDLESS = LONG | {"train.epochs": "5000"}
 """Settings of a run that only ends because it is stopped"""
-
-
-def fill(page, values):
-    for setting, value in values.items():
-        control = page.locator(f"#set-{setting.replace('.', '-')}")
-        if not control.is_visible():
-            page.locator("details.advanced", has=control).locator("summary").click()
-        if control.evaluate("node => node.tagName") == "SELECT":
-            control.select_option(value)
-        else:
-            control.fill(value)
 
 
 def choose_data(page, app, **values):

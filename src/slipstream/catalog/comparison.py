@@ -20,6 +20,7 @@ from slipstream.catalog.scores import (
 from slipstream.errors import UserError
 from slipstream.reporting.formatting import format_number, format_value
 from slipstream.run_names import OUT
+from slipstream.runs import flatten_settings
 from slipstream.text import format_html_table, format_table
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ def _label_runs(rows: Sequence[RunRow]) -> list[str]:
 
 def list_differences(configs: Mapping[str, Mapping[str, Any]]) -> list[Settings]:
     """List the settings that differ; None where a run does not have one."""
-    flat = {name: _flatten(config) for name, config in configs.items()}
+    flat = {name: flatten_settings(config) for name, config in configs.items()}
     rows = []
     for setting in sorted({key for one in flat.values() for key in one}):
         values = {name: one.get(setting) for name, one in flat.items()}
@@ -176,17 +177,6 @@ def list_differences(configs: Mapping[str, Mapping[str, Any]]) -> list[Settings]
         if setting not in WHERE and any(value != first for value in values.values()):
             rows.append({"setting": setting, **values})
     return rows
-
-
-def _flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        flat |= (
-            _flatten(value, f"{prefix}{key}.")
-            if isinstance(value, Mapping)
-            else {prefix + key: value}
-        )
-    return flat
 
 
 def _iter_metrics(labels: Sequence[str], files: Sequence[RunFiles]) -> Iterator[dict[str, Any]]:

@@ -214,14 +214,11 @@ class Units(NamedTuple):
     def sum(self, losses: Array) -> tuple[Array, Array]:
         """Return the sums of losses and the counts in each unit, [total, C]."""
         known = np.isfinite(losses)
-        columns = [
-            [
-                np.bincount(self.of_row, weights=weights, minlength=self.total)
-                for weights in (np.where(known[:, c], losses[:, c], 0.0), known[:, c].astype(float))
-            ]
-            for c in range(losses.shape[1])
-        ]
-        return tuple(np.stack(parts, axis=1) for parts in zip(*columns, strict=True))  # type: ignore[return-value]
+        return self._add(np.where(known, losses, 0.0)), self._add(known.astype(float))
+
+    def _add(self, values: Array) -> Array:
+        columns = [np.bincount(self.of_row, column, self.total) for column in values.T]
+        return np.stack(columns, axis=1)
 
 
 def _join_windows(rows: TestRows, context: int) -> Units:

@@ -1,7 +1,13 @@
 """The run folder: its files, its lock and its event log. No torch."""
 
 from slipstream.run_names import find_kind, find_last, find_run
-from slipstream.runs.config import CHANGEABLE_ON_RESUME, format_config, is_intact, load_config
+from slipstream.runs.config import (
+    CHANGEABLE_ON_RESUME,
+    flatten_settings,
+    format_config,
+    is_intact,
+    load_config,
+)
 from slipstream.runs.files import (
     flush_folder,
     read_json,
@@ -55,6 +61,7 @@ __all__ = [
     "find_last",
     "find_model_run",
     "find_run",
+    "flatten_settings",
     "flush_folder",
     "format_config",
     "get_cache_folder",

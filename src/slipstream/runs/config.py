@@ -67,7 +67,7 @@ def load_config(
 def _refuse_changes(run: Run, now: str, then: str, may_change: Iterable[str]) -> None:
     path = run.folder / "config.toml"
     try:
-        current, trained = _flatten(tomllib.loads(now)), _flatten(tomllib.loads(then))
+        current, trained = _read_settings(now), _read_settings(then)
     except (tomllib.TOMLDecodeError, ValueError, RecursionError) as error:
         raise UserError(
             f"{path}: was damaged since the run was trained: it is not valid TOML ({error}); "
@@ -92,15 +92,20 @@ def _suggest_fix(run: Run) -> str:
     )
 
 
-def _flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return settings by dotted name, with values as text: nan equals itself, 1 is not 1.0."""
+def flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return settings by dotted name: `model.hidden` and so on."""
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping):
-            flat |= _flatten(value, f"{prefix}{key}.")
+            flat |= flatten_settings(value, f"{prefix}{key}.")
         else:
-            flat[prefix + key] = repr(value)
+            flat[prefix + key] = value
     return flat
+
+
+def _read_settings(text: str) -> dict[str, str]:
+    """Return a config's settings as text: nan equals itself, 1 is not 1.0."""
+    return {name: repr(value) for name, value in flatten_settings(tomllib.loads(text)).items()}
 
 
 def _compute_sum(text: str) -> str:

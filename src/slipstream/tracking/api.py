@@ -108,16 +108,7 @@ def _open_tracker(to: str, about: FollowedRun, state: SentPoints) -> Tracker:
 
 def _read_settings(folder: Path) -> dict[str, Any]:
     """Return the settings of a run, flat: `model.hidden` and so on."""
-    flat: dict[str, Any] = {}
-
-    def add(prefix: str, value: Any) -> None:
-        if isinstance(value, dict):
-            for key, inner in value.items():
-                add(f"{prefix}.{key}" if prefix else key, inner)
-        else:
-            flat[prefix] = value
-
     file = folder / "config.toml"
-    if file.is_file():
-        add("", tomllib.loads(file.read_text(encoding="utf-8")))
-    return flat
+    if not file.is_file():
+        return {}
+    return runs.flatten_settings(tomllib.loads(file.read_text(encoding="utf-8")))

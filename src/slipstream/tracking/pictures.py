@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from slipstream import runs
+from slipstream.data import prediction_columns
 from slipstream.reporting.figure_style import INK, MODEL, STYLE
 from slipstream.tracking.points import PointReader
 
 MOST_ROWS = 1500
 """Of a series in a picture"""
 SIZE = (9.0, 3.6)
-PREDICTED = "_predicted"
+PREDICTED = f"_{prediction_columns.PREDICTED}"
 
 
 def draw_pictures(folder: Path, place: Path) -> Iterator[Path]:
@@ -67,9 +68,11 @@ def _draw_predictions(folder: Path, axes: Any) -> bool:
     if target is None:  # classes, or rows without a target
         return False
     wanted = ["series", "row", "step", target, target + PREDICTED]
-    rows = next(table.iter_batches(columns=[n for n in wanted if n in table.schema_arrow.names]))
+    rows = next(table.iter_batches(columns=wanted), None)
+    if not rows:
+        return False
     frame = rows.to_pydict()
-    first = (frame["series"][0], frame["step"][0]) if frame["row"] else None
+    first = frame["series"][0], frame["step"][0]
     chosen = [
         number
         for number, key in enumerate(zip(frame["series"], frame["step"], strict=True))
@@ -84,4 +87,4 @@ def _draw_predictions(folder: Path, axes: Any) -> bool:
         )
     axes.set(title=f"{target}: the first series of the test set", xlabel="row")
     axes.legend()
-    return bool(chosen)
+    return True

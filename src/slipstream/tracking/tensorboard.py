@@ -6,7 +6,6 @@ point that counts as sent could be lost. Its file writer is used directly.
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,26 +14,28 @@ from typing import Any
 from slipstream.tracking.points import WHOLE, Point
 from slipstream.tracking.tracker import FollowedRun, Memory, Tracker
 
+EVENT_FILES = "events.out.tfevents.*"
+
 
 class TensorBoard(Tracker):
     """Writes event files with tensorboardX."""
 
     def __init__(self, about: FollowedRun, memory: Memory) -> None:
-        import tensorboardX.summary  # noqa: F401  # fails here where it is missing
+        from tensorboardX.event_file_writer import EventsWriter
 
         super().__init__(about, memory)
+        self._create_writer: Any = EventsWriter
         self._writers: dict[str, Any] = {}
         self.folder = Path(about.out or "tensorboard") / about.name
 
     def _get_writer(self, part: str) -> Any:
-        from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.summary import text
 
         if part not in self._writers:
             folder = self.folder / part
             folder.mkdir(parents=True, exist_ok=True)
-            is_new = not list(folder.glob("events.out.tfevents.*"))
-            self._writers[part] = EventsWriter(str(folder / "events"), f".{time.time_ns()}")
+            is_new = not list(folder.glob(EVENT_FILES))
+            self._writers[part] = self._create_writer(str(folder / "events"), f".{time.time_ns()}")
             if is_new:
                 rows = (f"| {key} | {value} |" for key, value in self.get_settings(part).items())
                 table = "\n".join(["| setting | value |", "|-|-|", *rows])
@@ -60,8 +61,9 @@ class TensorBoard(Tracker):
 
     def begin_anew(self) -> bool:
         self.close()
-        if self.folder.is_dir():
-            shutil.rmtree(self.folder)
+        for folder in (self.folder, *self.folder.glob("lane-*"), *self.folder.glob("trial-*")):
+            for file in folder.glob(EVENT_FILES):  # and nothing else: `out` may hold other things
+                file.unlink()
         return True
 
     def find_missing(self, points: Sequence[Point]) -> list[Point]:

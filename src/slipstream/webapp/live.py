@@ -2,8 +2,7 @@
 
 The id of a message is a position in the log, with a checksum of what is before it (`runs.tail`). A
 tab that connects again sends the last id it had: where the checksum still fits, the stream goes on
-there, without loss or repetition; where a resumed run has cut its log, the tab is told to begin
-anew.
+there, without loss or repetition; where a resumed run has cut its log, the tab begins anew.
 """
 
 from __future__ import annotations

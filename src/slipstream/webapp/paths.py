@@ -70,6 +70,14 @@ def list_tables(folder: Path, endings: tuple[str, ...] = TABLES) -> list[str]:
     return sorted(names, key=lambda name: (name.count("/"), name))
 
 
+def read_text(path: Path) -> str:
+    """Return what a file holds; nothing where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
 def list_configs(folder: Path) -> list[str]:
     """Return the config files below the folder that are not of runs."""
     return [

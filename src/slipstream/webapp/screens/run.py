@@ -62,7 +62,7 @@ def show(request: Request) -> Response:
         summary=summary,
         comparison=_compare(summary) if row["state"] == FINISHED else None,
         plan=_describe_plan(folder),
-        config=_read_text(folder / "config.toml"),
+        config=paths.read_text(folder / "config.toml"),
         files=[(file, title) for file, title in FILES.items() if _has_file(folder, file)],
         resume=details["next"] if row["state"] == "stopped" else "",
         epochs=_read_epochs(folder),
@@ -111,16 +111,9 @@ def _format_choice(value: Any) -> str:
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
 def _read_epochs(folder: Path) -> int:
     try:
-        settings = tomllib.loads(_read_text(folder / "config.toml"))
+        settings = tomllib.loads(paths.read_text(folder / "config.toml"))
         return int(settings["train"]["epochs"])
     except (LookupError, TypeError, ValueError):
         return 0
@@ -179,7 +172,7 @@ def submit_resume(workspace: Workspace, name: str, epochs: Any) -> str:
     if open_job is not None and open_job.state in OPEN:
         raise UserError("the run is in the queue already")
     job, _ = workspace.store.create_folder()
-    settings = tomllib.loads(_read_text(folder / "config.toml"))
+    settings = tomllib.loads(paths.read_text(folder / "config.toml"))
     device = str(settings.get("engine", {}).get("device", "auto"))
     workspace.store.submit(job, command, device=choose_queue(device), name=row.name, run=name)
     workspace.supervisor.start_workers()

@@ -79,7 +79,7 @@ def describe(comparison: Comparison, folders: Mapping[str, Path]) -> dict[str, A
                 "row": row,
                 "reference": _format_link([id_, *(one for one in ids if one != id_)]),
                 "without": _format_link([one for one in ids if one != id_]),
-                "config": _read_text(folders[id_] / "config.toml"),
+                "config": paths.read_text(folders[id_] / "config.toml"),
             }
             for id_, row in zip(ids, comparison.runs, strict=True)
         ],
@@ -180,10 +180,3 @@ def _format_link(ids: Sequence[str]) -> str:
 def _format_command(workspace: Workspace, ids: Sequence[str]) -> str:
     folders = " ".join(shlex.quote(str(workspace.folder / one)) for one in ids)
     return f"slipstream runs compare {folders}"
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

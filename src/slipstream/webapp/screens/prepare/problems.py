@@ -121,7 +121,7 @@ def _find_answer(
         case "disorder" | "repeated":
             proposed = findings["config"]["data"].get("id")
             if time and draft.get("data.id") and draft.get_names("data.id") != [proposed]:
-                return f"series are told apart by {draft.get('data.id')}"
+                return f"the series are identified by {draft.get('data.id')}"
             is_sorted = kind == "disorder" and draft.get("data.unsorted") == "sort" and bool(time)
             if is_sorted:
                 return 'data.unsorted = "sort"'

@@ -62,7 +62,7 @@ def show(request: Request) -> Response:
         has_predictions=(folder / PREDICTIONS).is_file() and bool(values["rows"]),
         files=[(file, title) for file, title in FILES.items() if _has_file(folder, file)],
         commands=_list_commands(folder),
-        config=_read_text(folder / "config.toml"),
+        config=paths.read_text(folder / "config.toml"),
         tables=paths.list_tables(workspace.folder) if values["rows"] else [],
     )
 
@@ -76,13 +76,6 @@ def _list_commands(folder: Path) -> dict[str, str]:
         "export": f"slipstream export {run} --to onnx --out FOLDER",
         "report": f"slipstream report {run}",
     }
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 def _has_file(folder: Path, name: str) -> bool:
@@ -313,7 +306,7 @@ def find_source(request: Request) -> ResultSource:
 def read_config(folder: Path) -> dict[str, Any]:
     """Return a run's settings; empty where they cannot be read."""
     try:
-        return tomllib.loads(_read_text(folder / "config.toml"))
+        return tomllib.loads(paths.read_text(folder / "config.toml"))
     except (ValueError, RecursionError):
         return {}
 

@@ -73,8 +73,8 @@ def show(request: Request) -> Response:
         retrained=_list_retrained(summary),
         tests=_list_tests(folder, name),
         findings=_list_findings(summary) if row["state"] == FINISHED else [],
-        config=_read_text(folder / "config.toml"),
-        best_config=_read_text(folder / "best.toml"),
+        config=paths.read_text(folder / "config.toml"),
+        best_config=paths.read_text(folder / "best.toml"),
         has_report=(folder / "report.html").is_file(),
         dashboard=_describe_dashboard(folder),
         command=format_command(job) if job else str(summary.get("command") or ""),
@@ -144,13 +144,6 @@ def _find_storage(folder: Path) -> str | None:
         return f"sqlite:///{folder / 'study.db'}"
     stated = [one.get("storage") for one in read_search_events(folder) if one.get("storage")]
     return str(stated[-1]) if stated else None
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 def list_trials(request: Request) -> Response:
