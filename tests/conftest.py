@@ -19,6 +19,8 @@ from slipstream.config import Config
 from slipstream.data import dataset as datasets
 from slipstream.data.dataset import Dataset
 from slipstream.kernels import build_library, find_compiler, find_library
+from slipstream.runs import Run
+from tests.validation import find_log_problems, find_problems
 
 torch.set_num_threads(1)  # tests run side by side
 hypothesis.settings.register_profile("untimed", deadline=None)  # no timing is asserted
@@ -28,6 +30,11 @@ if not hasattr(os, "fork"):  # Windows
     os.fork = lambda: pytest.skip("this system does not fork")
 HUNG_S = 3600.0
 """A process that has not ended by then never will; how long it takes is not tested"""
+INVENTED = (
+    *("tests.runs", "tests.webapp", "tests.terminal"),
+    *("tests.ui.test_compare", "tests.ui.test_pages"),
+)
+"""Tests that write events of their own making to logs"""
 KINDS = ("lstm", "gru", "transformer", "mlp", "linear", "tcn")
 
 
@@ -57,6 +64,31 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         find_library.cache_clear()
         yield
     find_library.cache_clear()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def valid_events(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """Every event that a module's runs log or pass on, in this process or another, is as the JSON
+    schema says."""
+    if request.module.__name__.startswith(INVENTED):
+        yield
+        return
+    base, notify, problems = tmp_path_factory.getbasetemp(), Run.notify, list[str]()
+    before = {path.name for path in base.iterdir()}
+
+    def check(self: Run, line: dict[str, Any]) -> None:
+        problems.extend(find_problems(line))
+        notify(self, line)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Run, "notify", check)
+        yield
+    for path in base.iterdir():
+        if path.name not in before and not path.is_symlink():
+            problems.extend(find_log_problems(path))
+    assert not problems, "\n".join(problems[:20])
 
 
 @pytest.fixture(scope="session")

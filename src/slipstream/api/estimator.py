@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from slipstream.api.model import TrainedModel
     from slipstream.api.results import Result
+    from slipstream.events import Event
 
     Array = npt.NDArray[Any]
 
@@ -79,7 +80,7 @@ class Forecaster:
         fit: A function of a table, or of X and y. With y, the columns of X estimate y at the same
             row (`horizon` 0) unless `horizon` is set; without, `targets` are columns of the table.
             The last tenth of the rows tests the model, the tenth before stops the training, unless
-            `split` is set.
+            `split` is set. `on_event` is called with every event, as by `slipstream.train`.
         predict: A function of a table: with `horizon` 0 one value per row, NaN where fewer than
             `context` rows lie behind it; else the forecast of the rows that follow, in order of
             the series. One column is a vector, several are a matrix. `result_.predict` returns a
@@ -131,7 +132,9 @@ class Forecaster:
         return self
 
     @_raise_value_errors
-    def fit(self, X: Any, y: Any = None) -> Self:
+    def fit(
+        self, X: Any, y: Any = None, *, on_event: Callable[[Event], None] | None = None
+    ) -> Self:
         """Train on a table, or on inputs X and targets y; return the estimator."""
         table = tables.read_inputs(X, names=None, time=self._get("data", "time"))
         if table.num_rows < 2:
@@ -146,7 +149,7 @@ class Forecaster:
             data["targets"] = list(columns)
             table = tables.add_columns(table, columns)
             classes = np.unique(next(iter(columns.values()))) if self._classifies else None
-        self.result_ = training.train(settings, table, quiet=self.quiet)
+        self.result_ = training.train(settings, table, quiet=self.quiet, on_event=on_event)
         self.model_ = self.result_.model()
         self.target_names_ = tuple(_read_targets(self.result_))
         self.feature_names_in_ = np.array(features, dtype=object)

@@ -33,7 +33,7 @@ RULES: tuple[tuple[str, str], ...] = (
     (r"--(?P<name>[\w-]+) is for", r"\g<name> is for"),
     (r"--(?P<name>storage|workers|out) (?P<what>[A-Z]\w*|\d+|\w+://)", r"\g<name>=\g<what>"),
     (r"--set\b", "overrides"),
-    (r"--(?P<name>data|seeds|storage|workers|on|out|resume|to)\b", r"\g<name>"),
+    (r"--(?P<name>data|seeds|storage|workers|on|out|resume|share|to)\b", r"\g<name>"),
 )
 """Patterns of the command line's words, the most specific first, and what replaces them"""
 

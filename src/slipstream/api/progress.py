@@ -7,32 +7,75 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
+from slipstream.api.messages import translate
+from slipstream.errors import Interrupted
 from slipstream.events import Event, parse_event
 
 if TYPE_CHECKING:
     from slipstream.terminal.search import SearchDisplay
     from slipstream.terminal.training import TrainingDisplay
 
-Watch = Callable[[Event], None]
+OnEvent = Callable[[Event], None]
 Logged = dict[str, Any]
+
+
+class EventListener:
+    """Calls the user's function with each event. An exception in it stops training as Ctrl-C does,
+    with a checkpoint; between the parts of a run it is raised at once."""
+
+    def __init__(self, function: OnEvent | None) -> None:
+        self.function = function
+        self.error: Exception | None = None
+
+    def send(self, event: Logged) -> None:
+        if self.function is None or self.error is not None:
+            return
+        try:
+            self.function(parse_event(event))
+        except Exception as error:
+            from slipstream.engine.loop import request_stop
+
+            self.error = error
+            if not request_stop():
+                raise
+
+    @contextmanager
+    def raise_errors(self) -> Iterator[None]:
+        """Raise the function's exception once the run has stopped, with a note on how it ended."""
+        try:
+            yield
+        except Interrupted as stop:
+            if self.error is None:
+                raise
+            self.error.add_note(f"on_event raised this; {translate(str(stop))}")
+            raise self.error from None
+        except Exception as error:
+            if error is self.error:
+                error.add_note("on_event raised this; the run can be resumed")
+            raise
+        if self.error is not None:
+            self.error.add_note("on_event raised this; the run went on to its end without it")
+            raise self.error
 
 
 @contextmanager
 def show_progress(
-    kind: Literal["training", "search"], quiet: bool, watch: Watch | None
+    kind: Literal["training", "search"], quiet: bool, on_event: OnEvent | None
 ) -> Iterator[Callable[[Logged], None]]:
     """Yield the function to call with every logged event; it shows it and passes it on."""
-    if quiet or sys.stderr is None:
-        yield lambda event: _pass_on(event, watch)
-        return
-    with _make_display(kind) as display:
-        display.say(f"loading {'' if 'torch' in sys.modules else 'torch and '}the data ...")
+    listener = EventListener(on_event)
+    with listener.raise_errors():
+        if quiet or sys.stderr is None:
+            yield listener.send
+            return
+        with _make_display(kind) as display:
+            display.say(f"loading {'' if 'torch' in sys.modules else 'torch and '}the data ...")
 
-        def show(event: Logged) -> None:
-            display.show(event)
-            _pass_on(event, watch)
+            def show(event: Logged) -> None:
+                display.show(event)
+                listener.send(event)
 
-        yield show
+            yield show
 
 
 @contextmanager
@@ -44,11 +87,6 @@ def show_loading(quiet: bool) -> Iterator[None]:
     with _make_display("training") as display:
         display.say("loading torch and the data ...")
         yield
-
-
-def _pass_on(event: Logged, watch: Watch | None) -> None:
-    if watch is not None:
-        watch(parse_event(event))
 
 
 def _make_display(kind: str) -> TrainingDisplay | SearchDisplay:

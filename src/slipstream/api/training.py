@@ -19,6 +19,7 @@ from slipstream.api.progress import show_progress
 from slipstream.api.results import Probe, Result, Study
 from slipstream.errors import UserError
 from slipstream.events import Event
+from slipstream.rank import find_place, is_follower
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,12 +36,14 @@ def train(
     overrides: str | Iterable[str] | Mapping[str, Any] = (),
     init_from: str | os.PathLike[str] | None = None,
     quiet: bool = False,
-    watch: Callable[[Event], None] | None = None,
+    on_event: Callable[[Event], None] | None = None,
     resume: str | os.PathLike[str] | None = None,
     force: bool = False,
     folder: str | os.PathLike[str] | None = None,
     model: type[nn.Module] | None = None,
     allow_code: bool = False,
+    workers: int | Literal["auto"] | None = None,
+    on: Literal["ray"] | None = None,
 ) -> Result:
     """Train a model and return its metrics.
 
@@ -60,22 +63,28 @@ def train(
         init_from: A pre-training run, or its `Result`, to start from: the setting
             `train.init_from`.
         quiet: Show no progress.
-        watch: A function that is called with every event as it is logged; `slipstream.events`
-            describes them.
+        on_event: A function that is called with every event as it is logged (`slipstream.events`,
+            docs/events.md). An exception in it stops the run, which is saved first.
         resume: The folder, or the `Result`, of a run to continue from its newest checkpoint (from
             its beginning, if it has none yet), to the same end as if it had never stopped.
         force: Resume although settings or data have changed.
-        folder: The run folder to create, instead of a new one under `out`.
+        folder: The run's folder, instead of a new one under `out`. A run that was stopped there is
+            resumed, and the result of a finished one is returned.
         model: Your own `torch.nn.Module` class; docs/guide.md describes its interface.
         allow_code: Let a resumed run's config import the network class that it names. The config
             may come from anybody, so this needs your consent.
+        workers: The number of processes that the models of `train.repeats` and of walk-forward
+            folds are divided among, or "auto" for one per GPU; by default one, or as many as the
+            resumed run had. The data must come from `data.path`.
+        on: "ray" trains them on a Ray cluster; there, one worker per GPU or, without GPUs, per
+            machine is the default.
 
     Returns:
         A `Result` with the run folder, the metrics of each set, the baselines and the history.
 
     Raises:
         UserError: A setting, the data or an argument is wrong; the message names the fix.
-        Interrupted: Ctrl-C or SIGTERM stopped the run, after it saved a checkpoint.
+        Interrupted: Ctrl-C, SIGTERM or SIGUSR1 stopped the run, after it saved a checkpoint.
 
     Example:
         result = slipstream.train({"data": {"path": "ETTh1.csv", "targets": ["OT"]}})
@@ -85,7 +94,8 @@ def train(
     job = prepare_job(
         "train", config, data, columns=columns, overrides=overrides, init_from=init_from
     )
-    with show_progress("training", quiet, watch) as show:
+    place = find_place()
+    with show_progress("training", quiet or is_follower(place), on_event) as show:
         from slipstream import training
 
         finished = training.train(
@@ -98,6 +108,9 @@ def train(
             folder=None if folder is None else Path(folder),
             model=model,
             allow_code=allow_code,
+            workers=workers,
+            place=place,
+            on=on,
         )
     return Result(finished.run, finished.summary)
 
@@ -110,9 +123,10 @@ def pretrain(
     columns: Sequence[str] | None = None,
     overrides: str | Iterable[str] | Mapping[str, Any] = (),
     quiet: bool = False,
-    watch: Callable[[Event], None] | None = None,
+    on_event: Callable[[Event], None] | None = None,
     resume: str | os.PathLike[str] | None = None,
     force: bool = False,
+    folder: str | os.PathLike[str] | None = None,
 ) -> Result:
     """Pre-train an encoder on unlabelled windows by masked reconstruction.
 
@@ -125,23 +139,25 @@ def pretrain(
         columns: The names of the columns, where `data` is a numpy array.
         overrides: Settings that override `config`, as for `train`.
         quiet: Show no progress.
-        watch: A function that is called with every event (`slipstream.events`).
+        on_event: A function that is called with every event, as for `train`.
         resume: The folder, or the `Result`, of a pre-training run to continue.
         force: Resume although settings or data have changed.
+        folder: The run's folder, as for `train`.
 
     Returns:
         A `Result`; its metrics are those of masked rows of the validation set.
 
     Raises:
         UserError: A setting, the data or an argument is wrong.
-        Interrupted: Ctrl-C or SIGTERM stopped the run, after it saved a checkpoint.
+        Interrupted: Ctrl-C, SIGTERM or SIGUSR1 stopped the run, after it saved a checkpoint.
 
     Example:
         encoder = slipstream.pretrain("bars.toml")
         slipstream.train("labels.toml", init_from=encoder)
     """
     job = prepare_job("pretrain", config, data, columns=columns, overrides=overrides)
-    with show_progress("training", quiet, watch) as show:
+    place = find_place()
+    with show_progress("training", quiet or is_follower(place), on_event) as show:
         from slipstream import training
 
         finished = training.pretrain(
@@ -151,6 +167,8 @@ def pretrain(
             watch=show,
             resume=None if resume is None else Path(resume),
             force=force,
+            folder=None if folder is None else Path(folder),
+            place=place,
         )
     return Result(finished.run, finished.summary)
 
@@ -164,8 +182,9 @@ def tune(
     overrides: str | Iterable[str] | Mapping[str, Any] = (),
     init_from: str | os.PathLike[str] | None = None,
     quiet: bool = False,
-    watch: Callable[[Event], None] | None = None,
+    on_event: Callable[[Event], None] | None = None,
     resume: str | os.PathLike[str] | None = None,
+    folder: str | os.PathLike[str] | None = None,
     storage: str | None = None,
     workers: int | Literal["auto"] | None = None,
     on: Literal["ray"] | None = None,
@@ -184,11 +203,13 @@ def tune(
         overrides: Settings that override `config`, as for `train`.
         init_from: A pre-training run, or its `Result`, that every trial starts from.
         quiet: Show no progress.
-        watch: A function that is called with every event (`slipstream.events`).
+        on_event: A function that is called with every event, as for `train`.
         resume: The folder, or the `Study`, of a search to continue: finished trials are kept, the
             others continue from their pack's checkpoint.
-        storage: A database URL that several workers share (`sqlite:///...`, `postgresql://...`);
-            defaults to the environment variable SLIPSTREAM_STORAGE, else to the run folder.
+        folder: The search's folder, as for `train`.
+        storage: A study that several commands share: `journal:FILE` on a shared drive, or the URL
+            of a database (`postgresql://...`, `sqlite:///...`); defaults to the environment
+            variable SLIPSTREAM_STORAGE, else to the run folder.
         workers: The number of processes, or "auto" for one per GPU; by default one, or as many as
             the resumed search had.
         on: "ray" starts the workers on a Ray cluster.
@@ -200,7 +221,7 @@ def tune(
 
     Raises:
         UserError: A setting, the data or an argument is wrong, or no trial reached a finite loss.
-        Interrupted: Ctrl-C or SIGTERM stopped the search, after it saved its state.
+        Interrupted: Ctrl-C, SIGTERM or SIGUSR1 stopped the search, after it saved its state.
 
     Example:
         study = slipstream.tune("job.toml", overrides="tune.trials=50")
@@ -209,7 +230,7 @@ def tune(
     job = prepare_job(
         "tune", config, data, columns=columns, overrides=overrides, init_from=init_from
     )
-    with show_progress("search", quiet, watch) as show:
+    with show_progress("search", quiet, on_event) as show:
         with warnings.catch_warnings():  # Optuna's progress bars, which are not used
             warnings.filterwarnings("ignore", message="IProgress not found")
             from slipstream import tuning
@@ -220,6 +241,7 @@ def tune(
             overrides=job.overrides,
             watch=show,
             resume=None if resume is None else Path(resume),
+            folder=None if folder is None else Path(folder),
             storage=storage,
             workers=workers,
             on=on,
@@ -239,7 +261,7 @@ def ensemble(
     out: str | os.PathLike[str] | None = None,
     overrides: str | Iterable[str] | Mapping[str, Any] = (),
     quiet: bool = False,
-    watch: Callable[[Event], None] | None = None,
+    on_event: Callable[[Event], None] | None = None,
     allow_code: bool = False,
 ) -> Result:
     """Join finished runs into one run that predicts by their weighted mean.
@@ -258,7 +280,7 @@ def ensemble(
         out: The folder to create the run in; by default the setting `out` of the first member.
         overrides: Settings that override those of every member, such as "data.path=moved.csv".
         quiet: Show no progress.
-        watch: A function that is called with every event (`slipstream.events`).
+        on_event: A function that is called with every event, as for `train`.
         allow_code: Let the members' configs import the network classes that they name.
 
     Returns:
@@ -277,7 +299,7 @@ def ensemble(
         raise UserError("an ensemble needs a list of two runs or more, not one")
     folders = [check_run(one) for one in members]
     job = prepare_job("ensemble", None, data, columns=columns, overrides=overrides)
-    with show_progress("training", quiet, watch) as show:
+    with show_progress("training", quiet, on_event) as show:
         from slipstream import ensembling
 
         finished = ensembling.ensemble(
@@ -304,7 +326,7 @@ def probe(
     overrides: str | Iterable[str] | Mapping[str, Any] = (),
     label_overrides: str | Iterable[str] | Mapping[str, Any] = (),
     quiet: bool = False,
-    watch: Callable[[Event], None] | None = None,
+    on_event: Callable[[Event], None] | None = None,
     folder: str | os.PathLike[str] | None = None,
 ) -> Probe:
     """Test whether pre-training helps a task with few labels.
@@ -322,7 +344,7 @@ def probe(
         overrides: Settings that override `encoder`.
         label_overrides: Settings that override `labels`.
         quiet: Show no progress.
-        watch: A function that is called with every event (`slipstream.events`).
+        on_event: A function that is called with every event, as for `train`.
         folder: The folder of an earlier probe with the same settings to continue; finished runs
             are not trained again.
 
@@ -331,14 +353,14 @@ def probe(
 
     Raises:
         UserError: A setting, the data or an argument is wrong.
-        Interrupted: Ctrl-C or SIGTERM stopped a run, after it saved a checkpoint.
+        Interrupted: Ctrl-C, SIGTERM or SIGUSR1 stopped a run, after it saved a checkpoint.
 
     Example:
         print(slipstream.probe("bars.toml", "labels.toml", seeds=10))
     """
     job = prepare_job("probe", encoder, data, columns=columns, overrides=overrides)
     path = job.overrides[len(parse_overrides(overrides)) :]  # data.path, where data is a path
-    with show_progress("training", quiet, watch) as show:
+    with show_progress("training", quiet, on_event) as show:
         from slipstream import probing
 
         finished = probing.probe(

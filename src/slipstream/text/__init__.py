@@ -86,7 +86,8 @@ def format_ms(value: float) -> str:
 
 def format_count(count: int, noun: str) -> str:
     """Format a number of things with the noun in singular or plural: 1 thread, 2 threads."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    plural = "es" if noun.endswith("s") else "s"
+    return f"{count:,} {noun}{'' if count == 1 else plural}"
 
 
 def format_speedup(other: str, other_ms: float, ms: float) -> str:

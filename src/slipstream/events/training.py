@@ -1,0 +1,317 @@
+"""Events of a run: what is trained, how it goes and how it ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from slipstream.events.base import Event
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start(Event):
+    """Training is about to begin: data and plan are settled."""
+
+    run: str
+    """The run folder"""
+    windows: dict[str, int]
+    """Windows of each set: train, val, test"""
+    series: int
+    """Number of series"""
+    parameters: int
+    """Trainable numbers of the model"""
+    epochs: int
+    """At most; training may stop earlier"""
+    steps_per_epoch: int
+    """Steps of one model in an epoch"""
+    expected_s: float
+    """The longest that training should take"""
+    expected_is: str | None = None
+    """"measured", or "guessed" by rules of thumb"""
+    plan: dict[str, Any]
+    """As in plan.json"""
+    scale: dict[str, Any] | None = None
+    """Of a single target: its name, its size of one scaled unit, and which losses `train` and `val`
+    are logged"""
+    rounds: int | None = None
+    """How many times models train one after the other, where not all train at a time"""
+    pack: dict[str, Any] | None = None
+    """How several models (repeats, folds) train at a time"""
+    notes: list[str]
+    """What is remarkable about the data"""
+    files: list[dict[str, Any]] = field(default_factory=list)
+    """What was read from each file (of the first 100): name, format, rows, columns, notes"""
+    opened_at: str | None = None
+    """When `at_s` was zero, in UTC"""
+    schema: int | None = None
+    """The version of these events; None in logs of earlier builds"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resume(Event):
+    """A run continues from its newest checkpoint."""
+
+    step: int
+    """Of the checkpoint; 0: from the beginning"""
+    epoch: float | None = None
+    """Epochs done"""
+    lanes: str | None = None
+    """How many of several models are done, in words"""
+    differs: str = ""
+    """Why the result may differ from that of an uninterrupted run; empty if it cannot"""
+    spent_s: float = 0.0
+    """The seconds that the run had taken before"""
+    opened_at: str | None = None
+    """When `at_s` was zero, in UTC"""
+    schema: int | None = None
+    """The version of these events; None in logs of earlier builds"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step(Event):
+    """A step was launched. There is one for every step, so do little with it. It is not logged."""
+
+    step: int
+    """Counted from 1"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Log(Event):
+    """The training loss, every `engine.log_every` steps."""
+
+    step: int
+    """The last of them; of the longest trained model, where several train"""
+    epoch: float | None = None
+    """Epochs done; None for several models"""
+    loss: float | None = None
+    """Mean since the last event; None for several models"""
+    losses: dict[int, float] | None = None
+    """By model, where several train; JSON has texts for the numbers of models"""
+    lr: float | None = None
+    """Learning rate of the last step"""
+    steps_per_s: float | None = None
+    """Steps a second since the last event"""
+    worker: int | None = None
+    """The worker that logged it, where several train"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epoch(Event):
+    """A validation; also an entry of `Result.history`."""
+
+    epoch: float
+    """Epochs done; with a fraction where validations are within an epoch"""
+    step: int
+    """Steps of this model so far"""
+    train_loss: float
+    """Mean since the last validation"""
+    val_loss: float
+    """Of the whole validation set"""
+    best: bool
+    """Whether it is the lowest validation loss so far"""
+    lr: float | None = None
+    """Learning rate of the last step; None for several models"""
+    rate: float | None = None
+    """Learning rate of a model of several, as a share of the schedule's"""
+    seconds: float | None = None
+    """Duration of the epoch so far"""
+    lane: int | None = None
+    """The model, counted from 0, where several train"""
+    trial: int | None = None
+    """The trial of a search"""
+    fold: int | None = None
+    """The fold of a trial"""
+    phase: str | None = None
+    """"exploit" once the low learning rate of `train.exploit_epochs` has begun"""
+    worker: int | None = None
+    """The worker that logged it, where several train"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exploit(Event):
+    """Patience has run out: training goes on from the best weights at a low learning rate."""
+
+    epoch: float
+    """Epochs done"""
+    step: int
+    """Steps so far"""
+    best_epoch: float
+    """Of the best weights"""
+    best_loss: float
+    """Their validation loss"""
+    epochs: int
+    """Epochs at the low rate, `train.exploit_epochs`"""
+    lr: float
+    """Learning rate that they begin with"""
+    lane: int | None = None
+    """The model, counted from 0, where several train"""
+    trial: int | None = None
+    """The trial of a search"""
+    fold: int | None = None
+    """The fold of a trial"""
+    worker: int | None = None
+    """The worker that logged it, where several train"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaneEnd(Event):
+    """One of several models has ended its training."""
+
+    lane: int
+    """The model, counted from 0"""
+    stopped: str
+    """Why it ended"""
+    step: int
+    """Its steps"""
+    epoch: float
+    """Its epochs"""
+    best_epoch: float
+    """Of its lowest validation loss"""
+    best_loss: float
+    """Its lowest validation loss"""
+    best_step: int | None = None
+    """The step of that"""
+    trial: int | None = None
+    """The trial of a search"""
+    fold: int | None = None
+    """The fold of a trial"""
+    worker: int | None = None
+    """The worker that logged it, where several train"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingEnd(Event):
+    """Training has ended; scoring follows. With several models, these are ended by `LaneEnd`, and
+    here are only totals."""
+
+    stopped: str | None = None
+    """Why it ended; None for several models, as all fields to `best_step`"""
+    step: int | None = None
+    """Steps"""
+    epoch: float | None = None
+    """Epochs"""
+    best_epoch: float | None = None
+    """Of the lowest validation loss"""
+    best_loss: float | None = None
+    """The lowest validation loss"""
+    best_step: int | None = None
+    """The step of that"""
+    steps: int | None = None
+    """Of several models: steps of the program that trains them"""
+    train_s: float | None = None
+    """Of several models: seconds of training"""
+    validate_s: float | None = None
+    """Of several models: seconds of validation"""
+    signal_number: int | None = None
+    """Of several models: the signal that stopped them; 0 if none did"""
+    worker: int | None = None
+    """The worker that logged it, where several train"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scoring(Event):
+    """The model, or the baselines, are being scored."""
+
+    what: str
+    """What is being scored"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class End(Event):
+    """The run, or the search, is finished and written."""
+
+    seconds: float
+    """From its first start, with all resumed parts"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSaved(Event):
+    """A checkpoint is on disk. Events before it are not repeated by a resumed run, except for those
+    that were logged while it was written."""
+
+    step: int
+    """Of the checkpoint"""
+    best_step: int | None = None
+    """Of the lowest validation loss so far"""
+    worker: int | None = None
+    """The worker that logged it, where several train"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recovery(Event):
+    """Training had a problem, such as a loss that is not finite, and continues with a remedy."""
+
+    what: str
+    """The problem"""
+    remedy: str
+    """What is done about it"""
+    step: int | None = None
+    """When it happened"""
+    why: str | None = None
+    """The message of the error"""
+    lane: int | None = None
+    """The model, counted from 0, where several train"""
+    trial: int | None = None
+    """The trial of a search"""
+    fold: int | None = None
+    """The fold of a trial"""
+    worker: int | None = None
+    """The worker that logged it"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fallback(Event):
+    """Something was not possible, and something else is used."""
+
+    what: str
+    """What is used instead"""
+    why: str
+    """The reason"""
+    worker: int | None = None
+    """The worker that logged it"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trouble(Event):
+    """A problem that the run survives, such as a log that cannot be written. It is not logged."""
+
+    what: str
+    """The problem"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderLoaded(Event):
+    """A model begins with the weights of a pre-trained encoder (`train.init_from`)."""
+
+    from_run: str = field(metadata={"key": "from"})
+    """The run of the encoder"""
+    matched: list[str]
+    """Tensors with its weights"""
+    new: list[str]
+    """Tensors that begin at random"""
+    unused: list[str]
+    """Tensors of the encoder that the model has no place for"""
+    columns_reordered: bool
+    """Whether the columns are in another order here"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderThawed(Event):
+    """The epochs with a frozen encoder (`train.freeze_epochs`) are over."""
+
+    what: str
+    """What trains from here on"""
+    epoch: float
+    """Epochs done"""
+    step: int
+    """Steps so far"""
+    worker: int | None = None
+    """The worker that logged it, where several train"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeStep(Event):
+    """A part of a probe begins. It is not logged."""
+
+    what: str
+    """The part"""
