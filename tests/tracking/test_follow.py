@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 import slipstream
 from slipstream import runs
-from slipstream.errors import UserError
+from slipstream.errors import ResumableError, UserError
 from slipstream.tracking import follower
 from slipstream.tracking.api import follow
+from slipstream.tracking.mlflow import take_password
+from slipstream.tracking.points import Point
+from slipstream.tracking.summary import read_figures
 from slipstream.tracking.tensorboard import TensorBoard
+from slipstream.tracking.tracker import TrackerDown
+from slipstream.training import train
 from tests.conftest import HUNG_S, small_config, waves
-from tests.tracking.reading import logged_points, read_scalars
+from tests.tracking.reading import logged_points, read_scalars, to_single
 
 REPEATED = {"train": {"repeats": 2, "epochs": 3}, "engine": {"log_every": 4}}
 
@@ -117,28 +124,174 @@ def test_a_follower_that_is_killed_goes_on_without_loss_or_repetition(run, tmp_p
     assert len(read_scalars(board)) == len(set(read_scalars(board)))
 
 
-def test_a_tracker_without_erasing_gets_only_what_is_new(run, tmp_path, monkeypatch):
-    sent = []
+class Keeping(TensorBoard):
+    """A tracker that cannot take back a point, as MLflow."""
 
-    class Keeping(TensorBoard):
-        def send(self, points):
-            sent.extend(points)
+    can_rewrite = False
+    sent: ClassVar[list[Point]] = []
+    begins = 0
 
-        def begin_anew(self):
-            return False
+    def send(self, points):
+        type(self).sent += points
+        super().send(points)
 
+    def find_missing(self, points):
+        return [point for point in points if point not in self.sent]
+
+    def begin_anew(self):
+        type(self).begins += 1
+        type(self).sent = []
+        super().begin_anew()
+
+
+@pytest.fixture
+def keeping(monkeypatch):
     monkeypatch.setattr("slipstream.tracking.tensorboard.TensorBoard", Keeping)
-    whole = logged_points(run)
-    rest = cut_log(run, 12)
-    follow(run, "tensorboard", out=str(tmp_path / "board"))
-    cut_log(run, 9)
-    runs.Run(run).append("resume", step=4, spent_s=1.0)
-    with (run / "events.jsonl").open("ab") as log:
-        log.write(rest)
-    follow(run, "tensorboard", out=str(tmp_path / "board"))
-    keys = [(one.part, one.name, one.step) for one in sent]
-    assert len(keys) == len(set(keys))
-    assert set(keys) == {one[:3] for one in whole}
+    monkeypatch.setattr(Keeping, "sent", [])
+    monkeypatch.setattr(Keeping, "begins", 0)
+    return Keeping
+
+
+class Killed(Exception):
+    """Ends a run where it stands."""
+
+
+def stop_after(number, kind):
+    """A function that stops a run as a kill does, without a checkpoint, at an event."""
+    left = [number]
+
+    def look(event):
+        left[0] -= event["event"] == kind
+        if left[0] == 0:
+            raise Killed
+
+    return look
+
+
+def as_points(points):
+    return sorted((one.part, one.name, one.step, to_single(one.value)) for one in points)
+
+
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_points_that_a_resumed_run_writes_again_are_sent_once(keeping, tmp_path, repeats):
+    sections = {"train": {"repeats": repeats, "epochs": 8}, "engine": {"log_every": 2}}
+    config = small_config(tmp_path / "runs", **sections)
+    out, folders = str(tmp_path / "board"), []
+    with pytest.raises(Killed):
+        train(config, waves(), watch=stop_after(3 * repeats, "epoch"))
+    for events in (2, 4):  # killed again after the resume
+        folders.append(runs.find_last(config.out))
+        unsettled = set(logged_points(folders[-1]))
+        assert not follow(folders[-1], "tensorboard", out=out)["finished"]
+        assert set(as_points(keeping.sent)) < unsettled
+        again = {"resume": folders[-1], "watch": stop_after(events, "log")}
+        with pytest.raises(Killed):  # other steps are logged, at another speed
+            train(None, waves(), overrides=("engine.log_every=3",), **again)
+    follow(folders[-1], "tensorboard", out=out)
+    result = slipstream.train(data=waves(), resume=folders[-1], quiet=True)
+    follow(result.run, "tensorboard", out=out)
+    assert keeping.begins == 0
+    assert as_points(set(keeping.sent)) == as_points(keeping.sent)
+    assert as_points(keeping.sent) == sorted(logged_points(result.run) + figures_of(result))
+
+
+def figures_of(result) -> list[tuple[str, str, int, float]]:
+    step = max(one.step for one in result.history)
+    values = read_figures(json.loads((result.run / "metrics.json").read_text()))
+    return [("", name, step, to_single(value)) for name, value in values.items()]
+
+
+def test_a_run_that_trains_longer_goes_on_in_the_same_place(keeping, tmp_path):
+    config = small_config(tmp_path / "runs", engine={"log_every": 2})
+    out = str(tmp_path / "board")
+    first = slipstream.train(config, waves(), quiet=True)
+    follow(first.run, "tensorboard", out=out)
+    early = figures_of(first)
+    longer = slipstream.train(
+        data=waves(), resume=first.run, overrides="train.epochs=4", quiet=True
+    )
+    follow(longer.run, "tensorboard", out=out)
+    assert keeping.begins == 0
+    wanted = sorted(logged_points(longer.run) + early + figures_of(longer))
+    assert as_points(keeping.sent) == wanted
+
+
+def test_a_log_that_was_cut_before_what_was_sent_is_sent_anew(keeping, run, tmp_path):
+    out = str(tmp_path / "board")
+    follow(run, "tensorboard", out=out)
+    rest = cut_log(run, 9)
+    with (run / "events.jsonl").open("ab") as log:  # an older checkpoint was used
+        log.write(b"".join(rest.splitlines(keepends=True)[4:]))
+    (run / "checkpoints").rename(run / "removed")
+    follow(run, "tensorboard", out=out)
+    assert keeping.begins == 1
+    assert as_points(one for one in keeping.sent if not is_figure(one.name)) == sorted(
+        logged_points(run)
+    )
+
+
+def is_figure(name: str) -> bool:
+    return "/" in name and not name.startswith("monitor")
+
+
+class Failing(Keeping):
+    """Its server is away for some calls, in the middle of a message."""
+
+    calls = 0
+
+    def send(self, points):
+        Failing.calls += 1
+        if 2 <= Failing.calls <= 4:
+            super().send(points[: len(points) // 2])
+            raise TrackerDown("the server does not answer")
+        super().send(points)
+
+
+@pytest.mark.usefixtures("keeping")
+def test_a_server_that_is_away_gets_what_is_missing_later(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("slipstream.runs.tail.MOST_BYTES", 500)
+    monkeypatch.setattr("slipstream.tracking.tensorboard.TensorBoard", Failing)
+    monkeypatch.setattr(follower, "FIRST_PAUSE_S", 0.01)
+    messages: list[str] = []
+    follow(run, "tensorboard", out=str(tmp_path / "board"), warn=messages.append)
+    assert messages == [
+        "the server does not answer; trying again",
+        "the tracker answers again",
+    ]
+    sent = [one for one in Failing.sent if not is_figure(one.name)]
+    assert as_points(sent) == sorted(logged_points(run))
+
+
+def test_a_server_that_stays_away_ends_the_follower_which_can_go_on(run, tmp_path, monkeypatch):
+    class Away(TensorBoard):
+        def send(self, points):
+            raise TrackerDown("the server does not answer")
+
+    monkeypatch.setattr(follower, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(follower, "PATIENCE_S", 0.05)
+    out = str(tmp_path / "board")
+    with monkeypatch.context() as patch:
+        patch.setattr("slipstream.tracking.tensorboard.TensorBoard", Away)
+        with pytest.raises(ResumableError, match="the same command"):
+            follow(run, "tensorboard", out=out, warn=lambda _: None)
+    assert follow(run, "tensorboard", out=out)["points"] == len(logged_points(run))
+    assert curves(tmp_path / "board" / run.name) == sorted(logged_points(run))
+
+
+@pytest.mark.parametrize("address", ["http://me:s3cret@host:5000", "https://:s3cret@host/a"])
+def test_a_password_in_a_config_is_refused_and_not_shown(tmp_path, address):
+    with pytest.raises(UserError, match=r"follow.out: holds a password") as caught:
+        slipstream.train(small_config(tmp_path), overrides={"follow.out": address}, quiet=True)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_a_password_in_an_address_goes_to_mlflows_variables(monkeypatch):
+    for name in ("USERNAME", "PASSWORD"):
+        monkeypatch.setenv(f"MLFLOW_TRACKING_{name}", "")
+    assert take_password("http://me:s%2Fcret@host:5000/a") == "http://host:5000/a"
+    assert os.environ["MLFLOW_TRACKING_USERNAME"] == "me"
+    assert os.environ["MLFLOW_TRACKING_PASSWORD"] == "s/cret"
+    assert take_password("http://host:5000") == "http://host:5000"
 
 
 def test_a_search_has_its_trials_as_parts(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tomllib
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,12 @@ def follow(
     out: str | None = None,
     project: str = PROJECT,
     show: Callable[[int], None] | None = None,
+    warn: Callable[[str], None] = warnings.warn,
 ) -> dict[str, Any]:
     """Send what a run logs to a tracker, until the run ends; a finished run is sent at once.
 
-    What was sent is in the run's folder: called again, it goes on where it was.
+    What was sent is in the run's folder: called again, it goes on where it was. A server that does
+    not answer is tried again as long as the run trains, and five minutes longer.
 
     Args:
         run: A run folder, the beginning of its name, or "last".
@@ -39,6 +42,7 @@ def follow(
             MLFLOW_TRACKING_URI). Weights & Biases: the folder of its files.
         project: MLflow's experiment, or the project of Weights & Biases.
         show: Called with the number of points sent so far.
+        warn: Called with a message when the server does not answer, and when it does again.
 
     Returns:
         `to`, `run`, `where`, `points` (sent by this call) and `finished`: whether the run is, and
@@ -47,6 +51,7 @@ def follow(
     Raises:
         UserError: There is no such run or tracker, a package is missing, or the server does not
             answer as it should.
+        ResumableError: The server does not answer; the same call sends the rest later.
 
     Example:
         result = slipstream.train("job.toml")
@@ -54,6 +59,10 @@ def follow(
     """
     if to not in EXTRAS:
         raise UserError(f"--to {to}: is none of {', '.join(EXTRAS)}")
+    if to == "mlflow" and out and "@" in out:
+        from slipstream.tracking.mlflow import take_password
+
+        out = take_password(out)
     folder = runs.find_run(run)
     check_run(folder)
     place = folder / "follow" / _name_place(to, out)
@@ -65,7 +74,7 @@ def follow(
             to, FollowedRun(folder, project, out, _read_settings(folder)), state
         )
         try:
-            followed = Follower(folder, state, tracker).follow(show)
+            followed = Follower(folder, state, tracker, warn).follow(show)
         finally:
             tracker.close()
         return {

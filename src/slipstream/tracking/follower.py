@@ -1,27 +1,38 @@
 """Follows a run's log and sends its points to a tracker, each of them once.
 
 What was sent is in a small file in the run's folder, so that a follower that was killed goes on
-where it was. A resumed run cuts its log and writes the same steps again: these points are sent
-again only where they differ.
+where it was. A tracker that can be rewritten gets points at once, and all of them again after a
+resumed run has cut its log; the others get only points that no resumed run writes again.
 """
 
 from __future__ import annotations
 
+import copy
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from slipstream import runs
-from slipstream.errors import UserError
+from slipstream.errors import ResumableError, UserError
 from slipstream.run_names import get_start_time
 from slipstream.runs import lock as locks
-from slipstream.runs.tail import LOG_START, read_chunk
-from slipstream.tracking.points import Point, PointReader
-from slipstream.tracking.summary import list_files, read_figures
-from slipstream.tracking.tracker import Tracker
+from slipstream.runs.tail import LOG_START, Chunk, read_chunk
+from slipstream.tracking.points import WHOLE, Point, PointReader
+from slipstream.tracking.settled import find_settled_size, is_finished
+from slipstream.tracking.tracker import Tracker, TrackerDown
 
 POLL_S = 1.0
+FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 60.0
+"""Between two attempts to reach a server that does not answer"""
+PATIENCE_S = 300.0
+"""How long a server is tried after the run has ended; before that, as long as the run trains"""
+LOSS = "/val_loss"
+"""The series whose last step is that of the final figures"""
+ENDS = ("trial", "lane")
+"""Events that end a part; the field with its number has the same name"""
 
 
 class Followed(NamedTuple):
@@ -42,126 +53,169 @@ class SentPoints:
         self.position: str = saved.get("position", LOG_START)
         self.remote: dict[str, str] = saved.get("remote", {})
         self.finished_at: str | None = saved.get("finished_at")
-        self.reader = PointReader(**saved.get("reader", {"opened": opened}))
-        self.sent: dict[str, int] = saved.get("sent", {})
-        """By part and name: the last step"""
-        self.recent: dict[str, dict[str, float]] = saved.get("recent", {})
-        """By part and name: values by step, since the last checkpoint"""
+        reader = saved.get("reader") or {"opened": opened}
+        self.reader = PointReader(**reader)
         self.pending: list[Point] = [Point(*one) for one in saved.get("pending", [])]
         """That may or may not have arrived"""
 
     def save(self) -> None:
-        names = ("position", "remote", "finished_at", "sent", "recent", "pending")
+        names = ("position", "remote", "finished_at", "pending")
         reader = {"reader": vars(self.reader)}
         runs.write_json(self.path, {name: getattr(self, name) for name in names} | reader)
 
-    def forget(self) -> None:
+    def forget(self, opened: float) -> None:
         """Begin anew: nothing was sent."""
-        self.sent, self.recent, self.pending, self.finished_at = {}, {}, [], None
-
-    def is_new(self, point: Point) -> bool:
-        series = _name_series(point)
-        if point.step > self.sent.get(series, -1):
-            return True
-        return self.recent.get(series, {}).get(str(point.step), point.value) != point.value
-
-    def note(self, points: Sequence[Point]) -> None:
-        """Note points that have arrived."""
-        for point in points:
-            series = _name_series(point)
-            self.sent[series] = max(self.sent.get(series, -1), point.step)
-            self.recent.setdefault(series, {})[str(point.step)] = point.value
-
-
-def _name_series(point: Point) -> str:
-    return f"{point.part}/{point.name}"
+        self.position, self.reader = LOG_START, PointReader(opened)
+        self.pending, self.finished_at = [], None
 
 
 class Follower:
     """Sends one run's points to one tracker."""
 
-    def __init__(self, folder: Path, state: SentPoints, tracker: Tracker) -> None:
-        self.folder, self.state, self.tracker = folder, state, tracker
+    def __init__(
+        self, folder: Path, state: SentPoints, tracker: Tracker, warn: Callable[[str], None]
+    ) -> None:
+        self.folder, self.state, self.tracker, self.warn = folder, state, tracker, warn
         self._sent = 0
-        self._has_ended = False
+        self._is_unsure = False
+        """Whether the pending points may have been sent already"""
 
     def follow(self, show: Callable[[int], None] | None) -> Followed:
         """Send points until the run ends; `show` is called with their number."""
-        self._recover()
+        self._call(self._recover)
         while True:
-            is_running = bool(locks.find_holder(self.folder))  # before its last lines are read
-            while self._read_once():
+            is_running = self._is_running()  # before its last lines are read
+            while self._read_settled():
                 if show is not None:
                     show(self._sent)
-            if not is_running or (self._has_ended and self._is_finished()):
+            if not is_running:
                 break
             time.sleep(POLL_S)
-        if self._is_finished():
-            self._finish()
-        return Followed(self._sent, self._is_finished())
+        finished = is_finished(self.folder)
+        if finished:
+            self._read_rest()
+            self._call(self._finish)
+        else:
+            self._call(self.tracker.stop)
+        self.state.save()
+        return Followed(self._sent, finished)
 
-    def _is_finished(self) -> bool:
-        return (self.folder / "metrics.json").exists()
+    def _is_running(self) -> bool:
+        return bool(locks.find_holder(self.folder))
+
+    def _call(self, function: Callable[[], Any]) -> None:
+        """Call a function that needs the server, again and again while that does not answer."""
+        pause_s, since = FIRST_PAUSE_S, None
+        while True:
+            try:
+                function()
+            except TrackerDown as error:
+                now = time.monotonic()
+                if since is None:
+                    self.warn(f"{error}; trying again")
+                if since is None or self._is_running():
+                    since = now
+                if now - since > PATIENCE_S:
+                    raise ResumableError(
+                        f"{error}; the rest is sent by the same command, once it answers"
+                    ) from None
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, MOST_PAUSE_S)
+            else:
+                if since is not None:
+                    self.warn("the tracker answers again")
+                return
 
     def _recover(self) -> None:
-        """Settle what a killed follower left."""
+        """Send those of the pending points that have not arrived: the follower was killed, or the
+        server went away."""
         pending = self.state.pending
-        if pending and self.tracker.begin_anew():
+        missing = self.tracker.find_missing(pending) if pending else []
+        if missing is None:
             self._begin_anew()
-        elif pending:
-            self._send(self.tracker.find_missing(pending))
-            self.state.note(pending)
+            return
+        self.tracker.send(missing)
+        self._sent += len(missing)
         self.state.pending = []
 
     def _begin_anew(self) -> None:
-        self.state.forget()
-        self.state.position = LOG_START
-        self.state.reader = PointReader(get_start_time(self.folder))
+        self.tracker.begin_anew()
+        self.state.forget(get_start_time(self.folder))
 
-    def _read_once(self) -> bool:
-        chunk = read_chunk(self.folder / "events.jsonl", self.state.position)
+    def _read_settled(self) -> bool:
+        """Send what is new and will stand; return whether there was something."""
+        end = None if self.tracker.can_rewrite else find_settled_size(self.folder)
+        chunk = read_chunk(self.folder / "events.jsonl", self.state.position, end=end)
         if chunk.is_reset:
-            self.state.reader = PointReader(get_start_time(self.folder))
-            if self.tracker.begin_anew():
-                self.state.forget()
-        elif chunk.position == self.state.position:
+            self._call(self._begin_anew)
+            return True
+        if chunk.position == self.state.position:
             return False
-        parts: list[list[Point]] = [[]]  # a checkpoint lies between two of them
-        met: set[tuple[str, str, int]] = set()
-        for event in chunk.events:
-            for point in self.state.reader.read(event):
-                if point[:3] not in met and self.state.is_new(point):
-                    met.add(point[:3])
-                    parts[-1].append(point)
-            if event["event"] == "trial":
-                self.tracker.trial_settings[f"trial-{event['trial']}"] = event.get("params") or {}
-            if event["event"] == "checkpoint":
-                parts.append([])
-        self._has_ended = bool(chunk.events) and chunk.events[-1]["event"] == "end"
-        self._send([point for part in parts for point in part])
-        for number, part in enumerate(parts):
-            if number:
-                self.state.recent = {}  # no resumed run writes these steps again
-            self.state.note(part)
-        self.state.position, self.state.pending = chunk.position, []
-        self.state.save()
+        self._send(self.state.reader, chunk)
         return True
 
-    def _send(self, points: list[Point]) -> None:
+    def _read_rest(self) -> None:
+        """Send the last points of a finished run. Without any, the position stays, so that a run
+        that trains longer, and cuts its log to its checkpoint, goes on from there."""
+        while True:
+            chunk = read_chunk(self.folder / "events.jsonl", self.state.position)
+            trial = copy.deepcopy(self.state.reader)
+            if not any(map(trial.read, chunk.events)):
+                return
+            self._send(self.state.reader, chunk)
+
+    def _send(self, reader: PointReader, chunk: Chunk) -> None:
+        """Send the points of a chunk, which is pending until they have arrived."""
+        points: list[Point] = []
+        ended: dict[str, str] = {}
+        for event in chunk.events:
+            points += reader.read(event)
+            kind = event["event"]
+            if kind in ENDS:
+                part = f"{kind}-{event[kind]}"
+                ended[part] = event.get("state", "finished")
+                self.tracker.part_settings[part] = event.get("params") or {}
+        self.state.position = chunk.position
         if points:
             self.state.pending = points
             self.state.save()
-            self.tracker.send(points)
-            self._sent += len(points)
+            self._call(self._send_pending)
+        for part, state in ended.items():
+            self._call(partial(self.tracker.end_part, part, state))
+        if points or ended:
+            self.state.save()
+
+    def _send_pending(self) -> None:
+        if self._is_unsure:
+            self._recover()
+        else:
+            self._is_unsure = True
+            self.tracker.send(self.state.pending)
+            self._sent += len(self.state.pending)
+            self.state.pending = []
+        self._is_unsure = False
 
     def _finish(self) -> None:
+        # they import pyarrow, which training shall not wait for
+        from slipstream.tracking.summary import list_files, read_figures
+
         metrics = runs.read_json(self.folder / "metrics.json")
         finished_at = str(metrics.get("finished_at"))
         if self.state.finished_at != finished_at:
+            steps = [last[0] for name, last in self.state.reader.last.items() if LOSS in name]
+            at = parse_time(metrics.get("finished_at"))
+            figures = [
+                Point(WHOLE, name, int(max(steps, default=0)), value, at)
+                for name, value in read_figures(metrics).items()
+            ]
             with list_files(self.folder) as files:
-                self.tracker.finish(read_figures(metrics), files)
+                self.tracker.finish(figures, files)
             self.state.finished_at = finished_at
-        self.state.save()
+
+
+def parse_time(text: str | None) -> float:
+    """Return the POSIX time of a text; now where there is none."""
+    return datetime.fromisoformat(text).timestamp() if text else time.time()
 
 
 def check_run(folder: Path) -> None:

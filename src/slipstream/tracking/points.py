@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -29,23 +29,46 @@ class PointReader:
     """Turns the events of one log into points, in their order."""
 
     def __init__(
-        self, opened: float, child: str = "lane", counts: dict[str, int] | None = None
+        self,
+        opened: float,
+        child: str = "lane",
+        counts: dict[str, int] | None = None,
+        waiting: Sequence[Sequence[Any]] = (),
+        last: dict[str, Sequence[float]] | None = None,
     ) -> None:
         """`opened`: the POSIX time from which `at_s` counts, for logs that do not state it."""
         self.opened, self.child, self.counts = opened, child, counts or {}
+        self.waiting = [Point(*one) for one in waiting]
+        """Samples of the machine since the last loss: they count once another one follows, since a
+        finished run that trains longer writes those after its last checkpoint anew"""
+        self.last = last or {}
+        """Step and value of the last point, by part and name"""
 
     def read(self, event: Mapping[str, Any]) -> list[Point]:
-        """Return the points of an event; numbers that are not finite are left out."""
+        """Return the points of an event; numbers that are not finite are left out, and those that
+        the event before has already."""
         if "opened_at" in event:
             self.opened = datetime.fromisoformat(event["opened_at"]).timestamp()
         if "space" in event:
             self.child = "trial"
         at = self.opened + event["at_s"]
-        return [
+        points = [
             Point(part, name, step, float(value), at)
             for part, name, step, value in self._list_values(event)
             if _is_number(value)
         ]
+        if event["event"] == "monitor":
+            self.waiting += points
+            return []
+        if points:
+            points, self.waiting = [*self.waiting, *points], []
+        return [point for point in points if self._is_new(point)]
+
+    def _is_new(self, point: Point) -> bool:
+        series, value = f"{point.part}/{point.name}", (point.step, point.value)
+        before = tuple(self.last.get(series, ()))
+        self.last[series] = value
+        return before != value
 
     def _list_values(self, event: Mapping[str, Any]) -> Iterator[tuple[str, str, int, Any]]:
         match event["event"]:
@@ -66,10 +89,11 @@ class PointReader:
             case "retrained":
                 yield WHOLE, "retrained_loss", self._count("retrained"), event.get("loss")
             case "monitor":
-                sample = self._count("monitor")
+                owner = f"monitor/worker-{event['worker']}" if "worker" in event else "monitor"
+                sample = self._count(owner)
                 for name, value in event.items():
-                    if name not in ("event", "at_s", "seconds"):
-                        yield WHOLE, f"monitor/{name}", sample, value
+                    if name not in ("event", "at_s", "seconds", "worker"):
+                        yield WHOLE, f"{owner}/{name}", sample, value
 
     def _find_part(self, event: Mapping[str, Any]) -> str:
         for kind in ("trial", "lane"):

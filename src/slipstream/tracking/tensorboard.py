@@ -6,13 +6,14 @@ point that counts as sent could be lost. Its file writer is used directly.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from slipstream.tracking.points import WHOLE, Point
-from slipstream.tracking.tracker import FollowedRun, Memory, Tracker
+from slipstream.tracking.tracker import FollowedRun, Memory, Tracker, TrackerDown
 
 EVENT_FILES = "events.out.tfevents.*"
 
@@ -20,11 +21,11 @@ EVENT_FILES = "events.out.tfevents.*"
 class TensorBoard(Tracker):
     """Writes event files with tensorboardX."""
 
-    def __init__(self, about: FollowedRun, memory: Memory) -> None:
-        from tensorboardX.event_file_writer import EventsWriter
+    can_rewrite = True
 
+    def __init__(self, about: FollowedRun, memory: Memory) -> None:
         super().__init__(about, memory)
-        self._create_writer: Any = EventsWriter
+        self._create_writer = _import_writer()
         self._writers: dict[str, Any] = {}
         self.folder = Path(about.out or "tensorboard") / about.name
 
@@ -55,27 +56,36 @@ class TensorBoard(Tracker):
     def send(self, points: Sequence[Point]) -> None:
         from tensorboardX.summary import scalar
 
-        for point in points:
-            self._write(point.part, scalar(point.name, point.value), step=point.step, at=point.at)
-        self._flush()
+        try:
+            for point in points:
+                summary = scalar(point.name, point.value)
+                self._write(point.part, summary, step=point.step, at=point.at)
+            self._flush()
+        except OSError as error:  # such as a full disk
+            raise TrackerDown(f"{self.folder}: cannot be written to ({error})") from None
 
-    def begin_anew(self) -> bool:
+    def begin_anew(self) -> None:
         self.close()
         for folder in (self.folder, *self.folder.glob("lane-*"), *self.folder.glob("trial-*")):
             for file in folder.glob(EVENT_FILES):  # and nothing else: `out` may hold other things
                 file.unlink()
-        return True
 
-    def find_missing(self, points: Sequence[Point]) -> list[Point]:
-        return list(points)  # all was erased before
+    def find_missing(self, points: Sequence[Point]) -> None:
+        """Nothing says which of them are on disk."""
 
-    def finish(self, figures: dict[str, float], files: dict[str, Path]) -> None:
+    def end_part(self, part: str, state: str) -> None:
+        if part in self._writers:
+            self._writers.pop(part).close()
+
+    def stop(self) -> None:
+        """Nothing says so in its files."""
+
+    def finish(self, figures: Sequence[Point], files: dict[str, Path]) -> None:
         from matplotlib.image import imread
-        from tensorboardX.summary import image, scalar
+        from tensorboardX.summary import image
 
+        self.send(figures)
         now = time.time()
-        for name, value in figures.items():
-            self._write(WHOLE, scalar(name, value), step=0, at=now)
         for file in files.values():
             if file.suffix == ".png":
                 picture = image(file.stem, imread(file), dataformats="HWC")
@@ -89,3 +99,17 @@ class TensorBoard(Tracker):
 
     def describe(self) -> str:
         return f"{self.folder} (tensorboard --logdir {self.folder.parent})"
+
+
+def _import_writer() -> Any:
+    """Import tensorboardX's file writer without torch, which takes seconds and which it needs for
+    the name of a type only."""
+    hides = "torch" not in sys.modules
+    if hides:
+        sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
+        from tensorboardX.event_file_writer import EventsWriter
+    finally:
+        if hides:
+            del sys.modules["torch"]
+    return EventsWriter

@@ -36,32 +36,48 @@ class Memory(Protocol):
     def save(self) -> None: ...
 
 
+class TrackerDown(Exception):
+    """The tracker does not answer; it may later."""
+
+
 class Tracker(ABC):
     """Takes points and, at the end, figures and files."""
 
+    can_rewrite = False
+    """Whether points can be taken back, so that those may be sent that a resumed run replaces"""
+
     def __init__(self, about: FollowedRun, memory: Memory) -> None:
         self.about, self.memory, self.remote = about, memory, memory.remote
-        self.trial_settings: dict[str, dict[str, Any]] = {}
+        self.part_settings: dict[str, dict[str, Any]] = {}
         """By part: what a trial of a search has of its own"""
 
     def get_settings(self, part: str) -> dict[str, Any]:
-        return self.about.settings | self.trial_settings.get(part, {})
+        return self.about.settings | self.part_settings.get(part, {})
 
     @abstractmethod
     def send(self, points: Sequence[Point]) -> None:
         """Send points of any parts; they have arrived when it returns."""
 
     @abstractmethod
-    def begin_anew(self) -> bool:
-        """Erase what was sent, because it may no longer hold; False where that is not possible."""
+    def begin_anew(self) -> None:
+        """Erase what was sent: the log was cut, and some of it no longer holds."""
 
     @abstractmethod
-    def find_missing(self, points: Sequence[Point]) -> list[Point]:
-        """Return those of the points that have not arrived; a killed process may have sent some."""
+    def find_missing(self, points: Sequence[Point]) -> Sequence[Point] | None:
+        """Return those of the points that have not arrived, of which a killed process may have sent
+        some; None where that cannot be known, and all has to be sent anew."""
 
     @abstractmethod
-    def finish(self, figures: dict[str, float], files: dict[str, Path]) -> None:
+    def end_part(self, part: str, state: str) -> None:
+        """Note that a model has ended: finished, pruned, failed or cut off."""
+
+    @abstractmethod
+    def finish(self, figures: Sequence[Point], files: dict[str, Path]) -> None:
         """Add the final figures and files of a finished run."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Note that the run has stopped before its end; it may go on later."""
 
     @abstractmethod
     def close(self) -> None: ...

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ class WeightsAndBiases(Tracker):
         super().__init__(about, memory)
         self._wandb: Any = wandb
         self._runs: dict[str, Any] = {}
+        self._is_offline = os.environ.get("WANDB_MODE") == "offline"
 
     def _get_run(self, part: str) -> Any:
         if part not in self._runs:
@@ -39,7 +42,7 @@ class WeightsAndBiases(Tracker):
                     job_type=part.partition("-")[0] or "run",
                     config=self.get_settings(part),
                     dir=self.about.out,
-                    resume=None if os.environ.get("WANDB_MODE") == "offline" else "allow",
+                    resume=None if self._is_offline else "allow",
                     reinit="create_new",
                     settings=settings,
                 )
@@ -58,15 +61,32 @@ class WeightsAndBiases(Tracker):
         for (part, step, at), values in lines.items():
             self._get_run(part).log(values | {"step": step, "logged_at": at})
 
-    def begin_anew(self) -> bool:
-        return False
+    def begin_anew(self) -> None:
+        """Remove the runs: their files in offline mode, else those on the server."""
+        self.close()
+        folder = Path(self.about.out or ".") / "wandb"
+        for part, name in list(self.remote.items()):
+            for files in folder.glob(f"offline-run-*-{name}"):
+                shutil.rmtree(files, ignore_errors=True)
+            if not self._is_offline:
+                with suppress(self._wandb.Error, OSError):  # somebody has deleted it
+                    self._wandb.Api().run(f"{self.about.project}/{name}").delete()
+            del self.remote[part]
 
-    def find_missing(self, points: Sequence[Point]) -> list[Point]:
-        return list(points)  # its files cannot be asked: better twice than never
+    def find_missing(self, points: Sequence[Point]) -> None:
+        """Nothing says which of them have arrived."""
 
-    def finish(self, figures: dict[str, float], files: dict[str, Path]) -> None:
+    def end_part(self, part: str, state: str) -> None:
+        if part in self._runs:
+            self._runs[part].summary["state"] = state
+            self._runs.pop(part).finish()
+
+    def stop(self) -> None:
+        """`close` ends the runs; they go on with the next follower."""
+
+    def finish(self, figures: Sequence[Point], files: dict[str, Path]) -> None:
         run = self._get_run(WHOLE)
-        run.summary.update(figures)
+        run.summary.update({one.name: one.value for one in figures})
         pictures = [file for file in files.values() if file.suffix == ".png"]
         if pictures:
             run.log({file.stem: self._wandb.Image(str(file)) for file in pictures})
