@@ -21,6 +21,7 @@ from slipstream.catalog.rows import (
 )
 from slipstream.catalog.scores import HIGHER_IS_BETTER, SCALED, find_result, rank
 from slipstream.errors import UserError
+from slipstream.object_storage import parse_path
 from slipstream.reporting.formatting import format_number, format_seconds, get_metric_name
 from slipstream.run_names import KINDS, OUT, find_run
 from slipstream.text import format_count, format_html_table, format_table
@@ -52,7 +53,7 @@ class RunTable(list[RunRow]):
 
     def to_pandas(self) -> Any:
         """Return the rows as a pandas.DataFrame."""
-        rows = [asdict(row) | {"run": str(row.run)} for row in self]
+        rows = [asdict(row) | {"run": row.to_dict()["run"]} for row in self]
         return to_frame({field.name: [row[field.name] for row in rows] for field in fields(RunRow)})
 
     def __repr__(self) -> str:
@@ -85,7 +86,7 @@ def list_runs(
     Only small files are read, and torch is not loaded. Damaged runs are listed with what is wrong.
 
     Args:
-        out: The folder that holds the runs.
+        out: The folder that holds the runs, or the URL of one that `copy_run` has copied runs to.
         kind: Only runs of this kind: train, pretrain, search, probe or ensemble.
         state: Only runs in this state: running, stopped, finished or damaged.
         name: Only runs whose names contain this text, or match it as a pattern such as `job-*`.
@@ -108,9 +109,16 @@ def list_runs(
     _check_choice("kind", kind, KINDS)
     _check_choice("state", state, STATES)
     _check_choice("sort", sort, SORT_KEYS)
-    rows = [make_row(files, metric) for files in iter_files(out)]
+    place = parse_path(out)
+    if isinstance(place, Path):
+        rows = [make_row(files, metric) for files in iter_files(out)]
+    else:
+        from slipstream.catalog.copying import list_copies  # only for runs in object storage
+
+        rows = list_copies(place, metric)
     if metric and rows and not any(row.test is not None or row.val is not None for row in rows):
-        raise UserError(f'no run in {out} has the metric "{metric}"{_suggest_metrics(out)}')
+        known = _suggest_metrics(out) if isinstance(place, Path) else ""
+        raise UserError(f'no run in {out} has the metric "{metric}"{known}')
     selected = [
         row
         for row in rows

@@ -13,6 +13,7 @@ from slipstream.catalog.listing import RunTable, find_listed, group_comparable, 
 from slipstream.catalog.rows import DAMAGED, FINISHED, STOPPED, RunRow, read_files, read_row
 from slipstream.catalog.scores import rank
 from slipstream.errors import UserError
+from slipstream.object_storage import refuse_url
 from slipstream.run_names import OUT
 from slipstream.runs import lock as locks
 from slipstream.runs.folder import UNPUBLISHED
@@ -78,6 +79,7 @@ def prune_runs(
     Example:
         slipstream.prune_runs(keep_best=5, dry_run=True)
     """
+    refuse_url(out, "runs are removed on this machine only", "remove copies with the tools for")
     if keep_best < 0:
         raise UserError(f"keep_best is {keep_best}; expected 0 or more")
     rows = list_runs(out, metric=metric)

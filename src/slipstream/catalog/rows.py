@@ -15,6 +15,7 @@ from typing import Any
 from slipstream import runs
 from slipstream.catalog.scores import Scores, read_scores
 from slipstream.errors import UserError
+from slipstream.object_storage import parse_path
 from slipstream.run_names import find_kind, get_start_time
 from slipstream.text import format_epoch
 
@@ -92,7 +93,7 @@ class RunRow:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row as JSON has it: paths and times as text."""
-        return asdict(self) | {"run": str(self.run), "at": self.at.isoformat()}
+        return asdict(self) | {"run": str(parse_path(self.run)), "at": self.at.isoformat()}
 
 
 @dataclass(frozen=True)

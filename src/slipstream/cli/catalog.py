@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from slipstream.cli.options import RUN_HELP, Json, Quiet, RunFolder, folder_option, parse_path
 from slipstream.cli.output import handle_errors, print_result
 from slipstream.errors import UserError
+from slipstream.object_storage import is_url
 from slipstream.run_names import OUT
 from slipstream.terminal.streams import SafeStream
 
@@ -70,7 +71,7 @@ def list_command(
         typer.Argument(
             parser=parse_path,
             metavar="FOLDER",
-            help="The folder that holds the runs.",
+            help="The folder that holds the runs, or the URL of one with copies.",
             show_default=OUT,
         ),
     ] = None,
@@ -96,7 +97,7 @@ def list_command(
         from slipstream.catalog.listing import list_runs
 
         where = out or folder or Path(OUT)
-        if folder and not folder.is_dir():
+        if folder and not is_url(folder) and not folder.is_dir():
             commands = "list, show, compare, best, remove and prune"
             raise UserError(f"{folder}: there is no such folder; the commands are {commands}")
         filters = {"kind": kind, "state": state, "name": name, "data": data}

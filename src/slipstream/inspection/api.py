@@ -18,6 +18,7 @@ from slipstream.inspection.profiles import NUMBER, TEXT, TIME, ColumnProfile
 from slipstream.inspection.proposal import Proposal, describe_series
 from slipstream.inspection.reading import EVERY_SHEET, open_tables
 from slipstream.inspection.survey import Survey, survey_tables
+from slipstream.object_storage import is_url
 from slipstream.reporting.formatting import find_unit
 from slipstream.reporting.inspection import Course
 
@@ -113,7 +114,7 @@ class Findings:
     def format_config(self, file: Path) -> str:
         """Format the config for a file in which paths are relative to its folder."""
         path = Path(self.path)
-        if not path.is_absolute() and path.exists():
+        if not is_url(self.path) and not path.is_absolute() and path.exists():
             relative = os.path.relpath(path.resolve(), file.resolve().parent)
             return self.proposal.to_toml(Path(relative).as_posix())
         return self.proposal.to_toml()

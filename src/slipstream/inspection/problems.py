@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 from slipstream.data.io import files
 from slipstream.inspection.profiles import EMPTY, NUMBER, TEXT, TIME, ColumnProfile
 from slipstream.inspection.proposal import Proposal
+from slipstream.object_storage import parse_path
 from slipstream.text import format_count, format_number
 
 MOST_NAMED = 3
@@ -49,7 +49,7 @@ def _check_files(proposal: Proposal, path: str) -> Iterator[Remark]:
                 "the same columns",
             )
     if len(survey.files) > 1:
-        paths = {file: file.name for file in files.expand_path(Path(path))[1]}
+        paths = {file: file.name for file in files.expand_path(parse_path(path))[1]}
         for alike in files.group_by_content(paths):
             first, *others = (paths[file] for file in alike)
             names = ", ".join(others)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import tomli_w
 
 from slipstream.inspection.profiles import BOOLEAN, NUMBER, ColumnProfile
 from slipstream.inspection.survey import SeriesColumns, Survey
+from slipstream.object_storage import parse_path
 
 CONTEXT, HORIZON = 96, 24
 EPOCHS = 20
@@ -147,7 +147,7 @@ class Proposal:
             self.data["gap_tolerance"] = math.inf
             self.reasons["gap_tolerance"] = f"{gaps:,} steps are longer; rows count as consecutive"
         self.data["split"] = {"train": 0.7, "val": 0.1, "test": 0.2}
-        path = Path(self.path)
+        path = parse_path(self.path)
         if path.is_dir() and all((path / name).is_dir() for name in SETS):
             self.data["split"] = {"folders": True}
 

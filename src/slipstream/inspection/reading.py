@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -14,6 +13,7 @@ from slipstream.data.io import compression, csv, decimals, files
 from slipstream.data.io.layout import describe_layout
 from slipstream.data.io.options import ReadOptions
 from slipstream.data.io.table import DataTable
+from slipstream.object_storage import AnyPath, ObjectPath, name_below, parse_path
 
 BATCH_VALUES = 4_000_000
 EVERY_SHEET = ReadOptions(sheets=("*",))
@@ -44,9 +44,9 @@ def open_tables(path: str, options: ReadOptions = EVERY_SHEET) -> Iterator[OpenT
         for table in files.read_tables(Data(path=path), None):
             yield open_table(table, None)
         return
-    folder, paths = files.expand_path(Path(path))
+    folder, paths = files.expand_path(parse_path(path))
     for file in paths:
-        name = file.relative_to(folder).as_posix()
+        name = name_below(file, folder).as_posix()
         if options == EVERY_SHEET and _is_large_text(file):
             yield _open_text(file, name)
         else:
@@ -54,16 +54,16 @@ def open_tables(path: str, options: ReadOptions = EVERY_SHEET) -> Iterator[OpenT
                 yield open_table(table, file)
 
 
-def _is_large_text(path: Path) -> bool:
+def _is_large_text(path: AnyPath) -> bool:
     """Whether a file is text that does not fit into little memory; packed text may be."""
     endings = [ending for ending, kind in files.READERS.items() if kind == "csv"]
     is_text = compression.is_readable(path, endings)
     return is_text and path.exists() and path.stat().st_size > files.LARGE_BYTES
 
 
-def _open_text(path: Path, name: str) -> OpenTable:
+def _open_text(path: AnyPath, name: str) -> OpenTable:
     size = path.stat().st_size
-    if path.suffix.lower() in compression.SUFFIXES:
+    if isinstance(path, ObjectPath) or path.suffix.lower() in compression.SUFFIXES:
         unpacked = compression.unpack(path, files.READERS)
         name, path = name + unpacked.label.removeprefix(str(path)), unpacked.path
     opened = csv.open_csv(path, name, files.read_head(path, "data.path"))
@@ -106,7 +106,7 @@ def _list_borders(table: DataTable, num_values: int) -> list[int]:
     return [*borders, table.num_rows]
 
 
-def open_table(table: DataTable, path: Path | None, num_values: int = BATCH_VALUES) -> OpenTable:
+def open_table(table: DataTable, path: AnyPath | None, num_values: int = BATCH_VALUES) -> OpenTable:
     """Read a table piece by piece, of so many values; one on disk by its row groups."""
 
     def read() -> Iterator[Batch]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import combinations
-from pathlib import Path
 from typing import NamedTuple
 
 from slipstream.data.io.columns import is_text
@@ -13,6 +12,7 @@ from slipstream.errors import UserError
 from slipstream.inspection.profiles import NUMBER, TEXT, ColumnProfile
 from slipstream.inspection.reading import Batch, OpenTable
 from slipstream.inspection.times import TimeOrder, TimeSource, find_time
+from slipstream.object_storage import parse_path
 
 INTERLEAVED = 0.3
 """Share of rows with the time of the row above, from which on series are taken to be mixed"""
@@ -138,5 +138,5 @@ def survey_tables(tables: Iterable[OpenTable], path: str) -> Survey:
     for table in tables:
         survey.add(table)
     if not survey.num_rows:
-        raise UserError(f"{Path(path)}: has no rows")
+        raise UserError(f"{parse_path(path)}: has no rows")
     return survey

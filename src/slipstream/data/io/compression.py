@@ -1,6 +1,7 @@
-"""Compressed files, gzip and ZIP archives with one table inside, and text in other encodings.
+"""Compressed files, gzip and ZIP archives with one table inside, text in other encodings, and
+copies of files in object storage.
 
-They are unpacked into a temporary folder that is removed when the process ends, so that readers map
+They are written to a temporary folder that is removed when the process ends, so that readers map
 them into memory, and read them by row group, like any other file.
 """
 
@@ -9,12 +10,14 @@ import shutil
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import IO, NamedTuple
 
 from slipstream.errors import UserError
+from slipstream.object_storage import PARALLEL, AnyPath, ObjectPath, explain
 
 SUFFIXES = (".gz", ".zip")
 MOST_NAMES = 5
@@ -24,17 +27,17 @@ ERRORS = (zipfile.BadZipFile, gzip.BadGzipFile, EOFError, zlib.error, NotImpleme
 
 
 class UnpackedFile(NamedTuple):
-    """A file from within a compressed one."""
+    """A file from within a compressed one, or a copy of one in object storage."""
 
     path: Path
     label: str
-    """The compressed file's path, and the name of the file inside if it is an archive"""
+    """The original file's path, and the name of the file inside if it is an archive"""
 
 
-_unpacked: dict[tuple[Path, int, int, str], UnpackedFile] = {}
+_unpacked: dict[tuple[AnyPath, int, int, str], UnpackedFile] = {}
 
 
-def is_readable(path: Path, formats: Collection[str]) -> bool:
+def is_readable(path: AnyPath, formats: Collection[str]) -> bool:
     """Return whether a file's name promises one of these formats, compressed or not."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes[-1:] == [".gz"]:
@@ -42,10 +45,31 @@ def is_readable(path: Path, formats: Collection[str]) -> bool:
     return suffixes[-1:] == [".zip"] or bool(suffixes and suffixes[-1] in formats)
 
 
-def unpack(path: Path, formats: Collection[str]) -> UnpackedFile:
-    """Unpack a file, once per process while it stays the same."""
-    unpack_one = _unpack_zip if path.suffix.lower() == ".zip" else _unpack_gzip
-    return _write_once(path, "", lambda: unpack_one(path, formats))
+def unpack(path: AnyPath, formats: Collection[str]) -> UnpackedFile:
+    """Unpack a file, once per process while it stays the same; an object is copied at least."""
+    if path.suffix.lower() == ".gz":
+        return _write_once(path, "", lambda: _unpack_gzip(path, formats))
+    if isinstance(path, Path):
+        return _write_once(path, "", lambda: _unpack_zip(path, formats))
+    copied = _write_once(path, "copy", lambda: _download(path))
+    if path.suffix.lower() != ".zip":
+        return copied
+    inner = _write_once(copied.path, "", lambda: _unpack_zip(copied.path, formats))
+    return UnpackedFile(inner.path, inner.label.replace(str(copied.path), str(path)))
+
+
+def unpack_objects(paths: Sequence[ObjectPath], formats: Collection[str]) -> None:
+    """Copy objects ahead, several at a time."""
+    _make_folder()
+    with ThreadPoolExecutor(PARALLEL) as pool:
+        for _ in pool.map(lambda path: unpack(path, formats), paths):
+            pass
+
+
+def _download(path: ObjectPath) -> UnpackedFile:
+    target = _make_path(path.name)
+    path.download(target)
+    return UnpackedFile(target, str(path))
 
 
 def transcode(path: Path, encoding: str) -> UnpackedFile:
@@ -53,7 +77,7 @@ def transcode(path: Path, encoding: str) -> UnpackedFile:
     return _write_once(path, encoding, lambda: _transcode(path, encoding))
 
 
-def _write_once(path: Path, encoding: str, write: Callable[[], UnpackedFile]) -> UnpackedFile:
+def _write_once(path: AnyPath, encoding: str, write: Callable[[], UnpackedFile]) -> UnpackedFile:
     status = path.stat()
     key = (path.resolve(), status.st_size, status.st_mtime_ns, encoding)
     if key not in _unpacked:
@@ -62,6 +86,8 @@ def _write_once(path: Path, encoding: str, write: Callable[[], UnpackedFile]) ->
         except ERRORS as error:
             raise UserError(f"{path}: cannot be unpacked ({error}); it is damaged") from None
         except OSError as error:
+            if isinstance(path, ObjectPath) and error.errno is None:
+                raise explain(path, error) from None
             raise UserError(
                 f"{path}: cannot be unpacked to {tempfile.gettempdir()} "
                 f"({error.strerror or error}); set TMPDIR to another folder, or unpack it yourself"
@@ -85,14 +111,15 @@ def _transcode(path: Path, encoding: str) -> UnpackedFile:
     return UnpackedFile(target, str(path))
 
 
-def _unpack_gzip(path: Path, formats: Collection[str]) -> UnpackedFile:
+def _unpack_gzip(path: AnyPath, formats: Collection[str]) -> UnpackedFile:
     inner = Path(path.stem)
     if inner.suffix.lower() not in formats:
         raise UserError(
             f"{path}: the name does not say what is inside; rename it, as in {inner}.csv.gz "
             f"({', '.join(formats)})"
         )
-    with gzip.open(path) as content:
+    opened = path.open("rb") if isinstance(path, Path) else path.open_stream()
+    with opened as packed, gzip.open(packed) as content:
         try:
             content.peek(1)
         except gzip.BadGzipFile:

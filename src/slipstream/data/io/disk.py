@@ -1,5 +1,7 @@
-"""Files on disk: Parquet, read by column and row group, and Arrow (Feather), memory-mapped."""
+"""Parquet, read by column and row group, on disk or in object storage, and Arrow (Feather),
+memory-mapped."""
 
+import os
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,6 +14,7 @@ import pyarrow as pa
 from slipstream.data.io.csv import summarize_error
 from slipstream.data.io.table import DataTable, SourceFile, make_table
 from slipstream.errors import UserError
+from slipstream.object_storage import AnyPath, ObjectPath, explain
 
 ERRORS = (pa.ArrowException, OSError, ValueError)
 MANY_COLUMNS = 1000
@@ -19,10 +22,11 @@ READ_AHEAD_BYTES = 16 << 20
 """Bytes that one read takes from a file with so many columns"""
 
 
-def read_parquet(path: Path, name: str) -> DataTable:
+def read_parquet(path: AnyPath, name: str) -> DataTable:
     """Open a file; its columns are read when they are needed."""
     try:
-        _open_parquet.cache_clear()  # a file of the same name may be another one by now
+        path = path if isinstance(path, Path) else path.pin()
+        _open_once.cache_clear()  # a file of the same name may be another one by now
         _read_ahead.cache_clear()
         file, _, names, _ = _open_parquet(path)
         counts = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
@@ -47,7 +51,9 @@ def read_arrow(path: Path, name: str) -> DataTable:
     return make_table(_ArrowReader(path), source, names, groups)
 
 
-def _explain(path: Path, kind: str, error: Exception) -> UserError:
+def _explain(path: AnyPath, kind: str, error: Exception) -> UserError:
+    if isinstance(path, ObjectPath) and isinstance(error, OSError):
+        return explain(path, error)
     return UserError(f"{path}: cannot be read as {kind}: {summarize_error(error)}")
 
 
@@ -55,18 +61,22 @@ def _explain(path: Path, kind: str, error: Exception) -> UserError:
 class _ParquetReader:
     """Reads the row groups that a range of rows lies in, and no other."""
 
-    path: Path
+    path: AnyPath
     row_groups: tuple[int, ...]
 
     def get_type(self, name: str) -> pa.DataType:
-        return _open_parquet(self.path).types[name]
+        try:
+            return _open_parquet(self.path).types[name]
+        except ERRORS as error:
+            raise _explain(self.path, "Parquet", error) from None
 
     def read(self, name: str, begin: int, end: int) -> pa.ChunkedArray:
         first = bisect_right(self.row_groups, begin) - 1
         past = bisect_left(self.row_groups, end)
-        parquet = _open_parquet(self.path)
-        many = READ_AHEAD_BYTES // (8 * (end - begin)) if len(parquet.names) >= MANY_COLUMNS else 0
         try:
+            parquet = _open_parquet(self.path)
+            is_wide = len(parquet.names) >= MANY_COLUMNS
+            many = READ_AHEAD_BYTES // (8 * (end - begin)) if is_wide else 0
             if many > 1:
                 column = parquet.positions[name] // many * many
                 table = _read_ahead(self.path, column, many, first, past)
@@ -86,11 +96,20 @@ class _OpenFile(NamedTuple):
     positions: dict[str, int]
 
 
+def _open_parquet(path: AnyPath) -> _OpenFile:
+    return _open_once(path, None if isinstance(path, Path) else os.getpid())
+
+
 @lru_cache(maxsize=16)
-def _open_parquet(path: Path) -> _OpenFile:
+def _open_once(path: AnyPath, _: int | None) -> _OpenFile:
+    """Open a file. A fork must not use the connections of its parent, so the process's id is part
+    of the key of an object."""
     import pyarrow.parquet as pq  # takes 15 ms
 
-    file = pq.ParquetFile(path, pre_buffer=False)
+    if isinstance(path, ObjectPath):  # all ranges of a read at a time
+        file = pq.ParquetFile(path.open_unchanged(), pre_buffer=True)
+    else:
+        file = pq.ParquetFile(path, pre_buffer=False)
     schema = file.schema_arrow
     names = tuple(schema.names)
     positions = {name: position for position, name in enumerate(names)}
@@ -98,7 +117,7 @@ def _open_parquet(path: Path) -> _OpenFile:
 
 
 @lru_cache(maxsize=1)
-def _read_ahead(path: Path, column: int, many: int, first: int, past: int) -> pa.Table:
+def _read_ahead(path: AnyPath, column: int, many: int, first: int, past: int) -> pa.Table:
     """Read `many` columns from one on. Each read of a file of thousands of columns looks at all of
     them, so that reading one at a time would take minutes."""
     file, _, names, _ = _open_parquet(path)

@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import pyarrow as pa
 
@@ -25,6 +25,7 @@ from slipstream.data.io.table import (
     wrap_table,
 )
 from slipstream.errors import UserError
+from slipstream.object_storage import AnyPath, ObjectPath, name_below, parse_path, to_pure
 from slipstream.text import find_nearest
 
 READERS = {".csv": "csv", ".tsv": "csv", ".txt": "csv", ".parquet": "parquet", ".pq": "parquet"}
@@ -136,12 +137,12 @@ def _parse_text(tables: Sequence[DataTable], data: Data) -> None:
 
 
 def _check_folders(data: Data) -> None:
-    if len(data.paths) != 1 or not Path(data.paths[0]).is_dir():
+    if len(data.paths) != 1 or not parse_path(data.paths[0]).is_dir():
         raise UserError(
             "data.split.folders needs data.path to be one folder, with train/, val/ and test/ in it"
         )
     for name in SET_FOLDERS:
-        if not (Path(data.paths[0]) / name).is_dir():
+        if not (parse_path(data.paths[0]) / name).is_dir():
             raise UserError(f"data.split.folders: {data.paths[0]} has no folder {name}/")
 
 
@@ -159,17 +160,33 @@ def _simulate(path: str) -> DataTable:
 def read_files(paths: Iterable[str], options: ReadOptions = PLAIN) -> Iterator[DataTable]:
     """Read every file of the paths; a folder stands for the files below it, and a pattern for those
     that match, in order of name."""
-    for path in map(Path, paths):
+    for path in map(parse_path, paths):
         folder, files = expand_path(path)
+        objects = [one for one in files if isinstance(one, ObjectPath) and not _is_parquet(one)]
+        if len(objects) > 1:
+            compression.unpack_objects(objects, READERS)
         for file in files:
-            yield from read_parts(file, name=file.relative_to(folder).as_posix(), options=options)
+            name = name_below(file, folder).as_posix()
+            yield from read_parts(file, name=name, options=options)
 
 
-def expand_path(path: Path) -> tuple[Path, list[Path]]:
+def _is_parquet(path: AnyPath) -> bool:
+    return READERS.get(path.suffix.lower()) == "parquet"
+
+
+@overload
+def expand_path(path: Path) -> tuple[Path, list[Path]]: ...
+
+
+@overload
+def expand_path(path: AnyPath) -> tuple[AnyPath, list[AnyPath]]: ...
+
+
+def expand_path(path: AnyPath) -> tuple[AnyPath, Any]:
     """Return the files that a path stands for, and the folder that their names are relative to."""
     if path.is_dir():
         return path, list_files(path)
-    folder, matches = find_matches(path)
+    folder, matches = find_matches(path) if isinstance(path, Path) else path.find_matches()
     if folder == path or path.exists():  # no pattern, or a file whose name looks like one
         return path.parent, [path]
     files = _select_readable(folder, matches)
@@ -178,24 +195,24 @@ def expand_path(path: Path) -> tuple[Path, list[Path]]:
     return folder, files
 
 
-def _select_readable(folder: Path, files: Iterable[Path]) -> list[Path]:
+def _select_readable(folder: AnyPath, files: Iterable[AnyPath]) -> list[AnyPath]:
     """Select the files of a known format, except hidden ones."""
     return [
         file
         for file in files
         if file.is_file()
         and is_readable(file, READERS)
-        and not any(part.startswith(HIDDEN) for part in file.relative_to(folder).parts)
+        and not any(part.startswith(HIDDEN) for part in name_below(file, folder).parts)
     ]
 
 
-def list_files(folder: Path) -> list[Path]:
+def list_files(folder: AnyPath) -> list[AnyPath]:
     """List the readable files below a folder, except hidden ones.
 
     A compressed copy beside its file is left out, and so are ZIP archives beside any files.
     """
     try:
-        files = sorted(_select_readable(folder, folder.rglob("*")))
+        files = sorted(_select_readable(folder, folder.rglob("*")), key=to_pure)
     except OSError as error:
         raise UserError(f"{folder}: cannot be listed ({error.strerror})") from None
     if not files:
@@ -207,24 +224,30 @@ def list_files(folder: Path) -> list[Path]:
 
 
 def read_file(
-    path: Path, *, name: str, setting: str = "data.path", options: ReadOptions = PLAIN
+    path: AnyPath, *, name: str, setting: str = "data.path", options: ReadOptions = PLAIN
 ) -> DataTable:
     """Read a file that is one table."""
     return read_parts(path, name=name, setting=setting, options=options)[0]
 
 
 def read_parts(
-    path: Path, *, name: str, setting: str = "data.path", options: ReadOptions = PLAIN
+    path: AnyPath, *, name: str, setting: str = "data.path", options: ReadOptions = PLAIN
 ) -> list[DataTable]:
     """Read the tables of one file: one, or one per sheet where the options name several sheets.
 
     `files` of a table says what was read: the format with its details, units, and notes.
     """
-    head = read_head(path, setting) if path.suffix.lower() in ("", *ENDINGS) else b""
+    head = b""
+    if isinstance(path, ObjectPath):
+        _refuse_missing(path, setting)
+    elif path.suffix.lower() in ("", *ENDINGS):
+        head = read_head(path, setting)
     if path.suffix.lower() not in ENDINGS:
         known = ", ".join(ENDINGS)
         raise UserError(f'{path}: unsupported format "{path.suffix or path.name}"; use {known}')
-    if path.suffix.lower() in READERS:
+    if isinstance(path, ObjectPath) and _is_parquet(path):
+        return [disk.read_parquet(path, name)]
+    if isinstance(path, Path) and path.suffix.lower() in READERS:
         return _read_plain(path, name, head, options)
     unpacked = compression.unpack(path, READERS)
     inner = unpacked.label.removeprefix(str(path))
@@ -245,8 +268,7 @@ def read_head(path: Path, setting: str) -> bytes:
         with path.open("rb") as file:
             head = file.read(HEAD_BYTES)
     except FileNotFoundError:
-        hint = _suggest_file(path)
-        raise UserError(f"{path}: there is no such file or folder ({setting}){hint}") from None
+        raise _explain_missing(path, setting) from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     if not head.strip():
@@ -254,7 +276,22 @@ def read_head(path: Path, setting: str) -> bytes:
     return head
 
 
-def _suggest_file(path: Path) -> str:
+def _refuse_missing(path: ObjectPath, setting: str) -> None:
+    """Refuse an object that is absent or empty, before any of it is read."""
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        raise _explain_missing(path, setting) from None
+    if not size:
+        raise UserError(f"{path}: the file is empty")
+
+
+def _explain_missing(path: AnyPath, setting: str) -> UserError:
+    hint = _suggest_file(path)
+    return UserError(f"{path}: there is no such file or folder ({setting}){hint}")
+
+
+def _suggest_file(path: AnyPath) -> str:
     """Return the name beside a missing file that may have been meant, or the folder that is
     missing."""
     folder = path.parent
@@ -350,7 +387,7 @@ def find_duplicates(tables: Sequence[DataTable]) -> list[str]:
 
     Only files of one size whose ends agree are read as a whole.
     """
-    names: dict[Path, str] = {}
+    names: dict[AnyPath, str] = {}
     notes = []
     for file in (file for table in tables for file in table.files):
         if file.path is None or file.part:
@@ -369,11 +406,11 @@ def find_duplicates(tables: Sequence[DataTable]) -> list[str]:
     return notes
 
 
-def group_by_content(paths: Iterable[Path]) -> list[list[Path]]:
+def group_by_content(paths: Iterable[AnyPath]) -> list[list[AnyPath]]:
     """Group the files that hold the same bytes; cheap comparisons come first."""
     groups = [list(paths)]
     for compute in (lambda path: path.stat().st_size, _hash_ends, compute_sha256):
-        finer: dict[tuple[int, object], list[Path]] = {}
+        finer: dict[tuple[int, object], list[AnyPath]] = {}
         for number, group in enumerate(groups):
             for path in group:
                 finer.setdefault((number, compute(path)), []).append(path)
@@ -381,7 +418,7 @@ def group_by_content(paths: Iterable[Path]) -> list[list[Path]]:
     return groups
 
 
-def _hash_ends(path: Path) -> bytes:
+def _hash_ends(path: AnyPath) -> bytes:
     with path.open("rb") as file:
         digest = hashlib.sha256(file.read(END_BYTES))
         file.seek(max(path.stat().st_size - END_BYTES, 0))

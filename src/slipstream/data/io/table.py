@@ -20,6 +20,7 @@ import pyarrow as pa
 from slipstream.data.io import csv
 from slipstream.data.io.memory import to_arrow
 from slipstream.errors import UserError
+from slipstream.object_storage import AnyPath
 
 FILE_COLUMN = "file"
 """The column of file names that a concatenated table gets, where that name is free"""
@@ -53,7 +54,7 @@ class SourceFile(NamedTuple):
     """As shown to the user, and the series' name: the file's name below `data.path`"""
     num_rows: int
     num_columns: int
-    path: Path | None = None
+    path: AnyPath | None = None
     format: str = ""
     """The format with its details, in words"""
     delimiter: str | None = None
@@ -80,7 +81,7 @@ class SourceFile(NamedTuple):
         }
 
     def locate_row(self, row: int) -> str:
-        if self.path is not None and self.delimiter is not None:
+        if isinstance(self.path, Path) and self.delimiter is not None:
             line = csv.find_line(
                 self.path, self.delimiter, self.num_columns, self.header_lines, row
             )

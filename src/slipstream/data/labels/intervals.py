@@ -6,7 +6,7 @@ the one that ends there.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ from slipstream.data.missing import encode_runs
 from slipstream.data.roles import LABEL, Roles, normalize_value
 from slipstream.data.series import Ints, RawSeries, SeriesIndex, Times, is_date, prepare_series
 from slipstream.errors import UserError
+from slipstream.object_storage import parse_path
 
 SETTING = "data.labels"
 
@@ -53,7 +54,7 @@ def attach_labels(
     """Return the series with one more column, the class numbers, the classes' names, and the
     labelled intervals; `known` are the classes of a trained model."""
     assert data.labels is not None
-    path = Path(data.labels)
+    path = parse_path(data.labels)
     options = ReadOptions.from_data(data).for_side_table()
     table = read_file(path, name=path.name, setting=SETTING, options=options)
     labels = mark_missing(table, data.na)
