@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import asdict
+
 import psutil
 import pytest
+import sqlalchemy
 
 import slipstream
+from slipstream import config as configs
 from slipstream import tuning
 from slipstream.errors import UserError
 from slipstream.tuning.storage import database
+from slipstream.tuning.workers.worker import WorkerTask
+from tests.conftest import HUNG_S
 from tests.tuning.searches import check_that_trials_of_a_killed_worker_are_retried, make_config
 
 pytestmark = pytest.mark.services
@@ -48,21 +59,110 @@ def test_nobody_at_the_address_is_told():
         database.open_storage("postgresql://slip:s3cret@127.0.0.1:1/postgres")
 
 
+def split(url):
+    """The URL without its password, and the line of a pgpass file that has it."""
+    address = sqlalchemy.make_url(url)
+    line = f"{address.host}:{address.port}:{address.database}:{address.username}:s3cret\n"
+    return url.replace(":s3cret@", "@"), line
+
+
+def list_files_with(secret, folder):
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert files
+    return [path for path in files if secret in path.read_bytes()]
+
+
+@pytest.mark.parametrize("place", ["PGPASSWORD", "PGPASSFILE", "HOME", "SLIPSTREAM_STORAGE"])
 def test_the_password_comes_from_the_environment_and_is_in_no_list_and_no_file(
-    postgres, tmp_path, monkeypatch
+    postgres, tmp_path, monkeypatch, place
 ):
-    config = make_config(tmp_path, trials=2).model_copy(update={"name": "quiet"})
-    monkeypatch.setenv("PGPASSWORD", "s3cret")
-    commands = []
+    config = make_config(tmp_path, trials=2).model_copy(update={"name": f"quiet-{place}"})
+    url, line = split(postgres)
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / ".pgpass").write_text(line)
+    (home / ".pgpass").chmod(0o600)
+    places = {
+        "PGPASSWORD": "s3cret",
+        "PGPASSFILE": str(home / ".pgpass"),
+        "HOME": str(home),
+        "SLIPSTREAM_STORAGE": postgres,
+    }
+    monkeypatch.setenv(place, places[place])
+    commands, environments = [], []
 
     def look(event):
         if event["event"] == "worker" and event["what"] == "started":
-            commands.append(" ".join(psutil.Process(event["pid"]).cmdline()))
+            process = psutil.Process(event["pid"])
+            commands.append(" ".join(process.cmdline()))
+            environments.append(
+                {name for name, value in process.environ().items() if "s3" in value}
+            )
 
-    url = postgres.replace(":s3cret@", "@")
-    found = tuning.tune(config, storage=url, workers=2, watch=look)
+    storage = None if place == "SLIPSTREAM_STORAGE" else url
+    found = tuning.tune(config, storage=storage, workers=2, watch=look)
     assert found.summary["trials"]["finished"] == 2
     assert len(commands) == 2
     assert "s3cret" not in "".join(commands)
-    files = [path for path in found.run.rglob("*") if path.is_file()]
-    assert not [path for path in files if b"s3cret" in path.read_bytes()]
+    given = {place} if "s3cret" in places[place] else set()
+    assert set().union(*environments) <= given, "only where the user has put it"
+    assert not list_files_with(b"s3cret", found.run)
+
+
+def test_a_password_in_the_command_is_warned_of_and_written_nowhere(postgres, tmp_path):
+    config = make_config(tmp_path, trials=2).model_copy(update={"name": "warned"})
+    (tmp_path / "job.toml").write_text(configs.to_toml(config))
+    address = sqlalchemy.make_url(postgres)
+    url = f"postgresql://{address.host}:{address.port}/postgres?user=slip&password=s3cret"
+    command = [sys.executable, "-m", "slipstream", "tune", "job.toml", "--storage", url]
+    with subprocess.Popen(
+        [*command, "--workers", "2", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=tmp_path,
+    ) as process:
+        seen = {}
+        while process.poll() is None:
+            with suppress(psutil.Error):
+                for child in psutil.Process(process.pid).children(recursive=True):
+                    with suppress(psutil.Error):
+                        seen[child.pid] = f"{child.cmdline()} {child.environ()}"
+            time.sleep(0.05)
+        output, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert len(seen) >= 2
+    assert b"set the URL in SLIPSTREAM_STORAGE, or the password in PGPASSWORD" in errors
+    assert "s3cret" not in f"{output}{errors}{seen}"
+    assert not list_files_with(b"s3cret", tmp_path)
+
+
+def test_a_worker_that_crashes_writes_no_password(postgres, tmp_path):
+    folder = tmp_path / "worker"
+    task = WorkerTask(
+        folder=str(folder),
+        index=0,
+        config_toml=configs.to_toml(make_config(tmp_path)),
+        storage_url=postgres,
+        study_name=None,  # which nobody passes: a bug
+        parallel="x",
+    )
+    command = [sys.executable, "-m", "slipstream.tuning.workers.main"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        process.stdin.write(json.dumps(asdict(task)) + "\n")
+        process.stdin.flush()
+        assert process.wait(HUNG_S) == 1  # with stdin open: it stops where its parent is gone
+        output = process.stdout.read() + process.stderr.read()
+    assert "Traceback" in output
+    assert "s3cret" not in output
+    assert not list_files_with(b"s3cret", tmp_path)
+
+
+def test_a_pgpass_file_that_others_can_read_is_not_used(postgres, tmp_path, monkeypatch):
+    """As libpq has it: the server is asked without a password, and says so."""
+    url, line = split(postgres)
+    (tmp_path / "pgpass").write_text(line)
+    (tmp_path / "pgpass").chmod(0o644)
+    monkeypatch.setenv("PGPASSFILE", str(tmp_path / "pgpass"))
+    with pytest.raises(UserError, match="no password supplied"):
+        database.open_storage(url)

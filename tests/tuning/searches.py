@@ -21,8 +21,9 @@ from slipstream.runs import Event, Run
 from slipstream.tuning import FinishedSearch, sharing
 from slipstream.tuning.storage.journal import NOTES
 from slipstream.tuning.study import open_study
-from slipstream.tuning.workers.processes import WorkerEvent, WorkerProcess
+from slipstream.tuning.workers.processes import MODULE
 from slipstream.tuning.workers.worker import WorkerTask
+from slipstream.workers.processes import WorkerEvent, WorkerProcess
 from tests.conftest import HUNG_S, small_config, waves
 
 
@@ -130,7 +131,7 @@ class WorkerGroup:
             seed_offset=index,
             heartbeat=(1, 8),
         )
-        self.workers.append(WorkerProcess(task, {}, self.events))
+        self.workers.append(WorkerProcess(MODULE, task, {}, self.events))
         return self.workers[-1]
 
     def wait_for(self, index: int, event: str | None) -> None:

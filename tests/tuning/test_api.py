@@ -63,6 +63,23 @@ def test_an_interrupted_search_resumes_to_the_same_end(tmp_path):
     check_same_results(study, whole)
 
 
+def test_a_search_with_a_folder_begins_there_and_resumes(tmp_path):
+    settings = make_settings(tmp_path, tune={"trials": 3, "parallel": 3, "retrain": 0})
+    folder = tmp_path / "job"
+
+    def stop(event):
+        if event["event"] == "epoch":
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(Interrupted):
+        tuning.tune(settings, watch=stop, folder=folder)
+    study = slipstream.tune(settings, folder=folder)
+    assert study.run == folder
+    assert study.summary["trials"]["finished"] == 3
+    again = slipstream.tune(settings, folder=folder)
+    assert again.summary["best"] == study.summary["best"]
+
+
 def test_a_search_interrupted_between_folds_keeps_the_finished_ones(tmp_path):
     """Folds with fewer windows end earlier, and are not trained again."""
     space = {"train.lr": {"low": 1e-3, "high": 3e-2}}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import time
 
 import optuna
 import pytest
@@ -17,16 +19,26 @@ from slipstream.tuning.packing.dataset_cache import DatasetCache
 from slipstream.tuning.packing.trial import TrialRun
 from slipstream.tuning.search import OptunaSearch
 from slipstream.tuning.sharing import StudyMembership
-from slipstream.tuning.storage import database
+from slipstream.tuning.storage import database, shared
+from slipstream.tuning.storage.shared_journal import SharedJournalStorage
 from slipstream.tuning.study import open_study
 from tests.tuning.searches import make_config
+
+
+@pytest.fixture(params=["database", "journal"], autouse=True)
+def storage(request, tmp_path, monkeypatch):
+    """The same for every storage."""
+    url = database.make_run_database_url(tmp_path)
+    monkeypatch.setenv(
+        "STORAGE", url if request.param == "database" else f"journal:{tmp_path}/several.log"
+    )
 
 
 def make_search(config, folder, name):
     """Make the search of one of several workers, in this process."""
     run = Run(folder / name)
     run.folder.mkdir(exist_ok=True)
-    url = database.make_run_database_url(folder)
+    url = os.environ["STORAGE"]
     study = open_study(config, folder, url, "several", heartbeat=(1, 1000))
     membership = StudyMembership(study, sharing.read_worker_id(run))
     return OptunaSearch(config, study, run, DatasetCache(config), membership=membership)
@@ -34,10 +46,24 @@ def make_search(config, folder, name):
 
 def age_heartbeats(search):
     """Make the last heartbeat of every trial an hour old."""
+    if isinstance(search.membership.storage, SharedJournalStorage):
+        hour_ago = time.time() - 3600
+        for path in search.membership.storage.heartbeats.iterdir():
+            os.utime(path, (hour_ago, hour_ago))
+        return
     with search.membership.storage._backend.engine.begin() as connection:
         connection.exec_driver_sql(
             "UPDATE trial_heartbeats SET heartbeat = datetime(heartbeat, '-1 hour')"
         )
+
+
+def has_fresh_heartbeats(storage):
+    if isinstance(storage, SharedJournalStorage):
+        beats = [path.stat().st_mtime for path in storage.heartbeats.glob("[0-9]*")]
+        return min(beats) > time.time() - 50
+    query = "SELECT min(heartbeat) > datetime('now', '-50 seconds') FROM trial_heartbeats"
+    with storage._backend.engine.connect() as connection:
+        return connection.exec_driver_sql(query).scalar()
 
 
 def finish(search, one, loss=1.0):
@@ -145,11 +171,8 @@ def test_heartbeats_keep_trials_from_other_workers(tmp_path):
     one.ask()
     age_heartbeats(one)
     with one.membership.send_heartbeats(one.running):
-        query = "SELECT min(heartbeat) > datetime('now', '-50 seconds') FROM trial_heartbeats"
-        fresh = 0
-        while not fresh:
-            with one.membership.storage._backend.engine.connect() as connection:
-                fresh = connection.exec_driver_sql(query).scalar()
+        while not has_fresh_heartbeats(one.membership.storage):
+            time.sleep(0.01)
     other = make_search(config, tmp_path, "other")
     assert other.ask() is None
     assert other.membership.others_are_busy()
@@ -168,9 +191,7 @@ def test_a_worker_resumes_only_its_own_trials(tmp_path):
 
 def test_another_search_of_the_same_name_is_refused(tmp_path):
     config = make_config(tmp_path)
-    study = optuna.create_study(
-        storage=database.open_storage(database.make_run_database_url(tmp_path))
-    )
+    study = optuna.create_study(storage=shared.open_storage(os.environ["STORAGE"]))
     sharing.join_study(study, config, "a")
     sharing.join_study(study, configs.load(config, ["tune.trials=9", "engine.threads=3"]), "a")
     with pytest.raises(UserError, match=r"differs in model\.hidden, the data; set another name"):

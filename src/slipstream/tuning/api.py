@@ -21,14 +21,16 @@ from slipstream.engine import monitor, recovery
 from slipstream.errors import Interrupted, ResumableError, UserError
 from slipstream.models import custom, permission
 from slipstream.phases import PhaseTimer
+from slipstream.run_names import is_run
 from slipstream.runs import Event, Run
 from slipstream.runs.following import start_follower
+from slipstream.text.passwords import mask_url
 from slipstream.tuning import sharing
 from slipstream.tuning.budget import SearchBudget
 from slipstream.tuning.packing.dataset_cache import DatasetCache
 from slipstream.tuning.packing.scheduler import PackScheduler
 from slipstream.tuning.retraining import fill_places
-from slipstream.tuning.storage.database import mask_url
+from slipstream.tuning.storage import shared
 from slipstream.tuning.storage.journal import STATE_NAMES
 from slipstream.tuning.study import TimedStudy, count_trials
 from slipstream.tuning.summary import FinishedSearch, finish_search
@@ -47,6 +49,7 @@ def tune(
     overrides: tuple[str, ...] = (),
     watch: Callable[[Event], None] | None = None,
     resume: str | Path | None = None,
+    folder: Path | None = None,
     storage: str | None = None,
     workers: int | Literal["auto"] | None = None,
     on: Literal["ray"] | None = None,
@@ -61,6 +64,8 @@ def tune(
     started_at, timer = time.perf_counter(), timer or PhaseTimer()
     if model is not None:
         overrides = (*overrides, f"model.kind={custom.format_class_path(model)}")
+    if resume is None and folder is not None and is_run(folder):
+        resume = folder
     run = None if resume is None else runs.open_run(resume, watch, kinds=("search",))
     if run is not None:
         permission.require_permission(
@@ -81,7 +86,9 @@ def tune(
     timer.end("data")
     if run is None:
         files = {"config.toml": runs.format_config(settings)}
-        run = runs.create_run(settings.name, out=settings.out, files=files, watch=watch)
+        run = runs.create_run(
+            settings.name, out=settings.out, files=files, folder=folder, watch=watch
+        )
     with runs.lock_run(run), _explain_resume(run, launcher):
         start_follower(run, settings.follow)
         clock, resumed = (timer, started_at), resume is not None
@@ -166,7 +173,8 @@ def _count_done(study: TimedStudy) -> int:
 def _explain_resume(run: Run, launcher: Launcher) -> Iterator[None]:
     """Add the command that resumes the search to whatever error stopped it."""
     advice = f"resume with: slipstream tune --resume {run.folder}"
-    advice += "" if launcher.storage is None else " --storage URL"
+    if launcher.storage is not None and not shared.is_journal(launcher.storage):
+        advice += " --storage URL"
     try:
         yield
     except Interrupted as stop:

@@ -49,7 +49,7 @@ def join_study(study: optuna.Study, config: Config, fingerprint: str) -> None:
         differences.append("the data")
     if differences:
         raise UserError(
-            f'the study "{study.study_name}" in this database belongs to another search, which '
+            f'the study "{study.study_name}" in this storage belongs to another search, which '
             f"differs in {', '.join(differences)}; set another name"
         )
 

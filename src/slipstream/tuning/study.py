@@ -32,15 +32,16 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from slipstream import search_space as spaces
 from slipstream.config import Config, Range, Tune
 from slipstream.errors import UserError
-from slipstream.tuning.storage import database
+from slipstream.tuning.storage import shared
+from slipstream.tuning.storage.database import HEARTBEAT
 from slipstream.tuning.storage.journal import (
     CUT_OFF,
+    JOURNAL,
     NOTES,
     ChecksummedJournal,
     name_state,
 )
 
-JOURNAL = "study.log"
 PRUNED = "pruned"
 REASSIGNED = "reassigned to another worker, because this one had sent no heartbeat for too long"
 LOST = "the worker that trained it disappeared, and so did the next one"
@@ -53,15 +54,15 @@ def open_study(
     name: str,
     *,
     seed_offset: int = 0,
-    heartbeat: tuple[int, int] = database.HEARTBEAT,
+    heartbeat: tuple[int, int] = HEARTBEAT,
 ) -> TimedStudy:
-    """Open or create the study, in the database `url` or else in a journal in `folder`."""
+    """Open or create the study, in the storage `url` or else in a journal in `folder`."""
     tune, space = config.tune, spaces.make_space(config)
     storage: BaseStorage
     if url is None:
         storage = JournalStorage(ChecksummedJournal(str(folder / JOURNAL)))
     else:
-        storage = database.open_storage(url, heartbeat)
+        storage = shared.open_storage(url, heartbeat)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
         with warnings.catch_warnings():

@@ -16,7 +16,6 @@ from slipstream import search_space as spaces
 from slipstream.errors import Interrupted, UserError
 from slipstream.runs import Run
 from slipstream.tuning.storage import database
-from slipstream.tuning.workers import processes
 from slipstream.tuning.workers.launcher import Launcher
 from tests.conftest import close, small_config, waves
 from tests.tuning.searches import check_that_trials_of_a_killed_worker_are_retried, make_config
@@ -100,9 +99,6 @@ def test_what_several_workers_cannot_do_is_refused_before_a_folder_is_made(tmp_p
         slipstream.tune(small_config(tmp_path / "runs"), waves(), workers=2)
     with pytest.raises(UserError, match=r"workers is -1; give a number from 1"):
         slipstream.tune(config, workers=-1)
-    with pytest.raises(UserError, match="names one GPU"):
-        processes.check_config(small_config(data={"path": "x"}, engine={"device": "cuda:1"}), None)
-    assert processes.count_workers("auto", config) == 1
     assert not (tmp_path / "runs").exists()
 
 
@@ -110,22 +106,6 @@ def test_a_journal_stays_with_one_process(tmp_path):
     found = slipstream.tune(make_config(tmp_path, trials=2))
     with pytest.raises(UserError, match=r"study\.log, which only one process may write to"):
         slipstream.tune(resume=found.run, workers=2)
-
-
-def test_each_worker_is_shown_its_own_gpu(monkeypatch):
-    monkeypatch.setattr(
-        processes.machine, "choose_device", lambda _: processes.torch.device("cuda")
-    )
-    monkeypatch.setattr(processes.torch.cuda, "device_count", lambda: 2)
-    config = small_config(engine={"device": "cuda", "threads": "auto"})
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert processes.count_workers("auto", config) == 2
-    shown = [place["CUDA_VISIBLE_DEVICES"] for place in processes.assign_gpus(config, 3)]
-    assert shown == ["0", "1", "0"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
-    shown = [place["CUDA_VISIBLE_DEVICES"] for place in processes.assign_gpus(config, 2)]
-    assert shown == ["5", "7"]
-    assert processes.split_cores(config, 2) == config
 
 
 def test_relative_paths_are_found_by_workers_and_from_another_folder(tmp_path, monkeypatch):

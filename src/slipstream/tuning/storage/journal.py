@@ -28,6 +28,8 @@ from slipstream.runs import Event
 Log = dict[str, Any]
 """One operation of the journal"""
 Distributions = Mapping[str, BaseDistribution]
+JOURNAL = "study.log"
+"""In the folder of a search"""
 CHECKSUM, NUMBER = "sum", "number"
 """Our own keys: the checksum of a line, and the number of a trial that is a single line"""
 NOTES = "slipstream"
@@ -41,6 +43,7 @@ CUT_OFF = "cut off"
 """The state of a trial that `tune.minutes` ended; Optuna has it as pruned"""
 OUT_OF_TIME = "tune.minutes have passed"
 STATES = {name: state for state, name in STATE_NAMES.items()} | {CUT_OFF: TrialState.PRUNED}
+OP_CODES = frozenset(Op)
 FLUSHED = (Op.CREATE_STUDY, Op.SET_TRIAL_STATE_VALUES)
 """Operations that the disk has to store at once"""
 LOST = "its settings were lost with a damaged line of study.log"
@@ -62,11 +65,14 @@ class ChecksummedJournal(JournalFileBackend):
     """
 
     def append_logs(self, logs: list[Log]) -> None:
-        lines = [json.dumps(add_checksum(log), separators=(",", ":")) + "\n" for log in logs]
         with Path(self._file_path).open("ab") as file:
-            file.write("".join(lines).encode())
+            file.write(self.encode(logs))
         if any(log["op_code"] in FLUSHED for log in logs):
             self.flush()
+
+    def encode(self, logs: list[Log]) -> bytes:
+        lines = [json.dumps(add_checksum(log), separators=(",", ":")) + "\n" for log in logs]
+        return "".join(lines).encode()
 
     def flush(self) -> None:
         """Have the disk store all lines."""
@@ -80,7 +86,11 @@ def add_checksum(log: Mapping[str, Any]) -> Log:
 
 def _compute_checksum(log: Mapping[str, Any]) -> str:
     rest = {key: value for key, value in log.items() if key != CHECKSUM}
-    return f"{zlib.crc32(json.dumps(rest, separators=(',', ':')).encode()):08x}"
+    return _compute_crc(json.dumps(rest, separators=(",", ":")))
+
+
+def _compute_crc(text: str) -> str:
+    return f"{zlib.crc32(text.encode()):08x}"
 
 
 def repair(
@@ -144,18 +154,25 @@ def _parse_line(line: str) -> list[Log | None]:
     """Return the operation of a line; two where the line break between them was damaged."""
     starts = [match.start() for match in re.finditer(r'\{"op_code"', line)]
     if len(starts) < 2:
-        return [_parse_log(line)]
+        return [parse_log(line)]
     ends = [*starts[1:], len(line) + 1]
-    return [_parse_log(line[a : b - 1]) for a, b in zip(starts, ends, strict=True)]
+    return [parse_log(line[a : b - 1]) for a, b in zip(starts, ends, strict=True)]
 
 
-def _parse_log(text: str) -> Log | None:
+def parse_log(text: str) -> Log | None:
+    """Return the operation of a line; None if it is damaged."""
     try:
         log = json.loads(text)
     except ValueError:
         return None
-    is_log = isinstance(log, dict) and log.get("op_code") in list(Op)
-    return log if is_log and log.get(CHECKSUM) in (None, _compute_checksum(log)) else None
+    if not isinstance(log, dict) or log.get("op_code") not in OP_CODES:
+        return None
+    checksum = log.get(CHECKSUM)
+    end = f',"{CHECKSUM}":"{checksum}"}}'
+    if text.endswith(end):  # as we write it: no need to format the rest again
+        rest = text[: -len(end)] + "}"
+        return log if checksum == _compute_crc(rest) else None
+    return log if checksum in (None, _compute_checksum(log)) else None
 
 
 def _is_valid(logs: Sequence[Log], finished: Mapping[int, Event]) -> bool:

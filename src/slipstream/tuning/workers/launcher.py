@@ -1,6 +1,7 @@
 """Decides who searches (this process, several processes or a Ray cluster) and starts them."""
 
 import errno
+import functools
 import os
 import time
 from dataclasses import dataclass
@@ -9,23 +10,26 @@ from typing import Any, Literal
 from slipstream import config as configs
 from slipstream import runs
 from slipstream import search_space as spaces
+from slipstream.clusters.resources import Bundle
 from slipstream.config import Config
 from slipstream.errors import UserError
 from slipstream.runs import Event, Run
+from slipstream.text.passwords import mask_url
 from slipstream.tuning import sharing
 from slipstream.tuning.budget import SearchBudget
 from slipstream.tuning.packing.dataset_cache import DatasetCache
 from slipstream.tuning.packing.scheduler import PackScheduler
 from slipstream.tuning.search import OptunaSearch
 from slipstream.tuning.sharing import StudyMembership
-from slipstream.tuning.storage import database, journal
-from slipstream.tuning.storage.database import mask_url
-from slipstream.tuning.study import JOURNAL, TimedStudy, make_distributions, open_study
+from slipstream.tuning.storage import database, journal, shared
+from slipstream.tuning.storage.journal import JOURNAL
+from slipstream.tuning.study import TimedStudy, make_distributions, open_study
 from slipstream.tuning.workers import processes, ray_cluster
 from slipstream.tuning.workers.worker import WorkerTask, copy_best_model, get_budget, run_search
+from slipstream.workers import assignment
 
 STUDY_NAME = "search"
-"""The name of a study in the run folder; in a shared database it is the name of the config"""
+"""The name of a study in the run folder; in a shared storage it is the name of the config"""
 
 
 @dataclass(frozen=True)
@@ -36,15 +40,17 @@ class Launcher:
     num_workers: int = 1
     cluster: Literal["ray"] | None = None
     storage: str | None = None
-    """The database that the user named; without one, the study is in the run folder"""
+    """The URL of the storage that the user named; without one, the study is in the run folder"""
     uses_journal: bool = True
-    """The study is in a journal, which only one process may write to"""
+    """The study is in the journal of the run folder, which only one process may write to"""
+    bundle: Bundle | None = None
+    """What each worker gets of a cluster"""
 
     def get_storage_url(self, run: Run) -> str | None:
-        """Return the URL of the database, or None for a journal."""
+        """Return the URL of the storage, or None for the journal of the run folder."""
         if self.storage is not None:
             return self.storage
-        return None if self.uses_journal else database.make_run_database_url(run.folder)
+        return None if self.uses_journal else shared.find_run_storage(run.folder)
 
     def open_study(self, run: Run) -> TimedStudy:
         """Open the study; repair a damaged journal, refuse a damaged database."""
@@ -56,7 +62,7 @@ class Launcher:
             for problem in journal.repair(path, name, distributions, events):
                 run.append("fallback", what="the study was repaired", why=problem)
         elif self.storage is None:
-            database.check_integrity(run.folder)
+            database.check_integrity(run.folder)  # of a search that began with one
         offset = self._get_seed_offset(run)
         return open_study(self.config, run.folder, url, name, seed_offset=offset)
 
@@ -82,13 +88,14 @@ class Launcher:
                 study.study.sampler.reseed_rng()  # else it would sample the same trials again
             return run_search(search, scheduler, resumed=resumed)
         started_at = time.perf_counter()
-        folders = (run.folder / "workers").glob("*")
-        sharing.refresh_heartbeats(study, [sharing.read_worker_id(Run(one)) for one in folders])
+        for index in range(self.num_workers):
+            _refresh_heartbeats(run, study, index)
         tasks = self._make_tasks(run, study, scheduler.pool.parallel, budget.elapsed_s)
-        if self.cluster == "ray":
-            result = ray_cluster.run_workers(run, tasks)
+        if self.bundle is not None:
+            recover = functools.partial(_refresh_heartbeats, run, study)
+            result = ray_cluster.run_workers(run, tasks, self.bundle, recover)
         else:
-            envs = processes.assign_gpus(self.config, self.num_workers)
+            envs = assignment.assign_gpus(self.config, self.num_workers)
             result = processes.run_workers(run, tasks, envs)
         copy_best_model(run, study)
         seconds = budget.spent_s + time.perf_counter() - started_at
@@ -102,10 +109,11 @@ class Launcher:
         url = self.get_storage_url(run)
         assert url is not None
         config = self.config
-        if self.cluster is None:
-            config = processes.split_cores(config, self.num_workers)
+        if self.bundle is None:
+            config = assignment.split_cores(config, self.num_workers)
         else:  # workers on a cluster have another environment
-            url = database.add_password(url)
+            config = self.bundle.limit_threads(config)
+            url = shared.add_password(url)
         config_toml = configs.to_toml(config)
         return [
             WorkerTask(
@@ -126,6 +134,13 @@ class Launcher:
         return 0 if self.storage is None else int(sharing.read_worker_id(run)[:6], 16)
 
 
+def _refresh_heartbeats(run: Run, study: TimedStudy, index: int) -> None:
+    """Record a heartbeat for the trials of a worker that is about to start again."""
+    folder = run.folder / "workers" / str(index)
+    if folder.exists():
+        sharing.refresh_heartbeats(study, [sharing.read_worker_id(Run(folder))])
+
+
 def make_launcher(
     config: Config,
     data: Any,
@@ -138,40 +153,54 @@ def make_launcher(
     """Check the requested workers and storage, or take those of the resumed search."""
     earlier = {} if resumed is None else _find_start_event(resumed)
     if storage is None and (resumed is None or earlier.get("storage")):
-        storage = os.environ.get(database.ENV_VARIABLE) or None
+        storage = os.environ.get(database.ENV_VARIABLE) or _find_journal(resumed, earlier)
     if storage is not None:
         folder = resumed.folder if resumed and not earlier.get("storage") else None
-        for path in (folder / JOURNAL, folder / database.DATABASE) if folder else ():
-            if path.exists():
+        for name in (JOURNAL, *shared.RUN_FILES) if folder else ():
+            if folder and (folder / name).exists():
                 raise UserError(
-                    f"{folder}: its study is in {path.name}, not in {mask_url(storage)}; leave out "
+                    f"{folder}: its study is in {name}, not in {mask_url(storage)}; leave out "
                     f"--storage and resume with: slipstream tune --resume {folder}"
                 )
-        database.refuse_in_memory(storage)
-        storage = database.make_absolute(storage)
+        storage = shared.make_absolute(storage)
     on = on or earlier.get("on")
-    requested = earlier.get("workers", 1) if workers is None else workers
-    if requested != "auto" and requested < 1:
-        raise UserError(f"--workers is {requested}; give a number from 1, or auto")
+    few = "auto" if on == "ray" else 1
+    requested = earlier.get("workers", few) if workers is None else workers
+    assignment.check_count(requested)
+    bundle = None
     if on == "ray":
-        num_workers = ray_cluster.count_workers(requested, storage)
+        num_workers, bundle = ray_cluster.choose_workers(requested, storage, config)
     else:
-        num_workers = processes.count_workers(requested, config)
+        num_workers = assignment.count_workers(requested, config)
     several = num_workers > 1 or on is not None
     if several:
-        processes.check_config(config, data)
+        assignment.check_config(config, data)
     uses_journal = not several
     if resumed is not None and storage is None:
         uses_journal = _resumes_journal(resumed, earlier, several=several)
     if storage is not None:
-        database.open_storage(storage).engine.dispose()
-    return Launcher(config, num_workers, on, storage, uses_journal)
+        shared.check_storage(storage)
+    return Launcher(config, num_workers, on, storage, uses_journal, bundle)
 
 
 def _find_start_event(run: Run) -> Event:
     """Return the event that describes the workers and the storage; {} if it was not written."""
     events = (event for event in runs.read_events(run) if event["event"] in ("search", "resume"))
     return next((event for event in events if "workers" in event), {})
+
+
+def _find_journal(run: Run | None, earlier: Event) -> str | None:
+    """Return the URL of a resumed search's study if it is a journal. That of a database is not
+    taken from the log: its password is not there, and should not be sent to whom the log names."""
+    url = str(earlier.get("storage"))
+    if run is None or not shared.is_journal(url):
+        return None
+    if not shared.exists(url):
+        raise UserError(
+            f"{run.folder}: its study is in {url}, which does not exist here; if it was moved, "
+            f"resume with: slipstream tune --resume {run.folder} --storage journal:FILE"
+        )
+    return url
 
 
 def check_logged(run: Run) -> None:
@@ -195,4 +224,4 @@ def _resumes_journal(run: Run, earlier: Event, *, several: bool) -> bool:
             f"a new search, or resume with: slipstream tune --resume {run.folder} --workers 1"
         )
     # a search that was killed before it had a study creates one now
-    return has_journal or not (several or (run.folder / database.DATABASE).exists())
+    return has_journal or not (several or shared.has_run_storage(run.folder))

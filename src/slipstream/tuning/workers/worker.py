@@ -19,22 +19,23 @@ from slipstream.engine.loop import catch_signals
 from slipstream.errors import Interrupted, ResumableError
 from slipstream.models import permission
 from slipstream.runs import Event, Run
+from slipstream.text.passwords import mask_secrets, mask_url
 from slipstream.tuning import sharing
 from slipstream.tuning.budget import SearchBudget
 from slipstream.tuning.packing.dataset_cache import DatasetCache
 from slipstream.tuning.packing.scheduler import PackScheduler
 from slipstream.tuning.search import OptunaSearch
 from slipstream.tuning.sharing import StudyMembership
-from slipstream.tuning.storage import database
-from slipstream.tuning.storage.database import mask_secrets, mask_url
+from slipstream.tuning.storage import shared
+from slipstream.tuning.storage.database import HEARTBEAT
 from slipstream.tuning.study import TimedStudy, open_study, rank_trials
+from slipstream.workers.child import REFUSED
 
 PAUSE_S = 1.0
 """Between checks whether other workers have released trials"""
-EXIT_USER_ERROR, EXIT_RESUMABLE = 2, 75
 LOGGED = ("trial", "pack", "recovery", "fallback")
 """Events of workers that the log of the search repeats"""
-INTERNAL = ("begun", "refused")
+INTERNAL = ("begun", REFUSED)
 GIVEN_UP = "its trials are left to the others"
 
 
@@ -53,7 +54,7 @@ class WorkerTask:
     """Added to the seed of the sampler"""
     spent_s: float = 0.0
     """The time that the search has taken so far"""
-    heartbeat: tuple[int, int] = database.HEARTBEAT
+    heartbeat: tuple[int, int] = HEARTBEAT
 
 
 def run_search(search: OptunaSearch, scheduler: PackScheduler, *, resumed: bool) -> Event:
@@ -115,10 +116,13 @@ def run_worker(task: WorkerTask, watch: Callable[[Event], None] | None) -> None:
 
 
 def make_storage_error(url: str | None, error: StorageInternalError) -> ResumableError:
-    """Explain that the database stopped answering."""
+    """Explain that the storage stopped answering."""
     reason = mask_secrets(str(error.__cause__ or error).split("\n", 1)[0], url)
     storage = "the study" if url is None else mask_url(url)
-    return ResumableError(f"{storage}: the database no longer answers ({reason})")
+    what = "the database no longer answers"
+    if url is not None and shared.is_journal(url):
+        what = "the journal can no longer be read or written"
+    return ResumableError(f"{storage}: {what} ({reason})")
 
 
 class WorkerResults:
