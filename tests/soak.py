@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -31,18 +32,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import optuna
+import psutil
 import pyarrow.parquet
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 
 import slipstream
 from slipstream import Interrupted, UserError, checksums, runs
 from slipstream import config as configs
 from slipstream.engine import checkpoint
 from slipstream.errors import ResumableError
+from slipstream.tuning.storage import shared
 from tests.conftest import waves
 from tests.data.prepare import hostile
 from tests.training.test_resume import JOBS, configured, ended
 
-KILLS, EARLY_KILLS, STOPS, DAMAGES, SEARCH_KILLS = 200, 40, 40, 200, 10
+KILLS, EARLY_KILLS, STOPS, DAMAGES, SEARCH_KILLS, WORKER_KILLS = 200, 40, 40, 200, 10, 20
+WRITER_KILLS = 50
+"""Of one of two processes that write to a shared journal"""
 FORMULAS = 100_000
 """Random texts, of which each is refused or evaluated as a formula"""
 PACKS = {
@@ -69,7 +77,7 @@ def forked(action: Callable[[], Any], log: Path) -> int:
         action()
         code = 0
     except Interrupted as error:
-        code = 128 + error.signal_number
+        code = error.exit_code
     except KeyboardInterrupt:
         code = 130
     except SystemExit as error:
@@ -356,6 +364,34 @@ class Soak:
             fine = code == 2 and not mark.exists()
             self.tell("malicious files", "survived" if fine else "wrong", f"{name}: {code}")
 
+    def kill_at_random(self, config: Any, draw: random.Random, most: int) -> int | None:
+        """Train on two workers to the end, with so many kills on the way; return their number, None
+        where the run could not go on."""
+        count = 0
+        while True:
+            begun = list(Path(config.out).glob("*/config.toml"))
+            how: dict[str, Any] = {"resume": begun[0].parent} if begun else {"config": config}
+            how |= {"workers": None if begun else 2, "quiet": True}
+            pid, code = forked(lambda how=how: slipstream.train(**how), self.log), None
+            while code is None:
+                time.sleep(draw.uniform(0.5, 8.0))
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if ended:
+                    code = os.waitstatus_to_exitcode(status)
+                elif count < most:
+                    with suppress(psutil.NoSuchProcess):
+                        command = psutil.Process(pid)
+                        victim = draw.choice([command, *command.children()])
+                        name = "command" if victim == command else "worker"
+                        victim.kill()
+                        count += 1
+                        self.tell(f"kill -9 of a {name}", "survived")
+            if code == 0:
+                return count
+            if code not in (-signal.SIGKILL, 75):
+                self.tell("run on two workers", "lost", self.log.read_text()[-2000:])
+                return None
+
     def formulas(self, count: int, seed: int) -> None:
         for outcome, number in hostile.fuzz(count, seed).items():
             self.counts["formulas: tried"] += number
@@ -469,6 +505,87 @@ def killed_search(folder: Path, *, kills: int = SEARCH_KILLS, seed: int = 0) -> 
     return soak.counts
 
 
+def killed_workers(folder: Path, *, kills: int = WORKER_KILLS, seed: int = 0) -> Counter[str]:
+    """Runs on two workers, of which one, or the command itself, is killed again and again; each
+    ends as one that was never broken: the same log, the same figures."""
+    from tests.training.shares.test_launcher import configured
+
+    folder.mkdir(parents=True, exist_ok=True)
+    soak, draw = Soak(folder, seed), random.Random(seed)
+    config = configured(folder, train={"repeats": 8, "epochs": 300, "patience": "off"})
+    whole = config.model_copy(update={"out": str(folder / "whole")})
+    pid = forked(lambda: slipstream.train(whole, workers=2, quiet=True), soak.log)
+    code = waited(pid, 5 * LIMIT_S)
+    assert code == 0, soak.log.read_text()
+    wanted, done = _outcome_of_workers(runs.find_last(whole.out)), 0
+    for number in itertools.count():
+        if done >= kills:
+            return soak.counts
+        broken = config.model_copy(update={"out": str(folder / f"broken-{number}")})
+        count = soak.kill_at_random(broken, draw, kills - done)
+        if count is None:
+            return soak.counts
+        done += count
+        outcome = _outcome_of_workers(runs.find_last(broken.out))
+        same = "same log, same figures"
+        soak.tell("run on two workers after kills", same if outcome == wanted else "wrong")
+    raise AssertionError
+
+
+def _outcome_of_workers(folder: Path) -> tuple[Any, ...]:
+    """All that must be the same."""
+    from tests.training.shares.test_launcher import lane_events
+
+    metrics = runs.read_metrics(folder)
+    lanes = [{**one, "seconds": None} for one in metrics["lanes"]]
+    return lane_events(folder), metrics["metrics"], metrics["detail"], lanes
+
+
+def killed_writers(folder: Path, *, kills: int = WRITER_KILLS, seed: int = 0) -> Counter[str]:
+    """Two processes write trials to one journal, and one of them is killed again and again: every
+    result that was acknowledged is there, no trial went to both, and Optuna reads the file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    soak, draw = Soak(folder, seed), random.Random(seed)
+    path, done = folder / "study.log", folder / "done"
+    outputs = [folder / f"output-{number}" for number in range(kills + 1)]
+    lasting = forked(lambda: _write_trials(path, outputs[0], done), soak.log)
+    for output in outputs[1:]:
+        pid = forked(lambda output=output: _write_trials(path, output, done), soak.log)
+        soak.wait_for(folder, output.name, pid)
+        time.sleep(draw.uniform(0.0, 0.1))
+        os.kill(pid, signal.SIGKILL)
+        killed = waited(pid) == -signal.SIGKILL
+        soak.tell("kill -9 of a writer", "survived" if killed else "lost", soak.log.read_text())
+    done.touch()
+    code = waited(lasting)
+    lines = [line for one in outputs for line in one.read_text().splitlines(keepends=True)]
+    known = dict(line.split() for line in lines if line.endswith("\n"))
+    trials = JournalStorage(JournalFileBackend(str(path))).get_all_trials(0)
+    values = {str(one.number): str(one.value) for one in trials if one.state.is_finished()}
+    fine = code == 0 and known.items() <= values.items() and len(known) == len(lines)
+    unfinished = len(trials) - len(known)
+    fine = fine and unfinished <= kills  # at most the one that a killed process had under way
+    detail = f"exit code {code}, {len(lines)} acknowledged, {len(trials)} trials"
+    soak.tell("journal after kills", "nothing lost" if fine else "wrong", detail)
+    return soak.counts
+
+
+def _write_trials(path: Path, output: Path, done: Path) -> None:
+    """Finish trials in a journal, and note each one when that is acknowledged."""
+    warnings.simplefilter("ignore")
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    storage, sampler = shared.open_storage(f"journal:{path}"), optuna.samplers.RandomSampler()
+    study = optuna.create_study(
+        study_name="s", storage=storage, sampler=sampler, load_if_exists=True
+    )
+    with output.open("w", buffering=1) as file:
+        while not done.exists():
+            trial = study.ask({"x": optuna.distributions.FloatDistribution(0, 1)})
+            trial.set_user_attr("notes", "n" * 9000)  # of several pages, which a kill may separate
+            study.tell(trial, trial.params["x"])
+            file.write(f"{trial.number} {trial.params['x']}\n")
+
+
 def _retrained(folder: Path) -> dict[str, list[float]]:
     """What was retrained, by name: losses and test errors; other packs round otherwise."""
     summary = runs.read_json(folder / "metrics.json")
@@ -515,6 +632,10 @@ def share(folder: Path, number: int, of: int, scale: float, seed: int) -> Counte
         soak.malicious()
         kills = max(int(SEARCH_KILLS * scale), 1)
         soak.counts += killed_search(folder / "search", kills=kills, seed=seed)
+        kills = max(int(WORKER_KILLS * scale), 1)
+        soak.counts += killed_workers(folder / "workers", kills=kills, seed=seed)
+        kills = max(int(WRITER_KILLS * scale), 2)
+        soak.counts += killed_writers(folder / "writers", kills=kills, seed=seed)
     return soak.counts
 
 

@@ -16,6 +16,7 @@ from slipstream.engine import plan
 from slipstream.engine.batches import augmented
 from slipstream.engine.lanes.lane import EpochStart
 from slipstream.engine.lanes.schedule import compute_lrs
+from slipstream.engine.parallel.ranks import Ranks
 from slipstream.engine.single import TrainingTask, build_step
 from slipstream.models import build
 from slipstream.runs import Run
@@ -42,6 +43,7 @@ def run_steps(
     capture: bool = False,
     batch: int | None = None,
     around: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ranks: Ranks | None = None,
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Losses of `steps` steps over as many epochs as it takes, and the weights they end with."""
     engine = config.engine.model_copy(update={"capture": capture})
@@ -50,7 +52,7 @@ def run_steps(
         config.model_copy(update={"engine": engine}), data_bytes=0, streamed=streamed
     )
     with chosen.flags(), torch.random.fork_rng():
-        task = make_task(config, dataset, chosen)
+        task = replace(make_task(config, dataset, chosen), ranks=ranks)
         job = build_step(task, replace(chosen, micro_batch=batch))
         losses: list[float] = []
         epoch = 0

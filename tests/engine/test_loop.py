@@ -161,6 +161,20 @@ def test_an_interrupt_finishes_the_step_and_saves(tmp_path):
     assert list(tmp_path.glob("*/checkpoints/step-19/manifest.json"))
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_scheduler_that_repeats_its_signal_does_not_cost_the_checkpoint(tmp_path, number):
+    def send(event):
+        if event["event"] == "step" and event["step"] == 19:
+            signal.raise_signal(number)
+            signal.raise_signal(signal.SIGTERM)
+
+    before = signal.getsignal(number)
+    result, _, _, _ = fit(tmp_path, watch=send, train={"epochs": 100})
+    assert result.signal_number == number
+    assert signal.getsignal(number) is before
+    assert list(tmp_path.glob("*/checkpoints/step-19/manifest.json"))
+
+
 def test_the_newest_and_the_best_checkpoint_stay(tmp_path):
     result, events, run, _ = fit(
         tmp_path,

@@ -166,3 +166,20 @@ def test_a_run_on_a_gpu_is_sampled_and_captured(tmp_path):
     assert summary["monitor"]["energy_wh"] > 0
     assert summary["monitor"]["gpu_memory_peak_bytes"] > 0
     assert summary["estimate"]["after_ten_steps_s"] > 0
+
+
+def test_power_cores_and_memory_of_several_workers_add_up():
+    def sample(worker, **values):
+        return {"event": "monitor", "at_s": 0.0, "seconds": 2.0, "worker": worker} | values
+
+    both = [
+        sample(worker, power_w=100.0, energy_j=200.0, cpu_percent=90.0, rss_bytes=1000)
+        for worker in (0, 1)
+    ]
+    scoring = sample(None, cpu_percent=60.0, rss_bytes=1500)
+    summary = monitor.summarize([*both, scoring])
+    assert summary["seconds"] == 4.0
+    assert summary["power_mean_w"] == 200.0
+    assert summary["energy_wh"] == 400.0 / 3600
+    assert summary["cpu_percent_mean"] == (90 + 90 + 60) / 2
+    assert summary["rss_peak_bytes"] == 2000

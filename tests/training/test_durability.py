@@ -84,10 +84,10 @@ def test_a_lock_of_another_machine_is_left_alone(tmp_path):
 
 def test_a_log_line_is_written_whole_or_not_at_all(tmp_path):
     run = runs.create_run("a", out=str(tmp_path))
-    run.append("one")
+    run.append("end", seconds=1.0)
     with run.log.open("a") as log:
         log.write('{"event": "cut o')
-    assert [event["event"] for event in runs.read_events(run)] == ["one"]
+    assert [event["event"] for event in runs.read_events(run)] == ["end"]
 
 
 def test_a_fault_of_our_own_leaves_its_traceback_and_a_run_that_goes_on(tmp_path, monkeypatch):

@@ -26,7 +26,7 @@ def train(config, table, *, watched=True):
         if watched and isinstance(event, slipstream.events.Start):
             runs.mark_watched(Path(event.run))
 
-    return slipstream.train(config, table, watch=look, quiet=True).run
+    return slipstream.train(config, table, on_event=look, quiet=True).run
 
 
 def read(run):
@@ -118,7 +118,7 @@ def test_a_failing_preview_does_not_end_the_training(tmp_path):
         troubles.extend([event] if isinstance(event, slipstream.events.Trouble) else [])
 
     troubles = []
-    slipstream.train(small_config(tmp_path), waves(), watch=look, quiet=True)
+    slipstream.train(small_config(tmp_path), waves(), on_event=look, quiet=True)
     assert "no predictions are shown" in troubles[0].what
 
 

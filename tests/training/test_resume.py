@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file
 
 import slipstream
-from slipstream import Interrupted, UserError, checksums, runs, training
+from slipstream import Interrupted, UserError, checksums, errors, runs, training
 from slipstream.engine import checkpoint, loop
 from slipstream.engine.single import SingleProgram
 from slipstream.phases import PARTS
@@ -392,6 +392,35 @@ def test_a_run_without_a_checkpoint_begins_again_in_its_folder(tmp_path, section
     assert not list((tmp_path / "b").glob(".*"))
 
 
+def test_a_run_with_a_folder_begins_there_resumes_and_is_returned_when_finished(tmp_path):
+    config, table, folder = configured(tmp_path / "a"), waves(400), tmp_path / "b" / "job"
+    wanted = ended(runs.open_run(slipstream.train(config, table).run))
+    with pytest.raises(Killed):
+        training.train(config, table, folder=folder, watch=killed_at("start", "log"))
+    for step in (7, 30):
+        with pytest.raises(Interrupted):
+            training.train(config, table, folder=folder, watch=stopping_at(step, signal.SIGTERM))
+    first = training.train(config, table, folder=folder)
+    same(ended(runs.open_run(folder)), wanted)
+    events = len(list(runs.read_events(runs.open_run(folder))))
+    again = training.train(config, table, folder=folder)
+    assert (first.is_new, again.is_new) == (True, False)
+    assert again.summary["metrics"] == first.summary["metrics"]
+    assert len(list(runs.read_events(runs.open_run(folder)))) == events
+    with pytest.raises(UserError, match=r"other settings than it began with \(train.lr\)"):
+        slipstream.train(config, table, folder=folder, overrides="train.lr=0.5")
+    longer = slipstream.train(config, table, folder=folder, overrides="train.epochs=6")
+    assert longer.summary["epochs"] == 6
+
+
+def test_a_folder_with_other_files_is_not_taken_for_a_run(tmp_path):
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="job: exists and is not a run; name another folder"):
+        slipstream.train(configured(tmp_path / "a"), waves(400), folder=tmp_path / "job")
+    assert [path.name for path in tmp_path.iterdir()] == ["job"]
+
+
 def test_an_inner_run_that_was_killed_early_goes_on_in_its_folder(tmp_path):
     config, table, folder = configured(tmp_path), waves(400), tmp_path / "retrained" / "best"
     with pytest.raises(Killed):
@@ -422,6 +451,24 @@ def test_a_measured_batch_is_kept_when_a_run_begins_again(tmp_path):
     assert measured != "auto"
     slipstream.train(config, table, resume=run.folder)  # which still says auto
     assert runs.load_config(run).train.batch == measured
+
+
+@pytest.mark.parametrize("at", ["start", "scoring"])
+def test_sigterm_before_or_after_training_says_how_to_resume(tmp_path, at):
+    def watch(event):
+        if event["event"] == at:
+            signal.raise_signal(signal.SIGTERM)
+
+    table, before = waves(400), signal.getsignal(signal.SIGTERM)
+    errors.raise_on_stop()
+    try:
+        with pytest.raises(Interrupted, match="resume with: slipstream train") as caught:
+            training.train(configured(tmp_path), table, watch=watch)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert caught.value.exit_code == 143
+    run = runs.open_run(tmp_path / "last")
+    assert slipstream.train(None, table, resume=run.folder).summary["epochs"] == 5
 
 
 def test_an_interrupt_while_it_is_scored_says_how_to_resume(tmp_path):

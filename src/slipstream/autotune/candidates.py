@@ -138,7 +138,7 @@ def list_candidates(config: Config, plan: Plan) -> Iterator[PlanCandidate]:
             also = get_cudnn_override(precision, plan)
             yield from make_candidates("precision", precision, also=also)
     if not on_gpu and engine.threads == "auto":
-        cores = machine.count_available_cores()
+        cores = max(machine.count_available_cores() // plan.data_parallel, 1)
         for one in make_candidates("threads", *sorted({1, max(cores // 2, 1), cores})):
             yield one._replace(most_gain=max(one.value / plan.threads, 1.0))
     if not on_gpu and (OWN_KERNELS not in plan.cudnn or engine.cudnn == "auto"):

@@ -20,6 +20,7 @@ HALF_PAYS = 20_000
 SMALL_ON_ARM = 2048
 """Hidden units times batch up to which oneDNN's LSTM has been faster on Arm"""
 REQUESTED = "requested"
+TOGETHER = "each computes its share of every batch; gradients are added up once a step"
 BUILT = "our own kernels, which were built here before"
 
 
@@ -44,7 +45,8 @@ def make_plan(
     if streamed:
         home, home_reason = "stream", f"{data_bytes / 1e6:,.1f} MB of series stay on disk"
     onednn, onednn_reason = _choose_onednn(config, hardware["system"], precision)
-    threads, threads_reason = _choose_threads(config)
+    processes = engine.data_parallel if training else 1
+    threads, threads_reason = _choose_threads(config, processes)
     algorithm, cudnn_reason = _choose_cudnn(config, device)
     workers, prefetch = _choose_workers(config, hardware.get("gpu", ""))
     return Plan(
@@ -74,8 +76,10 @@ def make_plan(
             "onednn": onednn_reason,
             "threads": threads_reason,
             "cudnn": cudnn_reason,
+            **({"data_parallel": TOGETHER} if processes > 1 else {}),
         },
         hardware=hardware,
+        data_parallel=processes,
     )
 
 
@@ -148,10 +152,12 @@ def _choose_onednn(config: Config, system: str, precision: str) -> tuple[bool, s
     return False, "slower than ATen's recurrent layers of this size on Arm"
 
 
-def _choose_threads(config: Config) -> tuple[int, str]:
+def _choose_threads(config: Config, processes: int) -> tuple[int, str]:
     if config.engine.threads != "auto":
         return config.engine.threads, REQUESTED
     threads, cores = machine.count_available_cores(), machine.count_visible_cores()
+    if processes > 1:
+        return max(threads // processes, 1), f"{threads} cores for {processes} processes"
     return threads, "every core" if threads == cores else "the container's quota"
 
 

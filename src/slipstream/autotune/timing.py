@@ -50,6 +50,11 @@ def count_windows_per_step(config: Config) -> int:
     return config.train.batch * config.train.accumulate
 
 
+def count_own_windows(task: TrainingTask) -> int:
+    """Return the windows of one optimizer step that this process computes."""
+    return -(-count_windows_per_step(task.config) // (task.ranks.size if task.ranks else 1))
+
+
 def count_steps(task: TrainingTask) -> int:
     """Return the optimizer steps of one epoch."""
     return task.num_steps
@@ -83,7 +88,7 @@ def guess_step_s(task: TrainingTask, plan: Plan, cores: int) -> float:
         config.model,
         weights=task.num_parameters,
         context=config.data.context,
-        windows=count_windows_per_step(config) * task.dataset.signature.sequences_per_window,
+        windows=count_own_windows(task) * task.dataset.signature.sequences_per_window,
         cores=0 if plan.device.type == "cuda" else cores,
     )
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from slipstream.cli import startup
+from slipstream.errors import leave_on_warning
 
 WORKER = "ui-worker"
 """The first argument of a process that runs a job of the app; then a folder, a device, `--warm`"""
@@ -17,6 +18,7 @@ WORKER = "ui-worker"
 def main() -> None:
     if sys.argv[1:2] == [WORKER]:
         _work(*sys.argv[2:])
+    leave_on_warning()
     startup.begin(sys.argv[1:])
     from slipstream.terminal.streams import prepare_streams
 

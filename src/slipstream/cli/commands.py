@@ -5,14 +5,14 @@ from slipstream.cli.diagnostics import bench_app, doctor, profile
 from slipstream.cli.exporting import export
 from slipstream.cli.inspection import inspect
 from slipstream.cli.options import create_app
-from slipstream.cli.runs import evaluate, follow, predict, report
+from slipstream.cli.runs import copy, evaluate, follow, predict, report
 from slipstream.cli.serving import serve
 from slipstream.cli.training import ensemble, pretrain, train, tune
 from slipstream.cli.ui import ui
 
 app = create_app()
 running = (inspect, train, pretrain, tune, evaluate, predict, export, serve, report, ensemble)
-for command in (*running, follow, ui, doctor, profile):
+for command in (*running, follow, copy, ui, doctor, profile):
     app.command()(command)
 for group in (runs_app, bench_app):
     app.add_typer(group)

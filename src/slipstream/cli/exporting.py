@@ -14,6 +14,7 @@ from slipstream.cli.options import (
     Quiet,
     RunFolder,
     Set,
+    parse_output,
     parse_path,
 )
 from slipstream.cli.output import handle_errors, print_result
@@ -27,7 +28,7 @@ def export(
         str, typer.Option("--to", metavar="FORMAT", help="onnx, c, torch, hub, triton or ray.")
     ],
     out: Annotated[
-        Path, typer.Option(parser=parse_path, metavar="FOLDER", help="The folder to create.")
+        Path, typer.Option(parser=parse_output, metavar="FOLDER", help="The folder to create.")
     ],
     data: Annotated[
         Path | None,

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from slipstream.cli.options import Json, Quiet, Set, parse_path
+from slipstream.cli.options import Json, Quiet, Set, parse_output
 from slipstream.cli.output import handle_errors, print_result
 from slipstream.errors import UserError
 
@@ -16,12 +16,12 @@ def inspect(
     ],
     write: Annotated[
         Path | None,
-        typer.Option(parser=parse_path, metavar="FILE", help="Write a config to begin with."),
+        typer.Option(parser=parse_output, metavar="FILE", help="Write a config to begin with."),
     ] = None,
     html: Annotated[
         Path | None,
         typer.Option(
-            parser=parse_path, metavar="FILE", help="Write a page with a plot per column."
+            parser=parse_output, metavar="FILE", help="Write a page with a plot per column."
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing config.")] = False,

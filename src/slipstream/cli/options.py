@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from slipstream.object_storage import is_url
+
 if TYPE_CHECKING:
     from slipstream.config import Config
 
@@ -19,9 +21,19 @@ def parse_path(text: str) -> Path:
     return Path(text)
 
 
+def parse_output(text: str) -> Path:
+    """Parse the path of a file or folder to write, which is on this machine."""
+    path = parse_path(text)
+    if is_url(path):
+        raise typer.BadParameter(
+            "object storage is written by `slipstream copy RUN URL` only; name a local path"
+        )
+    return path
+
+
 def folder_option(help_: str, default: str) -> Any:
     """Create the option of a folder to write to."""
-    return typer.Option(parser=parse_path, metavar="FOLDER", help=help_, show_default=default)
+    return typer.Option(parser=parse_output, metavar="FOLDER", help=help_, show_default=default)
 
 
 RUN_HELP = "a run folder, the beginning of its name, or `last`."
@@ -61,6 +73,13 @@ Ensemble = Annotated[
     ),
 ]
 Resume = Annotated[str | None, typer.Option(metavar="RUN", help=f"The run to resume: {RUN_HELP}")]
+Folder = Annotated[
+    Path | None,
+    folder_option(
+        "The run's own folder: a run that was stopped there resumes, else one begins there.",
+        "a new one in --out",
+    ),
+]
 Force = Annotated[
     bool, typer.Option("--force", help="Resume although settings or data have changed.")
 ]
@@ -102,6 +121,15 @@ def list_overrides(set_: Sequence[str] | None, out: Path | None) -> tuple[str, .
 
     folder = () if out is None else (OptionText(f"out={to_json(str(out))}", "--out"),)
     return (*(set_ or ()), *folder)
+
+
+def refuse_several_folders(folder: Path | None, resume: str | None, out: Path | None) -> None:
+    """Raise a UserError where `--folder` has company."""
+    from slipstream.errors import UserError
+
+    for name, value in (("--resume", resume), ("--out", out)):
+        if folder is not None and value is not None:
+            raise UserError(f"--folder and {name} both name the place of the run; pass one of them")
 
 
 def load_job(

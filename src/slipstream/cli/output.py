@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import errno
-import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from slipstream.errors import Interrupted, ResumableError, UserError
+from slipstream.errors import (
+    EXIT_RESUMABLE,
+    Interrupted,
+    ResumableError,
+    UserError,
+    raise_on_stop,
+)
 from slipstream.terminal.streams import SafeStream, discard_output
 from slipstream.text import escape_controls
 
@@ -32,13 +36,13 @@ MAX_NAME = 100
 def handle_errors(as_json: bool) -> Iterator[None]:
     """Turn exceptions into a message on stderr, a JSON object on stdout if requested, and an exit
     code."""
-    signal.signal(signal.SIGTERM, _raise_interrupted)
+    raise_on_stop()
     try:
         yield
     except (UserError, ResumableError, Interrupted) as error:
-        code = 75 if isinstance(error, ResumableError) else 2
+        code = EXIT_RESUMABLE if isinstance(error, ResumableError) else 2
         if isinstance(error, Interrupted):
-            code = 128 + error.signal_number
+            code = error.exit_code
         _print_error(str(error), as_json)
         raise typer.Exit(code) from None
     except KeyboardInterrupt:
@@ -60,10 +64,6 @@ def _explain_file_name(error: Exception) -> str:
     if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
         return f"{error.object[:MAX_NAME]}: is not valid UTF-8; rename the file or its folder"
     return ""
-
-
-def _raise_interrupted(number: int, _: FrameType | None) -> None:
-    raise Interrupted("terminated", signal_number=number)
 
 
 def _print_error(message: str, as_json: bool) -> None:

@@ -1,6 +1,7 @@
-"""Commands that use a run: evaluate, predict, report, follow."""
+"""Commands that use a run: evaluate, predict, report, follow, copy."""
 
 import json
+import os
 import warnings
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,6 +10,7 @@ import typer
 
 from slipstream.cli.options import (
     DATA_HELP,
+    RUN_HELP,
     AllowCode,
     Ensemble,
     Joins,
@@ -19,14 +21,19 @@ from slipstream.cli.options import (
     Set,
     folder_option,
     parse_joins,
+    parse_output,
     parse_path,
 )
-from slipstream.cli.output import handle_errors, print_result
+from slipstream.cli.output import handle_errors, print_note, print_result
 from slipstream.cli.startup import import_modules
 from slipstream.errors import UserError
+from slipstream.run_names import OUT
 from slipstream.terminal.results import print_evaluation, print_prediction, print_report
 from slipstream.terminal.streaming import print_stream
 from slipstream.terminal.tracking import print_followed, show_points
+
+LOW_PRIORITY = 10
+"""What is added to the niceness of a follower"""
 
 
 def evaluate(
@@ -46,12 +53,18 @@ def evaluate(
         ),
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="With --stream: the HTML page to write.", show_default=False)
+        Path | None,
+        typer.Option(
+            parser=parse_output,
+            metavar="FILE",
+            help="With --stream: the HTML page to write.",
+            show_default=False,
+        ),
     ] = None,
     predictions: Annotated[
         Path | None,
         typer.Option(
-            parser=parse_path,
+            parser=parse_output,
             metavar="FILE",
             help="Also write the predictions beside the true values: .parquet.",
             show_default=False,
@@ -92,9 +105,12 @@ def evaluate(
 def predict(
     run: RunFolder,
     data: Annotated[Path, typer.Argument(parser=parse_path, metavar="DATA", help=DATA_HELP)],
-    out: Annotated[Path, typer.Option(help="The file to write: .csv, .parquet or .arrow.")] = Path(
-        "predictions.csv"
-    ),
+    out: Annotated[
+        Path,
+        typer.Option(
+            parser=parse_output, metavar="FILE", help="The file to write: .csv, .parquet or .arrow."
+        ),
+    ] = Path("predictions.csv"),
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     every: Annotated[
         bool, typer.Option("--every", help="Forecast from every row, not only from the end.")
@@ -183,8 +199,43 @@ def follow(
     after a resume, and it goes on where it was.
     """
     with handle_errors(as_json):
+        if hasattr(os, "nice"):
+            os.nice(LOW_PRIORITY)  # training comes first
+        from slipstream.text.passwords import holds_secret
         from slipstream.tracking.api import follow as follow_run
 
+        if out is not None and "://" in out and holds_secret(out):
+            print_note(
+                "--out holds a password, which other users of this machine can read; set "
+                "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD instead"
+            )
         with show_points(quiet or as_json) as show:
-            result: dict[str, Any] = follow_run(run, to, out=out, project=project, show=show)
+            options: dict[str, Any] = {"show": show, "warn": print_note}
+            result: dict[str, Any] = follow_run(run, to, out=out, project=project, **options)
         print_result(result, as_json, quiet, print_followed)
+
+
+def copy(
+    run: Annotated[str, typer.Argument(metavar="RUN", help=f"A URL of a copy, or {RUN_HELP}")],
+    to: Annotated[
+        str,
+        typer.Argument(
+            metavar="TO",
+            help="Where the run's folder is put into: a URL such as s3://bucket/runs, or a folder.",
+        ),
+    ] = OUT,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Copy a run to object storage (s3://, gs://, az://), or from there.
+
+    Every file is verified by its SHA-256 sum. Repeated, the command sends only what has changed. A
+    run that is training is refused; one that has stopped is copied with its checkpoints.
+    """
+    with handle_errors(as_json):
+        from slipstream.catalog.copying import copy_run
+        from slipstream.terminal.runs import print_copy, show_bytes
+
+        with show_bytes(quiet or as_json) as show:
+            result = copy_run(run, to, show=show)
+        print_result(result, as_json, quiet, print_copy)

@@ -15,6 +15,7 @@ import typer
 from slipstream.cli.options import (
     RUN_HELP,
     AllowCode,
+    Folder,
     Force,
     Json,
     Out,
@@ -24,11 +25,20 @@ from slipstream.cli.options import (
     list_overrides,
     load_job,
     parse_path,
+    refuse_several_folders,
 )
-from slipstream.cli.output import Printer, handle_errors, print_result
+from slipstream.cli.output import (
+    Printer,
+    handle_errors,
+    print_note,
+    print_result,
+    to_json_line,
+    write_stdout,
+)
 from slipstream.cli.startup import import_modules, prepare_device
 from slipstream.errors import Interrupted, UserError
 from slipstream.phases import PhaseTimer, find_process_start
+from slipstream.rank import find_place, is_follower
 from slipstream.terminal.results import (
     print_ensemble,
     print_probe,
@@ -60,7 +70,27 @@ def train(
     ] = False,
     resume: Resume = None,
     force: Force = False,
+    workers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|auto",
+            help="Divide repeats and folds among N processes; auto: one per GPU.",
+        ),
+    ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option(metavar="ray", help="Divide repeats and folds among workers on Ray."),
+    ] = None,
+    share: Annotated[
+        str | None,
+        typer.Option(
+            metavar="I/N",
+            help="Train share I of N of the repeats and folds in --folder, as in 3/8; without it "
+            "the command then joins them.",
+        ),
+    ] = None,
     allow_code: AllowCode = False,
+    folder: Folder = None,
     out: Out = None,
     set_: Set = None,
     as_json: Json = False,
@@ -68,7 +98,13 @@ def train(
 ) -> None:
     """Train a model, compare it with baselines, and write a report."""
     with handle_errors(as_json):
-        options = {"resume": resume, "force": force, "allow_code": allow_code, "advise": advise}
+        refuse_several_folders(folder, resume, out)
+        options: dict[str, Any] = {"resume": resume, "folder": folder, "force": force}
+        options |= {"allow_code": allow_code, "advise": advise}
+        options |= {"workers": _parse_workers(workers), "on": _parse_cluster(on)}
+        if share is not None:
+            _train_share(share, config, list_overrides(set_, out), Output(as_json, quiet), options)
+            return
         _train("train", config, list_overrides(set_, out), as_json, quiet, **options)
 
 
@@ -100,6 +136,7 @@ def pretrain(
     seeds: Annotated[int, typer.Option(help="The number of seeds of the probe.")] = 10,
     resume: Resume = None,
     force: Force = False,
+    folder: Folder = None,
     out: Out = None,
     set_: Set = None,
     probe_set: Annotated[
@@ -118,10 +155,14 @@ def pretrain(
     Other runs start from it (train.init_from); --probe measures whether that helps.
     """
     with handle_errors(as_json):
+        refuse_several_folders(folder, resume, out)
         overrides = list_overrides(set_, out)
         if probe is None and encoder is None and (config is not None or resume is not None):
-            _train("pretrain", config, overrides, as_json, quiet, resume=resume, force=force)
+            options = {"resume": resume, "force": force, "folder": folder}
+            _train("pretrain", config, overrides, as_json, quiet, **options)
             return
+        if folder is not None:
+            raise UserError("--folder is for one run, not for a probe of several; pass --out")
         if probe is None and encoder is not None:
             raise UserError("--encoder needs --probe: name the config to probe the encoder with")
         from slipstream import config as configs
@@ -154,7 +195,8 @@ def tune(
         str | None,
         typer.Option(
             metavar="URL",
-            help="A database that workers share; default: SLIPSTREAM_STORAGE.",
+            help="A study that several commands share: journal:FILE on a shared drive, or "
+            "postgresql://USER@HOST/DATABASE; default: SLIPSTREAM_STORAGE.",
         ),
     ] = None,
     workers: Annotated[
@@ -166,6 +208,7 @@ def tune(
         typer.Option(metavar="ray", help="Start the workers on a Ray cluster."),
     ] = None,
     allow_code: AllowCode = False,
+    folder: Folder = None,
     out: Out = None,
     set_: Set = None,
     as_json: Json = False,
@@ -176,6 +219,7 @@ def tune(
     Many trials train at a time; they stop early where they fall behind.
     """
     with handle_errors(as_json):
+        refuse_several_folders(folder, resume, out)
         overrides, timer = list_overrides(set_, out), PhaseTimer(find_process_start())
         loaded, earlier = load_job(config, resume, overrides, demo="search", kinds=("search",))
         if loaded and workers is None and on is None:
@@ -192,6 +236,7 @@ def tune(
                 overrides=() if loaded else overrides,
                 watch=lambda event: _watch(event, display, has_classes),
                 resume=earlier,
+                folder=folder,
                 storage=storage,
                 workers=_parse_workers(workers),
                 on=_parse_cluster(on),
@@ -241,10 +286,13 @@ def _train(
     always, kinds = ([PRETRAIN_OVERRIDE], ["pretrain"]) if command == "pretrain" else ([], KINDS)
     name, advise = options.pop("resume"), options.pop("advise", False)
     loaded, resume = load_job(config, name, overrides, always, demo="demo", kinds=kinds)
-    if loaded:
+    place = find_place()
+    is_alone = place is None and options.get("workers") is None and options.get("on") is None
+    if loaded and is_alone and loaded.engine.data_parallel == 1:
         prepare_device(loaded.engine.device)
+    follows = is_follower(place)
     has_classes = loaded is not None and loaded.data.task == "classify"
-    with TrainingDisplay(quiet) as display:
+    with TrainingDisplay(quiet or follows) as display:
         display.say(LOADING)
         with import_modules():
             from slipstream import training
@@ -255,13 +303,51 @@ def _train(
             watch=lambda event: _watch(event, display, has_classes),
             resume=resume,
             timer=timer,
+            place=place,
             **options,
         )
+        if follows:  # the first process prints and reports
+            return
         summary = result.summary
         if advise:
             summary = _advise(result, loaded, display)
             summary["time"] = timer.extend(summary["time"], "advice_s")
-    _finish(summary, Output(as_json, quiet, print_training), timer)
+    if not result.is_new:
+        print_note(f"slipstream: {result.run}: was finished before; nothing is left to train")
+    _finish(summary, Output(as_json, quiet, print_training), timer if result.is_new else None)
+
+
+def _train_share(
+    text: str,
+    config: Path | None,
+    overrides: tuple[str, ...],
+    output: Output,
+    options: dict[str, Any],
+) -> None:
+    """Train one share of a run; what is left of it is for others."""
+    timer = PhaseTimer(find_process_start())
+    number, _, of = text.partition("/")
+    if not (number.isdecimal() and of.isdecimal() and 0 < int(number) <= int(of)):
+        raise UserError(f"--share is {text}; give I/N with I from 1 to N, as in 3/8")
+    folder = options["folder"]
+    if folder is None or options["workers"] is not None or options["on"] is not None:
+        raise UserError("--share needs --folder, that of the whole run, and no --workers or --on")
+    loaded, _ = load_job(config, None, overrides, demo="demo", kinds=KINDS)
+    assert loaded is not None
+    prepare_device(loaded.engine.device)
+    with TrainingDisplay(output.quiet) as display:
+        display.say(LOADING)
+        with import_modules():
+            from slipstream.training.shares.batch import ShareNumber, train_share_of
+
+        share = ShareNumber(int(number), int(of))
+        result = train_share_of(loaded, folder, share, watch=display.show, timer=timer)
+    if output.as_json:
+        write_stdout(to_json_line(result))
+    elif not output.quiet:
+        num_lanes = len(result["lanes"])
+        done = f"{num_lanes} models trained" if num_lanes else "nothing is left to train"
+        write_stdout(f"share {text} of {result['run']}: {done}\n")
 
 
 def _advise(result: FinishedRun, config: Config | None, display: TrainingDisplay) -> dict[str, Any]:
@@ -298,14 +384,14 @@ class Output(NamedTuple):
 
     as_json: bool
     quiet: bool
-    print_text: Printer
+    print_text: Printer = print_training
 
 
 class DrawnReport(NamedTuple):
-    """The report of a run, or the signal that came while it was drawn."""
+    """The report of a run, or the exit code of the signal that came while it was drawn."""
 
     path: Path | None
-    signal_number: int = 0
+    exit_code: int = 0
 
 
 def _finish(summary: dict[str, Any], output: Output, timer: PhaseTimer | None = None) -> None:
@@ -328,7 +414,7 @@ def _finish(summary: dict[str, Any], output: Output, timer: PhaseTimer | None = 
     if path is None:
         message = "the run is complete, but its report was interrupted; draw it with: slipstream "
         SafeStream(sys.stderr).write(f"slipstream: {message}report {summary['run']}\n")
-        raise SystemExit(128 + report.signal_number)
+        raise SystemExit(report.exit_code)
 
 
 def _draw_report(summary: dict[str, Any], timer: PhaseTimer | None) -> DrawnReport:
@@ -346,13 +432,13 @@ def _draw_report(summary: dict[str, Any], timer: PhaseTimer | None) -> DrawnRepo
             runs.update_metrics(folder, time=summary["time"])
         return DrawnReport(path)
     except KeyboardInterrupt:
-        return DrawnReport(None, int(signal.SIGINT))
+        return DrawnReport(None, 128 + signal.SIGINT)
     except Interrupted as stop:
-        return DrawnReport(None, stop.signal_number)
+        return DrawnReport(None, stop.exit_code)
 
 
 def _warn_about_password(storage: str | None) -> None:
-    from slipstream.tuning.storage.database import holds_secret
+    from slipstream.text.passwords import holds_secret
 
     if storage is not None and holds_secret(storage):
         SafeStream(sys.stderr).write(

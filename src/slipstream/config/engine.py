@@ -59,6 +59,10 @@ class Engine(Section):
     storing them."""
     sync: bool = False
     """Synchronise with the device after every step, as loops with `.item()` do."""
+    data_parallel: PositiveInt = 1
+    """Processes that train one model together, each on a GPU of its own, or on a CPU: each computes
+    its share of every batch, and the gradients are added up once a step. Pays only where a share of
+    the batch still fills a GPU; for repeats and folds, `--workers` is faster."""
     threads: PositiveInt | Literal["auto"] = "auto"
     """CPU threads for one operation (torch, OMP and MKL alike)."""
     workers: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"

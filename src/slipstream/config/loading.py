@@ -27,12 +27,14 @@ from slipstream.config.model import Model
 from slipstream.config.sections import Config
 from slipstream.config.tune import Tune
 from slipstream.errors import UserError
+from slipstream.object_storage import is_url, parse_path, refuse_url
 from slipstream.run_names import OUT, find_run, is_run
 
 TABLES = (".csv", ".tsv", ".parquet", ".arrow", ".feather", ".xlsx", ".gz", ".zip")
 """Endings of files that are data and not settings"""
 ENCODER_SETTINGS = ("context", "scale", "channels", "inputs", "prepare")
 """Settings of `[data]` that follow from a pre-trained encoder"""
+COPY_FIX = "set out to one (--out), and copy the run afterwards: slipstream copy RUN"
 PATHS = (("data", "path"), ("data", "labels"))
 """Settings that name files and folders to read"""
 ENCODER = (("train", "init_from"),)
@@ -55,8 +57,9 @@ def load(source: Config | str | Path | Mapping[str, Any], overrides: Iterable[st
         settings, text = _read_toml(Path(source))
         name = str(source)
     origin = Origin(name, text, dict(_apply_override(settings, each) for each in overrides))
-    _map_paths(settings, lambda path: str(Path(path).absolute()))
-    _map_join_paths(settings, lambda path: str(Path(path).absolute()))
+    _map_paths(settings, _make_absolute)
+    _map_join_paths(settings, _make_absolute)
+    refuse_url(settings.get("out", OUT), "a run is trained in a folder of this machine", COPY_FIX)
     _map_paths(settings, lambda name: _find_encoder(name, settings.get("out", OUT)), ENCODER)
     settings = _add_encoder_settings(settings)
     try:
@@ -191,6 +194,8 @@ def _read_toml(path: Path) -> tuple[dict[str, Any], str]:
     settings.setdefault("name", name or "run")
 
     def resolve(each: str) -> str:
+        if is_url(each):
+            return each
         beside = path.resolve().parent / each
         return str(beside if _exists(beside) or not _exists(Path(each)) else Path(each))
 
@@ -202,6 +207,11 @@ def _read_toml(path: Path) -> tuple[dict[str, Any], str]:
     _map_join_paths(settings, resolve)
     _map_paths(settings, resolve_run, ENCODER)
     return settings, text
+
+
+def _make_absolute(path: str) -> str:
+    """Return a path that means the same from any folder; one in object storage does."""
+    return str(parse_path(path) if is_url(path) else Path(path).absolute())
 
 
 def _exists(path: Path) -> bool:

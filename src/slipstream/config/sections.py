@@ -12,6 +12,7 @@ from slipstream.config.model import Model
 from slipstream.config.pretraining import Pretrain, apply_defaults, refuse_unfit
 from slipstream.config.train import Augment, Train
 from slipstream.config.tune import Tune
+from slipstream.text.passwords import holds_secret
 
 UNCARRIED: dict[str, tuple[Any, ...]] = {
     "model.bidirectional": (False,),
@@ -101,6 +102,15 @@ class Follow(Section):
     MLFLOW_TRACKING_URI). Weights & Biases: the folder of its files."""
     project: str = "slipstream"
     """MLflow's experiment, or the project of Weights & Biases."""
+
+    @model_validator(mode="after")
+    def _refuse_passwords(self) -> Self:
+        if self.out is not None and "://" in self.out and holds_secret(self.out):
+            raise ValueError(
+                "follow.out: holds a password, which the run's folder and the tracker would show; "
+                "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the environment"
+            )
+        return self
 
 
 class Config(Section):
@@ -210,6 +220,37 @@ class Config(Section):
             raise ValueError(
                 f'{setting} does not work with train.batch = "auto"; give the number of pieces '
                 f"to read side by side, such as 32, {way_out}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_parallel(self) -> Self:
+        """Refuse what one model over several processes does not go together with."""
+        if self.engine.data_parallel == 1:
+            return self
+        setting = f"engine.data_parallel = {self.engine.data_parallel}"
+        way_out = "or set engine.data_parallel = 1"
+        walks = self.data.split.walk_forward is not None
+        if (self.train.repeats > 1 or walks) and not self.masked:
+            what = "data.split.walk_forward" if walks else f"train.repeats = {self.train.repeats}"
+            raise ValueError(
+                f"{setting} is for one model, and {what} trains several, which are faster side by "
+                f"side: train with --workers, {way_out}"
+            )
+        if self.train.state == "carried":
+            raise ValueError(
+                f'{setting} does not work with train.state = "carried": states would travel from '
+                f'process to process; set train.state = "windows", {way_out}'
+            )
+        if self.engine.home == "stream":
+            raise ValueError(
+                f'{setting} does not work with engine.home = "stream": every process holds the '
+                f"series; remove engine.home, {way_out}"
+            )
+        if self.engine.device.startswith("cuda:"):
+            raise ValueError(
+                f'{setting} needs several GPUs, and engine.device = "{self.engine.device}" names '
+                f'one; set engine.device = "cuda", {way_out}'
             )
         return self
 

@@ -26,11 +26,14 @@ from slipstream.engine.checkpoint import CheckpointSchedule, CheckpointWriter
 from slipstream.engine.events import LoggedLosses, SingleEvents, Validation
 from slipstream.engine.lanes import schedule
 from slipstream.engine.lanes.lane import Lane
+from slipstream.engine.parallel.ranks import Ranks, StepPoll
+from slipstream.engine.parallel.writing import AgreedSchedule
 from slipstream.engine.plan import Plan, ThreadReview, plan_review
 from slipstream.engine.progress import DIVERGED, INTERRUPTED, OUT_OF_TIME, FitResult, LaneResult
 from slipstream.engine.single import SingleProgram, TrainingTask
 from slipstream.engine.state import TrainingState
 from slipstream.engine.step import StepProgram
+from slipstream.errors import CTRL_C, list_stop_signals
 
 EMPTY_SHARE = 0.25
 """Share of places without a lane from which a smaller program is built"""
@@ -60,24 +63,54 @@ class StopRequest:
         return self.signal_number != 0
 
 
+class _ThreadStops(threading.local):
+    """The requests that this thread's loops read, the innermost last."""
+
+    def __init__(self) -> None:
+        self.stops: list[StopRequest] = []
+
+
+_THREAD = _ThreadStops()
+
+
+def request_stop(number: int = signal.SIGINT) -> bool:
+    """Stop what this thread trains as a signal would; return whether there is something."""
+    if not _THREAD.stops:
+        return False
+    _THREAD.stops[-1].signal_number = int(number)
+    return True
+
+
 @contextmanager
 def catch_signals(stop: StopRequest | None = None) -> Iterator[StopRequest]:
-    """Turn the first SIGINT or SIGTERM into a request; a second one acts at once."""
+    """Turn SIGINT, SIGTERM and SIGUSR1 into a request. Only a second SIGINT acts at once: a batch
+    system may send the others more than once."""
     stop = stop or StopRequest()
+    _THREAD.stops.append(stop)
+    try:
+        with _handle_signals(stop):
+            yield stop
+    finally:
+        _THREAD.stops.pop()
+
+
+@contextmanager
+def _handle_signals(stop: StopRequest) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
-        yield stop
+        yield
         return
 
     def request(number: int, _: FrameType | None) -> None:
-        stop.signal_number = number
-        signal.signal(number, before[number])
+        stop.signal_number = stop.signal_number or number
+        if number == CTRL_C:
+            signal.signal(number, before[number])
 
-    numbers = (int(signal.SIGINT), int(signal.SIGTERM))
+    numbers = [int(number) for number in (CTRL_C, *list_stop_signals())]
     before = {number: signal.getsignal(number) for number in numbers}
     for number in numbers:
         signal.signal(number, request)
     try:
-        yield stop
+        yield
     finally:
         for number in numbers:
             signal.signal(number, before[number])
@@ -134,7 +167,7 @@ def fit_task(task: TrainingTask, plan: Plan) -> FitResult:
     with catch_signals() as stop:
         lanes, events = [task.build_lane()], SingleEvents(task.run)
         state = states.start(lanes, lambda _: SingleProgram(task, plan), events, num_places=1)
-        return fit(state, stop)
+        return fit(state, stop, ranks=task.ranks)
 
 
 def train_rounds(
@@ -143,18 +176,22 @@ def train_rounds(
     *,
     policy: LanePolicy = NO_POLICY,
     extra_state: ExtraState = dict,
+    ranks: Ranks | None = None,
 ) -> RoundIterator:
     """Train as `fit` does, one round at a time: while the device is busy with the round that this
-    yields, the host can serve other programs. `extra_state` goes into every checkpoint."""
+    yields, the host can serve other programs. `extra_state` goes into every checkpoint. `ranks` are
+    the processes that train the same lanes."""
     engine = state.config.engine
     with CheckpointWriter(state.run, background=engine.async_checkpoints) as writer:
         checkpoints = CheckpointSchedule(engine, writer)
-        loop = TrainingLoop(state, stop, policy, checkpoints, extra_state)
+        if ranks is not None:
+            checkpoints = AgreedSchedule(engine, writer, ranks)
+        loop = TrainingLoop(state, stop, policy, checkpoints, extra_state, ranks)
         try:
             yield from loop.run()
         finally:
             state.close()
-    result = state.summarize(stop.signal_number)
+    result = state.summarize(loop.stop.signal_number)
     state.events.end(result)
     return result
 
@@ -164,10 +201,12 @@ class TrainingLoop:
     """The loop, and what its iterations share."""
 
     state: TrainingState
-    stop: StopRequest
+    signals: StopRequest
     policy: LanePolicy
     checkpoints: CheckpointSchedule
     extra_state: ExtraState
+    ranks: Ranks | None = None
+    """The processes that train the same lanes; what depends on a clock or a signal is agreed on"""
     in_flight: deque[Round] = field(default_factory=deque)
     is_epoch_end: bool = False
     """Whether the rounds in flight reach an epoch's end"""
@@ -176,7 +215,10 @@ class TrainingLoop:
 
     def __post_init__(self) -> None:
         engine, program = self.state.config.engine, self.state.program
-        is_open = engine.threads == "auto" and engine.plan != "off"
+        self.stop = self.signals if self.ranks is None else StopRequest()
+        """What is heeded of the signals"""
+        self.poll = None if self.ranks is None else StepPoll(self.ranks, time.perf_counter)
+        is_open = engine.threads == "auto" and engine.plan != "off" and self.ranks is None
         # branches use a thread for each lane; a resumed run keeps its plan, for the same bits
         if program.mode != "branches" and not self.state.steps:
             self.review = plan_review(program.plan, is_open=is_open)
@@ -198,7 +240,7 @@ class TrainingLoop:
             yield current
             diverged = self._read()
             is_late = current.is_complete and self._is_out_of_time()
-            if diverged or is_late or shortage or stop.requested or checkpoints.is_due():
+            if diverged or is_late or shortage or self._is_pause_due():
                 while self.in_flight:  # all of these need lanes at rest
                     diverged |= self._read()
             state.train_s += time.perf_counter() - round_started
@@ -252,7 +294,7 @@ class TrainingLoop:
         state, program = self.state, self.state.program
         before = state.steps + sum(one.steps for one in self.in_flight)
         for count in range(wanted):
-            if count and (self.stop.requested or self.checkpoints.is_due()):
+            if count and (self.poll is None or self.poll.is_due()) and self._is_pause_due():
                 return count, ""
             try:
                 with self.review.time_step() if self.review else nullcontext():
@@ -265,6 +307,16 @@ class TrainingLoop:
             if self.review and self.review.is_over:
                 self._end_review(self.review)
         return wanted, ""
+
+    def _is_pause_due(self) -> bool:
+        """Whether a stop or a checkpoint has to come before the next step."""
+        self._poll_signals()
+        return self.stop.requested or self.checkpoints.is_due()
+
+    def _poll_signals(self) -> None:
+        """Heed a signal that any of the ranks has received."""
+        if self.ranks is not None:
+            (self.stop.signal_number,) = self.ranks.agree(self.signals.signal_number)
 
     def _end_review(self, review: ThreadReview) -> None:
         """Train with the threads that the review has chosen."""
@@ -314,7 +366,8 @@ class TrainingLoop:
 
     def _measure_elapsed(self) -> float:
         """The seconds of training so far, validations and earlier parts of the run included."""
-        return time.perf_counter() - self.started_at
+        elapsed_s = time.perf_counter() - self.started_at
+        return elapsed_s if self.ranks is None else self.ranks.lead(elapsed_s)
 
     def _find_time_limit(self) -> float:
         minutes = [one.train.minutes for _, one in self.state.list_active()]

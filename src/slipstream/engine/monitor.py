@@ -154,7 +154,8 @@ def summarize(events: Iterable[Event]) -> dict[str, Any] | None:
     """Summarize all samples of a run's log; return None where there are none.
 
     Means are over time. What no sample contains, as on a machine without a GPU, is None. Energy and
-    GPU memory are those of the whole GPU; memory that processes share counts in each of them.
+    GPU memory are those of the whole GPU; memory that processes share counts in each of them. Of
+    several workers, power, cores and memory add up.
     """
     samples = [event for event in events if event["event"] == "monitor"]
     if not samples:
@@ -168,6 +169,27 @@ def summarize(events: Iterable[Event]) -> dict[str, Any] | None:
         total = sum(seconds for _, seconds in pairs)
         return sum(value * seconds for value, seconds in pairs) / total if total else None
 
+    workers = {s["worker"] for s in samples if s.get("worker") is not None}
+
+    def elapsed_s(name: str) -> float:
+        """Return the time that samples cover; those of workers are of the same time."""
+        chosen = [s for s in samples if s.get(name) is not None]
+        alone: list[float] = [s["seconds"] for s in chosen if s.get("worker") is None]
+        beside: list[float] = [s["seconds"] for s in chosen if s.get("worker") is not None]
+        return sum(alone) + sum(beside) / max(len(workers), 1)
+
+    def total_mean(name: str) -> float | None:
+        time_s = elapsed_s(name)
+        return sum(value * seconds for value, seconds in values(name)) / time_s if time_s else None
+
+    def total_maximum(name: str) -> float | None:
+        peaks: dict[Any, float] = {}
+        for s in samples:
+            if s.get(name) is not None:
+                peaks[s.get("worker")] = max(s[name], peaks.get(s.get("worker"), 0))
+        alone = peaks.pop(None, 0)
+        return max(alone, sum(peaks.values())) or None
+
     def maximum(name: str) -> float | None:
         return max((value for value, _ in values(name)), default=None)
 
@@ -179,16 +201,16 @@ def summarize(events: Iterable[Event]) -> dict[str, Any] | None:
     }
     return {
         "samples": len(samples),
-        "seconds": sum(sample["seconds"] for sample in samples),
+        "seconds": elapsed_s("seconds"),
         "energy_wh": sum(energy) / 3600 if energy else None,
-        "power_mean_w": mean("power_w"),
+        "power_mean_w": total_mean("power_w"),
         "gpu_utilisation_mean": mean("gpu_utilisation"),
         "gpu_memory_peak_bytes": maximum("gpu_memory_bytes"),
         "temperature_max_c": maximum("temperature_c"),
         "clock_mean_mhz": mean("clock_mhz"),
         "throttled": {name: seconds / caused_s for name, seconds in reasons.items() if seconds},
-        "cpu_percent_mean": mean("cpu_percent"),
-        "rss_peak_bytes": maximum("rss_bytes"),
+        "cpu_percent_mean": total_mean("cpu_percent"),
+        "rss_peak_bytes": total_maximum("rss_bytes"),
     }
 
 

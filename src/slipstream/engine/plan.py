@@ -64,6 +64,8 @@ class Plan:
     """Recurrent and attention kernels that ran when it was measured"""
     evidence: list[dict[str, Any]] = field(default_factory=list)
     """Every candidate: what it was, its time, or why it has none"""
+    data_parallel: int = 1
+    """Processes that train the model together"""
 
     @property
     def autocast(self) -> torch.dtype | None:

@@ -15,16 +15,21 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor, nn
 
+from slipstream.engine import recovery
 from slipstream.engine.batches.source import BatchSource, CarriedStates, MicroBatch, Program
 from slipstream.engine.capture import CaptureSeconds
 from slipstream.engine.lanes.lane import EpochStart, Lane
 from slipstream.engine.objective import Objective
 from slipstream.engine.optim import ParameterUpdate
+from slipstream.engine.parallel.ranks import Ranks
 from slipstream.engine.plan import Plan
+from slipstream.errors import UserError
 from slipstream.models import Noise
 
 EVAL_BATCH = 1024
 """Windows in one forward pass without gradients"""
+DrawNoise = Callable[[Tensor, int], Noise]
+"""From a step, counted over the whole run, and a pass of it to the noise of that pass"""
 Rows = dict[str, Tensor]
 """All that training has changed of one lane, by the program's own names"""
 
@@ -166,9 +171,10 @@ def build_training_step(
     update: ParameterUpdate,
     *,
     objective: Objective,
-    noise: Noise | None,
+    noise: DrawNoise | None,
+    ranks: Ranks | None = None,
 ) -> Program:
-    """One step: gather, forward, loss, backward, clip, update. The noise's key is the seed."""
+    """One step: gather, forward, loss, backward, sum over ranks, clip, update."""
     params = [p for p in model.parameters() if p.requires_grad]
 
     def advance() -> None:
@@ -176,17 +182,32 @@ def build_training_step(
         update.begin(buffers.rates, buffers.cursor)
         total: Tensor | None = None
         for number, micro_batch in enumerate(batches.get_micro_batches(buffers.cursor)):
-            here = noise and noise.for_pass((buffers.first_step + buffers.cursor)[0], number)
+            here = noise and noise((buffers.first_step + buffers.cursor)[0], number)
             loss = compute_loss(model, micro_batch, here, objective=objective)
             # not backward(scale): a gradient that is handed in has torch load a second of modules
             (loss if update.scale is None else loss * update.scale.scale).backward()
             total = loss.detach() if total is None else total + loss.detach()
         assert total is not None
-        update.apply(params)
+        if ranks is None:
+            update.apply(params)
+        else:
+            total = ranks.sum_gradients(params, total)
+            _update_once(update, params)
         buffers.losses.index_copy_(0, buffers.cursor, total[None])
         buffers.cursor.add_(1)
 
     return advance
+
+
+def _update_once(update: ParameterUpdate, params: list[nn.Parameter]) -> None:
+    """Update the weights; the step cannot be repeated, since the other ranks have done it."""
+    try:
+        update.apply(params)
+    except recovery.MEMORY_ERRORS as error:
+        why = recovery.explain_shortage(error)
+        raise UserError(
+            f"out of memory in the update of the weights ({why}); lower train.batch or model.hidden"
+        ) from None
 
 
 def build_validation_step(

@@ -72,9 +72,19 @@ def count_visible_cores() -> int:
 
 
 def count_available_cores(cgroup: Cgroup = OWN) -> int:
-    """Count the visible cores, up to the container's quota of CPU time."""
+    """Count the visible cores, up to the container's quota of CPU time and to what SLURM has
+    allocated, which a cluster need not enforce."""
     quotas = (max(math.ceil(quota), 1) for quota in read_cpu_quotas(cgroup))
-    return min([count_visible_cores(), *quotas])
+    return min([count_visible_cores(), *quotas, *_read_allocated_cores()])
+
+
+def _read_allocated_cores() -> Iterator[int]:
+    """Yield the cores that SLURM has allocated to this task, or to its job on this machine."""
+    for name in ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"):
+        text = os.environ.get(name, "")
+        if text.isdecimal() and int(text):
+            yield int(text)
+            return
 
 
 def get_total_memory(cgroup: Cgroup = OWN) -> int:

@@ -18,7 +18,13 @@ CHECKSUM = "# SHA-256 of the lines above: "
 CHANGEABLE_ON_RESUME = {
     *("name", "out", "data.path", "data.labels", "train.epochs", "train.patience", "train.minutes"),
     *("train.exploit_epochs", "train.exploit_lr", "train.exploit_lr_min"),
-    *("engine.device", "engine.log_every", "engine.checkpoint_minutes", "engine.plan"),
+    *(
+        "engine.data_parallel",
+        "engine.device",
+        "engine.log_every",
+        "engine.checkpoint_minutes",
+        "engine.plan",
+    ),
     *("engine.async_checkpoints", "engine.monitor", "follow.to", "follow.out", "follow.project"),
 }
 """Settings that may change when a run is resumed"""

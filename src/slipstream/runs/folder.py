@@ -17,7 +17,7 @@ from slipstream.runs import files as disk
 from slipstream.runs import lock as locks
 from slipstream.runs.files import read_json, remove
 from slipstream.runs.lock import Lock
-from slipstream.runs.log import Event, add_event, drop_torn_line
+from slipstream.runs.log import SCHEMA, Event, add_event, drop_torn_line
 
 Watch = Callable[[Event], None]
 UNPUBLISHED = ".unpublished"
@@ -25,7 +25,7 @@ UNPUBLISHED = ".unpublished"
 MAX_COLLISIONS = 20
 METRICS = "metrics.json"
 OPENING = ("start", "resume", "search")
-"""Events that state when the run was opened, from which `at_s` counts"""
+"""Events that state when the run was opened, from which `at_s` counts, and the schema's version"""
 LISTED = (
     *("config.toml", "labels.toml", "encoder.toml", "plan.json", "trials.json", "best.toml"),
     *("predictions.parquet", "reconstructions.parquet", "ensemble.json"),
@@ -67,6 +67,7 @@ class Run:
             line["opened_at"] = datetime.fromtimestamp(opened, UTC).isoformat(
                 timespec="milliseconds"
             )
+            line["schema"] = SCHEMA
         try:
             add_event(self.log, line)
         except OSError as error:
@@ -86,10 +87,15 @@ class Run:
 
 
 def create_run(
-    name: str, *, out: str, files: Mapping[str, str] | None = None, watch: Watch | None = None
+    name: str,
+    *,
+    out: str,
+    files: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+    watch: Watch | None = None,
 ) -> Run:
-    """Create a new folder `out/<name>-<UTC time>` with some files in it."""
-    with create_locked(name, out=out, files=files, watch=watch) as run:
+    """Create a new folder, `out/<name>-<UTC time>` or `folder`, with some files in it."""
+    with create_locked(name, out=out, files=files, folder=folder, watch=watch) as run:
         return run
 
 
@@ -128,6 +134,10 @@ def create_locked(
             disk.flush_folder(hidden)
             lock.folder = _publish(hidden, name, parent, folder)
         except OSError as error:
+            if folder is not None and folder.exists():
+                raise UserError(
+                    f"{folder}: exists and is not a run; name another folder, or remove it"
+                ) from None
             raise _explain_failure(where, error) from None
         with suppress(OSError):
             disk.flush(parent)

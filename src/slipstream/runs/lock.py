@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.errors import ResumableError, UserError
+from slipstream.runs import batch_jobs
 from slipstream.runs.files import remove
 
 NAME = "lock.json"
@@ -28,6 +29,8 @@ WITHOUT_FLOCK = "lock.held"
 """The lock file where there is no `flock`: its existence is the lock"""
 NO_FLOCK = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
+LEASE_S, RETRY_S = 180.0, 1.0
+"""NFS releases the locks of a machine that died after 90 s"""
 _open_locks: set[int] = set()
 """Descriptors that a forked child closes"""
 _closes_in_children = False
@@ -55,7 +58,12 @@ class Lock:
 
 
 def acquire(folder: Path) -> Lock:
-    """Lock a folder; a UserError names the current holder."""
+    """Lock a folder; a UserError names the current holder.
+
+    A file server may hold the lock of a machine that died for some time; where SLURM knows that its
+    job is over, this waits.
+    """
+    give_up_at = time.monotonic() + LEASE_S
     while True:
         try:
             descriptor = os.open(folder / NAME, os.O_RDWR | os.O_CREAT, 0o666)
@@ -66,6 +74,9 @@ def acquire(folder: Path) -> Lock:
             if locked is None:
                 return _acquire_without_try_flock(folder)
             if not locked:
+                if time.monotonic() < give_up_at and _is_over(_read_holder(folder / NAME)):
+                    time.sleep(RETRY_S)
+                    continue
                 raise UserError(_describe_holder(folder))
             if not _refers_to(folder / NAME, descriptor):  # its holder has just released it
                 continue
@@ -84,7 +95,7 @@ def find_holder(folder: Path) -> dict[str, Any]:
     where it is free. The lock itself is left alone: trying it would disturb whoever starts now."""
     for name in (NAME, WITHOUT_FLOCK):
         who = _read_holder(folder / name)
-        if who and (who["host"] != platform.node() or _is_alive(who)):
+        if who and (not _is_over(who) if who["host"] != platform.node() else _is_alive(who)):
             return who
     return {}
 
@@ -148,14 +159,16 @@ def _close_inherited() -> None:
 
 def _acquire_without_try_flock(folder: Path) -> Lock:
     """Lock by a file that only one process can create. The file of a killed process has to be
-    removed by hand: checking that the process is gone and removing the file are two steps, and
-    another process may come in between."""
+    removed by hand, unless SLURM knows that its job is over: checking that the process is gone and
+    removing the file are two steps, and another process may come in between."""
     path = folder / WITHOUT_FLOCK
+    if _is_over(_read_holder(path)):
+        _take_over(path)
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
     except FileExistsError:
         who = _read_holder(path)
-        holder = f"process {who['pid']} on {who['host']}" if who else "a process"
+        holder = _name_process(who) if who else "a process"
         raise UserError(
             f"{folder}: {holder} holds this run; if it has ended, remove {path} (this file system "
             "has no locks that would tell)"
@@ -167,11 +180,27 @@ def _acquire_without_try_flock(folder: Path) -> Lock:
     return Lock(folder, None)
 
 
+def _take_over(path: Path) -> None:
+    """Remove the lock of a job that is over; of several processes that try to, one does."""
+    claim = path.with_name(f"{path.name}.claim")
+    try:
+        os.close(os.open(claim, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+    except OSError:
+        return
+    try:
+        if _is_over(_read_holder(path)):  # still
+            path.unlink(missing_ok=True)
+    finally:
+        claim.unlink(missing_ok=True)
+
+
 def _write_holder(descriptor: int) -> None:
     import psutil
 
     process = psutil.Process()
     holder = {"host": platform.node(), "pid": process.pid, "since": process.create_time()}
+    if job := batch_jobs.describe_job():
+        holder["slurm"] = job
     with suppress(OSError):  # the lock works on a full disk too
         os.ftruncate(descriptor, 0)
         os.write(descriptor, json.dumps(holder | {"by": "flock"}).encode())
@@ -200,13 +229,25 @@ def _check_holder(folder: Path) -> None:
     """Refuse holders that `flock` does not cover: other machines, where the file system may keep
     locks local, and version 0.1, whose lock was the file alone."""
     who = _read_holder(folder / NAME)
-    if who and who["host"] != platform.node():
+    if who and who["host"] != platform.node() and not _is_over(who):
         raise UserError(
-            f"{folder}: process {who['pid']} on {who['host']} holds this run; if it has ended, "
-            f"remove {folder / NAME}"
+            f"{folder}: {_name_process(who)} holds this run; if it has ended, remove "
+            f"{folder / NAME}"
         )
     if who and "by" not in who and _is_alive(who):
         raise UserError(f"{folder}: process {who['pid']} on this machine is writing to this run")
+
+
+def _name_process(who: dict[str, Any]) -> str:
+    job = who.get("slurm")
+    of_job = f" (SLURM job {job['job']})" if isinstance(job, dict) and "job" in job else ""
+    return f"process {who['pid']} on {who['host']}{of_job}"
+
+
+def _is_over(who: dict[str, Any]) -> bool:
+    """Whether a holder on any machine belongs to a SLURM job that is over."""
+    job = who.get("slurm")
+    return isinstance(job, dict) and batch_jobs.has_ended(job)
 
 
 def _is_alive(who: dict[str, Any]) -> bool:

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 from slipstream.runs.files import to_json
 
 Event = dict[str, Any]
+SCHEMA = 1
+"""The version of the events (docs/events.md), which the event that opens a log states"""
 CHECKSUM = ', "crc": "'
 """Separates an event from its checksum at the end of the line"""
 

@@ -1,12 +1,11 @@
 """When and by which command a result was made."""
 
-import re
 import shlex
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-PASSWORD = re.compile(r"(\w://[^:@/\s]*):[^@/\s]+@")
+from slipstream.text.passwords import mask_argument
 
 
 def describe_origin() -> dict[str, str | None]:
@@ -23,4 +22,4 @@ def find_command(argv: list[str]) -> str | None:
     name = program.parent.name if program.name == "__main__.py" else program.stem
     if name != "slipstream":
         return None
-    return PASSWORD.sub(r"\1:***@", shlex.join(["slipstream", *argv[1:]]))
+    return shlex.join(["slipstream", *map(mask_argument, argv[1:])])

@@ -33,8 +33,9 @@ class Chunk(NamedTuple):
     """Whether the log was cut: the events before no longer hold, and these are the first ones"""
 
 
-def read_chunk(log: Path, position: str) -> Chunk:
-    """Return the complete lines of a log after a position, without damaged ones."""
+def read_chunk(log: Path, position: str, *, end: int | None = None) -> Chunk:
+    """Return the complete lines of a log after a position, without damaged ones; `end`: the bytes
+    of the log that count."""
     match = POSITION.fullmatch(position)
     offset, is_reset = int(match[2]) if match else 0, False
     try:
@@ -44,9 +45,11 @@ def read_chunk(log: Path, position: str) -> Chunk:
             file.seek(offset)
             text = file.read(MOST_BYTES)
             text += b"" if b"\n" in text else file.readline()
-            end = text.rfind(b"\n") + 1
-            lines = text[:end].split(b"\n")[:-1]
-            offset += end
+            if end is not None:
+                text = text[: max(end - offset, 0)]
+            size = text.rfind(b"\n") + 1
+            lines = text[:size].split(b"\n")[:-1]
+            offset += size
             new = _sign(file, offset) if offset else LOG_START
     except FileNotFoundError:
         return Chunk(LOG_START, [], is_reset=offset > 0)

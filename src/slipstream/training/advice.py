@@ -231,6 +231,7 @@ def _simplify(config: Config, sequences_per_window: int) -> Config:
     batch = max(MAX_BATCH // sequences_per_window, 4)
     batch = batch if config.train.batch == "auto" else min(config.train.batch, batch)
     settings: dict[str, Any] = {"engine.plan": "off", "train.repeats": 1, "train.batch": batch}
+    settings["engine.data_parallel"] = 1
     if config.engine.threads == "auto":
         settings["engine.threads"] = 1
     if _is_shrunk(config):

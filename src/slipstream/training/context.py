@@ -15,12 +15,15 @@ from torch import Tensor
 
 from slipstream import runs
 from slipstream.autotune.measure import choose_plan, find_batch_size, set_batch_size
+from slipstream.autotune.rules import make_plan
+from slipstream.clusters.resources import Bundle
 from slipstream.config import Config, list_unused
 from slipstream.data import checks
 from slipstream.data import dataset as datasets
 from slipstream.data.dataset import Dataset
 from slipstream.engine import checkpoint, monitor, recovery
 from slipstream.engine.checkpoint import Checkpoint
+from slipstream.engine.parallel.ranks import Ranks
 from slipstream.engine.plan import Plan
 from slipstream.engine.single import TrainingTask, build_task, seed_generators
 from slipstream.errors import ResumableError
@@ -69,6 +72,12 @@ class RunContext:
     """The duration of the run before it was resumed"""
     baselines: list[BaselineSums] = field(default_factory=list)
     """Those of each fold, once scored; runs on the same data can share them"""
+    num_workers: int = 1
+    """Processes that train the lanes"""
+    ranks: Ranks | None = None
+    """The processes that train the model together; this is the first of them"""
+    bundle: Bundle | None = None
+    """What each of them gets of a Ray cluster; without it, they are on this machine"""
 
     def summarize_init(self) -> dict[str, Any]:
         """Return the summary's entry on the encoder that training starts from, if there is one."""
@@ -116,6 +125,18 @@ def _has_seen_test_rows(encoder: PretrainedEncoder, settings: Config, dataset: D
     return dataset.memory is not None and same and alike and datasets.shares_rows(dataset, theirs)
 
 
+def load_start(settings: Config, data: Any, timer: PhaseTimer) -> tuple[Dataset, RunStart]:
+    """Load the windows and make the rules-of-thumb plan."""
+    timer.end("start-up")
+    with timer.time("data"):
+        init, dataset = load_dataset(settings, data)
+        fingerprint = dataset.compute_fingerprint()
+    streamed = dataset.stream is not None
+    with timer.time("plan"):
+        plan = make_plan(settings, data_bytes=dataset.data_bytes, streamed=streamed)
+    return dataset, RunStart(fingerprint, plan, init=init)
+
+
 def build_monitor(context: RunContext) -> monitor.Monitor:
     """Build the monitor that samples the device during training."""
     on = context.config.engine.monitor
@@ -131,18 +152,31 @@ def prepare_task(context: RunContext) -> tuple[TrainingTask, Plan]:
             run.append("init", **start.init.summary)
         with timer.time("set-up"):
             task = build_task(
-                context.config, dataset, chosen, run, fingerprint=start.fingerprint, init=init
+                *(context.config, dataset, chosen, run),
+                fingerprint=start.fingerprint,
+                init=init,
+                # the others wait until the plan is settled
+                ranks=context.ranks and context.ranks.without_sums(),
             )
         with timer.time("plan"):
             if not start.plan_is_final:
                 task, chosen = _settle(task, chosen)
+    task = replace(task, ranks=context.ranks)
     runs.remove_manifest(run)
     write_config(run, task.config, context.config)
-    run.origin.update(
-        data=start.fingerprint, streamed=dataset.stream is not None, left_out=dataset.left_out
-    )
+    record_data(context)
     runs.write_json(run.folder / "plan.json", chosen.to_dict())
     return task, chosen
+
+
+def record_data(context: RunContext) -> None:
+    """Have checkpoints and the model state what data they were trained on."""
+    dataset = context.dataset
+    context.run.origin.update(
+        data=context.start.fingerprint,
+        streamed=dataset.stream is not None,
+        left_out=dataset.left_out,
+    )
 
 
 def write_config(run: Run, config: Config, requested: Config) -> None:
@@ -162,6 +196,18 @@ def _settle(task: TrainingTask, chosen: Plan) -> tuple[TrainingTask, Plan]:
         chosen = replace(chosen, reasons=chosen.reasons | {"batch": reason}, evidence=evidence)
     decided = choose_plan(task, chosen)
     return task, replace(decided, evidence=[*chosen.evidence, *decided.evidence])
+
+
+def measure_batch(context: RunContext) -> Config:
+    """Return the config with the batch size that is fastest here."""
+    config, plan = context.config, context.start.plan
+    init = context.start.init.weights if context.start.init else {}
+    with context.timer.time("plan"), seed_generators(config.seed, plan.device):
+        task = build_task(config, context.dataset, plan, context.run, init=init)
+        batch, _ = find_batch_size(task, plan)
+    if plan.device.type == "cuda":
+        recovery.free_memory()
+    return set_batch_size(config, batch)
 
 
 def restore_folder(run: Run, settings: Config, requested: Config) -> None:

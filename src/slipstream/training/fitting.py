@@ -1,5 +1,6 @@
 """Train the lanes of a run: one model, or the repeats and folds of a walk-forward split."""
 
+import json
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -65,6 +66,8 @@ class LanePlan:
     places: int
     reason: str
     evidence: list[dict[str, Any]] = field(default_factory=list)
+    workers: dict[str, Any] = field(default_factory=dict)
+    """How many there were and what each trained, where there were several"""
 
     def summarize(self) -> dict[str, Any]:
         return {
@@ -73,6 +76,7 @@ class LanePlan:
             "mode": self.mode,
             "why": self.reason,
             "evidence": self.evidence,
+            **self.workers,
         }
 
 
@@ -171,10 +175,12 @@ def fit_lanes(
     if checkpoint is not None:
         result = ended.read_results(checkpoint, lane_plan.lanes, signature, lane_plan.plan)
     if result is None:
-        result = _train(task, lane_plan, checkpoint, events)
+        if task.ranks is not None:
+            task.ranks.share_text(_describe_training(task, lane_plan.plan, checkpoint))
+        result = train_lanes(task, lane_plan, checkpoint, events)
     else:
         events.end(result)
-    _count_seconds(context, result)
+    count_seconds(context, result)
     contexts.restore_folder(run, config, context.config)
     plan = contexts.record_plan(run, result.plan, result.failures)
     if result.limit < lane_plan.places:
@@ -182,24 +188,41 @@ def fit_lanes(
     return result, replace(lane_plan, plan=plan)
 
 
-def _train(
+def _describe_training(task: TrainingTask, plan: Plan, checkpoint: Checkpoint | None) -> str:
+    """Return what other processes need to train the same model, as JSON."""
+    message = {
+        "run": str(task.run.folder),
+        "config": task.config.model_dump_json(),
+        "plan": plan.to_dict(),
+        "data": task.fingerprint,
+        "step": None if checkpoint is None else checkpoint.step,
+    }
+    return json.dumps(message)
+
+
+def train_lanes(
     task: TrainingTask, lane_plan: LanePlan, checkpoint: Checkpoint | None, events: LaneEvents
 ) -> FitResult:
+    """Train lanes to their end, or until a signal, with the other processes where there are any."""
     config, lanes = task.config, lane_plan.lanes
     build = partial(_build_program, task, lane_plan, checkpoint)
     extra: dict[str, Any] = {"data": task.fingerprint}
     if trains_lanes(config):
         extra["pack"] = lane_plan.summarize()
-    # a custom model may draw while it trains
-    with seed_generators(config.seed, lane_plan.plan.device), loop.catch_signals() as stop:
+    # a custom model may draw while it trains, and windows of other ranks have draws of their own
+    seed = config.seed ^ (task.ranks.rank if task.ranks else 0) << 40
+    with (
+        seed_generators(seed, lane_plan.plan.device),
+        loop.catch_signals() as stop,
+    ):
         if checkpoint is None:
             state = states.start(lanes, build, events, num_places=lane_plan.places)
         else:
             state = states.restore(checkpoint, lanes, build, events, same_configs=False)
-        return loop.fit(state, stop, extra_state=lambda: extra)
+        return loop.fit(state, stop, extra_state=lambda: extra, ranks=task.ranks)
 
 
-def _count_seconds(context: RunContext, result: FitResult) -> None:
+def count_seconds(context: RunContext, result: FitResult) -> None:
     """Count the time of training, set-up and validation; a checkpoint's is in the result too."""
     timer, checkpoint = context.timer, context.start.checkpoint
     fitted = dict(zip(FIT_PHASES, (result.setup_s, result.train_s, result.validate_s), strict=True))
@@ -233,10 +256,19 @@ def _build_program(
     return Pack(num_places, capacity, signature, task.series, plan, mode)
 
 
+def list_ended(metadata: Mapping[str, Any], config: Config) -> list[int]:
+    """List a checkpoint's lanes that have ended and have no more to do by the config."""
+    return [
+        entry["number"]
+        for entry in metadata["lanes"]
+        if entry["stopped"]
+        and not states.can_go_on(entry["stopped"], parse_progress(entry["progress"]), config.train)
+    ]
+
+
 def count_ended(metadata: Mapping[str, Any], config: Config) -> int:
-    """Count a checkpoint's lanes that have ended and have no more to do by the config."""
-    ended = [(e["stopped"], parse_progress(e["progress"])) for e in metadata["lanes"]]
-    return sum(bool(why) and not states.can_go_on(why, at, config.train) for why, at in ended)
+    """Count those lanes."""
+    return len(list_ended(metadata, config))
 
 
 def summarize_training(

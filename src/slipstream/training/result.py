@@ -12,3 +12,5 @@ class FinishedRun:
     run: Path
     summary: dict[str, Any]
     """The object that `slipstream train --json` prints, and metrics.json without `detail`"""
+    is_new: bool = True
+    """Whether it was finished by this call, not before"""

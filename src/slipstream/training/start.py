@@ -9,31 +9,53 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
 from slipstream import config as configs
 from slipstream import runs
-from slipstream.autotune.rules import make_plan
 from slipstream.config import Config
-from slipstream.data.dataset import Dataset
 from slipstream.engine import checkpoint, recovery
 from slipstream.engine.checkpoint import Checkpoint
+from slipstream.engine.parallel.ranks import LOST
 from slipstream.engine.plan import Plan
 from slipstream.engine.progress import Progress, parse_progress
-from slipstream.errors import Interrupted, ResumableError, UserError
-from slipstream.models import custom, permission
+from slipstream.errors import Interrupted, ResumableError, StorageError, UserError
+from slipstream.models import custom
 from slipstream.phases import PhaseTimer
-from slipstream.run_names import ENSEMBLE_FILE
+from slipstream.rank import RankPlace
+from slipstream.run_names import ENSEMBLE_FILE, is_run
 from slipstream.runs import DISK_FULL, Event, Run
 from slipstream.runs.following import start_follower
 from slipstream.scoring.summary import BaselineSums
 from slipstream.text import format_count
 from slipstream.training import fitting, lanes, single, trained_lanes
-from slipstream.training.context import RunContext, RunStart, load_dataset
+from slipstream.training.context import RunContext, RunStart, load_start
+from slipstream.training.parallel import launcher as rank_launcher
+from slipstream.training.parallel import meeting
+from slipstream.training.parallel.follower import follow
+from slipstream.training.parallel.job import TrainingJob
+from slipstream.training.parallel.meeting import Together
 from slipstream.training.result import FinishedRun
+from slipstream.training.shares import launcher
+from slipstream.training.shares.division import (
+    Division,
+    find_workers,
+    forget_shares,
+    read_division,
+    wait_for_shares,
+)
 from slipstream.training.trained_lanes import LoadedData, TrainedLane
+from slipstream.workers.assignment import WorkerCount
+
+RESUME_ADVICE = "resume with: slipstream train --resume"
+Clock = tuple[PhaseTimer, float]
+"""The timer of a run, and when `train` was called"""
+
+
+class NothingToTrainError(UserError):
+    """The run to resume is finished."""
 
 
 def train(
@@ -47,42 +69,90 @@ def train(
     folder: Path | None = None,
     model: type[nn.Module] | None = None,
     allow_code: bool = False,
+    workers: WorkerCount | None = None,
+    on: Literal["ray"] | None = None,
     timer: PhaseTimer | None = None,
+    place: RankPlace | None = None,
 ) -> FinishedRun:
     """Train a model, or resume a run; `slipstream.train` documents the arguments.
 
-    `watch` is called with every event as it is logged: a dict. `timer` has the time before.
+    `watch` is called with every event as it is logged: a dict. `timer` has the time before. The
+    summary of a finished run in `folder` is returned as it is. `place` is that of this process
+    among those that train the model together, if it is one of several.
     """
-    began, timer = time.perf_counter(), timer or PhaseTimer()
+    clock = timer or PhaseTimer(), time.perf_counter()
     if model is not None:
         overrides = (*overrides, f"model.kind={custom.format_class_path(model)}")
-    if resume is not None:
-        earlier = runs.open_run(resume, watch, kinds=("train", "pretrain"))
-        earlier = replace(earlier, started_at=began)
-        permission.require_permission(
-            earlier.folder, config, overrides=overrides, allow_code=allow_code
-        )
-        if (earlier.folder / ENSEMBLE_FILE).exists():
-            raise UserError(f"{earlier.folder}: is an ensemble; there is nothing to train further")
-        if any(event["event"] == "search" for event in runs.read_events(earlier)):
-            raise UserError(
-                f"{earlier.folder}: is a search; resume with: slipstream tune --resume "
-                f"{earlier.folder}"
-            )
-        with runs.lock_run(earlier), _keep_traceback(earlier):
-            return _resume(earlier, config, overrides, data, force, (timer, began))
-    if config is None:
+    named, is_open = resume, False
+    if resume is None and folder is not None and is_run(folder):
+        named, is_open = folder, True
+    if config is None and named is None:
         raise UserError("there is neither a config nor a run to resume")
-    settings = configs.load(config, overrides)
-    permission.allow_classes(settings)
-    dataset, start = _load(settings, data, timer)
+    job = TrainingJob(config, data, overrides, watch, named, folder)
+    job = replace(job, force=force, allow_code=allow_code, may_be_finished=is_open)
+    job = replace(job, workers=workers, on=on)
+    if place is not None:
+        return _train_together(job, place, clock)
+    if job.count_processes() > 1:
+        return _launch_ranks(job)
+    return _train(job, clock)
+
+
+def _launch_ranks(job: TrainingJob) -> FinishedRun:
+    """Train one model in several processes, which this one starts."""
+    settings = job.load_settings()
+    job.permit_classes(settings)
+    rank_launcher.check_job(settings, job.data)
+    launcher.place_workers(job.workers, job.on, settings, job.data)  # refuses several
+    return rank_launcher.launch(job.describe_ranks(settings), job.watch)
+
+
+def _train_together(job: TrainingJob, place: RankPlace, clock: Clock) -> FinishedRun:
+    """Train with the other processes: the first one as if it were alone, the others with it."""
+    meeting.check_size(job.count_processes(), place)
+    job = job.for_place(place)
+    settings = job.load_settings()
+    job.permit_classes(settings)
+    with meeting.meet(settings, place) as ranks:
+        if not place.is_leader:
+            return follow(settings, job.data, ranks, place)
+        marked = None if job.resume else meeting.find_marked_run(place, settings)
+        if marked is not None:
+            job = replace(job, resume=marked, may_be_finished=True)
+        result = _train(job, clock, Together(ranks, place))
+        ranks.share_text(str(result.run))
+        return result
+
+
+def _train(job: TrainingJob, clock: Clock, together: Together | None = None) -> FinishedRun:
+    """Train or resume in this process."""
+    timer, began = clock
+    if job.resume is not None:
+        earlier = replace(job.open_run(), started_at=began)
+        job.permit_classes()
+        _refuse_other_kinds(earlier)
+        with runs.lock_run(earlier), _keep_traceback(earlier):
+            try:
+                return _resume(earlier, job, clock, together)
+            except NothingToTrainError:
+                if not job.may_be_finished:
+                    raise
+                return FinishedRun(earlier.folder, runs.read_metrics(earlier.folder), False)
+    settings = job.load_settings()
+    job.permit_classes(settings)
+    placement = launcher.place_workers(job.workers, job.on, settings, job.data)
+    dataset, start = load_start(settings, job.data, timer)
+    if together is not None:
+        meeting.check_dataset(settings, dataset)
     files = {"config.toml": runs.format_config(settings)}
     created = runs.create_locked(
-        settings.name, out=settings.out, files=files, folder=folder, watch=watch
+        settings.name, out=settings.out, files=files, folder=job.folder, watch=job.watch
     )
     with created as run, _keep_traceback(run):
         run = replace(run, started_at=began)
-        return _run(RunContext(run, settings, dataset, start, timer, began))
+        ranks = together.open(run) if together else None
+        context = RunContext(run, settings, dataset, start, timer, began)
+        return _run(replace(context, ranks=ranks, **placement._asdict()))
 
 
 def pretrain(
@@ -93,7 +163,9 @@ def pretrain(
     watch: Callable[[Event], None] | None = None,
     resume: str | Path | None = None,
     force: bool = False,
+    folder: Path | None = None,
     timer: PhaseTimer | None = None,
+    place: RankPlace | None = None,
 ) -> FinishedRun:
     """Pre-train an encoder; `slipstream.pretrain` documents the arguments."""
     if config is not None:
@@ -108,7 +180,8 @@ def pretrain(
             )
         resume = earlier.folder
     options: dict[str, Any] = {"overrides": overrides, "resume": resume, "force": force}
-    return train(config, data, watch=watch, timer=timer, **options)
+    options |= {"place": place, "folder": folder, "timer": timer}
+    return train(config, data, watch=watch, **options)
 
 
 def train_or_resume(
@@ -177,70 +250,85 @@ def is_run_of(folder: Path, config: Config) -> bool:
     return all(name.startswith("engine.") for name in changed)
 
 
+def _refuse_other_kinds(run: Run) -> None:
+    """Raise a UserError for a run that is not one of training."""
+    if (run.folder / ENSEMBLE_FILE).exists():
+        raise UserError(f"{run.folder}: is an ensemble; there is nothing to train further")
+    if any(event["event"] == "search" for event in runs.read_events(run)):
+        raise UserError(
+            f"{run.folder}: is a search; resume with: slipstream tune --resume {run.folder}"
+        )
+
+
 @recovery.explain_out_of_memory()
 def _run(context: RunContext) -> FinishedRun:
     start_follower(context.run, context.config.follow)
     if context.config.masked:
         return single.train_encoder(context)
     if fitting.trains_lanes(context.config):
-        return lanes.train_lanes(context)
+        several = context.num_workers > 1 or context.bundle is not None
+        return launcher.train_spread(context) if several else lanes.train_lanes(context)
     return single.train_single(context)
 
 
-def _load(settings: Config, data: Any, timer: PhaseTimer) -> tuple[Dataset, RunStart]:
-    """Load the windows and make the rules-of-thumb plan."""
-    timer.end("start-up")
-    with timer.time("data"):
-        init, dataset = load_dataset(settings, data)
-        fingerprint = dataset.compute_fingerprint()
-    streamed = dataset.stream is not None
-    with timer.time("plan"):
-        plan = make_plan(settings, data_bytes=dataset.data_bytes, streamed=streamed)
-    return dataset, RunStart(fingerprint, plan, init=init)
+def _place_workers(run: Run, job: TrainingJob, settings: Config) -> launcher.Placement:
+    """Return where a run goes on: where it was, unless the job says otherwise."""
+    num_workers, cluster = find_workers(run)
+    moves = job.on is not None and job.on != cluster
+    workers = job.workers or (None if moves else num_workers)
+    return launcher.place_workers(workers, job.on or cluster, settings, job.data)
 
 
-def _resume(
-    run: Run,
-    config: Config | str | Path | Mapping[str, Any] | None,
-    overrides: tuple[str, ...],
-    data: Any,
-    force: bool,
-    clock: tuple[PhaseTimer, float],
-) -> FinishedRun:
-    """Continue a run; `clock` is its timer, and when `train` was called."""
+def _resume(run: Run, job: TrainingJob, clock: Clock, together: Together | None) -> FinishedRun:
+    """Continue a run."""
     timer, began = clock
-    saved, wrong = _read_newest(run)
+    division = read_division(run)
+    if division is not None:
+        wait_for_shares(run, division)
+    saved, wrong = _read_newest(run, division)
     was = runs.load_config(run, origin=saved.metadata if saved else None)
-    settings = configs.load(was if config is None else config, overrides)
+    settings = configs.load(was if job.config is None else job.config, job.overrides)
     if settings.train.batch == "auto" and was.train.batch != "auto":  # measured when it began
         settings = configs.replace_settings(settings, {"train.batch": was.train.batch})
-    changed = _refuse_changes(run, was, settings, force)
+    changed = refuse_changes(run, was, settings, job.force)
     at = _describe_start(run, settings, saved)
-    dataset, start = _load(settings, data, timer)
-    spent_s = runs.sum_parts(run)
+    placement = _place_workers(run, job, settings)
+    dataset, start = load_start(settings, job.data, timer)
+    context = RunContext(run, settings, dataset, start, timer, began, runs.sum_parts(run))
+    context = replace(context, **placement._asdict())
     if saved is None:
+        if division is not None:
+            forget_shares(run)
         runs.truncate_log(run, 0)
-        run.append("resume", **at, differs="", spent_s=spent_s)
-        return _run(RunContext(run, settings, dataset, start, timer, began, spent_s))
-    if start.fingerprint != saved.metadata["data"] and not force:
+        run.append("resume", **at, differs="", spent_s=context.spent_s)
+        return _run(replace(context, ranks=together.open(run) if together else None))
+    if start.fingerprint != saved.metadata["data"] and not job.force:
         raise UserError(
             f"{run.folder}: the data are not those that it began with; start a new run, or pass "
             "--force"
         )
     now, then = start.plan, Plan.from_dict(saved.metadata["plan"])
-    runs.truncate_log(run, saved.metadata["log_bytes"])
+    keep = (then.device, then.data_parallel) == (now.device, now.data_parallel) and not changed
+    start = replace(start, plan=then if keep else now, plan_is_final=keep, checkpoint=saved)
+    context = replace(context, start=start)
+    if division is None:
+        runs.truncate_log(run, saved.metadata["log_bytes"])
+    else:
+        differences = configs.list_differences(was, settings)
+        goes_on = any(name.startswith("train.") for name in differences)
+        context = launcher.take_up(context, division, changed=goes_on)
     for problem in wrong:
         run.append("fallback", what="an older checkpoint is used", why=problem)
     differs = _describe_differences(then, now, changed)
-    run.append("resume", **at, differs=differs, spent_s=spent_s)
-    keep = then.device == now.device and not changed
-    start = replace(start, plan=then if keep else now, plan_is_final=keep, checkpoint=saved)
-    return _run(RunContext(run, settings, dataset, start, timer, began, spent_s))
+    run.append("resume", **at, differs=differs, spent_s=context.spent_s)
+    return _run(replace(context, ranks=together.open(run) if together else None))
 
 
-def _read_newest(run: Run) -> tuple[Checkpoint | None, list[str]]:
+def _read_newest(run: Run, division: Division | None) -> tuple[Checkpoint | None, list[str]]:
     """Return the newest checkpoint, None if the run has written none yet, and what is wrong with
-    later ones."""
+    later ones. Where the lanes are divided among workers, it is that of all of them."""
+    if division is not None:
+        return launcher.read_merged(run), []
     had_one = any(event["event"] == "checkpoint" for event in runs.read_events(run))
     if checkpoint.list_steps(run) or had_one or (run.folder / "metrics.json").exists():
         return checkpoint.read_newest(run)
@@ -255,7 +343,7 @@ def _describe_start(run: Run, config: Config, saved: Checkpoint | None) -> dict[
         ended = fitting.count_ended(saved.metadata, config) if saved else 0
         num_lanes = saved.metadata["pack"]["lanes"] if saved else 0
         if finished and ended == num_lanes:
-            raise UserError(
+            raise NothingToTrainError(
                 f"{run.folder}: is finished, with all lanes done; to train them further, raise "
                 "train.epochs, or train.patience"
             )
@@ -267,7 +355,7 @@ def _describe_start(run: Run, config: Config, saved: Checkpoint | None) -> dict[
         and progress.epochs >= config.train.epochs
         and progress.find_stop_reason(config.train)
     ):
-        raise UserError(
+        raise NothingToTrainError(
             f"{run.folder}: is finished, after {format_count(progress.epochs, 'epoch')}; to train "
             "it further, "
             "raise train.epochs"
@@ -275,7 +363,7 @@ def _describe_start(run: Run, config: Config, saved: Checkpoint | None) -> dict[
     return {"step": progress.step, "epoch": progress.epoch}
 
 
-def _refuse_changes(run: Run, was: Config, config: Config, force: bool) -> list[str]:
+def refuse_changes(run: Run, was: Config, config: Config, force: bool) -> list[str]:
     """Return the settings that have changed and matter; raise a UserError if they may not."""
     several = fitting.trains_lanes(was) or fitting.trains_lanes(config)
     differences = configs.list_differences(was, config)
@@ -292,6 +380,9 @@ def _refuse_changes(run: Run, was: Config, config: Config, force: bool) -> list[
 def _describe_differences(then: Plan, now: Plan, changed: list[str]) -> str:
     """Return why the resumed run may differ from an uninterrupted one; empty if it cannot."""
     differences = [f"{name} was changed" for name in changed]
+    if then.data_parallel != now.data_parallel:
+        processes = format_count(now.data_parallel, "process")
+        differences.append(f"{processes} instead of {then.data_parallel}")
     if then.device.type != now.device.type:
         differences.append(f"{now.device.type} instead of {then.device.type}")
     differences += [
@@ -307,18 +398,28 @@ def _keep_traceback(run: Run) -> Iterator[None]:
     """Write the traceback of an internal error into the run folder; the run can be resumed."""
     try:
         yield
-    except KeyboardInterrupt:  # before or after training, which ends by itself
+    except (KeyboardInterrupt, Interrupted) as stop:
+        if isinstance(stop, Interrupted) and RESUME_ADVICE in str(stop):
+            raise
+        # before or after training, which ends by itself
+        number = stop.signal_number if isinstance(stop, Interrupted) else int(signal.SIGINT)
         raise Interrupted(
-            f"interrupted; resume with: slipstream train --resume {run.folder}",
-            signal_number=int(signal.SIGINT),
+            f"interrupted; {RESUME_ADVICE} {run.folder}", signal_number=number
         ) from None
-    except (UserError, Interrupted, ResumableError):
+    except ResumableError as error:
+        if str(error) == LOST:
+            raise ResumableError(f"{LOST}; {RESUME_ADVICE} {run.folder}") from error
+        raise
+    except StorageError as error:
+        reason = str(error).strip().splitlines()[-1]  # below the traceback, if a loader worker's
+        reason = reason.removeprefix(f"{StorageError.__module__}.{StorageError.__name__}: ")
+        raise ResumableError(f"{reason}; {RESUME_ADVICE} {run.folder}") from None
+    except UserError:
         raise
     except OSError as error:
         room = "make room and " if error.errno in DISK_FULL else ""
         raise ResumableError(
-            f"the run had to stop: {error}; {room}resume with: slipstream train --resume "
-            f"{run.folder}"
+            f"the run had to stop: {error}; {room}{RESUME_ADVICE} {run.folder}"
         ) from error
     except Exception:
         with suppress(OSError):

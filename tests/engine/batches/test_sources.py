@@ -155,3 +155,17 @@ def test_a_failed_recovery_from_full_memory_shows_its_own_cause(tmp_path, monkey
     task.model.register_forward_pre_hook(full)
     with pytest.raises(RuntimeError, match="fell off the bus"):
         loop.fit_task(task, chosen)
+
+
+def test_a_closed_loader_has_no_workers_although_somebody_holds_its_iterator():
+    config = small_config()
+    dataset = small_dataset(config)
+    sampler = EpochSampler(dataset.memory.starts["train"], 32, 32, 0)
+    options = TransferOptions(torch.device("cpu"), config.engine, 1, 2)
+    loader = LoaderSource(dataset.memory.series, sampler, options)
+    loader.start_epoch(0)
+    held = loader._batches
+    next(held)
+    (worker,) = held._workers
+    loader.close()
+    assert not worker.is_alive()

@@ -13,6 +13,10 @@ from slipstream.config import Engine
 from slipstream.data import windows
 from slipstream.data.windows import Batch, Series
 from slipstream.engine.batches.source import EpochSampler, MicroBatch, Program
+from slipstream.errors import CTRL_C, WARNING
+
+GRACE_S = 20
+"""Until a worker that SIGTERM reached ends, unless the run has ended it before"""
 
 
 @dataclass(frozen=True)
@@ -182,15 +186,27 @@ def build_loader(dataset: Dataset[Any], options: TransferOptions, **more: Any) -
         prefetch_factor=options.prefetch if workers else None,
         persistent_workers=engine.persistent_workers and workers > 0,
         pin_memory=engine.pinned and options.device.type == "cuda",
-        worker_init_fn=_ignore_interrupts,
+        worker_init_fn=_survive_signals,
         generator=torch.Generator(),  # otherwise every epoch draws from the generator of dropout
         **more,
     )
 
 
-def _ignore_interrupts(_: int) -> None:
-    """Leave Ctrl-C, which reaches every process of a terminal, to the run: it ends its workers."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def end_workers(batches: Iterator[Any]) -> None:
+    """End the worker processes of a loader's iterator, which a traceback may still hold."""
+    end = getattr(batches, "_shutdown_workers", None)
+    if end is not None:  # there are some
+        end()
+
+
+def _survive_signals(_: int) -> None:
+    """Leave signals that reach every process of a terminal or of a batch job to the run: it ends
+    its workers. One that is only told to end does so once the run has had time to save."""
+    for number in (CTRL_C, WARNING):
+        if number is not None:
+            signal.signal(number, signal.SIG_IGN)
+    if hasattr(signal, "alarm"):  # not on Windows
+        signal.signal(signal.SIGTERM, lambda *_: signal.alarm(GRACE_S))
 
 
 class LoaderSource(BufferedSource):
@@ -230,4 +246,5 @@ class LoaderSource(BufferedSource):
         return advance
 
     def close(self) -> None:
+        end_workers(self._batches)
         self._batches, self._loader = iter(()), None

@@ -58,6 +58,41 @@ class BatchSource(Protocol):
         """Release workers and memory."""
 
 
+class BatchShare(NamedTuple):
+    """The windows of every batch that one of several processes computes: the same columns of each,
+    whatever part of the batch is filled. What a window draws follows from its place in the batch.
+
+    Where memory forces a process to smaller passes, it splits its own share; the others go on.
+    """
+
+    rank: int
+    size: int
+    batch: int
+    """Windows of one pass of all processes"""
+
+    @property
+    def width(self) -> int:
+        """Windows of one pass of each process"""
+        return -(-self.batch // self.size)
+
+    def count_parts(self, windows_per_pass: int) -> int:
+        """Return the passes of this process in place of one of all of them."""
+        return -(-self.width // windows_per_pass)
+
+    def locate(self, number: int, windows_per_pass: int) -> tuple[int, int]:
+        """Return which pass of the whole batch a pass is part of, and its first window there."""
+        whole, part = divmod(number, self.count_parts(windows_per_pass))
+        return whole, self.rank * self.width + part * windows_per_pass
+
+    def select(self, values: Tensor, windows_per_pass: int) -> Tensor:
+        """Cut the passes [S, A, B] of all processes down to this one's, 0 where there is none."""
+        parts, first = self.count_parts(windows_per_pass), self.rank * self.width
+        own = values[:, :, first : first + self.width].numpy()
+        missing = parts * windows_per_pass - own.shape[2]
+        padded = np.pad(own, ((0, 0), (0, 0), (0, missing)))
+        return torch.from_numpy(padded.reshape(len(own), -1, windows_per_pass))
+
+
 class EpochSampler(NamedTuple):
     """Decides which windows an epoch takes, in which order, and how they are batched."""
 
@@ -66,6 +101,8 @@ class EpochSampler(NamedTuple):
     windows_per_pass: int
     seed: int | None
     """None keeps the order and weighs every window as 1; otherwise losses are means over a step."""
+    share: BatchShare | None = None
+    """Where several processes train together, what this one takes of every step"""
 
     @property
     def num_steps(self) -> int:
@@ -73,13 +110,20 @@ class EpochSampler(NamedTuple):
 
     @property
     def num_passes(self) -> int:
-        return -(-self.windows_per_step // self.windows_per_pass)
+        if self.share is None:
+            return -(-self.windows_per_step // self.windows_per_pass)
+        whole = -(-self.windows_per_step // self.share.batch)
+        return whole * self.share.count_parts(self.windows_per_pass)
 
     def sample_epoch(self, epoch: int) -> tuple[Tensor, Tensor]:
         """Return first rows [S, A, B], 0 where padded, and weights [S, A, B].
 
         The windows of a step depend on `windows_per_step` alone, not on the size of a pass.
         """
+        if self.share is not None:
+            batch, own = self.share.batch, self.windows_per_pass
+            first, second = self._replace(windows_per_pass=batch, share=None).sample_epoch(epoch)
+            return self.share.select(first, own), self.share.select(second, own)
         size, (whole, rest) = self.windows_per_step, divmod(len(self.starts), self.windows_per_step)
         starts, mean = self.starts, self.seed is not None
         if self.seed is not None:

@@ -16,7 +16,12 @@ from slipstream.config.base import hash_seed
 from slipstream.data import windows
 from slipstream.data.stream import StreamedSeries
 from slipstream.data.windows import WindowChunk
-from slipstream.engine.batches.host import BufferedSource, TransferOptions, build_loader
+from slipstream.engine.batches.host import (
+    BufferedSource,
+    TransferOptions,
+    build_loader,
+    end_workers,
+)
 from slipstream.engine.batches.source import Program
 
 CHUNKS_PER_BUFFER = 8
@@ -194,6 +199,7 @@ class StreamSource(BufferedSource):
         return advance
 
     def close(self) -> None:
+        end_workers(self._batches)
         self._batches, self._rest, self._loader = iter(()), None, None
 
 

@@ -19,7 +19,7 @@ from slipstream.engine.optim import LossScale
 from slipstream.engine.plan import Plan
 from slipstream.engine.single.step import SingleStep, build_step
 from slipstream.engine.single.task import TrainingTask
-from slipstream.errors import Interrupted, UserError
+from slipstream.errors import Interrupted, ResumableError, UserError
 from slipstream.models import OWN_KERNELS, build
 from slipstream.text import format_count
 
@@ -59,12 +59,13 @@ class SingleProgram:
         return self.step.buffers.losses[None]
 
     def put(self, place: int, lane: Lane) -> None:
-        """Give the place to a lane. The first one starts from the task's model as it is, each later
-        one from weights drawn from its own seed."""
+        """Give the place to a lane. The first one starts from the task's model as it is, unless it
+        has another seed, each later one from weights drawn from its own seed."""
         self.close()
         self._captured_s, self._step = self.capture_s(), None
+        is_other = self._is_used or lane.config.seed != self.task.config.seed
         self.task = self.task.for_lane(lane)
-        if self._is_used:
+        if is_other:
             self._draw_weights(lane)
         self._is_used = True
         self.best, self._good, self._restored = {}, {}, {}
@@ -156,6 +157,8 @@ class SingleProgram:
 
     def _find_remedy(self, error: Exception) -> Program:
         """Return what helps against an error of a step; raise one that nothing helps against."""
+        if isinstance(error, ResumableError):  # another process is gone
+            raise error
         why = recovery.first_line(error)
         if recovery.is_out_of_memory(error):
             return partial(self._halve, why)
@@ -211,12 +214,20 @@ class SingleProgram:
     def score(self, places: Sequence[int], should_stop: Callable[[], bool]) -> list[float] | None:
         while True:
             try:
-                return self._validate(should_stop)
+                total = self._validate(should_stop)
+                break
             except Exception as error:
                 recover = self._find_remedy(error)
             recover()
+        if total is None:
+            return None
+        if (ranks := self.task.ranks) is not None:
+            ranks.check_same(self.task.model.parameters())
+            total = ranks.sum(total)
+        return [total / self.task.dataset.num_windows["val"]]
 
-    def _validate(self, should_stop: Callable[[], bool]) -> list[float] | None:
+    def _validate(self, should_stop: Callable[[], bool]) -> float | None:
+        """Sum the losses of this process's validation windows; None if it has to stop before."""
         current = self.step
         current.val_batches.start_epoch(0)
         current.val_buffers.begin()
@@ -224,8 +235,7 @@ class SingleProgram:
             if should_stop():
                 return None
             current.validate_batch()
-        total = float(current.val_buffers.losses.double().sum())
-        return [total / self.task.dataset.num_windows["val"]]
+        return float(current.val_buffers.losses.double().sum())
 
     def weights(self, place: int) -> dict[str, Tensor]:
         return self._model_state()

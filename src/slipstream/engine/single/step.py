@@ -19,6 +19,7 @@ from slipstream.engine import objective, optim, step
 from slipstream.engine.batches.augmented import AugmentedHostSource, AugmentedSource
 from slipstream.engine.batches.host import HostSource, LoaderSource, TransferOptions
 from slipstream.engine.batches.source import (
+    BatchShare,
     BatchSource,
     DeviceSource,
     EpochSampler,
@@ -35,7 +36,7 @@ from slipstream.engine.objective import Objective
 from slipstream.engine.optim import ParameterUpdate
 from slipstream.engine.plan import Plan
 from slipstream.engine.single.task import TrainingTask
-from slipstream.engine.step import EpochBuffers
+from slipstream.engine.step import DrawNoise, EpochBuffers
 from slipstream.kernels import precompile, should_use_triton
 from slipstream.models import OWN_KERNELS, Noise, has_dropout, set_execution
 
@@ -119,14 +120,16 @@ def build_step(
     config, model, signature = task.config, task.model, task.dataset.signature
     train, device = config.train, plan.device
     assert train.batch != "auto"
-    batch = plan.micro_batch or train.batch
+    share = task.share_batch()
+    most = share.width if share else train.batch
+    batch = min(plan.micro_batch or most, most)
     set_execution(model, algorithms=plan.cudnn, recompute=plan.recompute, compiled=plan.compile)
     update = _build_update(task, plan, like)
     frozen = (like is not None and like.frozen) if frozen is None else frozen
     if train.init_from is not None:
         optim.freeze(model, frozen)
-    chunk = step.EVAL_BATCH if batch == train.batch else batch
-    chunk = min(chunk, task.dataset.num_windows["val"])
+    chunk = step.EVAL_BATCH if batch == most else batch
+    chunk = max(min(chunk, task.num_validated), 1)
     states: Sequence[Tensor] = like.carried if like else ()
     if task.is_carried:
         states = states or _make_states(task, task.training_grid)
@@ -136,13 +139,17 @@ def build_step(
         val_batches = _build_source(task, plan, "val", chunk, chunk)
     buffers = like.buffers if like else step.build_buffers(batches.num_steps, device)
     val_buffers = step.build_buffers(val_batches.num_steps, device)
-    drops, noise = has_dropout(config.model), None
+    drops, noise, draw_noise = has_dropout(config.model), None, None
     if drops or objective.uses_noise(config):
         key = torch.full((), config.seed, dtype=torch.int64, device=device)
         noise = Noise(key, torch.full((), config.model.dropout, device=device))
+        draw_noise = _make_draw(noise, share, batch, signature.sequences_per_window)
     training = objective.build_objective(config, signature, plan, drops=drops)
     advance = step.build_training_step(
-        model, batches, buffers, update, objective=training, noise=noise
+        *(model, batches, buffers, update),
+        objective=training,
+        noise=draw_noise,
+        ranks=task.ranks,
     )
     validation = objective.build_validation_objective(config, signature, plan)
     check = step.build_validation_step(model, val_batches, val_buffers, objective=validation)
@@ -158,6 +165,19 @@ def build_step(
     return SingleStep(
         advance, check, captured, *sources, *tapes, update, plan, train, batch, frozen, states
     )
+
+
+def _make_draw(noise: Noise, share: BatchShare | None, batch: int, fold: int) -> DrawNoise:
+    """Return what draws the noise of a pass; a share of a batch draws what the whole one does at
+    its place."""
+    if share is None:
+        return noise.for_pass
+
+    def draw(number_of_step: Tensor, number: int) -> Noise:
+        whole, first = share.locate(number, batch)
+        return noise.for_pass(number_of_step, whole).skip(first * fold)
+
+    return draw
 
 
 def _build_update(task: TrainingTask, plan: Plan, like: SingleStep | None) -> ParameterUpdate:
@@ -240,12 +260,14 @@ def _build_source(
         return StreamSource(stream, which, StreamBatching(effective, batch, seed, read), options)
     assert memory is not None
     assert task.series is not None
+    share = task.share_batch() if which == "train" else None
     if which == "train" and task.copies is not None:
-        sampler = task.copies.build_sampler(effective, batch, seed)
+        sampler = task.copies.build_sampler(effective, batch, seed)._replace(share=share)
         if plan.device.type == "cpu":
             return AugmentedSource(task.copies, sampler)
         return AugmentedHostSource(task.copies, sampler, options)
-    sampler = EpochSampler(memory.starts[which], effective, batch, seed)
+    starts = memory.starts["train"] if which == "train" else task.select_validation_windows()
+    sampler = EpochSampler(starts, effective, batch, seed, share)
     match plan.home:
         case "device":
             return DeviceSource(task.series, sampler)

@@ -18,9 +18,11 @@ from slipstream.data.labels import selection
 from slipstream.data.series import Ints
 from slipstream.data.windows import Series
 from slipstream.engine.batches.augmented import AugmentedCopies, prepare_copies
+from slipstream.engine.batches.source import BatchShare
 from slipstream.engine.carried import batches as carried
 from slipstream.engine.carried.batches import ChunkGrid
 from slipstream.engine.lanes.lane import Lane
+from slipstream.engine.parallel.ranks import Ranks
 from slipstream.engine.plan import Plan
 from slipstream.models import build
 from slipstream.runs import Run
@@ -42,6 +44,8 @@ class TrainingTask:
     """Weights of a pre-trained encoder that the model starts from"""
     copies: AugmentedCopies | None = None
     """Augmented training windows on disk, in place of the series'"""
+    ranks: Ranks | None = None
+    """The processes that train the model together, where there are several"""
 
     @property
     def is_carried(self) -> bool:
@@ -54,6 +58,27 @@ class TrainingTask:
         train = self.config.train
         assert train.batch != "auto"
         return train.batch * train.accumulate
+
+    def share_batch(self) -> BatchShare | None:
+        """Return what this process computes of every batch, where several train together."""
+        batch = self.config.train.batch
+        assert batch != "auto"
+        return BatchShare(self.ranks.rank, self.ranks.size, batch) if self.ranks else None
+
+    @property
+    def num_validated(self) -> int:
+        """Validation windows of this process"""
+        whole = self.dataset.num_windows["val"]
+        return whole if self.ranks is None else len(self.select_validation_windows())
+
+    def select_validation_windows(self) -> Tensor:
+        """Return the first rows of the validation windows, or of this process's share of them."""
+        assert self.dataset.memory is not None
+        starts, ranks = self.dataset.memory.starts["val"], self.ranks
+        if ranks is None:
+            return starts
+        share = -(-len(starts) // ranks.size)
+        return starts[ranks.rank * share : (ranks.rank + 1) * share]
 
     @property
     def num_steps(self) -> int:
@@ -119,6 +144,7 @@ def build_task(
     *,
     fingerprint: str = "",
     init: Mapping[str, Tensor] = MappingProxyType({}),
+    ranks: Ranks | None = None,
 ) -> TrainingTask:
     """Build the model, from `init` as far as it goes; put it and the data where the plan says."""
     config = resolve_settings(config, dataset)
@@ -130,7 +156,7 @@ def build_task(
         series = series.to(plan.device)
     model.to(plan.device)
     copies = prepare_copies(config, dataset, run)
-    return TrainingTask(config, model, dataset, series, run, fingerprint, init, copies)
+    return TrainingTask(config, model, dataset, series, run, fingerprint, init, copies, ranks)
 
 
 def resolve_settings(config: Config, dataset: Dataset) -> Config:

@@ -41,6 +41,10 @@ class Noise(NamedTuple):
         of_pass = wrap_int64(number * PASS)
         return Noise(mix_bits(self.key * SEED + step * STEP + of_pass), self.rate)
 
+    def skip(self, sequences: int) -> Noise:
+        """Return the noise of a batch without its first sequences: places are added to the key."""
+        return Noise(self.key + sequences, self.rate)
+
 
 def dropout(x: Tensor, noise: Noise | None, site: int, *, directions: int = 1) -> Tensor:
     """Drop elements of x, [T, B, D] or [B, D], and scale the rest; rate 0 keeps x as it is.

@@ -1,0 +1,61 @@
+"""What the processes other than the first do: they train its model with it, and write nothing."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from slipstream import runs
+from slipstream.config import Config
+from slipstream.engine import checkpoint as checkpoints
+from slipstream.engine.events import LaneEvents
+from slipstream.engine.parallel.ranks import Ranks
+from slipstream.engine.parallel.writing import SilentRun
+from slipstream.engine.plan import Plan
+from slipstream.engine.progress import FitResult
+from slipstream.engine.single import build_task, seed_generators
+from slipstream.errors import Interrupted, UserError
+from slipstream.rank import RankPlace
+from slipstream.training import fitting
+from slipstream.training.context import load_dataset
+from slipstream.training.fitting import ONE_AT_A_TIME, LanePlan
+from slipstream.training.parallel.meeting import find_device
+from slipstream.training.result import FinishedRun
+
+
+def follow(config: Config, data: Any, ranks: Ranks, place: RankPlace) -> FinishedRun:
+    """Train with the first process; return its run once that is scored."""
+    init, dataset = load_dataset(config, data)
+    text = ranks.share_text()
+    if text.startswith("{"):  # else the run was finished before
+        message = json.loads(text)
+        if dataset.compute_fingerprint() != message["data"]:
+            raise UserError(
+                f"process {ranks.rank + 1} of {ranks.size} has read other data than the first one; "
+                "check that data.path is the same everywhere"
+            )
+        settled = Config.model_validate_json(message["config"])
+        device = find_device(settled, place)
+        plan = replace(Plan.from_dict(message["plan"]), device=device)
+        run = SilentRun(Path(message["run"]))
+        saved = None
+        if message["step"] is not None:
+            saved = checkpoints.read_checkpoint(run.checkpoints / f"step-{message['step']}")
+        weights = init.weights if init else {}
+        with seed_generators(settled.seed, device), plan.flags():
+            task = build_task(settled, dataset, plan, run, init=weights, ranks=ranks)
+            lane_plan = LanePlan([task.build_lane()], plan, ONE_AT_A_TIME, 1, "")
+            fit: FitResult = fitting.train_lanes(task, lane_plan, saved, LaneEvents(run))
+        if fit.signal_number:
+            raise Interrupted("stopped", signal_number=fit.signal_number)
+        text = ranks.share_text()
+    return read_finished(Path(text))
+
+
+def read_finished(folder: Path, *, is_new: bool = True) -> FinishedRun:
+    """Return a finished run by its folder; empty where this machine does not see it."""
+    if not (folder / "metrics.json").exists():
+        return FinishedRun(folder, {})
+    summary = runs.read_metrics(folder)
+    summary.pop("detail", None)
+    return FinishedRun(folder, summary, is_new)
