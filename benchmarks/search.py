@@ -114,7 +114,7 @@ def run_search(
     settings: dict[str, Any], watch: Any = None
 ) -> tuple[dict[str, Any], float, list[Any]]:
     start = time.perf_counter()
-    result = slipstream.tune(settings, watch=watch)
+    result = slipstream.tune(settings, on_event=watch)
     trials = result.study.get_trials(deepcopy=False)
     return result.summary, time.perf_counter() - start, trials
 
