@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 endif
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint types tests test-slow test-ui test-services soak test-gpu format docs clean
+.PHONY: demo test lint types tests test-slow test-ui test-services install-slurm soak test-gpu format docs clean
 
 demo: $(VENV)/core
 	$(BIN)/slipstream train
@@ -45,6 +45,9 @@ soak: $(VENV)/dev
 test-services: $(VENV)/services
 	$(BIN)/python -m pytest -m services tests/services
 
+install-slurm: # for test-services: Debian's packages; needs root
+	command -v slurmctld || apt-get install --yes --no-install-recommends slurmctld slurmd slurm-client munge
+
 test-gpu: $(VENV)/dev
 	$(BIN)/python -m pytest -m gpu
 
@@ -56,6 +59,7 @@ docs: $(VENV)/dev
 	$(BIN)/python dev/settings.py
 	$(BIN)/python dev/benchmarks.py
 	$(BIN)/python dev/api.py
+	$(BIN)/python dev/events.py
 
 clean:
 	rm -rf $(VENV) runs
@@ -74,4 +78,6 @@ $(VENV)/services: $(VENV)/dev
 	$(PIP) --editable '.[dev,services]'
 	test -x $(VENV)/mlflow/bin/mlflow || $(PYTHON) -m venv $(VENV)/mlflow # a server, apart from its clients
 	$(VENV)/mlflow/bin/python -m pip install --quiet mlflow
+	test -x $(VENV)/moto/bin/moto_server || $(PYTHON) -m venv $(VENV)/moto # servers of S3 and of Google; boto pins old packages
+	$(VENV)/moto/bin/python -m pip install --quiet 'moto[s3]==5.2.5' flask flask-cors gcp-storage-emulator==2026.7.19
 	@touch $@

@@ -40,7 +40,7 @@ ORDER = (
         "pretrain",
         "probe",
     ),
-    *("list_runs", "show_run", "compare_runs", "best_run", "remove_runs", "prune_runs"),
+    *("list_runs", "show_run", "compare_runs", "best_run", "copy_run", "remove_runs", "prune_runs"),
     *(
         "Forecaster",
         "Stream",
@@ -55,7 +55,7 @@ ORDER = (
         "RunRow",
         "Comparison",
     ),
-    *("events", "Config", "UserError", "Interrupted"),
+    *("events", "event_schema", "Config", "UserError", "Interrupted"),
 )
 
 
@@ -110,6 +110,8 @@ def list_events() -> str:
     rows = ["| event | when | fields |", "|---|---|---|"]
     for name in slipstream.events.__all__:
         kind = getattr(slipstream.events, name)
+        if not inspect.isclass(kind):
+            continue
         names = (field.name for field in dataclasses.fields(kind) if field.name != "at_s")
         when = " ".join(kind.__doc__.partition("\n\n")[0].split())
         rows.append(f"| `{name}` | {when} | {', '.join(f'`{one}`' for one in names)} |")

@@ -62,6 +62,8 @@ def read_torch_version(folder: Path) -> str:
 
 def describe_hardware(folder: Path) -> str:
     word = folder.name.split("-")[3]
+    if word == "simulated":  # on no hardware at all
+        return "simulation"
     device = DEVICES.get(word, word)
     version = read_torch_version(folder)
     return f"{device}, torch {version}" if version else device

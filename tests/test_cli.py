@@ -155,8 +155,10 @@ def test_version_and_help():
     assert invoke().exit_code == 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, slow(signal.SIGTERM)])
-def test_an_interrupt_saves_and_exits_with_its_code(job, number, tmp_path):
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), slow(signal.SIGTERM, 143), slow(signal.SIGUSR1, 75)]
+)
+def test_an_interrupt_saves_and_exits_with_its_code(job, number, code, tmp_path):
     command = [sys.executable, "-m", "slipstream", "train", str(job)]
     command += sets("train.epochs=100000", "train.patience=off", "engine.log_every=5")
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -167,7 +169,7 @@ def test_an_interrupt_saves_and_exits_with_its_code(job, number, tmp_path):
         time.sleep(0.1)
     process.send_signal(number)
     _, told = process.communicate(timeout=HUNG_S)
-    assert process.returncode == 128 + number, told
+    assert process.returncode == code, told
     assert "stopped at step" in told
     assert "Traceback" not in told
     run = next(tmp_path.glob("runs/*"))

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-@pytest.mark.parametrize("name", ["settings", "benchmarks", "api"])
+@pytest.mark.parametrize("name", ["settings", "benchmarks", "api", "events"])
 def test_a_page_that_is_made_is_up_to_date(name):
     made = runpy.run_path(str(ROOT / "dev" / f"{name}.py"))
     assert made["PAGE"].read_text(encoding="utf-8") == made["page"](), "run `make docs`"

@@ -24,13 +24,16 @@ SOURCE = Path(slipstream.__file__).parent
 LAYERS = [
     {"text"},
     {"errors", "events", "phases"},
-    {"checksums", "run_names", "web_server"},
+    {"object_storage"},
+    {"checksums", "rank", "run_names", "web_server"},
     {"config", "stats"},
     {"machine", "runs", "search_space"},
     {"kernels"},
     {"data", "models", "objectives"},
     {"portable"},
     {"engine"},
+    {"workers"},
+    {"clusters"},
     {"scoring"},
     {"autotune"},
     {"inference"},
@@ -79,8 +82,9 @@ ORDER = {
         "stream",
     ],
     "engine": [
-        "batches batches.source carried checkpoint lanes optim plan recovery",
-        "batches.host capture lanes.flat_optim lanes.lane objective",
+        "batches batches.source carried checkpoint lanes optim parallel parallel.ranks plan "
+        "recovery",
+        "batches.host capture lanes.flat_optim lanes.lane objective parallel.writing",
         "batches.augmented batches.stream carried.batches lanes.schedule progress step",
         "carried.predictor lanes.capacity lanes.gradients single.task",
         "lanes.epochs lanes.rows",
@@ -92,6 +96,7 @@ ORDER = {
         "state",
         "lanes.ended loop",
     ],
+    "clusters": ["folders resources", "ray_tasks"],
     "scoring": [
         "answers batch",
         "baselines classification regression",
@@ -136,7 +141,9 @@ ORDER = {
     ],
     "tuning": [
         "budget packing packing.dataset_cache packing.trial storage storage.database "
-        "storage.journal workers",
+        "storage.journal storage.lock workers",
+        "storage.shared_journal",
+        "storage.shared",
         "packing.grouping study",
         "packing.pack sharing",
         "packing.scheduler search",

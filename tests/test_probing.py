@@ -208,7 +208,7 @@ def test_an_interrupted_probe_says_how_to_resume_it(tmp_path, table):
 
     encoder = {**ENCODER, "out": str(tmp_path / "runs")}
     with pytest.raises(slipstream.Interrupted) as caught:
-        slipstream.probe(encoder, LABELS, table, seeds=2, watch=watch)
+        slipstream.probe(encoder, LABELS, table, seeds=2, on_event=watch)
     (folder,) = (tmp_path / "runs").iterdir()
     assert str(caught.value).endswith(
         f'; resume the probe with the same call and folder="{folder}"'

@@ -29,8 +29,10 @@ PUBLIC = [
     "UserError",
     "best_run",
     "compare_runs",
+    "copy_run",
     "ensemble",
     "evaluate",
+    "event_schema",
     "events",
     "export",
     "follow",
@@ -86,11 +88,11 @@ def test_signatures_of_the_verbs():
         return list(inspect.signature(function).parameters)
 
     job = ["config", "data", "columns", "overrides"]
-    shown = ["quiet", "watch", "resume"]
-    more = ["force", "folder", "model", "allow_code"]
+    shown = ["quiet", "on_event", "resume"]
+    more = ["force", "folder", "model", "allow_code", "workers", "on"]
     assert of(slipstream.train) == [*job, "init_from", *shown, *more]
-    assert of(slipstream.pretrain) == [*job, *shown, "force"]
-    more = ["storage", "workers", "on", "model", "allow_code"]
+    assert of(slipstream.pretrain) == [*job, *shown, "force", "folder"]
+    more = ["folder", "storage", "workers", "on", "model", "allow_code"]
     assert of(slipstream.tune) == [*job, "init_from", *shown, *more]
     more = ["resample", "ensemble", "joins", "overrides", "quiet", "allow_code"]
     scored = ["run", "data", "columns", "on", *more, "stream", "predictions"]

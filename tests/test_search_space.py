@@ -132,3 +132,9 @@ def test_noise_by_column_is_searched_from_a_config_that_spells_out_its_defaults(
     config = configs.load({"augment": {"jitter": 0.3}, "tune": {"space": space}})
     with pytest.raises(UserError, match=r"augment\.jitter is 0\.3 for all"):
         spaces.make_space(config)
+
+
+def test_a_search_refuses_one_model_over_several_processes():
+    config = configs.load({"engine": {"data_parallel": 2}})
+    with pytest.raises(UserError, match=r"data_parallel is not supported in a search; .*--workers"):
+        spaces.check_config(config)

@@ -9,6 +9,7 @@
     slipstream.load(result)                  load the network itself, with its scaler
     slipstream.report(result)                write its report.html
     slipstream.follow(result.run, "mlflow")  send its curves to a tracker
+    slipstream.event_schema()                the JSON schema of events.jsonl
     slipstream.ensemble([result, other])     join runs into one that predicts by their mean
     slipstream.tune("job.toml")              search for better settings
     slipstream.Forecaster(targets="OT")      an estimator in the manner of scikit-learn
@@ -18,6 +19,7 @@
     slipstream.show_run("last")              describe one run
     slipstream.compare_runs("a", "b")        compare settings, metrics and curves of runs
     slipstream.best_run()                    find the run with the lowest test error
+    slipstream.copy_run("a", "s3://b/runs")  copy a run to object storage, or back
     slipstream.remove_runs("a")              remove runs
     slipstream.prune_runs(keep_best=5)       remove all but the best runs
 
@@ -38,12 +40,14 @@ if _TYPE_CHECKING:
     from slipstream.api.results import Probe, Result, Study
     from slipstream.api.training import ensemble, pretrain, probe, train, tune
     from slipstream.catalog.comparison import Comparison, compare_runs
+    from slipstream.catalog.copying import copy_run
     from slipstream.catalog.details import show_run
     from slipstream.catalog.listing import best_run, list_runs
     from slipstream.catalog.removal import prune_runs, remove_runs
     from slipstream.catalog.rows import RunRow
     from slipstream.config import Config
     from slipstream.errors import Interrupted, UserError
+    from slipstream.events.parsing import event_schema
     from slipstream.portable.stream import Stream, StreamPrediction
     from slipstream.tracking.api import follow
 
@@ -66,8 +70,10 @@ __all__ = [
     "UserError",
     "best_run",
     "compare_runs",
+    "copy_run",
     "ensemble",
     "evaluate",
+    "event_schema",
     "events",
     "export",
     "follow",
@@ -103,8 +109,10 @@ _MODULES = {
     "UserError": "errors",
     "best_run": "catalog.listing",
     "compare_runs": "catalog.comparison",
+    "copy_run": "catalog.copying",
     "ensemble": "api.training",
     "evaluate": "api.inference",
+    "event_schema": "events.parsing",
     "export": "api.inference",
     "follow": "tracking.api",
     "inspect": "api.inspection",

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 from slipstream.errors import UserError
+from slipstream.object_storage import AnyPath
 
 MANIFEST = "manifest.json"
 
@@ -33,7 +34,7 @@ def read_verified(folder: Path) -> dict[str, bytes]:
     return files
 
 
-def compute_sha256(path: Path) -> str:
+def compute_sha256(path: AnyPath) -> str:
     """Return the SHA-256 of a file's content."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

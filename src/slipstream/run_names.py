@@ -5,6 +5,7 @@ from os import PathLike
 from pathlib import Path
 
 from slipstream.errors import UserError
+from slipstream.object_storage import refuse_url
 
 OUT = "runs"
 """The default of the setting `out`"""
@@ -32,6 +33,7 @@ def find_run(
     FOLDER instead. Where runs of `kinds` fit, others are not considered. A folder that is not a run
     is returned as it is.
     """
+    refuse_url(name, "is in object storage", "copy the run first: slipstream copy")
     path = Path(name)
     if is_run(path):
         return path

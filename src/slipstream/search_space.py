@@ -52,6 +52,11 @@ def check_config(config: Config) -> None:
         ("train.objective", config.masked, "pre-train first, then set train.init_from"),
         ("augment.cache", config.augment.cache > 0, "remove it"),
         ("engine.sync", config.engine.sync, "remove it"),
+        (
+            "engine.data_parallel",
+            config.engine.data_parallel > 1,
+            "GPUs train different trials: search with --workers auto",
+        ),
     ):
         if is_set:
             raise UserError(f"{name} is not supported in a search; {fix}")

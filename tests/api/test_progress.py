@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -22,7 +23,7 @@ from tests.conftest import slow, small_config, waves
 def watched(tmp_path_factory):
     seen: list[events.Event] = []
     config = small_config(tmp_path_factory.mktemp("runs"))
-    return slipstream.train(config, waves(), quiet=True, watch=seen.append), seen
+    return slipstream.train(config, waves(), quiet=True, on_event=seen.append), seen
 
 
 def test_training_shows_its_progress_unless_it_is_quiet(tmp_path, capsys):
@@ -61,6 +62,89 @@ def test_watched_events_are_those_of_the_log(watched):
     assert [one for one in passed if isinstance(one, events.Epoch)] == result.history
 
 
+class Refused(Exception):
+    """Of a user's function."""
+
+
+def refuse_at(kind, message="no"):
+    """A function that raises at the first event of a kind, and counts the calls after that."""
+    calls = []
+
+    def on_event(event):
+        calls.append(event)
+        if isinstance(event, kind):
+            raise Refused(message)
+
+    return on_event, calls
+
+
+def get_losses(result):
+    return [event.val_loss for event in result.history]
+
+
+def test_an_exception_in_the_function_stops_the_run_and_saves_it(watched, tmp_path):
+    on_event, calls = refuse_at(events.Epoch)
+    with pytest.raises(Refused) as caught:
+        slipstream.train(small_config(tmp_path), waves(), quiet=True, on_event=on_event)
+    assert isinstance(calls[-1], events.Epoch)  # it is not called again
+    (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    (note,) = caught.value.__notes__
+    assert note.startswith("on_event raised this; stopped")
+    assert f'slipstream.train(resume="{folder}")' in note
+    assert caught.value.__traceback__.tb_next is not None
+    resumed = slipstream.train(data=waves(), resume=folder, quiet=True)
+    whole, _ = watched
+    assert get_losses(resumed) == get_losses(whole)
+    assert resumed.metrics == whole.metrics
+
+
+def test_an_exception_after_training_leaves_a_run_that_can_be_resumed(watched, tmp_path):
+    on_event, _ = refuse_at(events.Scoring)
+    with pytest.raises(Refused) as caught:
+        slipstream.train(small_config(tmp_path), waves(), quiet=True, on_event=on_event)
+    assert "can be resumed" in caught.value.__notes__[0]
+    (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    assert slipstream.train(data=waves(), resume=folder, quiet=True).metrics == watched[0].metrics
+
+
+def test_an_exception_at_the_end_of_training_does_not_lose_the_result(tmp_path):
+    on_event, _ = refuse_at(events.TrainingEnd)
+    with pytest.raises(Refused) as caught:
+        slipstream.train(small_config(tmp_path), waves(), quiet=True, on_event=on_event)
+    assert "went on to its end" in caught.value.__notes__[0]
+    assert slipstream.show_run(next(tmp_path.glob("*/metrics.json")).parent)["state"] == "finished"
+
+
+def test_an_exception_stops_training_in_any_thread(tmp_path):
+    on_event, calls = refuse_at(events.Log)
+    with ThreadPoolExecutor() as threads:
+        config = small_config(tmp_path, train={"epochs": 50})
+        run = threads.submit(slipstream.train, config, waves(), quiet=True, on_event=on_event)
+        with pytest.raises(Refused) as caught:
+            run.result()
+    assert "slipstream.train(resume=" in caught.value.__notes__[0]
+    assert isinstance(calls[-1], events.Log)
+
+
+def test_an_exception_stops_a_search_and_saves_it(tmp_path):
+    on_event, _ = refuse_at(events.TrialEnd)
+    tune = {"trials": 3, "retrain": 0, "space": {"train.lr": {"low": 1e-3, "high": 1e-2}}}
+    with pytest.raises(Refused) as caught:
+        slipstream.tune(small_config(tmp_path, tune=tune), waves(), quiet=True, on_event=on_event)
+    (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    assert f'slipstream.tune(resume="{folder}")' in caught.value.__notes__[0]
+    study = slipstream.tune(data=waves(), resume=folder, quiet=True)
+    assert len(study.history) == 3
+
+
+def test_an_estimator_calls_the_function_too(tmp_path):
+    seen: list[events.Event] = []
+    model = slipstream.Forecaster(small_config(tmp_path), targets="a")
+    assert model.fit(waves(), on_event=seen.append) is model
+    assert isinstance(seen[0], events.Start)
+    assert isinstance(seen[-1], events.End)
+
+
 def test_an_event_of_another_version_is_passed_on_by_name():
     assert parse_event({"event": "epoch", "at_s": 1.0}) == events.Other(
         at_s=1.0, name="epoch", values={}
@@ -71,6 +155,8 @@ def test_an_event_of_another_version_is_passed_on_by_name():
 def test_every_event_says_what_it_is():
     for name in events.__all__:
         kind = getattr(events, name)
+        if kind is parse_event:
+            continue
         assert dataclasses.is_dataclass(kind)
         assert not kind.__doc__.startswith(f"{name}(")  # what dataclasses would write
 

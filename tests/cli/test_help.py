@@ -23,4 +23,4 @@ def test_only_commands_that_read_settings_take_them():
         for name, command in commands.items()
         if not any("--set" in parameter.opts for parameter in command.params)
     }
-    assert without == {"report", "doctor", "runs", "bench", "serve", "ui", "follow"}
+    assert without == {"report", "doctor", "runs", "bench", "serve", "ui", "follow", "copy"}

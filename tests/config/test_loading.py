@@ -286,3 +286,21 @@ def test_settings_are_replaced_by_dotted_name_or_by_section():
     assert (reset.engine.plan, reset.engine.threads) == ("off", "auto")
     with pytest.raises(UserError, match='lr is "fast"'):
         configs.replace_settings(config, train={"lr": "fast"})
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"train": {"repeats": 3}}, r"train.repeats = 3 trains several.*: train with --workers"),
+        (
+            {"train": {"state": "carried", "batch": 8}, "model": {"kind": "lstm"}},
+            r'does not work with train.state = "carried"',
+        ),
+        ({"engine": {"home": "stream"}}, r'does not work with engine.home = "stream"'),
+        ({"engine": {"device": "cuda:1"}}, r'names one; set engine.device = "cuda"'),
+    ],
+)
+def test_what_several_processes_cannot_train_is_refused(sections, message):
+    engine = {"data_parallel": 2} | sections.get("engine", {})
+    with pytest.raises(UserError, match=message):
+        configs.load(sections | {"engine": engine})

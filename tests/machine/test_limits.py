@@ -55,6 +55,22 @@ def test_no_more_cores_than_the_process_may_run_on(cgroup, monkeypatch):
     assert machine.count_available_cores(cgroup({"cpu.max": "900000 100000"})) == 2
 
 
+@pytest.mark.parametrize(
+    ("variables", "cores"),
+    [
+        ({"SLURM_CPUS_PER_TASK": "4", "SLURM_CPUS_ON_NODE": "16"}, 4),
+        ({"SLURM_CPUS_ON_NODE": "16"}, 16),
+        ({"SLURM_CPUS_PER_TASK": "999"}, 64),
+        ({"SLURM_CPUS_PER_TASK": "many"}, 64),
+    ],
+)
+def test_no_more_cores_than_slurm_has_allocated(cgroup, monkeypatch, variables, cores):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert machine.count_available_cores(cgroup({})) == cores
+
+
 def test_memory_is_what_the_innermost_limit_leaves(cgroup):
     files = {
         "a/memory.max": "4000000",

@@ -170,6 +170,93 @@ def test_without_file_locks_a_file_that_one_can_create_is_the_lock(tmp_path, mon
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.fixture
+def in_slurm(tmp_path, monkeypatch):
+    """Puts this process into a SLURM job, whose `squeue` gives this answer."""
+
+    def enter(job, restarts, answer="exit 1"):
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+        monkeypatch.setenv("SLURM_CLUSTER_NAME", "lab")
+        monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
+        (tmp_path / "bin").mkdir(exist_ok=True)
+        (tmp_path / "bin" / "squeue").write_text(f"#!/bin/sh\n{answer}\n")
+        (tmp_path / "bin" / "squeue").chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+
+    return enter
+
+
+def leave_lock(tmp_path, name="lock.json", **job):
+    """Write the lock of a killed process on another machine; return its run."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    slurm = {"cluster": "lab", "job": "7", "restarts": 0} | job
+    holder = {"host": "node-of-before", "pid": 12, "since": 1.0, "by": "flock", "slurm": slurm}
+    (folder / name).write_text(json.dumps(holder))
+    return runs.Run(folder)
+
+
+@pytest.mark.parametrize("name", ["lock.json", "lock.held"])
+@pytest.mark.parametrize(
+    ("job", "restarts", "answer", "is_over"),
+    [
+        ("7", "1", "exit 1", True),  # started again
+        ("7", "0", "exit 1", False),  # another step of the same start
+        ("8", "0", "exit 0", True),  # ended a moment ago
+        ("8", "0", "echo slurm_load_jobs error: Invalid job id specified >&2; exit 1", True),
+        ("8", "0", "echo 7 main job me R 1:00 1 node-of-before", False),
+        ("8", "0", "echo Unable to contact slurm controller >&2; exit 1", False),
+    ],
+)
+def test_a_killed_holder_on_another_machine_is_replaced_where_slurm_knows_it_is_over(
+    tmp_path, monkeypatch, in_slurm, name, job, restarts, answer, is_over
+):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "no locks")
+
+    if name == "lock.held":
+        monkeypatch.setattr(pytest.importorskip("fcntl"), "flock", refuse)
+    run = leave_lock(tmp_path, name)
+    in_slurm(job, restarts, answer)
+    if is_over:
+        with runs.lock_run(run):
+            holder = json.loads((run.folder / name).read_text())
+        assert holder["slurm"] == {"cluster": "lab", "job": job, "restarts": int(restarts)}
+        assert list(run.folder.iterdir()) == []
+        return
+    told = r"process 12 on node-of-before \(SLURM job 7\) holds this run; if it has ended, remove"
+    with pytest.raises(UserError, match=told), runs.lock_run(run):
+        pass
+
+
+def test_a_job_of_another_cluster_or_outside_of_slurm_is_not_over(tmp_path, monkeypatch, in_slurm):
+    run = leave_lock(tmp_path, cluster="other")
+    in_slurm("7", "1", "exit 0")
+    with pytest.raises(UserError, match="holds this run"), runs.lock_run(run):
+        pass
+    monkeypatch.delenv("SLURM_JOB_ID")
+    with pytest.raises(UserError, match="holds this run"), runs.lock_run(run):
+        pass
+
+
+def test_a_lock_that_a_file_server_has_not_released_yet_is_waited_for(
+    tmp_path, monkeypatch, in_slurm
+):
+    fcntl = pytest.importorskip("fcntl")
+    run, waits = leave_lock(tmp_path), []
+    in_slurm("7", "1")
+    held = os.open(run.folder / "lock.json", os.O_RDWR)
+    fcntl.flock(held, fcntl.LOCK_EX)
+
+    def release(seconds):
+        waits.append(seconds)
+        os.close(held)
+
+    monkeypatch.setattr(time, "sleep", release)
+    with runs.lock_run(run):
+        assert len(waits) == 1
+
+
 def test_a_lock_on_a_folder_that_is_gone_names_the_folder(tmp_path):
     gone = tmp_path / "gone"
     with (

@@ -14,7 +14,7 @@ from slipstream.runs.origin import find_command
         ([""], None),
         (
             ["slipstream", "tune", "--storage", "postgresql://me:secret@host/db"],
-            "slipstream tune --storage postgresql://me:***@host/db",
+            "slipstream tune --storage 'postgresql://me:***@host/db'",
         ),
     ],
 )

@@ -50,7 +50,7 @@ def test_the_best_trial_of_a_search_is_sent_to_a_new_run(page, app):
     page.keyboard.press("Escape")
     expect(page.locator("#selected")).to_have_text("3")
     page.click("#more")
-    page.fill("#total", "4")
+    page.fill("#more-total", "4")
     page.click("#more-go")
     expect(page.locator("#f-done")).to_have_text("4 of 4")
     expect(page.locator("#state")).to_have_text("finished")

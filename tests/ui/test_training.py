@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -27,6 +28,9 @@ def choose_data(page, app, **values):
     expect(page.locator("#findings")).to_contain_text("600 rows, 3 columns")
     named = {name.replace("__", "."): value for name, value in values.items()}
     fill(page, {"data.context": "24", "data.horizon": "2"} | named)
+    for name, value in named.items():  # the text follows the form a moment later
+        line = re.compile(rf'^{name.partition(".")[2]} = "?{value}"?$', re.MULTILINE)
+        expect(page.locator("#toml")).to_have_text(line)
     expect(page.locator("#ready")).to_have_text("Ready.")
 
 
@@ -186,7 +190,7 @@ def test_a_finished_run_is_trained_longer(page, app):
     start(page)
     expect(page.locator("#state")).to_have_text("finished")
     page.click("#longer")
-    page.fill("#epochs", "3")
+    page.fill("#more-total", "3")
     page.click("#more-go")
     expect(page.locator("#f-epoch")).to_have_text("3 of 3")
     expect(page.locator("#state")).to_have_text("finished")

@@ -164,6 +164,13 @@ def test_data_outside_of_the_folder_are_refused(site, path):
     assert site.get(f"/api/inspect?path={quote(path)}").status == 404
 
 
+@pytest.mark.parametrize("path", ["s3://bucket/a.csv", "file:///etc/passwd", "gs:/bucket/a.csv"])
+def test_data_in_object_storage_are_refused(site, path):
+    answer = check(site, data__path=path)
+    assert "is in object storage" in answer["problems"][""]
+    assert site.get(f"/api/inspect?path={quote(path)}").status == 404
+
+
 @pytest.mark.parametrize("setting", ["train.init_from", "data.labels"])
 def test_other_files_outside_of_the_folder_are_refused(site, setting):
     values = {"data.path": "simulated:cell", setting: "../x"}

@@ -1,8 +1,9 @@
-"""Tables of runs: the list, one run, a comparison, and what was removed."""
+"""Tables of runs: the list, one run, a comparison, and what was removed or copied."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from slipstream.catalog.comparison import (
@@ -16,8 +17,8 @@ from slipstream.catalog.comparison import (
 from slipstream.catalog.listing import format_against, format_metric, tabulate
 from slipstream.catalog.rows import RunRow
 from slipstream.reporting.formatting import format_number, format_seconds
-from slipstream.terminal.console import TextTable, print_text
-from slipstream.text import escape_to_line, format_epoch
+from slipstream.terminal.console import TextTable, create_progress_console, print_text
+from slipstream.text import escape_to_line, format_count, format_epoch
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -121,6 +122,34 @@ def _print_table(title: str, headings: list[str], rows: list[list[str]], console
     for row in rows:
         table.add_row(*row)
     console.print(table)
+
+
+@contextmanager
+def show_bytes(is_quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """Return a function that shows on a terminal how many of how many bytes are copied."""
+    console = create_progress_console(is_quiet)
+    if is_quiet or not console.is_terminal:
+        yield None
+        return
+    from rich import progress
+
+    columns = (progress.BarColumn(), progress.DownloadColumn(), progress.TransferSpeedColumn())
+    with progress.Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def print_copy(result: dict[str, Any], console: Console) -> None:
+    """Say what was copied, and how to go on."""
+    copied, files = result["copied_files"], format_count(result["files"], "file")
+    where = escape_to_line(result["to"])
+    if not copied:
+        print_text(console, f"{where}: all {files} are there already")
+    else:
+        size = format_size(result["copied_bytes"])
+        before = result["files"] - copied
+        rest = f"; {before:,} were there already" if before else ""
+        print_text(console, f"{format_count(copied, 'file')} ({size}) copied to {where}{rest}")
 
 
 def format_size(num_bytes: int) -> str:

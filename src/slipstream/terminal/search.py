@@ -97,6 +97,8 @@ class SearchDisplay:
             case "recovery" | "fallback" | "trouble" | "review":
                 trial = f"trial {event['trial']}: " if "trial" in event else ""
                 self.say(f"{trial}{describe_event(event)}")
+            case "worker" if text := describe_event(event):
+                self.say(text)
         self._draw()
 
     def _open_table(self) -> None:

@@ -52,11 +52,13 @@ class TrainingDisplay:
             case "start":
                 self._start(event)
             case "log" | "step":
+                step = event["step"]
                 if "loss" in event:
                     self.loss = f"{event['loss']:.4g}"
                 elif self.lanes and "losses" in event:
                     self.loss = self.lanes.average_loss(event)
-                self._draw(event["step"])
+                    step = self.lanes.average_step(event)
+                self._draw(step)
             case "epoch":
                 self._show_validation(event)
             case "lane" if self.lanes:
@@ -95,6 +97,7 @@ class TrainingDisplay:
                 self.notebook.clear()
 
     def _start(self, event: dict[str, Any]) -> None:
+        self._close_bar()  # processes that train together may have been started again
         counts, plan = event["windows"], event["plan"]
         if event.get("files"):
             self.say(describe_files(event["files"]))
@@ -178,6 +181,8 @@ def describe_event(event: dict[str, Any]) -> str:
             return f"{event['what']}: {event['why']}"
         case "recovery":
             return f"{event['what']}: continuing with {event['remedy']}"
+        case "worker" if event["what"] == "died":
+            return f"worker {event['worker']} died ({event['why']}): {event['remedy']}"
         case "estimate":
             duration = format_seconds(event["expected_s"])
             return f"estimate after ten steps: {duration} of training, without validations"
@@ -188,9 +193,19 @@ def describe_event(event: dict[str, Any]) -> str:
             )
         case "review":
             return describe_review(event)
+        case "worker" if event["what"] != "started":
+            return describe_worker(event)
         case "scoring":
             return f"scoring {event['what']} ..."
     return ""
+
+
+def describe_worker(event: dict[str, Any]) -> str:
+    """Say what became of a worker that died, or who trains its models."""
+    name = f"worker {event['worker']}"
+    if event["what"] == "died":
+        return f"{name} died ({event['why']}): {event['remedy']}"
+    return f"{name} takes over the models of worker {event['of']} from their checkpoint"
 
 
 def describe_exploit(event: dict[str, Any]) -> str:
@@ -238,6 +253,9 @@ class LaneProgress:
         self.num_ended_before: int = pack["done"]
         """Lanes that had ended when the run was resumed"""
         self.best: dict[int, float] = {}
+        self.losses: dict[int | None, list[float | None]] = {}
+        """By worker, where there are several: the last of its active lanes"""
+        self.steps: dict[int | None, int] = {}
 
     def describe_pack(self) -> str:
         pack = self.pack
@@ -247,6 +265,8 @@ class LaneProgress:
         some = pack["places"] < pack["lanes"]
         how = f"{pack['places']} at a time" if some else "all at once"
         lanes = f"lanes: {' x '.join(parts)} = {format_count(pack['lanes'], 'model')}"
+        if "workers" in pack:
+            lanes += f" on {format_count(pack['workers'], 'worker')}"
         if pack["mode"] not in PACK_MODES:  # one after another; the reason says so
             return f"{lanes}, {pack['why']}"
         return f"{lanes}, {how}, {PACK_MODES[pack['mode']]} ({pack['why']})"
@@ -259,9 +279,16 @@ class LaneProgress:
         return ", ".join(parts)
 
     def average_loss(self, event: dict[str, Any]) -> str:
-        """Average the losses of the active lanes."""
-        losses = [loss for loss in event["losses"].values() if loss is not None]
+        """Average the losses of the active lanes, those of other workers as they are known."""
+        self.losses[event.get("worker")] = list(event["losses"].values())
+        losses = [loss for one in self.losses.values() for loss in one if loss is not None]
         return f"{sum(losses) / len(losses):.4g}" if losses else "–"
+
+    def average_step(self, event: dict[str, Any]) -> int:
+        """Average the steps of all workers."""
+        self.steps[event.get("worker")] = event["step"]
+        num_workers: int = self.pack.get("workers", 1)
+        return sum(self.steps.values()) // max(len(self.steps), num_workers)
 
     def record_validation(self, event: dict[str, Any]) -> str:
         """Return the best validation loss so far, its lane, and how many lanes are active."""
@@ -308,6 +335,8 @@ def describe_plan(plan: dict[str, Any], num_steps: int, expected_s: float) -> It
     device_name = plan["hardware"].get("gpu", plan["hardware"]["cpu"])
     reasons = plan["reasons"]
     yield f"plan: {plan['device']} ({device_name}); data: {plan['home']} ({reasons['home']})"
+    if plan.get("data_parallel", 1) > 1:
+        yield f"plan: {plan['data_parallel']} processes ({reasons['data_parallel']})"
     choices = [plan["precision"] + _format_gain(plan, "precision = fp32", "fp32", "precision")]
     if plan["device"] == "cpu":
         choices.append(f"{format_count(plan['threads'], 'thread')} ({reasons['threads']})")

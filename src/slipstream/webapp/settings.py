@@ -12,6 +12,7 @@ from slipstream import config as configs
 from slipstream import search_space
 from slipstream.config import SIMULATED, Config, ConfigError, OptionText
 from slipstream.errors import UserError
+from slipstream.object_storage import refuse_url
 from slipstream.runs import to_json
 from slipstream.webapp import forms, paths
 from slipstream.webapp.searches.trials import load_trial
@@ -22,6 +23,7 @@ DEMOS = {forms.TRAIN: "demo", forms.TUNE: "search", forms.PRETRAIN: "bars"}
 """The embedded config of each command"""
 PATHS = ("data.path", "data.labels", "train.init_from")
 """Settings that name files or runs"""
+REMOTE = ("is in object storage, which this app does not read", "use the command line for")
 MOST_NAME = 200
 MOST_TEXT = 100_000
 """Characters of one setting"""
@@ -113,6 +115,7 @@ def _format_path(workspace: Workspace, setting: str, text: str) -> str:
     full = []
     for name in text.split("\n"):
         if not name.startswith(SIMULATED):
+            refuse_url(name, *REMOTE)
             refuse_outside(workspace, workspace.folder / name)
         full.append(name if name.startswith(SIMULATED) else str(workspace.folder / name))
     return OptionText(f"{setting}={to_json(full[0] if len(full) == 1 else full, indent=None)}")
@@ -120,6 +123,7 @@ def _format_path(workspace: Workspace, setting: str, text: str) -> str:
 
 def refuse_outside(workspace: Workspace, path: Path) -> None:
     """Refuse a path that is not below the folder after resolving links."""
+    refuse_url(path, *REMOTE)
     try:
         is_inside = paths.is_below(workspace.folder, path.resolve())
     except (OSError, ValueError, RuntimeError):  # too long a name, a NUL, a loop of links

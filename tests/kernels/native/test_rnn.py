@@ -222,3 +222,43 @@ def test_a_compiler_that_fails_leaves_nothing(
     assert find_compiler() == "/bin/false"
     assert not build_library()
     assert not list((empty_cache / "slipstream" / "native").iterdir())
+
+
+COPIES = """#!/bin/sh
+{before}
+while [ "$1" != -o ]; do shift; done
+cp {built} "$2"
+"""
+"""A compiler that takes no time; the last thing it is told is the file to write"""
+
+
+def make_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch, built: Path, before: str) -> None:
+    compiler = folder / "compiler"
+    compiler.write_text(COPIES.format(before=before, built=built))
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+
+
+def test_a_library_that_another_machine_has_compiled_meanwhile_is_not_replaced(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = library.get_path()
+    folder = request.getfixturevalue("empty_cache")
+    path, seen = library.get_path(), folder / "inode"
+    make_compiler(folder, monkeypatch, built, f"cp {built} {path}; ls -i {path} > {seen}")
+    assert build_library()
+    assert path.stat().st_ino == int(seen.read_text().split()[0])
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_damaged_library_is_replaced(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = library.get_path()
+    folder = request.getfixturevalue("empty_cache")
+    path = library.get_path()
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"\x7fELF")
+    make_compiler(folder, monkeypatch, built, "")
+    assert build_library()
+    assert path.read_bytes() == built.read_bytes()

@@ -1,6 +1,7 @@
 import {Chart} from "./charts.js";
 import {showPreview} from "./preview.js";
 import {act, ask, find, findAll, formatNumber, formatSeconds, listen, make, notify} from "./common.js";
+import {bindMore, openMore} from "./more.js";
 
 const page = find("#run"), run = page.dataset.run, url = page.dataset.url;
 let state = page.dataset.state;
@@ -147,11 +148,7 @@ async function refresh() {
 function bind() {
   act(find("#stop"), async () => { await ask(`/api/stop/${url}`, {}); find("#note").textContent = "Saves a checkpoint and stops …"; });
   act(find("#resume"), () => resume({}));
-  find("#longer")?.addEventListener("click", () => {
-    find("#epochs").value = Math.max(2 * (log.epochs ?? 10), 1);
-    find("#more-problem").hidden = true;
-    find("#more").showModal();
-  });
+  find("#longer")?.addEventListener("click", () => openMore(Math.max(2 * (log.epochs ?? 10), 1)));
 }
 
 async function resume(body) {
@@ -159,15 +156,7 @@ async function resume(body) {
   find("#note").textContent = "Starts …";
 }
 
-find("#more-go").addEventListener("click", async () => {
-  try {
-    await resume({epochs: Number(find("#epochs").value)});
-    find("#more").close();
-  } catch (problem) {
-    find("#more-problem").textContent = problem.message;
-    find("#more-problem").hidden = false;
-  }
-});
+bindMore(total => resume({epochs: total}));
 for (const button of findAll("[data-axis]")) {
   button.addEventListener("click", () => {
     for (const one of findAll("[data-axis]")) one.setAttribute("aria-pressed", String(one === button));

@@ -1,6 +1,7 @@
 // The page of a search: what has been tried so far, drawn again as trials end.
 import {Chart} from "./charts.js";
 import {act, ask, find, findAll, formatNumber, formatSeconds, listen, make, notify} from "./common.js";
+import {bindMore, openMore} from "./more.js";
 import {ParallelCoordinates} from "./parallel.js";
 
 const page = find("#search"), run = page.dataset.run, url = page.dataset.url;
@@ -154,11 +155,7 @@ async function refresh() {
 function bind() {
   act(find("#stop"), async () => { await ask(`/api/stop/${url}`, {}); find("#note").textContent = "Saves a checkpoint and stops …"; });
   act(find("#resume"), () => resume({}));
-  find("#more")?.addEventListener("click", () => {
-    find("#total").value = search ? Math.max(2 * search.total, 1) : 64;
-    find("#more-problem").hidden = true;
-    find("#more-dialog").showModal();
-  });
+  find("#more")?.addEventListener("click", () => openMore(search ? Math.max(2 * search.total, 1) : 64));
 }
 
 async function resume(body) {
@@ -166,15 +163,7 @@ async function resume(body) {
   find("#note").textContent = "Starts …";
 }
 
-find("#more-go").addEventListener("click", async () => {
-  try {
-    await resume({trials: Number(find("#total").value)});
-    find("#more-dialog").close();
-  } catch (problem) {
-    find("#more-problem").textContent = problem.message;
-    find("#more-problem").hidden = false;
-  }
-});
+bindMore(total => resume({trials: total}));
 find("#clear").addEventListener("click", () => parallel.clear());
 
 let jobState = null;

@@ -138,8 +138,9 @@ def _describe_dashboard(folder: Path) -> dict[str, Any] | None:
 
 
 def _find_storage(folder: Path) -> str | None:
-    if (folder / "study.log").is_file():
-        return str(folder / "study.log")
+    for name in ("study.log", "study-shared.log"):
+        if (folder / name).is_file():
+            return str(folder / name)
     if (folder / "study.db").is_file():
         return f"sqlite:///{folder / 'study.db'}"
     stated = [one.get("storage") for one in read_search_events(folder) if one.get("storage")]
