@@ -40,7 +40,7 @@ if _TYPE_CHECKING:
     from slipstream.api.results import Probe, Result, Study
     from slipstream.api.training import ensemble, pretrain, probe, train, tune
     from slipstream.catalog.comparison import Comparison, compare_runs
-    from slipstream.catalog.copying import copy_run
+    from slipstream.catalog.copies.api import copy_run
     from slipstream.catalog.details import show_run
     from slipstream.catalog.listing import best_run, list_runs
     from slipstream.catalog.removal import prune_runs, remove_runs
@@ -109,7 +109,7 @@ _MODULES = {
     "UserError": "errors",
     "best_run": "catalog.listing",
     "compare_runs": "catalog.comparison",
-    "copy_run": "catalog.copying",
+    "copy_run": "catalog.copies.api",
     "ensemble": "api.training",
     "evaluate": "api.inference",
     "event_schema": "events.parsing",

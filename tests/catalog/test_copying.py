@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import slipstream
 from slipstream import UserError
-from slipstream.catalog.copying import copy_run
+from slipstream.catalog.copies.api import copy_run
 from slipstream.cli.commands import app
 from slipstream.runs import lock as locks
 

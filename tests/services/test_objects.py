@@ -24,7 +24,7 @@ from pyarrow import fs
 import slipstream
 from slipstream import UserError, object_storage
 from slipstream import config as configs
-from slipstream.catalog.copying import copy_run
+from slipstream.catalog.copies.api import copy_run
 from slipstream.data.dataset import load_dataset
 from slipstream.data.io.files import read_files
 from slipstream.errors import ResumableError

@@ -113,7 +113,9 @@ def list_runs(
     if isinstance(place, Path):
         rows = [make_row(files, metric) for files in iter_files(out)]
     else:
-        from slipstream.catalog.copying import list_copies  # only for runs in object storage
+        from slipstream.catalog.copies.download import (
+            list_copies,  # only for runs in object storage
+        )
 
         rows = list_copies(place, metric)
     if metric and rows and not any(row.test is not None or row.val is not None for row in rows):

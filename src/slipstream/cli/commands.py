@@ -6,9 +6,8 @@ from slipstream.cli.exporting import export
 from slipstream.cli.inspection import inspect
 from slipstream.cli.options import create_app
 from slipstream.cli.runs import copy, evaluate, follow, predict, report
-from slipstream.cli.serving import serve
+from slipstream.cli.serving import serve, ui
 from slipstream.cli.training import ensemble, pretrain, train, tune
-from slipstream.cli.ui import ui
 
 app = create_app()
 running = (inspect, train, pretrain, tune, evaluate, predict, export, serve, report, ensemble)

@@ -233,7 +233,7 @@ def copy(
     run that is training is refused; one that has stopped is copied with its checkpoints.
     """
     with handle_errors(as_json):
-        from slipstream.catalog.copying import copy_run
+        from slipstream.catalog.copies.api import copy_run
         from slipstream.terminal.runs import print_copy, show_bytes
 
         with show_bytes(quiet or as_json) as show:

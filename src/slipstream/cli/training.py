@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import signal
 import sys
-import threading
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from slipstream.cli.finishing import Output, finish, show_event
 from slipstream.cli.options import (
     RUN_HELP,
     AllowCode,
@@ -28,21 +25,18 @@ from slipstream.cli.options import (
     refuse_several_folders,
 )
 from slipstream.cli.output import (
-    Printer,
     handle_errors,
     print_note,
-    print_result,
     to_json_line,
     write_stdout,
 )
 from slipstream.cli.startup import import_modules, prepare_device
-from slipstream.errors import Interrupted, UserError
+from slipstream.errors import UserError
 from slipstream.phases import PhaseTimer, find_process_start
 from slipstream.rank import find_place, is_follower
 from slipstream.terminal.results import (
     print_ensemble,
     print_probe,
-    print_report,
     print_search,
     print_training,
 )
@@ -52,10 +46,8 @@ from slipstream.terminal.training import LOADING, TrainingDisplay
 
 if TYPE_CHECKING:
     from slipstream.config import Config
-    from slipstream.runs import Event
     from slipstream.training import FinishedRun
 
-REPORTING = "slipstream.reporting.page"
 KINDS = ["train", "pretrain"]
 """Runs that `train --resume` continues"""
 
@@ -182,7 +174,7 @@ def pretrain(
                 watch=display.show,
                 folder=resume,
             )
-        _finish(result.summary, Output(as_json, quiet, print_probe))
+        finish(result.summary, Output(as_json, quiet, print_probe))
 
 
 def tune(
@@ -234,7 +226,7 @@ def tune(
             study = run_search(
                 loaded,
                 overrides=() if loaded else overrides,
-                watch=lambda event: _watch(event, display, has_classes),
+                watch=lambda event: show_event(event, display, has_classes),
                 resume=earlier,
                 folder=folder,
                 storage=storage,
@@ -243,7 +235,7 @@ def tune(
                 allow_code=allow_code,
                 timer=timer,
             )
-        _finish(study.summary, Output(as_json, quiet, print_search), timer)
+        finish(study.summary, Output(as_json, quiet, print_search), timer)
 
 
 def ensemble(
@@ -268,7 +260,7 @@ def ensemble(
             overrides = tuple(set_ or ())
             options: dict[str, Any] = {"watch": display.show, "allow_code": allow_code}
             result = join_runs(run, name=name, out=out, overrides=overrides, **options)
-        _finish(result.summary, Output(as_json, quiet, print_ensemble))
+        finish(result.summary, Output(as_json, quiet, print_ensemble))
 
 
 def _train(
@@ -300,7 +292,7 @@ def _train(
         result = getattr(training, command)(
             loaded,
             overrides=() if loaded else overrides,
-            watch=lambda event: _watch(event, display, has_classes),
+            watch=lambda event: show_event(event, display, has_classes),
             resume=resume,
             timer=timer,
             place=place,
@@ -314,7 +306,7 @@ def _train(
             summary["time"] = timer.extend(summary["time"], "advice_s")
     if not result.is_new:
         print_note(f"slipstream: {result.run}: was finished before; nothing is left to train")
-    _finish(summary, Output(as_json, quiet, print_training), timer if result.is_new else None)
+    finish(summary, Output(as_json, quiet, print_training), timer if result.is_new else None)
 
 
 def _train_share(
@@ -361,80 +353,6 @@ def _advise(result: FinishedRun, config: Config | None, display: TrainingDisplay
     except KeyboardInterrupt:
         display.say("interrupted: what may help was not measured")
         return result.summary
-
-
-def _watch(event: Event, display: TrainingDisplay | SearchDisplay, has_classes: bool) -> None:
-    display.show(event)
-    if event["event"] == "epoch" and REPORTING not in sys.modules:
-        threading.Thread(target=_prepare_end, args=(has_classes,), daemon=True).start()
-
-
-def _prepare_end(has_classes: bool) -> None:
-    """Import what fits baselines and draws the report, and compile its templates, while the model
-    trains."""
-    with suppress(Exception):  # who needs it raises it again
-        importlib.import_module(REPORTING)
-        if has_classes:
-            importlib.import_module("scipy.optimize")
-        importlib.import_module("slipstream.reporting.template").compile_templates()
-
-
-class Output(NamedTuple):
-    """How a summary is printed."""
-
-    as_json: bool
-    quiet: bool
-    print_text: Printer = print_training
-
-
-class DrawnReport(NamedTuple):
-    """The report of a run, or the exit code of the signal that came while it was drawn."""
-
-    path: Path | None
-    exit_code: int = 0
-
-
-def _finish(summary: dict[str, Any], output: Output, timer: PhaseTimer | None = None) -> None:
-    """Print the summary, then draw the report; JSON has the path of the report, and comes last."""
-    closed = None
-    if not output.as_json:
-        try:
-            print_result(summary, *output)
-        except SystemExit as stop:  # the reader of stdout has gone
-            closed = stop
-    report = _draw_report(summary, timer)
-    path = report.path and str(report.path)
-    if output.as_json:
-        print_result(summary | {"report": path}, *output)
-    elif not closed:
-        paths = {"run": summary["run"], "report": path}
-        print_result(paths, *output._replace(print_text=print_report))
-    if closed:
-        raise closed
-    if path is None:
-        message = "the run is complete, but its report was interrupted; draw it with: slipstream "
-        SafeStream(sys.stderr).write(f"slipstream: {message}report {summary['run']}\n")
-        raise SystemExit(report.exit_code)
-
-
-def _draw_report(summary: dict[str, Any], timer: PhaseTimer | None) -> DrawnReport:
-    """Draw the report, and count its time. The run is complete by then, so an interrupt only leaves
-    the report out."""
-    from slipstream import runs
-
-    folder = Path(summary["run"])
-    try:
-        from slipstream.reporting.page import report
-
-        path = report(folder)
-        if timer is not None:
-            summary["time"] = timer.extend(summary["time"], "report_s")
-            runs.update_metrics(folder, time=summary["time"])
-        return DrawnReport(path)
-    except KeyboardInterrupt:
-        return DrawnReport(None, 128 + signal.SIGINT)
-    except Interrupted as stop:
-        return DrawnReport(None, stop.exit_code)
 
 
 def _warn_about_password(storage: str | None) -> None:

@@ -16,11 +16,9 @@ from torch import nn
 from slipstream import config as configs
 from slipstream import runs
 from slipstream.config import Config
-from slipstream.engine import checkpoint, recovery
-from slipstream.engine.checkpoint import Checkpoint
+from slipstream.engine import recovery
 from slipstream.engine.parallel.ranks import LOST
 from slipstream.engine.plan import Plan
-from slipstream.engine.progress import Progress, parse_progress
 from slipstream.errors import Interrupted, ResumableError, StorageError, UserError
 from slipstream.models import custom
 from slipstream.phases import PhaseTimer
@@ -29,7 +27,6 @@ from slipstream.run_names import ENSEMBLE_FILE, is_run
 from slipstream.runs import DISK_FULL, Event, Run
 from slipstream.runs.following import start_follower
 from slipstream.scoring.summary import BaselineSums
-from slipstream.text import format_count
 from slipstream.training import fitting, lanes, single, trained_lanes
 from slipstream.training.context import RunContext, RunStart, load_start
 from slipstream.training.parallel import launcher as rank_launcher
@@ -38,24 +35,12 @@ from slipstream.training.parallel.follower import follow
 from slipstream.training.parallel.job import TrainingJob
 from slipstream.training.parallel.meeting import Together
 from slipstream.training.result import FinishedRun
+from slipstream.training.resuming import Clock, NothingToTrainError, load_resumed
 from slipstream.training.shares import launcher
-from slipstream.training.shares.division import (
-    Division,
-    find_workers,
-    forget_shares,
-    read_division,
-    wait_for_shares,
-)
 from slipstream.training.trained_lanes import LoadedData, TrainedLane
 from slipstream.workers.assignment import WorkerCount
 
 RESUME_ADVICE = "resume with: slipstream train --resume"
-Clock = tuple[PhaseTimer, float]
-"""The timer of a run, and when `train` was called"""
-
-
-class NothingToTrainError(UserError):
-    """The run to resume is finished."""
 
 
 def train(
@@ -133,7 +118,7 @@ def _train(job: TrainingJob, clock: Clock, together: Together | None = None) -> 
         _refuse_other_kinds(earlier)
         with runs.lock_run(earlier), _keep_traceback(earlier):
             try:
-                return _resume(earlier, job, clock, together)
+                return _run(load_resumed(earlier, job, clock, together))
             except NothingToTrainError:
                 if not job.may_be_finished:
                     raise
@@ -269,128 +254,6 @@ def _run(context: RunContext) -> FinishedRun:
         several = context.num_workers > 1 or context.bundle is not None
         return launcher.train_spread(context) if several else lanes.train_lanes(context)
     return single.train_single(context)
-
-
-def _place_workers(run: Run, job: TrainingJob, settings: Config) -> launcher.Placement:
-    """Return where a run goes on: where it was, unless the job says otherwise."""
-    num_workers, cluster = find_workers(run)
-    moves = job.on is not None and job.on != cluster
-    workers = job.workers or (None if moves else num_workers)
-    return launcher.place_workers(workers, job.on or cluster, settings, job.data)
-
-
-def _resume(run: Run, job: TrainingJob, clock: Clock, together: Together | None) -> FinishedRun:
-    """Continue a run."""
-    timer, began = clock
-    division = read_division(run)
-    if division is not None:
-        wait_for_shares(run, division)
-    saved, wrong = _read_newest(run, division)
-    was = runs.load_config(run, origin=saved.metadata if saved else None)
-    settings = configs.load(was if job.config is None else job.config, job.overrides)
-    if settings.train.batch == "auto" and was.train.batch != "auto":  # measured when it began
-        settings = configs.replace_settings(settings, {"train.batch": was.train.batch})
-    changed = refuse_changes(run, was, settings, job.force)
-    at = _describe_start(run, settings, saved)
-    placement = _place_workers(run, job, settings)
-    dataset, start = load_start(settings, job.data, timer)
-    context = RunContext(run, settings, dataset, start, timer, began, runs.sum_parts(run))
-    context = replace(context, **placement._asdict())
-    if saved is None:
-        if division is not None:
-            forget_shares(run)
-        runs.truncate_log(run, 0)
-        run.append("resume", **at, differs="", spent_s=context.spent_s)
-        return _run(replace(context, ranks=together.open(run) if together else None))
-    if start.fingerprint != saved.metadata["data"] and not job.force:
-        raise UserError(
-            f"{run.folder}: the data are not those that it began with; start a new run, or pass "
-            "--force"
-        )
-    now, then = start.plan, Plan.from_dict(saved.metadata["plan"])
-    keep = (then.device, then.data_parallel) == (now.device, now.data_parallel) and not changed
-    start = replace(start, plan=then if keep else now, plan_is_final=keep, checkpoint=saved)
-    context = replace(context, start=start)
-    if division is None:
-        runs.truncate_log(run, saved.metadata["log_bytes"])
-    else:
-        differences = configs.list_differences(was, settings)
-        goes_on = any(name.startswith("train.") for name in differences)
-        context = launcher.take_up(context, division, changed=goes_on)
-    for problem in wrong:
-        run.append("fallback", what="an older checkpoint is used", why=problem)
-    differs = _describe_differences(then, now, changed)
-    run.append("resume", **at, differs=differs, spent_s=context.spent_s)
-    return _run(replace(context, ranks=together.open(run) if together else None))
-
-
-def _read_newest(run: Run, division: Division | None) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest checkpoint, None if the run has written none yet, and what is wrong with
-    later ones. Where the lanes are divided among workers, it is that of all of them."""
-    if division is not None:
-        return launcher.read_merged(run), []
-    had_one = any(event["event"] == "checkpoint" for event in runs.read_events(run))
-    if checkpoint.list_steps(run) or had_one or (run.folder / "metrics.json").exists():
-        return checkpoint.read_newest(run)
-    return None, []
-
-
-def _describe_start(run: Run, config: Config, saved: Checkpoint | None) -> dict[str, Any]:
-    """Return what a resumed run logs of its start; raise a UserError if nothing is left to do."""
-    finished = saved is not None and (run.folder / "metrics.json").exists()
-    entries = saved.metadata["lanes"] if saved else []
-    if fitting.trains_lanes(config):
-        ended = fitting.count_ended(saved.metadata, config) if saved else 0
-        num_lanes = saved.metadata["pack"]["lanes"] if saved else 0
-        if finished and ended == num_lanes:
-            raise NothingToTrainError(
-                f"{run.folder}: is finished, with all lanes done; to train them further, raise "
-                "train.epochs, or train.patience"
-            )
-        lanes = f"{ended} of {num_lanes} lanes done" if saved else "no lane done"
-        return {"step": saved.step if saved else 0, "lanes": lanes}
-    progress = parse_progress(entries[0]["progress"]) if entries else Progress()
-    if (
-        finished
-        and progress.epochs >= config.train.epochs
-        and progress.find_stop_reason(config.train)
-    ):
-        raise NothingToTrainError(
-            f"{run.folder}: is finished, after {format_count(progress.epochs, 'epoch')}; to train "
-            "it further, "
-            "raise train.epochs"
-        )
-    return {"step": progress.step, "epoch": progress.epoch}
-
-
-def refuse_changes(run: Run, was: Config, config: Config, force: bool) -> list[str]:
-    """Return the settings that have changed and matter; raise a UserError if they may not."""
-    several = fitting.trains_lanes(was) or fitting.trains_lanes(config)
-    differences = configs.list_differences(was, config)
-    changed = [name for name in differences if name not in runs.CHANGEABLE_ON_RESUME]
-    if changed and (several or not force):
-        way_out = "start a new run" if several else "start a new run, or pass --force"
-        raise UserError(
-            f"{run.folder}: cannot be resumed with other settings than it began with "
-            f"({', '.join(changed)}); {way_out}"
-        )
-    return changed
-
-
-def _describe_differences(then: Plan, now: Plan, changed: list[str]) -> str:
-    """Return why the resumed run may differ from an uninterrupted one; empty if it cannot."""
-    differences = [f"{name} was changed" for name in changed]
-    if then.data_parallel != now.data_parallel:
-        processes = format_count(now.data_parallel, "process")
-        differences.append(f"{processes} instead of {then.data_parallel}")
-    if then.device.type != now.device.type:
-        differences.append(f"{now.device.type} instead of {then.device.type}")
-    differences += [
-        f"{key} {now.hardware.get(key)} instead of {then.hardware.get(key)}"
-        for key in ("gpu", "cpu", "torch")
-        if then.hardware.get(key) != now.hardware.get(key)
-    ]
-    return "; ".join(differences)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from slipstream.phases import PhaseTimer
 from slipstream.run_names import is_run
 from slipstream.runs import Event, Run
 from slipstream.training import context as contexts
-from slipstream.training import start
+from slipstream.training import resuming
 from slipstream.training.context import RunContext
 from slipstream.training.shares import division as divisions
 from slipstream.training.shares import launcher
@@ -62,7 +62,7 @@ def train_share_of(
     index, was = share.number - 1, runs.load_config(run)
     if config.train.batch == "auto":  # measured by who created the run
         config = configs.replace_settings(config, {"train.batch": was.train.batch})
-    start.refuse_changes(run, was, config, force=False)
+    resuming.refuse_changes(run, was, config, force=False)
     lanes = division.shares[index]
     task = ShareTask(
         folder=str(divisions.get_share(run, index).folder),

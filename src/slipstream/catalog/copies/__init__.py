@@ -1,0 +1,1 @@
+"""Copies of runs in object storage."""
