@@ -47,9 +47,24 @@ def open_storage(url: str, heartbeat: tuple[int, int] = HEARTBEAT) -> BaseStorag
 
 def check_storage(url: str) -> None:
     """Raise a UserError unless the storage can be opened and written."""
-    storage = open_storage(url)
+    _close(open_storage(url))
+
+
+def _close(storage: BaseStorage) -> None:
     if isinstance(storage, RDBStorage):
         storage.engine.dispose()
+
+
+def has_study(url: str, name: str) -> bool:
+    """Whether the storage has a study of this name."""
+    storage = open_storage(url)
+    try:
+        storage.get_study_id_from_name(name)
+    except KeyError:
+        return False
+    finally:
+        _close(storage)
+    return True
 
 
 def add_password(url: str) -> str:

@@ -41,6 +41,8 @@ class Launcher:
     cluster: Literal["ray"] | None = None
     storage: str | None = None
     """The URL of the storage that the user named; without one, the study is in the run folder"""
+    earlier_storage: str | None = None
+    """Where the study of a resumed search was, as its log says: it has to be in `storage`"""
     uses_journal: bool = True
     """The study is in the journal of the run folder, which only one process may write to"""
     bundle: Bundle | None = None
@@ -63,6 +65,12 @@ class Launcher:
                 run.append("fallback", what="the study was repaired", why=problem)
         elif self.storage is None:
             database.check_integrity(run.folder)  # of a search that began with one
+        elif self.earlier_storage is not None and not shared.has_study(self.storage, name):
+            raise UserError(
+                f'{run.folder}: its study "{name}" is in {self.earlier_storage}, and not in '
+                f"{mask_url(self.storage)}; correct --storage, or {database.ENV_VARIABLE} in the "
+                "environment"
+            )
         offset = self._get_seed_offset(run)
         return open_study(self.config, run.folder, url, name, seed_offset=offset)
 
@@ -152,8 +160,8 @@ def make_launcher(
 ) -> Launcher:
     """Check the requested workers and storage, or take those of the resumed search."""
     earlier = {} if resumed is None else _find_start_event(resumed)
-    if storage is None and (resumed is None or earlier.get("storage")):
-        storage = os.environ.get(database.ENV_VARIABLE) or _find_journal(resumed, earlier)
+    if storage is None:
+        storage = _find_storage(resumed, earlier)
     if storage is not None:
         folder = resumed.folder if resumed and not earlier.get("storage") else None
         for name in (JOURNAL, *shared.RUN_FILES) if folder else ():
@@ -180,7 +188,9 @@ def make_launcher(
         uses_journal = _resumes_journal(resumed, earlier, several=several)
     if storage is not None:
         shared.check_storage(storage)
-    return Launcher(config, num_workers, on, storage, uses_journal, bundle)
+    return Launcher(
+        config, num_workers, on, storage, earlier.get("storage"), uses_journal, bundle
+    )
 
 
 def _find_start_event(run: Run) -> Event:
@@ -189,16 +199,21 @@ def _find_start_event(run: Run) -> Event:
     return next((event for event in events if "workers" in event), {})
 
 
-def _find_journal(run: Run | None, earlier: Event) -> str | None:
-    """Return the URL of a resumed search's study if it is a journal. That of a database is not
-    taken from the log: its password is not there, and should not be sent to whom the log names."""
-    url = str(earlier.get("storage"))
-    if run is None or not shared.is_journal(url):
-        return None
-    if not shared.exists(url):
+def _find_storage(resumed: Run | None, earlier: Event) -> str | None:
+    """Return the storage where none is named: that of a resumed search if it is a journal, else
+    that of the environment. The URL of a database is not taken from the log: its password is not
+    there, and should not be sent to whom the log names."""
+    logged, url = earlier.get("storage"), os.environ.get(database.ENV_VARIABLE) or None
+    if resumed is None:
+        return url
+    if logged is None or not shared.is_journal(logged):
+        return logged and url
+    if shared.exists(logged):
+        return str(logged)
+    if url is None:
         raise UserError(
-            f"{run.folder}: its study is in {url}, which does not exist here; if it was moved, "
-            f"resume with: slipstream tune --resume {run.folder} --storage journal:FILE"
+            f"{resumed.folder}: its study is in {logged}, which does not exist here; if it was "
+            f"moved, resume with: slipstream tune --resume {resumed.folder} --storage journal:FILE"
         )
     return url
 
