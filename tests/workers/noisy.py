@@ -18,7 +18,8 @@ def main() -> int:
 
 def work(send: Send) -> None:
     send({"event": "start"})
-    print(PRINTED, end="", flush=True)
+    sys.stdout.write(PRINTED)
+    sys.stdout.flush()
     subprocess.run([sys.executable, "-c", "print('from a program')"], check=True)
     send({"event": "end", "what": "é"})
 

@@ -13,7 +13,7 @@ from slipstream import search_space as spaces
 from slipstream.clusters.resources import Bundle
 from slipstream.config import Config
 from slipstream.errors import UserError
-from slipstream.runs import Event, Run
+from slipstream.runs import Event, Run, studies
 from slipstream.text.passwords import mask_url
 from slipstream.tuning import sharing
 from slipstream.tuning.budget import SearchBudget
@@ -68,7 +68,7 @@ class Launcher:
         elif self.earlier_storage is not None and not shared.has_study(self.storage, name):
             raise UserError(
                 f'{run.folder}: its study "{name}" is in {self.earlier_storage}, and not in '
-                f"{mask_url(self.storage)}; correct --storage, or {database.ENV_VARIABLE} in the "
+                f"{mask_url(self.storage)}; correct --storage, or {studies.ENV_VARIABLE} in the "
                 "environment"
             )
         offset = self._get_seed_offset(run)
@@ -160,8 +160,12 @@ def make_launcher(
 ) -> Launcher:
     """Check the requested workers and storage, or take those of the resumed search."""
     earlier = {} if resumed is None else _find_start_event(resumed)
-    if storage is None:
-        storage = _find_storage(resumed, earlier)
+    if storage is None and resumed is None:
+        storage = os.environ.get(studies.ENV_VARIABLE) or None
+    elif storage is None and resumed is not None and earlier.get("storage"):
+        storage = studies.find_storage(earlier["storage"])
+        if storage is None:
+            raise UserError(studies.explain_missing(resumed.folder, earlier["storage"]))
     if storage is not None:
         folder = resumed.folder if resumed and not earlier.get("storage") else None
         for name in (JOURNAL, *shared.RUN_FILES) if folder else ():
@@ -185,37 +189,17 @@ def make_launcher(
         assignment.check_config(config, data)
     uses_journal = not several
     if resumed is not None and storage is None:
-        uses_journal = _resumes_journal(resumed, earlier, several=several)
+        uses_journal = _resumes_journal(resumed, several=several)
     if storage is not None:
         shared.check_storage(storage)
-    return Launcher(
-        config, num_workers, on, storage, earlier.get("storage"), uses_journal, bundle
-    )
+    return Launcher(config, num_workers, on, storage, earlier.get("storage"), uses_journal, bundle)
 
 
 def _find_start_event(run: Run) -> Event:
-    """Return the event that describes the workers and the storage; {} if it was not written."""
-    events = (event for event in runs.read_events(run) if event["event"] in ("search", "resume"))
-    return next((event for event in events if "workers" in event), {})
-
-
-def _find_storage(resumed: Run | None, earlier: Event) -> str | None:
-    """Return the storage where none is named: that of a resumed search if it is a journal, else
-    that of the environment. The URL of a database is not taken from the log: its password is not
-    there, and should not be sent to whom the log names."""
-    logged, url = earlier.get("storage"), os.environ.get(database.ENV_VARIABLE) or None
-    if resumed is None:
-        return url
-    if logged is None or not shared.is_journal(logged):
-        return logged and url
-    if shared.exists(logged):
-        return str(logged)
-    if url is None:
-        raise UserError(
-            f"{resumed.folder}: its study is in {logged}, which does not exist here; if it was "
-            f"moved, resume with: slipstream tune --resume {resumed.folder} --storage journal:FILE"
-        )
-    return url
+    """Return the last event that describes the workers and the storage; {} if none was written."""
+    opening = (event for event in runs.read_events(run) if event["event"] in ("search", "resume"))
+    described = [event for event in opening if "workers" in event]
+    return described[-1] if described else {}
 
 
 def check_logged(run: Run) -> None:
@@ -224,14 +208,8 @@ def check_logged(run: Run) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(run.log))
 
 
-def _resumes_journal(run: Run, earlier: Event, *, several: bool) -> bool:
+def _resumes_journal(run: Run, *, several: bool) -> bool:
     """Whether a search that is resumed without --storage has its study in a journal."""
-    if earlier.get("storage"):
-        raise UserError(
-            f"{run.folder}: its study is in {earlier['storage']}; with the same password, set "
-            f"{database.ENV_VARIABLE}, or resume with: slipstream tune --resume {run.folder} "
-            "--storage URL"
-        )
     has_journal = (run.folder / JOURNAL).exists()
     if has_journal and several:
         raise UserError(
