@@ -36,8 +36,8 @@ def explain_shortage(error: BaseException) -> str:
 
 
 @contextmanager
-def explain_out_of_memory() -> Iterator[None]:
-    """Turn memory that runs out into a UserError that says what to lower."""
+def explain_out_of_memory(more: str = "") -> Iterator[None]:
+    """Turn memory that runs out into a UserError that says what to lower; `more` is another way."""
     try:
         yield
         return
@@ -49,7 +49,7 @@ def explain_out_of_memory() -> Iterator[None]:
         f"out of memory ({why}); {machine.get_available_memory() / 1e9:.1f} GB are left to this "
         "process: end other programs, raise its limit (ulimit -v, or the container's), or lower "
         "what it needs: engine.threads = 1, engine.workers = 0, a smaller train.batch, fewer "
-        'columns in data.inputs, or Parquet files with engine.home = "stream"'
+        f'columns in data.inputs, or Parquet files with engine.home = "stream"{more}'
     )
 
 

@@ -45,6 +45,7 @@ from slipstream.runs.log import (
 )
 from slipstream.runs.origin import describe_origin
 from slipstream.runs.watching import PREVIEW, is_watched, mark_watched, write_preview
+from slipstream.runs.workers import count_shares, find_writers, list_worker_folders
 
 __all__ = [
     "CHANGEABLE_ON_RESUME",
@@ -53,6 +54,7 @@ __all__ = [
     "Event",
     "Run",
     "add_event",
+    "count_shares",
     "create_locked",
     "create_run",
     "describe_origin",
@@ -61,6 +63,7 @@ __all__ = [
     "find_last",
     "find_model_run",
     "find_run",
+    "find_writers",
     "flatten_settings",
     "flush_folder",
     "format_config",
@@ -68,6 +71,7 @@ __all__ = [
     "get_log_size",
     "is_intact",
     "is_watched",
+    "list_worker_folders",
     "load_config",
     "lock_run",
     "mark_watched",

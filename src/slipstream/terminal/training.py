@@ -178,9 +178,9 @@ def describe_event(event: dict[str, Any]) -> str:
         case "exploit":
             return describe_exploit(event)
         case "fallback":
-            return f"{event['what']}: {event['why']}"
+            return f"{_name_worker(event)}{event['what']}: {event['why']}"
         case "recovery":
-            return f"{event['what']}: continuing with {event['remedy']}"
+            return f"{_name_worker(event)}{event['what']}: continuing with {event['remedy']}"
         case "worker" if event["what"] == "died":
             return f"worker {event['worker']} died ({event['why']}): {event['remedy']}"
         case "estimate":
@@ -192,12 +192,16 @@ def describe_event(event: dict[str, Any]) -> str:
                 f"took {format_ms(event['seen_ms'])}"
             )
         case "review":
-            return describe_review(event)
+            return _name_worker(event) + describe_review(event)
         case "worker" if event["what"] != "started":
             return describe_worker(event)
         case "scoring":
             return f"scoring {event['what']} ..."
     return ""
+
+
+def _name_worker(event: dict[str, Any]) -> str:
+    return f"worker {event['worker']}: " if event.get("worker") is not None else ""
 
 
 def describe_worker(event: dict[str, Any]) -> str:
@@ -264,7 +268,8 @@ class LaneProgress:
         parts += [f"{repeats} seeds"] if repeats > 1 else []
         some = pack["places"] < pack["lanes"]
         how = f"{pack['places']} at a time" if some else "all at once"
-        lanes = f"lanes: {' x '.join(parts)} = {format_count(pack['lanes'], 'model')}"
+        joint = f"; share {pack['share']}:" if "share" in pack else " ="
+        lanes = f"lanes: {' x '.join(parts)}{joint} {format_count(pack['lanes'], 'model')}"
         if "workers" in pack:
             lanes += f" on {format_count(pack['workers'], 'worker')}"
         if pack["mode"] not in PACK_MODES:  # one after another; the reason says so

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -189,25 +189,38 @@ def write_config(run: Run, config: Config, requested: Config) -> None:
 
 def _settle(task: TrainingTask, chosen: Plan) -> tuple[TrainingTask, Plan]:
     """Measure what was left to it: the batch size, then the rest of the plan."""
-    if task.config.train.batch == "auto":
-        batch, evidence = find_batch_size(task, chosen)
-        task = replace(task, config=set_batch_size(task.config, batch))
-        reason = f"{format_count(batch, 'window')}: the most that fit and made training faster"
-        chosen = replace(chosen, reasons=chosen.reasons | {"batch": reason}, evidence=evidence)
+    if task.config.train.batch != "auto":
+        return task, choose_plan(task, chosen)
+    config, batch = _measure_batch(task, chosen)
+    task = replace(task, config=config)
     decided = choose_plan(task, chosen)
-    return task, replace(decided, evidence=[*chosen.evidence, *decided.evidence])
+    reasons = decided.reasons | {"batch": batch.reason}
+    return task, replace(decided, reasons=reasons, evidence=[*batch.evidence, *decided.evidence])
 
 
-def measure_batch(context: RunContext) -> Config:
-    """Return the config with the batch size that is fastest here."""
+class MeasuredBatch(NamedTuple):
+    """How a batch size was chosen, for the plan."""
+
+    reason: str
+    evidence: list[dict[str, Any]]
+
+
+def measure_batch(context: RunContext) -> tuple[Config, MeasuredBatch]:
+    """Return the config with the batch size that is fastest here, and how it was chosen."""
     config, plan = context.config, context.start.plan
     init = context.start.init.weights if context.start.init else {}
     with context.timer.time("plan"), seed_generators(config.seed, plan.device):
         task = build_task(config, context.dataset, plan, context.run, init=init)
-        batch, _ = find_batch_size(task, plan)
+        measured = _measure_batch(task, plan)
     if plan.device.type == "cuda":
         recovery.free_memory()
-    return set_batch_size(config, batch)
+    return measured
+
+
+def _measure_batch(task: TrainingTask, plan: Plan) -> tuple[Config, MeasuredBatch]:
+    batch, evidence = find_batch_size(task, plan)
+    reason = f"{format_count(batch, 'window')}: the most that fit and made training faster"
+    return set_batch_size(task.config, batch), MeasuredBatch(reason, evidence)
 
 
 def restore_folder(run: Run, settings: Config, requested: Config) -> None:

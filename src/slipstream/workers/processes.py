@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Protocol, Self
 from slipstream import machine
 from slipstream.engine.loop import StopRequest, catch_signals
 from slipstream.runs import Event
-from slipstream.workers.child import REFUSED
+from slipstream.workers.child import REFUSED, STOPPED
 
 STDERR = "stderr.txt"
 POLL_S = 0.2
@@ -52,7 +52,7 @@ class WorkerProcess:
         self.module, self.task, self.env, self.events = module, task, env, events
         self.num_starts = 0
         self.error = ""
-        """The message of a UserError in the worker"""
+        """The message of the worker that was refused or had to stop"""
         self.start()
 
     def start(self) -> None:
@@ -66,8 +66,7 @@ class WorkerProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
-                encoding="utf-8",
-                errors="replace",
+                text=True,
                 env=os.environ | self.env,
                 start_new_session=True,  # Ctrl-C reaches it only through `WorkerProcesses`
             )
@@ -82,12 +81,11 @@ class WorkerProcess:
         assert process.stdout is not None
         with process.stdout as lines:
             for line in lines:
-                event = _parse_event(line)
-                if event is None:
-                    continue
-                if event["event"] == REFUSED:
-                    self.error = event["what"]
-                self.events.put((self.task.index, event))
+                with suppress(json.JSONDecodeError):  # a kill may truncate a line
+                    event = json.loads(line)
+                    if event["event"] in (REFUSED, STOPPED):
+                        self.error = event["what"]
+                    self.events.put((self.task.index, event))
         process.wait()
         with suppress(OSError):
             assert process.stdin is not None
@@ -117,16 +115,6 @@ class WorkerProcess:
         """Say how the process ended, with the last line of its stderr."""
         text = (Path(self.task.folder) / STDERR).read_text(encoding="utf-8", errors="replace")
         return machine.describe_exit(self.exit_code, text)
-
-
-def _parse_event(line: str) -> Event | None:
-    """Return the event of a line; None for a line that a kill has truncated, or that something has
-    printed before the worker began."""
-    try:
-        event = json.loads(line)
-    except json.JSONDecodeError:
-        return None
-    return event if isinstance(event, dict) and "event" in event else None
 
 
 class WorkerProcesses:

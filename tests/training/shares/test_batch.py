@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 
 import pytest
 
-from slipstream import Interrupted, UserError, runs, training
+from slipstream import Interrupted, UserError, list_runs, remove_runs, runs, training
+from slipstream.errors import ResumableError
 from slipstream.reporting.page import report
 from slipstream.runs import Run
+from slipstream.terminal.training import TrainingDisplay
 from slipstream.training.shares.batch import ShareNumber, train_share_of
 from tests.conftest import merged
 from tests.test_cli import invoke
@@ -61,6 +64,43 @@ def test_a_share_that_does_not_fit_the_run_is_refused(tmp_path):
     with pytest.raises(UserError, match="but this run trains one model"):
         train_share_of(configured(tmp_path), tmp_path / "single", ShareNumber(1, 2))
     assert not (tmp_path / "single").exists()
+
+
+def test_a_run_whose_shares_train_is_listed_as_running(tmp_path):
+    config, folder, rows = configured(tmp_path, **REPEATED), tmp_path / "out" / "job", []
+
+    def look(event):
+        if event["event"] == "epoch" and event["epoch"] == 2:
+            rows.extend(list_runs(folder.parent))
+            with pytest.raises(UserError, match="is writing to this run; nothing was removed"):
+                remove_runs(folder)
+
+    train_share_of(config, folder, ShareNumber(1, 2), watch=look)
+    rows += list_runs(folder.parent)
+    assert [row.state for row in rows] == ["running", "running", "stopped"]
+    assert f"process {os.getpid()} on" in rows[0].note
+    assert "epoch 2 of 4" in rows[1].note
+    assert rows[2].note == "after epoch 4 of 4, 1 of 2 shares done"
+
+
+def test_a_share_shows_its_models_by_their_seeds(tmp_path, capsys):
+    config, folder = configured(tmp_path, **REPEATED), tmp_path / "job"
+    train_share_of(config, folder, ShareNumber(1, 2), watch=TrainingDisplay(quiet=False).show)
+    shown = capsys.readouterr().err
+    assert "lanes: 3 seeds; share 1/2: 2 models, all at once" in shown
+    assert "lane 2 of 2 done: seed 2: all epochs done" in shown
+
+
+def test_a_share_that_cannot_save_says_to_start_it_again(tmp_path):
+    config, folder = configured(tmp_path, **REPEATED), tmp_path / "job"
+    train_share_of(config, folder, ShareNumber(1, 2))
+    blocked = folder / "workers" / "1" / "checkpoints"
+    blocked.write_text("")
+    with pytest.raises(ResumableError, match=r"checkpoints'; run share 2/2 again, with the same"):
+        train_share_of(config, folder, ShareNumber(2, 2))
+    blocked.unlink()
+    train_share_of(config, folder, ShareNumber(2, 2))
+    check_same(training.train(config, folder=folder).run, training.train(config).run)
 
 
 @pytest.mark.parametrize("text", ["3", "0/2", "3/2", "a/b"])

@@ -20,11 +20,11 @@ from slipstream.runs import Event, Run
 from slipstream.training.parallel.follower import read_finished
 from slipstream.training.parallel.meeting import check_gpus
 from slipstream.training.result import FinishedRun
-from slipstream.workers.child import EXIT_USER_ERROR, REFUSED
+from slipstream.workers.child import EXIT_USER_ERROR, REFUSED, STOPPED
 from slipstream.workers.processes import STDERR, WorkerProcess, WorkerProcesses
 
 MODULE = "slipstream.training.parallel.main"
-OPENED, FINISHED, STOPPED = "opened", "finished", "stopped"
+OPENED, FINISHED = "opened", "finished"
 """Events of the processes to this one: the run folder exists, is complete, or can be resumed"""
 MAX_STARTS = 3
 """Starts without a newer checkpoint"""
@@ -130,7 +130,7 @@ class Attempt:
             case "finished":
                 self.folder, self.is_finished = Path(event["run"]), True
                 self.is_new = event["is_new"]
-            case "stopped":
+            case name if name == STOPPED:
                 self.messages[rank] = event["what"]
             case name if rank == 0 and name != REFUSED:
                 self.watch(event)

@@ -10,10 +10,10 @@ from slipstream.config import Config
 from slipstream.errors import Interrupted, ResumableError
 from slipstream.rank import RankPlace
 from slipstream.runs import Event
-from slipstream.training.parallel.launcher import FINISHED, OPENED, STOPPED, RankTask
+from slipstream.training.parallel.launcher import FINISHED, OPENED, RankTask
 from slipstream.training.start import train
 from slipstream.workers import child
-from slipstream.workers.child import Send
+from slipstream.workers.child import STOPPED, Send
 
 STEPS_S = 0.1
 """The least time between two events of steps, which move a bar"""

@@ -14,7 +14,8 @@ from typing import Any
 from slipstream import config as configs
 from slipstream import runs
 from slipstream.config import Config
-from slipstream.errors import Interrupted, UserError
+from slipstream.engine.recovery import explain_out_of_memory
+from slipstream.errors import Interrupted, ResumableError, UserError
 from slipstream.models import permission
 from slipstream.phases import PhaseTimer
 from slipstream.run_names import is_run
@@ -25,7 +26,8 @@ from slipstream.training.context import RunContext
 from slipstream.training.shares import division as divisions
 from slipstream.training.shares import launcher
 from slipstream.training.shares.division import Division
-from slipstream.training.shares.share import ShareTask, train_share
+from slipstream.training.shares.relay import renumber
+from slipstream.training.shares.share import ShareTask, suggest, train_share
 
 
 @dataclass(frozen=True)
@@ -72,11 +74,30 @@ def train_share_of(
         fingerprint=division.fingerprint,
     )
     try:
-        train_share(task, watch)
+        with explain_out_of_memory():
+            train_share(task, _show_as_share(watch, share, lanes))
+    except ResumableError as error:
+        raise suggest(error, f"run share {share} again, with the same command") from error
     except Interrupted as stop:
         message = f"stopped share {share} of {run.folder}; the same command continues it"
         raise Interrupted(message, signal_number=stop.signal_number) from None
     return summary | {"lanes": lanes}
+
+
+def _show_as_share(
+    watch: Callable[[Event], None] | None, share: ShareNumber, lanes: list[int]
+) -> Callable[[Event], None] | None:
+    """Have events shown with the numbers that the models have in the run."""
+    if watch is None:
+        return None
+
+    def show(event: Event) -> None:
+        if event["event"] == "start":
+            event = event | {"pack": event["pack"] | {"share": str(share)}}
+        event = renumber(event, lanes, share.number - 1)
+        watch({key: value for key, value in event.items() if key != "worker"})
+
+    return show
 
 
 def _create_run(config: Config, folder: Path, num_shares: int, timer: PhaseTimer) -> None:

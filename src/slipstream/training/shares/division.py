@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from slipstream import runs
 from slipstream.clusters.folders import release_locks
@@ -13,8 +13,8 @@ from slipstream.engine import checkpoint
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.errors import UserError
 from slipstream.runs import Run
+from slipstream.runs.workers import FOLDER, SHARES
 
-FOLDER, FILE = "workers", "shares.json"
 MOST_WAIT_S = 60.0
 """For workers whose command was killed"""
 
@@ -35,6 +35,16 @@ class Division:
     """The cluster of the workers; without it, they are on this machine"""
     fingerprint: str = ""
     """Of the run's data"""
+    batch: dict[str, Any] | None = None
+    """How the batch size of all was chosen, where it was measured: the reason and the evidence"""
+
+    def complete_plan(self, plan: dict[str, Any]) -> dict[str, Any]:
+        """Return the plan of a share, as JSON has it, with what was measured for all."""
+        if self.batch is None or "batch" in plan["reasons"]:
+            return plan
+        reasons = plan["reasons"] | {"batch": self.batch["reason"]}
+        evidence = [*self.batch["evidence"], *plan["evidence"]]
+        return plan | {"reasons": reasons, "evidence": evidence}
 
 
 def divide_lanes(costs: Mapping[int, int], num_shares: int) -> list[list[int]]:
@@ -54,12 +64,12 @@ def get_share(run: Run, index: int) -> Run:
 
 
 def write_division(run: Run, division: Division) -> None:
-    runs.write_json(run.folder / FOLDER / FILE, asdict(division))
+    runs.write_json(run.folder / FOLDER / SHARES, asdict(division))
 
 
 def read_division(run: Run) -> Division | None:
     """Return the shares of a run that is not finished; None where it has none."""
-    path = run.folder / FOLDER / FILE
+    path = run.folder / FOLDER / SHARES
     return Division(**runs.read_json(path)) if path.exists() else None
 
 
@@ -114,5 +124,5 @@ def read_shares(run: Run, division: Division) -> dict[int, Checkpoint]:
 
 def forget_shares(run: Run) -> None:
     """Remove what the shares have written, once the run has it."""
-    runs.remove(run.folder / FOLDER / FILE)
+    runs.remove(run.folder / FOLDER / SHARES)
     runs.remove(run.folder / FOLDER)

@@ -22,7 +22,7 @@ from slipstream.runs import Run
 from slipstream.scoring import lane_summary
 from slipstream.training import context as contexts
 from slipstream.training import fitting, lanes
-from slipstream.training.context import RunContext
+from slipstream.training.context import MeasuredBatch, RunContext
 from slipstream.training.fitting import LanePlan
 from slipstream.training.lanes import TrainedPack
 from slipstream.training.result import FinishedRun
@@ -127,9 +127,9 @@ def train_spread(context: RunContext, train_tasks: TrainTasks | None = None) -> 
     """
     if train_tasks is None:
         train_tasks = train_in_processes if context.bundle is None else train_on_ray
-    context = _settle_batch(context)
+    context, batch = _settle_batch(context)
     every = _build_lanes(context)
-    division = divisions.read_division(context.run) or _divide(context, every)
+    division = divisions.read_division(context.run) or _divide(context, every, batch)
     if not division.shares:
         return lanes.train_lanes(context)
     spread = Spread(context, every, division)
@@ -147,20 +147,20 @@ def train_spread(context: RunContext, train_tasks: TrainTasks | None = None) -> 
 
 def divide_run(context: RunContext) -> None:
     """Divide the lanes of a new run, whose shares others train."""
-    context = _settle_batch(context)
-    _divide(context, _build_lanes(context))
+    context, batch = _settle_batch(context)
+    _divide(context, _build_lanes(context), batch)
 
 
-def _settle_batch(context: RunContext) -> RunContext:
+def _settle_batch(context: RunContext) -> tuple[RunContext, MeasuredBatch | None]:
     """Measure the batch size where it is left to that, since all lanes need the same one; write the
     config."""
-    config = context.config
+    config, batch = context.config, None
     if config.train.batch == "auto":
-        config = contexts.measure_batch(context)
+        config, batch = contexts.measure_batch(context)
     contexts.write_config(context.run, config, context.config)
     contexts.record_data(context)
     runs.remove_manifest(context.run)
-    return replace(context, config=config)
+    return replace(context, config=config), batch
 
 
 def _build_lanes(context: RunContext) -> list[Lane]:
@@ -169,7 +169,7 @@ def _build_lanes(context: RunContext) -> list[Lane]:
     return fitting.build_lanes(settings, context.dataset, init)
 
 
-def _divide(context: RunContext, every: list[Lane]) -> Division:
+def _divide(context: RunContext, every: list[Lane], batch: MeasuredBatch | None) -> Division:
     """Divide the lanes that have not ended, and write the checkpoints that their shares begin
     with."""
     run, saved = context.run, context.start.checkpoint
@@ -182,6 +182,7 @@ def _divide(context: RunContext, every: list[Lane]) -> Division:
     on: Literal["ray"] | None = None if context.bundle is None else "ray"
     fingerprint, log_bytes = context.start.fingerprint, runs.get_log_size(run)
     division = Division(context.num_workers, shares, len(every), log_bytes, on, fingerprint)
+    division = replace(division, batch=None if batch is None else batch._asdict())
     for index, numbers in enumerate(shares):
         share = divisions.get_share(run, index)
         share.folder.mkdir(parents=True)

@@ -77,12 +77,13 @@ def merge_shares(
 
 def _join(division: Division, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return what of the metadata is that of all shares together."""
-    plan, pack = parts[0]["plan"], parts[0].get("pack", {})
+    plan, pack = division.complete_plan(parts[0]["plan"]), parts[0].get("pack", {})
     threads = sum(one["plan"]["threads"] for one in parts)
+    limit = sum(one["limit"] for one in parts) if "capacity" in parts[0] else 1
     return {
         "plan": plan | ({"threads": threads} if plan["device"] == "cpu" else {}),
         "pack": pack | {"lanes": division.num_lanes},
-        "limit": min(division.num_lanes, sum(one["limit"] for one in parts)),
+        "limit": min(division.num_lanes, limit),
         "seconds": [max(seconds) for seconds in zip(*(p["seconds"] for p in parts), strict=True)],
         "log_bytes": division.log_bytes,
     }

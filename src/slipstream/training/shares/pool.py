@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from slipstream.errors import EXIT_RESUMABLE, Interrupted, ResumableError, UserError
+from slipstream.errors import EXIT_RESUMABLE, Interrupted, UserError
 from slipstream.runs import Run
 from slipstream.training.shares.relay import EventRelay
-from slipstream.training.shares.share import ShareTask
+from slipstream.training.shares.share import ShareTask, suggest
 from slipstream.workers.child import EXIT_USER_ERROR
 from slipstream.workers.processes import WorkerProcess, WorkerProcesses
 
@@ -71,8 +71,7 @@ class SharePool:
         elif code == EXIT_USER_ERROR:
             self._stop(UserError(worker.error))
         elif code == EXIT_RESUMABLE:
-            reason = worker.describe_exit().partition(": ")[2]
-            self._stop(ResumableError(f"{reason or 'a worker had to stop'}; {self._suggest()}"))
+            self._stop(suggest(worker.error or "a worker had to stop", self._advice))
         elif not self.is_stopping:
             self._recover(slot, worker, task)
         self.fill()
@@ -88,7 +87,7 @@ class SharePool:
         self._log(slot, "died", why=self.reason, remedy="its models are left to the others")
         self.waiting.append(task)
         if not (self.free or self.slots):
-            self._stop(ResumableError(f"every worker died ({self.reason}); {self._suggest()}"))
+            self._stop(suggest(f"every worker died ({self.reason})", self._advice))
 
     def _stop(self, error: Exception) -> None:
         """Have all workers save and stop; the first error counts."""
@@ -96,7 +95,8 @@ class SharePool:
             self.error = error
             self.processes.terminate()
 
-    def _suggest(self) -> str:
+    @property
+    def _advice(self) -> str:
         return f"resume with: slipstream train --resume {self.run.folder}"
 
     def _log(self, slot: int, what: str, **values: object) -> None:

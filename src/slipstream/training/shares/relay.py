@@ -80,18 +80,20 @@ class EventRelay:
             return
         self._is_announced = True
         shares, pack = self.division.shares, event["pack"]
+        most = pack["places"] if pack["places"] < pack["lanes"] else self.division.num_lanes
         pack = pack | {
             "lanes": self.division.num_lanes,
-            "places": sum(min(len(one), pack["places"]) for one in shares),
+            "places": sum(min(len(one), most) for one in shares),
             "done": self.division.num_lanes - sum(map(len, shares)) + pack["done"],
             "workers": len(shares),
             "shares": shares,
         }
         if self.division.on is not None:
             pack["on"] = self.division.on
-        plan = event["plan"]
-        plan["reasons"] |= {"threads": f"for each of {len(shares)} workers"}
-        values = _strip(event) | {"run": str(self.run.folder), "pack": pack}
+        plan = self.division.complete_plan(event["plan"])
+        threads = {"threads": f"for each of {len(shares)} workers"}
+        plan = plan | {"reasons": plan["reasons"] | threads}
+        values = _strip(event) | {"run": str(self.run.folder), "pack": pack, "plan": plan}
         runs.write_json(self.run.folder / "plan.json", plan | {"pack": pack})
         self.run.append("start", **values)
 

@@ -6,7 +6,9 @@ the data: one that this machine starts, or one of a cluster.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import time
 import tomllib
 from collections.abc import Callable, Sequence
@@ -27,13 +29,14 @@ from slipstream.errors import Interrupted, ResumableError, UserError
 from slipstream.models import permission
 from slipstream.phases import PhaseTimer
 from slipstream.runs import Event, Run
+from slipstream.runs.workers import RESULT
 from slipstream.training import context as contexts
 from slipstream.training import lanes
 from slipstream.training.context import RunContext, RunStart
 from slipstream.training.lanes import TrainedPack
 from slipstream.training.shares.division import read_newest
 
-RESULT, FACTS, WEIGHTS = "result", "result.json", "weights.safetensors"
+FACTS, WEIGHTS = "result.json", "weights.safetensors"
 
 
 @dataclass(frozen=True)
@@ -68,8 +71,23 @@ class ShareResult:
 def train_share(task: ShareTask, watch: Callable[[Event], None] | None) -> None:
     """Train the lanes of a share to their end, and write the result to its folder.
 
-    A signal has them save their state and raises Interrupted. Called again, it goes on from there.
+    A signal has them save their state and raises Interrupted, a disk that cannot be written to a
+    ResumableError. Called again, it goes on from there.
     """
+    try:
+        _train(task, watch)
+    except OSError as error:
+        room = "; make room" if error.errno in runs.DISK_FULL else ""
+        raise ResumableError(f"the run had to stop: {error}{room}") from error
+
+
+def suggest(error: object, what: str) -> ResumableError:
+    """Return the error of a share that had to stop, with what to do then."""
+    joint = " and" if str(error).endswith("make room") else ";"
+    return ResumableError(f"{error}{joint} {what}")
+
+
+def _train(task: ShareTask, watch: Callable[[Event], None] | None) -> None:
     began, timer = time.perf_counter(), PhaseTimer()
     Path(task.folder).mkdir(parents=True, exist_ok=True)
     run = Run(Path(task.folder), watch, started_at=began)
@@ -110,10 +128,11 @@ def _resume(run: Run, config: Config, start: RunStart) -> RunStart:
 
 
 def _check_saved(run: Run, pack: TrainedPack) -> None:
-    """Raise an error if the last state is not on disk: a full disk is only a warning in training,
-    but the lanes of a share may have to go on from there."""
+    """Raise an OSError if the last state is not on disk: that is only a warning in training, but
+    the lanes of a share may have to go on from there."""
     if pack.fit.steps not in checkpoint.list_steps(run):
-        raise ResumableError(f"{run.checkpoints} cannot be written to; make room")
+        run.checkpoints.mkdir(exist_ok=True)  # raises any other reason than a full disk
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(run.checkpoints))
 
 
 def _write_result(run: Run, pack: TrainedPack, numbers: Sequence[int]) -> None:
