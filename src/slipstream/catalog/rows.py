@@ -6,7 +6,7 @@ import json
 import re
 import time
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -104,14 +104,15 @@ class RunFiles:
     kind: str
     config: Mapping[str, Any]
     summary: Mapping[str, Any] | None
-    holder: Mapping[str, Any]
+    writers: Sequence[Mapping[str, Any]]
+    """The processes that write to it"""
     has_checksum: bool
     """Whether the config has one: version 0.1 wrote none, nor a manifest"""
     damage: str = ""
 
     @property
     def state(self) -> str:
-        if self.holder:
+        if self.writers:
             return RUNNING
         if self.damage:
             return DAMAGED
@@ -144,7 +145,7 @@ def read_files(folder: Path, *, only_listed: bool = False) -> RunFiles:
 
     With `only_listed`, of the config only the settings that a row shows.
     """
-    kind, holder = find_kind(folder), runs.find_holder(folder)
+    kind, writers = find_kind(folder), runs.find_writers(folder)
     config: Mapping[str, Any] = {}
     summary, damage, intact = None, "", None
     names = ("encoder.toml", "labels.toml") if kind == "probe" else ("config.toml",)
@@ -170,7 +171,7 @@ def read_files(folder: Path, *, only_listed: bool = False) -> RunFiles:
         damage = damage or str(error).replace(f"{folder}/", "")
     except DAMAGE_ERRORS as error:
         damage, summary = damage or f"{name} lacks metrics ({type(error).__name__}: {error})", None
-    return RunFiles(folder, kind, config, summary, holder, intact is not None, damage)
+    return RunFiles(folder, kind, config, summary, writers, intact is not None, damage)
 
 
 def _select_listed(text: str) -> str:
@@ -210,7 +211,7 @@ def make_row(files: RunFiles, metric: str | None = None) -> RunRow:
     scores = read_scores(files.kind, summary, metric) if summary else Scores(metric or "")
     epochs = _parse_number(summary.get("epochs"))
     if files.state in (RUNNING, STOPPED):
-        epochs = read_last_epoch(files.folder)
+        epochs = read_epoch(files.folder)
     return RunRow(
         run=files.folder,
         name=files.folder.name,
@@ -248,16 +249,33 @@ def _describe_state(files: RunFiles, epochs: float | None) -> str:
     reached = "" if epochs is None else f"epoch {format_epoch(epochs)} of {planned}"
     match files.state:
         case "running":
-            where = f"process {files.holder['pid']} on {files.holder['host']}"
-            return ", ".join(filter(None, (where, reached)))
+            return ", ".join(filter(None, (_describe_writers(files), reached)))
         case "stopped":
-            return f"after {reached}" if reached else ""
+            shares = runs.count_shares(files.folder)
+            done = f"{shares.done} of {shares.of} shares done" if shares else ""
+            return ", ".join(filter(None, (f"after {reached}" if reached else "", done)))
         case _:
             return files.damage
 
 
+def _describe_writers(files: RunFiles) -> str:
+    if len(files.writers) > 1:
+        return f"{len(files.writers)} processes train shares of it"
+    (one,) = files.writers
+    return f"process {one['pid']} on {one['host']}"
+
+
+def read_epoch(folder: Path) -> float | None:
+    """Return the epoch that a run has reached: what it has logged, or the slowest of its shares."""
+    epoch = read_last_epoch(folder)
+    if epoch is not None:
+        return epoch
+    reached = map(read_last_epoch, runs.list_worker_folders(folder))
+    return min((one for one in reached if one is not None), default=None)
+
+
 def read_last_epoch(folder: Path) -> float | None:
-    """Return the epoch of the last validation or line of losses that a run has logged."""
+    """Return the epoch of the last validation or line of losses in the log of a folder."""
     try:
         with (folder / "events.jsonl").open("rb") as log:
             log.seek(max(log.seek(0, 2) - LOG_END, 0))

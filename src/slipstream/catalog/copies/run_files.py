@@ -31,10 +31,11 @@ def read_state(path: Path) -> tuple[int, int]:
 
 
 def refuse_running(folder: Path) -> None:
-    if holder := runs.find_holder(folder):
+    if writers := runs.find_writers(folder):
+        where = f"process {writers[0].get('pid')} on {writers[0].get('host')}"
         raise UserError(
-            f"{folder}: process {holder.get('pid')} on {holder.get('host')} writes to it; copy it "
-            "once that has finished, or stop it first (Ctrl-C saves a checkpoint)"
+            f"{folder}: {where} writes to it; copy it once that has finished, or stop it first "
+            "(Ctrl-C saves a checkpoint)"
         )
 
 

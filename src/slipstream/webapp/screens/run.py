@@ -132,10 +132,11 @@ def stop(request: Request) -> Response:
     if job is not None and job.state in OPEN:
         stop_job(workspace.store, job.id)
         return reply({"state": "stopping"})
-    holder = runs.find_holder(folder)
-    if not holder:
+    writers = runs.find_writers(folder)
+    if not writers:
         raise UserError("the run does not run")
-    stop_run(folder, dict(holder))
+    for one in writers:
+        stop_run(folder, dict(one))
     return reply({"state": "stopping"})
 
 
