@@ -65,7 +65,9 @@ def finish_search(folder: Path, **more: Any) -> None:
     runs.write_metrics(runs.Run(folder), summary | more)
 
 
-def write_journal(folder: Path, *operations: dict[str, Any], torn: str = "") -> None:
+def write_journal(
+    folder: Path, *operations: dict[str, Any], torn: str = "", name: str = "study.log"
+) -> None:
     """Write Optuna's journal."""
     lines = [json.dumps({"op_code": 0, "study_name": "job"}), *map(json.dumps, operations)]
-    (folder / "study.log").write_text("\n".join(lines) + "\n" + torn, encoding="utf-8")
+    (folder / name).write_text("\n".join(lines) + "\n" + torn, encoding="utf-8")

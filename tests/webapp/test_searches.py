@@ -213,7 +213,8 @@ def test_a_search_is_a_config_and_a_command(site):
 # the trials
 
 
-def test_trials_are_those_that_ended_and_those_in_training(site):
+@pytest.mark.parametrize("journal", ["study.log", "study-shared.log"])
+def test_trials_are_those_that_ended_and_those_in_training(site, journal):
     folder = write_search(site.workspace.folder)
     add_trial(folder, 0, 0.5)
     add_trial(folder, 2, 0.4, state="pruned")
@@ -240,6 +241,7 @@ def test_trials_are_those_that_ended_and_those_in_training(site):
         {"op_code": 7, "trial_id": 1, "step": 4, "intermediate_value": 0.75},
         {"op_code": 6, "trial_id": 0, "state": 1, "values": [0.5]},
         torn='{"op_code": 4, "da',
+        name=journal,
     )
     search = site.get("/api/trials/job-1").json
     assert [one["state"] for one in search["trials"]] == ["finished", "running", "pruned"]
@@ -326,15 +328,53 @@ def test_a_finished_search_is_resumed_with_a_number_of_trials_only(site, values)
     assert "trials" in answer.json["error"] or "minutes" in answer.json["error"]
 
 
-def test_a_search_in_a_database_is_resumed_on_the_command_line(site):
+RESUME_BUTTON = 'id="resume"'
+DATABASE = "postgresql://me:***@db/studies"
+
+
+def test_a_search_in_a_database_is_resumed_where_the_environment_names_it(site, monkeypatch):
+    monkeypatch.delenv("SLIPSTREAM_STORAGE", raising=False)
     folder = write_search(site.workspace.folder)
-    runs.Run(folder).append("resume", trials=4, done=0, storage="postgresql://me:***@db/studies")
+    runs.Run(folder).append("resume", trials=4, done=0, storage=DATABASE)
+    command = f"slipstream tune --resume {folder} --storage URL"
     answer = site.post("/api/search/resume/job-1", {})
-    assert "--storage URL" in answer.json["error"]
-    assert (
-        "optuna-dashboard &#39;postgresql://me:***@db/studies&#39;"
-        in site.get("/search/job-1").text
+    assert f"its study is in {DATABASE}" in answer.json["error"]
+    assert answer.json["error"].endswith(f"set SLIPSTREAM_STORAGE, or resume with: {command}")
+    page = site.get("/search/job-1").text
+    assert f"optuna-dashboard &#39;{DATABASE}&#39;" in page
+    assert page.count(command) >= 2  # why there is no button, and the next command to copy
+    assert RESUME_BUTTON not in page
+    monkeypatch.setenv("SLIPSTREAM_STORAGE", "postgresql://me:s3cret@db/studies")
+    page = site.get("/search/job-1").text
+    assert RESUME_BUTTON in page
+    assert "s3cret" not in page
+    job = site.workspace.store.read(site.post("/api/search/resume/job-1", {}).json["job"])
+    assert job.command[:3] == ("tune", "--resume", str(folder))
+    assert not any("s3cret" in part for part in job.command)
+
+
+def test_a_search_in_a_journal_is_resumed_where_the_file_is(site, tmp_path, monkeypatch):
+    monkeypatch.delenv("SLIPSTREAM_STORAGE", raising=False)
+    folder, journal = write_search(site.workspace.folder), tmp_path / "several.log"
+    runs.Run(folder).append("resume", trials=4, done=0, storage=f"journal:{journal}")
+    page = site.get("/search/job-1").text
+    assert "which does not exist here" in page
+    assert f"optuna-dashboard {journal}" in page
+    answer = site.post("/api/search/resume/job-1", {})
+    assert answer.json["error"].endswith(
+        f"slipstream tune --resume {folder} --storage journal:FILE"
     )
+    journal.touch()
+    assert RESUME_BUTTON in site.get("/search/job-1").text
+    assert "job" in site.post("/api/search/resume/job-1", {}).json
+
+
+@pytest.mark.parametrize("storage", ["journal:", "journal:/nowhere\0", "journal:~nobody/x", 3])
+def test_a_storage_that_cannot_be_does_not_break_the_page(site, storage):
+    folder = write_search(site.workspace.folder)
+    runs.Run(folder).append("resume", trials=4, done=0, storage=storage)
+    assert site.get("/search/job-1").status == 200
+    assert site.post("/api/search/resume/job-1", {}).status == 400
 
 
 def test_other_runs_are_no_searches(site):

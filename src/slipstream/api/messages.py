@@ -27,7 +27,6 @@ RULES: tuple[tuple[str, str], ...] = (
     (r"--after-prepare\b", "after_prepare=True"),
     (r"--(?P<name>name|state) (?P<what>windows|is)\b", r"\g<name> \g<what>"),
     (r"--on ray", 'on="ray"'),
-    (r"--to (?P<what>[a-z]+)", r'to="\g<what>"'),
     (r"--encoder RUN", "run=RUN"),
     (r"--to (?P<what>\w+)", r'to="\g<what>"'),
     (r"--(?P<name>[\w-]+) is for", r"\g<name> is for"),

@@ -20,17 +20,17 @@ from slipstream.catalog.rows import (
 from slipstream.reporting import wording
 from slipstream.reporting.formatting import format_seconds
 from slipstream.run_names import OUT
+from slipstream.runs import studies
 
 RESUME = {
     "train": "slipstream train --resume {run}",
     "pretrain": "slipstream pretrain --resume {run}",
-    "search": "slipstream tune --resume {run}",
     "probe": (
         "slipstream pretrain {run}/encoder.toml --probe {run}/labels.toml --seeds {repeats} "
         "--resume {run}"
     ),
 }
-"""The command that resumes a stopped run"""
+"""The command that resumes a stopped run, other than a search"""
 SUGGESTED = {
     "pretrain": "slipstream train CONFIG --set train.init_from={run}",
     "probe": "slipstream predict {run}/fine-tuned DATA",
@@ -119,5 +119,7 @@ def suggest_command(files: RunFiles) -> str | None:
         return SUGGESTED.get(files.kind, f"slipstream predict {run} DATA").format(run=run)
     if files.kind == "probe" and not (run / "encoder").exists():
         return None  # of an encoder that was named on the command line
+    if files.kind == "search":
+        return studies.suggest_resume(run, studies.read_storage(run))
     resume, repeats = RESUME.get(files.kind), make_row(files).repeats
     return resume and resume.format(run=run, repeats=repeats)

@@ -22,7 +22,7 @@ from slipstream.errors import Interrupted, ResumableError, UserError
 from slipstream.models import custom, permission
 from slipstream.phases import PhaseTimer
 from slipstream.run_names import is_run
-from slipstream.runs import Event, Run
+from slipstream.runs import Event, Run, studies
 from slipstream.runs.following import start_follower
 from slipstream.text.passwords import mask_url
 from slipstream.tuning import sharing
@@ -30,7 +30,6 @@ from slipstream.tuning.budget import SearchBudget
 from slipstream.tuning.packing.dataset_cache import DatasetCache
 from slipstream.tuning.packing.scheduler import PackScheduler
 from slipstream.tuning.retraining import fill_places
-from slipstream.tuning.storage import shared
 from slipstream.tuning.storage.journal import STATE_NAMES
 from slipstream.tuning.study import TimedStudy, count_trials
 from slipstream.tuning.summary import FinishedSearch, finish_search
@@ -172,9 +171,7 @@ def _count_done(study: TimedStudy) -> int:
 @contextmanager
 def _explain_resume(run: Run, launcher: Launcher) -> Iterator[None]:
     """Add the command that resumes the search to whatever error stopped it."""
-    advice = f"resume with: slipstream tune --resume {run.folder}"
-    if launcher.storage is not None and not shared.is_journal(launcher.storage):
-        advice += " --storage URL"
+    advice = f"resume with: {studies.suggest_resume(run.folder, launcher.storage)}"
     try:
         yield
     except Interrupted as stop:

@@ -1,8 +1,8 @@
 """The side of the worker process: its task, its events, its end.
 
 It reads its task as JSON from the first line of stdin (not from an argument, since it may contain a
-password) and writes its events to stdout, one JSON object per line. It saves and stops when stdin
-is closed, because the launching process is gone then.
+password) and writes its events to stdout, one JSON object per line; all else that is printed goes
+to stderr. It saves and stops when stdin is closed, because the launching process is gone then.
 """
 
 import json
@@ -48,13 +48,14 @@ def read_task() -> dict[str, Any]:
 def run_task(work: Callable[[Send], None], *, mask: Callable[[str], str] = str) -> int:
     """Do the work, which sends events; return the exit code. `mask` removes secrets from what is
     written to stderr, which is a file."""
+    send = _open_events()
     try:
-        work(send_event)
+        work(send)
     except UserError as error:
-        send_event({"event": REFUSED, "what": str(error)})
+        send({"event": REFUSED, "what": str(error)})
         return EXIT_USER_ERROR
     except (ResumableError, OSError) as error:
-        send_event({"event": STOPPED, "what": mask(str(error))})
+        send({"event": STOPPED, "what": mask(str(error))})
         with suppress(OSError):  # stderr may be on the full disk
             sys.stderr.write(mask(f"{error}\n"))
         return EXIT_RESUMABLE
@@ -75,8 +76,15 @@ def _stop_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGTERM)  # also interrupts a system call of the main thread
 
 
-def send_event(event: Event) -> None:
-    """Write an event for the launching process."""
-    with suppress(OSError):  # the reader is gone; stdin will close too
-        sys.stdout.write(to_json(event, indent=None) + "\n")
-        sys.stdout.flush()
+def _open_events() -> Send:
+    """Return what writes an event for the launching process. From now on stdout is stderr, so that
+    what networks and libraries print is not taken for events."""
+    events = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    def send(event: Event) -> None:
+        with suppress(OSError):  # the reader is gone; stdin will close too
+            events.write(to_json(event, indent=None) + "\n")
+            events.flush()
+
+    return send

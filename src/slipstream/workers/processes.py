@@ -66,7 +66,8 @@ class WorkerProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
-                text=True,
+                encoding="utf-8",
+                errors="replace",
                 env=os.environ | self.env,
                 start_new_session=True,  # Ctrl-C reaches it only through `WorkerProcesses`
             )
@@ -81,11 +82,12 @@ class WorkerProcess:
         assert process.stdout is not None
         with process.stdout as lines:
             for line in lines:
-                with suppress(json.JSONDecodeError):  # a kill may truncate a line
-                    event = json.loads(line)
-                    if event["event"] in (REFUSED, STOPPED):
-                        self.error = event["what"]
-                    self.events.put((self.task.index, event))
+                event = _parse_event(line)
+                if event is None:
+                    continue
+                if event["event"] in (REFUSED, STOPPED):
+                    self.error = event["what"]
+                self.events.put((self.task.index, event))
         process.wait()
         with suppress(OSError):
             assert process.stdin is not None
@@ -115,6 +117,16 @@ class WorkerProcess:
         """Say how the process ended, with the last line of its stderr."""
         text = (Path(self.task.folder) / STDERR).read_text(encoding="utf-8", errors="replace")
         return machine.describe_exit(self.exit_code, text)
+
+
+def _parse_event(line: str) -> Event | None:
+    """Return the event of a line; None for a line that a kill has truncated, or that something has
+    printed before the worker began."""
+    try:
+        event = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    return event if isinstance(event, dict) and "event" in event else None
 
 
 class WorkerProcesses:

@@ -203,6 +203,20 @@ def test_a_search_is_shared_by_a_journal_and_resumed_without_naming_it(tmp_path,
         slipstream.tune(resume=first.run, overrides=("tune.trials=5",))
 
 
+def test_a_resumed_search_stays_with_its_study_whatever_the_environment_names(
+    tmp_path, monkeypatch
+):
+    config = make_config(tmp_path, trials=2)
+    found = slipstream.tune(config, storage=f"journal:{tmp_path}/several.log")
+    monkeypatch.setenv("SLIPSTREAM_STORAGE", f"journal:{tmp_path}/another.log")
+    more = slipstream.tune(resume=found.run, overrides=("tune.trials=3",))
+    assert more.summary["trials"]["finished"] == 3
+    assert not (tmp_path / "another.log").exists()
+    in_database = slipstream.tune(config, storage=f"sqlite:///{tmp_path}/several.db")
+    with pytest.raises(UserError, match=r"is in sqlite:.*several\.db, and not in .*another\.log"):
+        slipstream.tune(resume=in_database.run, overrides=("tune.trials=3",))
+
+
 def test_what_is_no_place_for_a_journal_is_refused_before_anything_is_written(tmp_path):
     (tmp_path / "job.toml").write_text(configs.to_toml(make_config(tmp_path)))
     (tmp_path / "text").write_text("a,b\n1,2\n3,4")

@@ -17,9 +17,6 @@ from sqlalchemy import exc
 from slipstream.errors import ResumableError, UserError
 from slipstream.text.passwords import mask_secrets, mask_url
 
-ENV_VARIABLE = "SLIPSTREAM_STORAGE"
-"""Used where --storage is not given"""
-
 
 def parse_url(url: str) -> sqlalchemy.URL:
     """Parse the URL; a UserError says what is wrong with it."""

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from optuna.storages import BaseStorage, RDBStorage
 
+from slipstream.runs.studies import PREFIX, find_path, is_journal
 from slipstream.tuning.storage import database, shared_journal
 from slipstream.tuning.storage.database import HEARTBEAT
-from slipstream.tuning.storage.shared_journal import PREFIX
 
 RUN_JOURNAL = "study-shared.log"
 RUN_FILES = (RUN_JOURNAL, database.DATABASE)
@@ -25,15 +25,11 @@ def has_run_storage(folder: Path) -> bool:
     return any((folder / name).exists() for name in RUN_FILES)
 
 
-def is_journal(url: str) -> bool:
-    return url.startswith(PREFIX)
-
-
 def make_absolute(url: str) -> str:
     """Return a URL that names the same storage from every working directory; refuse a database in
     memory, which other processes cannot see."""
     if is_journal(url):
-        return f"{PREFIX}{shared_journal.find_path(url)}"
+        return f"{PREFIX}{find_path(url)}"
     database.refuse_in_memory(url)
     return database.make_absolute(url)
 
@@ -47,19 +43,29 @@ def open_storage(url: str, heartbeat: tuple[int, int] = HEARTBEAT) -> BaseStorag
 
 def check_storage(url: str) -> None:
     """Raise a UserError unless the storage can be opened and written."""
-    storage = open_storage(url)
+    _close(open_storage(url))
+
+
+def _close(storage: BaseStorage) -> None:
     if isinstance(storage, RDBStorage):
         storage.engine.dispose()
+
+
+def has_study(url: str, name: str) -> bool:
+    """Whether the storage has a study of this name."""
+    storage = open_storage(url)
+    try:
+        storage.get_study_id_from_name(name)
+    except KeyError:
+        return False
+    finally:
+        _close(storage)
+    return True
 
 
 def add_password(url: str) -> str:
     """Add the password to the URL for workers that do not have this process's environment."""
     return url if is_journal(url) else database.add_password(url)
-
-
-def exists(url: str) -> bool:
-    """Whether there is a journal already."""
-    return shared_journal.find_path(url).is_file()
 
 
 def needs_one_machine(url: str) -> bool:

@@ -26,10 +26,10 @@ from optuna.trial import FrozenTrial, TrialState
 
 from slipstream.errors import UserError
 from slipstream.runs import Run
+from slipstream.runs.studies import PREFIX, find_path
 from slipstream.tuning.storage.journal import FLUSHED, JOURNAL, ChecksummedJournal, Log, parse_log
 from slipstream.tuning.storage.lock import SymlinkLock
 
-PREFIX = "journal:"
 FIRST = b'{"op_code"'
 """How every line begins"""
 NUM_READS = 5
@@ -189,16 +189,6 @@ def _read_time(path: Path, default: float = 0.0) -> float:
             return os.fstat(file.fileno()).st_mtime
     except FileNotFoundError:
         return default
-
-
-def find_path(url: str) -> Path:
-    """Return the file of a URL, by its real name: links to one file must share its lock."""
-    name = url.removeprefix(PREFIX)
-    if name.startswith("///"):  # as in the URL of a SQLite file
-        name = name[2:]
-    if not name or name.startswith("//"):
-        raise UserError(f"--storage {url}: names no file; use journal:/shared/study.log")
-    return Path(name).expanduser().resolve()
 
 
 def open_journal(url: str, heartbeat: tuple[int, int]) -> SharedJournalStorage:

@@ -13,7 +13,7 @@ from slipstream import search_space as spaces
 from slipstream.clusters.resources import Bundle
 from slipstream.config import Config
 from slipstream.errors import UserError
-from slipstream.runs import Event, Run
+from slipstream.runs import Event, Run, studies
 from slipstream.text.passwords import mask_url
 from slipstream.tuning import sharing
 from slipstream.tuning.budget import SearchBudget
@@ -41,6 +41,8 @@ class Launcher:
     cluster: Literal["ray"] | None = None
     storage: str | None = None
     """The URL of the storage that the user named; without one, the study is in the run folder"""
+    earlier_storage: str | None = None
+    """Where the study of a resumed search was, as its log says: it has to be in `storage`"""
     uses_journal: bool = True
     """The study is in the journal of the run folder, which only one process may write to"""
     bundle: Bundle | None = None
@@ -63,6 +65,12 @@ class Launcher:
                 run.append("fallback", what="the study was repaired", why=problem)
         elif self.storage is None:
             database.check_integrity(run.folder)  # of a search that began with one
+        elif self.earlier_storage is not None and not shared.has_study(self.storage, name):
+            raise UserError(
+                f'{run.folder}: its study "{name}" is in {self.earlier_storage}, and not in '
+                f"{mask_url(self.storage)}; correct --storage, or {studies.ENV_VARIABLE} in the "
+                "environment"
+            )
         offset = self._get_seed_offset(run)
         return open_study(self.config, run.folder, url, name, seed_offset=offset)
 
@@ -152,8 +160,12 @@ def make_launcher(
 ) -> Launcher:
     """Check the requested workers and storage, or take those of the resumed search."""
     earlier = {} if resumed is None else _find_start_event(resumed)
-    if storage is None and (resumed is None or earlier.get("storage")):
-        storage = os.environ.get(database.ENV_VARIABLE) or _find_journal(resumed, earlier)
+    if storage is None and resumed is None:
+        storage = os.environ.get(studies.ENV_VARIABLE) or None
+    elif storage is None and resumed is not None and earlier.get("storage"):
+        storage = studies.find_storage(earlier["storage"])
+        if storage is None:
+            raise UserError(studies.explain_missing(resumed.folder, earlier["storage"]))
     if storage is not None:
         folder = resumed.folder if resumed and not earlier.get("storage") else None
         for name in (JOURNAL, *shared.RUN_FILES) if folder else ():
@@ -177,30 +189,17 @@ def make_launcher(
         assignment.check_config(config, data)
     uses_journal = not several
     if resumed is not None and storage is None:
-        uses_journal = _resumes_journal(resumed, earlier, several=several)
+        uses_journal = _resumes_journal(resumed, several=several)
     if storage is not None:
         shared.check_storage(storage)
-    return Launcher(config, num_workers, on, storage, uses_journal, bundle)
+    return Launcher(config, num_workers, on, storage, earlier.get("storage"), uses_journal, bundle)
 
 
 def _find_start_event(run: Run) -> Event:
-    """Return the event that describes the workers and the storage; {} if it was not written."""
-    events = (event for event in runs.read_events(run) if event["event"] in ("search", "resume"))
-    return next((event for event in events if "workers" in event), {})
-
-
-def _find_journal(run: Run | None, earlier: Event) -> str | None:
-    """Return the URL of a resumed search's study if it is a journal. That of a database is not
-    taken from the log: its password is not there, and should not be sent to whom the log names."""
-    url = str(earlier.get("storage"))
-    if run is None or not shared.is_journal(url):
-        return None
-    if not shared.exists(url):
-        raise UserError(
-            f"{run.folder}: its study is in {url}, which does not exist here; if it was moved, "
-            f"resume with: slipstream tune --resume {run.folder} --storage journal:FILE"
-        )
-    return url
+    """Return the last event that describes the workers and the storage; {} if none was written."""
+    opening = (event for event in runs.read_events(run) if event["event"] in ("search", "resume"))
+    described = [event for event in opening if "workers" in event]
+    return described[-1] if described else {}
 
 
 def check_logged(run: Run) -> None:
@@ -209,14 +208,8 @@ def check_logged(run: Run) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(run.log))
 
 
-def _resumes_journal(run: Run, earlier: Event, *, several: bool) -> bool:
+def _resumes_journal(run: Run, *, several: bool) -> bool:
     """Whether a search that is resumed without --storage has its study in a journal."""
-    if earlier.get("storage"):
-        raise UserError(
-            f"{run.folder}: its study is in {earlier['storage']}; with the same password, set "
-            f"{database.ENV_VARIABLE}, or resume with: slipstream tune --resume {run.folder} "
-            "--storage URL"
-        )
     has_journal = (run.folder / JOURNAL).exists()
     if has_journal and several:
         raise UserError(

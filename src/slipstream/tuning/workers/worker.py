@@ -19,6 +19,7 @@ from slipstream.engine.loop import catch_signals
 from slipstream.errors import Interrupted, ResumableError
 from slipstream.models import permission
 from slipstream.runs import Event, Run
+from slipstream.runs.studies import is_journal
 from slipstream.text.passwords import mask_secrets, mask_url
 from slipstream.tuning import sharing
 from slipstream.tuning.budget import SearchBudget
@@ -26,7 +27,6 @@ from slipstream.tuning.packing.dataset_cache import DatasetCache
 from slipstream.tuning.packing.scheduler import PackScheduler
 from slipstream.tuning.search import OptunaSearch
 from slipstream.tuning.sharing import StudyMembership
-from slipstream.tuning.storage import shared
 from slipstream.tuning.storage.database import HEARTBEAT
 from slipstream.tuning.study import TimedStudy, open_study, rank_trials
 from slipstream.workers.child import REFUSED, STOPPED
@@ -120,7 +120,7 @@ def make_storage_error(url: str | None, error: StorageInternalError) -> Resumabl
     reason = mask_secrets(str(error.__cause__ or error).split("\n", 1)[0], url)
     storage = "the study" if url is None else mask_url(url)
     what = "the database no longer answers"
-    if url is not None and shared.is_journal(url):
+    if url is not None and is_journal(url):
         what = "the journal can no longer be read or written"
     return ResumableError(f"{storage}: {what} ({reason})")
 

@@ -1,7 +1,7 @@
 """The trials of a search, from its files, also while it writes them.
 
 `trials.json` has all of them once the search has ended; the event log has those that have ended so
-far, and Optuna's journal `study.log` those in training.
+far, and Optuna's journal those in training: `study.log`, or `study-shared.log` of several workers.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def read_search_events(folder: Path) -> list[Event]:
 
 def read_trials(folder: Path, events: Iterable[Event]) -> list[Trial]:
     """Return every trial that has begun, in their order."""
-    trials = _read_running(folder / "study.log")
+    trials = _read_running(folder / "study.log") | _read_running(folder / "study-shared.log")
     for one in [*_read_list(folder / "trials.json"), *events]:
         number = one.get("trial")
         is_trial = one.get("event", "trial") == "trial" and isinstance(one.get("params"), dict)

@@ -19,6 +19,7 @@ from slipstream.catalog.rows import FINISHED, RUNNING, looks_like_run, read_row
 from slipstream.errors import UserError
 from slipstream.reporting import wording
 from slipstream.reporting.formatting import format_number
+from slipstream.runs import studies
 from slipstream.webapp import paths
 from slipstream.webapp.jobs.store import OPEN
 from slipstream.webapp.jobs.supervisor import choose_queue
@@ -30,7 +31,6 @@ from slipstream.webapp.searches.trials import (
     DAMAGE_ERRORS,
     describe_search,
     is_search,
-    read_search_events,
 )
 from slipstream.webapp.workspace import Workspace
 
@@ -78,6 +78,7 @@ def show(request: Request) -> Response:
         has_report=(folder / "report.html").is_file(),
         dashboard=_describe_dashboard(folder),
         command=format_command(job) if job else str(summary.get("command") or ""),
+        elsewhere=_explain_storage(folder),
         is_open=job is not None and job.state in OPEN,
         error=job.error if job is not None else "",
     )
@@ -143,8 +144,15 @@ def _find_storage(folder: Path) -> str | None:
             return str(folder / name)
     if (folder / "study.db").is_file():
         return f"sqlite:///{folder / 'study.db'}"
-    stated = [one.get("storage") for one in read_search_events(folder) if one.get("storage")]
-    return str(stated[-1]) if stated else None
+    storage = studies.read_storage(folder)
+    return storage and storage.removeprefix(studies.PREFIX)
+
+
+def _explain_storage(folder: Path) -> str:
+    """Say how to resume a search whose study this app cannot find by itself; empty where it can."""
+    storage = studies.read_storage(folder)
+    is_found = storage is None or studies.find_storage(storage) is not None
+    return "" if storage is None or is_found else studies.explain_missing(folder, storage)
 
 
 def list_trials(request: Request) -> Response:
@@ -171,11 +179,8 @@ def submit_resume(workspace: Workspace, name: str, values: dict[str, Any]) -> st
     open_job = workspace.store.find_by_run(name)
     if open_job is not None and open_job.state in OPEN:
         raise UserError("the search is in the queue already")
-    if any(one.get("storage") for one in read_search_events(folder)):
-        raise UserError(
-            "the study of this search is in a database; resume it on the command line: slipstream "
-            f"tune --resume {folder} --storage URL"
-        )
+    if problem := _explain_storage(folder):
+        raise UserError(problem)
     overrides = [f"tune.{key}={values[key]}" for key in LIMITS if _is_number(key, values)]
     if row.state == FINISHED and not overrides:
         raise UserError("the search is finished; say how many trials it should have")
