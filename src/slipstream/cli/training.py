@@ -43,6 +43,7 @@ from slipstream.terminal.results import (
 from slipstream.terminal.search import SearchDisplay
 from slipstream.terminal.streams import SafeStream
 from slipstream.terminal.training import LOADING, TrainingDisplay
+from slipstream.text import format_count
 
 if TYPE_CHECKING:
     from slipstream.config import Config
@@ -337,9 +338,22 @@ def _train_share(
     if output.as_json:
         write_stdout(to_json_line(result))
     elif not output.quiet:
-        num_lanes = len(result["lanes"])
-        done = f"{num_lanes} models trained" if num_lanes else "nothing is left to train"
-        write_stdout(f"share {text} of {result['run']}: {done}\n")
+        write_stdout(f"share {text} of {result['run']}: {_describe_share(result)}\n")
+
+
+def _describe_share(result: dict[str, Any]) -> str:
+    """Say what a share has trained, and what is left to do."""
+    from slipstream import runs
+
+    trained = format_count(len(result["lanes"]), "model")
+    trained = f"{trained} trained" if result["lanes"] else "nothing is left to train"
+    shares = runs.count_shares(Path(result["run"]))
+    if shares is None:
+        return trained
+    if shares.done < shares.of:
+        return f"{trained}; {shares.done} of {shares.of} shares done"
+    join = f"slipstream train --resume {result['run']}"
+    return f"{trained}; all shares done, join them with: {join}"
 
 
 def _advise(result: FinishedRun, config: Config | None, display: TrainingDisplay) -> dict[str, Any]:

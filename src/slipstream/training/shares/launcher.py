@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -136,13 +137,14 @@ def train_spread(context: RunContext, train_tasks: TrainTasks | None = None) -> 
     relay = EventRelay(context.run, division)
     done = spread.read_results()
     tasks = [task for task in spread.make_tasks() if task.index not in done]
+    started_at = time.perf_counter()
     if tasks:
         try:
             train_tasks(context, tasks, relay)
         except Interrupted as stop:
             raise _describe_interrupt(spread, stop) from None
         context.timer.end("training")
-    return _finish(spread)
+    return _finish(spread, time.perf_counter() - started_at)
 
 
 def divide_run(context: RunContext) -> None:
@@ -255,8 +257,11 @@ def _describe_interrupt(spread: Spread, stop: Interrupted) -> Interrupted:
     return lanes.describe_interrupt(context.run, fit, len(spread.lanes), best)
 
 
-def _finish(spread: Spread) -> FinishedRun:
-    """Join the results of all shares; score and write them as those of one process."""
+def _finish(spread: Spread, waited_s: float) -> FinishedRun:
+    """Join the results of all shares; score and write them as those of one process.
+
+    `waited_s` is what the workers took, their start included.
+    """
     context, run = spread.context, spread.run
     results = spread.read_results()
     merged = merging.fit_capacity(_require_merged(run), spread.lanes)
@@ -264,19 +269,27 @@ def _finish(spread: Spread) -> FinishedRun:
     if plan.device.type != context.start.plan.device.type:  # of another machine
         plan = context.start.plan
     start = replace(context.start, plan=plan, plan_is_final=True, checkpoint=merged)
-    context = replace(context, start=start)
     with contexts.build_monitor(context):
-        task, plan = contexts.prepare_task(context)
+        task, plan = contexts.prepare_task(replace(context, start=start))
         fit = _join_results(spread, merged, results, plan)
         merged.metadata["log_bytes"] = runs.get_log_size(run)
         checkpoint.write_checkpoint(run, merged)
         LaneEvents(run).end(fit)
-        fitting.count_seconds(context, fit)
+        _count_seconds(context, fit, waited_s)
         pack = TrainedPack(task, _describe_plan(spread, results, plan), fit)
         scored = lanes.score_lanes(context, pack)
     finished = lanes.finish_lanes(context, pack, scored, workers=len(spread.division.shares))
     divisions.forget_shares(run)
     return finished
+
+
+def _count_seconds(context: RunContext, fit: FitResult, waited_s: float) -> None:
+    """Count the time of the workers; what is not set-up, training or validation was their start."""
+    fitting.count_seconds(context, fit)
+    saved = context.start.checkpoint
+    before_s = sum(saved.metadata["seconds"]) if saved else 0.0
+    fitted_s = fit.setup_s + fit.train_s + fit.validate_s - before_s
+    context.timer.move({"start-up": max(waited_s - fitted_s, 0.0)}, source="training")
 
 
 def _require_merged(run: Run) -> Checkpoint:
