@@ -3,14 +3,17 @@ batches, streams, more epochs. Each ends as in one process."""
 
 from __future__ import annotations
 
+import signal
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
 import torch
 
-from slipstream import UserError, runs, training
+from slipstream import Interrupted, UserError, runs, training
+from slipstream import config as configs
 from slipstream.engine import loop
 from slipstream.engine.lanes import pack
 from slipstream.engine.progress import OUT_OF_TIME
@@ -188,6 +191,39 @@ def test_more_epochs_with_another_number_of_workers(tmp_path, sections, before, 
     first = train_here(config, before) if before > 1 else training.train(config)
     more = training.train(resume=first.run, overrides=("train.epochs=4",), workers=after)
     check_same(more.run, training.train(longer).run, kinds=("epoch",))
+
+
+@pytest.mark.usefixtures("without_processes")
+def test_shares_of_which_only_some_train_several_models_at_a_time(tmp_path):
+    """As where the series fit into the memory of one GPU, but not of another."""
+    config = configured(tmp_path, train={"repeats": 4})
+    num_epochs = 0
+
+    def train_tasks(_, tasks, relay):
+        alone = configs.replace_settings(config, {"engine.sync": True})
+
+        def add(event):
+            nonlocal num_epochs
+            relay.add(1, event)
+            is_epoch = event["event"] == "epoch"
+            num_epochs += is_epoch
+            if is_epoch and num_epochs == 3:
+                signal.raise_signal(signal.SIGTERM)
+
+        in_this_process(_, tasks[:1], relay)
+        train_share(replace(tasks[-1], config_toml=configs.to_toml(alone)), add)
+
+    with pytest.raises(Interrupted, match="stopped in epoch 4 with 2 of 4 lanes done"):
+        train_here(config, train_tasks=train_tasks)
+    folder = runs.find_last(config.out)
+    with pytest.raises(UserError, match="resume with the number of workers that the run began"):
+        training.train(resume=folder, workers=3)
+    finished = training.train(resume=folder)
+    check_same(finished.run, training.train(config).run, kinds=("epoch", "lane"))
+    (event,) = list_events(folder, "fallback")
+    assert event["what"] == "the models cannot be trained further"
+    with pytest.raises(UserError, match="checkpoint"):
+        training.train(resume=folder, overrides=("train.epochs=9",))
 
 
 def list_batches(plan):

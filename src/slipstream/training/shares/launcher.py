@@ -231,7 +231,7 @@ def take_up(context: RunContext, division: Division, *, changed: bool) -> RunCon
     if merged is not None:
         contexts.write_config(run, context.config, context.config)
         contexts.record_data(context)
-        merged = merging.fit_capacity(merged, _build_lanes(context))
+        merged = merging.fit_capacity(merging.refuse_mixed(merged), _build_lanes(context))
         merged.metadata["log_bytes"] = runs.get_log_size(run)
         checkpoint.write_checkpoint(run, merged)
     divisions.forget_shares(run)
@@ -272,8 +272,7 @@ def _finish(spread: Spread, waited_s: float) -> FinishedRun:
     with contexts.build_monitor(context):
         task, plan = contexts.prepare_task(replace(context, start=start))
         fit = _join_results(spread, merged, results, plan)
-        merged.metadata["log_bytes"] = runs.get_log_size(run)
-        checkpoint.write_checkpoint(run, merged)
+        _save_merged(run, merged)
         LaneEvents(run).end(fit)
         _count_seconds(context, fit, waited_s)
         pack = TrainedPack(task, _describe_plan(spread, results, plan), fit)
@@ -281,6 +280,16 @@ def _finish(spread: Spread, waited_s: float) -> FinishedRun:
     finished = lanes.finish_lanes(context, pack, scored, workers=len(spread.division.shares))
     divisions.forget_shares(run)
     return finished
+
+
+def _save_merged(run: Run, merged: Checkpoint) -> None:
+    """Write the checkpoint that the run can be trained further from."""
+    if merged.metadata.get(merging.MIXED):
+        why = "some workers trained several models at a time, others one after another"
+        run.append("fallback", what="the models cannot be trained further", why=why)
+        return
+    merged.metadata["log_bytes"] = runs.get_log_size(run)
+    checkpoint.write_checkpoint(run, merged)
 
 
 def _count_seconds(context: RunContext, fit: FitResult, waited_s: float) -> None:

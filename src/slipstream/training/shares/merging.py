@@ -23,6 +23,9 @@ OWN = ("config", "format")
 """Metadata that is written with every checkpoint"""
 BEST = "best."
 """The rows with the best weights of a model that trains alone"""
+MIXED = "mixed"
+"""Marks a checkpoint from shares of which only some train several models at a time: it says where
+they stand, but no program goes on from it"""
 Entries = dict[int, dict[str, Any]]
 
 
@@ -61,15 +64,12 @@ def merge_shares(
             if number not in rows:
                 rows[number] = {}
     newest = [saved.metadata for saved in shares.values()] or [parts[0][1].metadata]
-    modes = {"capacity" in one for one in newest}
-    if len(modes) > 1:
-        raise UserError(
-            "some workers train several models at a time, others one after another, so that their "
-            "states cannot be joined; resume with the number of workers that the run began with"
-        )
+    facts = newest[0] | _join(division, newest)
+    if len({"capacity" in one for one in newest}) > 1:
+        facts[MIXED] = True
     return _assemble(
         max(saved.step for _, saved in parts),
-        newest[0] | _join(division, newest),
+        facts,
         _add_waiting(entries, division.num_lanes, parts[-1][1]),
         rows,
     )
@@ -132,18 +132,30 @@ def fit_capacity(saved: Checkpoint, lanes: Sequence[Lane]) -> Checkpoint:
     return saved
 
 
+def refuse_mixed(saved: Checkpoint) -> Checkpoint:
+    """Return a checkpoint that a program can go on from; raise a UserError for any other."""
+    if saved.metadata.get(MIXED):
+        raise UserError(
+            "some workers train several models at a time, others one after another, so that their "
+            "states cannot be joined; resume with the number of workers that the run began with"
+        )
+    return saved
+
+
 def read_lanes(saved: Checkpoint, lanes: Sequence[Lane], signature: Any) -> list[LaneResult]:
     """Return where every lane of a checkpoint stands, with its best weights so far."""
     results = [states.parse_lane(entry, lanes) for entry in saved.metadata["lanes"]]
     rows = states.split_rows(saved)
-    is_pack = "capacity" in saved.metadata
-    model = parse_capacity(saved.metadata).model if is_pack else lanes[0].config.model
-    layout = lane_rows.build_layout(model, signature) if is_pack else []
+    model = lanes[0].config.model
+    if "capacity" in saved.metadata:
+        model = parse_capacity(saved.metadata).model
+    in_packs = any("best" in row for row in rows.values())
+    layout = lane_rows.build_layout(model, signature) if in_packs else []
     for one in results:
         row = rows.get(one.number, {})
         if not (one.has_best and row):
             continue
-        if is_pack:
+        if "best" in row:
             one.weights = lane_rows.read_weights(row["best"], layout, one.lane, model, signature)
         else:
             names = [name for name in row if name.startswith(BEST)]
