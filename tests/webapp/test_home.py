@@ -34,6 +34,21 @@ def test_nothing_is_removed_where_one_run_is_written_to_or_missing(site):
     assert second.exists()
 
 
+def test_a_run_is_running_while_others_train_shares_of_it(site):
+    run = write_run(site.workspace.folder / "runs", "job-1", finished=False)
+    share = run / "workers" / "0"
+    share.mkdir(parents=True)
+
+    def read_state():
+        (row,) = site.get("/api/runs").json["runs"]
+        return row["state"]
+
+    assert read_state() == "stopped"
+    with hold_lock(share):
+        assert read_state() == "running"
+    assert read_state() == "stopped"
+
+
 def test_only_runs_below_the_folder_are_removed(site, tmp_path_factory):
     outside = write_run(tmp_path_factory.mktemp("outside"), "job-1")
     (site.workspace.folder / "data").mkdir()

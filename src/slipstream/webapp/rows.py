@@ -12,10 +12,10 @@ from typing import Any
 
 from slipstream import __version__
 from slipstream.catalog.listing import format_against, format_metric
-from slipstream.catalog.rows import RUNNING, RunRow, looks_like_run, make_row, read_files
+from slipstream.catalog.rows import RUNNING, STOPPED, RunRow, looks_like_run, make_row, read_files
 from slipstream.errors import UserError
 from slipstream.reporting.formatting import format_number
-from slipstream.runs import to_json, write_text
+from slipstream.runs import list_worker_folders, to_json, write_text
 from slipstream.webapp.jobs.store import read_object
 from slipstream.webapp.paths import is_below
 
@@ -80,7 +80,8 @@ class RowCache:
         if not looks_like_run(folder):
             return None
         row = describe_row(root, make_row(read_files(folder, only_listed=True)))
-        if row["state"] == RUNNING:  # its process may end without a trace
+        may_run = row["state"] == STOPPED and list_worker_folders(folder)
+        if row["state"] == RUNNING or may_run:  # processes may begin and end without a trace here
             signature = ()
         self._rows[name] = (signature, row)
         return row
