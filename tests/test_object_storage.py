@@ -17,7 +17,7 @@ import pyarrow.feather
 import pyarrow.parquet
 import pytest
 
-from slipstream import UserError
+from slipstream import UserError, object_storage
 from slipstream import config as configs
 from slipstream.data.dataset import load_dataset
 from slipstream.data.io import columns
@@ -150,6 +150,21 @@ def test_a_path_with_credentials_is_refused_and_masked_everywhere(tmp_path):
         UserError, match=r"write az://box/t.csv, and set AZURE_STORAGE_ACCOUNT to me"
     ):
         parse_path("abfs://box@me.dfs.core.windows.net/t.csv")
+
+
+def test_a_token_of_azure_is_part_of_the_address_and_of_no_message(monkeypatch):
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "me")
+    monkeypatch.delenv("AZURE_STORAGE_KEY", raising=False)
+    for token in ("sv=2020&sig=hush", "?sv=2020&sig=hush"):  # as the portal and as tools write it
+        monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", token)
+        assert object_storage._configure_azure("box")["sas_token"] == "?sv=2020&sig=hush"
+    reported = OSError(
+        "GetProperties failed for 'https://me.blob.core.windows.net/box/t.csv?sig=hush&sv=2020'. "
+        "Azure Error: [] Could not connect to server"
+    )
+    message = str(object_storage.explain(ObjectPath("az", "box/t.csv"), reported))
+    assert "hush" not in message
+    assert "windows.net/box/t.csv'. Azure Error: [] Could not connect" in message
 
 
 def test_urls_survive_pathlib_and_configs():

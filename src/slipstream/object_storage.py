@@ -37,6 +37,8 @@ NO_CONNECTION = re.compile(
     r"NETWORK_CONNECTION|curl|resolve host|connect|timed? ?out|UNAVAILABLE|REQUEST_TIMEOUT",
     re.IGNORECASE,
 )
+SIGNED = re.compile(r"(https?://[^\s?'\"]*)\?[^\s'\"]*")
+"""An address whose query may hold a token of access"""
 CREDENTIALS = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
     "gs": "set GOOGLE_APPLICATION_CREDENTIALS to a key file",
@@ -335,6 +337,8 @@ def _configure_azure(container: str) -> dict[str, Any]:
         )
     key = _read_first("AZURE_STORAGE_KEY", "AZURE_STORAGE_ACCOUNT_KEY")
     token = None if key else _read_first("AZURE_STORAGE_SAS_TOKEN")
+    if token:  # Arrow appends it to the address as it is
+        token = f"?{token.removeprefix('?')}"
     return {"account_name": account, "account_key": key, "sas_token": token}
 
 
@@ -356,7 +360,8 @@ def explain_failures(path: ObjectPath) -> Iterator[None]:
 def explain(path: ObjectPath, error: Exception) -> StorageError:
     """Say why an object cannot be read or written."""
     reason = re.sub(r"\s+", " ", str(error)).strip()
-    reason = re.sub(r"^When .*?: (?=AWS Error)", "", reason)[:300]
+    reason = re.sub(r"^When .*?: (?=AWS Error)", "", reason)
+    reason = SIGNED.sub(r"\1", reason)[:300]
     if re.search(r"NO_SUCH_BUCKET|NoSuchBucket|bucket does not exist", reason):
         return StorageError(f"{path}: there is no such bucket; check its name")
     if NO_CONNECTION.search(reason):

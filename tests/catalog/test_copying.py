@@ -145,11 +145,12 @@ def test_a_copy_of_other_tools_is_verified_by_the_manifests(run, bucket, tmp_pat
         copy_run(f"{bucket}/{run.name}", tmp_path / "other")
 
 
-def test_a_listing_cannot_write_outside_of_the_run(run, bucket, tmp_path):
+@pytest.mark.parametrize("name", ["../../evil", "/evil", "C:/evil", "a\\..\\evil", "evil\0"])
+def test_a_listing_cannot_write_outside_of_the_run(run, bucket, tmp_path, name):
     copy_run(run, bucket)
     path = tmp_path / "bucket" / run.name / "copy.json"
     listing = json.loads(path.read_text())
-    listing["files"]["../../evil"] = listing["files"]["config.toml"]
+    listing["files"][name] = listing["files"]["config.toml"]
     path.write_text(json.dumps(listing))
     with pytest.raises(UserError, match="is no name of a file below a run"):
         copy_run(f"{bucket}/{run.name}", tmp_path / "back")

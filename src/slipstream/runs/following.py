@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Protocol
 
 from slipstream.runs.folder import Run
-from slipstream.text.passwords import holds_secret
 
 LOG = "follow.log"
 
@@ -31,10 +29,7 @@ def start_follower(run: Run, settings: FollowSettings) -> None:
         return
     program = [sys.executable, "-m", "slipstream", "follow", str(run.folder)]
     options = ["--to", settings.to, "--project", settings.project, "--quiet"]
-    env = dict(os.environ)
-    if settings.out is not None and holds_secret(settings.out):
-        env["MLFLOW_TRACKING_URI"] = settings.out  # not among the arguments, which others can read
-    elif settings.out is not None:
+    if settings.out is not None:
         is_address = "://" in settings.out
         options += ["--out", settings.out if is_address else str(Path(settings.out).absolute())]
     try:
@@ -45,7 +40,6 @@ def start_follower(run: Run, settings: FollowSettings) -> None:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env=env,
             )
         process.returncode = 0  # it is not waited for, and Popen shall not warn of that
     except OSError as error:

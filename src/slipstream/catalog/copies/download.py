@@ -40,7 +40,7 @@ SMALL, SMALL_BYTES = (".json", ".jsonl", ".toml"), 4 << 20
 
 def list_copies(place: ObjectPath, metric: str | None = None) -> list[RunRow]:
     """Describe the copies in a place, from their small files."""
-    copies = [one.name for one in place.iterdir()]
+    copies = [one.name for one in place.iterdir() if one.name != ".."]
     if not copies:
         raise UserError(f"{place}: there is no such folder, or it is empty")
     with tempfile.TemporaryDirectory(prefix="slipstream-") as name:
@@ -109,7 +109,7 @@ def _list_files(source: ObjectPath) -> Listing:
         hint = f"; {hint}" if names else ""
         raise UserError(f"{source}: there is no run{hint}")
     files = {
-        check_name(name): CopiedFile(one.stat().st_size, None, one.stat().st_mtime_ns / 1e9)
+        check_name(name, source): CopiedFile(one.stat().st_size, None, one.stat().st_mtime_ns / 1e9)
         for name, one in objects.items()
     }
     return Listing("", complete=True, files=files)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
+from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any, NamedTuple
 
 from slipstream import runs
@@ -46,7 +46,9 @@ class Listing:
     def from_text(cls, text: bytes, where: ObjectPath) -> Listing:
         try:
             values = json.loads(text)
-            files = {check_name(name): CopiedFile(**one) for name, one in values["files"].items()}
+            files = {
+                check_name(name, where): CopiedFile(**one) for name, one in values["files"].items()
+            }
             return cls(str(values["identity"]), bool(values["complete"]), files)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(
@@ -54,11 +56,12 @@ class Listing:
             ) from None
 
 
-def check_name(name: str) -> str:
-    """Refuse a name that would be written outside of the run's folder."""
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or "\\" in name or not path.parts:
-        raise ValueError(f'"{name}" is no name of a file below a run')
+def check_name(name: str, where: ObjectPath) -> str:
+    """Refuse a name in a copy that would be written outside of the run's folder."""
+    path, on_windows = PurePosixPath(name), PureWindowsPath(name)
+    leaves = path.is_absolute() or ".." in path.parts or on_windows.drive or "\\" in name
+    if leaves or "\0" in name or not path.parts:
+        raise UserError(f'{where}: "{name}" is no name of a file below a run; copy the run again')
     return name
 
 
