@@ -86,7 +86,7 @@ ORDER = {
         "recovery",
         "batches.host capture lanes.flat_optim lanes.lane objective parallel.writing",
         "batches.augmented batches.stream carried.batches lanes.schedule progress step",
-        "carried.predictor lanes.capacity lanes.gradients single.task",
+        "carried.predictor lanes.capacity lanes.gradients lanes.policy single.task",
         "lanes.epochs lanes.rows",
         "lanes.pack single.step",
         "single.program",
@@ -94,7 +94,8 @@ ORDER = {
         "monitor",
         "events",
         "state",
-        "lanes.ended loop",
+        "lanes.ended lanes.time_limit",
+        "loop",
     ],
     "clusters": ["folders resources", "ray_tasks"],
     "scoring": [

@@ -127,7 +127,7 @@ def test_a_streamed_object_gives_the_windows_of_a_local_file(tmp_path):
 def test_copies_of_one_content_are_noted(tmp_path):
     for name in ("a.csv", "b.csv"):
         (tmp_path / name).write_text("t,a\n1,1.5\n")
-    from slipstream.data.io.files import find_duplicates
+    from slipstream.data.io.table import find_duplicates
 
     (note,) = find_duplicates(list(read_files([url(tmp_path)])))
     assert note == '"b.csv" has the same content as "a.csv", so its rows are used twice'

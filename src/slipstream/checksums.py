@@ -1,13 +1,16 @@
-"""Folders whose manifest.json lists the SHA-256 sums of their files."""
+"""SHA-256 sums of files: folders whose manifest.json lists them, and files of the same content."""
 
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 from slipstream.errors import UserError
 from slipstream.object_storage import AnyPath
 
 MANIFEST = "manifest.json"
+END_BYTES = 1 << 16
+"""Of each end of a file, by which those are told apart that need not be read as a whole"""
 
 
 def read_verified(folder: Path) -> dict[str, bytes]:
@@ -50,3 +53,23 @@ def _read_manifest(manifest: Path) -> dict[str, str]:
     if not isinstance(sums, dict) or not sums:
         raise UserError(f"{manifest}: lists no files")
     return sums
+
+
+def group_by_content(paths: Iterable[AnyPath]) -> list[list[AnyPath]]:
+    """Group the files that hold the same bytes; cheap comparisons come first."""
+    groups = [list(paths)]
+    for compute in (lambda path: path.stat().st_size, _hash_ends, compute_sha256):
+        finer: dict[tuple[int, object], list[AnyPath]] = {}
+        for number, group in enumerate(groups):
+            for path in group:
+                finer.setdefault((number, compute(path)), []).append(path)
+        groups = [group for group in finer.values() if len(group) > 1]
+    return groups
+
+
+def _hash_ends(path: AnyPath) -> bytes:
+    with path.open("rb") as file:
+        digest = hashlib.sha256(file.read(END_BYTES))
+        file.seek(max(path.stat().st_size - END_BYTES, 0))
+        digest.update(file.read())
+    return digest.digest()

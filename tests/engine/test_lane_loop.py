@@ -18,9 +18,10 @@ from slipstream.engine.lanes import pack
 from slipstream.engine.lanes.capacity import compute_capacity
 from slipstream.engine.lanes.lane import Lane
 from slipstream.engine.lanes.pack import parse_capacity
-from slipstream.engine.loop import LanePolicy
+from slipstream.engine.lanes.policy import LanePolicy
 from slipstream.engine.plan import Plan
 from slipstream.engine.progress import DIVERGED, INTERRUPTED, OUT_OF_TIME
+from slipstream.errors.stop_signals import catch_signals
 from slipstream.models import build
 from slipstream.objectives import select_point
 from slipstream.runs import Run
@@ -70,7 +71,7 @@ def trained(some, dataset, tmp_path, mode="together", *, watch=None, room=(), **
     chosen = make_plan(config.model_copy(update={"engine": engine}), data_bytes=0)
     capacity = compute_capacity([*some, *room], places=len(some))
     build = builder(capacity, dataset, chosen, mode)
-    with chosen.flags(), loop.catch_signals() as stop:
+    with chosen.flags(), catch_signals() as stop:
         state = states.start(some, build, LaneEvents(run), num_places=len(some))
         return loop.fit(state, stop, **how).lanes, run
 
@@ -84,7 +85,7 @@ def resumed(saved, lanes, dataset, run):
     """The lanes of a checkpoint, trained to their end."""
     chosen = Plan.from_dict(saved.metadata["plan"])
     build = builder(parse_capacity(saved.metadata), dataset, chosen, saved.metadata["mode"])
-    with chosen.flags(), loop.catch_signals() as stop:
+    with chosen.flags(), catch_signals() as stop:
         return loop.fit(states.restore(saved, lanes, build, LaneEvents(run)), stop).lanes
 
 

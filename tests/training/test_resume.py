@@ -12,9 +12,10 @@ import pytest
 from safetensors.torch import load_file
 
 import slipstream
-from slipstream import Interrupted, UserError, checksums, errors, runs, training
+from slipstream import Interrupted, UserError, checksums, runs, training
 from slipstream.engine import checkpoint, loop
 from slipstream.engine.single import SingleProgram
+from slipstream.errors import stop_signals
 from slipstream.phases import PARTS
 from slipstream.training import start
 from tests.conftest import slow, small_config, waves
@@ -460,7 +461,7 @@ def test_sigterm_before_or_after_training_says_how_to_resume(tmp_path, at):
             signal.raise_signal(signal.SIGTERM)
 
     table, before = waves(400), signal.getsignal(signal.SIGTERM)
-    errors.raise_on_stop()
+    stop_signals.raise_on_stop()
     try:
         with pytest.raises(Interrupted, match="resume with: slipstream train") as caught:
             training.train(configured(tmp_path), table, watch=watch)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from slipstream.api.messages import translate
 from slipstream.errors import Interrupted
+from slipstream.errors.stop_signals import request_stop
 from slipstream.events import Event, parse_event
 
 if TYPE_CHECKING:
@@ -33,8 +34,6 @@ class EventListener:
         try:
             self.function(parse_event(event))
         except Exception as error:
-            from slipstream.engine.loop import request_stop
-
             self.error = error
             if not request_stop():
                 raise

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from slipstream.cli import startup
-from slipstream.errors import leave_on_warning
+from slipstream.errors.stop_signals import leave_on_warning
 
 WORKER = "ui-worker"
 """The first argument of a process that runs a job of the app; then a folder, a device, `--warm`"""

@@ -16,8 +16,8 @@ from slipstream.errors import (
     Interrupted,
     ResumableError,
     UserError,
-    raise_on_stop,
 )
+from slipstream.errors.stop_signals import raise_on_stop
 from slipstream.terminal.streams import SafeStream, discard_output
 from slipstream.text import escape_controls
 

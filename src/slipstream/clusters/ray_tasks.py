@@ -22,8 +22,8 @@ import slipstream
 from slipstream.clusters import folders
 from slipstream.clusters.folders import FolderFiles, FolderSender, SharedProbe
 from slipstream.clusters.resources import Bundle, Node, count_places, describe_nodes
-from slipstream.engine.loop import catch_signals
 from slipstream.errors import Interrupted, ResumableError, UserError
+from slipstream.errors.stop_signals import catch_signals
 from slipstream.runs import Event, Run
 from slipstream.text import format_count
 from slipstream.workers.processes import STDERR

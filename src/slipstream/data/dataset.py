@@ -15,8 +15,8 @@ from torch import Tensor
 from slipstream.config import Config, Data, Signature
 from slipstream.data import folds, missing, splits, stream, windows
 from slipstream.data.folds import Fold
-from slipstream.data.io.files import describe_files, read_tables
-from slipstream.data.io.table import SourceFile, concatenate_tables
+from slipstream.data.io.files import read_tables
+from slipstream.data.io.table import SourceFile, concatenate_tables, describe_files
 from slipstream.data.labels import intervals, selection
 from slipstream.data.prepare.chain.replay import Limits, Replay
 from slipstream.data.prepare.chain.source import Source, find_source, mark_source_rows

@@ -7,33 +7,29 @@ read, so that it need not wait for the host.
 """
 
 import math
-import signal
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from slipstream.engine import recovery
 from slipstream.engine import state as states
 from slipstream.engine.checkpoint import CheckpointSchedule, CheckpointWriter
 from slipstream.engine.events import LoggedLosses, SingleEvents, Validation
-from slipstream.engine.lanes import schedule
-from slipstream.engine.lanes.lane import Lane
+from slipstream.engine.lanes.policy import NO_POLICY, LanePolicy
+from slipstream.engine.lanes.time_limit import TimeLimit
 from slipstream.engine.parallel.ranks import Ranks, StepPoll
 from slipstream.engine.parallel.writing import AgreedSchedule
 from slipstream.engine.plan import Plan, ThreadReview, plan_review
-from slipstream.engine.progress import DIVERGED, INTERRUPTED, OUT_OF_TIME, FitResult, LaneResult
+from slipstream.engine.progress import DIVERGED, INTERRUPTED, OUT_OF_TIME, FitResult
 from slipstream.engine.single import SingleProgram, TrainingTask
 from slipstream.engine.state import TrainingState
-from slipstream.engine.step import StepProgram
-from slipstream.errors import CTRL_C, list_stop_signals
+from slipstream.engine.step import Round, close_round
+from slipstream.errors.stop_signals import StopRequest, catch_signals
 
 EMPTY_SHARE = 0.25
 """Share of places without a lane from which a smaller program is built"""
@@ -42,109 +38,8 @@ ROUNDS_AHEAD = {"cuda": 2, "cpu": 1}
 FIRST_LOGS = (1, 10)
 """Steps after which losses are read before the first `engine.log_every` are over, so that a curve
 begins with the training"""
-FIRST_PACE, MAX_PACES = 0.05, 200
-"""Share of the time after which schedules follow it, and how often they are fitted to it at most"""
-NextLane = Callable[[LaneResult], Lane | None]
-"""Returns the lane that takes the place of one that has ended, if any"""
-StopVerdict = Callable[[Sequence[tuple[LaneResult, float]]], Sequence[str]]
-"""From lanes and their new validation losses to the reason why each has to end, "" for none"""
 ExtraState = Callable[[], Mapping[str, Any]]
 """Returns what a checkpoint contains besides the lanes"""
-
-
-@dataclass
-class StopRequest:
-    """Set by a signal, read by the loop after the current step."""
-
-    signal_number: int = 0
-
-    @property
-    def requested(self) -> bool:
-        return self.signal_number != 0
-
-
-class _ThreadStops(threading.local):
-    """The requests that this thread's loops read, the innermost last."""
-
-    def __init__(self) -> None:
-        self.stops: list[StopRequest] = []
-
-
-_THREAD = _ThreadStops()
-
-
-def request_stop(number: int = signal.SIGINT) -> bool:
-    """Stop what this thread trains as a signal would; return whether there is something."""
-    if not _THREAD.stops:
-        return False
-    _THREAD.stops[-1].signal_number = int(number)
-    return True
-
-
-@contextmanager
-def catch_signals(stop: StopRequest | None = None) -> Iterator[StopRequest]:
-    """Turn SIGINT, SIGTERM and SIGUSR1 into a request. Only a second SIGINT acts at once: a batch
-    system may send the others more than once."""
-    stop = stop or StopRequest()
-    _THREAD.stops.append(stop)
-    try:
-        with _handle_signals(stop):
-            yield stop
-    finally:
-        _THREAD.stops.pop()
-
-
-@contextmanager
-def _handle_signals(stop: StopRequest) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def request(number: int, _: FrameType | None) -> None:
-        stop.signal_number = stop.signal_number or number
-        if number == CTRL_C:
-            signal.signal(number, before[number])
-
-    numbers = [int(number) for number in (CTRL_C, *list_stop_signals())]
-    before = {number: signal.getsignal(number) for number in numbers}
-    for number in numbers:
-        signal.signal(number, request)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            signal.signal(number, before[number])
-
-
-class LanePolicy(NamedTuple):
-    """Decisions about lanes that a search makes."""
-
-    next_lane: NextLane | None = None
-    judge: StopVerdict | None = None
-    stop_now: Callable[[LaneResult], str] | None = None
-    """Why a lane in the middle of an epoch has to end, once others have been judged"""
-    drop_ended: bool = False
-    """Drop a lane once `next_lane` has seen its result"""
-    keeps_rows: Callable[[Lane], bool] = lambda _: False
-    """Whether the result of a lane that has ended is to contain its rows"""
-
-
-class Round(NamedTuple):
-    """Steps that were launched on the device."""
-
-    steps: int
-    losses: Tensor
-    """[K, S]: complete when the steps are done"""
-    event: torch.cuda.Event | None
-    is_complete: bool
-    """Whether it reached the next log line. One that a signal or a checkpoint cut short is logged
-    with its rest, so that a resumed run has the log of an uninterrupted one."""
-
-    def is_done(self) -> bool:
-        return self.event is None or self.event.query()
-
-
-NO_POLICY = LanePolicy()
 RoundIterator = Generator[Round, None, FitResult]
 
 
@@ -223,9 +118,7 @@ class TrainingLoop:
         if program.mode != "branches" and not self.state.steps:
             self.review = plan_review(program.plan, is_open=is_open)
         self.log_every = self.state.config.engine.log_every
-        self.started_at = time.perf_counter() - self.state.train_s - self.state.validate_s
-        self.paced_at = self._measure_elapsed()
-        """When the schedules were last fitted to the time"""
+        self.limit = TimeLimit(self.state, self.ranks)
 
     def run(self) -> Generator[Round, None, None]:
         """Train round by round until every lane has ended, time is over or a stop is requested."""
@@ -239,7 +132,7 @@ class TrainingLoop:
             current = self.in_flight[0]
             yield current
             diverged = self._read()
-            is_late = current.is_complete and self._is_out_of_time()
+            is_late = current.is_complete and self.limit.is_over()
             if diverged or is_late or shortage or self._is_pause_due():
                 while self.in_flight:  # all of these need lanes at rest
                     diverged |= self._read()
@@ -263,7 +156,7 @@ class TrainingLoop:
 
     def _launch(self) -> str:
         """Launch the next rounds; return why memory ran out, if it did."""
-        self._follow_time()
+        self.limit.fit_schedules(sum(one.steps for one in self.in_flight))
         program, active, ahead = self.state.program, self.state.list_active(), self.in_flight
         left = min(program.num_steps(place) - one.progress.done for place, one in active)
         left -= sum(one.steps for one in ahead)
@@ -274,7 +167,7 @@ class TrainingLoop:
             wanted = min(left, self._count_steps_to_log(0 if ahead else unlogged))
             count, shortage = self._advance(wanted)
             left -= count
-            ahead.append(_close_round(program, count, is_complete=count == wanted))
+            ahead.append(close_round(program, count, is_complete=count == wanted))
             if shortage:
                 return shortage
         self.is_epoch_end = not left
@@ -346,7 +239,7 @@ class TrainingLoop:
             current.event.synchronize()  # the round's only host sync
         state.steps, state.losses = state.steps + current.steps, current.losses
         if state.timed_from is None and current.steps:
-            state.timed_from = self._measure_elapsed(), state.steps
+            state.timed_from = self.limit.measure_elapsed(), state.steps
         diverged, logged = set(), []
         for place, one in state.list_active():
             at, num_steps = one.progress, state.program.num_steps(place)
@@ -360,46 +253,6 @@ class TrainingLoop:
         if current.steps and current.is_complete:  # none where a run resumes at an epoch's end
             state.events.log(state.steps, logged)
         return diverged
-
-    def _is_out_of_time(self) -> bool:
-        return self._measure_elapsed() > self._find_time_limit()
-
-    def _measure_elapsed(self) -> float:
-        """The seconds of training so far, validations and earlier parts of the run included."""
-        elapsed_s = time.perf_counter() - self.started_at
-        return elapsed_s if self.ranks is None else self.ranks.lead(elapsed_s)
-
-    def _find_time_limit(self) -> float:
-        minutes = [one.train.minutes for _, one in self.state.list_active()]
-        return min((60 * limit for limit in minutes if limit), default=math.inf)
-
-    def _follow_time(self) -> None:
-        """Fit the schedules to the time that is left, where it ends before the epochs do.
-
-        The speed is that of all steps so far but the first ones; in the first part of the time it
-        is not known well enough.
-        """
-        state, limit_s, now_s = self.state, self._find_time_limit(), self._measure_elapsed()
-        is_known = state.steps > 0 and now_s >= FIRST_PACE * limit_s
-        if not is_known or now_s < self.paced_at + limit_s / MAX_PACES:
-            return
-        self.paced_at = now_s
-        since_s, since_steps = state.timed_from or (0.0, 0)
-        if state.steps == since_steps:
-            since_s, since_steps = 0.0, 0
-        steps_in_time = (limit_s - now_s) * (state.steps - since_steps) / (now_s - since_s)
-        launched = sum(one.steps for one in self.in_flight)
-        epochs = {}
-        for place, one in state.list_active():
-            at, num_steps = one.progress, state.program.num_steps(place)
-            epoch = at.next_epoch()._replace(step=at.done + launched)
-            if schedule.follows_time(one.train, epoch):
-                left = steps_in_time - launched
-                at.pace = schedule.choose_pace(one.train, epoch, num_steps, left)
-                if at.pace != epoch.pace:
-                    epochs[place] = epoch._replace(pace=at.pace)
-        if epochs:
-            state.program.update_rates(epochs)
 
     def _roll_back(self, place: int) -> None:
         """Return a lane to its epoch's start, in fp32 or at half its learning rate, or end it."""
@@ -535,16 +388,3 @@ class TrainingLoop:
             at=(state.steps, len(state.ended), state.num_entered),
             best_step=only[0].progress.best_step if only else 0,
         )
-
-
-def _close_round(program: StepProgram, steps: int, *, is_complete: bool) -> Round:
-    """Build the round of these steps; its event fires when the device has done them."""
-    program.flush()
-    losses = program.losses
-    if not losses.is_cuda:
-        return Round(steps, losses, None, is_complete)
-    read = torch.empty(losses.shape, dtype=losses.dtype, pin_memory=True)
-    read.copy_(losses, non_blocking=True)
-    event = torch.cuda.Event()
-    event.record(torch.cuda.current_stream(losses.device))
-    return Round(steps, read, event, is_complete)

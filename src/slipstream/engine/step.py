@@ -10,7 +10,7 @@ Shapes: K places, S steps of an epoch.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -245,3 +245,31 @@ def _continue_rows(
     carried.after.extend(state.detach() for state in after)
     prediction: Tensor = model.decode_rows(features.flatten(0, 1), static)
     return prediction
+
+
+class Round(NamedTuple):
+    """Steps that were launched on the device."""
+
+    steps: int
+    losses: Tensor
+    """[K, S]: complete when the steps are done"""
+    event: torch.cuda.Event | None
+    is_complete: bool
+    """Whether it reached the next log line. One that a signal or a checkpoint cut short is logged
+    with its rest, so that a resumed run has the log of an uninterrupted one."""
+
+    def is_done(self) -> bool:
+        return self.event is None or self.event.query()
+
+
+def close_round(program: StepProgram, steps: int, *, is_complete: bool) -> Round:
+    """Build the round of these steps; its event fires when the device has done them."""
+    program.flush()
+    losses = program.losses
+    if not losses.is_cuda:
+        return Round(steps, losses, None, is_complete)
+    read = torch.empty(losses.shape, dtype=losses.dtype, pin_memory=True)
+    read.copy_(losses, non_blocking=True)
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(losses.device))
+    return Round(steps, read, event, is_complete)

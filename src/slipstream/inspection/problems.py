@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from slipstream.checksums import group_by_content
 from slipstream.data.io import files
 from slipstream.inspection.profiles import EMPTY, NUMBER, TEXT, TIME, ColumnProfile
 from slipstream.inspection.proposal import Proposal
@@ -50,7 +51,7 @@ def _check_files(proposal: Proposal, path: str) -> Iterator[Remark]:
             )
     if len(survey.files) > 1:
         paths = {file: file.name for file in files.expand_path(parse_path(path))[1]}
-        for alike in files.group_by_content(paths):
+        for alike in group_by_content(paths):
             first, *others = (paths[file] for file in alike)
             names = ", ".join(others)
             yield Remark(None, f"{names}: the same content as {first}; remove the copies")

@@ -14,8 +14,8 @@ import numpy as np
 
 from slipstream.config import Config, Data, Signature, Split
 from slipstream.data import missing, splits
-from slipstream.data.io.files import describe_files, read_tables
-from slipstream.data.io.table import DataTable
+from slipstream.data.io.files import read_tables
+from slipstream.data.io.table import DataTable, describe_files
 from slipstream.data.labels import classes
 from slipstream.data.labels.intervals import prepare_with_labels
 from slipstream.data.prepare.chain.replay import Replay

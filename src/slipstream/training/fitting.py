@@ -28,6 +28,7 @@ from slipstream.engine.plan import Plan
 from slipstream.engine.progress import FitResult, LaneResult, parse_progress
 from slipstream.engine.single import SingleProgram, TrainingTask, seed_generators
 from slipstream.errors import UserError
+from slipstream.errors.stop_signals import catch_signals
 from slipstream.models.custom import list_buffers
 from slipstream.objectives import make_validation_settings
 from slipstream.scoring.summary import count_windows
@@ -213,7 +214,7 @@ def train_lanes(
     seed = config.seed ^ (task.ranks.rank if task.ranks else 0) << 40
     with (
         seed_generators(seed, lane_plan.plan.device),
-        loop.catch_signals() as stop,
+        catch_signals() as stop,
     ):
         if checkpoint is None:
             state = states.start(lanes, build, events, num_places=lane_plan.places)

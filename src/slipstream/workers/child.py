@@ -21,8 +21,8 @@ from slipstream.errors import (
     Interrupted,
     ResumableError,
     UserError,
-    raise_interrupted,
 )
+from slipstream.errors.stop_signals import raise_interrupted
 from slipstream.runs import Event, to_json
 
 EXIT_USER_ERROR = 2

@@ -14,7 +14,7 @@ from threading import Thread
 from typing import Any, ClassVar, Protocol, Self
 
 from slipstream import machine
-from slipstream.engine.loop import StopRequest, catch_signals
+from slipstream.errors.stop_signals import StopRequest, catch_signals
 from slipstream.runs import Event
 from slipstream.workers.child import REFUSED, STOPPED
 

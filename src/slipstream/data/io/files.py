@@ -1,7 +1,6 @@
-"""The files that a config names, each read as its ending says; files read twice are noted."""
+"""The files that a config names, each read as its ending says."""
 
 import codecs
-import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +8,6 @@ from typing import Any, overload
 
 import pyarrow as pa
 
-from slipstream.checksums import compute_sha256
 from slipstream.config import SIMULATED, Data, find_matches
 from slipstream.data.io import columns, compression, csv, decimals, disk, marks
 from slipstream.data.io.compression import UnpackedFile, is_readable
@@ -19,7 +17,6 @@ from slipstream.data.io.options import ReadOptions
 from slipstream.data.io.table import (
     FILE_COLUMN,
     DataTable,
-    SourceFile,
     concatenate_tables,
     read_memory,
     wrap_table,
@@ -35,12 +32,11 @@ READERS |= {".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow"}
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs"}
 ENDINGS = (*READERS, *compression.SUFFIXES)
 SET_FOLDERS = ("train", "val", "test")
-HEAD_BYTES = END_BYTES = 1 << 16
+HEAD_BYTES = 1 << 16
 LARGE_BYTES = 32 << 20
 """Size of a text file from which on some of its rows are read without the others"""
 HIDDEN = (".", "~$")
 """How names begin that folders hide: of hidden files, and of those that Excel has open"""
-MOST_NOTES = 5
 PLAIN = ReadOptions()
 
 
@@ -350,77 +346,3 @@ def describe_csv(delimiter: str, decimal: str | None, encoding: str | None) -> s
     details += ["decimal comma"] if decimal == "," else []
     details += [encoding] if encoding else []
     return ", ".join(["CSV", *details])
-
-
-def describe_files(tables: Sequence[DataTable]) -> list[str]:
-    """Return the notes on what was read from the files, and on files that are read twice."""
-    files = [file for table in tables for file in table.files]
-    by_note: dict[str, list[str]] = {}
-    for file in files:
-        for note in file.notes:
-            by_note.setdefault(note, []).append(file.name)
-    notes = []
-    for note, names in by_note.items():
-        more = f" and {len(names) - 1:,} more files" if len(names) > 2 else ""
-        which = f'"{names[0]}"{more}' if len(names) != 2 else " and ".join(f'"{n}"' for n in names)
-        notes.append(f"{which}: {note}")
-    return [*notes, *_describe_units(files), *find_duplicates(tables)]
-
-
-def _describe_units(files: Sequence[SourceFile]) -> list[str]:
-    """Note columns whose unit differs from file to file."""
-    first: dict[str, tuple[str, str]] = {}
-    notes = {}
-    for file in files:
-        for column, unit in file.units.items():
-            known, name = first.setdefault(column, (unit, file.name))
-            if known != unit:
-                notes[column] = (
-                    f'column "{column}" is in {known} in "{name}", but in {unit} in "{file.name}"; '
-                    "bring the files to one unit"
-                )
-    return list(notes.values())
-
-
-def find_duplicates(tables: Sequence[DataTable]) -> list[str]:
-    """Return notes on files that are named twice or have the same content as another one.
-
-    Only files of one size whose ends agree are read as a whole.
-    """
-    names: dict[AnyPath, str] = {}
-    notes = []
-    for file in (file for table in tables for file in table.files):
-        if file.path is None or file.part:
-            continue
-        path = file.path.resolve()
-        if path in names:
-            notes.append(f'"{file.name}" is read twice: data.path names it more than once')
-        names.setdefault(path, file.name)
-    for alike in group_by_content(names):
-        first, *others = (names[path] for path in alike)
-        same = f'has the same content as "{first}", so its rows are used twice'
-        notes += [f'"{name}" {same}' for name in others]
-    if len(notes) > MOST_NOTES:
-        more = f"{len(notes) - MOST_NOTES:,} further files are read twice or have a copy"
-        notes = [*notes[:MOST_NOTES], more]
-    return notes
-
-
-def group_by_content(paths: Iterable[AnyPath]) -> list[list[AnyPath]]:
-    """Group the files that hold the same bytes; cheap comparisons come first."""
-    groups = [list(paths)]
-    for compute in (lambda path: path.stat().st_size, _hash_ends, compute_sha256):
-        finer: dict[tuple[int, object], list[AnyPath]] = {}
-        for number, group in enumerate(groups):
-            for path in group:
-                finer.setdefault((number, compute(path)), []).append(path)
-        groups = [group for group in finer.values() if len(group) > 1]
-    return groups
-
-
-def _hash_ends(path: AnyPath) -> bytes:
-    with path.open("rb") as file:
-        digest = hashlib.sha256(file.read(END_BYTES))
-        file.seek(max(path.stat().st_size - END_BYTES, 0))
-        digest.update(file.read())
-    return digest.digest()

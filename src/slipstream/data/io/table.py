@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from slipstream.checksums import group_by_content
 from slipstream.data.io import csv
 from slipstream.data.io.memory import to_arrow
 from slipstream.errors import UserError
@@ -24,6 +25,7 @@ from slipstream.object_storage import AnyPath
 
 FILE_COLUMN = "file"
 """The column of file names that a concatenated table gets, where that name is free"""
+MOST_NOTES = 5
 
 
 class ColumnReader(Protocol):
@@ -279,3 +281,57 @@ def concatenate_tables(tables: Sequence[DataTable]) -> DataTable:
         ),
         file_column=file_column,
     )
+
+
+def describe_files(tables: Sequence[DataTable]) -> list[str]:
+    """Return the notes on what was read from the files, and on files that are read twice."""
+    files = [file for table in tables for file in table.files]
+    by_note: dict[str, list[str]] = {}
+    for file in files:
+        for note in file.notes:
+            by_note.setdefault(note, []).append(file.name)
+    notes = []
+    for note, names in by_note.items():
+        more = f" and {len(names) - 1:,} more files" if len(names) > 2 else ""
+        which = f'"{names[0]}"{more}' if len(names) != 2 else " and ".join(f'"{n}"' for n in names)
+        notes.append(f"{which}: {note}")
+    return [*notes, *_describe_units(files), *find_duplicates(tables)]
+
+
+def _describe_units(files: Sequence[SourceFile]) -> list[str]:
+    """Note columns whose unit differs from file to file."""
+    first: dict[str, tuple[str, str]] = {}
+    notes = {}
+    for file in files:
+        for column, unit in file.units.items():
+            known, name = first.setdefault(column, (unit, file.name))
+            if known != unit:
+                notes[column] = (
+                    f'column "{column}" is in {known} in "{name}", but in {unit} in "{file.name}"; '
+                    "bring the files to one unit"
+                )
+    return list(notes.values())
+
+
+def find_duplicates(tables: Sequence[DataTable]) -> list[str]:
+    """Return notes on files that are named twice or have the same content as another one.
+
+    Only files of one size whose ends agree are read as a whole.
+    """
+    names: dict[AnyPath, str] = {}
+    notes = []
+    for file in (file for table in tables for file in table.files):
+        if file.path is None or file.part:
+            continue
+        path = file.path.resolve()
+        if path in names:
+            notes.append(f'"{file.name}" is read twice: data.path names it more than once')
+        names.setdefault(path, file.name)
+    for alike in group_by_content(names):
+        first, *others = (names[path] for path in alike)
+        same = f'has the same content as "{first}", so its rows are used twice'
+        notes += [f'"{name}" {same}' for name in others]
+    if len(notes) > MOST_NOTES:
+        more = f"{len(notes) - MOST_NOTES:,} further files are read twice or have a copy"
+        notes = [*notes[:MOST_NOTES], more]
+    return notes

@@ -13,7 +13,8 @@ from slipstream.config import Engine
 from slipstream.data import windows
 from slipstream.data.windows import Batch, Series
 from slipstream.engine.batches.source import EpochSampler, MicroBatch, Program
-from slipstream.errors import CTRL_C, WARNING
+from slipstream.errors import WARNING
+from slipstream.errors.stop_signals import CTRL_C
 
 GRACE_S = 20
 """Until a worker that SIGTERM reached ends, unless the run has ended it before"""

@@ -21,11 +21,14 @@ from slipstream.engine.lanes.ended import EndedLane
 from slipstream.engine.lanes.gradients import LaneMode
 from slipstream.engine.lanes.lane import Lane
 from slipstream.engine.lanes.pack import Pack, parse_capacity
-from slipstream.engine.loop import LanePolicy, Round, RoundIterator, StopRequest
+from slipstream.engine.lanes.policy import LanePolicy
+from slipstream.engine.loop import RoundIterator
 from slipstream.engine.plan import Plan
 from slipstream.engine.progress import LaneResult
 from slipstream.engine.state import TrainingState
+from slipstream.engine.step import Round
 from slipstream.errors import UserError
+from slipstream.errors.stop_signals import StopRequest
 from slipstream.runs import Event, Run
 from slipstream.training import trained_lanes
 from slipstream.training.trained_lanes import TrainedLane

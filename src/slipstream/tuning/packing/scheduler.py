@@ -12,8 +12,8 @@ from pathlib import Path
 from slipstream import runs
 from slipstream.autotune.pack_size import MAX_LANES
 from slipstream.engine import checkpoint, recovery
-from slipstream.engine.loop import StopRequest, catch_signals
 from slipstream.errors import Interrupted
+from slipstream.errors.stop_signals import StopRequest, catch_signals
 from slipstream.runs import Run
 from slipstream.tuning.packing import grouping
 from slipstream.tuning.packing.dataset_cache import DatasetCache

@@ -15,8 +15,8 @@ from optuna.exceptions import StorageInternalError
 from slipstream import config as configs
 from slipstream import runs
 from slipstream.config import Config
-from slipstream.engine.loop import catch_signals
 from slipstream.errors import Interrupted, ResumableError
+from slipstream.errors.stop_signals import catch_signals
 from slipstream.models import permission
 from slipstream.runs import Event, Run
 from slipstream.runs.studies import is_journal

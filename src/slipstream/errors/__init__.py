@@ -1,4 +1,4 @@
-"""The exceptions that leave Slipstream, and the signals that raise one of them.
+"""The exceptions that leave Slipstream.
 
 Exception
 ├── UserError          a mistake in the config, the data or the call; exit code 2
@@ -8,24 +8,16 @@ Exception
 └── Interrupted        Ctrl-C, SIGTERM or SIGUSR1, after the run was saved; exit code 130, 143 or 75
 
 Any other exception is a bug and exits with 1.
-
-SIGINT   Ctrl-C. A second one ends the command at once.
-SIGTERM  A batch system ends the job. Some send it twice, so a second one is ignored.
-SIGUSR1  A batch system warns that the job will end. A program that has a handler of its own for it
-         keeps that.
 """
 
-import os
 import signal
-from types import FrameType
 
 from slipstream.text import escape_controls
 
 EXIT_RESUMABLE = 75
 """The exit code of a run that stopped early and can be resumed"""
-CTRL_C = signal.SIGINT
 WARNING: signal.Signals | None = getattr(signal, "SIGUSR1", None)
-"""Windows has no such signal"""
+"""With which batch systems warn of a time limit; Windows has no such signal"""
 
 
 class UserError(Exception):
@@ -77,40 +69,3 @@ class Interrupted(Exception):
         self.signal_number = signal_number
         is_warning = signal_number == WARNING
         self.exit_code = EXIT_RESUMABLE if is_warning else 128 + signal_number
-
-
-def list_stop_signals() -> list[signal.Signals]:
-    """Return the signals besides Ctrl-C that have this process save and end."""
-    if WARNING is None or signal.getsignal(WARNING) not in (signal.SIG_DFL, *HANDLERS):
-        return [signal.SIGTERM]
-    return [signal.SIGTERM, WARNING]
-
-
-def raise_interrupted(number: int, _: FrameType | None) -> None:
-    """Handle the first signal where there is no loop to stop."""
-    signal.signal(number, ignore)
-    raise Interrupted("terminated", signal_number=number)
-
-
-def ignore(_number: int, _frame: FrameType | None) -> None:
-    """Ignore a signal; unlike with SIG_IGN, child processes do not inherit that."""
-
-
-def leave(_number: int, _frame: FrameType | None) -> None:
-    """End a command that has not begun its work."""
-    os._exit(EXIT_RESUMABLE)
-
-
-HANDLERS = (raise_interrupted, ignore, leave)
-
-
-def leave_on_warning() -> None:
-    """Have a warning end this process from now on with its exit code, not as killed."""
-    if WARNING in list_stop_signals():
-        signal.signal(WARNING, leave)
-
-
-def raise_on_stop() -> None:
-    """Have the signals raise `Interrupted` from now on."""
-    for number in list_stop_signals():
-        signal.signal(number, raise_interrupted)

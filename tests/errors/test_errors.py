@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+import slipstream
+from slipstream.errors import Interrupted
+
+
+def test_a_message_that_quotes_a_file_holds_no_control_characters(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("t,y\n1,2\n2,3\x00\x1b[31m\n" + "".join(f"{i},{i % 7}\n" for i in range(3, 60)))
+    settings = {"data": {"path": str(path), "context": 4, "horizon": 1}, "out": str(tmp_path)}
+    with pytest.raises(slipstream.UserError) as caught:
+        slipstream.train(settings, quiet=True)
+    assert 'rows.csv, line 3, column "y": "3\\x00\\x1b[31m" is not a number' in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 75)]
+)
+def test_each_signal_has_its_exit_code(number, code):
+    assert Interrupted("stopped", signal_number=number).exit_code == code
