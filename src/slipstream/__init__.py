@@ -134,12 +134,18 @@ def __getattr__(name: str) -> object:
     """Import a public name on first use: importing torch takes seconds, and not every use needs
     it."""
     from importlib import import_module
+    from inspect import isfunction
 
     if name == "events":
         return import_module("slipstream.events")
     if name not in _MODULES:
         raise AttributeError(f"module 'slipstream' has no attribute {name!r}")
-    return getattr(import_module(f"slipstream.{_MODULES[name]}"), name)
+    value = getattr(import_module(f"slipstream.{_MODULES[name]}"), name)
+    if isfunction(value) and not _MODULES[name].startswith("api."):  # a command's function as it is
+        from slipstream.api.messages import speak_python
+
+        value = globals()[name] = speak_python(value)
+    return value
 
 
 def __dir__() -> list[str]:

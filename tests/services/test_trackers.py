@@ -23,7 +23,8 @@ from pyarrow import csv
 import slipstream
 from slipstream import runs
 from slipstream.errors import ResumableError
-from slipstream.tracking.api import EXTRAS, follow
+from slipstream.runs.following import EXTRAS
+from slipstream.tracking.api import follow
 from tests.conftest import HUNG_S, small_config, waves
 from tests.tracking.reading import logged_points, to_single
 

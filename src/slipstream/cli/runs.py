@@ -206,11 +206,15 @@ def follow(
 
         if out is not None and "://" in out and holds_secret(out):
             print_note(
-                "--out holds a password, which other users of this machine can read; set "
-                "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD instead"
+                "slipstream: warning: --out contains a password, which every user of this machine "
+                "can see in the process list; set MLFLOW_TRACKING_USERNAME and "
+                "MLFLOW_TRACKING_PASSWORD instead"
             )
         with show_points(quiet or as_json) as show:
-            options: dict[str, Any] = {"show": show, "warn": print_note}
+            options: dict[str, Any] = {
+                "show": show,
+                "warn": lambda text: print_note(f"slipstream: {text}"),
+            }
             result: dict[str, Any] = follow_run(run, to, out=out, project=project, **options)
         print_result(result, as_json, quiet, print_followed)
 

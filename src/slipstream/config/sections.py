@@ -104,12 +104,14 @@ class Follow(Section):
     """MLflow's experiment, or the project of Weights & Biases."""
 
     @model_validator(mode="after")
-    def _refuse_passwords(self) -> Self:
+    def _check_out(self) -> Self:
         if self.out is not None and "://" in self.out and holds_secret(self.out):
             raise ValueError(
                 "follow.out: holds a password, which the run's folder and the tracker would show; "
                 "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the environment"
             )
+        if self.to in ("tensorboard", "wandb") and "://" in (self.out or ""):
+            raise ValueError(f"follow.out: is an address; {self.to} takes a folder of this machine")
         return self
 
 

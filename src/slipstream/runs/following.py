@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
 from slipstream.runs.folder import Run
 
 LOG = "follow.log"
+EXTRAS = {"tensorboard": "tensorboardX", "mlflow": "mlflow", "wandb": "wandb"}
+"""The trackers, each an extra of its name, and the module that it needs"""
 
 
 class FollowSettings(Protocol):
@@ -30,8 +33,15 @@ def start_follower(run: Run, settings: FollowSettings) -> None:
     program = [sys.executable, "-m", "slipstream", "follow", str(run.folder)]
     options = ["--to", settings.to, "--project", settings.project, "--quiet"]
     if settings.out is not None:
-        is_address = "://" in settings.out
-        options += ["--out", settings.out if is_address else str(Path(settings.out).absolute())]
+        is_folder = settings.to != "mlflow"
+        options += ["--out", str(Path(settings.out).absolute()) if is_folder else settings.out]
+    if find_spec(EXTRAS[settings.to]) is None:
+        run.warn(
+            f'follow.to = "{settings.to}": {EXTRAS[settings.to]} is missing, so that nothing is '
+            f"sent; pip install 'slipstream[{settings.to}]', then: slipstream follow {run.folder} "
+            f"--to {settings.to}"
+        )
+        return
     try:
         with (run.folder / LOG).open("ab") as log:
             process = subprocess.Popen(

@@ -12,12 +12,11 @@ from typing import Any
 from slipstream import runs
 from slipstream.errors import UserError
 from slipstream.run_names import get_start_time
+from slipstream.runs.following import EXTRAS
 from slipstream.runs.lock import acquire
 from slipstream.tracking.follower import Follower, SentPoints, check_run
 from slipstream.tracking.tracker import FollowedRun, Tracker
 
-EXTRAS = {"tensorboard": "tensorboardX", "mlflow": "mlflow", "wandb": "wandb"}
-"""What `to` may be, and the module that it needs"""
 PROJECT = "slipstream"
 
 
@@ -63,6 +62,8 @@ def follow(
         from slipstream.tracking.mlflow import take_password
 
         out = take_password(out)
+    if to != "mlflow" and out and "://" in out:
+        raise UserError(f"--out is an address; {to} takes a folder of this machine")
     folder = runs.find_run(run)
     check_run(folder)
     place = folder / "follow" / _name_place(to, out)

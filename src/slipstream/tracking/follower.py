@@ -48,8 +48,8 @@ class SentPoints:
     """What was sent, on disk."""
 
     def __init__(self, path: Path, opened: float) -> None:
-        self.path = path
-        saved = runs.read_json(path) if path.exists() else {}
+        self.path, self.is_new = path, not path.exists()
+        saved = {} if self.is_new else runs.read_json(path)
         self.position: str = saved.get("position", LOG_START)
         self.remote: dict[str, str] = saved.get("remote", {})
         self.finished_at: str | None = saved.get("finished_at")
@@ -112,7 +112,9 @@ class Follower:
             except TrackerDown as error:
                 now = time.monotonic()
                 if since is None:
-                    self.warn(f"{error}; trying again")
+                    self.warn(
+                        f"{error}; trying again, while the run trains and five minutes longer"
+                    )
                 if since is None or self._is_running():
                     since = now
                 if now - since > PATIENCE_S:

@@ -4,6 +4,7 @@ MLFLOW_TRACKING_URI names."""
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import groupby, islice
@@ -12,7 +13,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from slipstream.errors import UserError
-from slipstream.text.passwords import mask_secrets
+from slipstream.text.passwords import holds_secret, mask_secrets
 from slipstream.tracking.points import WHOLE, Point
 from slipstream.tracking.tracker import FollowedRun, Memory, Tracker, TrackerDown
 
@@ -30,6 +31,9 @@ STATES = {"finished": "FINISHED", "failed": "FAILED", "pruned": "KILLED", "cut o
 """What MLflow calls the state of a trial"""
 TOO_MANY = 429
 """The status of a server that gets too many requests"""
+MOST_MESSAGE = 300
+"""Characters of a message of MLflow's"""
+SYSTEM_ERROR = re.compile(r"\[Errno -?\d+\] ([\w ]+)")
 NOTE = "mlflow.note.content"
 """The tag with a run's description"""
 
@@ -49,7 +53,14 @@ class MLflow(Tracker):
             raise UserError(
                 "mlflow: which server? Pass --out http://HOST:PORT, or set MLFLOW_TRACKING_URI"
             )
-        self._client: Any = MlflowClient(self.address)
+        try:
+            self._client: Any = MlflowClient(self.address)
+        except Exception as error:  # of many kinds: the address chooses what is imported
+            reason = self._describe(error).partition(". ")[0]
+            raise UserError(
+                f"mlflow at {self.address}: {reason}; write the address of a server as "
+                "http://HOST:PORT"
+            ) from None
         self._experiment: str | None = None
         self._user_tags: dict[str, str] = {}
         """Of a run that was replaced"""
@@ -62,11 +73,17 @@ class MLflow(Tracker):
         try:
             return function(*arguments, **named)
         except (MlflowException, OSError) as error:  # requests' errors are OSErrors
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            text = mask_secrets(lines[0][:300], self._secret_address)
+            text = self._describe(error)
             if is_outage(error):
                 raise TrackerDown(f"mlflow at {self.address}: does not answer ({text})") from None
             raise UserError(f"mlflow at {self.address}: {text}") from None
+
+    def _describe(self, error: Exception) -> str:
+        """Return the first line of an error's message, or the system's words at the end of it."""
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        if reasons := SYSTEM_ERROR.findall(lines[0]):
+            return str(reasons[-1])
+        return mask_secrets(lines[0][:MOST_MESSAGE], self._secret_address)
 
     def _find_run(self, part: str) -> str:
         if part not in self.remote:
@@ -173,7 +190,15 @@ def take_password(address: str) -> str:
     them from, so that no message contains them."""
     if "://" not in address or "@" not in address:
         return address
-    parts = urlsplit(address)
+    try:
+        parts = urlsplit(address)
+    except ValueError:  # such as a [ that is not closed
+        raise UserError("--out is not an address; write it as http://HOST:PORT") from None
+    if "@" not in parts.netloc and holds_secret(address):
+        raise UserError(
+            "--out: what is before the @ looks like a password; write / ? and # in a password, and "
+            "@ in a path, as %2F, %3F, %23 and %40"
+        )
     if parts.username is not None:
         os.environ["MLFLOW_TRACKING_USERNAME"] = unquote(parts.username)
     if parts.password is not None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from slipstream.errors import UserError
 from slipstream.tracking.points import WHOLE, Point
 from slipstream.tracking.tracker import FollowedRun, Memory, Tracker, TrackerDown
 
@@ -28,6 +29,16 @@ class TensorBoard(Tracker):
         self._create_writer = _import_writer()
         self._writers: dict[str, Any] = {}
         self.folder = Path(about.out or "tensorboard") / about.name
+        if memory.is_new and self._list_files():
+            raise UserError(
+                f"{self.folder}: has points already, of another run of this name or of this one; "
+                "remove the folder, or pass another --out"
+            )
+
+    def _list_files(self) -> list[Path]:
+        """List the event files of the run, and nothing else: `out` may hold other things."""
+        parts = (self.folder, *self.folder.glob("lane-*"), *self.folder.glob("trial-*"))
+        return [file for folder in parts for file in folder.glob(EVENT_FILES)]
 
     def _get_writer(self, part: str) -> Any:
         from tensorboardX.summary import text
@@ -66,9 +77,8 @@ class TensorBoard(Tracker):
 
     def begin_anew(self) -> None:
         self.close()
-        for folder in (self.folder, *self.folder.glob("lane-*"), *self.folder.glob("trial-*")):
-            for file in folder.glob(EVENT_FILES):  # and nothing else: `out` may hold other things
-                file.unlink()
+        for file in self._list_files():
+            file.unlink()
 
     def find_missing(self, points: Sequence[Point]) -> None:
         """Nothing says which of them are on disk."""
@@ -98,7 +108,7 @@ class TensorBoard(Tracker):
         self._writers = {}
 
     def describe(self) -> str:
-        return f"{self.folder} (tensorboard --logdir {self.folder.parent})"
+        return f"{self.folder} (tensorboard --logdir {self.about.out or 'tensorboard'})"
 
 
 def _import_writer() -> Any:

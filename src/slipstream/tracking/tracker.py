@@ -5,10 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+from slipstream.run_names import is_run
 from slipstream.tracking.points import Point
+
+MOST_DEPTH = 2
+"""Folders between a run and the search that has trained it: search/retrained/best"""
+OF_RUNS = ("events.jsonl", "labels.toml")
+"""Files that only runs have, the second one those of probes"""
 
 
 @dataclass(frozen=True)
@@ -22,14 +29,25 @@ class FollowedRun:
     settings: dict[str, Any] = field(default_factory=dict)
     """`model.hidden` and so on"""
 
-    @property
+    @cached_property
     def name(self) -> str:
-        return self.folder.name
+        """The name of its folder; of a run inside of another one, such as those that a search
+        retrains, the path from that one's, since all searches call them alike."""
+        folder = self.folder.absolute()
+        outer = [one for one in folder.parents[:MOST_DEPTH] if _holds_runs(one)]
+        return folder.relative_to(outer[-1].parent).as_posix() if outer else folder.name
+
+
+def _holds_runs(folder: Path) -> bool:
+    """Whether a folder is itself a run: a search or a probe. A config alone may be a user's."""
+    return is_run(folder) and any((folder / name).exists() for name in OF_RUNS)
 
 
 class Memory(Protocol):
     """What is kept between processes."""
 
+    is_new: bool
+    """Whether nothing was sent before"""
     remote: dict[str, str]
     """What the tracker calls the run and its models"""
 

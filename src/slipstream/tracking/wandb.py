@@ -32,6 +32,8 @@ class WeightsAndBiases(Tracker):
             if part not in self.remote:
                 self.remote[part] = secrets.token_hex(4)
                 self.memory.save()
+            if self.about.out is not None:
+                Path(self.about.out).mkdir(parents=True, exist_ok=True)
             settings = self._wandb.Settings(silent=True, console="off", x_disable_stats=True)
             try:
                 self._runs[part] = self._wandb.init(
@@ -47,8 +49,9 @@ class WeightsAndBiases(Tracker):
                     settings=settings,
                 )
             except (self._wandb.Error, OSError) as error:
+                reason = str(error).rstrip(".")
                 raise UserError(
-                    f"wandb: {error}; log in, or set WANDB_MODE=offline to write files only"
+                    f"wandb: {reason}; log in, or set WANDB_MODE=offline to write files only"
                 ) from None
             self._runs[part].define_metric("*", step_metric="step")
         return self._runs[part]
@@ -90,7 +93,7 @@ class WeightsAndBiases(Tracker):
         pictures = [file for file in files.values() if file.suffix == ".png"]
         if pictures:
             run.log({file.stem: self._wandb.Image(str(file)) for file in pictures})
-        artifact = self._wandb.Artifact(f"{self.about.name}-files", type="run")
+        artifact = self._wandb.Artifact(f"{self.about.name.replace('/', '-')}-files", type="run")
         for name, file in files.items():
             artifact.add_file(str(file), name=name)
         run.log_artifact(artifact)
@@ -101,4 +104,6 @@ class WeightsAndBiases(Tracker):
         self._runs = {}
 
     def describe(self) -> str:
-        return f"project {self.about.project!r}, group {self.about.name!r}"
+        place = f"project {self.about.project!r}, group {self.about.name!r}"
+        files = Path(self.about.out or ".") / "wandb" / "offline-run-*"
+        return f"{place} (wandb sync {files})" if self._is_offline else place
