@@ -39,6 +39,7 @@ ORDER = (
         "tune",
         "pretrain",
         "probe",
+        "train_share",
     ),
     *("list_runs", "show_run", "compare_runs", "best_run", "copy_run", "remove_runs", "prune_runs"),
     *(

@@ -6,18 +6,15 @@ python dev/events.py [--check]
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import inspect
-import itertools
 import json
 import sys
-import textwrap
 import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
+from slipstream.config.base import read_descriptions
 from slipstream.engine.progress import Progress
 from slipstream.events.base import Event
 from slipstream.events.parsing import CLASSES, list_keys
@@ -43,22 +40,6 @@ JSON_TYPES = {int: "integer", float: "number", str: "string", bool: "boolean"}
 MARK = "<!-- From here on by dev/events.py, from the classes of the events. -->"
 
 
-def read_texts(kind: type[Event]) -> dict[str, str]:
-    """The texts under a class's fields."""
-    result: dict[str, str] = {}
-    for one in (Event, kind):
-        (body,) = ast.parse(textwrap.dedent(inspect.getsource(one))).body
-        assert isinstance(body, ast.ClassDef)
-        for field, text in itertools.pairwise(body.body):
-            match field, text:
-                case (
-                    ast.AnnAssign(target=ast.Name(id=name)),
-                    ast.Expr(value=ast.Constant(value=str(words))),
-                ):
-                    result[name] = " ".join(words.split())
-    return result
-
-
 def to_schema(annotation: Any) -> dict[str, Any]:
     """The JSON schema of a type; numbers that are not finite are null."""
     if annotation is Any:
@@ -79,11 +60,11 @@ def to_schema(annotation: Any) -> dict[str, Any]:
 
 def list_fields(kind: type[Event]) -> Iterator[tuple[str, dataclasses.Field[Any], Any, str]]:
     """Name in the log, field, type and text of what an event has besides `at_s`."""
-    types_, texts = get_type_hints(kind), read_texts(kind)
+    types_, texts = get_type_hints(kind), read_descriptions(kind)
     by_name = {one.name: one for one in dataclasses.fields(kind)}
     for key, name in list_keys(kind).items():
         if key != "at_s":
-            yield key, by_name[name], types_[name], texts[name]
+            yield key, by_name[name], types_[name], " ".join(texts[name].split())
 
 
 def is_required(field: dataclasses.Field[Any]) -> bool:

@@ -47,6 +47,7 @@ PUBLIC = [
     "report",
     "show_run",
     "train",
+    "train_share",
     "tune",
 ]
 

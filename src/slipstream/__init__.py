@@ -2,6 +2,7 @@
 
     slipstream.inspect("data/")              look at files, and propose a config
     slipstream.train("job.toml")             train a model, with baselines beside it
+    slipstream.train_share("job.toml", ...)  train a part of its folds and repeats
     slipstream.evaluate(result, "new.csv")   score it on its test set or on new data
     slipstream.predict(result, "new.csv")    forecast, or estimate at every row
     slipstream.export(result, out="model")   write it as ONNX, verified
@@ -38,6 +39,7 @@ if _TYPE_CHECKING:
     from slipstream.api.inspection import Inspection, inspect
     from slipstream.api.model import TrainedModel
     from slipstream.api.results import Probe, Result, Study
+    from slipstream.api.shares import train_share
     from slipstream.api.training import ensemble, pretrain, probe, train, tune
     from slipstream.catalog.comparison import Comparison, compare_runs
     from slipstream.catalog.copies.api import copy_run
@@ -88,6 +90,7 @@ __all__ = [
     "report",
     "show_run",
     "train",
+    "train_share",
     "tune",
 ]
 
@@ -126,6 +129,7 @@ _MODULES = {
     "report": "api.inference",
     "show_run": "catalog.details",
     "train": "api.training",
+    "train_share": "api.shares",
     "tune": "api.training",
 }
 

@@ -21,6 +21,7 @@ RULES: tuple[tuple[str, str], ...] = (
     (rf"slipstream (?P<verb>train|report) {PLACE}", r'slipstream.\g<verb>("\g<place>")'),
     (r"slipstream (train|tune|pretrain|evaluate|predict|export|report)\b(?! -)", r"slipstream.\1"),
     (r"--allow-code \(in Python allow_code=True\)", "allow_code=True"),
+    (r"the same command\b", "the same call"),
     (r"--set takes", "overrides takes"),
     (r"--set (?P<what>[\w.]+=[^\s;,]+)", r'overrides="\g<what>"'),
     (r"--(?P<name>force|resample|every|allow-code|ensemble|int8)\b", r"\g<name>=True"),

@@ -8,6 +8,7 @@ import signal
 
 import pytest
 
+import slipstream
 from slipstream import Interrupted, UserError, list_runs, remove_runs, runs, training
 from slipstream.errors import ResumableError
 from slipstream.reporting.page import report
@@ -101,6 +102,36 @@ def test_a_share_that_cannot_save_says_to_start_it_again(tmp_path):
     blocked.unlink()
     train_share_of(config, folder, ShareNumber(2, 2))
     check_same(training.train(config, folder=folder).run, training.train(config).run)
+
+
+def test_a_share_of_a_finished_run_with_other_settings_is_refused(tmp_path):
+    config, folder = configured(tmp_path, **REPEATED), tmp_path / "job"
+    training.train(config, folder=folder)
+    assert train_share_of(config, folder, ShareNumber(1, 2))["lanes"] == []
+    other = configured(tmp_path, **merged(REPEATED, {"train": {"lr": 0.5}}))
+    with pytest.raises(UserError, match=r"other settings than it began with \(train.lr\)"):
+        train_share_of(other, folder, ShareNumber(1, 2))
+
+
+def test_shares_from_python_are_joined_by_train(tmp_path):
+    config, folder = configured(tmp_path, **REPEATED), tmp_path / "job"
+    told: list[slipstream.events.Event] = []
+    first = slipstream.train_share(config, folder, (1, 2), quiet=True, on_event=told.append)
+    assert (first["share"], first["of"], first["run"]) == (1, 2, str(folder))
+    assert sum(isinstance(event, slipstream.events.LaneEnd) for event in told) == len(
+        first["lanes"]
+    )
+    told.clear()
+    joined = slipstream.train(config, folder=folder, quiet=True, on_event=told.append)
+    check_same(joined.run, slipstream.train(config, quiet=True).run)
+    starts = [event for event in told if isinstance(event, slipstream.events.Start)]
+    assert starts[-1].pack["done"] == len(first["lanes"])  # what was trained before
+
+
+@pytest.mark.parametrize("share", [(0, 2), (3, 2), (1.5, 2), 3, "3/8"])
+def test_a_share_from_python_is_a_pair(share, tmp_path):
+    with pytest.raises(UserError, match=r"share is .*; give \(I, N\) with I from 1 to N"):
+        slipstream.train_share(configured(tmp_path), tmp_path / "job", share)
 
 
 @pytest.mark.parametrize("text", ["3", "0/2", "3/2", "a/b"])

@@ -210,7 +210,7 @@ def test_a_stopped_run_goes_on_with_any_number_of_workers(long_run, tmp_path, wo
 
 def test_what_workers_cannot_train_is_refused_before_a_folder_is_made(tmp_path):
     config = configured(tmp_path)
-    with pytest.raises(UserError, match=r"workers is 2, but this run trains one model; workers"):
+    with pytest.raises(UserError, match=r"workers=2 divides the models .* but this run trains one"):
         slipstream.train(config, workers=2)
     masked = configured(tmp_path, model={"kind": "lstm"}, train={"objective": "masked"})
     with pytest.raises(UserError, match="this run pre-trains one encoder"):

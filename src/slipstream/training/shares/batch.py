@@ -56,16 +56,16 @@ def train_share_of(
         _create_run(config, folder, share.of, timer or PhaseTimer())
     run = Run(folder.resolve(), watch)
     summary = {"run": str(run.folder), "share": share.number, "of": share.of}
+    was = runs.load_config(run)
+    if config.train.batch == "auto":  # measured by who created the run
+        config = configs.replace_settings(config, {"train.batch": was.train.batch})
+    resuming.refuse_changes(run, was, config, force=False)
     if (run.folder / "metrics.json").exists():
         return summary | {"lanes": []}
     division = _read_division(run, share)
     if share.number > len(division.shares):  # there are fewer models
         return summary | {"lanes": []}
-    index, was = share.number - 1, runs.load_config(run)
-    if config.train.batch == "auto":  # measured by who created the run
-        config = configs.replace_settings(config, {"train.batch": was.train.batch})
-    resuming.refuse_changes(run, was, config, force=False)
-    lanes = division.shares[index]
+    index, lanes = share.number - 1, division.shares[share.number - 1]
     task = ShareTask(
         folder=str(divisions.get_share(run, index).folder),
         index=index,
@@ -102,6 +102,7 @@ def _show_as_share(
 
 def _create_run(config: Config, folder: Path, num_shares: int, timer: PhaseTimer) -> None:
     """Create a run whose lanes are divided; one that another task has created meanwhile stays."""
+    launcher.check_divisible(config, "--share")
     launcher.count_workers(num_shares, config, None)
     dataset, begin = contexts.load_start(config, None, timer)
 

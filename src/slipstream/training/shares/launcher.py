@@ -68,14 +68,19 @@ def count_workers(requested: WorkerCount | None, config: Config, data: Any) -> i
     num_workers = assignment.count_workers(requested, config)
     if num_workers == 1 or (requested == "auto" and not fitting.trains_lanes(config)):
         return 1
+    check_divisible(config, f"--workers {requested}")
+    assignment.check_config(config, data)
+    return num_workers
+
+
+def check_divisible(config: Config, option: str) -> None:
+    """Raise a UserError where there is one model only."""
     if not fitting.trains_lanes(config):
         what = "pre-trains one encoder" if config.masked else "trains one model"
         raise UserError(
-            f"--workers is {requested}, but this run {what}; workers divide the models of "
-            "train.repeats and data.split.walk_forward among them"
+            f"{option} divides the models of train.repeats and data.split.walk_forward, but this "
+            f"run {what}"
         )
-    assignment.check_config(config, data)
-    return num_workers
 
 
 @dataclass(frozen=True)
@@ -134,8 +139,8 @@ def train_spread(context: RunContext, train_tasks: TrainTasks | None = None) -> 
     if not division.shares:
         return lanes.train_lanes(context)
     spread = Spread(context, every, division)
-    relay = EventRelay(context.run, division)
     done = spread.read_results()
+    relay = EventRelay(context.run, division, done)
     tasks = [task for task in spread.make_tasks() if task.index not in done]
     started_at = time.perf_counter()
     if tasks:

@@ -21,8 +21,10 @@ Key = tuple[Any, ...]
 class EventRelay:
     """Logs the events of shares in the run, and remembers how each of them trains."""
 
-    def __init__(self, run: Run, division: Division) -> None:
+    def __init__(self, run: Run, division: Division, done: Iterable[int] = ()) -> None:
+        """`done`: the shares that were trained before."""
         self.run, self.division = run, division
+        self._num_done = sum(len(division.shares[share]) for share in done)
         self.starts: dict[int, Event] = {}
         """By share: how it trains"""
         self._known = {key for event in runs.read_events(run) for key in _list_keys(event)}
@@ -84,7 +86,7 @@ class EventRelay:
         pack = pack | {
             "lanes": self.division.num_lanes,
             "places": sum(min(len(one), most) for one in shares),
-            "done": self.division.num_lanes - sum(map(len, shares)) + pack["done"],
+            "done": self.division.num_lanes - sum(map(len, shares)) + self._num_done + pack["done"],
             "workers": len(shares),
             "shares": shares,
         }
