@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream import runs
 from slipstream.api import inference
-from slipstream.api.curves import draw_losses
 from slipstream.api.messages import translate
 from slipstream.config import Config
 from slipstream.events import Epoch, TrialEnd, parse_event
@@ -25,6 +24,7 @@ from slipstream.reporting.formatting import (
     sort_key,
 )
 from slipstream.runs import Run
+from slipstream.terminal.notebook import draw_losses
 from slipstream.text import format_count, format_html_table, format_table
 
 if TYPE_CHECKING:
