@@ -203,6 +203,19 @@ def test_smaller_passes_take_the_same_windows_from_several_workers(path):
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
+@pytest.mark.slow
+def test_an_error_in_a_worker_of_the_loader_has_no_traceback(tmp_path, path):
+    copy = tmp_path / "t.parquet"
+    copy.write_bytes(path.read_bytes())
+    _, streamed, config = both(f"file://{copy}", "series")
+    home = open_source(streamed, config, 3, workers=1)
+    copy.write_bytes(path.read_bytes())
+    with pytest.raises(UserError) as error:
+        epoch_of(home, 0)
+    assert str(error.value) == f"file://{copy}: was replaced since the data were read; start again"
+    home.close()
+
+
 def test_a_home_closes_as_often_as_it_is_asked_to(path):
     _, streamed, config = both(path, "series")
     home = open_source(streamed, config, 3)

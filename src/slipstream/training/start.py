@@ -274,9 +274,7 @@ def _keep_traceback(run: Run) -> Iterator[None]:
             raise ResumableError(f"{LOST}; {RESUME_ADVICE} {run.folder}") from error
         raise
     except StorageError as error:
-        reason = str(error).strip().splitlines()[-1]  # below the traceback, if a loader worker's
-        reason = reason.removeprefix(f"{StorageError.__module__}.{StorageError.__name__}: ")
-        raise ResumableError(f"{reason}; {RESUME_ADVICE} {run.folder}") from None
+        raise ResumableError(f"{error}; {RESUME_ADVICE} {run.folder}") from None
     except UserError:
         raise
     except OSError as error:

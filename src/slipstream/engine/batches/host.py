@@ -13,7 +13,7 @@ from slipstream.config import Engine
 from slipstream.data import windows
 from slipstream.data.windows import Batch, Series
 from slipstream.engine.batches.source import EpochSampler, MicroBatch, Program
-from slipstream.errors import WARNING
+from slipstream.errors import WARNING, UserError
 from slipstream.errors.stop_signals import CTRL_C
 
 GRACE_S = 20
@@ -193,6 +193,16 @@ def build_loader(dataset: Dataset[Any], options: TransferOptions, **more: Any) -
     )
 
 
+def take_batch(batches: Iterator[Any]) -> Any:
+    """Return the next batch of a loader; a UserError of its worker has its own message only."""
+    try:
+        return next(batches)
+    except UserError as error:
+        kind = type(error)  # torch puts "Caught ... Original Traceback ..." before the message
+        message = str(error.args[0]).rpartition(f"\n{kind.__module__}.{kind.__qualname__}: ")[2]
+        raise kind(message.strip()) from None
+
+
 def end_workers(batches: Iterator[Any]) -> None:
     """End the worker processes of a loader's iterator, which a traceback may still hold."""
     end = getattr(batches, "_shutdown_workers", None)
@@ -239,7 +249,7 @@ class LoaderSource(BufferedSource):
             for buffer, weights in zip(self.buffers, self._weights[self._step], strict=True):
                 buffer.weights.copy_(weights)
                 if weights.any():
-                    inputs, *rest = next(self._batches)
+                    inputs, *rest = take_batch(self._batches)
                     self.fill(buffer, [inputs.transpose(0, 1), *rest], self.series)
             self._step += 1
             program()

@@ -21,6 +21,7 @@ from slipstream.engine.batches.host import (
     TransferOptions,
     build_loader,
     end_workers,
+    take_batch,
 )
 from slipstream.engine.batches.source import Program
 
@@ -156,7 +157,10 @@ class StreamSource(BufferedSource):
     def _next_batch(self) -> Windows:
         """Return the rest of the last batch, or the next one."""
         rest, self._rest = self._rest, None
-        return next(self._batches) if rest is None else rest
+        if rest is not None:
+            return rest
+        batch: Windows = take_batch(self._batches)
+        return batch
 
     def _skip(self, count: int) -> None:
         """Drop `count` windows, a batch at a time."""
