@@ -97,7 +97,7 @@ ORDER = {
         "lanes.ended lanes.time_limit",
         "loop",
     ],
-    "clusters": ["folders resources", "ray_tasks"],
+    "clusters": ["folders resources", "connection", "ray_tasks"],
     "scoring": [
         "answers batch",
         "baselines classification regression",

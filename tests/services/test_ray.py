@@ -16,7 +16,7 @@ import pytest
 
 import slipstream
 from slipstream import runs, training, tuning
-from slipstream.clusters import ray_tasks
+from slipstream.clusters import connection
 from slipstream.errors import Interrupted, UserError
 from slipstream.runs import Run
 from slipstream.tuning import sharing
@@ -65,14 +65,14 @@ def start_node(address: str, hidden: Path | None = None) -> Iterator[subprocess.
         if subprocess.run(["unshare", "-m", "sh", "-c", mount], check=False).returncode:
             pytest.skip("this user may not mount, so a node cannot have a file system of its own")
         command = ["unshare", "-m", "sh", "-c", f'{mount} && exec "$@"', "sh", *command]
-    before = len(ray_tasks.list_nodes())
+    before = len(connection.list_nodes())
     node = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
     try:
-        wait_until(lambda: len(ray_tasks.list_nodes()) > before)
+        wait_until(lambda: len(connection.list_nodes()) > before)
         yield node
     finally:
         kill_node(node)
-        wait_until(lambda: len(ray_tasks.list_nodes()) <= before)
+        wait_until(lambda: len(connection.list_nodes()) <= before)
 
 
 def kill_node(node: subprocess.Popen[bytes]) -> None:

@@ -6,7 +6,6 @@ queue, which is an actor on the caller's node.
 """
 
 import importlib
-import logging
 import os
 import platform
 import time
@@ -20,8 +19,9 @@ from typing import Any, Literal, Protocol
 
 import slipstream
 from slipstream.clusters import folders
+from slipstream.clusters.connection import connect, list_nodes
 from slipstream.clusters.folders import FolderFiles, FolderSender, SharedProbe
-from slipstream.clusters.resources import Bundle, Node, count_places, describe_nodes
+from slipstream.clusters.resources import Bundle, count_places, describe_nodes
 from slipstream.errors import Interrupted, ResumableError, UserError
 from slipstream.errors.stop_signals import catch_signals
 from slipstream.runs import Event, Run
@@ -102,39 +102,6 @@ class Outcome:
 
     kind: Literal["done", "refused", "interrupted", "died"]
     what: str = ""
-
-
-def connect() -> Any:
-    """Return the module `ray`, connected to the running cluster."""
-    try:
-        ray = importlib.import_module("ray")
-    except ModuleNotFoundError:
-        raise UserError(
-            "--on ray: Ray is not installed; install it with: pip install 'slipstream[ray]'"
-        ) from None
-    if not ray.is_initialized():
-        try:
-            ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
-        except ConnectionError:
-            raise UserError(
-                "--on ray: no Ray cluster answers, or it refuses this client (Ray's own messages, "
-                "if any, are above); start one with `ray start --head`, or name one with "
-                "RAY_ADDRESS"
-            ) from None
-    return ray
-
-
-def list_nodes() -> list[Node]:
-    """List the nodes that are alive."""
-    alive = [node for node in connect().nodes() if node["Alive"]]
-    return [
-        Node(
-            node["NodeManagerHostname"],
-            int(node["Resources"].get("CPU", 0)),
-            int(node["Resources"].get("GPU", 0)),
-        )
-        for node in alive
-    ]
 
 
 def run_tasks(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from slipstream import config as configs
-from slipstream.clusters import ray_tasks, resources
+from slipstream.clusters import connection, ray_tasks, resources
 from slipstream.clusters.ray_tasks import ClusterJob
 from slipstream.clusters.resources import Bundle
 from slipstream.config import Config
@@ -35,7 +35,7 @@ def choose_workers(requested: WorkerCount, config: Config, data: Any) -> tuple[i
             "command as a job of Ray (ray job submit)"
         )
     assignment.check_config(config, data)
-    nodes = ray_tasks.list_nodes()
+    nodes = connection.list_nodes()
     num_workers = resources.count_workers(requested, nodes, config.engine.device)
     return num_workers, resources.choose_bundle(num_workers, nodes, config.engine.device)
 

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from slipstream.clusters import ray_tasks, resources
+from slipstream.clusters import connection, ray_tasks, resources
 from slipstream.clusters.resources import Bundle
 from slipstream.config import Config
 from slipstream.errors import ResumableError, UserError
@@ -23,7 +23,7 @@ def choose_workers(
 ) -> tuple[int, Bundle]:
     """Return the number of workers and what each gets; "auto" is one per GPU or, without GPUs, one
     per machine. Raise a UserError where the cluster cannot have as many."""
-    nodes = ray_tasks.list_nodes()
+    nodes = connection.list_nodes()
     if len(nodes) > 1 and (storage is None or shared.needs_one_machine(storage)):
         raise UserError(
             f"--on ray: the cluster has {len(nodes)} machines, which need a study that all of "
